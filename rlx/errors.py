@@ -16,8 +16,8 @@ RlxError
 ├── CodegenError        machine code that could not be made or loaded
 └── NumericsError       a NaN or infinity found where the check mode forbids it
 
-Each message reads `[where] what; got …; expected …`, then the origin, then `hint: …`; the parts stay
-available as fields.
+Each message reads `[where] what; got …; expected …`, then the origin, then `hint: …`; the parts
+stay available as fields.
 """
 
 from __future__ import annotations

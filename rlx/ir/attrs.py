@@ -1,0 +1,211 @@
+"""What an op attribute may hold, and how loosely written values become exact ones.
+
+Attributes are ints, floats, bools, strings, None, dimensions, element types, masks, quantisation
+schemes, constant data, nested graphs, and tuples of those. `coercer(annotation)` gives the function
+that an op record applies to a field, chosen by the field's annotation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.errors import AttributeValueError
+from rlx.ir.dim import Expr, as_dim
+from rlx.ir.dtype import DType
+from rlx.ir.quant import QuantScheme
+from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+
+
+class Data:
+    """An immutable array with a content hash: the value of a constant."""
+
+    __slots__ = ("_hash", "array", "shape")
+
+    def __init__(self, array: Any, dtype: object = None) -> None:
+        element = None if dtype is None else DType.of(dtype).numpy
+        value = np.array(array, dtype=element, order="C")
+        if element is None and value.dtype == np.float64 and not isinstance(array, np.ndarray):
+            value = value.astype(np.float32)  # Python floats are f32 unless a dtype says otherwise
+        value.setflags(write=False)
+        self.array = value
+        self.shape = Shape(value.shape, value.dtype)
+        digest = hashlib.blake2b(value.tobytes(), digest_size=8).digest()
+        self._hash = hash((self.shape, int.from_bytes(digest, "little")))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Data):
+            return NotImplemented
+        return (
+            self._hash == other._hash
+            and self.shape is other.shape
+            and self.array.tobytes() == other.array.tobytes()
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        if self.array.size <= 8:
+            return f"Data({self.array.tolist()}, {self.shape.dtype})"
+        return f"Data({self.shape})"
+
+
+class Body:
+    """A nested graph as an attribute: frozen, equal to another of the same structure."""
+
+    __slots__ = ("_hash", "graph", "key")
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.key = graph.structure()
+        self._hash = hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Body):
+            return NotImplemented
+        return self._hash == other._hash and self.key == other.key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Body({self.graph.name})"
+
+
+class MaskKind:
+    """Which keys a query may see: NONE, CAUSAL, SLIDING_WINDOW(w), CUSTOM (flags), BIAS (added)."""
+
+    __slots__ = ("kind", "window")
+
+    NONE: MaskKind
+    CAUSAL: MaskKind
+    CUSTOM: MaskKind
+    BIAS: MaskKind
+
+    def __init__(self, kind: str, window: int = 0) -> None:
+        if kind not in ("none", "causal", "sliding_window", "custom", "bias"):
+            raise AttributeValueError("unknown mask kind", got=kind, expected=_MASKS)
+        if (kind == "sliding_window") != (window > 0):
+            raise AttributeValueError("a sliding window needs a positive width", got=window)
+        self.kind, self.window = kind, window
+
+    @staticmethod
+    def SLIDING_WINDOW(window: int) -> MaskKind:
+        """Key position in (query position − window, query position]."""
+        return MaskKind("sliding_window", window)
+
+    @staticmethod
+    def of(value: object) -> MaskKind:
+        if isinstance(value, MaskKind):
+            return value
+        if isinstance(value, str):
+            kind, _, width = value.lower().rstrip(")").partition("(")
+            return MaskKind(kind, int(width) if width.isdigit() else 0)
+        raise AttributeValueError("not a mask kind", got=repr(value), expected=_MASKS)
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the attention op takes a mask tensor."""
+        return self.kind in ("custom", "bias")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MaskKind):
+            return NotImplemented
+        return (self.kind, self.window) == (other.kind, other.window)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.window))
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({self.window})" if self.window else self.kind
+
+
+_MASKS = "none, causal, sliding_window(w), custom or bias"
+MaskKind.NONE, MaskKind.CAUSAL = MaskKind("none"), MaskKind("causal")
+MaskKind.CUSTOM, MaskKind.BIAS = MaskKind("custom"), MaskKind("bias")
+
+
+def _int(value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise AttributeValueError("not an int", got=repr(value))
+    return int(value.__index__())
+
+
+def _float(value: object) -> float:
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise AttributeValueError("not a number", got=repr(value))
+    return float(value)
+
+
+def _bool(value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise AttributeValueError("not a bool", got=repr(value))
+    return bool(value)
+
+
+def _str(value: object) -> str:
+    if not isinstance(value, str):
+        raise AttributeValueError("not a string", got=repr(value))
+    return value
+
+
+def _body(value: Any) -> Body:
+    if isinstance(value, Body):
+        return value
+    if hasattr(value, "as_graph"):  # a GraphModule
+        value = value.as_graph()
+    if not hasattr(value, "structure"):
+        raise AttributeValueError("not a graph", got=repr(value))
+    return Body(value)
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "int": _int,
+    "float": _float,
+    "bool": _bool,
+    "str": _str,
+    "Dim": as_dim,
+    "DType": DType.of,
+    "Shape": Shape.of,
+    "MaskKind": MaskKind.of,
+    "QuantScheme": QuantScheme.parse,
+    "Data": lambda v: v if isinstance(v, Data) else Data(v),
+    "Body": _body,
+    "object": lambda v: v,
+}
+
+
+def coercer(annotation: str) -> Callable[[Any], Any]:
+    """The function that makes a loosely given attribute exact."""
+    text = annotation.replace(" ", "")
+    if text.endswith("|None"):
+        inner = coercer(text[: -len("|None")])
+        return lambda v: None if v is None else inner(v)
+    if text.startswith("tuple[") and text.endswith(",...]"):
+        item = coercer(text[len("tuple[") : -len(",...]")])
+        return lambda v: tuple(map(item, _sequence(v)))
+    return _SCALARS[text]
+
+
+def _sequence(value: object) -> Any:
+    if isinstance(value, (str, Expr)) or not hasattr(value, "__iter__"):
+        return (value,)  # one axis written without brackets
+    return value
+
+
+def has_symbols(value: object) -> bool:
+    """Whether an attribute mentions a symbolic dimension."""
+    if isinstance(value, Expr):
+        return True
+    if isinstance(value, tuple):
+        return any(map(has_symbols, value))
+    if isinstance(value, Shape):
+        return not value.is_static
+    return isinstance(value, Body) and bool(value.graph.symbols())

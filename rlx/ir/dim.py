@@ -1,0 +1,326 @@
+"""Dimensions: an int, or an expression of symbols in one normal form.
+
+An expression is a polynomial with integer coefficients over atoms; an atom is a symbol or the
+floor quotient of an expression by an int. Equal expressions compare equal, whatever the order they
+were built in: `batch * seq + 1 == 1 + seq * batch`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Union
+
+from rlx.errors import BindingError, OptionError, ShapeError
+
+Atom = Union[str, "FloorDiv"]
+Monomial = tuple[Atom, ...]
+Dim = Union[int, "Expr"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class FloorDiv:
+    """The atom `numerator // divisor`, kept opaque inside a polynomial."""
+
+    __slots__ = ("_hash", "divisor", "numerator")
+
+    def __init__(self, numerator: Expr, divisor: int) -> None:
+        self.numerator, self.divisor = numerator, divisor
+        self._hash = hash((numerator, divisor))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FloorDiv):
+            return NotImplemented
+        return self.divisor == other.divisor and self.numerator == other.numerator
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        return f"(({self.numerator}) // {self.divisor})"
+
+
+class Expr:
+    """A sum of products of symbols. Immutable; build with `sym(...)` and arithmetic."""
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        kept = [(m, c) for m, c in terms.items() if c]
+        kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
+        self.terms: tuple[tuple[Monomial, int], ...] = tuple(kept)
+        self._hash = hash(self.terms)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        found: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                found |= {atom} if isinstance(atom, str) else atom.numerator.symbols
+        return frozenset(found)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Expr):
+            return self is other or self.terms == other.terms
+        return False if isinstance(other, int) else NotImplemented
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: Dim) -> Dim:
+        terms = dict(self.terms)
+        for monomial, factor in _terms(other):
+            terms[monomial] = terms.get(monomial, 0) + factor
+        return _make(terms)
+
+    def __mul__(self, other: Dim) -> Dim:
+        terms: dict[Monomial, int] = {}
+        for m1, c1 in self.terms:
+            for m2, c2 in _terms(other):
+                m = tuple(sorted(m1 + m2, key=str))
+                terms[m] = terms.get(m, 0) + c1 * c2
+        return _make(terms)
+
+    def __neg__(self) -> Dim:
+        return self * -1
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + other * -1
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return self * -1 + other
+
+    def __floordiv__(self, divisor: int) -> Dim:
+        if not isinstance(divisor, int) or divisor < 1:
+            raise ShapeError("a dimension is divided by a positive int only", got=divisor)
+        # q·d + r over d is q + r over d, so the divisible terms leave the quotient
+        whole = {m: c // divisor for m, c in self.terms if c % divisor == 0}
+        rest = _make({m: c for m, c in self.terms if c % divisor})
+        if isinstance(rest, int):
+            whole[()] = whole.get((), 0) + rest // divisor
+        else:
+            whole[(FloorDiv(rest, divisor),)] = 1
+        return _make(whole)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __str__(self) -> str:
+        out = ""
+        for monomial, factor in self.terms:
+            sign = "-" if factor < 0 else "+"
+            parts = [str(a) for a in monomial]
+            if abs(factor) != 1 or not parts:
+                parts.insert(0, str(abs(factor)))
+            text = " * ".join(parts)
+            out = f"{out} {sign} {text}" if out else (f"-{text}" if factor < 0 else text)
+        return out
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def _terms(value: Dim) -> tuple[tuple[Monomial, int], ...]:
+    if isinstance(value, Expr):
+        return value.terms
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (((), value),)
+    raise ShapeError("a dimension is an int or an expression of symbols", got=repr(value))
+
+
+def _make(terms: Mapping[Monomial, int]) -> Dim:
+    kept = {m: c for m, c in terms.items() if c}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    return Expr(kept)
+
+
+class _Symbols:
+    """`sym("frames")` makes a symbol; the well-known ones are attributes."""
+
+    def __call__(self, name: str) -> Expr:
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise OptionError("not a symbol name", got=repr(name), expected="a Python identifier")
+        return Expr({(name,): 1})
+
+    @cached_property
+    def BATCH(self) -> Expr:
+        return self("batch")
+
+    @cached_property
+    def SEQ(self) -> Expr:
+        """New tokens."""
+        return self("seq")
+
+    @cached_property
+    def PAST_SEQ(self) -> Expr:
+        """Tokens already in the cache."""
+        return self("past_seq")
+
+    @cached_property
+    def ROWS(self) -> Expr:
+        """Leading axes flattened: always `batch * seq`."""
+        return self("rows")
+
+
+sym = _Symbols()
+
+# A symbol that stands for a product; bound whenever its factors are, equal to it everywhere.
+DERIVED: dict[str, Expr] = {"rows": sym.BATCH * sym.SEQ}  # type: ignore[dict-item]
+
+
+def as_dim(value: object) -> Dim:
+    """An int, an expression, or the text of one."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, str):
+        return parse_dim(value)
+    try:
+        number = value.__index__()  # type: ignore[attr-defined]
+    except AttributeError:
+        number = None
+    if not isinstance(number, int) or isinstance(value, bool):
+        expected = "an int, a symbol or its name"
+        raise ShapeError("not a dimension", got=repr(value), expected=expected)
+    return number
+
+
+def substitute(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
+    """`dim` with symbols replaced; a derived symbol follows its factors."""
+    if isinstance(dim, int) or (dim.symbols.isdisjoint(sizes) and dim.symbols.isdisjoint(DERIVED)):
+        return dim
+    total: Dim = 0
+    for monomial, factor in dim.terms:
+        product: Dim = factor
+        for atom in monomial:
+            product = product * _substitute_atom(atom, sizes)
+        total = total + product
+    return total
+
+
+def _substitute_atom(atom: Atom, sizes: Mapping[str, Dim]) -> Dim:
+    if isinstance(atom, FloorDiv):
+        return substitute(atom.numerator, sizes) // atom.divisor
+    if atom in sizes:
+        return sizes[atom]
+    if atom in DERIVED and not DERIVED[atom].symbols.isdisjoint(sizes):
+        return substitute(DERIVED[atom], sizes)
+    return sym(atom)
+
+
+def expand(dim: Dim) -> Dim:
+    """Derived symbols written out as the products they stand for: the form to compare."""
+    if isinstance(dim, int) or dim.symbols.isdisjoint(DERIVED):
+        return dim
+    return substitute(dim, DERIVED)
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions can be shown to be equal."""
+    return a == b or expand(a) == expand(b)
+
+
+def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """The size of `dim`; every symbol must be given."""
+    if isinstance(dim, int):
+        return dim
+    value = substitute(dim, sizes)
+    if isinstance(value, int):
+        return value
+    raise BindingError(
+        "unbound symbols",
+        got=str(dim),
+        expected=f"sizes for {', '.join(sorted(value.symbols))}",
+        hint="bind them, or leave them live with an upper bound",
+    )
+
+
+def upper_bound(dim: Dim, bounds: Mapping[str, int]) -> int:
+    """The largest value of `dim` with every symbol between 0 and its bound.
+
+    Terms with a negative coefficient count with their symbols at 0, so the result is an upper
+    bound, not always a reached one.
+    """
+    total = 0
+    for monomial, factor in _terms(expand(dim)):
+        if monomial and factor < 0:
+            continue
+        product = factor
+        for atom in monomial:
+            if isinstance(atom, FloorDiv):
+                product *= upper_bound(atom.numerator, bounds) // atom.divisor
+            elif atom in bounds:
+                product *= bounds[atom]
+            else:
+                raise BindingError("symbol without a bound", got=atom, expected="a size or a bound")
+        total += product
+    return total
+
+
+_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(//|[-+*()]))")
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text, self.tokens = text, self._split(text)
+
+    def _split(self, text: str) -> list[str]:
+        tokens, at = [], 0
+        text = text.strip()
+        while at < len(text):
+            m = _TOKEN.match(text, at)
+            if m is None:
+                raise ShapeError("not a dimension expression", got=repr(text))
+            tokens.append(m[0].strip())
+            at = m.end()
+        return tokens
+
+    def take(self, *wanted: str) -> str | None:
+        if self.tokens and self.tokens[0] in wanted:
+            return self.tokens.pop(0)
+        return None
+
+    def sum(self, depth: int = 0) -> Dim:
+        value: Any = self.product(depth)
+        while op := self.take("+", "-"):
+            right = self.product(depth)
+            value = value + right if op == "+" else value - right
+        return value  # type: ignore[no-any-return]
+
+    def product(self, depth: int) -> Dim:
+        value: Any = self.atom(depth)
+        while op := self.take("*", "//"):
+            right = self.atom(depth)
+            value = value * right if op == "*" else value // right
+        return value  # type: ignore[no-any-return]
+
+    def atom(self, depth: int) -> Dim:
+        if depth > 40 or not self.tokens:
+            raise ShapeError("not a dimension expression", got=repr(self.text))
+        if self.take("-"):
+            return self.atom(depth + 1) * -1
+        if self.take("("):
+            value = self.sum(depth + 1)
+            if not self.take(")"):
+                raise ShapeError("unclosed parenthesis", got=repr(self.text))
+            return value
+        token = self.tokens.pop(0)
+        if token.isdigit():
+            return int(token)
+        if not _NAME.match(token):
+            raise ShapeError("not a dimension expression", got=repr(self.text))
+        return sym(token)
+
+
+def parse_dim(text: str) -> Dim:
+    """The dimension written as `past_seq + seq`, `2 * frames`, `(n + 1) // 2`, …"""
+    parser = _Parser(text)
+    value = parser.sum()
+    if parser.tokens:
+        raise ShapeError("not a dimension expression", got=repr(text))
+    return value

@@ -1,0 +1,293 @@
+"""MIR: a DAG of tensor ops in one topologically ordered list.
+
+A `Node` applies an op to values and has one `Value` per result. A `Graph` is the list of nodes, in
+an order in which they can run, and the values it returns. The same structure holds HIR, where some
+of the ops are blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import InputError, NameConflictError, RlxError, ShapeError
+from rlx.ir.attrs import Body, Data
+from rlx.ir.build import Builder
+from rlx.ir.dim import Expr
+from rlx.ir.node import Node, Operand, Value, infer
+from rlx.ir.op import Op, lookup
+from rlx.ir.origin import Origin, caller
+from rlx.ir.shape import Shape
+
+_NUMERIC = ("int", "uint", "float", "complex")
+
+
+class Graph(Builder):
+    """An ordered list of nodes and the values it returns."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.outputs: list[Value] = []
+        self.output_names: list[str] = []
+        self.live: dict[str, int] = {}  # symbols whose size arrives with each run, and their bounds
+        self._sources: dict[str, Node] = {}
+        self._block = ""
+        self._origin: Origin | None = None
+
+    # -- sources ------------------------------------------------------------------------------
+
+    def input(self, name: str, shape: object, dtype: object = None) -> Value:
+        """A tensor given with every run."""
+        return self._source("input", name, Shape.of(shape, dtype))
+
+    def param(self, name: str, shape: object, dtype: object = None) -> Value:
+        """A weight: given once, shared by all variants."""
+        return self._source("param", name, Shape.of(shape, dtype))
+
+    def state(self, name: str, shape: object, dtype: object = None) -> Value:
+        """A named buffer that survives runs and is updated in place by `state_update`."""
+        return self._source("state", name, Shape.of(shape, dtype))
+
+    def constant(self, value: Any, dtype: object = None, name: str = "") -> Value:
+        """A tensor known now. Python floats are f32, ints i32, unless a dtype is given."""
+        if isinstance(value, Data):
+            data = value
+        else:
+            if dtype is None and not isinstance(value, (np.ndarray, np.generic)):
+                array = np.asarray(value)
+                dtype = {"f": "f32", "i": "i32"}.get(array.dtype.kind)
+            data = Data(value, dtype)
+        return self.append(lookup("constant")(data=data), (), name)  # type: ignore[call-arg,no-any-return]
+
+    def _source(self, kind: str, name: str, shape: Shape) -> Value:
+        if not isinstance(name, str) or not name:
+            raise InputError(f"a {kind} needs a name", got=repr(name))
+        if name in self._sources:
+            raise NameConflictError(
+                "name already taken",
+                where=kind,
+                got=repr(name),
+                origin=self._sources[name].origin,
+                hint="inputs, params and states share one set of names",
+            )
+        return self.append(lookup(kind)(shape=shape), (), name)  # type: ignore[call-arg,no-any-return]
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def append(
+        self, op: Op, operands: Sequence[Operand] = (), name: str = "", shape: object = None
+    ) -> Any:
+        """Append a node; gives its value, or a tuple of them when the op has several results."""
+        node = self.append_node(op, operands, name)
+        if shape is not None:
+            self._check_stated(node, Shape.of(shape))
+        outputs = node.outputs
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _check_stated(self, node: Node, expected: Shape) -> None:
+        found = node.outputs[0].shape
+        if not (found.same_dims(expected) and found.dtype is expected.dtype):
+            self.nodes.pop()
+            raise ShapeError(
+                "not the stated shape",
+                where=node.op.name,
+                got=found,
+                expected=expected,
+                origin=node.origin,
+            )
+
+    def append_node(self, op: Op, operands: Sequence[Operand] = (), name: str = "") -> Node:
+        inputs = tuple(operands)
+        for v in inputs:
+            if type(v) is not Value or v.node.graph is not self:
+                inputs = self._operands(op, inputs)
+                break
+        origin = self._origin or caller(self._block)
+        try:
+            shapes = infer(op, tuple([v.shape for v in inputs]))
+        except RlxError as e:
+            shown = ", ".join(f"{v.name} {v.shape}" for v in inputs)
+            raise e.located(op.name, f"{name or op.name}({shown}) {origin}".strip()) from None
+        node = Node(self, len(self.nodes), op, inputs, name, origin)
+        node.outputs = tuple([Value(node, i, s) for i, s in enumerate(shapes)])
+        self.nodes.append(node)
+        if op.is_source and name:
+            self._sources[name] = node
+        return node
+
+    def _operands(self, op: Op, operands: Sequence[Operand]) -> tuple[Value, ...]:
+        """Numbers and arrays become constants, numbers in the element type of their neighbours."""
+        known = [v for v in operands if isinstance(v, Value)]
+        for v in known:
+            if v.graph is not self:
+                raise InputError(
+                    "a value of another graph", where=op.name, got=f"{v!r} of {v.graph.name}"
+                )
+        made = []
+        for v in operands:
+            if isinstance(v, Value):
+                made.append(v)
+            elif isinstance(v, (bool, int, float, np.ndarray, np.generic, list)):
+                made.append(self._literal(v, known))
+            else:
+                raise InputError(
+                    "not a tensor", where=op.name, got=f"{v!r} ({type(v).__name__})",
+                    expected="a value of this graph, a number or an array",
+                )  # fmt: skip
+        return tuple(made)
+
+    def _literal(self, value: Any, neighbours: Sequence[Value]) -> Value:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and neighbours:
+            element = neighbours[0].shape.dtype
+            holds = ("float", "complex") if isinstance(value, float) else _NUMERIC
+            if element.kind in holds:
+                return self.constant(value, element)
+        return self.constant(value)
+
+    # -- scopes and origin ---------------------------------------------------------------------
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[Graph]:
+        """Nodes built inside belong to the block `name`, nested in the blocks around it."""
+        outer = self._block
+        self._block = f"{outer}.{name}" if outer else name
+        try:
+            yield self
+        finally:
+            self._block = outer
+
+    @contextmanager
+    def origin(self, origin: Origin) -> Iterator[None]:
+        """Nodes built inside carry `origin` instead of the caller's line."""
+        outer, self._origin = self._origin, origin
+        try:
+            yield
+        finally:
+            self._origin = outer
+
+    # -- results ------------------------------------------------------------------------------
+
+    def set_outputs(self, *values: Any, names: Sequence[str] = ()) -> Graph:
+        """What a run returns: values, one list of values, or a mapping of names to values."""
+        if len(values) == 1 and isinstance(values[0], Mapping):
+            names, values = list(values[0]), tuple(values[0].values())
+        flat: list[Value] = []
+        for v in values:
+            flat.extend(v if isinstance(v, (list, tuple)) else [v])
+        for v in flat:
+            if not isinstance(v, Value) or v.graph is not self:
+                raise InputError("not a value of this graph", where="set_outputs", got=repr(v))
+        if names and len(names) != len(flat):
+            raise InputError(
+                "names and outputs differ in number", got=len(names), expected=len(flat)
+            )
+        self.outputs = flat
+        self.output_names = list(names) or _default_names(flat)
+        if len(set(self.output_names)) != len(self.output_names):
+            raise NameConflictError("two outputs of one name", got=self.output_names)
+        return self
+
+    # -- questions ----------------------------------------------------------------------------
+
+    def sources(self, kind: str) -> list[Node]:
+        """Nodes of kind `input`, `param` or `state`, in order."""
+        return [n for n in self.nodes if n.op.name == kind]
+
+    def find(self, name: str) -> Value:
+        """The input, param or state of that name."""
+        if name not in self._sources:
+            raise InputError("no such source", got=name, expected=", ".join(self._sources))
+        return self._sources[name].output
+
+    def symbols(self) -> frozenset[str]:
+        """Every symbol in shapes, attributes and nested graphs."""
+        found: set[str] = set()
+        for node in self.nodes:
+            for v in node.outputs:
+                if not v.shape.is_static:
+                    found |= v.shape.symbols
+            for value in node.op.attributes().values() if node.op.fields else ():
+                _symbols_of(value, found)
+        return frozenset(found)
+
+    def users(self) -> dict[Value, list[Node]]:
+        """Each value's users, once per operand position; outputs are not users."""
+        table: dict[Value, list[Node]] = {v: [] for n in self.nodes for v in n.outputs}
+        for node in self.nodes:
+            for v in node.inputs:
+                table[v].append(node)
+        return table
+
+    def structure(self) -> tuple[Any, ...]:
+        """What makes two graphs the same program: ops, edges, names, shapes, outputs."""
+        rows = tuple(
+            (
+                n.op,
+                tuple([(v.node.id, v.index) for v in n.inputs]),
+                n.name,
+                tuple([v.shape for v in n.outputs]),
+            )
+            for n in self.nodes
+        )
+        outs = tuple((v.node.id, v.index) for v in self.outputs)
+        return (rows, outs, tuple(self.output_names), tuple(sorted(self.live.items())))
+
+    def same_as(self, other: Graph) -> bool:
+        """Equal structure; names of the graphs and origins of nodes do not matter."""
+        return self.structure() == other.structure()
+
+    def copy(self) -> Graph:
+        """A graph of the same nodes, ids, names and origins that can be edited on its own."""
+        return self.rebuild(lambda op, shapes: (op, shapes))
+
+    def rebuild(
+        self, change: Callable[[Op, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]]
+    ) -> Graph:
+        """A copy whose ops and shapes went through `change`; ids, edges and names unchanged."""
+        new = Graph(self.name)
+        values: dict[Value, Value] = {}
+        for old in self.nodes:
+            op, shapes = change(old.op, tuple([v.shape for v in old.outputs]))
+            inputs = tuple([values[v] for v in old.inputs])
+            node = Node(new, len(new.nodes), op, inputs, old.name, old.origin)
+            node.outputs = tuple([Value(node, i, s) for i, s in enumerate(shapes)])
+            new.nodes.append(node)
+            for a, b in zip(old.outputs, node.outputs, strict=True):
+                values[a] = b
+            if op.is_source and old.name:
+                new._sources[old.name] = node
+        new.outputs = [values[v] for v in self.outputs]
+        new.output_names = list(self.output_names)
+        new.live = dict(self.live)
+        return new
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.outputs)} outputs>"
+
+
+def _default_names(values: Iterable[Value]) -> list[str]:
+    names: list[str] = []
+    for i, v in enumerate(values):
+        name = v.node.name if v.index == 0 else ""
+        names.append(name if name and name not in names else f"output_{i}")
+    return names
+
+
+def _symbols_of(value: object, found: set[str]) -> None:
+    if isinstance(value, (Expr, Shape)):
+        found |= value.symbols
+    elif isinstance(value, tuple):
+        for item in value:
+            _symbols_of(item, found)
+    elif isinstance(value, Body):
+        found |= value.graph.symbols()

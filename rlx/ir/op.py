@@ -1,0 +1,219 @@
+"""The op record and its registry.
+
+An op is a frozen record of attributes with three answers: `infer` (shapes in, shapes out),
+`reference` (arrays in, arrays out, in NumPy) and `cost`. The signature of `infer` is the signature
+of the op: parameters without a default are required tensors, those with a default optional
+trailing ones, `*rest` any number.
+
+    @op("rms_norm")
+    class RmsNorm(Op):
+        '''x * rsqrt(mean(x², -1) + eps) * gamma'''
+        eps: float = 1e-6
+
+        def infer(self, x: Shape, gamma: Shape) -> Shape: ...
+        def reference(self, x, gamma): ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+
+from rlx.errors import AttributeValueError, OptionError, RlxError
+from rlx.ir.attrs import coercer, has_symbols
+from rlx.ir.dim import Dim
+from rlx.ir.shape import Shape
+
+Array = Any  # a NumPy array; its dtype is known only at run time
+Inferred = Shape | tuple[Shape, ...]
+
+
+class Cost(NamedTuple):
+    """Arithmetic and memory traffic of one evaluation; symbolic while the shapes are."""
+
+    flops: Dim
+    bytes: Dim
+
+
+class Op:
+    """Base of every op record."""
+
+    name: ClassVar[str] = ""
+    group: ClassVar[str] = ""
+    is_block: ClassVar[bool] = False  # an HIR block, gone after lowering
+    is_source: ClassVar[bool] = False  # input, param, state, constant
+    has_effect: ClassVar[bool] = False  # kept although nothing uses its result
+    is_elementwise: ClassVar[bool] = False  # out[i] depends on in[i] (after broadcasting) alone
+    is_view: ClassVar[bool] = False  # the same elements under another shape or stride
+    num_required: ClassVar[int] = 0
+    num_optional: ClassVar[int] = 0
+    variadic: ClassVar[bool] = False
+    fields: ClassVar[tuple[str, ...]] = ()
+    input_names: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[dict[str, Any]] = {}
+    _coerce: ClassVar[tuple[tuple[str, Callable[[Any], Any]], ...]] = ()
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field, exact in self._coerce:
+            given = getattr(self, field)
+            try:
+                value = exact(given)
+            except RlxError as e:
+                raise e.located(f"{self.name}.{field}") from None
+            if value is not given:
+                object.__setattr__(self, field, value)
+        self.check()
+
+    def check(self) -> None:
+        """Raise AttributeValueError when an attribute is out of range; shapes are for `infer`."""
+
+    def infer(self, *inputs: Any) -> Inferred:
+        raise NotImplementedError(self.name)
+
+    def reference(self, *inputs: Array) -> Any:
+        raise NotImplementedError(self.name)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        """One operation per output element, every tensor touched once; others override."""
+        work: Dim = 0
+        traffic: Dim = 0
+        for shape in outputs:
+            work = work + shape.num_elements
+            traffic = traffic + shape.size_bytes
+        for shape in inputs:
+            traffic = traffic + shape.size_bytes
+        return Cost(work, traffic)
+
+    def attributes(self) -> dict[str, Any]:
+        return {f: getattr(self, f) for f in self.fields}
+
+    def replace(self, **changes: Any) -> Op:
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    @property
+    def has_symbols(self) -> bool:
+        return any(has_symbols(getattr(self, f)) for f in self.fields)
+
+    def __str__(self) -> str:
+        shown = [f"{f}={v!r}" for f, v in self.attributes().items() if v != self.defaults.get(f)]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+
+REGISTRY: dict[str, type[Op]] = {}
+_listeners: list[Callable[[type[Op]], None]] = []
+_T = TypeVar("_T", bound=type)
+
+
+def on_register(listener: Callable[[type[Op]], None]) -> None:
+    """Call `listener` for every op, those known already and those to come."""
+    _listeners.append(listener)
+    for cls in REGISTRY.values():
+        listener(cls)
+
+
+@dataclass_transform(frozen_default=True)
+def op(name: str, **traits: Any) -> Callable[[_T], _T]:
+    """Make a class an op record named `name` and register it; `traits` set class flags."""
+
+    def wrap(cls: _T) -> _T:
+        if name in REGISTRY:
+            raise OptionError("an op of that name exists", got=name, hint="choose another name")
+        record: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
+        record.name = name
+        record.group = record.__dict__.get("group") or cls.__module__.rpartition(".")[2]
+        for key, value in traits.items():
+            setattr(record, key, value)
+        _read_signature(record)
+        _read_fields(record)
+        REGISTRY[name] = record
+        for listener in _listeners:
+            listener(record)
+        return record  # type: ignore[no-any-return]
+
+    return wrap
+
+
+def _read_signature(record: Any) -> None:
+    parameters = list(inspect.signature(record.infer).parameters.values())[1:]
+    plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    record.num_required = sum(p.default is p.empty for p in plain)
+    record.num_optional = len(plain) - record.num_required
+    record.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    record.input_names = tuple(p.name for p in plain)
+
+
+def _read_fields(record: Any) -> None:
+    fields = dataclasses.fields(record)
+    record.fields = tuple(f.name for f in fields)
+    record.defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    record._coerce = tuple((f.name, coercer(_annotation(f.type))) for f in fields)
+    record.__hash__ = _cached_hash(record.fields)
+    record.__eq__ = _field_equality(record.fields)
+
+
+def _annotation(type: Any) -> str:
+    return type if isinstance(type, str) else str(type.__name__)
+
+
+def _cached_hash(fields: tuple[str, ...]) -> Callable[[Any], int]:
+    # Keys of the inference memo are hashed for every node built, so the hash is kept.
+    def __hash__(self: Any) -> int:
+        kept: int | None = self.__dict__.get("_hash")
+        if kept is None:
+            kept = hash((self.name, *[getattr(self, f) for f in fields]))
+            self.__dict__["_hash"] = kept
+        return kept
+
+    return __hash__
+
+
+def _field_equality(fields: tuple[str, ...]) -> Callable[[Any, object], bool]:
+    def __eq__(self: Any, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return False
+        return all(_same(getattr(self, f), getattr(other, f)) for f in fields)
+
+    return __eq__
+
+
+def _same(a: Any, b: Any) -> bool:
+    # 1, 1.0 and True are equal in Python and NaN is not; as attributes each is itself alone
+    if isinstance(a, float):
+        return isinstance(b, float) and (a == b or (a != a and b != b))
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+def lookup(name: str) -> type[Op]:
+    """The op record of that name, or an error with the nearest names."""
+    found = REGISTRY.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, REGISTRY, 3)
+        hint = f"did you mean {', '.join(near)}?" if near else "see docs/ops.md for the list"
+        raise OptionError("unknown op", got=name, hint=hint)
+    return found
+
+
+def make_op(name: str, attributes: dict[str, Any]) -> Op:
+    """An op record from its name and attributes, as read from text or a file."""
+    cls = lookup(name)
+    unknown = set(attributes) - set(cls.fields)
+    if unknown:
+        raise AttributeValueError(
+            "unknown attribute", where=name, got=", ".join(sorted(unknown)), expected=cls.fields
+        )
+    missing = [f for f in cls.fields if f not in attributes and f not in cls.defaults]
+    if missing:
+        raise AttributeValueError("missing attribute", where=name, got=None, expected=missing)
+    return cls(**attributes)
+
+
+def elements(shape: Shape) -> Dim:
+    return prod(shape.dims, start=1)

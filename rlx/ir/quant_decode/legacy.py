@@ -1,0 +1,125 @@
+"""Blocks of one scale: 32 weights (Q4_0 to Q8_1), or 128 signs (Q1_0)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlx.ir.quant_decode.blocks import F32, Array, bits_of, decoder, encoder, f32, planes
+
+_TINY = np.finfo(np.float32).tiny
+
+
+@decoder("Q4_0", ("d", "<f2"), ("qs", "u1", 16))
+def q4_0(b: Array, out: F32) -> None:
+    q = planes(b["qs"], 4).reshape(out.shape).view(np.int8)
+    q -= np.int8(8)
+    np.multiply(q, f32(b["d"]), out=out)
+
+
+@decoder("Q4_1", ("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16))
+def q4_1(b: Array, out: F32) -> None:
+    np.multiply(planes(b["qs"], 4).reshape(out.shape), f32(b["d"]), out=out)
+    out += f32(b["m"])
+
+
+@decoder("Q5_0", ("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16))
+def q5_0(b: Array, out: F32) -> None:
+    q = _five_bits(b).view(np.int8)
+    q -= np.int8(16)
+    np.multiply(q, f32(b["d"]), out=out)
+
+
+@decoder("Q5_1", ("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16))
+def q5_1(b: Array, out: F32) -> None:
+    np.multiply(_five_bits(b), f32(b["d"]), out=out)
+    out += f32(b["m"])
+
+
+@decoder("Q8_0", ("d", "<f2"), ("qs", "i1", 32))
+def q8_0(b: Array, out: F32) -> None:
+    np.multiply(b["qs"], f32(b["d"]), out=out)
+
+
+@decoder("Q8_1", ("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32))
+def q8_1(b: Array, out: F32) -> None:
+    """`s` is d * sum(qs), kept for dot products; the weights do not need it."""
+    np.multiply(b["qs"], f32(b["d"]), out=out)
+
+
+@decoder("Q1_0", ("d", "<f2"), ("qs", "u1", 16))
+def q1_0(b: Array, out: F32) -> None:
+    q = bits_of(b["qs"]).view(np.int8)
+    q += q
+    q -= np.int8(1)
+    np.multiply(q, f32(b["d"]), out=out)
+
+
+def _five_bits(b: Array) -> Array:
+    q = bits_of(b["qh"])
+    q <<= np.uint8(4)
+    q |= planes(b["qs"], 4).reshape(q.shape)
+    return q
+
+
+@encoder("Q4_0")
+def to_q4_0(x: F32, b: Array) -> None:
+    d, q = _around_zero(x, 8)
+    b["d"], b["qs"] = d, _nibbles(q)
+
+
+@encoder("Q4_1")
+def to_q4_1(x: F32, b: Array) -> None:
+    d, m, q = _from_minimum(x, 15)
+    b["d"], b["m"], b["qs"] = d, m, _nibbles(q)
+
+
+@encoder("Q5_0")
+def to_q5_0(x: F32, b: Array) -> None:
+    d, q = _around_zero(x, 16)
+    b["d"], b["qs"], b["qh"] = d, _nibbles(q & 15), _top_bits(q)
+
+
+@encoder("Q5_1")
+def to_q5_1(x: F32, b: Array) -> None:
+    d, m, q = _from_minimum(x, 31)
+    b["d"], b["m"], b["qs"], b["qh"] = d, m, _nibbles(q & 15), _top_bits(q)
+
+
+@encoder("Q8_0")
+def to_q8_0(x: F32, b: Array) -> None:
+    d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+    scaled = (x * _inverse(d)).astype(np.float64)
+    b["d"] = d[:, 0]
+    # Halves go away from zero, as C's roundf does; in f64 the addition is exact.
+    b["qs"] = np.trunc(scaled + np.copysign(0.5, scaled))
+
+
+def _around_zero(x: F32, half: int) -> tuple[Array, Array]:
+    """The largest weight becomes -half, the one value with no positive twin."""
+    peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    d = peak / np.float32(-half)
+    q = np.trunc(x * _inverse(d) + np.float32(half + 0.5))
+    return d[:, 0], q.clip(0, 2 * half - 1).astype(np.uint8)
+
+
+def _from_minimum(x: F32, top: int) -> tuple[Array, Array, Array]:
+    low = x.min(axis=1, keepdims=True)
+    d = (x.max(axis=1, keepdims=True) - low) / np.float32(top)
+    q = np.trunc((x - low) * _inverse(d) + np.float32(0.5))
+    return d[:, 0], low[:, 0], q.clip(0, top).astype(np.uint8)
+
+
+def _inverse(d: F32) -> F32:
+    """1 / d, and 0 where that would overflow: f16 holds such a scale as 0."""
+    usable = np.abs(d) >= _TINY
+    inverse: F32 = np.where(usable, np.float32(1) / np.where(usable, d, np.float32(1)), 0)
+    return inverse.astype(np.float32)
+
+
+def _nibbles(q: Array) -> Array:
+    packed: Array = q[:, :16] | (q[:, 16:] << np.uint8(4))
+    return packed
+
+
+def _top_bits(q: Array) -> Array:
+    return np.packbits(q >> np.uint8(4), axis=1, bitorder="little")

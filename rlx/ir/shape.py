@@ -1,0 +1,148 @@
+"""Shapes: dimensions and an element type, with NumPy's broadcasting over symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from rlx.errors import ShapeError
+from rlx.ir import dtype as dt
+from rlx.ir.dim import Dim, Expr, as_dim, evaluate, expand, same, substitute, upper_bound
+from rlx.ir.dtype import DType
+
+ShapeLike = Any  # a Shape, or a sequence of ints, symbols and symbol names
+
+
+class Shape:
+    """`Shape(dims, dtype)`, printed `[batch, seq, 384] f32`. Equal shapes are one object.
+
+    That makes equality identity, and hashing free: shapes are the keys of the inference memo.
+    """
+
+    __slots__ = ("dims", "dtype", "is_static", "rank")
+    _interned: dict[tuple[tuple[Dim, ...], DType], Shape] = {}
+
+    dims: tuple[Dim, ...]
+    dtype: DType
+    rank: int
+    is_static: bool
+
+    def __new__(cls, dims: Iterable[object], dtype: object = dt.f32) -> Shape:
+        element = dtype if type(dtype) is DType else DType.of(dtype)
+        key = (tuple(d if type(d) is int or type(d) is Expr else as_dim(d) for d in dims), element)
+        found = cls._interned.get(key)
+        return found if found is not None else cls._intern(key)
+
+    @classmethod
+    def _intern(cls, key: tuple[tuple[Dim, ...], DType]) -> Shape:
+        self = object.__new__(cls)
+        self.dims, self.dtype = key
+        for d in self.dims:
+            if isinstance(d, int) and d < 0:
+                raise ShapeError("negative dimension", got=str(list(self.dims)))
+        self.rank = len(self.dims)
+        self.is_static = all(isinstance(d, int) for d in self.dims)
+        return cls._interned.setdefault(key, self)
+
+    @staticmethod
+    def of(value: ShapeLike, dtype: object = None) -> Shape:
+        """A Shape from a Shape or a list of ints and symbol names (f32 unless a dtype is given)."""
+        if isinstance(value, Shape):
+            return value if dtype is None else value.with_dtype(dtype)
+        if isinstance(value, (int, str, Expr)):
+            raise ShapeError("a shape is a list of dimensions", got=repr(value), hint="write [n]")
+        return Shape(value, dt.f32 if dtype is None else dtype)
+
+    @property
+    def num_elements(self) -> Dim:
+        return prod(self.dims, start=1)
+
+    @property
+    def size_bytes(self) -> Dim:
+        return self.num_elements * self.dtype.bytes
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        found: frozenset[str] = frozenset()
+        for d in self.dims:
+            if isinstance(d, Expr):
+                found |= d.symbols
+        return found
+
+    @property
+    def static_dims(self) -> tuple[int, ...]:
+        """The sizes as ints; an error while a symbol is unbound."""
+        return tuple(evaluate(d, {}) for d in self.dims)
+
+    def with_dims(self, dims: Iterable[object]) -> Shape:
+        return Shape(dims, self.dtype)
+
+    def with_dtype(self, dtype: object) -> Shape:
+        return Shape(self.dims, dtype)
+
+    def bind(self, sizes: Mapping[str, Dim]) -> Shape:
+        """Symbols replaced by `sizes` (a DimBinding or a plain mapping); live ones stay."""
+        if self.is_static:
+            return self
+        return Shape([substitute(d, sizes) for d in self.dims], self.dtype)
+
+    def upper_bytes(self, bounds: Mapping[str, int]) -> int:
+        """Bytes enough for any sizes up to the bounds."""
+        return prod((upper_bound(d, bounds) for d in self.dims), start=1) * self.dtype.bytes
+
+    def same_dims(self, other: Shape) -> bool:
+        return len(self.dims) == len(other.dims) and all(map(same, self.dims, other.dims))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Shape, (tuple(d if isinstance(d, int) else str(d) for d in self.dims), self.dtype))
+
+    def __len__(self) -> int:
+        return self.rank
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self.dims))}] {self.dtype.name}"
+
+    __repr__ = __str__
+
+
+def broadcast_dim(a: Dim, b: Dim) -> Dim:
+    """The common size of two axes, or an error when they cannot be shown to be equal."""
+    if a == b:
+        return a
+    if isinstance(a, int) and a == 1:
+        return b
+    if isinstance(b, int) and b == 1:
+        return a
+    if expand(a) == expand(b):
+        return a
+    raise ShapeError(
+        "dimensions cannot be shown equal",
+        got=f"{a} against {b}",
+        expected="equal sizes, or 1",
+        hint="the same symbol means the same size; reshape or bind to make them agree",
+    )
+
+
+def broadcast_dims(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """NumPy's broadcasting; symbols must be shown equal, never guessed."""
+    first = tuple(shapes[0])
+    for other in shapes[1:]:
+        if first == tuple(other):
+            continue
+        rank = max(len(first), len(other))
+        left = (1,) * (rank - len(first)) + first
+        right = (1,) * (rank - len(other)) + tuple(other)
+        try:
+            first = tuple(map(broadcast_dim, left, right))
+        except ShapeError as e:
+            shown = f"[{', '.join(map(str, left))}] and [{', '.join(map(str, right))}]: {e.got}"
+            raise ShapeError(e.what, got=shown, expected=e.expected, hint=e.hint) from None
+    return first
+
+
+def normalize_axis(axis: int, rank: int, what: str = "axis") -> int:
+    """A possibly negative axis as a non-negative one, checked."""
+    if not isinstance(axis, int) or isinstance(axis, bool) or not -rank <= axis < rank:
+        raise ShapeError(f"{what} out of range", got=axis, expected=f"{-rank} … {rank - 1}")
+    return axis % rank if rank else 0
