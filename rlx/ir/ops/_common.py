@@ -1,0 +1,80 @@
+"""What op records share: the checks of inference and the rounding rules of references.
+
+References compute in f32 at least and round once: `compute` widens f16, bf16 and fp8 to f32,
+`rounded` gives the result its element type. Run the arithmetic inside `with quiet():`, for
+infinities, NaNs and wrapped integers are values here, not warnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ShapeError
+from rlx.ir.dim import Dim, same
+from rlx.ir.dtype import DType
+from rlx.ir.op import Array
+from rlx.ir.shape import Shape, normalize_axis
+
+_NARROW = frozenset(DType.of(n).numpy for n in ("f16", "bf16", "f8e4m3", "f8e5m2"))
+
+
+def compute(array: Array) -> Array:
+    """`array` in the precision it is computed in: 16- and 8-bit floats as f32, others as is."""
+    array = np.asarray(array)
+    return array.astype(np.float32) if array.dtype in _NARROW else array
+
+
+def upcast(*arrays: Array) -> tuple[Array, ...]:
+    """`compute` of each."""
+    return tuple(map(compute, arrays))
+
+
+def rounded(array: Array, dtype: DType) -> Array:
+    """`array` in `dtype`, as NumPy casts; integers wrap."""
+    with quiet():
+        return np.asarray(array).astype(dtype.numpy, copy=False)
+
+
+def quiet() -> Any:
+    """A context in which NumPy computes without warning."""
+    return np.errstate(all="ignore")
+
+
+def require_float(shape: Shape, what: str) -> None:
+    if not shape.dtype.is_float:
+        raise DTypeError(f"{what} must be of a float type", got=shape, expected="f32, f16, bf16, …")
+
+
+def require_integer(shape: Shape, what: str) -> None:
+    if not shape.dtype.is_integer:
+        raise DTypeError(
+            f"{what} must be of an integer type", got=shape, expected="i32, i64, u8, …",
+            hint="cast it first",
+        )  # fmt: skip
+
+
+def require_rank(shape: Shape, rank: int, what: str) -> None:
+    if shape.rank != rank:
+        raise ShapeError(f"{what} has the wrong rank", got=shape, expected=f"rank {rank}")
+
+
+def require_same(a: Dim, b: Dim, what: str) -> None:
+    """`a` is the size found, `b` the one it must be shown to equal."""
+    if not same(a, b):
+        raise ShapeError(
+            f"{what}: dimensions cannot be shown equal", got=a, expected=b,
+            hint="the same symbol means the same size; reshape or bind to make them agree",
+        )  # fmt: skip
+
+
+def normalize_axes(axes: Sequence[int] | None, rank: int, what: str = "axes") -> tuple[int, ...]:
+    """Axes as sorted non-negative ones, each once; None means all."""
+    if axes is None:
+        return tuple(range(rank))
+    found = sorted(normalize_axis(a, rank, what) for a in axes)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{what} name one axis twice", got=tuple(axes))
+    return tuple(found)
