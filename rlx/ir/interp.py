@@ -1,0 +1,226 @@
+"""The oracle: runs a MIR graph in NumPy from each op's own `reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.errors import BindingError, InputError, RlxError, StageError, VerifyError
+from rlx.ir.bind import bind_op, infer_sizes
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.ir.op import Array, Op
+from rlx.ir.shape import Shape
+
+Hook = Callable[[Node, Sequence[Array]], None]
+Arrays = Sequence[Array] | Mapping[str, Array]
+_GIVEN = ("input", "param", "state")
+
+
+class Run(NamedTuple):
+    """What a run leaves behind: its outputs, and every state as it is after the last write."""
+
+    outputs: list[Array]
+    states: dict[str, Array]
+
+
+def evaluate(
+    graph: Graph,
+    inputs: Arrays = (),
+    sizes: Mapping[str, int] | None = None,
+    *,
+    on_node: Hook | None = None,
+) -> list[Array]:
+    """The outputs of `graph`; see `run`."""
+    return run(graph, inputs, sizes, on_node=on_node).outputs
+
+
+def run(
+    graph: Graph,
+    inputs: Arrays = (),
+    sizes: Mapping[str, int] | None = None,
+    *,
+    on_node: Hook | None = None,
+) -> Run:
+    """Run `graph` on arrays.
+
+    A sequence is taken in the order of the `input` nodes; a mapping gives inputs, params and states
+    by name. A state that is not given starts as zeros. Symbols get their sizes from the shapes of
+    the arrays and from `sizes`. `on_node` sees every node with its results.
+    """
+    given = _by_name(graph, inputs)
+    shapes = {n.name: n.output.shape for n in graph.nodes if n.op.name in _GIVEN}
+    known = infer_sizes(((k, shapes[k], a.shape) for k, a in given.items()), sizes)
+    _require_bound(graph, known)
+    for node in graph.sources("state"):
+        if node.name not in given:
+            shape = node.output.shape.bind(known)
+            given[node.name] = np.zeros(shape.static_dims, shape.dtype.numpy)
+    return Program(graph, known).run(given, on_node)
+
+
+def _by_name(graph: Graph, inputs: Arrays) -> dict[str, Array]:
+    nodes = [n for n in graph.nodes if n.op.name in _GIVEN]
+    if not isinstance(inputs, Mapping):
+        names = [n.name for n in nodes if n.op.name == "input"]
+        if len(inputs) != len(names):
+            raise InputError(
+                "wrong number of inputs", where=graph.name, got=len(inputs), expected=names
+            )
+        inputs = dict(zip(names, inputs, strict=True))
+    declared = {n.name: n for n in nodes}
+    for name in inputs:
+        if name not in declared:
+            raise InputError(
+                "unknown input", where=graph.name, got=repr(name), expected=", ".join(declared)
+            )
+    for node in nodes:
+        if node.name not in inputs and node.op.name != "state":
+            raise InputError(
+                f"missing {node.op.name}", where=node.name, expected=node.output.shape,
+                origin=node.origin,
+            )  # fmt: skip
+    return {k: _array(k, a, declared[k].output.shape) for k, a in inputs.items()}
+
+
+def _array(name: str, value: Any, shape: Shape) -> Array:
+    if not isinstance(value, (np.ndarray, np.generic)):  # Python numbers have no element type yet
+        value = np.asarray(value, shape.dtype.numpy)
+    if value.dtype != shape.dtype.numpy:
+        raise InputError(
+            "wrong element type", where=name, got=value.dtype, expected=shape,
+            hint=f"convert it with .astype({shape.dtype.numpy.name!r})",
+        )  # fmt: skip
+    return np.asarray(value)
+
+
+def _require_bound(graph: Graph, known: Mapping[str, int]) -> None:
+    bound = set(known)
+    if {"batch", "seq"} <= bound:
+        bound.add("rows")
+    missing = sorted(graph.symbols() - bound)
+    if missing:
+        raise BindingError(
+            "unbound symbols", where=graph.name, got=", ".join(missing),
+            expected="a size for each", hint="no input determines them: pass sizes={...}",
+        )  # fmt: skip
+
+
+class _Step(NamedTuple):
+    node: Node
+    op: Op
+    shapes: tuple[Shape, ...]
+    dead: tuple[Value, ...]  # values nothing needs after this node
+
+
+class Program:
+    """A graph bound to sizes and ready to run many times: bodies of loops run from here."""
+
+    def __init__(self, graph: Graph, sizes: Mapping[str, int] | None = None) -> None:
+        self.graph = graph
+        self.inputs = [n.name for n in graph.sources("input")]
+        self.states = _last_versions(graph)
+        dead = _last_uses(graph, {*graph.outputs, *self.states.values()})
+        known = dict(sizes or {})
+        self.steps = [
+            _Step(
+                node,
+                bind_op(node.op, known),
+                tuple([v.shape.bind(known) for v in node.outputs]),
+                tuple(dead[node.id]),
+            )
+            for node in graph.nodes
+        ]
+
+    def call(self, *arrays: Array) -> list[Array]:
+        """The outputs, arrays given in the order of the inputs; for nested graphs."""
+        return self.run(dict(zip(self.inputs, arrays, strict=True))).outputs
+
+    def run(self, given: Mapping[str, Array], on_node: Hook | None = None) -> Run:
+        values: dict[Value, Array] = {}
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            for step in self.steps:
+                results = _evaluate_node(step, values, given)
+                for value, array in zip(step.node.outputs, results, strict=True):
+                    values[value] = array
+                if on_node is not None:
+                    on_node(step.node, results)
+                for value in step.dead:
+                    del values[value]
+        outputs = [values[v] for v in self.graph.outputs]
+        return Run(outputs, {name: values[v] for name, v in self.states.items()})
+
+
+def _evaluate_node(
+    step: _Step, values: Mapping[Value, Array], given: Mapping[str, Array]
+) -> Sequence[Array]:
+    node = step.node
+    if node.op.is_block:
+        raise StageError(
+            "an HIR block cannot be evaluated", where=node.op.name, got=_label(node),
+            expected="a MIR graph", origin=node.origin, hint="call .lower() first",
+        )  # fmt: skip
+    if node.op.name in _GIVEN:
+        results: Any = given[node.name]
+    else:
+        try:
+            results = step.op.reference(*[values[v] for v in node.inputs])
+        except RlxError as e:
+            raise e.located(node.op.name, f"{_label(node)} {node.origin}".strip()) from None
+        except Exception as e:
+            raise VerifyError(
+                "the reference failed", where=node.op.name, got=f"{type(e).__name__}: {e}",
+                origin=f"{_label(node)} {node.origin}",
+            ) from e  # fmt: skip
+    return _checked(step, results if isinstance(results, tuple) else (results,))
+
+
+def _checked(step: _Step, results: tuple[Any, ...]) -> tuple[Array, ...]:
+    arrays = tuple([np.asarray(a) for a in results])
+    fits = len(arrays) == len(step.shapes) and all(
+        a.dtype == s.dtype.numpy and a.shape == s.static_dims
+        for a, s in zip(arrays, step.shapes, strict=True)
+    )
+    if not fits:
+        raise VerifyError(
+            "the reference does not give the inferred shapes",
+            where=step.op.name,
+            got=", ".join(f"{list(a.shape)} {a.dtype}" for a in arrays),
+            expected=", ".join(map(str, step.shapes)),
+            origin=f"{_label(step.node)} {step.node.origin}",
+        )
+    return arrays
+
+
+def _label(node: Node) -> str:
+    return f"{node.name or '%' + str(node.id)} = {node.op}({', '.join(map(str, node.inputs))})"
+
+
+def _last_versions(graph: Graph) -> dict[str, Value]:
+    """The value each state has at the end, following its chain of updates."""
+    owner: dict[Value, str] = {}
+    last: dict[str, Value] = {}
+    for node in graph.nodes:
+        if node.op.name == "state":
+            owner[node.output] = node.name
+        elif node.op.name == "state_update" and node.inputs[0] in owner:
+            owner[node.output] = owner[node.inputs[0]]
+        else:
+            continue
+        last[owner[node.output]] = node.output
+    return last
+
+
+def _last_uses(graph: Graph, kept: set[Value]) -> list[list[Value]]:
+    """Per node, the values that die with it."""
+    last: dict[Value, int] = {}
+    for node in graph.nodes:
+        for v in (*node.outputs, *node.inputs):
+            last[v] = node.id
+    dead: list[list[Value]] = [[] for _ in graph.nodes]
+    for value, at in last.items():
+        if value not in kept:
+            dead[at].append(value)
+    return dead
