@@ -40,7 +40,6 @@ class QuantScheme:
     name: str
     block_size: int  # the number of columns must be a multiple of it
     bytes_per_block: int  # of the packed tensor; separate scales are not counted
-    family: str  # the module of quant_decode that knows the layout
     ggml_type: int | None = None
     packed_dtype: str = "u8"
     block: int | None = None  # columns per separate scale; None: the whole row
@@ -108,11 +107,11 @@ class QuantScheme:
         found = GGUF_SCHEMES.get(text.upper())
         if found is not None:
             return found
-        if match := _INT_NAME.fullmatch(text.lower()):
+        if match := re.fullmatch(_INT_NAME, text.lower()):
             bits, block, asym = match.groups()
             make = QuantScheme.int8 if bits == "8" else QuantScheme.int4
             return make(int(block) if block else None, symmetric=not asym)
-        if match := _FP8_NAME.fullmatch(text.lower()):
+        if match := re.fullmatch(_FP8_NAME, text.lower()):
             kind, block, raw = match.groups()
             return _fp8(kind, int(block) if block else None, scaled=not raw)
         raise _unknown(name)
@@ -157,7 +156,6 @@ def _integer(bits: int, block: int | None, symmetric: bool) -> QuantScheme:
         name=f"int{bits}" + (f"_b{block}" if block else "") + ("" if symmetric else "_asym"),
         block_size=size,
         bytes_per_block=size // per_byte,
-        family="plain",
         packed_dtype="i8" if bits == 8 else "u8",
         block=block,
         has_scale=True,
@@ -180,7 +178,6 @@ def _fp8(kind: str, block: int | None, scaled: bool) -> QuantScheme:
         name=f"fp8_{kind}" + (f"_b{block}" if block else "") + ("" if scaled else "_raw"),
         block_size=block or 1,
         bytes_per_block=block or 1,
-        family="plain",
         packed_dtype=f"f8{kind}",
         block=block,
         has_scale=scaled,
@@ -197,46 +194,46 @@ def _check_block(kind: str, block: int | None, multiple: int) -> None:
         )
 
 
-_INT_NAME = re.compile(r"int(8|4)(?:_b([1-9]\d*))?(_asym)?")
-_FP8_NAME = re.compile(r"fp8_(e4m3|e5m2)(?:_b([1-9]\d*)|(_raw))?")
+_INT_NAME = r"int(8|4)(?:_b([1-9]\d*))?(_asym)?"
+_FP8_NAME = r"fp8_(e4m3|e5m2)(?:_b([1-9]\d*)|(_raw))?"
 
-# name, GGML type number, weights per block, bytes per block, family.
+# name, GGML type number, weights per block, bytes per block.
 # Q8_1 follows ggml's current struct (two f16, 32 i8); the form with f32 fields is of 2023.
 _GGUF_TABLE = (
-    ("F32", 0, 1, 4, "plain"),
-    ("F16", 1, 1, 2, "plain"),
-    ("Q4_0", 2, 32, 18, "legacy"),
-    ("Q4_1", 3, 32, 20, "legacy"),
-    ("Q5_0", 6, 32, 22, "legacy"),
-    ("Q5_1", 7, 32, 24, "legacy"),
-    ("Q8_0", 8, 32, 34, "legacy"),
-    ("Q8_1", 9, 32, 36, "legacy"),
-    ("Q2_K", 10, 256, 84, "kquants"),
-    ("Q3_K", 11, 256, 110, "kquants"),
-    ("Q4_K", 12, 256, 144, "kquants"),
-    ("Q5_K", 13, 256, 176, "kquants"),
-    ("Q6_K", 14, 256, 210, "kquants"),
-    ("Q8_K", 15, 256, 292, "kquants"),
-    ("IQ2_XXS", 16, 256, 66, "iq"),
-    ("IQ2_XS", 17, 256, 74, "iq"),
-    ("IQ3_XXS", 18, 256, 98, "iq"),
-    ("IQ1_S", 19, 256, 50, "iq"),
-    ("IQ4_NL", 20, 32, 18, "iq"),
-    ("IQ3_S", 21, 256, 110, "iq"),
-    ("IQ2_S", 22, 256, 82, "iq"),
-    ("IQ4_XS", 23, 256, 136, "iq"),
-    ("IQ1_M", 29, 256, 56, "iq"),
-    ("BF16", 30, 1, 2, "plain"),
-    ("TQ1_0", 34, 256, 54, "ternary"),
-    ("TQ2_0", 35, 256, 66, "ternary"),
-    ("MXFP4", 39, 32, 17, "microscale"),
-    ("NVFP4", 40, 64, 36, "microscale"),
-    ("Q1_0", 41, 128, 18, "legacy"),
+    ("F32", 0, 1, 4),
+    ("F16", 1, 1, 2),
+    ("Q4_0", 2, 32, 18),
+    ("Q4_1", 3, 32, 20),
+    ("Q5_0", 6, 32, 22),
+    ("Q5_1", 7, 32, 24),
+    ("Q8_0", 8, 32, 34),
+    ("Q8_1", 9, 32, 36),
+    ("Q2_K", 10, 256, 84),
+    ("Q3_K", 11, 256, 110),
+    ("Q4_K", 12, 256, 144),
+    ("Q5_K", 13, 256, 176),
+    ("Q6_K", 14, 256, 210),
+    ("Q8_K", 15, 256, 292),
+    ("IQ2_XXS", 16, 256, 66),
+    ("IQ2_XS", 17, 256, 74),
+    ("IQ3_XXS", 18, 256, 98),
+    ("IQ1_S", 19, 256, 50),
+    ("IQ4_NL", 20, 32, 18),
+    ("IQ3_S", 21, 256, 110),
+    ("IQ2_S", 22, 256, 82),
+    ("IQ4_XS", 23, 256, 136),
+    ("IQ1_M", 29, 256, 56),
+    ("BF16", 30, 1, 2),
+    ("TQ1_0", 34, 256, 54),
+    ("TQ2_0", 35, 256, 66),
+    ("MXFP4", 39, 32, 17),
+    ("NVFP4", 40, 64, 36),
+    ("Q1_0", 41, 128, 18),
 )
 
 GGUF_SCHEMES = {
-    name: QuantScheme(name, block, size, family, ggml_type=number)
-    for name, number, block, size, family in _GGUF_TABLE
+    name: QuantScheme(name, block, size, ggml_type=number)
+    for name, number, block, size in _GGUF_TABLE
 }
 
 _SAMPLES = ("int8", "int8_b32", "int8_b32_asym", "int4_b32", "int4_b32_asym", "fp8_e4m3")
@@ -272,7 +269,7 @@ def decode(
     """The weights of `packed` as f32. Axes before the last are free: [..., row] -> [..., K]."""
     import numpy as np
 
-    # The layouts and grids are wanted by few programs and cost a few milliseconds.
+    # Layouts and tables cost some milliseconds that a program without packed weights saves.
     from rlx.ir.quant_decode import blocks, plain
 
     data = np.asarray(packed)

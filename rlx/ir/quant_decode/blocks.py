@@ -4,16 +4,15 @@ A family declares each layout once, with the functions that read and write it:
 
     @decoder("Q8_0", ("d", "<f2"), ("qs", "i1", 32))
     def q8_0(b, out):
-        np.multiply(b["qs"], f32(b["d"]), out=out)
+        fill(out, b["qs"], f32(b["d"]))
 
-`b` is an array of records, `out` the f32 values [blocks, block_size] to fill. Scales are f16 and
-quants short integers, so the products fit f32 without rounding: at most the last addition of a
-minimum rounds, and code that fuses it must give the same bits.
+`b` is an array of records, `out` the f32 values [blocks, block_size] to fill. Products of f16
+scales and short integers fit f32, so a weight is rounded at most once, by its last operation: any
+order of the products, and a fused multiply-add, gives the same bits.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,6 @@ def encoder(name: str) -> Callable[[Encoder], Encoder]:
 
 
 def decode_rows(scheme: QuantScheme, packed: Array, k: int) -> F32:
-    _load(scheme)
     records = np.ascontiguousarray(packed).reshape(-1).view(LAYOUTS[scheme.name])
     out = np.empty((len(records), scheme.block_size), np.float32)
     step = _CHUNK // scheme.block_size
@@ -70,7 +68,6 @@ def decode_rows(scheme: QuantScheme, packed: Array, k: int) -> F32:
 
 
 def encode_rows(scheme: QuantScheme, values: F32) -> Array:
-    _load(scheme)
     if scheme.name not in ENCODERS:
         raise OptionError(
             f"no encoder for {scheme}",
@@ -82,7 +79,7 @@ def encode_rows(scheme: QuantScheme, values: F32) -> Array:
         require_finite(scheme, values)
     blocks = values.reshape(-1, scheme.block_size)
     records = np.zeros(len(blocks), LAYOUTS[scheme.name])
-    with np.errstate(over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):  # scales are checked below
         ENCODERS[scheme.name](blocks, records)
     _require_scales(scheme, records)
     return records.view(np.uint8).reshape(*values.shape[:-1], scheme.row_bytes(values.shape[-1]))
@@ -109,29 +106,45 @@ def _require_scales(scheme: QuantScheme, records: Array) -> None:
             )
 
 
-def _load(scheme: QuantScheme) -> None:
-    importlib.import_module(f"{__package__}.{scheme.family}")
-
-
 def f32(field: Array) -> F32:
     """A per-block field as a column of f32."""
     return field.astype(np.float32)[:, None]
 
 
-def planes(source: Array, bits: int) -> npt.NDArray[np.uint8]:
-    """Bit fields of bytes [..., w], lowest bits first: [..., 8 / bits, w].
+def fill(out: F32, q: Array, scale: Array, minimum: Array | None = None) -> None:
+    """out = q * scale - minimum, where each scale and minimum holds for a run of weights.
 
-    GGUF stores the first w weights in the lowest bits of w bytes, the next w above them.
+    Spelled out in whole-array steps: broadcasting over runs of 16 costs twice as much.
     """
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    fields: npt.NDArray[np.uint8] = source[..., None, :] >> shifts
-    fields &= np.uint8((1 << bits) - 1)
-    return fields
+    run = out.size // scale.size
+    np.copyto(out, q.reshape(out.shape))
+    out *= np.repeat(scale.reshape(-1), run).reshape(out.shape)
+    if minimum is not None:
+        out -= np.repeat(minimum.reshape(-1), run).reshape(out.shape)
+
+
+def planes(source: Array, bits: int, at: int = 0) -> npt.NDArray[np.uint8]:
+    """Bit fields of bytes [..., w], lowest bits first, moved up by `at`: [..., 8 / bits, w].
+
+    GGUF stores the first w weights in the lowest bits of w bytes, the next w above them. Eight
+    bytes are handled as one word; the mask drops what crosses from byte to byte.
+    """
+    word = np.dtype(np.uint64 if source.shape[-1] % 8 == 0 else np.uint8)
+    words: Array = np.ascontiguousarray(source).view(word)
+    found: Array = words[..., None, :] >> np.arange(0, 8, bits, dtype=word)[:, None]
+    found &= word.type((256**word.itemsize - 1) // 255 * ((1 << bits) - 1))
+    if at:
+        found <<= word.type(at)
+    return found.view(np.uint8)
 
 
 def fields(source: Array, bits: int) -> npt.NDArray[np.uint8]:
     """Bit fields of bytes [n, w] in order of the bytes: [n, w * 8 / bits]."""
-    return planes(source[..., None], bits).reshape(len(source), -1)
+    found = np.empty((*source.shape, 8 // bits), np.uint8)
+    for i in range(8 // bits):
+        np.right_shift(source, np.uint8(i * bits), out=found[..., i])
+    found &= np.uint8((1 << bits) - 1)
+    return found.reshape(len(source), -1)
 
 
 def bits_of(source: Array) -> npt.NDArray[np.uint8]:

@@ -4,59 +4,58 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlx.ir.quant_decode.blocks import F32, Array, bits_of, decoder, encoder, f32, planes
+from rlx.ir.quant_decode.blocks import F32, Array, bits_of, decoder, encoder, f32, fill, planes
 
 _TINY = np.finfo(np.float32).tiny
 
 
 @decoder("Q4_0", ("d", "<f2"), ("qs", "u1", 16))
 def q4_0(b: Array, out: F32) -> None:
-    q = planes(b["qs"], 4).reshape(out.shape).view(np.int8)
+    q = planes(b["qs"], 4).view(np.int8)
     q -= np.int8(8)
-    np.multiply(q, f32(b["d"]), out=out)
+    fill(out, q, f32(b["d"]))
 
 
 @decoder("Q4_1", ("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16))
 def q4_1(b: Array, out: F32) -> None:
-    np.multiply(planes(b["qs"], 4).reshape(out.shape), f32(b["d"]), out=out)
-    out += f32(b["m"])
+    fill(out, planes(b["qs"], 4), f32(b["d"]), -f32(b["m"]))
 
 
 @decoder("Q5_0", ("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16))
 def q5_0(b: Array, out: F32) -> None:
     q = _five_bits(b).view(np.int8)
     q -= np.int8(16)
-    np.multiply(q, f32(b["d"]), out=out)
+    fill(out, q, f32(b["d"]))
 
 
 @decoder("Q5_1", ("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16))
 def q5_1(b: Array, out: F32) -> None:
-    np.multiply(_five_bits(b), f32(b["d"]), out=out)
-    out += f32(b["m"])
+    fill(out, _five_bits(b), f32(b["d"]), -f32(b["m"]))
 
 
 @decoder("Q8_0", ("d", "<f2"), ("qs", "i1", 32))
 def q8_0(b: Array, out: F32) -> None:
-    np.multiply(b["qs"], f32(b["d"]), out=out)
+    fill(out, b["qs"], f32(b["d"]))
 
 
 @decoder("Q8_1", ("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32))
 def q8_1(b: Array, out: F32) -> None:
     """`s` is d * sum(qs), kept for dot products; the weights do not need it."""
-    np.multiply(b["qs"], f32(b["d"]), out=out)
+    fill(out, b["qs"], f32(b["d"]))
 
 
 @decoder("Q1_0", ("d", "<f2"), ("qs", "u1", 16))
 def q1_0(b: Array, out: F32) -> None:
+    """A set bit is d, a clear one -d."""
     q = bits_of(b["qs"]).view(np.int8)
     q += q
     q -= np.int8(1)
-    np.multiply(q, f32(b["d"]), out=out)
+    fill(out, q, f32(b["d"]))
 
 
 def _five_bits(b: Array) -> Array:
     q = bits_of(b["qh"])
-    q <<= np.uint8(4)
+    q *= np.uint8(16)
     q |= planes(b["qs"], 4).reshape(q.shape)
     return q
 
@@ -111,9 +110,9 @@ def _from_minimum(x: F32, top: int) -> tuple[Array, Array, Array]:
 
 def _inverse(d: F32) -> F32:
     """1 / d, and 0 where that would overflow: f16 holds such a scale as 0."""
-    usable = np.abs(d) >= _TINY
-    inverse: F32 = np.where(usable, np.float32(1) / np.where(usable, d, np.float32(1)), 0)
-    return inverse.astype(np.float32)
+    inverse = np.zeros_like(d)
+    np.divide(np.float32(1), d, out=inverse, where=np.abs(d) >= _TINY)
+    return inverse
 
 
 def _nibbles(q: Array) -> Array:

@@ -47,7 +47,12 @@ def to_bf16(x: F32, b: Array) -> None:
 
 
 def decode_rows(scheme: QuantScheme, packed: Array, scale: F32 | None, zp: Array | None) -> F32:
-    values = _open_nibbles(packed) if scheme.packed_dtype == "u8" else packed.astype(np.float32)
+    if scheme.packed_dtype == "u8":
+        values = _open_nibbles(packed)
+    elif scheme.packed_dtype == "i8":
+        values = packed.astype(np.float32)
+    else:
+        values = _open_fp8(packed)
     if scale is None:
         return values
     groups = values.reshape(*scale.shape, scheme.block or values.shape[-1])
@@ -62,9 +67,10 @@ def decode_rows(scheme: QuantScheme, packed: Array, scale: F32 | None, zp: Array
 
 def encode_rows(scheme: QuantScheme, values: F32) -> tuple[Array, F32 | None, Array | None]:
     require_finite(scheme, values)
-    shape = (*values.shape[:-1], -1, scheme.block) if scheme.block else (*values.shape[:-1], 1, -1)
+    block = scheme.block or values.shape[-1]
+    count = values.shape[-1] // block if scheme.block else 1
     # f64, so that scales of very large and very small weights neither overflow nor vanish early.
-    groups = values.astype(np.float64).reshape(shape)
+    groups = values.astype(np.float64).reshape(*values.shape[:-1], count, block)
     zp = None
     if scheme.packed_dtype.startswith("f8"):
         q, scale = _to_fp8(scheme, groups)
@@ -78,10 +84,10 @@ def encode_rows(scheme: QuantScheme, values: F32) -> tuple[Array, F32 | None, Ar
     q = q.reshape(values.shape)
     if scheme.packed_dtype == "u8":
         q = q.astype(np.uint8)
-        return q[..., ::2] | q[..., 1::2] << 4, scale, None if zp is None else zp.astype(np.uint8)
-    if scheme.packed_dtype == "i8":
-        return q.astype(np.int8), scale, None if zp is None else zp.astype(np.int8)
-    return q, scale, None
+        q = q[..., ::2] | q[..., 1::2] << 4
+    elif scheme.packed_dtype == "i8":
+        q = q.astype(np.int8)
+    return q, scale, zp
 
 
 def _open_nibbles(packed: Array) -> F32:
@@ -89,6 +95,12 @@ def _open_nibbles(packed: Array) -> F32:
     out[..., 0] = packed & 15
     out[..., 1] = packed >> 4
     return out.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+def _open_fp8(packed: Array) -> F32:
+    """By table: more than twice as fast as converting each element."""
+    every = np.arange(256, dtype=np.uint8).view(packed.dtype).astype(np.float32)
+    return every.take(packed.view(np.uint8))
 
 
 def _symmetric(x: Array, limit: int) -> tuple[Array, F32]:
@@ -101,7 +113,8 @@ def _affine(x: Array, low: int, high: int) -> tuple[Array, F32, Array]:
     bottom, top = x.min(axis=-1, initial=0), x.max(axis=-1, initial=0)
     scale = ((top - bottom) / (high - low)).astype(np.float32)
     zp = np.rint(low - _divide(bottom[..., None], scale)[..., 0]).clip(low, high)
-    return (np.rint(_divide(x, scale)) + zp[..., None]).clip(low, high), scale, zp
+    q = (np.rint(_divide(x, scale)) + zp[..., None]).clip(low, high)
+    return q, scale, zp.astype(np.int8 if low < 0 else np.uint8)
 
 
 def _to_fp8(scheme: QuantScheme, x: Array) -> tuple[Array, F32 | None]:
