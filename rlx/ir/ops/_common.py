@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ShapeError
+from rlx.errors import DTypeError, InputError, ShapeError
 from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
@@ -78,3 +78,13 @@ def normalize_axes(axes: Sequence[int] | None, rank: int, what: str = "axes") ->
     if len(set(found)) != len(found):
         raise ShapeError(f"{what} name one axis twice", got=tuple(axes))
     return tuple(found)
+
+
+def require_indices(indices: Array, size: int, what: str) -> None:
+    """References check what shapes cannot show: every index is one of 0 … size - 1."""
+    found = np.asarray(indices)
+    if found.size and (found.min() < 0 or found.max() >= size):
+        raise InputError(
+            f"{what} out of range", got=f"{found.min()} … {found.max()}",
+            expected=f"0 … {size - 1}",
+        )  # fmt: skip
