@@ -16,8 +16,8 @@ RlxError
 ├── CodegenError        machine code that could not be made or loaded
 └── NumericsError       a NaN or infinity found where the check mode forbids it
 
-Each message reads `[where] what; got …; expected …`, then the origin, then `hint: …`; the parts
-stay available as fields.
+Each message reads `[where] what; got …; expected …`, then the origin, the lines around the fault,
+then `hint: …`; the parts stay available as fields.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class RlxError(Exception):
         expected: object = None,
         origin: object = None,
         hint: str = "",
+        excerpt: str = "",
     ) -> None:
-        self.what, self.where, self.hint = what, where, hint
+        self.what, self.where, self.hint, self.excerpt = what, where, hint, excerpt
         self.got, self.expected, self.origin = got, expected, origin
         super().__init__(self._render())
 
@@ -49,6 +50,8 @@ class RlxError(Exception):
         lines = [head]
         if self.origin:
             lines.append(f"  from {self.origin}")
+        if self.excerpt:
+            lines.append(self.excerpt)
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
@@ -82,11 +85,12 @@ class NameConflictError(RlxError):
 
 
 class VerifyError(RlxError):
-    pass
+    after = ""  # the pass that left the graph so
 
 
 class ParseError(RlxError):
-    pass
+    line = 0  # both count from 1
+    column = 0
 
 
 class FormatError(RlxError):
