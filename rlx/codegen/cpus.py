@@ -6,17 +6,15 @@ import re
 
 # What Linux calls a feature -> what LLVM calls it. A feature listed here and absent on the host is
 # switched off by name, so that a hypervisor that hides part of a CPU model is respected.
+_SAME = """
+    adx aes avx avx2 avx512bw avx512cd avx512dq avx512f avx512ifma avx512vbmi avx512vl bmi2 cldemote
+    clflushopt clwb clzero cmov cmpccxadd cx16 cx8 enqcmd f16c fma fma4 fsgsbase fxsr gfni invpcid
+    lwp mmx movbe movdir64b movdiri mwaitx pku popcnt rdpid rdpru rdseed rtm serialize sgx sha512
+    sm3 sm4 sse sse2 sse4a ssse3 tbm tsxldtrk vaes vpclmulqdq waitpkg wbnoinvd xop xsave xsavec
+    xsaveopt xsaves
+"""
 _X86_FLAGS = {
-    **{
-        name: name
-        for name in (
-            "adx aes avx avx2 avx512bw avx512cd avx512dq avx512f avx512ifma avx512vbmi avx512vl "
-            "bmi2 cldemote clflushopt clwb clzero cmov cx16 cx8 enqcmd f16c fma fma4 fsgsbase fxsr "
-            "gfni invpcid lwp mmx movbe movdir64b movdiri mwaitx pku popcnt rdpid rdpru rdseed rtm "
-            "serialize sgx sha512 sm3 sm4 sse sse2 sse4a ssse3 tbm tsxldtrk vaes vpclmulqdq "
-            "waitpkg wbnoinvd xop xsave xsavec xsaveopt xsaves"
-        ).split()
-    },
+    **{name: name for name in _SAME.split()},
     "lm": "64bit",
     "bmi1": "bmi",
     "abm": "lzcnt",
@@ -46,7 +44,6 @@ _X86_FLAGS = {
     "avx_ne_convert": "avxneconvert",
     "avx_vnni_int8": "avxvnniint8",
     "avx_vnni_int16": "avxvnniint16",
-    "cmpccxadd": "cmpccxadd",
 }
 
 _ARM_FLAGS = {

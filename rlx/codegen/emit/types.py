@@ -127,8 +127,8 @@ def _scalar_literal(value: Number, type_: Type) -> str:
             raise CodegenError(
                 "constant does not fit", where="const", got=repr(value), expected=type_.name
             )
-        number = int(value)
-        return str(number if number < -low or type_.bits == 1 else number + 2 * low)
+        number = int(value) & 1 if type_.bits == 1 else int(value)
+        return str(number if number <= 1 or number < -low else number + 2 * low)
     if type_ is ptr and value == 0:
         return "null"
     if not type_.is_float:

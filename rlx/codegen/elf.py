@@ -1,0 +1,257 @@
+"""Links a relocatable ELF object into memory, in plain Python: loading cached code needs no LLVM.
+
+Only what LLVM emits for our kernels is understood (x86-64 and AArch64, position independent, small
+code model). Anything else, and anything damaged, is a `CodegenError`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rlx.codegen.relocate import MACHINES, Machine
+from rlx.errors import CodegenError
+
+PAGE = mmap.PAGESIZE
+"""Sections of different protection never share a page."""
+MAX_IMAGE = 1 << 28
+
+_WRITE, _ALLOC, _EXEC = 1, 2, 4
+_SYMTAB, _RELA, _NOBITS, _REL, _INIT_ARRAY = 2, 4, 8, 9, 14
+_UNDEFINED, _ABSOLUTE = 0, 0xFFF1
+
+
+@dataclass(frozen=True)
+class Section:
+    kind: int
+    flags: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+
+
+@dataclass(frozen=True)
+class Symbol:
+    name: str
+    section: int
+    value: int
+    local: bool
+
+
+@dataclass
+class Layout:
+    """Where sections go in the image; `text` and `readonly` are the ends of those parts."""
+
+    starts: dict[int, int] = field(default_factory=dict)
+    text: int = 0
+    readonly: int = 0
+    size: int = 0
+
+
+class ObjectFile:
+    """A parsed relocatable object. Parsing checks every offset before it is used."""
+
+    def __init__(self, data: bytes, name: str = "object") -> None:
+        self.data, self.name = data, name
+        try:
+            self._parse()
+        except struct.error as error:
+            raise self._damaged("the file ends too early") from error
+        except UnicodeDecodeError as error:
+            raise self._damaged("a symbol name is not text") from error
+
+    def _damaged(self, what: str, got: object = None) -> CodegenError:
+        return CodegenError(
+            f"not a usable object: {what}",
+            where=self.name,
+            got=got,
+            hint="delete the cached file; it is made again when needed",
+        )
+
+    def _parse(self) -> None:
+        head = self.data[:20]
+        if len(head) < 20 or head[:6] != b"\x7fELF\x02\x01" or head[16:18] != b"\x01\x00":
+            raise self._damaged("no 64-bit little-endian relocatable ELF header")
+        (number,) = struct.unpack_from("<H", head, 18)
+        if number not in MACHINES:
+            raise self._damaged("unknown machine", number)
+        self.machine: Machine = MACHINES[number]
+        (table,) = struct.unpack_from("<Q", self.data, 0x28)
+        entry, count = struct.unpack_from("<HH", self.data, 0x3A)
+        if entry != 64 or table + 64 * count > len(self.data):
+            raise self._damaged("section table out of range")
+        self.sections = [self._section(table + 64 * i) for i in range(count)]
+        self.symbols = self._symbols()
+
+    def _section(self, at: int) -> Section:
+        _, kind, flags, _, offset, size, link, info, align, _ = struct.unpack_from(
+            "<IIQQQQIIQQ", self.data, at
+        )
+        if kind != _NOBITS and kind != 0 and offset + size > len(self.data):
+            raise self._damaged("section out of range", (offset, size))
+        if size > MAX_IMAGE or align > 4096 or align & (align - 1):
+            raise self._damaged("unreasonable section", (size, align))
+        if flags & _ALLOC and kind >= _INIT_ARRAY and kind <= 16:
+            raise self._damaged("code that wants to run at load time")
+        return Section(kind, flags, offset, size, link, info, max(align, 1))
+
+    def _symbols(self) -> list[Symbol]:
+        tables = [s for s in self.sections if s.kind == _SYMTAB]
+        if len(tables) != 1 or tables[0].link >= len(self.sections):
+            raise self._damaged("no single symbol table")
+        strings = self.sections[tables[0].link]
+        text = self.data[strings.offset : strings.offset + strings.size]
+        symbols = []
+        for at in range(tables[0].offset, tables[0].offset + tables[0].size - 23, 24):
+            name, info, _, section, value, _ = struct.unpack_from("<IBBHQQ", self.data, at)
+            end = text.find(b"\0", name)
+            if name > len(text) or end < 0:
+                raise self._damaged("symbol name out of range", name)
+            if section < len(self.sections) and value > self.sections[section].size:
+                raise self._damaged("symbol outside its section", value)
+            symbols.append(Symbol(text[name:end].decode(), section, value, info >> 4 == 0))
+        return symbols
+
+    def layout(self) -> Layout:
+        """Code first, then constants, then data, each beginning on a page of its own."""
+        result = Layout()
+        at = 0
+        for part in (_EXEC, 0, _WRITE):
+            for index, section in enumerate(self.sections):
+                loaded = section.flags & _ALLOC and section.size
+                if loaded and _part(section.flags) == part:
+                    at = -(-at // section.align) * section.align
+                    result.starts[index] = at
+                    at += section.size
+            if part == _EXEC:
+                at += self.machine.stub_size * self._external_count()
+                result.text = at = -(-at // PAGE) * PAGE
+            elif part == 0:
+                at = -(-at // 8) * 8 + 8 * len(self.symbols)
+                result.readonly = at = -(-at // PAGE) * PAGE
+        result.size = -(-at // PAGE) * PAGE or PAGE
+        if result.size > MAX_IMAGE:
+            raise self._damaged("too large", result.size)
+        return result
+
+    def _external_count(self) -> int:
+        return sum(1 for s in self.symbols if s.section == _UNDEFINED and s.name)
+
+    def externals(self) -> list[str]:
+        """Symbols that the object needs from elsewhere."""
+        used: set[int] = set()
+        for section in self.sections:
+            if section.kind == _RELA and self._target(section) is not None:
+                used.update(symbol for _, _, symbol, _ in self._relocations(section))
+        return sorted({self.symbols[i].name for i in used if self.symbols[i].section == _UNDEFINED})
+
+    def _target(self, section: Section) -> Section | None:
+        """The loaded section that relocations apply to."""
+        if section.info >= len(self.sections):
+            raise self._damaged("relocations of no section", section.info)
+        target = self.sections[section.info]
+        return target if target.flags & _ALLOC and target.size else None
+
+    def _relocations(self, section: Section) -> list[tuple[int, int, int, int]]:
+        found = []
+        for at in range(section.offset, section.offset + section.size - 23, 24):
+            offset, info, addend = struct.unpack_from("<QQq", self.data, at)
+            symbol, kind = info >> 32, info & 0xFFFFFFFF
+            if symbol >= len(self.symbols) or offset + 4 > self.sections[section.info].size:
+                raise self._damaged("relocation out of range", (offset, symbol))
+            found.append((offset, kind, symbol, addend))
+        return found
+
+    def link(self, base: int, resolve: Callable[[str], int]) -> tuple[bytearray, Mapping[str, int]]:
+        """The image as it must stand at address `base`, and the addresses of its global symbols."""
+        layout = self.layout()
+        image = bytearray(layout.size)
+        for index, start in layout.starts.items():
+            section = self.sections[index]
+            if section.kind != _NOBITS:
+                piece = self.data[section.offset : section.offset + section.size]
+                image[start : start + section.size] = piece
+        linker = _Linker(self, layout, image, base, resolve)
+        for section in self.sections:
+            if section.kind == _REL and section.flags & _ALLOC:
+                raise self._damaged("relocations without addends")
+            if section.kind == _RELA and section.info in layout.starts:
+                for offset, kind, symbol, addend in self._relocations(section):
+                    linker.apply(layout.starts[section.info] + offset, kind, symbol, addend)
+        exported = {
+            s.name: base + layout.starts[s.section] + s.value
+            for s in self.symbols
+            if s.name and not s.local and s.section in layout.starts
+        }
+        return image, exported
+
+
+def _part(flags: int) -> int:
+    return _EXEC if flags & _EXEC else flags & _WRITE
+
+
+class _Linker:
+    """Fills in addresses; makes a stub for each function outside and a slot for each GOT entry."""
+
+    def __init__(
+        self,
+        obj: ObjectFile,
+        layout: Layout,
+        image: bytearray,
+        base: int,
+        resolve: Callable[[str], int],
+    ) -> None:
+        self.obj, self.layout, self.image, self.base = obj, layout, image, base
+        self.resolve = resolve
+        self.stubs: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
+
+    def apply(self, at: int, kind: int, symbol: int, addend: int) -> None:
+        machine = self.obj.machine
+        if kind in machine.got:
+            value = self._slot(symbol)
+        elif kind in machine.calls and self.obj.symbols[symbol].section == _UNDEFINED:
+            value = self._stub(symbol)
+        else:
+            value = self._address(symbol)
+        try:
+            machine.apply(self.image, at, kind, value, addend, self.base + at)
+        except (struct.error, IndexError) as error:
+            raise self._bad("relocation does not fit", kind, symbol) from error
+        except KeyError as error:
+            raise self._bad("unknown relocation", kind, symbol) from error
+
+    def _bad(self, what: str, kind: int, symbol: int) -> CodegenError:
+        name = self.obj.symbols[symbol].name
+        return CodegenError(what, where=self.obj.name, got=f"type {kind} for {name or 'a section'}")
+
+    def _address(self, symbol: int) -> int:
+        found = self.obj.symbols[symbol]
+        if found.section == _UNDEFINED:
+            return self.resolve(found.name)
+        if found.section == _ABSOLUTE:
+            return found.value
+        if found.section not in self.layout.starts:
+            raise self._bad("symbol in a section that is not loaded", 0, symbol)
+        return self.base + self.layout.starts[found.section] + found.value
+
+    def _stub(self, symbol: int) -> int:
+        """Functions of the process may lie further away than a call can reach."""
+        if symbol not in self.stubs:
+            machine = self.obj.machine
+            start = self.layout.text - machine.stub_size * (len(self.stubs) + 1)
+            code = machine.stub(self._address(symbol))
+            self.image[start : start + len(code)] = code
+            self.stubs[symbol] = self.base + start
+        return self.stubs[symbol]
+
+    def _slot(self, symbol: int) -> int:
+        if symbol not in self.slots:
+            start = self.layout.readonly - 8 * (len(self.slots) + 1)
+            struct.pack_into("<Q", self.image, start, self._address(symbol))
+            self.slots[symbol] = self.base + start
+        return self.slots[symbol]
