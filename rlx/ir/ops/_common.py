@@ -56,6 +56,20 @@ def require_integer(shape: Shape, what: str) -> None:
         )  # fmt: skip
 
 
+REAL = ("float", "int", "uint")
+NUMERIC = (*REAL, "complex")
+ANY = (*NUMERIC, "bool")
+
+
+def require_kind(shape: Shape, kinds: Sequence[str], what: str) -> None:
+    """The element type is of one of `kinds`: float, int, uint, bool, complex."""
+    kind = shape.dtype.kind
+    if kind not in kinds:
+        hint = {"bool": "cast it first", "complex": "take real or imag first"}.get(kind, "")
+        expected = f"one of kind {', '.join(kinds)}"
+        raise DTypeError(f"{what}: element type not taken", got=shape, expected=expected, hint=hint)
+
+
 def require_rank(shape: Shape, rank: int, what: str) -> None:
     if shape.rank != rank:
         raise ShapeError(f"{what} has the wrong rank", got=shape, expected=f"rank {rank}")

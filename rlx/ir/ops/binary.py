@@ -1,0 +1,193 @@
+"""Ops of two tensors, element by element, with NumPy's broadcasting; and `where`.
+
+Both operands meet in the promoted element type. The arithmetic is done there, in f32 when the type
+is a narrower float, and rounded once. Integers wrap; dividing them by zero gives 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlx.errors import DTypeError
+from rlx.ir.dtype import DType, bool_, f32, promote
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import ANY, NUMERIC, REAL, compute, quiet, require_kind, rounded
+from rlx.ir.shape import Shape, broadcast_dims
+
+
+class Binary(Op):
+    """Two tensors in, one of the broadcast dims and the promoted element type out."""
+
+    is_elementwise = True
+    takes: ClassVar[Sequence[str]] = REAL  # kinds of the promoted type
+    weight: ClassVar[int] = 1  # operations per element, for the cost
+
+    def apply(self, a: Array, b: Array) -> Array:
+        """The function itself, on arrays of one element type in compute precision."""
+        raise NotImplementedError
+
+    def meet(self, a: DType, b: DType) -> DType:
+        """The element type both operands are converted to."""
+        return promote(a, b)
+
+    def result(self, met: DType) -> DType:
+        return met
+
+    def infer(self, a: Shape, b: Shape) -> Shape:
+        met = self.meet(a.dtype, b.dtype)
+        for operand in (a, b):
+            if operand.dtype.kind == met.kind:  # the one that decided, so the one to show
+                require_kind(operand, self.takes, "operand")
+        return Shape(broadcast_dims(a.dims, b.dims), self.result(met))
+
+    def reference(self, a: Array, b: Array) -> Array:
+        met = self.meet(DType.of(a.dtype), DType.of(b.dtype))
+        wide = _compute_type(met)
+        with quiet():
+            return rounded(self.apply(a.astype(wide), b.astype(wide)), self.result(met))
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        plain = super().cost(inputs, outputs)
+        return plain._replace(flops=plain.flops * self.weight)
+
+
+def _compute_type(element: DType) -> Any:
+    return f32.numpy if element.is_float and element.bytes < 4 else element.numpy
+
+
+class FloatBinary(Binary):
+    """Integers and bools become f32 first."""
+
+    def meet(self, a: DType, b: DType) -> DType:
+        met = promote(a, b)
+        return f32 if met.kind in ("int", "uint", "bool") else met
+
+
+def _define(base: type[Binary], name: str, function: Callable[[Any, Any], Any], doc: str) -> None:
+    space = {"apply": lambda self, a, b: function(a, b), "__doc__": doc}
+    op(name, group="elementwise")(type(name.title().replace("_", ""), (base,), space))
+
+
+# -- arithmetic -------------------------------------------------------------------------------
+
+
+class _Numeric(Binary):
+    takes = NUMERIC
+
+
+class _NumericFloat(FloatBinary):
+    takes = NUMERIC
+
+
+def _wide(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Evaluated in f64, so that the rounded result is the nearest one."""
+    return lambda a, b: function(a.astype(np.float64), b.astype(np.float64))
+
+
+def _pow(a: Any, b: Any) -> Any:
+    if a.dtype.kind == "f":
+        return _wide(np.power)(a, b)
+    whole = np.power(a, np.maximum(b, 0))
+    # 1 / a^−b towards 0: nothing is left of it but for bases 1 and −1
+    odd = np.where(b % 2 == 0, 1, a)
+    return np.where(b >= 0, whole, np.where(np.abs(a) == 1, odd, 0))
+
+
+class _Power(Binary):
+    weight = 16
+
+
+class _Angle(FloatBinary):
+    weight = 16
+
+
+_define(_Numeric, "add", np.add, "a + b")
+_define(_Numeric, "sub", np.subtract, "a − b")
+_define(_Numeric, "mul", np.multiply, "a · b")
+_define(_NumericFloat, "div", np.true_divide, "a / b; of integers an f32")
+_define(Binary, "maximum", np.maximum, "the greater of a and b; NaN if either is")
+_define(Binary, "minimum", np.minimum, "the lesser of a and b; NaN if either is")
+_define(Binary, "mod", np.mod, "a − b · floor(a / b): the sign is b's; 0 where an integer b is 0")
+_define(Binary, "floor_div", np.floor_divide, "floor(a / b); 0 where an integer b is 0")
+_define(_Power, "pow", _pow, "a^b; integers wrap, and towards 0 for a negative b")
+_define(_Angle, "atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis")
+
+
+# -- bits -------------------------------------------------------------------------------------
+
+
+class _Bits(Binary):
+    takes = ("int", "uint", "bool")
+
+
+class _Shift(Binary):
+    takes = ("int", "uint")
+
+
+_define(_Bits, "bitwise_and", np.bitwise_and, "a & b")
+_define(_Bits, "bitwise_or", np.bitwise_or, "a | b")
+_define(_Bits, "bitwise_xor", np.bitwise_xor, "a ^ b")
+_define(_Shift, "shift_left", np.left_shift, "a << b; 0 where b is not in 0 … bits − 1")
+_define(_Shift, "shift_right", np.right_shift, "a >> b, arithmetic; all sign where b is too far")
+
+
+# -- questions --------------------------------------------------------------------------------
+
+
+class Compare(Binary):
+    """A bool per element; the operands meet in their promoted type first."""
+
+    takes: ClassVar[Sequence[str]] = (*REAL, "bool")
+
+    def result(self, met: DType) -> DType:
+        return bool_
+
+
+class _Equality(Compare):
+    takes = ANY
+
+
+class Logical(Binary):
+    """Each operand is true where it is not zero (NaN is not zero)."""
+
+    def meet(self, a: DType, b: DType) -> DType:
+        return bool_
+
+    def infer(self, a: Shape, b: Shape) -> Shape:
+        return Shape(broadcast_dims(a.dims, b.dims), bool_)
+
+    def reference(self, a: Array, b: Array) -> Array:
+        return rounded(self.apply(compute(a) != 0, compute(b) != 0), bool_)
+
+
+_define(_Equality, "eq", np.equal, "a = b; false where either is NaN")
+_define(_Equality, "ne", np.not_equal, "a ≠ b; true where either is NaN")
+_define(Compare, "lt", np.less, "a < b")
+_define(Compare, "le", np.less_equal, "a ≤ b")
+_define(Compare, "gt", np.greater, "a > b")
+_define(Compare, "ge", np.greater_equal, "a ≥ b")
+_define(Logical, "logical_and", np.logical_and, "a and b")
+_define(Logical, "logical_or", np.logical_or, "a or b")
+_define(Logical, "logical_xor", np.logical_xor, "a or b, not both")
+
+
+@op("where", group="elementwise")
+class Where(Op):
+    """a where the bool `condition` is true, else b; all three broadcast."""
+
+    is_elementwise = True
+
+    def infer(self, condition: Shape, a: Shape, b: Shape) -> Shape:
+        if condition.dtype is not bool_:
+            raise DTypeError(
+                "the condition must be bool", got=condition, expected="bool",
+                hint="compare with 0: ne(condition, 0)",
+            )  # fmt: skip
+        return Shape(broadcast_dims(condition.dims, a.dims, b.dims), promote(a.dtype, b.dtype))
+
+    def reference(self, condition: Array, a: Array, b: Array) -> Array:
+        met = promote(DType.of(a.dtype), DType.of(b.dtype))
+        return np.where(condition, rounded(a, met), rounded(b, met))
