@@ -159,9 +159,9 @@ def _str(value: object) -> str:
 def _body(value: Any) -> Body:
     if isinstance(value, Body):
         return value
-    if hasattr(value, "as_graph"):  # a GraphModule
-        value = value.as_graph()
-    if not hasattr(value, "structure"):
+    if hasattr(type(value), "as_graph"):  # a GraphModule; blocks inside are lowered with the rest
+        value = value.as_hir() if value.as_graph() is None else value.as_graph()
+    if not hasattr(type(value), "structure"):
         raise AttributeValueError("not a graph", got=repr(value))
     return Body(value)
 
@@ -175,7 +175,7 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
     "DType": DType.of,
     "Shape": Shape.of,
     "MaskKind": MaskKind.of,
-    "QuantScheme": QuantScheme.parse,
+    "QuantScheme": lambda v: v if isinstance(v, QuantScheme) else QuantScheme.parse(v),
     "Data": lambda v: v if isinstance(v, Data) else Data(v),
     "Body": _body,
     "object": lambda v: v,

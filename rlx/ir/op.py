@@ -98,7 +98,11 @@ class Op:
 
     @property
     def has_symbols(self) -> bool:
-        return any(has_symbols(getattr(self, f)) for f in self.fields)
+        kept: bool | None = self.__dict__.get("_symbolic")
+        if kept is None:
+            kept = any(has_symbols(getattr(self, f)) for f in self.fields)
+            self.__dict__["_symbolic"] = kept
+        return kept
 
     def __str__(self) -> str:
         shown = [f"{f}={v!r}" for f, v in self.attributes().items() if v != self.defaults.get(f)]

@@ -1,0 +1,81 @@
+"""Devices by name. Others plug in with `register_backend`, or by the entry point `rlx.backends`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from rlx.backends.base import Backend
+from rlx.errors import OptionError
+
+# found by name: the module is imported when its device is first asked for
+_BUILT_IN = {"reference": "rlx.backends.reference", "cpu": "rlx.backends.cpu"}
+_factories: dict[str, Callable[[], Backend]] = {}
+_made: dict[str, Backend] = {}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place to run: `Device("cpu")`, `Device("reference")`, … Wherever one is expected, its name
+    does."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in available_devices():
+            near = difflib.get_close_matches(self.name, available_devices(), 1)
+            raise OptionError(
+                "unknown device",
+                got=repr(self.name),
+                expected=", ".join(available_devices()),
+                hint=f"did you mean {near[0]}?" if near else "",
+            )
+
+    @staticmethod
+    def of(value: Device | str) -> Device:
+        if isinstance(value, Device):
+            return value
+        if not isinstance(value, str):
+            raise OptionError("not a device", got=repr(value), expected="a Device or its name")
+        return Device(value)
+
+    @property
+    def backend(self) -> Backend:
+        return get_backend(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def register_backend(name: str, factory: Callable[[], Backend]) -> None:
+    """Make a device available under `name`."""
+    if name in available_devices():
+        raise OptionError("a device of that name exists", got=name)
+    _factories[name] = factory
+
+
+def available_devices() -> list[str]:
+    plugged = [e.name for e in entry_points(group="rlx.backends")]
+    return sorted({*_BUILT_IN, *_factories, *plugged})
+
+
+def get_backend(name: str) -> Backend:
+    if name not in _made:
+        _made[name] = _find(name)()
+    return _made[name]
+
+
+def _find(name: str) -> Callable[[], Backend]:
+    if name in _factories:
+        return _factories[name]
+    if name in _BUILT_IN:
+        found: Callable[[], Backend] = importlib.import_module(_BUILT_IN[name]).make_backend
+        return found
+    for entry in entry_points(group="rlx.backends"):
+        if entry.name == name:
+            plugged: Callable[[], Backend] = entry.load()
+            return plugged
+    raise OptionError("unknown device", got=repr(name), expected=", ".join(available_devices()))

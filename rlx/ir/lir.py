@@ -1,0 +1,104 @@
+"""LIR: optimised MIR plus the plan: where every value lives, when, and in which phase.
+
+A value's slot says in which memory it is. Slots of kind `arena` have a byte offset in one buffer
+that all values share; `input` and `output` slots lie in the arena too and stay there for the whole
+run; `param`, `state` and `constant` values live outside. An `alias` is a view of another value's
+memory: an element offset and strides, no bytes of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlx.ir.dim import Dim
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.phase import PhaseSchedule
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided look at a root value's elements; offset and strides count elements."""
+
+    offset: Dim
+    strides: tuple[Dim, ...]
+
+
+@dataclass(slots=True)
+class Slot:
+    kind: str  # arena, input, output, param, state, constant, alias
+    size: int  # bytes at the upper bounds
+    offset: int | None = None  # bytes from the start of the arena
+    root: Value | None = None  # for an alias: whose memory it is
+    view: View | None = None  # for an alias: how it lies there
+    first: int = 0  # schedule position that defines it
+    last: int = 0  # last position that reads it, or an alias of it
+
+
+@dataclass(slots=True)
+class Lir:
+    """A planned graph. The schedule is the order of `graph.nodes`."""
+
+    graph: Graph
+    slots: dict[Value, Slot]
+    arena_size: int
+    phases: PhaseSchedule
+    prepare: Graph | None = None  # run once per set of parameters; feeds params `prepared.…`
+    scratch: dict[int, tuple[int, int]] = field(default_factory=dict)  # node id → offset, size
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def live(self) -> dict[str, int]:
+        """Symbols whose size arrives with each run, and their upper bounds."""
+        return self.graph.live
+
+    @property
+    def inputs(self) -> list[Node]:
+        return self.graph.sources("input")
+
+    @property
+    def params(self) -> list[Node]:
+        return self.graph.sources("param")
+
+    @property
+    def states(self) -> list[Node]:
+        return self.graph.sources("state")
+
+    @property
+    def outputs(self) -> list[Value]:
+        return self.graph.outputs
+
+    def slot(self, value: Value) -> Slot:
+        return self.slots[value]
+
+    def home(self, value: Value) -> tuple[Value, Slot]:
+        """The value whose memory `value` uses, and its slot."""
+        slot = self.slots[value]
+        return (value, slot) if slot.root is None else (slot.root, self.slots[slot.root])
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+
+def contiguous_strides(shape: Shape | Iterable[Dim]) -> tuple[Dim, ...]:
+    """Row-major strides in elements."""
+    strides: list[Dim] = []
+    step: Dim = 1
+    for d in reversed(shape.dims if isinstance(shape, Shape) else tuple(shape)):
+        strides.append(step)
+        step = step * d
+    return tuple(reversed(strides))
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,61 @@
+"""Sizes for symbols: a template becomes a variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlx.errors import BindingError
+from rlx.ir.bind import bind_op
+from rlx.ir.binding import DimBinding
+from rlx.ir.dim import DERIVED
+from rlx.ir.graph import Graph
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape
+
+
+def bind_graph(graph: Graph, binding: DimBinding | Mapping[str, int]) -> Graph:
+    """A copy with symbols replaced by sizes: ids, edges, names and outputs unchanged.
+
+    Attributes and nested graphs are bound too. Live symbols stay, and the graph remembers their
+    bounds; symbols the binding does not mention stay as they are.
+    """
+    if not isinstance(binding, DimBinding):
+        binding = DimBinding(binding)
+    sizes = binding.sizes
+    shapes_seen: dict[Shape, Shape] = {}
+
+    def bind(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
+        bound = []
+        for s in shapes:
+            known = shapes_seen.get(s)
+            if known is None:
+                known = shapes_seen[s] = s.bind(sizes)
+            bound.append(known)
+        return (bind_op(op, sizes) if op.fields and op.has_symbols else op), tuple(bound)
+
+    new = graph.rebuild(bind)
+    used = {f for s in graph.symbols() for f in (DERIVED[s].symbols if s in DERIVED else {s})}
+    new.live |= {s: bound for s, bound in binding.live.items() if s in used}
+    return new
+
+
+def require_bound(graph: Graph) -> None:
+    """Raise unless every symbol is live; the error lists the symbols and their nodes."""
+    free = {
+        s
+        for s in graph.symbols()
+        if not (s in graph.live or (s in DERIVED and DERIVED[s].symbols <= graph.live.keys()))
+    }
+    if not free:
+        return
+    users = []
+    for node in graph.nodes:
+        used = set().union(*(v.shape.symbols for v in node.outputs)) & free
+        if used:
+            users.append(f"{node.name or '%' + str(node.id)} ({', '.join(sorted(used))})")
+    shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
+    raise BindingError(
+        "unbound symbols", where=graph.name, got=", ".join(sorted(free)),
+        expected="a size, or an upper bound to leave them live", origin=f"nodes {shown}",
+        hint='DimBinding(batch=1, seq=128), or .set_live("past_seq", 4096)',
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""Which values are views of others' memory: element offsets and strides, composed along chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from rlx.ir.dim import Dim, same
+from rlx.ir.lir import View, contiguous_strides
+from rlx.ir.node import Node, Value
+from rlx.ir.shape import Shape, normalize_axis
+
+Placed = tuple[Value, View]  # whose memory, and how
+
+
+def find_views(nodes: list[Node]) -> dict[Value, Placed]:
+    """Each value that needs no memory of its own, with its root and the way it lies there."""
+    views: dict[Value, Placed] = {}
+    for node in nodes:
+        rule = _RULES.get(node.op.name)
+        if rule is None:
+            continue
+        source = node.inputs[0]
+        root, view = views.get(source) or (source, plain_view(source.shape))
+        placed = rule(node.op, source.shape, node.outputs[0].shape, view)
+        if placed is not None:
+            views[node.outputs[0]] = (root, placed)
+    return views
+
+
+def plain_view(shape: Shape) -> View:
+    return View(0, contiguous_strides(shape))
+
+
+def is_plain(view: View, shape: Shape) -> bool:
+    """Row-major without gaps; the stride of an axis of size 1 does not matter."""
+    wanted = contiguous_strides(shape)
+    return all(s == w or d == 1 for s, w, d in zip(view.strides, wanted, shape.dims, strict=True))
+
+
+def _transpose(op: Any, source: Shape, result: Shape, view: View) -> View:
+    return View(view.offset, tuple(view.strides[p] for p in op.perm))
+
+
+def _narrow(op: Any, source: Shape, result: Shape, view: View) -> View:
+    axis = normalize_axis(op.axis, source.rank)
+    return View(view.offset + op.start * view.strides[axis], view.strides)
+
+
+def _slice(op: Any, source: Shape, result: Shape, view: View) -> View | None:
+    offset, strides = view.offset, []
+    for d, start, step, stride in zip(source.dims, op.starts, op.steps, view.strides, strict=True):
+        if isinstance(start, int) and start < 0:
+            start = d + start
+        offset = offset + start * stride
+        strides.append(stride * step)
+    return View(offset, tuple(strides))
+
+
+def _expand(op: Any, source: Shape, result: Shape, view: View) -> View:
+    added = result.rank - source.rank
+    strides: list[Dim] = [0] * added
+    pairs = zip(source.dims, result.dims[added:], view.strides, strict=True)
+    strides += [0 if d == 1 and r != 1 else s for d, r, s in pairs]
+    return View(view.offset, tuple(strides))
+
+
+def _reshape(op: Any, source: Shape, result: Shape, view: View) -> View | None:
+    if is_plain(view, source):
+        return View(view.offset, contiguous_strides(result))
+    if 0 in source.dims:
+        return None
+    strides: list[Dim] = []
+    i = j = 0
+    while i < source.rank or j < result.rank:
+        ends = _next_group(source.dims, result.dims, i, j)
+        if ends is None:
+            return None
+        step = _group_stride(source.dims[i : ends[0]], view.strides[i : ends[0]])
+        if step is None:
+            return None
+        group = contiguous_strides(result.dims[j : ends[1]])
+        strides += [s * step for s in group]
+        i, j = ends
+    return View(view.offset, tuple(strides))
+
+
+def _next_group(
+    old: tuple[Dim, ...], new: tuple[Dim, ...], i: int, j: int
+) -> tuple[int, int] | None:
+    """The smallest runs of axes from i and j that hold the same number of elements."""
+    for a in range(i, len(old) + 1):
+        for b in range(j, len(new) + 1):
+            if (a > i or b > j) and same(prod(old[i:a], start=1), prod(new[j:b], start=1)):
+                return a, b
+    return None
+
+
+def _group_stride(dims: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim | None:
+    """The innermost stride of axes that lie gapless behind each other; None when they do not."""
+    kept = [(d, s) for d, s in zip(dims, strides, strict=True) if d != 1]
+    if not kept:
+        return 1
+    for (_, outer), (inner_dim, inner) in pairwise(kept):
+        if not same(outer, inner_dim * inner):
+            return None
+    return kept[-1][1]
+
+
+def _state_update(op: Any, source: Shape, result: Shape, view: View) -> View:
+    return view
+
+
+_RULES: dict[str, Callable[[Any, Shape, Shape, View], View | None]] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "narrow": _narrow,
+    "slice": _slice,
+    "expand": _expand,
+    "state_update": _state_update,
+}

@@ -1,0 +1,242 @@
+"""A compiled graph: parameters and states bound by name, any sizes run, variants made on demand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.base import Executable
+from rlx.errors import BindingError, InputError
+from rlx.ir.bind import infer_sizes
+from rlx.ir.dim import upper_bound
+from rlx.ir.node import Node
+from rlx.ir.op import Array
+from rlx.ir.shape import Shape
+from rlx.runtime.params import ParamStore, as_array
+from rlx.runtime.template import Template
+from rlx.specialize.manifest import BindingManifest
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+class CompiledGraph:
+    """What `Session.compile` gives. Safe to call from several threads; runs of one take turns.
+
+    Symbols that the options bound are fixed, live ones arrive with each run, and those left open
+    follow the inputs: the first run with new sizes specialises the template, which takes
+    milliseconds, later ones find it.
+    """
+
+    def __init__(self, template: Template, params: ParamStore | None = None) -> None:
+        self.template = template
+        self.params = params if params is not None else ParamStore()
+        self._graph = template.source
+        self._inputs = {n.name: n for n in self._graph.sources("input")}
+        self._params = {n.name: n for n in self._graph.sources("param")}
+        self._states = {n.name: n for n in self._graph.sources("state")}
+        self._arrays: dict[str, Array] = {}
+        self._executables: dict[Sizes, Executable] = {}
+        self._attached: dict[Executable, tuple[int, int]] = {}
+        self._states_version = 0
+        self._lock = threading.RLock()
+        self._current: tuple[Executable, dict[str, int]] | None = None
+        if not template.open_symbols:
+            self._current = (self._executable({}), {})
+
+    # -- parameters and states ----------------------------------------------------------------
+
+    def set_param(self, name: str, array: Any) -> CompiledGraph:
+        """Give one parameter; it is used in place and shared by every variant."""
+        node = self._known(self._params, name, "parameter")
+        checked = as_array(name, array, node.output.shape)
+        infer_sizes([(name, node.output.shape, checked.shape)], self.template.binding.sizes)
+        with self._lock:
+            self.params.set(name, checked)
+        return self
+
+    def set_params(self, arrays: Mapping[str, Any]) -> CompiledGraph:
+        for name in arrays:
+            self._known(self._params, name, "parameter")
+        for name, array in arrays.items():
+            self.set_param(name, array)
+        return self
+
+    def bind_state(self, name: str, array: Any) -> CompiledGraph:
+        """Use `array` itself as the buffer of a state, to share it or to begin from it."""
+        node = self._known(self._states, name, "state")
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            raise InputError(
+                "a state is a C-ordered NumPy array", where=name, got=type(array).__name__
+            )
+        if not array.flags.writeable:
+            raise InputError("a state must be writeable", where=name)
+        as_array(name, array, node.output.shape)
+        infer_sizes([(name, node.output.shape, array.shape)], self.template.binding.sizes)
+        with self._lock:
+            self._arrays[name] = array
+            self._states_version += 1
+        return self
+
+    def read_state(self, name: str) -> Array:
+        """The state as it is now; writing to the array changes it."""
+        self._known(self._states, name, "state")
+        if name not in self._arrays:
+            shape = self._states[name].output.shape
+            if not shape.is_static and self._current is None:
+                raise InputError("state has no size yet", where=name, expected="a run before")
+            self._allocate_states(self._current[0] if self._current else None)
+        return self._arrays[name]
+
+    # -- running ------------------------------------------------------------------------------
+
+    def run(
+        self, inputs: Mapping[str, Any] | None = None, /, *,
+        sizes: Mapping[str, int] | None = None, **named: Any,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        """Run once; arrays by name, outputs in order. `sizes` gives sizes no input shows."""
+        arrays = self._take(inputs, named)
+        with self._lock:
+            executable, live = self._select(arrays, sizes)
+            self._attach(executable)
+            results = tuple(
+                np.empty(v.shape.bind(live).static_dims, v.shape.dtype.numpy)
+                for v in executable.lir.outputs
+            )
+            executable.run([arrays[n.name] for n in executable.lir.inputs], results, live)
+        return results
+
+    def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
+        """The fastest way: arrays by position, or None for what lies in the arena already.
+
+        Nothing is returned: outputs are in the arena, at the offsets of `manifest`; see `slot`.
+        Element types and shapes are taken on trust.
+        """
+        with self._lock:
+            if self._current is None:
+                raise InputError(
+                    "no variant selected", where="run_slots", hint="bind all sizes, or run() once"
+                )
+            executable, live = self._current
+            self._attach(executable)
+            given = inputs or (None,) * len(self._inputs)
+            executable.run(given, (None,) * len(executable.lir.outputs), sizes or live)
+
+    def slot(self, name: str) -> Array:
+        """The arena memory of an input or output of the current variant, as an array."""
+        executable, live = self._selected()
+        entry = executable.manifest.find(name)
+        if entry.arena_offset is None:
+            raise InputError("no arena slot", where=name, got=entry.role)
+        shape = entry.shape.bind(live)
+        size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
+        raw = executable.arena[entry.arena_offset : entry.arena_offset + size]
+        return raw.view(shape.dtype.numpy).reshape(shape.static_dims)
+
+    @property
+    def manifest(self) -> BindingManifest:
+        """Of the current variant: the one bound by the options, or the last one run."""
+        return self._selected()[0].manifest
+
+    @property
+    def executable(self) -> Executable:
+        return self._selected()[0]
+
+    @property
+    def input_names(self) -> list[str]:
+        return list(self._inputs)
+
+    @property
+    def output_names(self) -> list[str]:
+        return list(self._graph.output_names)
+
+    # -- choosing a variant -------------------------------------------------------------------
+
+    def _selected(self) -> tuple[Executable, dict[str, int]]:
+        if self._current is None:
+            raise InputError(
+                "sizes are still open", where=self._graph.name,
+                got=", ".join(sorted(self.template.open_symbols)),
+                hint="give them in the options' binding, or run once",
+            )  # fmt: skip
+        return self._current
+
+    def _take(self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Array]:
+        given = {**(inputs or {}), **named}
+        for name in given:
+            self._known(self._inputs, name, "input")
+        missing = [n for n in self._inputs if n not in given]
+        if missing:
+            shapes = ", ".join(f"{n} {self._inputs[n].output.shape}" for n in missing)
+            raise InputError("missing inputs", where=self._graph.name, expected=shapes)
+        return {n: as_array(n, given[n], self._inputs[n].output.shape) for n in self._inputs}
+
+    def _known(self, table: Mapping[str, Node], name: str, what: str) -> Node:
+        if name not in table:
+            known = ", ".join(table) or "none"
+            raise InputError(f"unknown {what}", where=self._graph.name, got=name, expected=known)
+        return table[name]
+
+    def _select(
+        self, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None
+    ) -> tuple[Executable, dict[str, int]]:
+        shown = [(n, self._inputs[n].output.shape, a.shape) for n, a in arrays.items()]
+        fixed = self.template.binding.sizes
+        known = infer_sizes(shown, {**fixed, **(sizes or {})})
+        live = {s: self._live(s, bound, known) for s, bound in self.template.live.items()}
+        missing = self.template.open_symbols - known.keys()
+        if missing:
+            raise BindingError(
+                "sizes that no input shows", where=self._graph.name,
+                got=", ".join(sorted(missing)), hint="pass sizes={…} to run",
+            )  # fmt: skip
+        executable = self._executable({s: known[s] for s in sorted(self.template.open_symbols)})
+        self._current = (executable, live)
+        return self._current
+
+    def _live(self, symbol: str, bound: int, known: Mapping[str, int]) -> int:
+        if symbol not in known:
+            raise BindingError(
+                "a live size is missing", where=symbol, expected=f"0 … {bound}",
+                hint=f"pass sizes={{{symbol!r}: n}} to run",
+            )  # fmt: skip
+        if not 0 <= known[symbol] <= bound:
+            raise BindingError(
+                "a value beyond its live bound", where=symbol, got=known[symbol],
+                expected=f"0 … {bound}",
+            )  # fmt: skip
+        return known[symbol]
+
+    def _executable(self, open_sizes: Mapping[str, int]) -> Executable:
+        key = tuple(sorted(open_sizes.items()))
+        executable = self._executables.get(key)
+        if executable is None:
+            executable = self.template.specialize(open_sizes)
+            self._executables[key] = executable
+        return executable
+
+    def _attach(self, executable: Executable) -> None:
+        """Hand over parameters and states, unless the executable has the latest already."""
+        latest = (self.params.version, self._states_version)
+        if self._attached.get(executable) == latest:
+            return
+        self.params.require([n for n in self._params if n in self.template.needed_params])
+        self.params.ensure_prepared(self.template.prepare, self.template.backend)
+        self._allocate_states(executable)
+        names = [n.name for n in executable.lir.params]
+        executable.attach({n: self.params.get(n) for n in names}, self._arrays)
+        self._attached[executable] = latest
+
+    def _allocate_states(self, executable: Executable | None) -> None:
+        nodes: Sequence[Node] = executable.lir.states if executable else [*self._states.values()]
+        for node in nodes:
+            if node.name not in self._arrays:
+                shape: Shape = node.output.shape
+                bounds = self.template.live
+                dims = [upper_bound(d, bounds) for d in shape.dims]
+                self._arrays[node.name] = np.zeros(dims, shape.dtype.numpy)
+
+    def __repr__(self) -> str:
+        return f"<CompiledGraph {self._graph.name} on {self.template.backend.name}>"

@@ -1,0 +1,83 @@
+"""Native kernel or common body: who decides, for each kind of op."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from rlx.errors import OptionError
+
+
+class KernelPolicy(Enum):
+    PREFER_NATIVE = "prefer_native"
+    FORCE_COMMON = "force_common"
+    FORCE_NATIVE = "force_native"
+
+
+@dataclass(frozen=True)
+class KernelDispatchConfig:
+    """Precedence: force_native_kinds, then force_common_kinds, then the policy."""
+
+    policy: KernelPolicy = KernelPolicy.PREFER_NATIVE
+    force_common_kinds: frozenset[str] = frozenset()
+    force_native_kinds: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", parse_policy(self.policy))
+        for field in ("force_common_kinds", "force_native_kinds"):
+            object.__setattr__(self, field, _kinds(getattr(self, field)))
+
+    @staticmethod
+    def from_environment() -> KernelDispatchConfig:
+        """`RLX_KERNEL_DISPATCH=common|native` sets the policy where none is given."""
+        setting = os.environ.get("RLX_KERNEL_DISPATCH", "")
+        return KernelDispatchConfig(parse_policy(setting)) if setting else KernelDispatchConfig()
+
+    def choose(self, kind: str, has_native: bool, has_common: bool) -> str:
+        """`native` or `common` when that is what will run, `unsupported` when nothing can.
+
+        PREFER_NATIVE takes what there is. What is forced and absent is unsupported, except that
+        FORCE_COMMON leaves primitive ops native: they are what common bodies are made of.
+        """
+        if kind in self.force_native_kinds:
+            return "native" if has_native else "unsupported"
+        if kind in self.force_common_kinds:
+            return "common" if has_common else "unsupported"
+        if self.policy is KernelPolicy.FORCE_NATIVE:
+            return "native" if has_native else "unsupported"
+        if self.policy is KernelPolicy.FORCE_COMMON and has_common:
+            return "common"
+        if has_native:
+            return "native"
+        return "common" if has_common else "unsupported"
+
+    def key_material(self) -> Mapping[str, object]:
+        return {
+            "policy": self.policy.value,
+            "common": self.force_common_kinds,
+            "native": self.force_native_kinds,
+        }
+
+
+_SHORT = {"common": KernelPolicy.FORCE_COMMON, "native": KernelPolicy.FORCE_NATIVE}
+
+
+def parse_policy(value: object) -> KernelPolicy:
+    if isinstance(value, KernelPolicy):
+        return value
+    text = str(value).lower()
+    if text in _SHORT:
+        return _SHORT[text]
+    try:
+        return KernelPolicy(text)
+    except ValueError:
+        names = ", ".join([*_SHORT, *(p.value for p in KernelPolicy)])
+        raise OptionError("unknown kernel policy", got=repr(value), expected=names) from None
+
+
+def _kinds(kinds: Iterable[str]) -> frozenset[str]:
+    if isinstance(kinds, str):
+        raise OptionError("a set of op kinds is expected", got=repr(kinds), hint=f"[{kinds!r}]")
+    return frozenset(kinds)

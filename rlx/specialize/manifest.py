@@ -1,0 +1,116 @@
+"""The binding manifest: what a caller of an executable must know, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlx.errors import InputError
+from rlx.ir.lir import Lir
+from rlx.ir.node import Value
+from rlx.ir.shape import Shape
+
+
+@dataclass(frozen=True)
+class ManifestEntry:
+    """One input, param, state or output. Sizes are those of the upper bounds of live dimensions."""
+
+    role: str  # input, param, state, output
+    name: str
+    shape: Shape
+    num_elements: int
+    num_bytes: int
+    arena_offset: int | None  # None: it has no arena slot
+    arena_size: int | None
+    is_view: bool
+
+    @property
+    def dtype(self) -> str:
+        return self.shape.dtype.name
+
+
+@dataclass(frozen=True)
+class BindingManifest:
+    entries: tuple[ManifestEntry, ...]
+    arena_size: int
+
+    @staticmethod
+    def of(lir: Lir) -> BindingManifest:
+        found = [
+            _entry(lir, role, node.name, node.output)
+            for role, nodes in (("input", lir.inputs), ("param", lir.params), ("state", lir.states))
+            for node in nodes
+        ]
+        named = zip(lir.graph.output_names, lir.outputs, strict=True)
+        found += [_entry(lir, "output", name, value) for name, value in named]
+        return BindingManifest(tuple(found), lir.arena_size)
+
+    def role(self, role: str) -> list[ManifestEntry]:
+        return [e for e in self.entries if e.role == role]
+
+    @property
+    def inputs(self) -> list[ManifestEntry]:
+        return self.role("input")
+
+    @property
+    def params(self) -> list[ManifestEntry]:
+        return self.role("param")
+
+    @property
+    def states(self) -> list[ManifestEntry]:
+        return self.role("state")
+
+    @property
+    def outputs(self) -> list[ManifestEntry]:
+        return self.role("output")
+
+    @property
+    def param_names(self) -> list[str]:
+        return [e.name for e in self.params]
+
+    @property
+    def total_param_bytes(self) -> int:
+        return sum(e.num_bytes for e in self.params)
+
+    def weight_blocks(self) -> dict[str, list[ManifestEntry]]:
+        """Parameters grouped by the text before the first dot of their names."""
+        blocks: dict[str, list[ManifestEntry]] = {}
+        for entry in self.params:
+            blocks.setdefault(entry.name.partition(".")[0], []).append(entry)
+        return blocks
+
+    def find(self, name: str, role: str | None = None) -> ManifestEntry:
+        for entry in self.entries:
+            if entry.name == name and role in (None, entry.role):
+                return entry
+        known = ", ".join(e.name for e in self.entries if role in (None, e.role))
+        raise InputError(f"no such {role or 'entry'}", got=name, expected=known)
+
+    def __iter__(self) -> Iterator[ManifestEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __str__(self) -> str:
+        lines = [f"arena {self.arena_size:,} bytes"]
+        for e in self.entries:
+            place = "outside" if e.arena_offset is None else f"@{e.arena_offset}"
+            view = " view" if e.is_view else ""
+            lines.append(f"{e.role:6} {e.name}: {e.shape}, {e.num_bytes:,} bytes, {place}{view}")
+        return "\n".join(lines)
+
+
+def _entry(lir: Lir, role: str, name: str, value: Value) -> ManifestEntry:
+    slot = lir.slots[value]
+    size = value.shape.upper_bytes(lir.live)
+    return ManifestEntry(
+        role,
+        name,
+        value.shape,
+        size // value.shape.dtype.bytes,
+        size,
+        slot.offset,
+        None if slot.offset is None else slot.size,
+        slot.kind == "alias",
+    )

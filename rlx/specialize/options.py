@@ -1,0 +1,60 @@
+"""How to compile: every setting has a default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlx.errors import OptionError
+from rlx.ir.binding import DimBinding
+from rlx.ir.quant import QuantScheme
+from rlx.specialize.component import ModelComponent
+from rlx.specialize.dispatch import KernelDispatchConfig
+from rlx.specialize.key import make_key
+from rlx.specialize.profile import CompileProfile
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a compilation is asked for. `binding` may leave symbols open: they follow the inputs."""
+
+    binding: DimBinding = field(default_factory=DimBinding)
+    dispatch: KernelDispatchConfig = field(default_factory=KernelDispatchConfig.from_environment)
+    profile: CompileProfile = field(default_factory=CompileProfile)
+    quant: QuantScheme | None = None
+    threads: int | None = None
+
+    @staticmethod
+    def of(value: CompileOptions | Mapping[str, Any] | None) -> CompileOptions:
+        if value is None:
+            return CompileOptions()
+        if isinstance(value, CompileOptions):
+            return value
+        if isinstance(value, Mapping):
+            try:
+                return CompileOptions(**value)
+            except TypeError as e:
+                known = ", ".join(CompileOptions.__dataclass_fields__)
+                raise OptionError("unknown option", got=str(e), expected=known) from e
+        raise OptionError("not compile options", got=repr(value))
+
+    def for_component(self, component: ModelComponent) -> CompileOptions:
+        """These options with what the component says applied."""
+        return replace(
+            self,
+            binding=component.dim_binding(),
+            dispatch=component.kernel_dispatch,
+            quant=component.quant if component.quant is not None else self.quant,
+        )
+
+    def template_material(self) -> Mapping[str, object]:
+        """What a template depends on: all but the sizes."""
+        return {
+            "dispatch": self.dispatch,
+            "profile": self.profile,
+            "quant": None if self.quant is None else str(self.quant),
+        }
+
+    def template_key(self) -> str:
+        return make_key("options", self.template_material())

@@ -1,0 +1,107 @@
+"""Compile profiles: a small TOML file, or a preset by architecture and phase.
+
+fusion = "direct"            # or "fusable"
+precision = "f32"            # element type of activations: f32, f16, bf16
+target = "host"              # or a named CPU
+passes = ["simplify", …]     # leave out for the whole list
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import OptionError
+from rlx.specialize.key import make_key
+
+
+@dataclass(frozen=True)
+class CompileProfile:
+    fusion: str = "direct"
+    precision: str = "f32"
+    target: str = "host"
+    passes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("fusion", self.fusion, ("direct", "fusable"))
+        _one_of("precision", self.precision, ("f32", "f16", "bf16"))
+        if not isinstance(self.target, str) or not self.target:
+            raise OptionError("not a target name", where="profile.target", got=repr(self.target))
+        if self.passes is not None:
+            if isinstance(self.passes, str) or not all(isinstance(p, str) for p in self.passes):
+                raise OptionError("not a list of names", where="profile.passes", got=self.passes)
+            object.__setattr__(self, "passes", tuple(self.passes))
+
+    @staticmethod
+    def from_toml(text: str, where: str = "profile") -> CompileProfile:
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as e:
+            raise OptionError("not TOML", where=where, got=str(e)) from e
+        return CompileProfile.from_table(table, where)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any], where: str = "profile") -> CompileProfile:
+        known = [f.name for f in fields(CompileProfile)]
+        for name in table:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else ""
+                raise OptionError(
+                    "unknown setting", where=where, got=name, expected=", ".join(known), hint=hint
+                )
+        return CompileProfile(**table)
+
+    @staticmethod
+    def load(path: str | Path) -> CompileProfile:
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise OptionError("profile cannot be read", where=str(path), got=str(e)) from e
+        return CompileProfile.from_toml(text, str(path))
+
+    @staticmethod
+    def preset(architecture: str, phase: str = "inference") -> CompileProfile:
+        """The settings an architecture is best compiled with, by phase."""
+        found = PRESETS.get((architecture, phase)) or PRESETS.get((architecture, "*"))
+        if found is None:
+            names = sorted({a for a, _ in PRESETS})
+            near = difflib.get_close_matches(architecture, names, 1)
+            raise OptionError(
+                "unknown profile", got=f"{architecture}/{phase}", expected=", ".join(names),
+                hint=f"did you mean {near[0]}?" if near else "",
+            )  # fmt: skip
+        return found
+
+    def key_material(self) -> Mapping[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def profile_key(self) -> str:
+        """A hash of the contents: the file's name and layout do not matter."""
+        return make_key("profile", self)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(
+            "unknown value", where=f"profile.{name}", got=repr(value), expected=", ".join(allowed)
+        )
+
+
+_PLAIN = CompileProfile()
+PRESETS: dict[tuple[str, str], CompileProfile] = {
+    ("default", "*"): _PLAIN,
+    **{
+        (architecture, "*"): _PLAIN
+        for architecture in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+    },
+    ("gpt2", "*"): _PLAIN,
+    ("bert", "*"): _PLAIN,
+    ("debug", "*"): CompileProfile(fusion="fusable", passes=("lower_hir", "dce")),
+}
