@@ -1,0 +1,193 @@
+"""Fourier transforms, complex numbers, and linear systems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import AttributeValueError, DTypeError, ShapeError
+from rlx.ir import dtype as dt
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType, promote
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import compute, require_float, require_same, rounded
+from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
+
+
+def _require_transformable(x: Shape, axis: int, *, real: bool) -> int:
+    """The axis, once the transform of `x` along it is known to exist."""
+    if x.dtype is dt.f64:
+        raise DTypeError("no complex type holds f64", got=x, hint="cast to f32 first")
+    if not (x.dtype.is_float or (x.dtype is dt.c64 and not real)):
+        raise DTypeError("x has no transform", got=x, expected="f32" if real else "f32 or c64")
+    axis = normalize_axis(axis, x.rank)
+    if not x.rank or x.dims[axis] == 0:
+        raise ShapeError("a transform needs at least one element", got=x)
+    return axis
+
+
+def _fft_cost(points: Dim, elements: Dim, traffic: Dim) -> Cost:
+    # 5 n log2 n is the customary count; a symbolic length is taken for 4096
+    steps = max(1, round(log2(points))) if isinstance(points, int) and points else 12
+    return Cost(elements * (5 * steps), traffic)
+
+
+class _Transform(Op):
+    axis: int
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        """Counted on the longer, complete side."""
+        whole = inputs[0] if self.name != "irfft" else outputs[0]
+        traffic = inputs[0].size_bytes + outputs[0].size_bytes
+        return _fft_cost(whole.dims[self.axis], whole.num_elements, traffic)
+
+
+@op("fft")
+class Fft(_Transform):
+    """X[k] = Σ_j x[j]·exp(−2πi·jk/n) along `axis`; the inverse has +2πi and the factor 1/n."""
+
+    axis: int = -1
+    inverse: bool = False
+
+    def infer(self, x: Shape) -> Shape:
+        _require_transformable(x, self.axis, real=False)
+        return x.with_dtype(dt.c64)
+
+    def reference(self, x: Array) -> Array:
+        wide = compute(x).astype(np.complex128)
+        transform = np.fft.ifft if self.inverse else np.fft.fft
+        return transform(wide, axis=self.axis).astype(np.complex64)
+
+
+@op("rfft")
+class Rfft(_Transform):
+    """The first n // 2 + 1 terms of the transform of a real x; the others mirror them."""
+
+    axis: int = -1
+
+    def infer(self, x: Shape) -> Shape:
+        axis = _require_transformable(x, self.axis, real=True)
+        dims = list(x.dims)
+        dims[axis] = dims[axis] // 2 + 1
+        return Shape(dims, dt.c64)
+
+    def reference(self, x: Array) -> Array:
+        return np.fft.rfft(compute(x).astype(np.float64), axis=self.axis).astype(np.complex64)
+
+
+@op("irfft")
+class Irfft(_Transform):
+    """The real x of length `n` whose `rfft` is given; the factor 1/n is in here.
+
+    Imaginary parts of the first term, and for an even n of the last, do not count.
+    """
+
+    n: Dim
+    axis: int = -1
+
+    def check(self) -> None:
+        if isinstance(self.n, int) and self.n < 1:
+            raise AttributeValueError("out of range", where="irfft.n", got=self.n, expected="1 up")
+
+    def infer(self, x: Shape) -> Shape:
+        if x.dtype is not dt.c64:
+            raise DTypeError("x must be complex", got=x, expected="c64")
+        axis = normalize_axis(self.axis, x.rank)
+        dims = list(x.dims)
+        require_same(dims[axis], self.n // 2 + 1, f"terms for {self.n} points")
+        dims[axis] = self.n
+        return Shape(dims, dt.f32)
+
+    def reference(self, x: Array) -> Array:
+        n: Any = self.n
+        return np.fft.irfft(x.astype(np.complex128), n, axis=self.axis).astype(np.float32)
+
+
+@op("real", is_elementwise=True)
+class Real(Op):
+    """The real part of a complex x."""
+
+    def infer(self, x: Shape) -> Shape:
+        return _part(x)
+
+    def reference(self, x: Array) -> Array:
+        return x.real.copy()
+
+
+@op("imag", is_elementwise=True)
+class Imag(Op):
+    """The imaginary part of a complex x."""
+
+    def infer(self, x: Shape) -> Shape:
+        return _part(x)
+
+    def reference(self, x: Array) -> Array:
+        return x.imag.copy()
+
+
+def _part(x: Shape) -> Shape:
+    if x.dtype is not dt.c64:
+        raise DTypeError("x must be complex", got=x, expected="c64")
+    return x.with_dtype(dt.f32)
+
+
+@op("complex", is_elementwise=True)
+class Complex(Op):
+    """re + i·im, from f32 parts."""
+
+    def infer(self, re: Shape, im: Shape) -> Shape:
+        for shape, what in ((re, "re"), (im, "im")):
+            if shape.dtype is not dt.f32:
+                raise DTypeError(f"{what} has the wrong type", got=shape, expected="f32")
+        return Shape(broadcast_dims(re.dims, im.dims), dt.c64)
+
+    def reference(self, re: Array, im: Array) -> Array:
+        re, im = np.broadcast_arrays(re, im)
+        made = np.empty(re.shape, np.complex64)
+        made.real, made.imag = re, im  # adding i·im would turn an infinity into NaN
+        return made
+
+
+@op("solve")
+class Solve(Op):
+    """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast.
+
+    Elimination with row pivoting. A singular matrix has no answer: its results are NaN.
+    """
+
+    def infer(self, a: Shape, b: Shape) -> Shape:
+        require_float(a, "a")
+        require_float(b, "b")
+        if a.rank < 2 or b.rank < 2:
+            low = a if a.rank < 2 else b
+            raise ShapeError("not matrices", got=low, expected="[..., n, n] and [..., n, m]")
+        require_same(a.dims[-1], a.dims[-2], "columns and rows of a")
+        require_same(b.dims[-2], a.dims[-1], "rows of b")
+        batch = broadcast_dims(a.dims[:-2], b.dims[:-2])
+        return Shape((*batch, *b.dims[-2:]), promote(a.dtype, b.dtype))
+
+    def reference(self, a: Array, b: Array) -> Array:
+        dtype = promote(DType.of(a.dtype), DType.of(b.dtype))
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        left = np.broadcast_to(a, (*batch, *a.shape[-2:])).astype(np.float64)
+        right = np.broadcast_to(b, (*batch, *b.shape[-2:])).astype(np.float64)
+        result = np.full(right.shape, np.nan)
+        for i in np.ndindex(*batch):
+            try:
+                result[i] = np.linalg.solve(left[i], right[i])
+            except np.linalg.LinAlgError:
+                continue  # stays NaN, as documented
+        return rounded(result, dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        """2/3·n³ for the elimination, 2·n² per right-hand side."""
+        a, x = inputs[0], outputs[0]
+        matrices: Dim = 1
+        for d in x.dims[:-2]:
+            matrices = matrices * d
+        n, m = x.dims[-2:]
+        flops = matrices * ((n * n * n * 2) // 3 + n * n * m * 2)
+        return Cost(flops, a.size_bytes + inputs[1].size_bytes + x.size_bytes)

@@ -1,0 +1,165 @@
+"""Pooling and resizing of `[B, C, *n]` with one or two spatial axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import AttributeValueError, DTypeError, ShapeError
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import compute, require_float, rounded
+from rlx.ir.ops.conv import (
+    Window,
+    make_window,
+    require_positive,
+    spatial_axes,
+    window_counts,
+    windows,
+)
+from rlx.ir.shape import Shape
+
+
+class _Pool(Op):
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    def check(self) -> None:
+        require_positive(f"{self.name}.kernel", self.kernel)
+        require_positive(f"{self.name}.padding", self.padding, 0)
+        if self.stride:
+            require_positive(f"{self.name}.stride", self.stride)
+
+    def window(self, rank: int) -> Window:
+        """The geometry over `rank` spatial axes; without a stride, windows stand side by side."""
+        kernel = self.kernel * rank if len(self.kernel) == 1 else self.kernel
+        if len(kernel) != rank:
+            raise AttributeValueError(
+                "kernel does not fit the spatial axes", got=kernel, expected=f"1 or {rank} numbers"
+            )
+        found = make_window(kernel, self.stride or kernel, self.padding, (1,))
+        if any(p >= k for p, k in zip(found.low + found.high, kernel * 2, strict=True)):
+            raise AttributeValueError(
+                "padding of a whole window", got=self.padding, expected=f"less than {kernel}"
+            )
+        return found
+
+    def counts(self, x: Shape) -> Shape:
+        window = self.window(spatial_axes(x, "x"))
+        return x.with_dims((*x.dims[:2], *window_counts(x.dims[2:], window)))
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        taps = prod(self.window(inputs[0].rank - 2).kernel)
+        traffic = inputs[0].size_bytes + outputs[0].size_bytes
+        return Cost(outputs[0].num_elements * taps, traffic)
+
+
+@op("max_pool")
+class MaxPool(_Pool):
+    """The largest element of each window; NaN wins, padding never does."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = (0,)
+
+    def infer(self, x: Shape) -> Shape:
+        if not (x.dtype.is_float or x.dtype.is_integer):
+            raise DTypeError("x cannot be ordered", got=x, expected="a float or integer type")
+        return self.counts(x)
+
+    def reference(self, x: Array) -> Array:
+        wide = compute(x)
+        rank = x.ndim - 2
+        lowest = -np.inf if wide.dtype.kind == "f" else np.iinfo(wide.dtype).min
+        view = windows(wide, self.window(rank), lowest)
+        return view.max(axis=tuple(range(-rank, 0))).astype(x.dtype)
+
+
+@op("avg_pool")
+class AvgPool(_Pool):
+    """The mean of each window; padding counts as zeros, or not at all."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = (0,)
+    count_include_pad: bool = True
+
+    def infer(self, x: Shape) -> Shape:
+        require_float(x, "x")
+        return self.counts(x)
+
+    def reference(self, x: Array) -> Array:
+        wide = compute(x)
+        rank = x.ndim - 2
+        window, axes = self.window(rank), tuple(range(-rank, 0))
+        total = windows(wide, window, 0).sum(axis=axes)
+        number: Any = prod(window.kernel)
+        if not self.count_include_pad:
+            inside = np.ones((1, 1, *x.shape[2:]), wide.dtype)
+            number = windows(inside, window, 0).sum(axis=axes)
+        return rounded(total / number, DType.of(x.dtype))
+
+
+@op("resize")
+class Resize(Op):
+    """Spatial axes brought to `sizes`.
+
+    "nearest" takes element ⌊i·n / size⌋. "linear" interpolates axis by axis at
+    (i + ½)·n / size − ½, held inside the axis; with `align_corners` at i·(n − 1) / (size − 1), so
+    that first and last elements stay. Positions are f64, the weights have the type of the sums.
+    """
+
+    sizes: tuple[Dim, ...]
+    mode: str = "nearest"
+    align_corners: bool = False
+
+    def check(self) -> None:
+        if self.mode not in ("nearest", "linear"):
+            raise AttributeValueError(
+                "unknown mode", where="resize.mode", got=self.mode, expected="nearest or linear"
+            )
+        if self.align_corners and self.mode == "nearest":
+            raise AttributeValueError("align_corners is for linear", where="resize.align_corners")
+        if any(isinstance(s, int) and s < 0 for s in self.sizes):
+            raise AttributeValueError("negative size", where="resize.sizes", got=self.sizes)
+
+    def infer(self, x: Shape) -> Shape:
+        if self.mode == "linear":
+            require_float(x, "x")
+        if len(self.sizes) != spatial_axes(x, "x"):
+            raise ShapeError("sizes do not fit the spatial axes", got=self.sizes, expected=x)
+        if any(n == 0 and size != 0 for n, size in zip(x.dims[2:], self.sizes, strict=True)):
+            raise ShapeError("nothing to resize", got=x)
+        return x.with_dims((*x.dims[:2], *self.sizes))
+
+    def reference(self, x: Array) -> Array:
+        y = compute(x)
+        for axis, size in enumerate(self.sizes, start=2):
+            count: Any = size
+            y = self._axis(y, axis, count)
+        return rounded(y, DType.of(x.dtype))
+
+    def _axis(self, x: Array, axis: int, size: int) -> Array:
+        n = x.shape[axis]
+        place = np.arange(size)
+        if self.mode == "nearest":
+            return np.take(x, place * n // max(size, 1), axis=axis)
+        if self.align_corners:
+            at = place * ((n - 1) / max(size - 1, 1))
+        else:
+            at = np.clip((place + 0.5) * n / max(size, 1) - 0.5, 0, max(n - 1, 0))
+        below = np.minimum(np.floor(at).astype(np.int64), max(n - 1, 0))
+        above = np.minimum(below + 1, max(n - 1, 0))
+        part = (at - below).astype(x.dtype).reshape(-1, *[1] * (x.ndim - axis - 1))
+        return np.take(x, below, axis=axis) * (1 - part) + np.take(x, above, axis=axis) * part
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        """Copies for nearest; three operations per element and axis for linear."""
+        work = 3 * len(self.sizes) if self.mode == "linear" else 1
+        traffic = inputs[0].size_bytes + outputs[0].size_bytes
+        return Cost(outputs[0].num_elements * work, traffic)
