@@ -24,7 +24,7 @@ from rlx.codegen.target import Target
 
 
 class KernelSpec(ABC):
-    """Base of kernel families; subclasses are frozen dataclasses of what is constant in the code."""
+    """Base of kernel families: frozen dataclasses of what is constant in the code."""
 
     optimizer: ClassVar[str] = "none"  # see jit.Unit: most kernels are emitted as they should run
     level: ClassVar[int] = 2

@@ -1,0 +1,101 @@
+"""The rules of the house: which folder may import which, lint, format and types."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "rlx"
+ARROW = [
+    "ir",
+    "passes",
+    "specialize",
+    "codegen",
+    "backends",
+    "runtime",
+    "models",
+    "serve",
+    "cli",
+]
+
+
+def _imports(path: Path) -> set[str]:
+    """First-level rlx folders that a file imports, late imports included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [f"{node.module}.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        else:
+            continue
+        found |= {n.split(".")[1] for n in names if n.startswith("rlx.")}
+    return found
+
+
+def test_the_import_arrow_points_one_way() -> None:
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        folder = path.relative_to(PACKAGE).parts[0]
+        allowed = {folder, "errors"}
+        if folder in ARROW:
+            allowed |= set(ARROW[: ARROW.index(folder)]) | (
+                {"formats"} if folder != "ir" else set()
+            )
+        elif folder == "formats":
+            allowed |= {"ir"}
+        else:  # files of the package itself may name anything public
+            continue
+        wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in _imports(path) - allowed]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_llvmlite_is_named_in_codegen_only() -> None:
+    users = {
+        str(p.relative_to(PACKAGE))
+        for p in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(p.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llvmlite"))
+        or (isinstance(node, ast.Import) and any(a.name.startswith("llvmlite") for a in node.names))
+    }
+    assert users, "the check must see the imports it is about"
+    assert all(u.startswith("codegen") for u in users), users
+
+
+def test_importing_rlx_loads_no_compiler_and_no_extra() -> None:
+    code = (
+        "import sys, rlx; heavy = {'llvmlite','gguf','tokenizers','jinja2','safetensors','rich',"
+        "'typer','starlette','onnx','torch'} & set(sys.modules); sys.exit(', '.join(heavy))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        pytest.param(["mypy", "rlx"], marks=pytest.mark.slow),
+    ],
+    ids=["lint", "format", "types"],
+)
+def test_tools_are_content(command: list[str]) -> None:
+    environment = os.environ | {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
