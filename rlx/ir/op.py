@@ -190,8 +190,10 @@ def _field_equality(fields: tuple[str, ...]) -> Callable[[Any, object], bool]:
 
 def _same(a: Any, b: Any) -> bool:
     # 1, 1.0 and True are equal in Python and NaN is not; as attributes each is itself alone
-    if isinstance(a, float):
-        return isinstance(b, float) and (a == b or (a != a and b != b))
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float) or isinstance(b, float):
+        return type(a) is type(b) and (a == b or (a != a and b != b))
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
