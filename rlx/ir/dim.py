@@ -20,6 +20,10 @@ Dim = Union[int, "Expr"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
+# No model comes near these; a file made to exhaust memory would.
+MAX_TERMS = 1024
+MAX_DEGREE = 64
+
 
 class FloorDiv:
     """The atom `numerator // divisor`, kept opaque inside a polynomial."""
@@ -137,6 +141,9 @@ def _make(terms: Mapping[Monomial, int]) -> Dim:
         return 0
     if len(kept) == 1 and () in kept:
         return kept[()]
+    if len(kept) > MAX_TERMS or max(map(len, kept)) > MAX_DEGREE:
+        expected = f"at most {MAX_TERMS} terms of {MAX_DEGREE} factors"
+        raise ShapeError("a dimension expression grew too large", expected=expected)
     return Expr(kept)
 
 

@@ -39,7 +39,9 @@ class Shape:
         self = object.__new__(cls)
         self.dims, self.dtype = key
         for d in self.dims:
-            if isinstance(d, int) and d < 0:
+            if isinstance(d, int) and not 0 <= d < 2**63:
+                if d >= 2**63:
+                    raise ShapeError("dimension beyond 63 bits", got=f"{d.bit_length()} bits")
                 raise ShapeError("negative dimension", got=str(list(self.dims)))
         self.rank = len(self.dims)
         self.is_static = all(isinstance(d, int) for d in self.dims)
