@@ -1,0 +1,337 @@
+"""The native driver: worker threads that run a table of steps in lock step.
+
+A kernel is `void kernel(ptr words, i32 tid, i32 nth)`; `words` holds 8-byte words (pointers and i64
+scalars) as the kernel wants them, and worker `tid` of `nth` does its share.
+
+A program is a table of steps {kernel, words, flags, phase}. Before the first step the driver copies
+`live` values (sizes of this run, addresses of inputs and outputs) into the words that the patch
+table names, so a run costs Python one call, whatever the number of steps. Flag BARRIER: no worker
+begins the next step before all have finished this one. Flag ALONE: worker 0 runs the step by itself
+(it sees tid 0 of 1). A run ends when every worker has left it.
+
+The pool's state is one block of memory. A run is announced by a new epoch, whose low byte says how
+many workers take part; workers wait for it spinning, then yielding, then asleep. Worker 0 is the
+caller. After `BUDGET` ticks the workers agree, at a barrier, to return early, so that Python can
+handle a signal; the caller then resumes at the step that the run returned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+
+from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr, void
+from rlx.codegen.jit import Kernel, Unit, compile_unit
+from rlx.codegen.target import Target
+
+BARRIER, ALONE = 1, 2
+
+# The pool's state: byte offsets. What different workers write lies on different cache lines.
+EPOCH, SLEEPERS, ARRIVED, GENERATION, BARRIER_SLEEPERS = 0, 64, 128, 192, 256
+FINISHED, PROGRAM, FIRST, LAST, YIELD_AT = 320, 384, 392, 400, 408
+STOP, WORKERS, WAKE = 448, 452, 456
+SPIN, IDLE_YIELD, BARRIER_YIELD, BUDGET = 464, 472, 480, 488
+STATE_BYTES = 512
+
+# A program: byte offsets of its header, and of one step.
+STEPS, PATCHES, PATCH_COUNT, WORDS, LIVE, PROFILE, STEP_COUNT, USE_WORKERS = range(0, 64, 8)
+HEADER_BYTES = 64
+STEP_BYTES = 24
+STEP_FN, STEP_WORDS, STEP_FLAGS, STEP_PHASE = 0, 8, 16, 20
+
+_FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
+_EVERYONE = 0x7FFFFFFF
+
+
+def driver_unit(target: Target, futex: bool | None = None) -> Unit:
+    """The driver for a target; without futex, workers sleep in Python and are woken by it."""
+    if futex is None:
+        futex = sys.platform == "linux"
+    m = Module(target)
+    wait, wake = (_futex_wait, _futex_wake) if futex else (_sleep_a_little, _wake_nobody)
+    drive = _emit_drive(m, _emit_barrier(m, wait, wake))
+    _emit_worker(m, drive, _emit_finish(m, wake), futex)
+    _emit_run(m, drive, _emit_join(m, wait), futex)
+    _emit_stop(m, futex)
+    now = m.function("now", [], i64)
+    now.ret(now.clock())
+    return Unit(m.text(), target, "none", 2)
+
+
+@cache
+def load_driver(target: Target, futex: bool | None = None) -> Kernel:
+    return compile_unit(driver_unit(target, futex))
+
+
+def void_results(*_: object) -> None:
+    """Drop what a call or branch gives, in a body that must give nothing."""
+
+
+def _futex(f: Function, op: int, address: Value, value: Value) -> None:
+    """The system call, through libc (its first argument is the call's number)."""
+    f.module.declare_text("syscall", "declare i64 @syscall(i64, ...)")
+    number = 202 if f.target.is_x86 else 98
+    f.effect(
+        f"call i64 (i64, ...) @syscall(i64 {number}, ptr {address.name}, i64 {op}, "
+        f"i64 {value.to(i64, signed=False).name}, ptr null, ptr null, i64 0)"
+    )
+
+
+def _futex_wait(f: Function, address: Value, seen: Value) -> None:
+    _futex(f, _FUTEX_WAIT, address, seen)
+
+
+def _futex_wake(f: Function, address: Value) -> None:
+    _futex(f, _FUTEX_WAKE, address, f.i64(_EVERYONE))
+
+
+def _sleep_a_little(f: Function, address: Value, seen: Value) -> None:
+    f.intrinsic("usleep", i32, f.i32(50))
+
+
+def _wake_nobody(f: Function, address: Value) -> None:
+    """Sleepers of the portable barrier look by themselves."""
+
+
+def _counted_sleep(f: Function, counter: Value, sleep: Callable[[], None]) -> None:
+    """Say that someone sleeps before looking a last time, so that a wake-up is never missed."""
+    f.atomic_rmw("add", counter, f.i32(1), order="seq_cst")
+    sleep()
+    f.atomic_rmw("sub", counter, f.i32(1), order="seq_cst")
+
+
+def _linger(
+    f: Function, state: Value, start: Value, patience: int, sleep: Callable[[], None]
+) -> None:
+    """One look's worth of waiting: first spin, then let other threads run, in the end sleep.
+
+    Yielding early matters where the thread that is waited for sits on the same core.
+    """
+    waited = f.clock() - start
+
+    def give_way() -> None:
+        f.intrinsic("sched_yield", i32)
+
+    f.if_(
+        waited < f.load(state, i64, SPIN),
+        f.relax,
+        lambda: void_results(f.if_(waited < f.load(state, i64, patience), give_way, sleep)),
+    )
+
+
+def _emit_barrier(
+    m: Module,
+    wait: Callable[[Function, Value, Value], None],
+    wake: Callable[[Function, Value], None],
+) -> Function:
+    f = m.function("barrier", [("state", ptr), ("nth", i32)], internal=True)
+    state = f["state"]
+    generation, sleepers = f.gep(state, GENERATION), f.gep(state, BARRIER_SLEEPERS)
+    seen = f.atomic_load(generation, i32, order="monotonic")
+    before = f.atomic_rmw("add", state, f.i32(1), ARRIVED)
+
+    def release() -> None:
+        f.atomic_store(f.i32(0), state, ARRIVED, "monotonic")
+        f.atomic_rmw("add", generation, f.i32(1), order="seq_cst")
+        asleep = f.atomic_load(sleepers, i32, order="seq_cst")
+        f.if_(asleep.ne(0), lambda: wake(f, generation))
+
+    def linger(start: Value) -> list[Value]:
+        _linger(f, state, start, BARRIER_YIELD, sleep)
+        return [start]
+
+    def sleep() -> None:
+        _counted_sleep(f, sleepers, lambda: wait(f, generation, seen))
+
+    def attend() -> None:
+        f.while_([f.clock()], lambda start: f.atomic_load(generation, i32).eq(seen), linger)
+
+    f.if_(before.eq(f["nth"] - 1), release, attend)
+    return f
+
+
+def _emit_finish(m: Module, wake: Callable[[Function, Value], None]) -> Function:
+    """A worker says that it has left the run."""
+    f = m.function("finish", [("state", ptr), ("nth", i32)], internal=True)
+    state = f["state"]
+    finished = f.gep(state, FINISHED)
+    before = f.atomic_rmw("add", finished, f.i32(1), order="seq_cst")
+
+    def last() -> None:
+        asleep = f.atomic_load(state, i32, BARRIER_SLEEPERS, "seq_cst")
+        f.if_(asleep.ne(0), lambda: wake(f, finished))
+
+    f.if_(before.eq(f["nth"] - 2), last)
+    return f
+
+
+def _emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Function:
+    """Worker 0 waits until all others have left the run, so that the next may change the state."""
+    f = m.function("join", [("state", ptr), ("nth", i32)], internal=True)
+    state, others = f["state"], f["nth"] - 1
+    finished, sleepers = f.gep(state, FINISHED), f.gep(state, BARRIER_SLEEPERS)
+
+    def unless_done() -> None:
+        now = f.atomic_load(finished, i32, order="seq_cst")
+        f.if_(now.ne(others), lambda: wait(f, finished, now))
+
+    def linger(start: Value) -> list[Value]:
+        _linger(f, state, start, BARRIER_YIELD, lambda: _counted_sleep(f, sleepers, unless_done))
+        return [start]
+
+    f.while_([f.clock()], lambda start: f.atomic_load(finished, i32).ne(others), linger)
+    return f
+
+
+def _emit_drive(m: Module, barrier: Function) -> Function:
+    """Run steps [first, last) as worker tid of nth; gives the step to go on from."""
+    params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
+    f = m.function("drive", [*params, ("tid", i32), ("nth", i32)], i64, internal=True)
+    state, program, tid, nth = f["state"], f["program"], f["tid"], f["nth"]
+    steps, profile = f.load(program, ptr, STEPS), f.load(program, ptr, PROFILE)
+    budget, begin = f.load(state, i64, BUDGET), f.clock()
+    row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), 16)
+    leads, profiling = tid.eq(0), profile.ne(f.null())
+
+    def stamp(step: Value, place: int) -> None:
+        f.if_(profiling, lambda: f.store(f.clock(), f.gep(row, step, 16), place))
+
+    def sync(step: Value) -> Value:
+        late = leads & (f.clock() - begin > budget)
+        f.if_(late, lambda: f.atomic_store(step, state, YIELD_AT, "monotonic"))
+        f.if_(nth > 1, lambda: void_results(f.call(barrier, state, nth)))
+        return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(step)
+
+    def body(step: Value, limit: Value) -> list[Value]:
+        entry = f.gep(steps, step, STEP_BYTES)
+        flags = f.load(entry, i32, STEP_FLAGS)
+        alone = (flags & ALONE).ne(0)
+
+        def work() -> None:
+            stamp(step, 0)
+            share = f.select(alone, f.i32(1), nth)
+            kernel, words = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS)
+            f.call_pointer(kernel, void, words, tid, share)
+            stamp(step, 8)
+
+        f.if_(leads | ~alone, work)
+        following = step + 1
+        wanted = (flags & BARRIER).ne(0) & (following < limit)
+        [leave] = f.if_(wanted, lambda: sync(step), lambda: f.const(0, leads.type))
+        return [following, f.select(leave, following, limit)]
+
+    at, _ = f.while_([f["first"], f["last"]], lambda step, limit: step < limit, body)
+    f.ret(at)
+    return f
+
+
+def _emit_worker(m: Module, drive: Function, finish: Function, futex: bool) -> None:
+    """i64 worker(state, tid, seen, slept): serve runs until told to stop, then give -1.
+
+    Without futex it comes back after an idle time with the epoch it has seen, counted as asleep;
+    the caller waits for the pool's wake-up and enters again with slept = 1.
+    """
+    params = [("state", ptr), ("tid", i32), ("seen", i32), ("slept", i32)]
+    f = m.function("worker", params, i64)
+    state, tid = f["state"], f["tid"]
+    sleepers = f.gep(state, SLEEPERS)
+    f.if_(
+        f["slept"].ne(0),
+        lambda: void_results(f.atomic_rmw("sub", sleepers, f.i32(1), order="seq_cst")),
+    )
+
+    def idle(seen: Value) -> Callable[[Value], list[Value]]:
+        def leave() -> None:
+            f.atomic_rmw("add", sleepers, f.i32(1), order="seq_cst")
+            missed = f.atomic_load(state, i32, EPOCH, "seq_cst").ne(seen)
+
+            def back() -> None:
+                f.atomic_rmw("sub", sleepers, f.i32(1), order="seq_cst")
+
+            f.if_(missed, back, lambda: f.ret(seen.to(i64, signed=False)))
+
+        def rest() -> None:
+            if futex:
+                address = f.gep(state, EPOCH)
+                _counted_sleep(f, sleepers, lambda: _futex_wait(f, address, seen))
+            else:
+                leave()
+
+        def linger(start: Value) -> list[Value]:
+            _linger(f, state, start, IDLE_YIELD, rest)
+            return [start]
+
+        return linger
+
+    def serve(seen: Value) -> list[Value]:
+        f.while_([f.clock()], lambda start: f.atomic_load(state, i32, EPOCH).eq(seen), idle(seen))
+        epoch = f.atomic_load(state, i32, EPOCH)
+        stopped = f.atomic_load(state, i32, STOP).ne(0)
+        f.if_(stopped, lambda: f.ret(f.i64(-1)))
+        nth = epoch & 0xFF
+
+        def take_part() -> None:
+            program = f.load(state, ptr, PROGRAM)
+            first, last = f.load(state, i64, FIRST), f.load(state, i64, LAST)
+            f.call(drive, state, program, first, last, tid, nth)
+            f.call(finish, state, nth)
+
+        f.if_(tid < nth, take_part)
+        return [epoch]
+
+    f.while_([f["seen"]], lambda seen: f.i32(0).eq(0), serve)
+    f.ret(f.i64(-1))
+
+
+def _emit_run(m: Module, drive: Function, join: Function, futex: bool) -> None:
+    """i64 run(state, program, first, last): as worker 0, with the others; gives the next step."""
+    params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
+    f = m.function("run", params, i64)
+    state, program, first, last = (f[name] for name, _ in params)
+    _emit_patches(f, program)
+    wanted = f.load(program, i64, USE_WORKERS).to(i32)
+    have = f.load(state, i32, WORKERS)
+    nth = f.min(f.select(wanted > 0, wanted, have), have)
+    f.atomic_store(f.i64(-1), state, YIELD_AT, "monotonic")
+
+    def announce() -> None:
+        f.atomic_store(f.i32(0), state, FINISHED, "monotonic")
+        f.store(program, state, PROGRAM)
+        f.store(first, state, FIRST)
+        f.store(last, state, LAST)
+        _new_epoch(f, nth, futex)
+
+    f.if_(nth > 1, announce)
+    at = f.call(drive, state, program, first, last, f.i32(0), nth)
+    f.if_(nth > 1, lambda: void_results(f.call(join, state, nth)))
+    f.ret(at)
+
+
+def _emit_patches(f: Function, program: Value) -> None:
+    pairs, count = f.load(program, ptr, PATCHES), f.load(program, i64, PATCH_COUNT)
+    words, live = f.load(program, ptr, WORDS), f.load(program, ptr, LIVE)
+    for i in f.range(0, count):
+        pair = f.gep(pairs, i, 8)
+        word, source = f.load(pair, i32).to(i64), f.load(pair, i32, 4).to(i64)
+        f.store(f.load(f.gep(live, source, 8), i64), f.gep(words, word, 8))
+
+
+def _new_epoch(f: Function, nth: Value, futex: bool) -> None:
+    """Tell all workers. Only the holder of the pool writes the epoch, so no race is possible."""
+    state = f["state"]
+    old = f.atomic_load(state, i32, EPOCH, "monotonic")
+    fresh = (old & -256) + 256 | nth
+    f.atomic_rmw("xchg", state, fresh, EPOCH, "seq_cst")
+    asleep = f.atomic_load(state, i32, SLEEPERS, "seq_cst").ne(0)
+    if futex:
+        f.if_(asleep, lambda: _futex_wake(f, f.gep(state, EPOCH)))
+    else:
+        f.if_(asleep, lambda: void_results(f.call_pointer(f.load(state, ptr, WAKE), void)))
+
+
+def _emit_stop(m: Module, futex: bool) -> None:
+    """stop(state): every worker leaves when it has finished what it does."""
+    f = m.function("stop", [("state", ptr)])
+    f.atomic_store(f.i32(1), f["state"], STOP, "seq_cst")
+    _new_epoch(f, f.i32(0), futex)

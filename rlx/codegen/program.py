@@ -1,0 +1,110 @@
+"""A program's tables, as the native driver reads them. Made once per variant, without LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.codegen import driver
+from rlx.errors import CodegenError
+
+_STEP = np.dtype(
+    {
+        "names": ["fn", "words", "flags", "phase"],
+        "formats": [np.uint64, np.uint64, np.int32, np.int32],
+        "offsets": [driver.STEP_FN, driver.STEP_WORDS, driver.STEP_FLAGS, driver.STEP_PHASE],
+        "itemsize": driver.STEP_BYTES,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call. `words` are 64-bit numbers: addresses, and sizes known now."""
+
+    fn: int
+    words: Sequence[int] = ()
+    barrier: bool = True
+    alone: bool = False
+    phase: int = 0
+
+
+class Program:
+    """The tables of a sequence of steps, ready to be run by a pool.
+
+    `patches` are (word, source) pairs: before a run, `live[source]` is copied into that word, words
+    being numbered through all steps (`word_of(step, index)`). `keep` holds whatever the addresses
+    in the tables point into. A program may be run by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        patches: Iterable[tuple[int, int]] = (),
+        live: int = 0,
+        workers: int = 0,
+        keep: object = None,
+    ) -> None:
+        self.keep = keep
+        lengths = [len(step.words) for step in steps]
+        self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self.words = np.zeros(max(int(self._starts[-1]), 1), np.int64)
+        self.live = np.zeros(max(live, 1), np.int64)
+        self.patches = np.array(list(patches), np.int32).reshape(-1, 2)
+        self._check_patches(live)
+        self.steps = np.zeros(len(steps), _STEP)
+        for i, step in enumerate(steps):
+            start = self._starts[i]
+            self.words[start : start + lengths[i]] = _signed(step.words)
+            flags = driver.BARRIER * step.barrier | driver.ALONE * step.alone
+            self.steps[i] = (step.fn, self.words.ctypes.data + 8 * start, flags, step.phase)
+        self._profile: npt.NDArray[np.int64] | None = None
+        self._header = np.zeros(driver.HEADER_BYTES // 8, np.int64)
+        self._set(driver.STEPS, self.steps.ctypes.data)
+        self._set(driver.PATCHES, self.patches.ctypes.data)
+        self._set(driver.PATCH_COUNT, len(self.patches))
+        self._set(driver.WORDS, self.words.ctypes.data)
+        self._set(driver.LIVE, self.live.ctypes.data)
+        self._set(driver.STEP_COUNT, len(steps))
+        self._set(driver.USE_WORKERS, workers)
+        self.address: int = self._header.ctypes.data
+
+    def _set(self, offset: int, value: int) -> None:
+        self._header[offset // 8] = value
+
+    def _check_patches(self, live: int) -> None:
+        limits = np.array([self._starts[-1], live])
+        if ((self.patches < 0) | (self.patches >= limits)).any():
+            raise CodegenError(
+                "patch out of range",
+                where="program",
+                got=self.patches.tolist(),
+                expected=f"words below {limits[0]}, sources below {limits[1]}",
+            )
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def word_of(self, step: int, index: int) -> int:
+        """Number of a step's word, for the patch table."""
+        return int(self._starts[step]) + index
+
+    def profile(self, workers: int) -> npt.NDArray[np.int64]:
+        """Ask for time stamps: an array [worker, step, (begin, end)] that every run fills anew."""
+        self._profile = np.zeros((workers, len(self), 2), np.int64)
+        self._set(driver.PROFILE, self._profile.ctypes.data)
+        return self._profile
+
+    def stop_profile(self) -> None:
+        self._set(driver.PROFILE, 0)
+        self._profile = None
+
+
+def _signed(words: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Words as 64 bits each; addresses and masks above 2^63 wrap."""
+    wrapped: list[Any] = [(w + (1 << 63)) % (1 << 64) - (1 << 63) for w in words]
+    return np.array(wrapped, np.int64)

@@ -1,0 +1,188 @@
+"""The worker pool: Python threads that entered native code once and wait there for programs.
+
+One pool serves all Python threads of a process; runs take turns, each with every worker. After a
+fork the child's pool starts workers of its own. Workers are daemons and are stopped at exit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rlx.codegen import driver
+from rlx.codegen.program import Program
+from rlx.codegen.target import Target
+from rlx.runtime.cores import MAX_WORKERS, usable_cores, worker_count
+
+SPIN = 20e-6
+"""Seconds of waiting without letting other threads run."""
+IDLE_YIELD, BARRIER_YIELD = 1.5e-3, 2e-3
+"""Seconds after which a worker without a run, and one at a barrier, sleeps. Waking takes some
+0.1 ms, so this is longer than the gap between two decode steps."""
+BUDGET = 50e-3
+"""Seconds after which a run comes back to Python to let it handle signals."""
+
+
+class _Native:
+    """The driver's functions."""
+
+    def __init__(self, futex: bool) -> None:
+        kernel = driver.load_driver(Target.host(), futex)
+        p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+        self.run = kernel.function("run", n, p, p, n, n)
+        self.worker = kernel.function("worker", n, p, i, i, i)
+        self.stop = kernel.function("stop", None, p)
+        self.now = kernel.function("now", n)
+        self.rate = self._ticks_per_second()
+
+    def _ticks_per_second(self) -> float:
+        start, ticks = time.perf_counter(), self.now()
+        while (spent := time.perf_counter() - start) < 5e-4:
+            pass
+        return float((self.now() - ticks) / spent)
+
+
+_native = cache(_Native)
+
+
+class _Crew:
+    """State and threads of one pool; does not refer to the pool, so that it can be collected."""
+
+    def __init__(self, workers: int, futex: bool) -> None:
+        self.workers, self.futex, self.native = workers, futex, _native(futex)
+        self.lock = threading.RLock()
+        self.threads: list[threading.Thread] = []
+        self.permits = threading.Semaphore(0)
+        self._memory = np.zeros(driver.STATE_BYTES + 64, np.uint8)
+        self.state: int = -(-self._memory.ctypes.data // 64) * 64
+        self._wake = ctypes.CFUNCTYPE(None)(self._release)
+        rate = self.native.rate
+        crowded = workers > usable_cores()
+        self._set(ctypes.c_int32, driver.WORKERS, workers)
+        self._set(ctypes.c_int64, driver.SPIN, int(rate * (0 if crowded else SPIN)))
+        self._set(ctypes.c_int64, driver.IDLE_YIELD, int(rate * IDLE_YIELD))
+        self._set(ctypes.c_int64, driver.BARRIER_YIELD, int(rate * BARRIER_YIELD))
+        self._set(ctypes.c_int64, driver.BUDGET, int(rate * BUDGET))
+        address = ctypes.cast(self._wake, ctypes.c_void_p).value
+        self._set(ctypes.c_void_p, driver.WAKE, address)
+
+    def _set(self, kind: Any, offset: int, value: int | None) -> None:
+        kind.from_address(self.state + offset).value = value
+
+    def _release(self) -> None:
+        """Called by the native driver when workers sleep in Python."""
+        self.permits.release(self.workers)
+
+    def start(self) -> None:
+        for tid in range(1, self.workers):
+            thread = threading.Thread(
+                target=self._serve, args=(tid,), name=f"rlx-worker-{tid}", daemon=True
+            )
+            self.threads.append(thread)
+            thread.start()
+
+    def _serve(self, tid: int) -> None:
+        seen, slept = 0, 0
+        while seen >= 0:
+            seen = self.native.worker(self.state, tid, seen, slept)
+            if seen >= 0:
+                self.permits.acquire()
+                slept = 1
+
+    def stop(self) -> None:
+        """End the workers; later runs do without them. A run that does not end is left alone."""
+        if not self.lock.acquire(timeout=2.0):
+            return
+        try:
+            if self.threads:
+                self.native.stop(self.state)
+                for thread in self.threads:
+                    thread.join(timeout=2.0)
+            self._set(ctypes.c_int32, driver.WORKERS, 1)
+        finally:
+            self.lock.release()
+
+
+class Pool:
+    """Workers that run programs. `Pool()` takes RLX_NUM_THREADS or all cores.
+
+    `oversubscribe` allows more workers than cores (slow; for tests). `futex=False` makes idle
+    workers sleep in Python, as on systems without futexes.
+    """
+
+    def __init__(
+        self, workers: int | None = None, *, oversubscribe: bool = False, futex: bool | None = None
+    ) -> None:
+        if oversubscribe and workers is not None:
+            self.workers = max(1, min(workers, MAX_WORKERS))
+        else:
+            self.workers = worker_count(workers)
+        self._futex = sys.platform == "linux" if futex is None else futex
+        self._renew()
+        _pools.add(self)
+
+    def _renew(self) -> None:
+        self._crew = _Crew(self.workers, self._futex)
+        self._started = False
+        self._finalizer = weakref.finalize(self, self._crew.stop)
+
+    def after_fork(self) -> None:
+        """In a child process: the workers are gone, and the lock may be held by nobody."""
+        self._finalizer.detach()
+        self._renew()
+
+    def run(self, program: Program, first: int = 0, last: int | None = None) -> None:
+        """Run steps [first, last). Ctrl-C stops a long run at a barrier; the pool stays usable."""
+        end = len(program) if last is None else last
+        if not 0 <= first <= end <= len(program):
+            raise ValueError(f"steps {first} to {end} of {len(program)}")
+        at = first
+        with self._crew.lock:
+            while at < end:
+                if not self._started:
+                    self._crew.start()
+                    self._started = True
+                at = self._crew.native.run(self._crew.state, program.address, at, end)
+
+    @property
+    def ticks_per_second(self) -> float:
+        """Rate of the time stamps in a program's profile."""
+        return self._crew.native.rate
+
+    def close(self) -> None:
+        """Stop the workers. Later runs use the caller's thread alone."""
+        self._finalizer()
+        self._started = True
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_shared: dict[int, Pool] = {}
+_shared_lock = threading.Lock()
+
+
+def get_pool(workers: int | None = None) -> Pool:
+    """The process's pool of that size, made on first use."""
+    count = worker_count(workers)
+    with _shared_lock:
+        if count not in _shared:
+            _shared[count] = Pool(count)
+        return _shared[count]
+
+
+def _after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    for pool in list(_pools):
+        pool.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
