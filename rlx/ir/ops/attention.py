@@ -1,0 +1,216 @@
+"""Scaled dot-product attention with grouped key/value heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rlx.errors import AttributeValueError, DTypeError, ShapeError
+from rlx.ir.attrs import MaskKind
+from rlx.ir.dim import Dim, same
+from rlx.ir.dtype import DType
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import compute, quiet, require_float, require_same, rounded, upcast
+from rlx.ir.shape import Shape, broadcast_dims
+
+LAYOUTS = ("bshd", "bhsd")
+
+
+class Heads(NamedTuple):
+    """The sizes of a tensor that is divided into heads."""
+
+    batch: Dim
+    length: Dim
+    heads: Dim
+
+
+def require_layout(layout: str, where: str) -> None:
+    if layout not in LAYOUTS:
+        raise AttributeValueError("unknown layout", where=where, got=layout, expected=LAYOUTS)
+
+
+def head_sizes(x: Shape, head_dim: int, layout: str, what: str) -> Heads:
+    """Sizes of [B, S, H*D], or of rank 4 in `layout`; the width must be whole heads."""
+    expected = f"[B, H, S, {head_dim}]"
+    if layout == "bshd":
+        expected = f"[B, S, H*{head_dim}] or [B, S, H, {head_dim}]"
+    if x.rank != 4 and (x.rank != 3 or layout != "bshd"):
+        raise ShapeError(f"{what} has the wrong rank", got=x, expected=expected)
+    width = x.dims[-1]
+    heads = width // head_dim
+    if (x.rank == 4 and not same(width, head_dim)) or not same(heads * head_dim, width):
+        raise ShapeError(f"{what} is not made of whole heads", got=x, expected=expected)
+    if x.rank == 3:
+        return Heads(x.dims[0], x.dims[1], heads)
+    first, second = x.dims[1:3]
+    return Heads(x.dims[0], first, second) if layout == "bshd" else Heads(x.dims[0], second, first)
+
+
+def split_heads(x: Array, head_dim: int, layout: str) -> Array:
+    """An array of either rank as [B, H, S, D]."""
+    if layout == "bhsd":
+        return x
+    batch, length = x.shape[:2]
+    heads = x.shape[2] if x.ndim == 4 else x.shape[2] // head_dim
+    return x.reshape(batch, length, heads, head_dim).transpose(0, 2, 1, 3)
+
+
+def join_heads(x: Array, like: Array, layout: str) -> Array:
+    """[B, H, S, D] back in the form that `like` has."""
+    return x if layout == "bhsd" else x.transpose(0, 2, 1, 3).reshape(like.shape)
+
+
+@op("attention")
+class Attention(Op):
+    """softmax(scale · q kᵀ, masked) v per head; query head h uses key head h // (heads/kv_heads).
+
+    q, k, v are [B, S, H*D], [B, S, H, D] ("bshd") or [B, H, S, D] ("bhsd"); the result is like q.
+    Query i stands at position Sk - Sq + i. With a softcap c the scaled scores s become
+    c·tanh(s/c) before the mask. A mask tensor broadcasts to [B, H, Sq, Sk]: flags of the keys to
+    keep (CUSTOM), or numbers added to the scores (BIAS). A query without any key gives zeros.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mask_kind: MaskKind = MaskKind.NONE
+    scale: float | None = None
+    softcap: float = 0.0
+    q_layout: str = "bshd"
+    kv_layout: str = "bshd"
+
+    def check(self) -> None:
+        for field in ("num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, field) < 1:
+                raise AttributeValueError(
+                    "must be positive", where=f"{self.name}.{field}", got=getattr(self, field)
+                )
+        if self.num_heads % self.num_kv_heads:
+            raise AttributeValueError(
+                "query heads do not divide among the key heads", where=self.name,
+                got=f"num_heads={self.num_heads}", expected=f"a multiple of {self.num_kv_heads}",
+            )  # fmt: skip
+        if not (self.softcap >= 0 and math.isfinite(self.softcap)):
+            raise AttributeValueError(
+                "not a bound of scores", where=f"{self.name}.softcap", got=self.softcap,
+                expected="a positive number, or 0 for none",
+            )  # fmt: skip
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise AttributeValueError(
+                "not a finite number", where=f"{self.name}.scale", got=self.scale
+            )
+        require_layout(self.q_layout, f"{self.name}.q_layout")
+        require_layout(self.kv_layout, f"{self.name}.kv_layout")
+
+    @property
+    def score_scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    def infer(self, q: Shape, k: Shape, v: Shape, mask: Shape | None = None) -> Shape:
+        sizes = []
+        for x, what, layout, heads in (
+            (q, "q", self.q_layout, self.num_heads),
+            (k, "k", self.kv_layout, self.num_kv_heads),
+            (v, "v", self.kv_layout, self.num_kv_heads),
+        ):
+            require_float(x, what)
+            found = head_sizes(x, self.head_dim, layout, what)
+            require_same(found.heads, heads, f"heads of {what} {x}")
+            sizes.append(found)
+        for found, what in ((sizes[1], "k"), (sizes[2], "v")):
+            require_same(found.batch, sizes[0].batch, f"batch of {what} against q")
+        require_same(sizes[2].length, sizes[1].length, "length of v against k")
+        batch, rows, _ = sizes[0]
+        self._check_mask(mask, (batch, self.num_heads, rows, sizes[1].length))
+        return q
+
+    def _check_mask(self, mask: Shape | None, scores: tuple[Dim, ...]) -> None:
+        if mask is None or not self.mask_kind.needs_mask:
+            if (mask is not None) != self.mask_kind.needs_mask:
+                raise ShapeError(
+                    f"mask kind {self.mask_kind} {'needs a' if mask is None else 'takes no'} mask",
+                    got=mask or "none",
+                    hint="custom takes flags of the keys to keep, bias numbers to add",
+                )
+            return
+        if self.mask_kind == MaskKind.BIAS:
+            require_float(mask, "a bias mask")
+        elif mask.dtype.kind != "bool":
+            raise DTypeError(
+                "a custom mask holds flags", got=mask, expected="bool",
+                hint="numbers to add to the scores are mask_kind=BIAS",
+            )  # fmt: skip
+        met = broadcast_dims(mask.dims, scores)
+        if len(met) != len(scores) or not all(map(same, met, scores)):
+            raise ShapeError(
+                "mask does not broadcast to the scores", got=mask,
+                expected=f"[{', '.join(map(str, scores))}]",
+            )  # fmt: skip
+
+    def reference(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+        dtype = DType.of(q.dtype)
+        with quiet():
+            scores = self._scores(*upcast(q, k))
+            if mask is not None and self.mask_kind == MaskKind.BIAS:
+                scores = scores + compute(mask)
+            keep = mask if self.mask_kind == MaskKind.CUSTOM else self._visible(*scores.shape[2:])
+            if keep is not None:
+                scores = np.where(keep, scores, scores.dtype.type(-np.inf))
+            out = _softmax(scores) @ self._repeated(compute(v))
+        return rounded(join_heads(out, q, self.q_layout), dtype)
+
+    def _repeated(self, x: Array) -> Array:
+        """Keys or values as [B, num_heads, Sk, D]."""
+        split = split_heads(x, self.head_dim, self.kv_layout)
+        return np.repeat(split, self.num_heads // self.num_kv_heads, axis=1)
+
+    def _scores(self, q: Array, k: Array) -> Array:
+        rows = split_heads(q, self.head_dim, self.q_layout)
+        scores = rows @ self._repeated(k).transpose(0, 1, 3, 2)
+        scores = scores * scores.dtype.type(self.score_scale)
+        if self.softcap:
+            cap = scores.dtype.type(self.softcap)
+            scores = cap * np.tanh(scores / cap)
+        return scores
+
+    def _visible(self, rows: int, keys: int) -> Array | None:
+        """Flags [Sq, Sk] of the computed masks."""
+        if self.mask_kind.kind not in ("causal", "sliding_window"):
+            return None
+        ahead = np.arange(keys)[None, :] - np.arange(keys - rows, keys)[:, None]
+        keep = ahead <= 0
+        return keep & (ahead > -self.mask_kind.window) if self.mask_kind.window else keep
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        """Two products per visible pair of query and key: half of them under a causal mask."""
+        batch, rows, _ = head_sizes(inputs[0], self.head_dim, self.q_layout, "q")
+        _, keys, _ = head_sizes(inputs[1], self.head_dim, self.kv_layout, "k")
+        traffic: Dim = 0
+        for shape in (*inputs, *outputs):
+            traffic = traffic + shape.size_bytes
+        pairs = self._twice_pairs(rows, keys)
+        return Cost(batch * pairs * (2 * self.num_heads * self.head_dim), traffic)
+
+    def _twice_pairs(self, rows: Dim, keys: Dim) -> Dim:
+        """Twice the number of visible pairs, which has no fraction also when symbolic."""
+        window = self.mask_kind.window
+        if self.mask_kind.kind not in ("causal", "sliding_window"):
+            return rows * keys * 2
+        if isinstance(rows, int) and isinstance(keys, int):
+            seen = np.arange(keys - rows + 1, keys + 1).clip(0, window or None)
+            return 2 * int(seen.sum())
+        # a window is taken as full for every query, which long sequences come near
+        return rows * (2 * window) if window else rows * (keys * 2 - rows + 1)
+
+
+def _softmax(scores: Array) -> Array:
+    """Over the last axis; a row of -inf alone gives zeros."""
+    if scores.shape[-1] == 0:
+        return scores
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total == 0, 1, total)

@@ -1,0 +1,210 @@
+"""Products with and lookups in quantised weights, which stay packed.
+
+A packed weight is out-major, [N, row] (see rlx.ir.quant): N output channels, each a row of blocks
+along the K inputs. `scale` and `zp` are operands where the scheme keeps them beside the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlx.errors import DTypeError, ShapeError
+from rlx.ir.dim import Dim, same
+from rlx.ir.dtype import DType, f32
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import (
+    quiet,
+    require_float,
+    require_indices,
+    require_integer,
+    require_rank,
+    require_same,
+    rounded,
+)
+from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
+from rlx.ir.quant import QuantScheme, decode
+from rlx.ir.shape import Shape
+
+
+def packed_columns(scheme: QuantScheme, w: Shape, scale: Shape | None, zp: Shape | None) -> int:
+    """K of the packed weight [..., N, row], after its parts were found to belong together."""
+    _require_type(scheme, "w", w, scheme.packed_dtype)
+    row = w.dims[-1]
+    if not isinstance(row, int):
+        raise ShapeError("rows of a packed weight have a fixed size", got=w, expected="[..., int]")
+    k = scheme.row_elements(row)
+    groups = (*w.dims[:-1], k // scheme.block if scheme.block else 1)
+    _require_side(scheme, "scale", scale, groups, "f32" if scheme.has_scale else None)
+    _require_side(scheme, "zp", zp, groups, scheme.zero_point_dtype)
+    return k
+
+
+def _require_type(scheme: QuantScheme, what: str, shape: Shape, expected: str) -> None:
+    if shape.dtype.name != expected:
+        raise DTypeError(
+            f"{what} of a {scheme} weight has the wrong element type", got=shape, expected=expected
+        )
+
+
+def _require_side(
+    scheme: QuantScheme, what: str, given: Shape | None, dims: tuple[Dim, ...], dtype: str | None
+) -> None:
+    shown = f"[{', '.join(map(str, dims))}] {dtype}"
+    if dtype is None or given is None:
+        if dtype is None and given is None:
+            return
+        raise ShapeError(
+            f"{scheme} weights {'have no' if dtype is None else 'need a'} separate {what}",
+            got=given or "none", expected=None if dtype is None else shown,
+        )  # fmt: skip
+    _require_type(scheme, what, given, dtype)
+    if given.rank != len(dims) or not all(map(same, given.dims, dims)):
+        per = f"{scheme.block} columns" if scheme.block else "row"
+        raise ShapeError(
+            f"{what} does not fit the packed weight", got=given, expected=shown,
+            hint=f"{scheme} has one entry per {per}",
+        )  # fmt: skip
+
+
+def _decode_at(
+    scheme: QuantScheme, index: Array, w: Array, scale: Array | None, zp: Array | None
+) -> Array:
+    """`decode` of the rows or experts at `index` alone."""
+    scale, zp = (None if t is None else t[index] for t in (scale, zp))
+    return decode(scheme, w[index], scale, zp)
+
+
+@op("dequant_matmul", group="matmul")
+class DequantMatMul(Op):
+    """x [..., K] · dequant(w)ᵀ with w packed [N, row]; the result has the element type of x."""
+
+    scheme: QuantScheme
+
+    def infer(
+        self, x: Shape, w: Shape, scale: Shape | None = None, zp: Shape | None = None
+    ) -> Shape:
+        require_float(x, "x")
+        require_rank(w, 2, "w")
+        if x.rank == 0:
+            raise ShapeError("x is a scalar", got=x, expected="[..., K]")
+        k = packed_columns(self.scheme, w, scale, zp)
+        require_same(x.dims[-1], k, f"columns of x against the weights in a {self.scheme} row")
+        return Shape((*x.dims[:-1], w.dims[0]), x.dtype)
+
+    def reference(
+        self, x: Array, w: Array, scale: Array | None = None, zp: Array | None = None
+    ) -> Array:
+        dtype = DType.of(x.dtype)
+        with quiet():
+            wide, weights = widened(dtype, x, decode(self.scheme, w, scale, zp))
+            return rounded(wide @ weights.T, dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return product_cost(inputs, outputs, inputs[0].dims[-1])
+
+
+@op("dequant_grouped_matmul", group="matmul")
+class DequantGroupedMatMul(Op):
+    """Row t of x [T, K] · dequant(w[expert[t]])ᵀ; w packed [E, N, row] -> [T, N]."""
+
+    scheme: QuantScheme
+
+    def infer(
+        self,
+        x: Shape,
+        w: Shape,
+        expert: Shape,
+        scale: Shape | None = None,
+        zp: Shape | None = None,
+    ) -> Shape:
+        require_float(x, "x")
+        require_rank(x, 2, "x")
+        require_rank(w, 3, "w")
+        require_routes(expert, x.dims[0])
+        k = packed_columns(self.scheme, w, scale, zp)
+        require_same(x.dims[1], k, f"columns of x against the weights in a {self.scheme} row")
+        return Shape((x.dims[0], w.dims[1]), x.dtype)
+
+    def reference(
+        self,
+        x: Array,
+        w: Array,
+        expert: Array,
+        scale: Array | None = None,
+        zp: Array | None = None,
+    ) -> Array:
+        dtype = DType.of(x.dtype)
+        require_indices(expert, w.shape[0], "expert")
+        (wide,) = widened(dtype, x)
+        out = np.zeros((x.shape[0], w.shape[1]), wide.dtype)
+        with quiet():
+            for e in np.unique(expert):
+                rows = expert == e
+                weights = _decode_at(self.scheme, e, w, scale, zp).astype(wide.dtype, copy=False)
+                out[rows] = wide[rows] @ weights.T
+        return rounded(out, dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return grouped_cost(inputs, outputs)
+
+
+@op("dequant_moe_weights", group="matmul")
+class DequantMoeWeights(Op):
+    """The weights of the chosen experts: w packed [E, N, row], expert [T] -> f32 [T, K, N]."""
+
+    scheme: QuantScheme
+
+    def infer(
+        self, w: Shape, expert: Shape, scale: Shape | None = None, zp: Shape | None = None
+    ) -> Shape:
+        require_rank(w, 3, "w")
+        require_routes(expert)
+        k = packed_columns(self.scheme, w, scale, zp)
+        return Shape((expert.dims[0], k, w.dims[1]), f32)
+
+    def reference(
+        self, w: Array, expert: Array, scale: Array | None = None, zp: Array | None = None
+    ) -> Array:
+        require_indices(expert, w.shape[0], "expert")
+        with quiet():
+            weights = _decode_at(self.scheme, expert, w, scale, zp)
+        return np.ascontiguousarray(weights.transpose(0, 2, 1))
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return _lookup_cost(inputs, outputs)
+
+
+@op("dequant_gather", group="matmul")
+class DequantGather(Op):
+    """Rows `ids` of a packed table [V, row] as f32: ids [...] -> [..., K]."""
+
+    scheme: QuantScheme
+
+    def infer(
+        self, table: Shape, ids: Shape, scale: Shape | None = None, zp: Shape | None = None
+    ) -> Shape:
+        require_rank(table, 2, "table")
+        require_integer(ids, "ids")
+        k = packed_columns(self.scheme, table, scale, zp)
+        return Shape((*ids.dims, k), f32)
+
+    def reference(
+        self, table: Array, ids: Array, scale: Array | None = None, zp: Array | None = None
+    ) -> Array:
+        require_indices(ids, table.shape[0], "ids")
+        with quiet():
+            return _decode_at(self.scheme, ids, table, scale, zp)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return _lookup_cost(inputs, outputs)
+
+
+def _lookup_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+    """A scale and an offset per element; of the packed weight only the chosen rows are read."""
+    chosen = inputs[1]
+    traffic: Dim = chosen.size_bytes + outputs[0].size_bytes
+    for part in (inputs[0], *inputs[2:]):
+        traffic = traffic + part.with_dims(part.dims[1:]).size_bytes * chosen.num_elements
+    return Cost(outputs[0].num_elements * 2, traffic)

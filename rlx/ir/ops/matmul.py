@@ -1,0 +1,225 @@
+"""Matrix products. Weights are [K, N]; sums run in f32 (f64 for f64), integers wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import AttributeValueError, ShapeError
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType, promote
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import (
+    NUMERIC,
+    quiet,
+    require_float,
+    require_indices,
+    require_integer,
+    require_kind,
+    require_rank,
+    require_same,
+    rounded,
+)
+from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
+
+
+def accumulator(result: DType) -> Any:
+    """The NumPy type in which the sums of a product with that result type run."""
+    return np.float32 if result.is_float and result.bytes < 4 else result.numpy
+
+
+def widened(result: DType, *arrays: Array) -> tuple[Array, ...]:
+    """`arrays` in the type that products with that result type are summed in."""
+    wide = accumulator(result)
+    return tuple(np.asarray(a).astype(wide, copy=False) for a in arrays)
+
+
+def product_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], terms: Dim) -> Cost:
+    """A multiply and an add for each of `terms` terms of each output element."""
+    traffic: Dim = 0
+    for shape in (*inputs, *outputs):
+        traffic = traffic + shape.size_bytes
+    return Cost(outputs[0].num_elements * terms * 2, traffic)
+
+
+def grouped_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+    """As `product_cost` of (x [T, K], w [E, …], …); T < E tokens cannot read every expert."""
+    x, w = inputs[:2]
+    cost = product_cost(inputs, outputs, x.dims[1])
+    tokens, experts = x.dims[0], w.dims[0]
+    if not isinstance(experts, int) or not isinstance(tokens, int) or tokens >= experts:
+        return cost
+    unread = w.with_dims((experts - tokens, *w.dims[1:])).size_bytes
+    return Cost(cost.flops, cost.bytes - unread)
+
+
+def result_type(*operands: Shape) -> DType:
+    return promote(*[s.dtype for s in operands])
+
+
+@op("matmul")
+class MatMul(Op):
+    """a · b by NumPy's rules: batch axes broadcast, a 1-D operand is a row or a column."""
+
+    def infer(self, a: Shape, b: Shape) -> Shape:
+        for shape, what in ((a, "a"), (b, "b")):
+            require_kind(shape, NUMERIC, what)
+            if shape.rank == 0:
+                raise ShapeError(
+                    f"{what} is a scalar", got=shape, expected="rank 1 or more", hint="use mul"
+                )
+        inner = b.dims[-2] if b.rank > 1 else b.dims[0]
+        require_same(a.dims[-1], inner, f"contracted sizes of {a} and {b}")
+        dims = (*broadcast_dims(a.dims[:-2], b.dims[:-2]), *a.dims[-2:-1])
+        if b.rank > 1:
+            dims = (*dims, b.dims[-1])
+        return Shape(dims, result_type(a, b))
+
+    def reference(self, a: Array, b: Array) -> Array:
+        dtype = promote(DType.of(a.dtype), DType.of(b.dtype))
+        with quiet():
+            return rounded(np.matmul(*widened(dtype, a, b)), dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return product_cost(inputs, outputs, inputs[0].dims[-1])
+
+
+@op("dot_general")
+class DotGeneral(Op):
+    """Sums over pairs of contracted axes; batch axes come first, then the free ones of a, of b."""
+
+    lhs_contract: tuple[int, ...]
+    rhs_contract: tuple[int, ...]
+    lhs_batch: tuple[int, ...] = ()
+    rhs_batch: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        for kind in ("contract", "batch"):
+            left, right = getattr(self, f"lhs_{kind}"), getattr(self, f"rhs_{kind}")
+            if len(left) != len(right):
+                raise AttributeValueError(
+                    f"{kind} axes of the two operands differ in number",
+                    where=self.name, got=f"{left} and {right}",
+                    hint="axes are paired by position",
+                )  # fmt: skip
+
+    def infer(self, a: Shape, b: Shape) -> Shape:
+        require_kind(a, NUMERIC, "a")
+        require_kind(b, NUMERIC, "b")
+        left, right = self.axes(a.rank, b.rank)
+        for part, kind in enumerate(("batch", "contracted")):
+            for i, j in zip(left[part], right[part], strict=True):
+                require_same(a.dims[i], b.dims[j], f"{kind} axes {i} of {a} and {j} of {b}")
+        dims = [a.dims[i] for i in (*left[0], *left[2])] + [b.dims[j] for j in right[2]]
+        return Shape(dims, result_type(a, b))
+
+    def axes(self, a_rank: int, b_rank: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Per operand its (batch, contracted, free) axes, all non-negative."""
+        return (
+            _split_axes(self.lhs_batch, self.lhs_contract, a_rank, "lhs"),
+            _split_axes(self.rhs_batch, self.rhs_contract, b_rank, "rhs"),
+        )
+
+    def reference(self, a: Array, b: Array) -> Array:
+        dtype = promote(DType.of(a.dtype), DType.of(b.dtype))
+        a, b = widened(dtype, a, b)
+        (batch, contract, free), (b_batch, b_contract, b_free) = self.axes(a.ndim, b.ndim)
+        sizes = [a.shape[i] for i in batch]
+        rows, columns = [a.shape[i] for i in free], [b.shape[j] for j in b_free]
+        terms = prod(a.shape[i] for i in contract)
+        lhs = a.transpose(batch + free + contract).reshape(*sizes, prod(rows), terms)
+        rhs = b.transpose(b_batch + b_contract + b_free).reshape(*sizes, terms, prod(columns))
+        with quiet():
+            return rounded(np.matmul(lhs, rhs).reshape([*sizes, *rows, *columns]), dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        _, contract, _ = self.axes(inputs[0].rank, inputs[1].rank)[0]
+        terms: Dim = prod([inputs[0].dims[i] for i in contract], start=1)
+        return product_cost(inputs, outputs, terms)
+
+
+def _split_axes(
+    batch: tuple[int, ...], contract: tuple[int, ...], rank: int, side: str
+) -> tuple[tuple[int, ...], ...]:
+    first = tuple(normalize_axis(i, rank, f"{side}_batch") for i in batch)
+    second = tuple(normalize_axis(i, rank, f"{side}_contract") for i in contract)
+    taken = first + second
+    if len(set(taken)) != len(taken):
+        raise ShapeError(
+            f"an axis of {side} is named twice", got=f"batch {batch}, contract {contract}",
+            expected="every axis at most once",
+        )  # fmt: skip
+    return first, second, tuple(i for i in range(rank) if i not in taken)
+
+
+@op("lora_matmul")
+class LoraMatMul(Op):
+    """x·w + scale · (x·a)·b: a weight [K, N] with an adapter a [K, R], b [R, N] beside it."""
+
+    scale: float = 1.0
+
+    def infer(self, x: Shape, w: Shape, a: Shape, b: Shape) -> Shape:
+        for shape, what in ((x, "x"), (w, "w"), (a, "a"), (b, "b")):
+            require_float(shape, what)
+            if what != "x":
+                require_rank(shape, 2, what)
+        if x.rank == 0:
+            raise ShapeError("x is a scalar", got=x, expected="[..., K]")
+        require_same(x.dims[-1], w.dims[0], "columns of x against rows of w")
+        require_same(a.dims[0], w.dims[0], "rows of a against rows of w")
+        require_same(b.dims[0], a.dims[1], "rows of b against columns of a")
+        require_same(b.dims[1], w.dims[1], "columns of b against columns of w")
+        return Shape((*x.dims[:-1], w.dims[1]), result_type(x, w, a, b))
+
+    def reference(self, x: Array, w: Array, a: Array, b: Array) -> Array:
+        dtype = promote(*[DType.of(t.dtype) for t in (x, w, a, b)])
+        x, w, a, b = widened(dtype, x, w, a, b)
+        with quiet():
+            return rounded(x @ w + (x @ a @ b) * x.dtype.type(self.scale), dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        x, _, a, _ = inputs
+        base = product_cost(inputs, outputs, x.dims[-1])
+        rows = x.with_dims(x.dims[:-1]).num_elements
+        down = rows * x.dims[-1] * a.dims[1] * 2
+        up = outputs[0].num_elements * (a.dims[1] * 2 + 2)
+        return Cost(base.flops + down + up, base.bytes)
+
+
+@op("grouped_matmul")
+class GroupedMatMul(Op):
+    """Row t of x [T, K] times the weight of its expert: w [E, K, N], expert [T] -> [T, N]."""
+
+    def infer(self, x: Shape, w: Shape, expert: Shape) -> Shape:
+        require_kind(x, NUMERIC, "x")
+        require_kind(w, NUMERIC, "w")
+        require_rank(x, 2, "x")
+        require_rank(w, 3, "w")
+        require_routes(expert, x.dims[0])
+        require_same(x.dims[1], w.dims[1], "columns of x against rows of each expert of w")
+        return Shape((x.dims[0], w.dims[2]), result_type(x, w))
+
+    def reference(self, x: Array, w: Array, expert: Array) -> Array:
+        dtype = promote(DType.of(x.dtype), DType.of(w.dtype))
+        require_indices(expert, w.shape[0], "expert")
+        (x,) = widened(dtype, x)
+        out = np.zeros((x.shape[0], w.shape[2]), x.dtype)
+        with quiet():
+            for e in np.unique(expert):
+                rows = expert == e
+                out[rows] = x[rows] @ w[e].astype(x.dtype, copy=False)
+        return rounded(out, dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return grouped_cost(inputs, outputs)
+
+
+def require_routes(expert: Shape, tokens: Dim | None = None) -> None:
+    """`expert` holds one expert number for each of `tokens` rows."""
+    require_integer(expert, "expert")
+    require_rank(expert, 1, "expert")
+    if tokens is not None:
+        require_same(expert.dims[0], tokens, "entries of expert against rows of x")

@@ -1,0 +1,165 @@
+"""Between real numbers and the integers (or 8-bit floats) that stand for them.
+
+real = (q - zp) * scale, with one scale for the tensor, or one per entry of `axis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlx.errors import AttributeValueError, DTypeError, ShapeError
+from rlx.ir import dtype as dt
+from rlx.ir.dim import same
+from rlx.ir.dtype import DType
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import compute, quiet, require_float, rounded, upcast
+from rlx.ir.shape import Shape, normalize_axis
+
+TARGETS = (dt.i8, dt.u8, dt.i16, dt.u16, dt.i32, dt.f8e4m3, dt.f8e5m2)
+LARGEST = {dt.f8e4m3: 448.0, dt.f8e5m2: 57344.0}
+
+
+def _require_target(dtype: DType, where: str) -> None:
+    if dtype not in TARGETS:
+        raise AttributeValueError(
+            "not a type to quantise to", where=f"{where}.dtype", got=dtype,
+            expected=", ".join(t.name for t in TARGETS),
+        )  # fmt: skip
+
+
+def _require_parameters(
+    x: Shape, scale: Shape, zp: Shape | None, axis: int | None, stored: DType
+) -> None:
+    """A scale, and a zero point of the stored type, for the tensor or for each entry of `axis`."""
+    require_float(scale, "scale")
+    if axis is None:
+        fits = scale.dims in ((), (1,))
+        expected = "one element: [] or [1]"
+    else:
+        size = x.dims[normalize_axis(axis, x.rank)]
+        fits = scale.rank == 1 and same(scale.dims[0], size)
+        expected = f"[{size}]"
+    if not fits:
+        raise ShapeError(
+            "scale does not fit x", got=f"{scale} for {x}, axis={axis}", expected=expected,
+            hint="give axis= for one scale per channel",
+        )  # fmt: skip
+    if zp is None:
+        return
+    if stored.is_float:
+        raise DTypeError("fp8 has no zero point", got=zp, expected="scale alone")
+    if zp.dtype is not stored:
+        raise DTypeError("zp has the wrong element type", got=zp, expected=stored)
+    if not zp.same_dims(scale):
+        raise ShapeError("zp and scale differ in shape", got=zp, expected=list(scale.dims))
+
+
+def _along(parameter: Array, axis: int | None, rank: int) -> Array:
+    """A scale or zero point, shaped to broadcast against a tensor of that rank."""
+    if axis is None:
+        return parameter.reshape(())
+    return parameter.reshape((-1,) + (1,) * (rank - 1 - axis % rank))
+
+
+def _encode(x: Array, scale: Array, zp: Array | None, axis: int | None, dtype: DType) -> Array:
+    """x / scale, rounded half to even and clamped to what `dtype` holds; NaN becomes `zp`."""
+    steps = x / _along(scale, axis, x.ndim)
+    if dtype.is_float:
+        limit = LARGEST[dtype]
+        return np.clip(steps, -limit, limit).astype(dtype.numpy)  # np.clip keeps NaN
+    bounds = np.iinfo(dtype.numpy)
+    # f64 holds every value and bound of i32 exactly
+    whole = np.where(np.isnan(steps), 0.0, np.rint(steps.astype(np.float64)))
+    if zp is not None:
+        whole = whole + _along(zp, axis, x.ndim)
+    return np.clip(whole, bounds.min, bounds.max).astype(dtype.numpy)
+
+
+def _decode(q: Array, scale: Array, zp: Array | None, axis: int | None) -> Array:
+    """(q - zp) * scale, the difference exact."""
+    if zp is not None:
+        q = q.astype(np.int64) - _along(zp, axis, q.ndim)
+    return q.astype(scale.dtype) * _along(scale, axis, q.ndim)
+
+
+def _cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -> Cost:
+    traffic = outputs[0].size_bytes
+    for shape in inputs:
+        traffic = traffic + shape.size_bytes
+    return Cost(outputs[0].num_elements * per_element, traffic)
+
+
+@op("quantize")
+class Quantize(Op):
+    """clamp(round(x / scale) + zp) to `dtype`; ties go to the even neighbour, NaN to zp."""
+
+    dtype: DType = dt.i8
+    axis: int | None = None
+
+    def check(self) -> None:
+        _require_target(self.dtype, self.name)
+
+    def infer(self, x: Shape, scale: Shape, zp: Shape | None = None) -> Shape:
+        require_float(x, "x")
+        _require_parameters(x, scale, zp, self.axis, self.dtype)
+        return x.with_dtype(self.dtype)
+
+    def reference(self, x: Array, scale: Array, zp: Array | None = None) -> Array:
+        x, scale = upcast(x, scale)
+        with quiet():
+            return _encode(x, scale, zp, self.axis, self.dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return _cost(inputs, outputs, 4)
+
+
+@op("dequantize")
+class Dequantize(Op):
+    """(x - zp) * scale, in the element type of the scale."""
+
+    axis: int | None = None
+
+    def infer(self, x: Shape, scale: Shape, zp: Shape | None = None) -> Shape:
+        if x.dtype not in TARGETS:
+            raise DTypeError(
+                "x is not a quantised tensor", got=x, expected=", ".join(t.name for t in TARGETS)
+            )
+        _require_parameters(x, scale, zp, self.axis, x.dtype)
+        return x.with_dtype(scale.dtype)
+
+    def reference(self, x: Array, scale: Array, zp: Array | None = None) -> Array:
+        dtype = DType.of(scale.dtype)
+        scale = compute(scale)
+        with quiet():
+            return rounded(_decode(x, scale, zp, self.axis), dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return _cost(inputs, outputs, 2)
+
+
+@op("fake_quantize")
+class FakeQuantize(Op):
+    """dequantize(quantize(x)): x with the error that storing it as `dtype` would bring."""
+
+    dtype: DType = dt.i8
+    axis: int | None = None
+
+    def check(self) -> None:
+        _require_target(self.dtype, self.name)
+
+    def infer(self, x: Shape, scale: Shape, zp: Shape | None = None) -> Shape:
+        require_float(x, "x")
+        _require_parameters(x, scale, zp, self.axis, self.dtype)
+        return x
+
+    def reference(self, x: Array, scale: Array, zp: Array | None = None) -> Array:
+        dtype = DType.of(x.dtype)
+        x, scale = upcast(x, scale)
+        with quiet():
+            q = _encode(x, scale, zp, self.axis, self.dtype)
+            return rounded(_decode(q, scale, zp, self.axis), dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return _cost(inputs, outputs, 6)
