@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.target import Target
-from rlx.ir.dim import Dim
+from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.passes.views import is_plain, plain_view
@@ -35,7 +35,15 @@ class Scratch:
     offset: int = 0
 
 
-Word = Pointer | Scratch | Dim  # a Dim becomes an i64: a constant, or evaluated with each run
+@dataclass(frozen=True)
+class Status:
+    """The address of an i64 in which a kernel leaves `node.id + 1` when it meets bad data, such as
+    an index out of range; the run then raises an error that names the node."""
+
+
+Word = (
+    Pointer | Scratch | Status | Dim
+)  # a Dim becomes an i64: a constant, or evaluated with each run
 
 
 @dataclass
@@ -75,8 +83,6 @@ class Context:
 
     def upper(self, dim: Dim) -> int:
         """The most a dimension can be."""
-        from rlx.ir.dim import upper_bound
-
         return upper_bound(dim, self.lir.live)
 
 
@@ -124,6 +130,7 @@ __all__ = [
     "Entry",
     "Pointer",
     "Scratch",
+    "Status",
     "Step",
     "Word",
     "contiguous_strides",

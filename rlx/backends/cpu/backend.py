@@ -1,0 +1,59 @@
+"""The CPU as a device: native kernels in one program, run by workers in lock step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlx.backends.base import Backend
+from rlx.backends.cpu import families
+from rlx.backends.cpu.assemble import assemble
+from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.executable import CpuExecutable
+from rlx.backends.cpu.lowering import TABLE
+from rlx.backends.cpu.pool import get_pool, worker_count
+from rlx.codegen.target import Target
+from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
+from rlx.ir.lir import Lir
+from rlx.ir.node import Node
+from rlx.ir.op import Array
+from rlx.specialize.options import CompileOptions
+
+
+class CpuBackend(Backend):
+    name = "cpu"
+
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target or Target.host()
+
+    def has_native(self, node: Node) -> bool:
+        if node.op.name == "custom" or node.op.is_view:
+            return True  # custom ops without a kernel run their reference between native segments
+        entry = TABLE.get(node.op.name)
+        return entry is not None and (entry.when is None or entry.when(node))
+
+    def lower(self, graph: Graph) -> Graph:
+        for rewrite in families.REWRITES:
+            graph = rewrite(graph, self.target)
+        return graph
+
+    def lower_bound(self, graph: Graph) -> Graph:
+        return insert_copies(graph)
+
+    def scratch(self, node: Node) -> int:
+        entry = TABLE.get(node.op.name)
+        if entry is None or entry.scratch is None:
+            return 0
+        return entry.scratch(node, self.target, worker_count())
+
+    def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
+        given = {n.name: params[n.name] for n in graph.sources("param")}
+        return dict(zip(graph.output_names, evaluate(graph, given), strict=True))
+
+    def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
+        threads = worker_count(options.threads)
+        return CpuExecutable(assemble(lir, self.target, threads), get_pool(threads))
+
+
+def make_backend() -> Backend:
+    return CpuBackend()

@@ -1,0 +1,85 @@
+"""What must hold of a run's live sizes before native code may touch memory.
+
+Writes to states, reads of rope tables and slices move with live dimensions; a kernel trusts them, so
+they are checked first, once per distinct condition and not per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlx.errors import BindingError
+from rlx.ir.dim import Dim, Expr
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
+from rlx.ir.shape import normalize_axis
+
+Limit = tuple[Dim, Dim, Node, str]  # value, most it may be, who asks, what it is
+
+
+def limits_of(graph: Graph) -> list[Limit]:
+    """Distinct conditions `value <= most` that depend on live dimensions."""
+    found: dict[tuple[Dim, Dim, str], Limit] = {}
+    for node in graph.nodes:
+        rule = _RULES.get(node.op.name)
+        if rule is None:
+            continue
+        for value, most, what in rule(node, node.op):
+            if isinstance(value, Expr) or isinstance(most, Expr):
+                found.setdefault((value, most, what), (value, most, node, what))
+    return list(found.values())
+
+
+def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., int]:
+    """A function of the sizes: the number of the first broken limit, or −1."""
+    lines = [f"def check({', '.join(symbols)}):"]
+    for i, (value, most, _, _) in enumerate(limits):
+        lines.append(f"    if not 0 <= ({value}) <= ({most}): return {i}")
+    lines.append("    return -1")
+    scope: dict[str, Any] = {}
+    exec("\n".join(lines), scope)  # names are checked identifiers, the rest integers
+    made: Callable[..., int] = scope["check"]
+    return made
+
+
+def raise_broken(limit: Limit, sizes: Mapping[str, int]) -> None:
+    value, most, node, what = limit
+    shown = ", ".join(f"{k}={v}" for k, v in sizes.items())
+    raise BindingError(
+        what, where=node.op.name, got=f"{value} with {shown}", expected=f"0 … {most}",
+        origin=node.origin, hint="the sizes of this run do not fit what was planned",
+    )  # fmt: skip
+
+
+def _state_update(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
+    state, update = (v.shape for v in node.inputs)
+    axis = normalize_axis(op.axis, state.rank)
+    end = op.start + update.dims[axis]
+    return [
+        (op.start, state.dims[axis], "a state is written before its start"),
+        (end, state.dims[axis], "a state is written past its end"),
+    ]
+
+
+def _narrow(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
+    source = node.inputs[0].shape
+    axis = normalize_axis(op.axis, source.rank)
+    return [(op.start + op.length, source.dims[axis], "a slice reaches past the end")]
+
+
+def _rope(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
+    tables = 1 if op.name == "rope" else 2  # the fused form has the norm's gamma before them
+    if len(node.inputs) > tables + 2:
+        return []  # positions are data, checked by the kernel
+    x, table = node.inputs[0].shape, node.inputs[tables].shape
+    seq = x.dims[2] if x.rank == 4 and getattr(op, "layout", "bshd") == "bhsd" else x.dims[1]
+    return [(op.offset + seq, table.dims[0], "positions beyond the rope table")]
+
+
+_RULES: dict[str, Callable[[Node, Any], list[tuple[Dim, Dim, str]]]] = {
+    "state_update": _state_update,
+    "narrow": _narrow,
+    "rope": _rope,
+    "fused_qk_norm_rope": _rope,
+}

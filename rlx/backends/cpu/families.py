@@ -1,0 +1,11 @@
+"""The kernel families: importing them fills the table of lowerings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.codegen.target import Target
+from rlx.ir.graph import Graph
+
+# Rewrites of a template for this device, in order: packed weights and the like.
+REWRITES: list[Callable[[Graph, Target], Graph]] = []

@@ -1,0 +1,47 @@
+"""Where barriers go: a step waits only for steps whose memory it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rlx.backends.cpu.lowering import Step
+from rlx.ir.lir import Lir, aligned
+from rlx.ir.node import Value
+
+Span = tuple[object, int, int]  # a memory space and a byte range in it
+_ALL = 1 << 62
+
+
+def place_barriers(steps: Sequence[Step], lir: Lir) -> list[bool]:
+    """For each step, whether all workers must have finished it before the next one begins."""
+    after = [False] * len(steps)
+    read: list[Span] = []
+    written: list[Span] = []
+    for i, step in enumerate(steps):
+        reads = list(_spans(step.reads, lir))
+        writes = list(_spans(step.writes, lir))
+        if step.uses_scratch and step.node is not None and step.node.id in lir.scratch:
+            offset, size = lir.scratch[step.node.id]
+            writes.append(("arena", offset, offset + size))
+        if _meet(reads, written) or _meet(writes, written) or _meet(writes, read):
+            after[i - 1] = True
+            read, written = [], []
+        read += reads
+        written += writes
+    return after
+
+
+def _spans(values: Iterable[Value], lir: Lir) -> Iterable[Span]:
+    for value in values:
+        root, slot = lir.home(value)
+        if slot.kind in ("param", "constant"):
+            continue  # never written
+        if slot.kind == "arena":
+            assert slot.offset is not None
+            yield ("arena", slot.offset, slot.offset + aligned(slot.size))
+        else:
+            yield (root, 0, _ALL)
+
+
+def _meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
+    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others)
