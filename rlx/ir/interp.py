@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx.errors import BindingError, InputError, RlxError, StageError, VerifyError
 from rlx.ir.bind import bind_op, infer_sizes
+from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array, Op
@@ -97,10 +98,8 @@ def _array(name: str, value: Any, shape: Shape) -> Array:
 
 
 def _require_bound(graph: Graph, known: Mapping[str, int]) -> None:
-    bound = set(known)
-    if {"batch", "seq"} <= bound:
-        bound.add("rows")
-    missing = sorted(graph.symbols() - bound)
+    derived = {s for s, product in DERIVED.items() if product.symbols <= known.keys()}
+    missing = sorted(graph.symbols() - known.keys() - derived)
     if missing:
         raise BindingError(
             "unbound symbols", where=graph.name, got=", ".join(missing),
