@@ -49,102 +49,114 @@ def bind_nodes(graph: Graph, sizes: Sizes) -> Graph:
     )
 
 
+class _Place(NamedTuple):
+    """Where a size was seen: an axis of an array, or the sizes given beside the arrays."""
+
+    name: str = ""
+    axis: int = -1
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} of {self.name}" if self.name else "the given sizes"
+
+
 class _Equation(NamedTuple):
-    """A dimension, the size it has, and the place that says so."""
+    """An expression, the size it has, and the place that says so."""
 
     dim: Expr
     size: int
-    place: str
+    place: _Place
 
 
 def infer_sizes(
     given: Iterable[tuple[str, Shape, Sequence[int]]], sizes: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Symbol sizes from `(name, declared shape, actual dims)`, on top of `sizes`.
+    """Symbol sizes from `(name, declared shape, actual dims)` and from `sizes`.
 
     Plain symbols come first, then expressions with one unknown left; every dimension is checked
     against the result. Symbols that no shape determines are simply absent from it.
     """
-    known: dict[str, int] = {}
-    places: dict[str, str] = {}
-    equations = _equations(given)
-    for symbol, size in (sizes or {}).items():
-        equations.append(_Equation(Expr({(symbol,): 1}), _size(symbol, size), "the given sizes"))
-    pending = equations
-    while pending:
-        left = [e for e in pending if not _solve(e, known, places)]
-        if len(left) == len(pending):
-            break
-        pending = left
-    for equation in equations:
-        _check(equation, known, places)
-    return known
-
-
-def _equations(given: Iterable[tuple[str, Shape, Sequence[int]]]) -> list[_Equation]:
-    found = []
+    solver = _Solver()
     for name, shape, dims in given:
         if len(dims) != shape.rank:
             raise InputError("wrong rank", where=name, got=list(dims), expected=shape)
         for axis, (dim, size) in enumerate(zip(shape.dims, dims, strict=True)):
             if isinstance(dim, Expr):
-                found.append(_Equation(dim, int(size), f"axis {axis} of {name}"))
+                solver.add(dim, int(size), _Place(name, axis))
             elif dim != size:
                 raise InputError("wrong size", where=name, got=list(dims), expected=shape)
-    # plain symbols first, whatever the order of the arrays, so that errors name the plain place
-    found.sort(key=lambda e: len(e.dim.symbols) + len(e.dim.terms))
-    return found
+    for symbol, value in (sizes or {}).items():
+        solver.set(symbol, _size(symbol, value), _Place())
+    solver.solve()
+    return solver.known
+
+
+class _Solver:
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+        self.places: dict[str, _Place] = {}
+        self.equations: list[_Equation] = []
+
+    def add(self, dim: Expr, size: int, place: _Place) -> None:
+        ((monomial, factor), *rest) = dim.terms
+        if rest or factor != 1 or len(monomial) != 1 or not isinstance(monomial[0], str):
+            self.equations.append(_Equation(dim, size, place))
+        else:
+            self.set(monomial[0], size, place)
+
+    def set(self, symbol: str, size: int, place: _Place) -> None:
+        if self.known.setdefault(symbol, size) != size:
+            raise self._conflict(symbol, (symbol,), f"{symbol} = {size} from {place}")
+        self.places.setdefault(symbol, place)
+
+    def solve(self) -> None:
+        pending = self.equations
+        while pending:
+            left = [e for e in pending if not self._solve(e)]
+            if len(left) == len(pending):
+                break
+            pending = left
+        for dim, size, place in self.equations:
+            value = substitute(dim, self.known)
+            if isinstance(value, int) and value != size:
+                raise self._conflict(dim, dim.symbols, f"{dim} = {size} from {place}")
+        for symbol in DERIVED.keys() & self.known.keys():
+            product = DERIVED[symbol]
+            value = substitute(product, self.known)
+            if isinstance(value, int) and value != self.known[symbol]:
+                place = f"{symbol} = {self.known[symbol]} from {self.places[symbol]}"
+                raise self._conflict(symbol, product.symbols, place)
+
+    def _solve(self, equation: _Equation) -> bool:
+        """Bind the one unknown symbol of a linear equation; False while it has to wait."""
+        rest = substitute(equation.dim, self.known)
+        if isinstance(rest, int):
+            return True
+        terms = dict(rest.terms)
+        offset = terms.pop((), 0)
+        ((monomial, factor), *others) = terms.items()
+        if others or len(monomial) != 1 or not isinstance(monomial[0], str):
+            return False
+        value, remainder = divmod(equation.size - offset, factor)
+        if remainder or value < 0:
+            raise BindingError(
+                "no size of a symbol fits", where=monomial[0],
+                got=f"{equation.dim} = {equation.size} from {equation.place}",
+            )  # fmt: skip
+        self.set(monomial[0], value, equation.place)
+        return True
+
+    def _conflict(self, what: Dim | str, symbols: Iterable[str], other: str) -> BindingError:
+        known = sorted(s for s in symbols if s in self.known)
+        seen = ", ".join(f"{s} = {self.known[s]} from {self.places[s]}" for s in known)
+        return BindingError(
+            "a symbol bound to two sizes",
+            where=str(what),
+            got=f"{seen} and {other}",
+            expected="one size for a symbol wherever it stands",
+        )
 
 
 def _size(symbol: str, size: object) -> int:
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size.__index__()) < 0:
         raise BindingError("not a size", where=symbol, got=repr(size), expected="an int from 0 on")
     return int(size.__index__())
-
-
-def _solve(equation: _Equation, known: dict[str, int], places: dict[str, str]) -> bool:
-    """Bind the one unknown symbol of a linear equation; False while it has to wait."""
-    rest = substitute(equation.dim, known)
-    if isinstance(rest, int):
-        return True
-    terms = dict(rest.terms)
-    offset = terms.pop((), 0)
-    ((monomial, factor),) = terms.items() if len(terms) == 1 else (((), 0),)
-    if len(monomial) != 1 or not isinstance(monomial[0], str):
-        return False
-    symbol = monomial[0]
-    value, remainder = divmod(equation.size - offset, factor)
-    if remainder or value < 0:
-        raise BindingError(
-            "no size of a symbol fits", where=symbol,
-            got=f"{equation.dim} = {equation.size} from {equation.place}",
-        )  # fmt: skip
-    known[symbol], places[symbol] = value, equation.place
-    return True
-
-
-def _check(equation: _Equation, known: Mapping[str, int], places: Mapping[str, str]) -> None:
-    value = substitute(equation.dim, known)
-    for symbol in equation.dim.symbols & DERIVED.keys() & known.keys():
-        _check_derived(symbol, known, places)
-    if not isinstance(value, int) or value == equation.size:
-        return
-    symbols = sorted(s for s in equation.dim.symbols if s in places)
-    sources = ", ".join(f"{s} = {known[s]} from {places[s]}" for s in symbols)
-    raise BindingError(
-        "a symbol bound to two sizes",
-        where=", ".join(sorted(equation.dim.symbols)),
-        got=f"{sources or value} and {equation.dim} = {equation.size} from {equation.place}",
-        expected="one size for a symbol wherever it stands",
-    )
-
-
-def _check_derived(symbol: str, known: Mapping[str, int], places: Mapping[str, str]) -> None:
-    product = substitute(DERIVED[symbol], known)
-    if isinstance(product, int) and product != known[symbol]:
-        raise BindingError(
-            "a symbol bound to two sizes",
-            where=symbol,
-            got=f"{known[symbol]} from {places[symbol]} and {DERIVED[symbol]} = {product}",
-            expected=f"{symbol} = {DERIVED[symbol]}",
-        )
