@@ -123,8 +123,8 @@ class _Solver:
             product = DERIVED[symbol]
             value = substitute(product, self.known)
             if isinstance(value, int) and value != self.known[symbol]:
-                place = f"{symbol} = {self.known[symbol]} from {self.places[symbol]}"
-                raise self._conflict(symbol, product.symbols, place)
+                seen = f"{symbol} = {self.known[symbol]} from {self.places[symbol]}"
+                raise self._conflict(symbol, product.symbols, seen)
 
     def _solve(self, equation: _Equation) -> bool:
         """Bind the one unknown symbol of a linear equation; False while it has to wait."""
