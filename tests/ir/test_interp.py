@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -165,9 +166,7 @@ class Faulty(Op):
 
     name = "faulty"
     num_required = 1
-
-    def __init__(self, result: object) -> None:
-        self.result = result
+    result: ClassVar[object] = None
 
     def infer(self, x: Shape) -> Shape:
         return x
@@ -178,10 +177,11 @@ class Faulty(Op):
         return self.result
 
 
-def faulty_graph(result: object) -> Graph:
+def faulty_graph(result: object, **traits: object) -> Graph:
     g = Graph()
     x = g.input("x", [2])
-    return g.set_outputs(g.append(Faulty(result), [x], "culprit"))
+    op = type("Faulty", (Faulty,), {"result": result, **traits})()
+    return g.set_outputs(g.append(op, [x], "culprit"))
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,7 @@ def test_a_foreign_exception_keeps_its_cause() -> None:
 
 
 def test_blocks_are_lowered_first() -> None:
-    graph = faulty_graph(None)
-    graph.nodes[1].op.is_block = True  # type: ignore[misc]
+    graph = faulty_graph(None, is_block=True)
     with pytest.raises(StageError, match="cannot be evaluated") as e:
         evaluate(graph, [np.zeros(2, np.float32)])
     assert "lower()" in e.value.hint
