@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError
+from rlx.errors import InputError, OptionError, StageError
 from rlx.ir.node import Value
-from rlx.ir.op import Op, lookup, on_register
+from rlx.ir.op import REGISTRY, Op, lookup, on_register
+
+
+class UnknownMethod(OptionError, AttributeError):
+    """No op of that name; an AttributeError too, so that `hasattr` answers."""
 
 
 class Builder:
@@ -23,7 +27,15 @@ class Builder:
         # registered ops are real methods; what arrives here is unknown
         if name.startswith("_"):
             raise AttributeError(name)
-        lookup(name)
+        if f"hir.{name}" in REGISTRY:
+            raise StageError(
+                f"{name} is an HIR block", where=name, got="a MIR graph", expected="an HIR module",
+                hint="build it with GraphModule.hir(name) or GraphModule.define(name, build)",
+            )  # fmt: skip
+        try:
+            lookup(name)
+        except OptionError as e:
+            raise UnknownMethod(e.what, got=e.got, hint=e.hint) from None
         raise AttributeError(name)
 
     def apply(self, op: str, *args: Any, **attributes: Any) -> Any:
@@ -43,7 +55,7 @@ def _install(cls: type[Op]) -> None:
 
 
 def _method(cls: type[Op]) -> Callable[..., Any]:
-    fixed = cls.num_required + cls.num_optional
+    required, fixed = cls.num_required, cls.num_required + cls.num_optional
     fields, variadic = cls.fields, cls.variadic
     plain = None if cls.fields else cls()
 
@@ -52,13 +64,13 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
     ) -> Any:
         if len(args) <= fixed and not attributes and plain is not None:
             return self.append(plain, args, name, shape)
-        operands, rest = (_variadic if variadic else _split)(args, fixed)
+        operands, rest = _variadic(args) if variadic else _split(args, required, fixed)
         if len(rest) > len(fields):
             raise InputError(
                 "too many arguments", where=cls.name, got=len(args), expected=_usage(cls)
             )
         attributes.update(zip(fields, rest, strict=False))
-        return self.append(_record(cls, attributes), operands, name, shape)
+        return self.append(record(cls, attributes), operands, name, shape)
 
     build.__name__, build.__doc__ = cls.name, cls.__doc__
     return build
@@ -72,10 +84,10 @@ def _usage(cls: type[Op]) -> str:
 _records: dict[tuple[Any, ...], Op] = {}
 
 
-def _record(cls: type[Op], attributes: dict[str, Any]) -> Op:
+def record(cls: type[Op], attributes: dict[str, Any]) -> Op:
     """The record of these attributes; layers repeat, so they are remembered as written."""
     # the types are part of the key: 1, 1.0 and True are equal but make different attributes
-    key = (cls, *attributes.items(), *map(type, attributes.values()))
+    key = (cls, *attributes.items(), *map(_kind, attributes.values()))
     try:
         found = _records.get(key)
     except TypeError:  # a list or an array among them
@@ -85,6 +97,10 @@ def _record(cls: type[Op], attributes: dict[str, Any]) -> Op:
             _records.clear()
         found = _records[key] = _new_record(cls, attributes)
     return found
+
+
+def _kind(value: object) -> object:
+    return tuple(map(_kind, value)) if type(value) is tuple else type(value)
 
 
 def _new_record(cls: type[Op], attributes: dict[str, Any]) -> Op:
@@ -99,7 +115,7 @@ def _new_record(cls: type[Op], attributes: dict[str, Any]) -> Op:
     return cls(**attributes)
 
 
-def _variadic(args: tuple[Any, ...], fixed: int) -> tuple[Sequence[Any], Sequence[Any]]:
+def _variadic(args: tuple[Any, ...]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Tensors, or one list of them, then attributes."""
     if args and isinstance(args[0], (list, tuple)):
         return args[0], args[1:]
@@ -109,18 +125,20 @@ def _variadic(args: tuple[Any, ...], fixed: int) -> tuple[Sequence[Any], Sequenc
     return args[:count], args[count:]
 
 
-_TENSOR = (Value, bool, int, float, np.ndarray, np.generic)
+def _split(args: tuple[Any, ...], required: int, fixed: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Positional arguments as (tensors, attributes).
 
-
-def _split(args: tuple[Any, ...], fixed: int) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Positional arguments as (tensors, attributes); absent optional tensors may be None."""
-    operands, rest = list(args[:fixed]), list(args[fixed:])
-    count = len(operands)
-    while count and not isinstance(operands[count - 1], _TENSOR):
-        count -= 1
-    # what stands where an optional tensor could, and is not one, is an attribute; None is nothing
-    rest[:0] = [a for a in operands[count:] if a is not None]
-    return operands[:count], rest
+    Where an optional tensor could stand, only a value or an array is one (a number is taken for
+    an attribute) and None is nothing.
+    """
+    count = min(required, len(args))
+    while count < min(fixed, len(args)) and isinstance(args[count], (Value, np.ndarray)):
+        count += 1
+    rest = args[count:]
+    skipped = 0
+    while skipped < min(fixed - count, len(rest)) and rest[skipped] is None:
+        skipped += 1
+    return args[:count], rest[skipped:]
 
 
 on_register(_install)

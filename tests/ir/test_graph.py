@@ -109,3 +109,12 @@ def test_attributes_that_python_calls_equal_stay_apart() -> None:
     assert one == g.clamp(x, 0.0, 1.0).node.op, "both are floats by the field's type"
     assert g.constant(1).node.op != g.constant(1.0).node.op
     assert g.constant(True).node.op != g.constant(1).node.op
+
+
+def test_a_number_after_the_required_tensors_is_an_attribute() -> None:
+    g = Graph("t")
+    x, gamma, beta = g.input("x", [2, 4]), g.param("g", [4]), g.param("b", [4])
+    assert g.rms_norm(x, gamma, 0.5).node.op.eps == 0.5
+    assert g.rms_norm(x, gamma, None, 0.5).node.op.eps == 0.5
+    with_beta = g.rms_norm(x, gamma, beta, 0.5).node
+    assert (len(with_beta.inputs), with_beta.op.eps) == (3, 0.5)

@@ -69,7 +69,7 @@ def test_other_processes_and_hash_seeds_agree() -> None:
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path + [HERE])},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([*sys.path, HERE])},
             check=True,
         )
         assert done.stdout.strip() == expected
