@@ -61,7 +61,7 @@ class Graph(Builder):
                 array = np.asarray(value)
                 dtype = {"f": "f32", "i": "i32"}.get(array.dtype.kind)
             data = Data(value, dtype)
-        return self.append(lookup("constant")(data=data), (), name)  # type: ignore[call-arg,no-any-return]
+        return self.append(lookup("constant")(data=data), (), name)  # type: ignore[no-any-return]
 
     def _source(self, kind: str, name: str, shape: Shape) -> Value:
         if not isinstance(name, str) or not name:
@@ -74,7 +74,7 @@ class Graph(Builder):
                 origin=self._sources[name].origin,
                 hint="inputs, params and states share one set of names",
             )
-        return self.append(lookup(kind)(shape=shape), (), name)  # type: ignore[call-arg,no-any-return]
+        return self.append(lookup(kind)(shape=shape), (), name)  # type: ignore[no-any-return]
 
     # -- nodes --------------------------------------------------------------------------------
 
@@ -141,11 +141,11 @@ class Graph(Builder):
         return tuple(made)
 
     def _literal(self, value: Any, neighbours: Sequence[Value]) -> Value:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and neighbours:
-            element = neighbours[0].shape.dtype
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
             holds = ("float", "complex") if isinstance(value, float) else _NUMERIC
-            if element.kind in holds:
-                return self.constant(value, element)
+            for v in neighbours:  # not always the first: that of `where` is its condition
+                if v.shape.dtype.kind in holds:
+                    return self.constant(value, v.shape.dtype)
         return self.constant(value)
 
     # -- scopes and origin ---------------------------------------------------------------------

@@ -16,10 +16,11 @@ trailing ones, `*rest` any number.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import FrozenInstanceError
+from functools import cache
 from math import prod
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
@@ -55,9 +56,27 @@ class Op:
     fields: ClassVar[tuple[str, ...]] = ()
     input_names: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[dict[str, Any]] = {}
+    annotations: ClassVar[dict[str, str]] = {}
     _coerce: ClassVar[tuple[tuple[str, Callable[[Any], Any]], ...]] = ()
 
     __slots__ = ()
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        # One constructor for all: a generated one per class would double the time of an import.
+        values, fields = self.__dict__, self.fields
+        values.update(self.defaults)
+        values.update(zip(fields, args, strict=False))
+        wrong = attributes.keys() - fields[len(args) :]
+        values.update(attributes)
+        if wrong or len(args) > len(fields) or len(values) != len(fields):
+            raise TypeError(f"{self.name} takes {', '.join(fields) or 'no attributes'}")
+        self.__post_init__()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to {name!r} of an op record")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete {name!r} of an op record")
 
     def __post_init__(self) -> None:
         for field, exact in self._coerce:
@@ -90,11 +109,14 @@ class Op:
             traffic = traffic + shape.size_bytes
         return Cost(work, traffic)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (make_op, (self.name, self.attributes()))
+
     def attributes(self) -> dict[str, Any]:
         return {f: getattr(self, f) for f in self.fields}
 
     def replace(self, **changes: Any) -> Op:
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return type(self)(**{**self.attributes(), **changes})
 
     @property
     def has_symbols(self) -> bool:
@@ -128,7 +150,7 @@ def op(name: str, **traits: Any) -> Callable[[_T], _T]:
     def wrap(cls: _T) -> _T:
         if name in REGISTRY:
             raise OptionError("an op of that name exists", got=name, hint="choose another name")
-        record: Any = dataclasses.dataclass(frozen=True, repr=False)(cls)
+        record: Any = cls
         record.name = name
         record.group = record.__dict__.get("group") or cls.__module__.rpartition(".")[2]
         for key, value in traits.items():
@@ -144,7 +166,7 @@ def op(name: str, **traits: Any) -> Callable[[_T], _T]:
 
 
 def _read_signature(record: Any) -> None:
-    parameters = list(inspect.signature(record.infer).parameters.values())[1:]
+    parameters = _parameters(record.infer)
     plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     record.num_required = sum(p.default is p.empty for p in plain)
     record.num_optional = len(plain) - record.num_required
@@ -152,11 +174,24 @@ def _read_signature(record: Any) -> None:
     record.input_names = tuple(p.name for p in plain)
 
 
+@cache
+def _parameters(infer: Callable[..., Inferred]) -> list[inspect.Parameter]:
+    return list(inspect.signature(infer).parameters.values())[1:]
+
+
 def _read_fields(record: Any) -> None:
-    fields = dataclasses.fields(record)
-    record.fields = tuple(f.name for f in fields)
-    record.defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    record._coerce = tuple((f.name, coercer(_annotation(f.type))) for f in fields)
+    """Annotated names are the fields, but for class variables; as with dataclasses, a base gives
+    its own only when it is a record (or a dataclass) itself."""
+    found: dict[str, str] = {}
+    for base in reversed(record.__mro__):
+        if base is record or "_coerce" in base.__dict__ or "__dataclass_fields__" in base.__dict__:
+            annotations = inspect.get_annotations(base)
+            found.update((f, _annotation(t)) for f, t in annotations.items())
+    record.annotations = {f: t for f, t in found.items() if not t.startswith("ClassVar")}
+    record.fields = tuple(record.annotations)
+    record.defaults = {f: getattr(record, f) for f in record.fields if hasattr(record, f)}
+    record._coerce = tuple((f, coercer(t)) for f, t in record.annotations.items())
+    record.__init__ = Op.__init__  # not that of a dataclass among the bases
     record.__hash__ = _cached_hash(record.fields)
     record.__eq__ = _field_equality(record.fields)
 

@@ -12,7 +12,6 @@ The common case is one tight loop; what exactly is wrong is found out only after
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -254,7 +253,7 @@ class _Special(dict[type[Op], bool]):
     """Whether ops of a class have a name, a nested graph or a state to check."""
 
     def __missing__(self, cls: type[Op]) -> bool:
-        kinds = [str(f.type) for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        kinds = cls.annotations.values()
         holds_body = any("Body" in kind or "object" in kind for kind in kinds)
         found = self[cls] = holds_body or cls.name in (*_NAMED, "state_update")
         return found

@@ -158,6 +158,9 @@ def test_where() -> None:
     found = run("where", condition, array([1, NAN], "bf16"), array(7, "f16"))
     same(found, [[1, NAN], [7, 7]])
     assert shape_of("where", "[batch, 1] bool", "[4] f16", "[] f16") == "[batch, 4] f16"
+    g = Graph("g")
+    flag, half = g.input("flag", [4], "bool"), g.input("half", [4], "f16")
+    assert str(g.where(flag, half, 0.0).shape) == "[4] f16"  # a number takes the type beside it
     with pytest.raises(DTypeError, match="must be bool"):
         run("where", np.int32([1]), array([1]), array([1]))
 
