@@ -31,7 +31,9 @@ def bind_graph(graph: Graph, binding: DimBinding | Mapping[str, int]) -> Graph:
             if known is None:
                 known = shapes_seen[s] = s.bind(sizes)
             bound.append(known)
-        return (bind_op(op, sizes) if op.fields and op.has_symbols else op), tuple(bound)
+        if op.name == "reshape":  # a dimension given as −1 cannot be found again once others are 0
+            op = op.replace(dims=shapes[0].dims)
+        return bind_op(op, sizes), tuple(bound)
 
     new = graph.rebuild(bind)
     used = {f for s in graph.symbols() for f in (DERIVED[s].symbols if s in DERIVED else {s})}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from rlx.ir.printer import node_line, print_graph
 from rlx.ir.text.parser import parse_graph
+from rlx.ir.text.plan import inspect_lir
 from rlx.ir.text.view import inspect_graph
 
-__all__ = ["inspect_graph", "node_line", "parse_graph", "print_graph"]
+__all__ = ["inspect_graph", "inspect_lir", "node_line", "parse_graph", "print_graph"]
