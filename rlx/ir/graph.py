@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +27,10 @@ _NUMERIC = ("int", "uint", "float", "complex")
 
 class Graph(Builder):
     """An ordered list of nodes and the values it returns."""
+
+    # the entry points of GraphModule, put here by its module
+    define: ClassVar[Callable[..., Any]]
+    hir: ClassVar[Callable[..., Any]]
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name

@@ -42,9 +42,12 @@ UNKNOWN = Origin()
 _origins: dict[tuple[str, str, int], Origin] = {}
 
 
-def caller(block: str) -> Origin:
-    """The nearest frame outside the package: the line of the user's that built a node."""
-    frame = sys._getframe(3)
+def caller(block: str, depth: int = 3) -> Origin:
+    """The nearest frame outside the package: the line of the user's that built a node.
+
+    The `depth` frames nearest to this one are known to be inside.
+    """
+    frame = sys._getframe(depth)
     while frame.f_code.co_filename.startswith(_PACKAGE):
         outer = frame.f_back
         if outer is None:

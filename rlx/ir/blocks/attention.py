@@ -1,0 +1,125 @@
+"""Scaled dot-product attention, and the cache it reads."""
+
+from __future__ import annotations
+
+from rlx.errors import ShapeError
+from rlx.ir.attrs import MaskKind
+from rlx.ir.blocks._parts import cast, wide
+from rlx.ir.blocks.rope import split_heads
+from rlx.ir.dim import Dim
+from rlx.ir.graph import Graph
+from rlx.ir.hir import Block, block
+from rlx.ir.node import Value
+from rlx.ir.ops.attention import Attention as AttentionOp
+from rlx.ir.shape import normalize_axis
+
+_MASKED = float("-inf")
+
+
+@block("attention")
+class Attention(Block):
+    """softmax(scale · q kᵀ, masked) v per head, key heads shared by groups of query heads.
+
+    q, k, v are [B, S, H*D], [B, S, H, D] or, with layout "bhsd", [B, H, S, D]; the result is like
+    q. `num_kv_heads` defaults to `num_heads`, `head_dim` to what q has, `scale` to 1/√head_dim, and
+    `mask_kind` to what the mask says: NONE without one, CUSTOM for flags, BIAS for numbers. Query i
+    stands at position Sk - Sq + i; a query without any key gives zeros.
+    """
+
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    mask_kind: MaskKind | None = None
+    scale: float | None = None
+    softcap: float = 0.0
+    q_layout: str = "bshd"
+    kv_layout: str = "bshd"
+
+    def op(self, q: Value, mask: Value | None) -> AttentionOp:
+        """The MIR op, defaults filled in."""
+        width = q.shape.dims[-1] if q.shape.rank else 0
+        heads = max(self.num_heads, 1) if q.shape.rank == 3 else 1
+        head_dim = self.head_dim if self.head_dim is not None else width // heads
+        if not isinstance(head_dim, int):
+            raise ShapeError("head_dim cannot be found", got=q.shape, hint="give head_dim=")
+        kind = self.mask_kind
+        if kind is None:
+            kind = MaskKind.NONE
+            if mask is not None:
+                kind = MaskKind.CUSTOM if mask.shape.dtype.kind == "bool" else MaskKind.BIAS
+        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return AttentionOp(
+            self.num_heads, kv_heads, head_dim, kind, self.scale, self.softcap, self.q_layout,
+            self.kv_layout,
+        )  # fmt: skip
+
+    def direct(self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
+        operands = (q, k, v) if mask is None else (q, k, v, mask)
+        return g.append(self.op(q, mask), operands)
+
+    def fusable(self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
+        op = self.op(q, mask)
+        rows = _by_head(g, q, op.head_dim, op.q_layout)
+        keys, values = (_repeated(g, _by_head(g, t, op.head_dim, op.kv_layout), op) for t in (k, v))
+        scores = g.mul(g.matmul(rows, g.transpose(keys, perm=(0, 1, 3, 2))), op.score_scale)
+        if op.softcap:
+            scores = g.mul(g.tanh(g.div(scores, op.softcap)), op.softcap)
+        y = g.matmul(_weights(g, scores, mask, op.mask_kind), values)
+        if op.q_layout == "bshd":
+            y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), dims=q.shape.dims)
+        return cast(g, y, q.shape.dtype)
+
+
+def _by_head(g: Graph, x: Value, head_dim: int, layout: str) -> Value:
+    """[B, H, S, D], wide."""
+    x = split_heads(g, wide(g, x), head_dim)
+    return g.transpose(x, perm=(0, 2, 1, 3)) if layout == "bshd" else x
+
+
+def _repeated(g: Graph, x: Value, op: AttentionOp) -> Value:
+    """Every key head once per query head of its group."""
+    group = op.num_heads // op.num_kv_heads
+    if group == 1:
+        return x
+    batch, heads, length, width = x.shape.dims
+    x = g.reshape(x, dims=(batch, heads, 1, length, width))
+    x = g.expand(x, dims=(batch, heads, group, length, width))
+    return g.reshape(x, dims=(batch, op.num_heads, length, width))
+
+
+def _weights(g: Graph, scores: Value, mask: Value | None, kind: MaskKind) -> Value:
+    """softmax over the keys to keep; zeros in a row without any."""
+    if kind == MaskKind.NONE:
+        return g.softmax(scores, axis=-1)
+    if kind == MaskKind.BIAS:
+        assert mask is not None  # the op's inference asks for it
+        scores = g.add(scores, wide(g, mask))
+        keep = g.ne(scores, _MASKED)
+    else:
+        keep = _visible(g, scores, kind) if mask is None else mask
+        scores = g.where(keep, scores, _MASKED)
+    # a row of -inf alone is NaN after softmax; the flags turn it into zeros
+    return g.where(keep, g.softmax(scores, axis=-1), 0.0)
+
+
+def _visible(g: Graph, scores: Value, kind: MaskKind) -> Value:
+    """Flags [Sq, Sk] of the keys at or before each query, inside the window."""
+    rows, keys = scores.shape.dims[2:]
+    at = g.reshape(g.iota(dims=(rows,), start=keys - rows), dims=(rows, 1))
+    key = g.iota(dims=(keys,))
+    keep = g.le(key, at)
+    return g.logical_and(keep, g.gt(key, g.sub(at, kind.window))) if kind.window else keep
+
+
+@block("cache_append", has_effect=True)
+class CacheAppend(Block):
+    """Writes `update` into a state at `start` along `axis`; gives the state as filled so far."""
+
+    start: Dim
+    axis: int = 1
+
+    def fusable(self, g: Graph, state: Value, update: Value) -> Value:
+        axis = normalize_axis(self.axis, state.shape.rank)
+        written = g.state_update(state, cast(g, update, state.shape.dtype), axis, self.start)
+        filled = self.start + update.shape.dims[axis]
+        return g.narrow(written, axis=axis, start=0, length=filled)

@@ -1,0 +1,253 @@
+"""GraphModule: the one handle on a program, whatever its level.
+
+m = GraphModule.define("mlp", lambda g: g.linear(g.input("x", ["batch", 64]), w))
+m.stage            # GraphStage.HIR
+m.lower().stage    # GraphStage.MIR
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import InputError, StageError
+from rlx.ir.graph import Graph
+from rlx.ir.hir import REGISTERED, HirModule
+from rlx.ir.lowering import FusionPolicy, lower
+from rlx.ir.op import REGISTRY, Op
+from rlx.ir.text import inspect_graph, print_graph
+from rlx.ir.verify import verify
+
+if TYPE_CHECKING:
+    from rlx.ir.lir import Lir
+
+__all__ = ["FusionPolicy", "GraphModule", "GraphStage"]
+
+
+class GraphStage(Enum):
+    """How far a module has come."""
+
+    HIR = "hir"
+    MIR = "mir"
+    LIR = "lir"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_BUILDERS = frozenset({"input", "param", "constant", "state", "append", "apply", "mir"})
+_TO_BUILD = "build before planning: start with GraphModule.define, .hir or .mir, then compile"
+_TO_HIR = "blocks are built before lower(): start with GraphModule.hir(name) or .define(name, …)"
+
+
+class GraphModule:
+    """Holds exactly one of HIR (`HirModule`), MIR (`Graph`) and LIR (`Lir`).
+
+    Builder methods reach the graph inside: blocks and ops at HIR, ops at MIR. Methods that lead to
+    another stage or policy give a new module and leave this one as it is.
+    """
+
+    def __init__(
+        self, held: HirModule | Graph | Lir, policy: FusionPolicy | str = FusionPolicy.DIRECT
+    ) -> None:
+        self._held: Any = held
+        self._policy = FusionPolicy.of(policy)
+        if isinstance(held, HirModule):
+            self._stage = GraphStage.HIR
+        else:
+            self._stage = GraphStage.MIR if isinstance(held, Graph) else GraphStage.LIR
+
+    # -- ways in ------------------------------------------------------------------------------
+
+    @staticmethod
+    def hir(name: str = "module") -> GraphModule:
+        """An empty module to build blocks on."""
+        return GraphModule(HirModule(name))
+
+    @staticmethod
+    def mir(name: str = "module") -> GraphModule:
+        """An empty module to build MIR ops on."""
+        return GraphModule(Graph(name))
+
+    @staticmethod
+    def define(
+        name: str,
+        build: Callable[[GraphModule], Any],
+        fusion_policy: FusionPolicy | str = FusionPolicy.DIRECT,
+    ) -> GraphModule:
+        """The HIR module that `build` builds; what it returns becomes the outputs."""
+        module = GraphModule(HirModule(name), fusion_policy)
+        result = build(module)
+        if result is not None:
+            return module.finish_hir(result)
+        if not module._held.outputs:
+            raise InputError(
+                "the function returned nothing", where=f"define({name!r})",
+                expected="a value, several, or a mapping of names to values",
+            )  # fmt: skip
+        verify(module._held, after="define")
+        return module
+
+    @staticmethod
+    def from_hir(graph: Graph) -> GraphModule:
+        """A module at HIR; a plain graph is taken as HIR that may hold blocks."""
+        return GraphModule(HirModule.of(_require_graph(graph, "from_hir")))
+
+    @staticmethod
+    def from_mir(graph: Graph) -> GraphModule:
+        """A module at MIR; the graph holds no blocks."""
+        for node in _require_graph(graph, "from_mir").nodes:
+            if node.op.is_block:
+                raise StageError(
+                    "the graph holds an HIR block", where="from_mir", got=str(node.op),
+                    expected="MIR ops only", origin=node.origin,
+                    hint="call GraphModule.from_hir(graph), then .lower()",
+                )  # fmt: skip
+        return GraphModule(lower(graph) if isinstance(graph, HirModule) else graph)
+
+    from_graph = from_mir
+
+    @staticmethod
+    def from_lir(lir: Lir) -> GraphModule:
+        """A module at LIR."""
+        if isinstance(lir, Graph) or not isinstance(getattr(lir, "graph", None), Graph):
+            raise InputError("not a planned graph", where="from_lir", got=repr(lir), expected="Lir")
+        return GraphModule(lir)
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> GraphStage:
+        return self._stage
+
+    @property
+    def name(self) -> str:
+        return str(self._held.name)
+
+    @property
+    def fusion_policy(self) -> FusionPolicy:
+        """What `lower` makes of blocks."""
+        return self._policy
+
+    def with_fusion_policy(self, policy: FusionPolicy | str) -> GraphModule:
+        """The same program under another policy; both handles build on one graph."""
+        return GraphModule(self._held, policy)
+
+    # -- stages -------------------------------------------------------------------------------
+
+    def lower(self) -> GraphModule:
+        """HIR to MIR; a module at another stage is given back unchanged."""
+        if self._stage is not GraphStage.HIR:
+            return self
+        graph = lower(self._held, self._policy)
+        verify(graph, after="lower_hir")
+        return GraphModule(graph, self._policy)
+
+    def as_hir(self) -> HirModule | None:
+        """The HIR, or None at another stage."""
+        return self._held if self._stage is GraphStage.HIR else None
+
+    def as_mir(self) -> Graph | None:
+        """The MIR, at LIR that of the plan; None at HIR."""
+        if self._stage is GraphStage.HIR:
+            return None
+        graph: Graph = self._held if self._stage is GraphStage.MIR else self._held.graph
+        return graph
+
+    def as_lir(self) -> Lir | None:
+        """The LIR, or None at another stage."""
+        return self._held if self._stage is GraphStage.LIR else None
+
+    def into_mir(self) -> Graph:
+        """The MIR, lowered when needed."""
+        graph = self.lower().as_mir()
+        assert graph is not None  # nothing is at HIR after lower()
+        return graph
+
+    as_graph = as_mir
+    into_hir = as_hir
+    into_lir = as_lir
+    into_graph = into_mir
+
+    # -- building -----------------------------------------------------------------------------
+
+    def _require(self, where: str, *stages: GraphStage) -> Any:
+        if self._stage in stages:
+            return self._held
+        raise StageError(
+            f"{self.name} is at stage {self._stage}", where=where, got=self._stage,
+            expected=" or ".join(map(str, stages)),
+            hint=_TO_HIR if GraphStage.MIR not in stages else _TO_BUILD,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        # builder methods of the graph inside; everything else of a module is an attribute above
+        if name.startswith("_"):
+            raise AttributeError(name)
+        is_builder = name in REGISTRY or name in REGISTERED or name in _BUILDERS
+        if self._stage is GraphStage.LIR and is_builder:
+            self._require(name, GraphStage.HIR, GraphStage.MIR)
+        if self._stage is GraphStage.MIR and name in REGISTERED and name not in REGISTRY:
+            self._require(name, GraphStage.HIR)
+        return getattr(self._held, name)
+
+    def hir_mir(self, op: str | Op, inputs: Any = (), **attributes: Any) -> Any:
+        """Any MIR op among the blocks of an HIR module."""
+        return self._require("hir_mir", GraphStage.HIR).mir(op, inputs, **attributes)
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[GraphModule]:
+        """Nodes built inside belong to the block `name`, nested in the blocks around it."""
+        with self._require("block", GraphStage.HIR, GraphStage.MIR).block(name):
+            yield self
+
+    def named(self, name: str, build: Callable[[GraphModule], Any]) -> Any:
+        """What `build` gives; the nodes it builds belong to the block `name`."""
+        with self.block(name):
+            return build(self)
+
+    def set_outputs(self, *values: Any, names: Sequence[str] = ()) -> GraphModule:
+        """What a run returns: values, one list of values, or a mapping of names to values."""
+        graph = self._require("set_outputs", GraphStage.HIR, GraphStage.MIR)
+        graph.set_outputs(*values, names=names)
+        return self
+
+    def finish_hir(self, out: Any) -> GraphModule:
+        """The finished HIR module: `out` (a value, several, or a mapping) are its outputs."""
+        graph = self._require("finish_hir", GraphStage.HIR)
+        graph.set_outputs(*(out if isinstance(out, (list, tuple)) else (out,)))
+        verify(graph, after="finish_hir")
+        return self
+
+    # -- to read ------------------------------------------------------------------------------
+
+    def inspect(self) -> str:
+        """The current stage as text for people."""
+        if self._stage is GraphStage.LIR:
+            return str(self._held.inspect())
+        return inspect_graph(self._held)
+
+    def __str__(self) -> str:
+        return self.inspect() if self._stage is GraphStage.LIR else print_graph(self._held)
+
+    def __repr__(self) -> str:
+        return f"<GraphModule {self.name}: {self._stage}, {len(self)} nodes>"
+
+    def __len__(self) -> int:
+        """Nodes; blocks count as one at HIR."""
+        return len(self._held)
+
+    def __bool__(self) -> bool:
+        return True  # also while it is empty
+
+
+def _require_graph(graph: object, where: str) -> Graph:
+    if not isinstance(graph, Graph):
+        raise InputError("not a graph", where=where, got=repr(graph), expected="a Graph")
+    return graph
+
+
+Graph.define = staticmethod(GraphModule.define)
+Graph.hir = staticmethod(GraphModule.hir)

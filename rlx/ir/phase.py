@@ -1,0 +1,169 @@
+"""Phases: which part of a run a node belongs to.
+
+Preparation runs in the prologue, the model's weight in the steady state, and what only the last
+step of a chunked or streamed run needs (logits to tokens) in the epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from functools import total_ordering
+
+from rlx.errors import InputError, OptionError
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+
+ANCHORS = frozenset(
+    {
+        "matmul",
+        "fused_matmul_bias_act",
+        "attention",
+        "fused_attention_block",
+        "fused_transformer_layer",
+        "dot_general",
+        "grouped_matmul",
+        "dequant_grouped_matmul",
+        "dequant_moe_weights",
+        "lora_matmul",
+        "dequant_matmul",
+        "gated_delta_net",
+    }
+)
+_CHOICES = frozenset({"sample", "top_k"})
+
+
+@total_ordering
+class Phase(Enum):
+    PROLOGUE = "prologue"
+    STEADY_STATE = "steady_state"
+    EPILOGUE = "epilogue"
+
+    @property
+    def order(self) -> int:
+        return _ORDER[self]
+
+    @staticmethod
+    def of(value: object) -> Phase:
+        """The phase itself, or the one of that name."""
+        try:
+            return value if isinstance(value, Phase) else Phase(str(value).lower())
+        except ValueError:
+            known = ", ".join(p.value for p in Phase)
+            raise OptionError("unknown phase", got=repr(value), expected=known) from None
+
+    def __lt__(self, other: object) -> bool:
+        return self.order < other.order if isinstance(other, Phase) else NotImplemented
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_ORDER = {phase: i for i, phase in enumerate(Phase)}
+
+NodeLike = Node | Value | int
+
+
+class PhaseSchedule:
+    """The phase of every node, by node id."""
+
+    def __init__(self, phases: Mapping[int, Phase] | None = None) -> None:
+        self._phases: dict[int, Phase] = dict(phases or {})
+
+    def set(self, node: NodeLike, phase: Phase | str) -> None:
+        self._phases[_id(node)] = Phase.of(phase)
+
+    def get(self, node: NodeLike) -> Phase | None:
+        """The node's phase; None for one that was never given any."""
+        return self._phases.get(_id(node))
+
+    def nodes_in(self, phase: Phase | str, schedule: Iterable[NodeLike] | None = None) -> list[int]:
+        """Ids of the nodes in `phase`: ascending, or in the order of `schedule`."""
+        wanted = Phase.of(phase)
+        order = sorted(self._phases) if schedule is None else map(_id, schedule)
+        return [i for i in order if self._phases.get(i) is wanted]
+
+    def __iter__(self) -> Iterator[tuple[int, Phase]]:
+        """(node id, phase), ids ascending."""
+        return iter(sorted(self._phases.items()))
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def __bool__(self) -> bool:
+        return True  # an empty schedule is a schedule
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PhaseSchedule) and self._phases == other._phases
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def __repr__(self) -> str:
+        counts = [f"{p}: {len(self.nodes_in(p))}" for p in Phase]
+        return f"<PhaseSchedule {', '.join(counts)}>"
+
+
+def _id(node: NodeLike) -> int:
+    if isinstance(node, Value):
+        return node.node.id
+    if isinstance(node, Node):
+        return node.id
+    if isinstance(node, int) and not isinstance(node, bool):
+        return node
+    raise InputError("not a node", got=repr(node), expected="a node, a value or a node id")
+
+
+def derive_phases(graph: Graph) -> PhaseSchedule:
+    """Phases by position and dependence, over the order of `graph.nodes`.
+
+    Sources are prologue. A compute anchor and all that feeds one is steady state: also a `top_k`
+    that routes to experts. Other choices (`sample`, `top_k`) are epilogue, as is what comes after
+    the last `sample` or after the last anchor. The rest is steady state.
+
+    A write to a state counts as an anchor, unless the value written comes from such a choice: later
+    chunks read what it leaves, so it cannot wait for the last one.
+    """
+    routed = _feeds(graph, [n for n in graph.nodes if n.op.name in ANCHORS])
+    steady = routed | _feeds(graph, _lasting_writes(graph, routed))
+    last_anchor = _last(graph, ANCHORS)
+    last_sample = _last(graph, {"sample"})
+    schedule = PhaseSchedule()
+    for position, node in enumerate(graph.nodes):
+        if node.op.is_source:
+            phase = Phase.PROLOGUE
+        elif node in steady:
+            phase = Phase.STEADY_STATE
+        elif node.op.name in _CHOICES or position > min(last_anchor, last_sample):
+            phase = Phase.EPILOGUE
+        else:
+            phase = Phase.STEADY_STATE
+        schedule._phases[node.id] = phase
+    return schedule
+
+
+def _last(graph: Graph, kinds: Iterable[str]) -> float:
+    """Position of the last node of `kinds`; infinite where there is none, so nothing follows it."""
+    found = [i for i, n in enumerate(graph.nodes) if n.op.name in kinds]
+    return found[-1] if found else float("inf")
+
+
+def _lasting_writes(graph: Graph, routed: set[Node]) -> list[Node]:
+    """Writes to states that do not depend on a choice made at the end."""
+    chosen: set[Node] = set()
+    found = []
+    for node in graph.nodes:
+        choice = node.op.name in _CHOICES and node not in routed
+        if choice or any(v.node in chosen for v in node.inputs):
+            chosen.add(node)
+        elif node.op.name == "state_update":
+            found.append(node)
+    return found
+
+
+def _feeds(graph: Graph, targets: Iterable[Node]) -> set[Node]:
+    """`targets` and everything they depend on."""
+    found = set(targets)
+    for node in reversed(graph.nodes):
+        if node in found:
+            found.update(v.node for v in node.inputs)
+    return found
