@@ -6,15 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-import rlx.ir.ops  # registers every op
-from rlx.ir.attrs import Data, MaskKind
+from rlx.ir.attrs import Body, Data, MaskKind
 from rlx.ir.dim import sym
 from rlx.ir.dtype import ALL
 from rlx.ir.graph import Graph
+from rlx.ir.hir import HirModule
 from rlx.ir.ops.custom import custom_op
 from rlx.ir.origin import Origin
-
-assert rlx.ir.ops  # imported for its effect
+from rlx.ir.printer import bodies
 
 tagged = custom_op(
     "samples.tagged",
@@ -182,14 +181,8 @@ def customs() -> Graph:
     odd = (1, 1.0, True, "1", None, (), (1,), ("a", (2.5, (False,))), float("nan"), -0.0, 10**40)
     y = tagged(g, x, tag=odd, dim=sym("true") * 2 + sym.SEQ, minus=sym("none") * -3 + 1)
     y = tagged(g, y, dtype=ALL[3], mask=MaskKind.CAUSAL, data=Data([1, 2, 3], "u8"))
-    y = tagged(g, y, shape=x.shape, word="é\ud800\x00", nested=(("graph", (_wrap(inner),)),))
+    y = tagged(g, y, shape=x.shape, word="é\ud800\x00", nested=(("graph", (Body(inner),)),))
     return g.set_outputs(y)
-
-
-def _wrap(graph: Graph) -> object:
-    from rlx.ir.attrs import Body
-
-    return Body(graph)
 
 
 def origins() -> Graph:
@@ -213,20 +206,31 @@ def origins() -> Graph:
     return g.set_outputs(x)
 
 
+def hir() -> Graph:
+    m = HirModule("hir")
+    x = m.input("x", ["batch", "seq", 32])
+    with m.block("layers.0"):
+        h = m.rms_norm(x, m.param("gamma", [32]), eps=1e-5)
+        y = m.linear(h, m.param("w", [32, 64]), m.param("b", [64]), activation="gelu")
+        z = m.swiglu_ffn(x, *(m.param(n, d) for n, d in _FFN))
+    return m.set_outputs({"y": y, "z": m.mir("add", [z, x])})
+
+
+_FFN = (("up", [32, 48]), ("gate", [32, 48]), ("down", [48, 32]))
+
+
 def empty() -> Graph:
     return Graph("empty")
 
 
 SAMPLES: tuple[Callable[[], Graph], ...] = (
     mlp, elementwise, reductions, layouts, matmuls, attentions, spatial, recurrences, control,
-    constants, customs, origins, empty,
+    constants, customs, origins, hir, empty,
 )  # fmt: skip
 
 
 def all_nodes(graph: Graph) -> list[object]:
     """Every node, nested ones included, as (op name, name, shapes, origin)."""
-    from rlx.ir.printer import bodies
-
     rows: list[object] = [graph.name, graph.output_names, sorted(graph.live.items())]
     for node in graph.nodes:
         shapes = [v.shape for v in node.outputs]
