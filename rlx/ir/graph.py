@@ -15,7 +15,7 @@ import numpy as np
 
 from rlx.errors import InputError, NameConflictError, RlxError, ShapeError
 from rlx.ir.attrs import Body, Data
-from rlx.ir.build import Builder
+from rlx.ir.build import Builder, record
 from rlx.ir.dim import Expr
 from rlx.ir.node import Node, Operand, Value, infer
 from rlx.ir.op import Op, lookup
@@ -78,7 +78,7 @@ class Graph(Builder):
                 origin=self._sources[name].origin,
                 hint="inputs, params and states share one set of names",
             )
-        return self.append(lookup(kind)(shape=shape), (), name)  # type: ignore[no-any-return]
+        return self.append(record(lookup(kind), {"shape": shape}), (), name)  # type: ignore[no-any-return]
 
     # -- nodes --------------------------------------------------------------------------------
 

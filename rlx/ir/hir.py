@@ -181,11 +181,17 @@ def _install(cls: type[Op]) -> None:
 
 
 def _method(cls: type[Block]) -> Callable[..., Any]:
+    required, most, names = cls.num_required, len(cls.input_names), set(cls.input_names)
+    flagged = any(f.startswith("has_") for f in cls.fields)
+
     def build(
         self: HirModule, *args: Any, name: str = "", shape: object = None, **given: Any
     ) -> Any:
         try:
-            operands, attributes = _arguments(cls, args, given)
+            plain = required <= len(args) <= most and not flagged and names.isdisjoint(given)
+            # the usual call needs no sorting out
+            usual = plain and {*map(type, args)} == {Value}
+            operands, attributes = (args, given) if usual else _arguments(cls, args, given)
             made = record(cls, attributes)
         except RlxError as e:
             e.where = e.where.removeprefix(PREFIX)
@@ -198,7 +204,7 @@ def _method(cls: type[Block]) -> Callable[..., Any]:
 
 def _arguments(
     cls: type[Block], args: Sequence[Any], given: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+) -> tuple[Sequence[Any], dict[str, Any]]:
     """Positional and named arguments as (operands, attributes)."""
     tensors: dict[str, Any] = {}
     rest = list(args)

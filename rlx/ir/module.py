@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx.errors import InputError, StageError
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, HirModule
+from rlx.ir.lir import Lir
 from rlx.ir.lowering import FusionPolicy, lower
 from rlx.ir.op import REGISTRY, Op
 from rlx.ir.text import inspect_graph, print_graph
+from rlx.ir.text.plan import inspect_lir
 from rlx.ir.verify import verify
-
-if TYPE_CHECKING:
-    from rlx.ir.lir import Lir
 
 __all__ = ["FusionPolicy", "GraphModule", "GraphStage"]
 
@@ -112,7 +111,7 @@ class GraphModule:
     @staticmethod
     def from_lir(lir: Lir) -> GraphModule:
         """A module at LIR."""
-        if isinstance(lir, Graph) or not isinstance(getattr(lir, "graph", None), Graph):
+        if not isinstance(lir, Lir):
             raise InputError("not a planned graph", where="from_lir", got=repr(lir), expected="Lir")
         return GraphModule(lir)
 
@@ -226,7 +225,7 @@ class GraphModule:
     def inspect(self) -> str:
         """The current stage as text for people."""
         if self._stage is GraphStage.LIR:
-            return str(self._held.inspect())
+            return inspect_lir(self._held)
         return inspect_graph(self._held)
 
     def __str__(self) -> str:

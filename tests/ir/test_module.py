@@ -270,6 +270,9 @@ def test_text_of_the_stages() -> None:
     assert "hir.linear" in str(hir) and "hir.linear" in hir.inspect()
     assert "fused_matmul_bias_act" in str(mir) and "fused_matmul_bias_act" in mir.inspect()
     assert "test_module.py" in mir.inspect()
+    lir = at("lir")
+    assert str(lir) == lir.inspect()
+    assert "matmul" in lir.inspect() and "steady_state" in lir.inspect()
     assert rlx.parse_graph(str(mir)).same_as(mir.into_graph())
     assert rlx.parse_graph(str(hir)).same_as(hir.into_hir())
 
