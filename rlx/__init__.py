@@ -7,6 +7,7 @@
 Names are loaded when first used, so that `import rlx` costs next to nothing.
 """
 
+# ruff: noqa: I001  (one statement per module below, not one per name)
 from __future__ import annotations
 
 from importlib import import_module
