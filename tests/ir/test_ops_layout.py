@@ -8,7 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from op_support import array, cost_of, run, same, shape_of
 
 from rlx.errors import AttributeValueError, DTypeError, ShapeError

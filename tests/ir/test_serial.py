@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sample_graphs import SAMPLES, all_nodes, attentions, control, hir, mlp
 
 from rlx.errors import FormatError, VerifyError

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sample_graphs import SAMPLES, all_nodes, attentions, control, mlp, tagged
 
 from rlx.errors import ParseError
