@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from block_cases import CASES, SIZES, Case
+from sequence_cases import CASES, SIZES, Case
 
 from rlx.errors import OptionError, VerifyError
 from rlx.ir import lowering
