@@ -21,7 +21,7 @@ class Case(NamedTuple):
 
 
 CASES: dict[str, Case] = {}
-rng = np.random.defaultrng(7)
+rng = np.random.default_rng(7)
 SIZES = {"batch": B, "seq": S, "past_seq": 3, "frames": 9}
 
 
