@@ -100,6 +100,8 @@ def record(cls: type[Op], attributes: dict[str, Any]) -> Op:
 
 
 def _kind(value: object) -> object:
+    if type(value) is float:
+        return repr(value)  # tells -0.0 from 0.0
     return tuple(map(_kind, value)) if type(value) is tuple else type(value)
 
 

@@ -85,6 +85,9 @@ class Op:
                 value = exact(given)
             except RlxError as e:
                 raise e.located(f"{self.name}.{field}") from None
+            except (TypeError, ValueError, AttributeError) as e:
+                where = f"{self.name}.{field}"
+                raise AttributeValueError("not a fitting value", where=where, got=repr(given)) from e
             if value is not given:
                 object.__setattr__(self, field, value)
         self.check()
@@ -228,7 +231,7 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return isinstance(b, tuple) and len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, float) or isinstance(b, float):
-        return type(a) is type(b) and (a == b or (a != a and b != b))
+        return type(a) is type(b) and repr(a) == repr(b)  # NaN is NaN, and 0.0 is not -0.0
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
