@@ -86,8 +86,8 @@ class Op:
             except RlxError as e:
                 raise e.located(f"{self.name}.{field}") from None
             except (TypeError, ValueError, AttributeError) as e:
-                where = f"{self.name}.{field}"
-                raise AttributeValueError("not a fitting value", where=where, got=repr(given)) from e
+                where, got = f"{self.name}.{field}", repr(given)
+                raise AttributeValueError("not a fitting value", where=where, got=got) from e
             if value is not given:
                 object.__setattr__(self, field, value)
         self.check()
