@@ -1,0 +1,126 @@
+"""exp, exp2, expm1 and what is made of them: tanh, sigmoid, silu, softplus."""
+
+from __future__ import annotations
+
+import math
+
+from rlx.codegen.emit import Value, i8, i16, i32
+from rlx.codegen.math.logarithm import log1p
+from rlx.codegen.math.real import Real, polynomial, power_of_two, real
+
+
+def exp(x: Value, flush: bool = False) -> Value:
+    """e^x. Error below 1.2 ulp, denormal results included.
+
+    `flush` allows 0 for denormal results and infinity from 2^127 on, which saves instructions where
+    the target has no scaling instruction: what a softmax wants.
+    """
+    f, k = x.fn, real(x, "exp")
+    flush = flush and not _scales_natively(x)
+    x = _clamped(x, _flush_bound(k) if flush else k.exp_low, k.exp_high)
+    count, whole, r = _reduce(x, k)
+    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k, flush)
+
+
+def exp2(x: Value, flush: bool = False) -> Value:
+    """2^x. Error below 1.2 ulp; `flush` as for exp."""
+    f, k = x.fn, real(x, "exp2")
+    flush = flush and not _scales_natively(x)
+    low = -float(k.bias) if flush else k.exp_low / math.log(2)
+    x = _clamped(x, low, k.bias + 1.5)
+    with f.exact():
+        shifted = x + k.magic
+        whole = shifted - k.magic
+        r = (x - whole) * math.log(2)
+    count = shifted.bits() - f.const(k.magic, x.type).bits()
+    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k, flush)
+
+
+def expm1(x: Value) -> Value:
+    """e^x - 1, accurate near 0. Error below 2.2 ulp."""
+    f, k = x.fn, real(x, "expm1")
+    x = _clamped(x, k.expm1_low, k.exp_high)
+    count, whole, r = _reduce(x, k)
+    p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
+    # e^x - 1 = 2^n ((e^r - 1) + (1 - 2^-n)); beyond the mantissa 2^-n may as well be 0.
+    inverse = (f.max(k.bias - count, 0) << k.mantissa).bits(x.type)
+    return _scaled(p + (1.0 - inverse), count, whole, k, flush=False)
+
+
+def tanh(x: Value) -> Value:
+    """Hyperbolic tangent. Error below 3 ulp."""
+    f = x.fn
+    e = expm1(f.abs(x) * -2.0)
+    return f.copysign(-e / (e + 2.0), x)
+
+
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + e^-x). Error below 2.5 ulp, also where the result is tiny."""
+    f = x.fn
+    e = exp(-f.abs(x))
+    return f.select(x < 0.0, e, 1.0) / (e + 1.0)
+
+
+def silu(x: Value) -> Value:
+    """x · sigmoid(x). Error below 3 ulp, or |x| times the smallest denormal."""
+    return x * sigmoid(x)
+
+
+def softplus(x: Value) -> Value:
+    """ln(1 + e^x). Error below 2.5 ulp."""
+    f = x.fn
+    return f.max(x, 0.0) + log1p(exp(-f.abs(x)))
+
+
+def gelu_tanh(x: Value) -> Value:
+    """x · (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2. Error below 25 ulp for x > -4; below, where
+    the result vanishes, up to 250 ulp (f64: 2000)."""
+    f = x.fn
+    inner = x * f.fma(x * x, f.const(0.044715, x.type), 1.0)
+    return x * sigmoid(inner * (2 * math.sqrt(2 / math.pi)))
+
+
+def _flush_bound(k: Real) -> float:
+    return -k.bias * math.log(2)
+
+
+def _clamped(x: Value, low: float, high: float) -> Value:
+    """x within the bounds; NaN stays."""
+    f = x.fn
+    x = f.max_fast(f.const(low, x.type), x)
+    return f.min_fast(f.const(high, x.type), x)
+
+
+def _reduce(x: Value, k: Real) -> tuple[Value, Value, Value]:
+    """(n as an integer, n as a float, x - n ln 2) with |x - n ln 2| <= ln 2 / 2."""
+    f = x.fn
+    with f.exact():
+        shifted = f.fma(x, f.const(1 / math.log(2), x.type), k.magic)
+        whole = shifted - k.magic
+        r = f.fma(whole, f.const(-k.ln2[0], x.type), x)
+        r = f.fma(whole, f.const(-k.ln2[1], x.type), r)
+    return shifted.bits() - f.const(k.magic, x.type).bits(), whole, r
+
+
+def _scales_natively(x: Value) -> bool:
+    return x.fn.target.avx512 and x.type.lanes * x.type.bits in (128, 256, 512)
+
+
+def _scaled(p: Value, count: Value, whole: Value, k: Real, flush: bool) -> Value:
+    """p · 2^count, also where that is denormal or infinite."""
+    if _scales_natively(p):
+        return _scalef(p, whole)
+    if flush:
+        return p * power_of_two(count, k)
+    half = count.ashr(1)
+    return p * power_of_two(half, k) * power_of_two(count - half, k)
+
+
+def _scalef(p: Value, whole: Value) -> Value:
+    """AVX-512 scales by a power of two in one instruction, with every special case right."""
+    f, size = p.fn, p.type.lanes * p.type.bits
+    letter = "s" if p.type.bits == 32 else "d"
+    args = [p, whole, p, f.const(-1, i16 if p.type.lanes == 16 else i8)]
+    if size == 512:
+        args.append(f.const(4, i32))  # round as usual
+    return f.intrinsic(f"llvm.x86.avx512.mask.scalef.p{letter}.{size}", p.type, *args)
