@@ -310,7 +310,7 @@ def _rfft(p: Pool) -> Any:
 
 
 MAKERS: list[Callable[[Pool], Any]] = [
-    Pool], Any]] = [     _unary, _unary, _binary, _binary, _row, _jump, _compare, _cast,
+    _unary, _unary, _binary, _binary, _row, _jump, _compare, _cast,
     _reduce, _argmax, _softmax, _norm, _primitive_norm, _transpose, _reshape, _narrow, _concat,
     _expand, _pad_flip, _gather, _scatter, _top_k, _linear, _linear, _twins, _batched,
     _dot_general, _attention, _rope, _conv, _quantize, _delta, _scan, _cond, _rfft,
