@@ -26,7 +26,7 @@ class GatedDeltaNet(Block):
         return graph.gated_delta_net(q, k, v, g, beta, state_size=self.state_size)[0]
 
     def fusable(self, graph: Graph, q: Value, k: Value, v: Value, g: Value, beta: Value) -> Value:
-        return _scanned(graph, (q, k, v, g, beta), None)[0]
+        return scanned(graph, (q, k, v, g, beta), None)[0]
 
 
 @block("gated_delta_net_carry", has_effect=True)
@@ -47,7 +47,7 @@ class GatedDeltaNetCarry(Block):
     def fusable(
         self, graph: Graph, q: Value, k: Value, v: Value, g: Value, beta: Value, state: Value
     ) -> tuple[Value, Value]:
-        o, last = _scanned(graph, (q, k, v, g, beta), state)
+        o, last = scanned(graph, (q, k, v, g, beta), state)
         return o, _written(graph, state, last)
 
 
@@ -55,7 +55,7 @@ def _written(graph: Graph, state: Value, last: Value) -> Value:
     return graph.state_update(state, last, 0, 0) if is_state(state) else last
 
 
-def _scanned(
+def scanned(
     graph: Graph, sequences: tuple[Value, ...], state: Value | None
 ) -> tuple[Value, Value]:
     """The recurrence as a loop over tokens; (o, the last state)."""

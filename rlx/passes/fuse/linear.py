@@ -1,0 +1,119 @@
+"""matmul + bias + activation + residual -> fused_matmul_bias_act, one step after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.ir.dim import same
+from rlx.ir.node import Value
+from rlx.passes.fuse.activation import activation_kinds, is_default
+from rlx.passes.pattern import Match, const, op
+from rlx.passes.rewrite import Result, Rule
+
+FUSED = "fused_matmul_bias_act"
+
+
+def _parts(product: Value) -> tuple[str, list[Value], bool, bool]:
+    """Activation, operands, has_bias and has_residual of a product, fused already or not."""
+    node = product.node
+    if node.op.name == "matmul":
+        return "none", list(node.inputs), False, False
+    record: Any = node.op
+    return record.activation, list(node.inputs), record.has_bias, record.has_residual
+
+
+def is_linear(product: Value) -> bool:
+    """Whether a product is rows times one float matrix, which is what the fused op is for."""
+    x, w = product.node.inputs[:2]
+    floats = x.shape.dtype.is_float and w.shape.dtype.is_float
+    return w.shape.rank == 2 and x.shape.rank >= 2 and floats
+
+
+def as_vector(m: Match, value: Value, size: Any) -> Value | None:
+    """`value` as [size], when it is that or has only 1s before."""
+    dims = value.shape.dims
+    if not dims or not same(dims[-1], size) or any(not same(d, 1) for d in dims[:-1]):
+        return None
+    return value if len(dims) == 1 else m.g.reshape(value, dims=(size,))
+
+
+def _bias(m: Match) -> Result:
+    activation, operands, has_bias, has_residual = _parts(m.p)
+    out = m.root.output.shape
+    if not is_linear(m.p) or activation != "none" or has_bias or has_residual:
+        return None
+    if m.bias.shape.same_dims(m.p.shape) and not same(m.bias.shape.num_elements, out.dims[-1]):
+        return None  # that is a residual
+    bias = as_vector(m, m.bias, out.dims[-1])
+    if bias is None or not bias.shape.dtype.is_float:
+        return None
+    return _build(m, [*operands, bias], "none", True, False)
+
+
+def _activation(m: Match) -> Result:
+    activation, operands, has_bias, has_residual = _parts(m.p)
+    if not is_linear(m.p) or activation != "none" or has_residual:
+        return None
+    if not is_default(m.op()):
+        return m.miss(f"{m.op()} is not the default {m.op().name}")
+    return _build(m, operands, m.op().name, has_bias, False)
+
+
+def _residual(m: Match) -> Result:
+    activation, operands, has_bias, has_residual = _parts(m.p)
+    if not is_linear(m.p) or has_residual:
+        return None
+    if not m.residual.shape.same_dims(m.p.shape):
+        return m.miss(f"{m.residual.shape} is neither a bias nor a residual of {m.p.shape}")
+    if not m.residual.shape.dtype.is_float:
+        return None
+    return _build(m, [*operands, m.residual], activation, has_bias, True)
+
+
+def _build(m: Match, operands: list[Value], activation: str, bias: bool, residual: bool) -> Result:
+    made = m.g.fused_matmul_bias_act(
+        *operands, activation=activation, has_bias=bias, has_residual=residual
+    )
+    return m.if_same(made)
+
+
+def _lora(m: Match) -> Result:
+    scale = m.number("scale")
+    parts = (m.x, m.w, m.a, m.b)
+    if scale is None or any(v.shape.rank != 2 for v in parts[1:]):
+        return None
+    if not all(v.shape.dtype.is_float for v in parts):
+        return None
+    return m.if_same(m.g.lora_matmul(*parts, scale=scale))
+
+
+def _conv_bias(m: Match) -> Result:
+    """conv + bias [O, 1, ...] -> conv with a bias"""
+    x, w = m.p.node.inputs[:2]
+    channels, spatial = w.shape.dims[0], w.shape.rank - 2
+    dims = m.bias.shape.dims
+    if len(m.p.node.inputs) != 2 or m.bias.shape.rank > spatial + 2 or len(dims) <= spatial:
+        return None
+    *before, size = dims[: len(dims) - spatial]
+    after = dims[len(dims) - spatial :]
+    if not same(size, channels) or any(not same(d, 1) for d in (*before, *after)):
+        return None
+    bias = m.g.reshape(m.bias, dims=(channels,))
+    return m.if_same(m.g.append(m.op("p"), [x, w, bias]))
+
+
+_PRODUCTS = ("matmul", FUSED)
+
+_LORA = op(
+    "add",
+    op("matmul", "x", "w"),
+    op("mul", op("matmul", op("matmul", "x", "a"), "b"), const("scale")),
+)
+
+LINEAR: tuple[Rule, ...] = (
+    Rule("lora written out", _LORA, _lora, owns=True),
+    Rule("matmul + bias", op("add", op("matmul", name="p"), "bias"), _bias, owns=True),
+    Rule("matmul + activation", op(activation_kinds(), op(_PRODUCTS, name="p")), _activation, True),
+    Rule("matmul + residual", op("add", op(_PRODUCTS, name="p"), "residual"), _residual, True),
+    Rule("conv + bias", op("add", op("conv", name="p"), "bias"), _conv_bias, owns=True),
+)

@@ -1,0 +1,267 @@
+"""Chains of elementwise ops, with reductions over the last axes, -> elementwise_region.
+
+A region has one iteration space, its `full` dims. A value in it has those dims, or is a row value:
+the last `reduced` axes are 1 (or gone) because a reduction folded them, or because the value is one
+number per row and meets the full space by broadcasting. Every value is computed once: nothing that
+would have to be recomputed along an outer axis is taken in. A region is convex: no path leaves it
+and comes back, so that it can run as one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rlx.ir.attrs import Body
+from rlx.ir.dim import Dim, same
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.ir.origin import UNKNOWN
+from rlx.passes.report import FusionReport
+from rlx.passes.rewrite import Editor
+
+NAME = "elementwise region"
+REDUCTIONS = frozenset(("sum", "mean", "max", "min", "prod", "any", "all"))
+MOST_NODES = 64
+MOST_SPAN = 400  # nodes between the first and the last member: further apart, values live too long
+
+Dims = tuple[Dim, ...]
+
+
+def fuse_regions(graph: Graph, report: FusionReport | None = None) -> Graph:
+    """Group what can be computed in one walk over memory."""
+    editor = Editor(graph, "fuse")
+    groups = _Grouping(editor).run()
+    bodies: dict[Any, Body] = {}
+    for group in groups:
+        _replace(editor, group, bodies, report)
+    return editor.finish()
+
+
+class _Group:
+    __slots__ = ("first", "full", "last", "nodes", "reduced")
+
+    def __init__(self, node: Node, full: Dims, reduced: int) -> None:
+        self.nodes: set[Node] = {node}
+        self.full, self.reduced = full, reduced
+        self.first = self.last = node.id
+
+
+def _row_length(rows: Dims, full: Dims) -> int:
+    """k when `rows` are `full` with the last k axes 1; 0 otherwise."""
+    if len(rows) != len(full):
+        return 0
+    k = 0
+    while k < len(full) and rows[-1 - k] == 1 and full[-1 - k] != 1:
+        k += 1
+    return k if k and all(map(same, rows[: len(rows) - k], full[: len(full) - k])) else 0
+
+
+def _same_dims(a: Dims, b: Dims) -> bool:
+    return a == b or (len(a) == len(b) and all(map(same, a, b)))
+
+
+def _space(a: _Group, b: _Group) -> tuple[Dims, int] | None:
+    """The iteration space that two groups share, or None."""
+    if _same_dims(a.full, b.full):
+        if a.reduced and b.reduced and a.reduced != b.reduced:
+            return None
+        return a.full, a.reduced or b.reduced
+    for small, large in ((a, b), (b, a)):
+        if small.reduced:
+            continue
+        k = _row_length(small.full, large.full)
+        if k and large.reduced in (0, k):
+            return large.full, k
+        k = large.reduced
+        if k and _same_dims(small.full, large.full[: len(large.full) - k]):
+            return large.full, k
+    return None
+
+
+class _Grouping:
+    def __init__(self, editor: Editor) -> None:
+        self.editor = editor
+        self.of: dict[Node, _Group] = {}
+
+    def run(self) -> list[_Group]:
+        for node in self.editor.graph.nodes:
+            group = self._alone(node)
+            if group is not None:
+                self.of[node] = group
+                for value in node.inputs:
+                    self._try_join(node, value)
+        found = dict.fromkeys(g for g in self.of.values() if _is_worth(g))
+        return list(found)
+
+    def _alone(self, node: Node) -> _Group | None:
+        """A group of `node` alone, when it is an op that regions take."""
+        op = node.op
+        if op.is_elementwise:
+            dims = node.outputs[0].shape.dims
+            reduced = 0
+        elif op.name in REDUCTIONS:
+            dims = node.inputs[0].shape.dims
+            reduced = _trailing(op, len(dims))
+            if not reduced:
+                return None
+        else:
+            return None
+        if not dims or node.outputs[0].shape.dtype.kind == "complex":
+            return None
+        if any(v.shape.dtype.kind == "complex" for v in node.inputs):
+            return None
+        return None if self.editor.is_fixed(node.outputs[0]) else _Group(node, dims, reduced)
+
+    def _try_join(self, node: Node, value: Value) -> None:
+        """Join the group of `node` with the one that computes `value`, through views if need be."""
+        views: list[Node] = []
+        while value.node.op.name in ("expand", "reshape") and self.editor.uses(value) == 1:
+            views.append(value.node)
+            value = value.node.inputs[0]
+        mine, other = self.of[node], self.of.get(value.node)
+        if other is None or other is mine or (views and not _are_unit_views(views, mine, other)):
+            return
+        space = _space(mine, other)
+        if space is None or not self._small(mine, other, views):
+            return
+        if node.op.name in REDUCTIONS and not _same_dims(value.shape.dims, space[0]):
+            return
+        members = mine.nodes | other.nodes | set(views)
+        if not self._is_convex(members, min(mine.first, other.first)):
+            return
+        mine.nodes = members
+        mine.full, mine.reduced = space
+        mine.first, mine.last = min(mine.first, other.first), max(mine.last, other.last)
+        for member in members:
+            self.of[member] = mine
+
+    def _small(self, a: _Group, b: _Group, views: list[Node]) -> bool:
+        span = max(a.last, b.last) - min(a.first, b.first)
+        return span <= MOST_SPAN and len(a.nodes) + len(b.nodes) + len(views) <= MOST_NODES
+
+    def _is_convex(self, members: set[Node], first: int) -> bool:
+        """Whether nothing outside that the members need depends on one of them."""
+        seen: set[Node] = set()
+        todo = self._outside(members, members)
+        while todo:
+            node = todo.pop()
+            group = self.of.get(node)
+            last = node.id if group is None else group.last
+            if node in seen or last < first:
+                continue
+            inside = {node} if group is None else group.nodes
+            seen |= inside
+            for before in self._outside(inside, inside):
+                if before in members:
+                    return False
+                todo.append(before)
+        return True
+
+    def _outside(self, nodes: Iterable[Node], inside: set[Node]) -> list[Node]:
+        return [n for node in nodes for n in self.editor.before(node) if n not in inside]
+
+
+def _trailing(op: Any, rank: int) -> int:
+    """How many of the last axes a reduction folds; 0 when it folds others, or all of several."""
+    axes = range(rank) if op.axes is None else sorted(a % rank for a in op.axes)
+    count = len(axes)
+    if count == rank > 1:
+        return 0  # one row alone: no outer axis to divide among workers
+    return count if list(axes) == list(range(rank - count, rank)) else 0
+
+
+def _are_unit_views(views: list[Node], mine: _Group, other: _Group) -> bool:
+    """Whether views only add or drop 1s behind row values, or stretch them over the rows."""
+    full = mine.full if len(mine.full) >= len(other.full) else other.full
+    k = mine.reduced or other.reduced
+    if not k:
+        return False
+    short = full[: len(full) - k]
+    forms = (full, short, (*short, *(1,) * k))
+    return all(any(_same_dims(v.output.shape.dims, f) for f in forms) for v in views)
+
+
+def _is_worth(group: _Group) -> bool:
+    return sum(not n.op.is_view for n in group.nodes) > 1
+
+
+def _replace(
+    editor: Editor, group: _Group, bodies: dict[Any, Body], report: FusionReport | None
+) -> None:
+    nodes = sorted(group.nodes, key=lambda n: n.id)
+    last = nodes[-1]
+    inside = group.nodes
+    operands: dict[Value, int] = {}
+    for node in nodes:
+        for value in node.inputs:
+            if value.node not in inside and not _is_literal(value):
+                operands.setdefault(value, len(operands))
+    results = [
+        v
+        for node in nodes
+        for v in node.outputs
+        if v in editor.returned or any(u not in inside for u in editor.users[v])
+    ]
+    if not results:
+        return  # dead: nothing was removed before
+    body = _body(nodes, list(operands), results, bodies)
+    made, new = editor.build(
+        last, lambda: editor.graph.elementwise_region(list(operands), body=body)
+    )
+    if not editor.allows([], new):
+        editor.drop(new)
+        return
+    for old, value in zip(results, made if isinstance(made, tuple) else (made,), strict=True):
+        editor.replace(old, value)
+    if report is not None:
+        report.add(NAME, last.origin)
+
+
+def _is_literal(value: Value) -> bool:
+    """Constants of one element live in the body: kernels hold them in the code."""
+    op: Any = value.node.op
+    return bool(op.name == "constant" and op.data.array.size == 1)
+
+
+def _body(
+    nodes: list[Node], operands: list[Value], results: list[Value], bodies: dict[Any, Body]
+) -> Body:
+    """The nested graph of a region; layers repeat, so equal ones are made once."""
+    place: dict[Value, Any] = {v: i for i, v in enumerate(operands)}
+    rows: list[Any] = []
+    for node in nodes:
+        refs = tuple([node_ref(v, place) for v in node.inputs])
+        for v in node.outputs:
+            place[v] = (len(rows), v.index)
+        rows.append((node.op, refs))
+    shapes = tuple([v.shape for v in operands])
+    key = (shapes, tuple(rows), tuple([place[v] for v in results]))
+    found = bodies.get(key)
+    if found is None:
+        found = bodies[key] = Body(_body_graph(nodes, operands, results))
+    return found
+
+
+def node_ref(value: Value, place: dict[Value, Any]) -> Any:
+    """A member's operand in a form that is equal for equal regions."""
+    known = place.get(value)
+    return value.node.op if known is None else known
+
+
+def _body_graph(nodes: list[Node], operands: list[Value], results: list[Value]) -> Graph:
+    g = Graph("region")
+    values: dict[Value, Value] = {}
+    literals: dict[Any, Value] = {}
+    with g.origin(UNKNOWN):
+        for i, v in enumerate(operands):
+            values[v] = g.input(f"x{i}", v.shape)
+        for node in nodes:
+            for v in node.inputs:
+                if v not in values:
+                    if v.node.op not in literals:
+                        literals[v.node.op] = g.append(v.node.op)
+                    values[v] = literals[v.node.op]
+            new = g.append_node(node.op, [values[v] for v in node.inputs])
+            values.update(zip(node.outputs, new.outputs, strict=True))
+    return g.set_outputs([values[v] for v in results])

@@ -1,0 +1,180 @@
+"""THE list: what happens to a graph between the user and the plan, read from top to bottom.
+
+Every pass takes a graph and gives one; the verifier looks at each result. After this list a variant
+is bound and planned (`passes.bind`, `passes.plan`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+from rlx.errors import OptionError
+from rlx.ir.graph import Graph
+from rlx.ir.lowering import FusionPolicy
+from rlx.ir.verify import verify
+from rlx.passes.cse import cse
+from rlx.passes.dce import dce
+from rlx.passes.fold import fold
+from rlx.passes.fuse import FUSIONS
+from rlx.passes.fuse.region import fuse_regions
+from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
+from rlx.passes.lower_hir import lower_hir
+from rlx.passes.nested import with_bodies
+from rlx.passes.precision import lower_precision
+from rlx.passes.prepare import split_prepare
+from rlx.passes.report import DispatchReport, FusionReport
+from rlx.passes.rewrite import OnFire
+from rlx.passes.simplify import simplify
+
+
+@dataclass
+class Context:
+    """What the passes are told, and what they tell."""
+
+    policy: FusionPolicy = FusionPolicy.DIRECT
+    precision: str = "f32"
+    has_native: HasNative | None = None  # None: a device that runs everything
+    choose: Choose = prefer_native
+    lower: Callable[[Graph], Graph] | None = None
+    on_fire: OnFire | None = None
+    fusion: FusionReport = field(default_factory=FusionReport)
+    dispatch: DispatchReport = field(default_factory=DispatchReport)
+    prepare: Graph | None = None
+
+
+class Pass(NamedTuple):
+    name: str
+    run: Callable[[Graph, Context], Graph]
+    required: bool = False  # runs although a profile does not list it: without it nothing runs
+
+
+def _simplify(graph: Graph, context: Context) -> Graph:
+    return with_bodies(lambda g: simplify(g, context.on_fire))(graph)
+
+
+def _fusion(name: str) -> Pass:
+    def run(graph: Graph, context: Context) -> Graph:
+        fuse = FUSIONS[name]
+        return with_bodies(lambda g: fuse(g, context.fusion, context.on_fire))(graph)
+
+    return Pass(f"fuse.{name}", run)
+
+
+def _legalize(graph: Graph, context: Context) -> Graph:
+    if context.has_native is None:
+        return graph
+    return legalize(graph, context.has_native, context.choose, context.dispatch)
+
+
+def _lower(graph: Graph, context: Context) -> Graph:
+    return graph if context.lower is None else context.lower(graph)
+
+
+def _prepare(graph: Graph, context: Context) -> Graph:
+    main, prepared = split_prepare(graph)
+    context.prepare = prepared if prepared.outputs else None
+    return main
+
+
+PIPELINE: tuple[Pass, ...] = (
+    Pass("lower_hir", lambda g, c: lower_hir(g, c.policy), required=True),
+    Pass("precision", lambda g, c: lower_precision(g, c.precision), required=True),
+    Pass("simplify", _simplify),
+    Pass("fold", lambda g, c: with_bodies(fold)(g)),
+    Pass("simplify", _simplify),  # what folding made visible
+    Pass("cse", lambda g, c: with_bodies(cse)(g)),
+    Pass("dce", lambda g, c: with_bodies(dce)(g)),
+    *(_fusion(name) for name in FUSIONS if name != "regions"),
+    Pass("legalize", _legalize, required=True),
+    Pass("fuse.regions", lambda g, c: fuse_regions(g, c.fusion)),
+    Pass("legalize", _legalize, required=True),  # regions that the device does not run
+    Pass("lower", _lower, required=True),
+    Pass("prepare", _prepare),
+    Pass("dce", lambda g, c: dce(g)),
+)
+
+NAMES: tuple[str, ...] = tuple(dict.fromkeys(["fuse", *(p.name for p in PIPELINE)]))
+
+
+class Stage(NamedTuple):
+    """One line of the trace."""
+
+    name: str
+    seconds: float
+    nodes: int
+
+
+@dataclass
+class PipelineResult:
+    graph: Graph
+    prepare: Graph | None  # work on parameters alone; its outputs are params of `graph`
+    fusion_report: FusionReport
+    dispatch_report: DispatchReport
+    trace: list[Stage]
+
+    @property
+    def seconds(self) -> float:
+        return sum(s.seconds for s in self.trace)
+
+    def explain(self) -> str:
+        """The trace and both reports, for people."""
+        width = max(len(s.name) for s in self.trace)
+        lines = [
+            f"{s.name:{width}}  {s.seconds * 1e3:8.2f} ms  {s.nodes} nodes" for s in self.trace
+        ]
+        return "\n".join([*lines, "", str(self.fusion_report), "", str(self.dispatch_report)])
+
+
+def run_pipeline(
+    graph: Graph,
+    *,
+    has_native: HasNative | None = None,
+    choose: Choose = prefer_native,
+    lower: Callable[[Graph], Graph] | None = None,
+    policy: FusionPolicy | str = FusionPolicy.DIRECT,
+    precision: str = "f32",
+    passes: Sequence[str] | None = None,
+    on_stage: Callable[[str, Graph], None] | None = None,
+    on_fire: OnFire | None = None,
+) -> PipelineResult:
+    """Run the list on a copy of `graph`.
+
+    `passes` names those to run (`fuse` means all of fuse.…; None means all). `on_stage` sees the
+    graph after each, `on_fire` every rule that fires.
+    """
+    chosen = _selected(passes)
+    context = Context(FusionPolicy.of(policy), precision, has_native, choose, lower, on_fire)
+    trace: list[Stage] = []
+    graph = graph.copy()
+    for step in chosen:
+        start = perf_counter()
+        graph = step.run(graph, context)
+        verify(graph, after=step.name)
+        trace.append(Stage(step.name, perf_counter() - start, len(graph)))
+        if on_stage is not None:
+            on_stage(step.name, graph)
+    if context.prepare is not None:
+        verify(context.prepare, after="prepare")
+    return PipelineResult(graph, context.prepare, context.fusion, context.dispatch, trace)
+
+
+def _selected(passes: Sequence[str] | None) -> list[Pass]:
+    if passes is None:
+        return list(PIPELINE)
+    for name in passes:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, 1)
+            raise OptionError(
+                "unknown pass", where="passes", got=repr(name), expected=", ".join(NAMES),
+                hint=f"did you mean {near[0]}?" if near else "",
+            )  # fmt: skip
+    wanted = set(passes)
+    return [
+        p
+        for p in PIPELINE
+        if p.required or p.name in wanted or (p.name.startswith("fuse.") and "fuse" in wanted)
+    ]

@@ -1,0 +1,59 @@
+"""Products in 16 bits: the element type of activations that a profile asks for.
+
+Operands of products and attention are cast to the type, their results back, so that everything
+between stays in f32. Weights are cast once, by `prepare`; casts there and back cancel, since a
+value that came from 16 bits loses nothing on the way.
+"""
+
+from __future__ import annotations
+
+from rlx.errors import OptionError
+from rlx.ir import dtype as dt
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.passes.rewrite import GONE, Editor
+
+PRODUCTS = frozenset((
+    "matmul", "dot_general", "lora_matmul", "grouped_matmul", "fused_matmul_bias_act",
+    "fused_swiglu", "attention", "conv", "conv_transpose", "dequant_matmul",
+    "dequant_grouped_matmul", "fused_attention_block", "fused_transformer_layer",
+))  # fmt: skip
+
+
+def lower_precision(graph: Graph, precision: str = "f32") -> Graph:
+    """Run f32 products in `precision`; the types of inputs, params and outputs do not change."""
+    element = DType.of(precision)
+    if element is dt.f32:
+        return graph
+    if element not in (dt.f16, dt.bf16):
+        raise OptionError("not a precision", got=precision, expected="f32, f16 or bf16")
+    editor = Editor(graph, "precision")
+    casts: dict[Value, Value] = {}
+    for node in list(graph.nodes):
+        if node.op.name in PRODUCTS and node.id != GONE and node.output.shape.dtype is dt.f32:
+            _lower(editor, node, element, casts)
+    return editor.finish()
+
+
+def _lower(editor: Editor, node: Node, element: DType, casts: dict[Value, Value]) -> None:
+    g = editor.graph
+
+    def narrowed(value: Value) -> Value:
+        if value.shape.dtype is not dt.f32 or _is_scale(node, value):
+            return value
+        if value not in casts:
+            casts[value] = g.cast(value, dtype=element)
+        return casts[value]
+
+    def make() -> Value:
+        result = g.append(node.op, [narrowed(v) for v in node.inputs])
+        return g.cast(result, dtype=dt.f32)  # type: ignore[no-any-return]
+
+    result, _ = editor.build(node, make)
+    editor.replace(node.output, result)
+
+
+def _is_scale(node: Node, value: Value) -> bool:
+    """Scales of packed weights stay what the scheme says."""
+    return node.op.name.startswith("dequant") and value is not node.inputs[0]

@@ -1,0 +1,182 @@
+"""Work on parameters alone, split off to run once.
+
+`split_prepare` gives the main graph and a prepare graph. What the prepare graph returns, the main
+graph takes as params named `prepared.<kind>.<digest>`; the digest is that of the subexpression, so
+that every variant of a model asks for the same tensors by the same names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import partial
+
+from rlx.ir.attrs import Body, Data
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.ir.op import Op
+from rlx.passes.dce import dce
+from rlx.passes.fixed import fixed_nodes, size_of
+from rlx.passes.rewrite import Editor
+
+PREFIX = "prepared."
+
+# A result may be larger than the params it comes from, not by much: memory is what runs out.
+MOST_GROWTH = 4
+ALWAYS_SMALL = 1 << 20
+
+
+def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
+    """The graph with its fixed work taken out, and a graph of that work."""
+    fixed = fixed_nodes(graph.nodes)
+    wanted = _boundary(graph, fixed)
+    prepared = Graph(f"{graph.name}.prepare")
+    if not wanted:
+        return graph, prepared
+    names = _Names()
+    copies = _copy_cone(prepared, wanted)
+    used = {v.node for v in copies}
+    editor = Editor(graph, "prepare")
+    results: dict[str, Value] = {}
+    for value in wanted:
+        name = names.of(value)
+        results[name] = copies[value]
+        param, _ = editor.build(value.node, partial(graph.param, name, value.shape))
+        editor.replace(value, param)
+    prepared.set_outputs(results)
+    main = dce(editor.finish())
+    _drop_moved_params(main, used)
+    return main, prepared
+
+
+def _boundary(graph: Graph, fixed: set[Node]) -> list[Value]:
+    """Fixed values that the rest of the graph takes and that are worth keeping."""
+    asked: dict[Value, None] = {}
+    for node in graph.nodes:
+        if node not in fixed:
+            asked.update(dict.fromkeys(v for v in node.inputs if v.node in fixed))
+    asked.update(dict.fromkeys(v for v in graph.outputs if v.node in fixed))
+    found: dict[Value, None] = {}
+    todo = list(asked)
+    seen: set[Value] = set(todo)
+    while todo:
+        value = todo.pop(0)
+        if value.node.op.is_source:
+            continue
+        if not value.node.op.is_view and _is_worth(value):
+            found[value] = None
+            continue
+        # a view costs nothing in the main graph and an enlarging op stays there too; what they
+        # are made of may still be prepared
+        for v in value.node.inputs:
+            if v not in seen:
+                seen.add(v)
+                todo.append(v)
+    return list(found)
+
+
+def _is_worth(value: Value) -> bool:
+    node = value.node
+    size = size_of(value)
+    given = sum(size_of(v) for v in _sources(node))
+    return size <= max(MOST_GROWTH * given, ALWAYS_SMALL)
+
+
+def _sources(node: Node) -> list[Value]:
+    seen, todo, found = {node}, [node], []
+    while todo:
+        for v in todo.pop().inputs:
+            if v.node not in seen:
+                seen.add(v.node)
+                todo.append(v.node)
+                if v.node.op.is_source:
+                    found.append(v)
+    return found
+
+
+def _copy_cone(target: Graph, wanted: Iterable[Value]) -> dict[Value, Value]:
+    """Everything `wanted` is computed from, copied into `target` in order."""
+    needed: set[Node] = set()
+    todo = [v.node for v in wanted]
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo.extend(v.node for v in node.inputs)
+    copies: dict[Value, Value] = {}
+    for node in sorted(needed, key=lambda n: n.id):
+        with target.origin(node.origin.touched("prepare")):
+            new = target.append_node(node.op, [copies[v] for v in node.inputs], node.name)
+        copies.update(zip(node.outputs, new.outputs, strict=True))
+    return copies
+
+
+def _drop_moved_params(main: Graph, moved: set[Node]) -> None:
+    """Params that only the prepare graph reads are its own."""
+    read = {v.node for n in main.nodes for v in n.inputs}
+    read.update(v.node for v in main.outputs)
+    gone = {n for n in moved if n.op.name == "param" and n not in read}
+    if gone:
+        main.nodes = [n for n in main.nodes if n not in gone]
+        for node in gone:
+            del main._sources[node.name]
+        for i, node in enumerate(main.nodes):
+            node.id = i
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+class _Names:
+    """Names from the structure of what they name: the same in every process and variant."""
+
+    def __init__(self) -> None:
+        self.digests: dict[Node, str] = {}
+
+    def of(self, value: Value) -> str:
+        return f"{PREFIX}{value.node.op.name}.{self._value(value)[:16]}"
+
+    def _value(self, value: Value) -> str:
+        return _digest("value", self._node(value.node), str(value.index))
+
+    def _node(self, node: Node) -> str:
+        todo = [node]
+        while todo:
+            top = todo[-1]
+            missing = [v.node for v in top.inputs if v.node not in self.digests]
+            if missing:
+                todo.extend(missing)
+                continue
+            if top not in self.digests:
+                self.digests[top] = self._digest(top)
+            todo.pop()
+        return self.digests[node]
+
+    def _digest(self, node: Node) -> str:
+        name = node.name if node.op.name == "param" else ""
+        operands = [f"{self.digests[v.node]}:{v.index}" for v in node.inputs]
+        return _digest("node", canonical(node.op), name, *operands)
+
+
+def _digest(*parts: str) -> str:
+    encoded = "".join(f"{len(p)}:{p}" for p in parts)
+    return hashlib.sha256(encoded.encode()).hexdigest()
+
+
+def canonical(value: object) -> str:
+    """Text that is equal for equal attributes and different for others."""
+    if isinstance(value, Op):
+        fields = [f"{f}={canonical(getattr(value, f))}" for f in value.fields]
+        return f"{value.name}({','.join(fields)})"
+    if isinstance(value, Data):
+        return f"{value.shape}{hashlib.sha256(value.array.tobytes()).hexdigest()}"
+    if isinstance(value, Body):
+        return _canonical_graph(value.graph)
+    if isinstance(value, tuple):
+        return f"[{','.join(map(canonical, value))}]"
+    return f"{type(value).__name__}:{value!s}" if not isinstance(value, float) else repr(value)
+
+
+def _canonical_graph(graph: Graph) -> str:
+    rows = [f"{canonical(n.op)}{[(v.node.id, v.index) for v in n.inputs]}" for n in graph.nodes]
+    return f"{{{';'.join(rows)}}}{[(v.node.id, v.index) for v in graph.outputs]}"

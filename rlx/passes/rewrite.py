@@ -1,0 +1,369 @@
+"""The rewrite engine: an editor that knows every value's users, and rules applied to a fixpoint.
+
+A rule is a name, a pattern and a function from the match to what replaces the root:
+
+    Rule("double negation", op("neg", op("neg", "x")), lambda m: m.x)
+
+The function builds with `m.g` and gives a value, a tuple of them (one per result of the root), or
+None when the rule does not apply after all. The replacement must have the shape and element type of
+what it replaces; the engine checks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.errors import VerifyError
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.passes.fixed import fixed_nodes, is_fixed_node
+from rlx.passes.pattern import Match, OpPattern, matches
+from rlx.passes.report import FusionReport
+
+Result = Any  # a Value, a tuple of them (one per result of the root), or None
+OnFire = Callable[[str, "Rule", Node, Sequence[Node]], None]  # pass, rule, replaced node, new nodes
+
+GONE = -1  # the id of a node that left the graph
+
+
+class Editor:
+    """Edits a graph in place. Call `finish` at the end: it orders and numbers the nodes."""
+
+    def __init__(self, graph: Graph, name: str) -> None:
+        self.graph, self.name = graph, name
+        self.users: dict[Value, list[Node]] = {}
+        self.returned = Counter(graph.outputs)
+        self.changed = False
+        self._fixed: set[Node] | None = None
+        self.updates: dict[Value, Node] = {}  # a state before a write -> the write
+        self.stale: set[Value] = set()  # states before a write, and views of them
+        for node in graph.nodes:
+            self._enter(node)
+        if self.updates:
+            for node in graph.nodes:
+                self._note_stale(node)
+
+    def _enter(self, node: Node) -> None:
+        users = self.users
+        for value in node.outputs:
+            users[value] = []
+        for value in node.inputs:
+            users[value].append(node)
+        if node.op.name == "state_update":
+            self.updates[node.inputs[0]] = node
+
+    def _note_stale(self, node: Node) -> None:
+        for value in node.outputs:
+            if value in self.updates or (node.op.is_view and node.inputs[0] in self.stale):
+                self.stale.add(value)
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def uses(self, value: Value) -> int:
+        """Operand positions that take the value, and its places among the graph's outputs."""
+        return len(self.users[value]) + self.returned.get(value, 0)
+
+    def is_fixed(self, value: Value) -> bool:
+        """Whether a value depends on params and constants alone: `prepare` will compute it once."""
+        if self._fixed is None:
+            self._fixed = fixed_nodes(n for n in self.graph.nodes if n.id != GONE)
+        return value.node in self._fixed
+
+    def depends(self, node: Node, on: Node) -> bool:
+        """Whether `node` needs `on` to run first."""
+        seen, todo = {node}, [node]
+        while todo:
+            for before in self.before(todo.pop()):
+                if before is on:
+                    return True
+                if before not in seen:
+                    seen.add(before)
+                    todo.append(before)
+        return False
+
+    def before(self, node: Node) -> list[Node]:
+        """Nodes that run before `node`: its operands, and for a write the readers of old values."""
+        found = [v.node for v in node.inputs]
+        if self.updates and node.op.name == "state_update":
+            todo = [node.inputs[0]]
+            while todo:
+                for user in self.users[todo.pop()]:
+                    if user is not node:
+                        found.append(user)
+                        if user.op.is_view:
+                            todo.extend(user.outputs)
+        return found
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def build(self, root: Node, make: Callable[[], Any]) -> tuple[Any, list[Node]]:
+        """What `make` builds, as nodes that stand where `root` does and come from where it came."""
+        nodes = self.graph.nodes
+        start = len(nodes)
+        with self.graph.origin(root.origin.touched(self.name)):
+            result = make()
+        new = nodes[start:]
+        for node in new:
+            node.id = root.id
+            self._enter(node)
+            if self._fixed is not None and is_fixed_node(node, self._fixed):
+                self._fixed.add(node)
+            if self.updates:
+                self._note_stale(node)
+        self.changed = self.changed or bool(new)
+        return result, new
+
+    def drop(self, new: Sequence[Node]) -> None:
+        """Take back the nodes that `build` made last."""
+        for node in reversed(new):
+            for value in node.inputs:
+                self.users[value].remove(node)
+            for value in node.outputs:
+                del self.users[value]
+                self.stale.discard(value)
+            node.id = GONE
+        if new:
+            del self.graph.nodes[-len(new) :]
+
+    def allows(self, pairs: Iterable[tuple[Value, Value]], new: Sequence[Node]) -> bool:
+        """Whether the change keeps every read of a state before the write that follows it."""
+        if not self.stale:
+            return True
+        if any(by in self.stale and old not in self.stale for old, by in pairs):
+            return False  # the reader of `old` may come after the write
+        for node in new:
+            for value in node.inputs:
+                root = _viewed(value)
+                update = self.updates.get(root) if value in self.stale else None
+                if update is not None and update is not node and self.depends(node, update):
+                    return False
+        return True
+
+    def replace(self, value: Value, by: Value) -> None:
+        """Hand all users of `value` to `by`; nodes that nothing needs any more go."""
+        if value is by:
+            return
+        old, new = value.shape, by.shape
+        if old is not new and not (old.dtype is new.dtype and old.same_dims(new)):
+            raise VerifyError(
+                "a replacement of another shape", where=self.name, got=f"{by!r} by {by.node}",
+                expected=f"{value!r} as {value.node}", origin=value.node.origin,
+            )  # fmt: skip
+        self.changed = True
+        users = self.users[value]
+        for user in users:
+            user.inputs = tuple([by if v is value else v for v in user.inputs])
+            if user.op.name == "state_update" and user.inputs[0] is by:
+                self.updates.pop(value, None)
+                self.updates[by] = user
+        self.users[by].extend(users)
+        self.users[value] = []
+        if value in self.returned:
+            self.graph.outputs = [by if v is value else v for v in self.graph.outputs]
+            self.returned[by] += self.returned.pop(value)
+        self.remove_dead(value.node)
+
+    def remove_dead(self, node: Node) -> None:
+        """Remove `node` if nothing needs it, and then what only it needed."""
+        todo = [node]
+        while todo:
+            node = todo.pop()
+            if node.id == GONE or is_kept(node) or any(map(self.uses, node.outputs)):
+                continue
+            node.id = GONE
+            self.changed = True
+            for value in node.inputs:
+                self.users[value].remove(node)
+                todo.append(value.node)
+
+    def finish(self) -> Graph:
+        """The graph with its nodes in an order that runs, the old one where possible."""
+        if not self.changed:
+            return self.graph
+        nodes = [n for n in self.graph.nodes if n.id != GONE]
+        nodes.sort(key=lambda n: n.id)
+        self.graph.nodes = self._ordered(nodes)
+        for i, node in enumerate(self.graph.nodes):
+            node.id = i
+        self.changed = False
+        return self.graph
+
+    def _ordered(self, nodes: list[Node]) -> list[Node]:
+        placed: set[Node] = set()
+        order: list[Node] = []
+        open_: set[Node] = set()
+        writes = bool(self.updates)
+        for first in nodes:
+            todo = [first]
+            while todo:
+                node = todo[-1]
+                if node in placed:
+                    todo.pop()
+                    continue
+                waits = [v.node for v in node.inputs] if not writes else self.before(node)
+                missing = [n for n in waits if n not in placed]
+                if not missing:
+                    placed.add(node)
+                    order.append(todo.pop())
+                elif node in open_ and any(n in open_ for n in missing):
+                    raise VerifyError(
+                        "a cycle", where=self.name, got=repr(node), origin=node.origin
+                    )
+                else:
+                    open_.add(node)
+                    todo.extend(reversed(missing))
+        return order
+
+
+def is_kept(node: Node) -> bool:
+    """Whether a node stays although nothing uses it: effects, and sources a user gave a name."""
+    return node.op.has_effect or (node.op.is_source and node.op.name != "constant")
+
+
+def _viewed(value: Value) -> Value:
+    while value.node.op.is_view:
+        value = value.node.inputs[0]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`owns`: the nodes between root and captures must have no other user."""
+
+    name: str
+    pattern: OpPattern
+    result: Callable[[Match], Result]
+    owns: bool = False
+
+
+def apply(
+    graph: Graph,
+    rules: Sequence[Rule],
+    name: str,
+    report: FusionReport | None = None,
+    on_fire: OnFire | None = None,
+) -> Graph:
+    """Apply `rules` until none fires; what fired and what nearly did goes to `report`."""
+    return _Driver(graph, rules, name, report, on_fire).run()
+
+
+Entry = tuple[Rule, frozenset[str] | None]
+_tables: dict[tuple[int, int], tuple[Sequence[Rule], dict[str, list[Entry]]]] = {}
+
+
+def _indexed(rules: Sequence[Rule]) -> dict[str, list[Entry]]:
+    """Rules by the kind of their root, each with the kinds that one of its operands must be of."""
+    kept = _tables.get((id(rules), len(rules)))
+    if kept is not None and kept[0] is rules:
+        return kept[1]
+    index: dict[str, list[Entry]] = {}
+    for rule in rules:
+        for kind in rule.pattern.kinds:
+            index.setdefault(kind, []).append((rule, rule.pattern.needs))
+    _tables[id(rules), len(rules)] = (rules, index)
+    return index
+
+
+class _Driver:
+    def __init__(
+        self,
+        graph: Graph,
+        rules: Sequence[Rule],
+        name: str,
+        report: FusionReport | None,
+        on_fire: OnFire | None,
+    ) -> None:
+        self.editor, self.name = Editor(graph, name), name
+        self.index = _indexed(rules)
+        self.report, self.on_fire = report, on_fire
+        self.fired: Counter[str] = Counter()
+        self.limit = 20 * len(graph.nodes) + 1000
+        self.queue = deque(n for n in graph.nodes if n.op.name in self.index)
+        self.waiting = set(self.queue)
+        self.misses: dict[tuple[Node, str], str] = {}
+
+    def run(self) -> Graph:
+        queue, waiting, index = self.queue, self.waiting, self.index
+        while queue:
+            node = queue.popleft()
+            waiting.discard(node)
+            if node.id == GONE:
+                continue
+            kinds: set[str] | None = None
+            for rule, needs in index[node.op.name]:
+                if needs is not None:
+                    if kinds is None:
+                        kinds = {v.node.op.name for v in node.inputs}
+                    if needs.isdisjoint(kinds):
+                        continue
+                if self._try(rule, node):
+                    break
+        self._report_misses()
+        return self.editor.finish()
+
+    def _try(self, rule: Rule, root: Node) -> bool:
+        return any(self._use(rule, root, m) for m in matches(rule.pattern, self.editor, root))
+
+    def _use(self, rule: Rule, root: Node, match: Match) -> bool:
+        other = match.owned() if rule.owns else None
+        if other is not None:
+            value, why = other
+            self.misses[root, rule.name] = f"the {value.node.op.name} inside {why}"
+            return False
+        result, new = self.editor.build(root, lambda: rule.result(match))
+        pairs = _pairs(root, result) + match.also
+        if result is None or not self.editor.allows(pairs, new):
+            self.editor.drop(new)
+            if match.reason:
+                self.misses[root, rule.name] = match.reason
+            return False
+        self._fire(rule, root, new, pairs)
+        return True
+
+    def _fire(
+        self, rule: Rule, root: Node, new: Sequence[Node], pairs: list[tuple[Value, Value]]
+    ) -> None:
+        self.fired[rule.name] += 1
+        if self.fired.total() > self.limit:
+            often = ", ".join(f"{n} ({c} times)" for n, c in self.fired.most_common(3))
+            raise VerifyError("rules fire without end", where=self.name, got=often)
+        if self.report is not None:
+            self.report.add(rule.name, root.origin)
+        if self.on_fire is not None:
+            self.on_fire(self.name, rule, root, new)
+        users = self.editor.users
+        touched = [v for n in (root, *new) for v in n.inputs]
+        if root.name and pairs and pairs[0][1].node in new:
+            pairs[0][1].node.name = root.name
+        for old, by in pairs:
+            moved = list(users[old])
+            self.editor.replace(old, by)
+            self._enqueue(moved)
+        self._enqueue(new)
+        for value in touched:
+            # an operand's other users may own it alone now; where many share it none does
+            if len(users.get(value, ())) <= 4:
+                self._enqueue(users.get(value, ()))
+
+    def _enqueue(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if node.op.name in self.index and node not in self.waiting and node.id != GONE:
+                self.waiting.add(node)
+                self.queue.append(node)
+
+    def _report_misses(self) -> None:
+        if self.report is None:
+            return
+        for (root, rule), why in self.misses.items():
+            if root.id != GONE:
+                self.report.miss(rule, why, root.origin)
+
+
+def _pairs(root: Node, result: Result) -> list[tuple[Value, Value]]:
+    if result is None:
+        return []
+    values = result if isinstance(result, tuple) else (result,)
+    return list(zip(root.outputs, values, strict=True))

@@ -1,0 +1,204 @@
+"""Algebra that changes no result: rules on numbers here, on shapes in simplify_layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlx.ir import dtype as dt
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.ir.op import REGISTRY
+from rlx.ir.ops.binary import Binary
+from rlx.ir.shape import Shape, broadcast_dims
+from rlx.passes.pattern import Match, const, op
+from rlx.passes.rewrite import OnFire, Result, Rule, apply
+from rlx.passes.simplify_layout import LAYOUT
+
+
+def simplify(graph: Graph, on_fire: OnFire | None = None) -> Graph:
+    """Apply every algebraic rule until none applies."""
+    return apply(graph, RULES, "simplify", on_fire=on_fire)
+
+
+def _only(name: str) -> Callable[[Match], Result]:
+    """The captured value itself, where it has the shape and type of the result."""
+    return lambda m: m.if_same(getattr(m, name))
+
+
+def _integer_zero(m: Match) -> Result:
+    shape = m.root.output.shape
+    if not shape.dtype.is_integer:
+        return None  # NaN · 0 is NaN, inf − inf too
+    return m.g.expand(m.g.constant(0, shape.dtype), dims=shape.dims)
+
+
+def _square(m: Match) -> Result:
+    if m.x.shape.dtype.kind == "bool" or m.if_same(m.x) is None:
+        return None
+    return m.g.square(m.x)
+
+
+def _reciprocal(m: Match) -> Result:
+    if not m.x.shape.dtype.is_float or m.if_same(m.x) is None:
+        return None
+    return m.g.reciprocal(m.x)
+
+
+def _negated(m: Match) -> Result:
+    if m.x.shape.dtype.kind == "uint" or m.if_same(m.x) is None:
+        return None
+    return m.g.neg(m.x)
+
+
+def _relu(m: Match) -> Result:
+    return None if m.if_same(m.x) is None else m.g.relu(m.x)
+
+
+def _clamp(m: Match) -> Result:
+    low, high = m.number("low"), m.number("high")
+    if low is None or high is None or not low <= high or m.if_same(m.x) is None:
+        return None
+    return m.g.clamp(m.x, low=low, high=high)
+
+
+def _by_power_of_two(m: Match) -> Result:
+    """x / c is x · (1/c) to the last bit when 1/c is exact."""
+    shape = m.c.shape
+    if not shape.dtype.is_float or shape.dtype is not m.root.output.shape.dtype:
+        return None
+    divisor = m.array("c").astype(np.float64)
+    mantissa, exponent = np.frexp(divisor)
+    # within the range of every float type wider than 8 bits, where no reciprocal is subnormal
+    if not np.all((np.abs(mantissa) == 0.5) & (np.abs(exponent) <= 12)) or shape.dtype.bytes < 2:
+        return None
+    return m.g.mul(m.x, m.g.constant(1.0 / divisor, shape.dtype))
+
+
+def _chosen(m: Match) -> Result:
+    flags = m.array("c")
+    shape = m.root.output.shape
+    value = m.a if flags.all() else m.b if not flags.any() else None
+    if value is None or value.shape.dtype is not shape.dtype:
+        return None
+    return m.if_same(value) or m.g.expand(value, dims=shape.dims)
+
+
+def _without_expand(m: Match) -> Result:
+    """An operand that broadcasting stretches need not be stretched before."""
+    operands = list(m.root.inputs)
+    wanted = m.root.output.shape
+    for i, value in enumerate(operands):
+        if value.node.op.name == "expand":
+            shorter = [*operands[:i], value.node.inputs[0], *operands[i + 1 :]]
+            dims = broadcast_dims(*[v.shape.dims for v in shorter])
+            if Shape(dims, wanted.dtype).same_dims(wanted):
+                operands = shorter
+    if operands == list(m.root.inputs):
+        return None
+    return m.g.append(m.root.op, operands)
+
+
+# A cast is exact when every value of the first type is one of the second.
+_FLOAT_HOLDS_INT = {dt.f16: 1, dt.bf16: 1, dt.f32: 2, dt.f64: 4}  # ints of up to so many bytes
+_FLOAT_HOLDS = {
+    dt.f16: (dt.f8e4m3, dt.f8e5m2),
+    dt.bf16: (dt.f8e4m3, dt.f8e5m2),
+    dt.f32: (dt.f8e4m3, dt.f8e5m2, dt.f16, dt.bf16),
+    dt.f64: (dt.f8e4m3, dt.f8e5m2, dt.f16, dt.bf16, dt.f32),
+}
+
+
+def holds(wide: DType, narrow: DType) -> bool:
+    """Whether a cast from `narrow` to `wide` and back loses nothing."""
+    if wide is narrow or narrow is dt.bool_:
+        return True
+    if wide.is_float:
+        if narrow.is_integer:
+            return narrow.bytes <= _FLOAT_HOLDS_INT.get(wide, 0)
+        return narrow in _FLOAT_HOLDS.get(wide, ())
+    if wide.is_integer and narrow.is_integer and wide.bytes > narrow.bytes:
+        return narrow.kind == wide.kind or narrow.kind == "uint"
+    return False
+
+
+def _one_cast(m: Match) -> Result:
+    source, between, target = m.x.shape.dtype, m.op("y").dtype, m.op().dtype
+    if not holds(between, source) or target is dt.bool_:
+        return None
+    return m.x if source is target else m.g.cast(m.x, dtype=target)
+
+
+def _plain_matmul(m: Match) -> Result:
+    """A dot_general that contracts the last axis of a with the one before the last of b."""
+    a, b = m.root.inputs
+    (batch, contract, _), (b_batch, b_contract, _) = m.op().axes(a.shape.rank, b.shape.rank)
+    rank = a.shape.rank
+    leading = tuple(range(rank - 2))
+    if b.shape.rank != rank or rank < 2 or batch != leading or b_batch != leading:
+        return None
+    if contract != (rank - 1,) or b_contract != (rank - 2,):
+        return None
+    return m.if_same(m.g.matmul(a, b))
+
+
+def _twice(kinds: str) -> list[Rule]:
+    """f(f(x)) = f(x)"""
+    return [Rule(f"{k} twice", op(k, op(k, "x", name="y")), _only("y")) for k in kinds.split()]
+
+
+def _undone(kinds: str) -> list[Rule]:
+    """f(f(x)) = x"""
+    return [Rule(f"{k} undone", op(k, op(k, "x")), _only("x")) for k in kinds.split()]
+
+
+def _sub(m: Match) -> Result:
+    return m.g.sub(m.x, m.y)
+
+
+def _add(m: Match) -> Result:
+    return m.g.add(m.x, m.y)
+
+
+BROADCASTING = ("where", *(n for n, c in REGISTRY.items() if issubclass(c, Binary)))
+
+ARITHMETIC: tuple[Rule, ...] = (
+    Rule("x + 0", op("add", "x", 0), _only("x")),
+    Rule("x - 0", op("sub", "x", 0), _only("x")),
+    Rule("x * 1", op("mul", "x", 1), _only("x")),
+    Rule("x / 1", op("div", "x", 1), _only("x")),
+    Rule("x * 0", op("mul", "x", 0), _integer_zero),  # integers only
+    Rule("x - x", op("sub", "x", "x"), _integer_zero),  # integers only
+    Rule("x * -1", op("mul", "x", -1), _negated),
+    Rule("x * x", op("mul", "x", "x"), _square),
+    Rule("x ^ 1", op("pow", "x", 1), _only("x")),
+    Rule("x ^ 2", op("pow", "x", 2), _square),
+    Rule("x ^ -1", op("pow", "x", -1), _reciprocal),
+    Rule("x / 2^n", op("div", "x", const("c")), _by_power_of_two),
+    Rule("x + -y", op("add", "x", op("neg", "y")), _sub),
+    Rule("x - -y", op("sub", "x", op("neg", "y")), _add),
+    Rule("max(x, 0)", op("maximum", "x", 0), _relu),
+    Rule(
+        "min(max(x, c), d)",
+        op("minimum", op("maximum", "x", const("low")), const("high")),
+        _clamp,
+    ),
+    Rule(
+        "max(min(x, d), c)",
+        op("maximum", op("minimum", "x", const("high")), const("low")),
+        _clamp,
+    ),
+    Rule("x and true", op("logical_and", "x", 1), _only("x")),
+    Rule("x or false", op("logical_or", "x", 0), _only("x")),
+    Rule("where(c, x, x)", op("where", "c", "x", "x"), _only("x")),
+    Rule("where(constant, a, b)", op("where", const("c"), "a", "b"), _chosen),
+    Rule("cast to itself", op("cast", "x"), _only("x")),
+    Rule("cast of exact cast", op("cast", op("cast", "x", name="y")), _one_cast),
+    Rule("operand expanded in vain", op(BROADCASTING, having="expand"), _without_expand),
+    Rule("dot_general as matmul", op("dot_general"), _plain_matmul),
+    *_twice("abs relu floor ceil round trunc"),
+    *_undone("neg logical_not bitwise_not reciprocal"),
+)
+
+RULES: tuple[Rule, ...] = ARITHMETIC + LAYOUT
