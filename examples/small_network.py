@@ -15,7 +15,7 @@ WIDTH, HEADS, LAYERS, VOCAB = 64, 4, 2, 100
 def model(g: rlx.GraphModule) -> object:
     """Token ids to logits; batch and sequence length stay symbols."""
     ids = g.input("ids", ["batch", "seq"], "i32")
-    x = g.embedding(g.param("embedding", [VOCAB, WIDTH]), ids)
+    x = g.embedding(ids, g.param("embedding", [VOCAB, WIDTH]))
     for i in range(LAYERS):
         x = g.named(f"layers.{i}", lambda b, i=i, x=x: layer(b, f"layers.{i}", x))
     return g.linear(g.rms_norm(x, g.param("norm", [WIDTH])), g.param("head", [WIDTH, VOCAB]))
