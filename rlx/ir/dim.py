@@ -97,9 +97,10 @@ class Expr:
     def __floordiv__(self, divisor: int) -> Dim:
         if not isinstance(divisor, int) or divisor < 1:
             raise ShapeError("a dimension is divided by a positive int only", got=divisor)
-        # q·d + r over d is q + r over d, so the divisible terms leave the quotient
-        whole = {m: c // divisor for m, c in self.terms if c % divisor == 0}
-        rest = _make({m: c for m, c in self.terms if c % divisor})
+        # q·d + r over d is q + r over d, so the divisible terms leave the quotient, and of the
+        # constant all but its remainder: (n - 1) // 2 + 1 and (n + 1) // 2 are one
+        whole = {m: c // divisor for m, c in self.terms if c % divisor == 0 or not m}
+        rest = _make({m: c if m else c % divisor for m, c in self.terms if c % divisor})
         if isinstance(rest, int):
             whole[()] = whole.get((), 0) + rest // divisor
         else:
