@@ -22,7 +22,16 @@ from rlx.passes.legalize import legalize
 RNG = np.random.default_rng(7)
 
 # What a backend must run itself: the ops without a body.
-PRIMITIVES = [
+_PRIMITIVES = """
+    input param state constant state_update
+    neg abs exp expm1 log log1p sqrt sin cos tanh erf floor ceil round trunc bitwise_not cast
+    add sub mul div pow maximum minimum mod floor_div atan2 where eq ne lt le gt ge
+    logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor shift_left shift_right
+    sum prod max min any all argmax argmin top_k sample
+    reshape transpose narrow slice expand concat gather take_along scatter scatter_add
+    iota dim_value contiguous matmul solve real imag complex cond while_loop scan custom
+"""
+PRIMITIVES = _PRIMITIVES.split()
     "input",
     "param",
     "state",
