@@ -63,6 +63,16 @@ class ConvertOps(MemoryOps):
             return self.narrow_half(narrow, target.scalar)
         return self._cast("fpext" if target.bits > source.bits else "fptrunc", value, target)
 
+    def convert_saturating(self, value: Value, type_: Type, signed: bool = True) -> Value:
+        """A float truncated to an integer type; beyond its range the nearest bound, NaN gives 0."""
+        target = type_ if type_.lanes > 1 else type_.with_lanes(value.type.lanes)
+        if value.type.is_float and value.type.bits == 16:
+            value = self.widen_half(value)
+        if not value.type.is_float or not target.is_int or target.lanes != value.type.lanes:
+            unsuited(f"convert_saturating to {type_.name}", value.type)
+        name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{target.suffix}.{value.type.suffix}"
+        return self.intrinsic(name, target, value)
+
     def widen_half(self, value: Value) -> Value:
         """f16 or bf16 to f32, exactly."""
         target = value.type.with_scalar(f32)

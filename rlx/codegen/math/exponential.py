@@ -15,9 +15,14 @@ def exp(x: Value, flush: bool = False) -> Value:
     `flush` allows 0 for denormal results and infinity from 2^127 on, which saves instructions where
     the target has no scaling instruction: what a softmax wants.
     """
+    k = real(x, "exp")
+    low = _flush_bound(k) if flush and not _scales_natively(x) else k.exp_low
+    return exp_inside(_clamped(x, low, k.exp_high), flush)
+
+
+def exp_inside(x: Value, flush: bool = False) -> Value:
+    """exp for arguments known to lie where the result neither overflows nor vanishes."""
     f, k = x.fn, real(x, "exp")
-    flush = flush and not _scales_natively(x)
-    x = _clamped(x, _flush_bound(k) if flush else k.exp_low, k.exp_high)
     count, whole, r = _reduce(x, k)
     return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k, flush)
 

@@ -94,8 +94,16 @@ def real(x: Value, op: str) -> Real:
 
 
 def polynomial(x: Value, coefficients: Sequence[float]) -> Value:
-    """c0 + c1 x + c2 x² + ..., by Horner's rule."""
+    """c0 + c1 x + c2 x² + ..., by Horner's rule.
+
+    Long ones as even and odd parts: a CPU waits for chains of dependent operations, and cannot hold
+    enough vectors in flight to fill the time.
+    """
     f = x.fn
+    if len(coefficients) >= 7:
+        square = x * x
+        odd = polynomial(square, coefficients[1::2])
+        return f.fma(x, odd, polynomial(square, coefficients[::2]))
     total = f.const(coefficients[-1], x.type)
     for c in coefficients[-2::-1]:
         total = f.fma(x, total, c)
