@@ -123,6 +123,10 @@ def compile_unit(unit: Unit, cache_dir: Path | None = None) -> Kernel:
 
 def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[Kernel]:
     """Kernels of all units, in order; large batches are spread over helper processes."""
+    known = [_kernels.get(unit.key) for unit in units]
+    if None not in known:  # without the lock: another thread may be compiling for long
+        counters.memory_hits += len(units)
+        return [kernel for kernel in known if kernel is not None]
     with _lock:
         disk = DiskCache.open(cache_dir)
         missing: dict[str, Unit] = {}
@@ -158,6 +162,16 @@ def adopt(key: str, data: bytes) -> Kernel:
     """Kernel of an object that came with an artifact; the same key is loaded once."""
     with _lock:
         return _kernels.setdefault(key, Kernel(key, data))
+
+
+def _after_fork() -> None:
+    """In a child process the lock may be held by a thread that does not exist there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def forget() -> None:
