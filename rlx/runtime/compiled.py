@@ -30,7 +30,12 @@ class CompiledGraph:
     milliseconds, later ones find it.
     """
 
-    def __init__(self, template: Template, params: ParamStore | None = None) -> None:
+    def __init__(
+        self,
+        template: Template,
+        params: ParamStore | None = None,
+        executable: Executable | None = None,
+    ) -> None:
         self.template = template
         self.params = params if params is not None else ParamStore()
         self._graph = template.source
@@ -43,6 +48,8 @@ class CompiledGraph:
         self._states_version = 0
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
+        if executable is not None:
+            self._executables[()] = executable
         if not template.open_symbols:
             self._current = (self._executable({}), {})
 
