@@ -226,6 +226,36 @@ def _emit_drive(m: Module, barrier: Function) -> Function:
     return f
 
 
+def _count_sleepers(f: Function, op: str) -> None:
+    f.atomic_rmw(op, f["state"], f.i32(1), SLEEPERS, "seq_cst")
+
+
+def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
+    """In a worker: until there is another epoch than the one seen, or leave it to Python."""
+    state = f["state"]
+
+    def sleep() -> None:
+        _futex_wait(f, f.gep(state, EPOCH), seen)
+
+    def leave() -> None:
+        _count_sleepers(f, "add")
+        missed = f.atomic_load(state, i32, EPOCH, "seq_cst").ne(seen)
+        asleep = seen.to(i64, signed=False)
+        f.if_(missed, lambda: _count_sleepers(f, "sub"), lambda: f.ret(asleep))
+
+    def rest() -> None:
+        if futex:
+            _counted_sleep(f, f.gep(state, SLEEPERS), sleep)
+        else:
+            leave()
+
+    def linger(start: Value) -> list[Value]:
+        _linger(f, state, start, IDLE_YIELD, rest)
+        return [start]
+
+    f.while_([f.clock()], lambda start: f.atomic_load(state, i32, EPOCH).eq(seen), linger)
+
+
 def _emit_worker(m: Module, drive: Function, finish: Function, futex: bool) -> None:
     """i64 worker(state, tid, seen, slept): serve runs until told to stop, then give -1.
 
@@ -235,37 +265,10 @@ def _emit_worker(m: Module, drive: Function, finish: Function, futex: bool) -> N
     params = [("state", ptr), ("tid", i32), ("seen", i32), ("slept", i32)]
     f = m.function("worker", params, i64)
     state, tid = f["state"], f["tid"]
-    sleepers = f.gep(state, SLEEPERS)
-    f.if_(
-        f["slept"].ne(0),
-        lambda: void_results(f.atomic_rmw("sub", sleepers, f.i32(1), order="seq_cst")),
-    )
-
-    def idle(seen: Value) -> Callable[[Value], list[Value]]:
-        def leave() -> None:
-            f.atomic_rmw("add", sleepers, f.i32(1), order="seq_cst")
-            missed = f.atomic_load(state, i32, EPOCH, "seq_cst").ne(seen)
-
-            def back() -> None:
-                f.atomic_rmw("sub", sleepers, f.i32(1), order="seq_cst")
-
-            f.if_(missed, back, lambda: f.ret(seen.to(i64, signed=False)))
-
-        def rest() -> None:
-            if futex:
-                address = f.gep(state, EPOCH)
-                _counted_sleep(f, sleepers, lambda: _futex_wait(f, address, seen))
-            else:
-                leave()
-
-        def linger(start: Value) -> list[Value]:
-            _linger(f, state, start, IDLE_YIELD, rest)
-            return [start]
-
-        return linger
+    f.if_(f["slept"].ne(0), lambda: _count_sleepers(f, "sub"))
 
     def serve(seen: Value) -> list[Value]:
-        f.while_([f.clock()], lambda start: f.atomic_load(state, i32, EPOCH).eq(seen), idle(seen))
+        _wait_for_epoch(f, seen, futex)
         epoch = f.atomic_load(state, i32, EPOCH)
         stopped = f.atomic_load(state, i32, STOP).ne(0)
         f.if_(stopped, lambda: f.ret(f.i64(-1)))

@@ -13,9 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.codegen.driver import driver_unit
+from rlx.codegen.elf import ObjectFile
 from rlx.codegen.emit import Module, i64
+from rlx.codegen.image import ALLOWED
 from rlx.codegen.jit import Kernel, Unit, compile_unit
 from rlx.codegen.program import Program, Step
+from rlx.codegen.target import Target
 from rlx.errors import CodegenError, OptionError
 from rlx.runtime import cores
 from rlx.runtime.threads import Pool, get_pool
@@ -342,3 +346,14 @@ def test_container_quota(tmp_path):
     (old / "cpu.cfs_period_us").write_text("100000")
     assert read(tmp_path / "cgroup", tmp_path / "fs") == 3
     assert read(tmp_path / "missing", tmp_path / "fs") == cores.MAX_WORKERS
+
+
+@pytest.mark.parametrize("futex", [True, False])
+@pytest.mark.parametrize("name", ["x86-64", "x86-64-v4", "aarch64", "apple-m1"])
+def test_driver_for_other_machines(name, futex):
+    target = Target.named(name)
+    obj = ObjectFile(driver_unit(target, futex).compile())
+    assert obj.machine.arch == target.arch
+    assert set(obj.externals()) <= ALLOWED
+    _, symbols = obj.link(1 << 32, lambda symbol: 1 << 40)
+    assert {"run", "worker", "stop", "now"} == set(symbols)
