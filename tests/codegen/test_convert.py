@@ -65,8 +65,8 @@ def test_halves_round_to_nearest_even(target, kind):
 @pytest.mark.parametrize("kind", [f16, bf16], ids=str)
 def test_doubles_round_once(target, kind):
     """A double just beside the middle of two halves must not be rounded to the middle first."""
-    centers = ALL16.view(HALVES[kind]).astype(np.float64)
     with np.errstate(all="ignore"):
+        centers = ALL16.view(HALVES[kind]).astype(np.float64)
         middles = (centers[1:] + centers[:-1]) / 2
     middles = middles[np.isfinite(middles) & (centers[1:] * centers[:-1] > 0)]
     x = np.concatenate([middles * (1 + e) for e in (-1e-14, 0, 1e-14)])
