@@ -68,7 +68,7 @@ def test_doubles_round_once(target, kind):
     with np.errstate(all="ignore"):
         centers = ALL16.view(HALVES[kind]).astype(np.float64)
         middles = (centers[1:] + centers[:-1]) / 2
-    middles = middles[np.isfinite(middles) & (centers[1:] * centers[:-1] > 0)]
+        middles = middles[np.isfinite(middles) & (centers[1:] * centers[:-1] > 0)]
     x = np.concatenate([middles * (1 + e) for e in (-1e-14, 0, 1e-14)])
     got = apply(target, lambda v: v.to(kind), kind, x, types=(f64,), dtype=np.uint16).view(
         HALVES[kind]
