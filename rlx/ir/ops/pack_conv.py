@@ -1,0 +1,179 @@
+"""Filters laid out for native convolutions, once per set of parameters.
+
+A transposed convolution is a plain one for each phase: the outputs at equal distance from the
+stamps of the inputs meet the same taps, and neighbours among them meet neighbouring inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from rlx.ir.dim import Dim
+from rlx.ir.dtype import DType, f32
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import compute
+from rlx.ir.ops.conv import Conv, ConvTranspose, Window
+from rlx.ir.shape import Shape
+
+
+class Axis(NamedTuple):
+    """What one phase does along an axis.
+
+    Of the kernel it takes `taps` taps, from `start` on in steps of `skip`. Output number i of the
+    phase lies at `out_first` + i·`out_step` and meets with its j-th tap the input
+    i·`step` + `first` + j·`tap`.
+    """
+
+    start: int
+    skip: int
+    taps: int
+    first: int
+    tap: int
+    step: int
+    out_first: int = 0
+    out_step: int = 1
+
+    def outputs(self, size: Dim) -> Dim:
+        """How many outputs the phase has on an axis of `size`."""
+        return (size - self.out_first + (self.out_step - 1)) // self.out_step
+
+    @property
+    def kernel(self) -> slice:
+        return slice(self.start, self.start + self.taps * self.skip, self.skip)
+
+
+def phases(record: Conv | ConvTranspose, w: Sequence[Dim]) -> list[tuple[Axis, ...]]:
+    """The plain convolutions that make up the op, each by its axes."""
+    window = record.window(w)
+    if isinstance(record, ConvTranspose):
+        return list(product(*[_transposed(window, a) for a in range(len(window.kernel))]))
+    return [tuple(_plain(window, a) for a in range(len(window.kernel)))]
+
+
+def _plain(window: Window, axis: int) -> Axis:
+    low, spacing = window.low[axis], window.dilation[axis]
+    return Axis(0, 1, window.kernel[axis], -low, spacing, window.stride[axis])
+
+
+def _transposed(window: Window, axis: int) -> list[Axis]:
+    """Output y meets tap t of input i where y + low = i·stride + t·dilation."""
+    stride, spacing = window.stride[axis], window.dilation[axis]
+    common = gcd(stride, spacing)
+    skip, found = stride // common, []
+    for residue in range(stride):
+        place = residue + window.low[axis]
+        start = next((t for t in range(skip) if (place - t * spacing) % stride == 0), None)
+        if start is None:  # nothing is stamped here
+            found.append(Axis(0, 1, 0, 0, 1, 1, residue, stride))
+            continue
+        taps = max(-(-(window.kernel[axis] - start) // skip), 0)
+        first = (place - start * spacing) // stride
+        found.append(Axis(start, skip, taps, first, -(spacing // common), 1, residue, stride))
+    return found
+
+
+def packed_sizes(
+    record: Conv | ConvTranspose, w: Sequence[int], tile: int
+) -> list[tuple[tuple[Axis, ...], int]]:
+    """Each phase with the number of elements its packed filters have."""
+    channels, filters = w[1], w[0] // record.groups
+    if isinstance(record, ConvTranspose):
+        channels, filters = w[0] // record.groups, w[1]
+    rows = record.groups * -(-filters // tile) * tile
+    found = []
+    for axes in phases(record, w):
+        taps = 1
+        for axis in axes:
+            taps *= axis.taps
+        found.append((axes, rows * taps * channels))
+    return found
+
+
+def pack_filters(record: Conv | ConvTranspose, w: Array, tile: int) -> Array:
+    """All phases behind each other, each `[group, tile, taps…, channel, filter of the tile]`."""
+    groups, kernel = record.groups, w.shape[2:]
+    if isinstance(record, ConvTranspose):
+        grouped = w.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel).swapaxes(1, 2)
+    else:
+        grouped = w.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel)
+    filters, channels = grouped.shape[1:3]
+    tiles = -(-filters // tile)
+    padded = np.zeros((groups, tiles * tile, *grouped.shape[2:]), w.dtype)
+    padded[:, :filters] = grouped
+    split: Array = padded.reshape(groups, tiles, tile, channels, *kernel)
+    parts = []
+    for axes in phases(record, w.shape):
+        part = split[(..., *[a.kernel for a in axes])]
+        spatial = range(4, 4 + len(kernel))
+        parts.append(part.transpose(0, 1, *spatial, 3, 2).reshape(-1))
+    return np.concatenate(parts)
+
+
+class _Packed(Op):
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    output_padding: tuple[int, ...]
+    tile: int
+
+    @property
+    def plain(self) -> Conv | ConvTranspose:
+        """The op this stands for."""
+        given = (self.stride, self.padding, self.dilation, self.groups)
+        return ConvTranspose(*given, self.output_padding) if self.transposed else Conv(*given)
+
+
+@op("pack_conv")
+class PackConv(_Packed):
+    """Filters of a `conv` or `conv_transpose` in tiles of `tile`, as elements of `dtype`."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    output_padding: tuple[int, ...]
+    tile: int
+    dtype: DType = f32
+
+    def infer(self, w: Shape) -> Shape:
+        sizes = packed_sizes(self.plain, w.static_dims, self.tile)
+        return Shape((sum(n for _, n in sizes),), self.dtype)
+
+    def reference(self, w: Array) -> Array:
+        return pack_filters(self.plain, compute(w), self.tile).astype(self.dtype.numpy)
+
+
+@op("packed_conv")
+class PackedConv(_Packed):
+    """`conv` or `conv_transpose` with filters from `pack_conv`, whose dims and type `w` states."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    output_padding: tuple[int, ...]
+    tile: int
+    w: Shape
+
+    def infer(self, x: Shape, filters: Shape, bias: Shape | None = None) -> Shape:
+        return self.plain.infer(x, self.w, bias)
+
+    def reference(self, x: Array, filters: Array, bias: Array | None = None) -> Array:
+        dims = self.w.static_dims
+        number = np.arange(1, 1 + int(np.prod(dims)), dtype=np.float64).reshape(dims)
+        places = pack_filters(self.plain, number, self.tile).astype(np.int64)
+        w = np.zeros(number.size + 1, self.w.dtype.numpy)
+        w[places] = filters  # place 0 collects the filling
+        return self.plain.reference(x, w[1:].reshape(dims), bias)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return self.plain.cost([inputs[0], self.w, *inputs[2:]], outputs)
