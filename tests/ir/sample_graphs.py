@@ -108,7 +108,10 @@ def spatial() -> Graph:
     z = g.resize(g.input("small", [1, 3, 5, 5]), sizes=(9, 7), mode="linear")
     spectrum = g.fft(g.complex(z, z), axis=-1, inverse=True)
     q = g.quantize(z, g.constant(0.1), dtype="i8")
-    return g.set_outputs(y, spectrum, q)
+    layout = {"stride": (2,), "padding": (1,), "dilation": (1,), "groups": 1, "tile": 8}
+    layout |= {"transposed": False, "output_padding": (0,)}
+    packed = g.packed_conv(x, g.pack_conv(w, **layout), **layout, w=w.shape)
+    return g.set_outputs(y, spectrum, q, packed)
 
 
 def recurrences() -> Graph:
