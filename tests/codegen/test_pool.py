@@ -22,7 +22,7 @@ from rlx.codegen.program import Program, Step
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError, OptionError
 from rlx.runtime import cores
-from rlx.runtime.threads import Pool, get_pool
+from rlx.backends.cpu.pool import Pool, get_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -217,7 +217,7 @@ def script(body: str, **kwargs) -> subprocess.Popen:
         import numpy as np
         from test_pool import rotating, wait_kernel
         from rlx.codegen.program import Program, Step
-        from rlx.runtime.threads import Pool, get_pool
+        from rlx.backends.cpu.pool import Pool, get_pool
     """
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(head) + textwrap.dedent(body)],

@@ -19,6 +19,9 @@ from rlx.ir.lir import ALIGNMENT, Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 
+HOST_KINDS = frozenset({"custom", "cond", "while_loop", "scan"})
+"""Ops that Python does between native segments, from their reference, where no kernel does."""
+
 
 @dataclass
 class Segment:
@@ -53,9 +56,10 @@ def assemble(lir: Lir, target: Target, threads: int) -> Assembled:
     for step, barrier in zip(steps, barriers, strict=True):
         numbers = [words.resolve(w, position + i) for i, w in enumerate(step.words)]
         position += len(numbers)
-        phase = lir.phases.get(step.node.id).order if step.node is not None else 0
+        phase = lir.phases.get(step.node) if step.node is not None else None
         address = kernels[step.spec].address()
-        table.append(native.Step(address, numbers, barrier, step.solo, phase))
+        order = phase.order if phase is not None else 0
+        table.append(native.Step(address, numbers, barrier, step.solo, order))
     program = Program(table, words.patches, len(words.live), threads, keep=kernels)
     return Assembled(lir, program, words, steps, segments, arena, status)
 
@@ -68,7 +72,7 @@ def _steps(lir: Lir, ctx: Context) -> tuple[list[Step], list[Segment]]:
         if node.op.is_source or (node.op.is_view and lir.slots[node.output].kind == "alias"):
             continue
         entry = TABLE.get(node.op.name)
-        if entry is None and node.op.name == "custom":
+        if entry is None and node.op.name in HOST_KINDS:
             segments.append(Segment(first, len(steps), node))
             first = len(steps)
             continue

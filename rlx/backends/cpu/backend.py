@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from rlx.backends.base import Backend
 from rlx.backends.cpu import families
-from rlx.backends.cpu.assemble import assemble
+from rlx.backends.cpu.assemble import HOST_KINDS, assemble
 from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.cores import worker_count
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.lowering import TABLE
-from rlx.backends.cpu.pool import get_pool, worker_count
+from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
@@ -27,8 +28,8 @@ class CpuBackend(Backend):
         self.target = target or Target.host()
 
     def has_native(self, node: Node) -> bool:
-        if node.op.name == "custom" or node.op.is_view:
-            return True  # custom ops without a kernel run their reference between native segments
+        if node.op.is_view or node.op.name in HOST_KINDS:
+            return True
         entry = TABLE.get(node.op.name)
         return entry is not None and (entry.when is None or entry.when(node))
 

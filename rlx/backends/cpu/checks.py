@@ -1,7 +1,7 @@
 """What must hold of a run's live sizes before native code may touch memory.
 
-Writes to states, reads of rope tables and slices move with live dimensions; a kernel trusts them, so
-they are checked first, once per distinct condition and not per layer.
+Writes to states, reads of rope tables and slices move with live dimensions; a kernel trusts them,
+so they are checked first, once per distinct condition and not per layer.
 """
 
 from __future__ import annotations

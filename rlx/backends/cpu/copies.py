@@ -6,7 +6,7 @@ from rlx.backends.cpu.lowering import TABLE
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
-from rlx.passes.views import find_views, is_plain
+from rlx.passes.views import Placed, find_views, is_plain
 
 
 def insert_copies(graph: Graph) -> Graph:
@@ -33,12 +33,12 @@ def insert_copies(graph: Graph) -> Graph:
 def _plain(
     graph: Graph,
     value: Value,
-    views: dict[Value, tuple[Value, object]],
+    views: dict[Value, Placed],
     copied: dict[Value, Value],
     order: list[Node],
 ) -> Value:
     placed = views.get(value)
-    if placed is None or is_plain(placed[1], value.shape):  # type: ignore[arg-type]
+    if placed is None or is_plain(placed[1], value.shape):
         return value
     if value not in copied:
         with graph.origin(value.node.origin.touched("copies")):

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.cores import MAX_WORKERS, usable_cores, worker_count
 from rlx.codegen import driver
 from rlx.codegen.program import Program
 from rlx.codegen.target import Target
-from rlx.runtime.cores import MAX_WORKERS, usable_cores, worker_count
 
 SPIN = 20e-6
 """Seconds of waiting without letting other threads run."""
