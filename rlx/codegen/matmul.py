@@ -1,0 +1,265 @@
+"""Products of matrices: packed weights, or two tensors with batches and strides.
+
+Rows are cut into chunks whose packed form stays in the second-level cache, columns into panels. A
+unit of work is one chunk against one panel; workers take equal runs of units, so that rows are
+packed once for a run. Sums over long k are kept between blocks of k as unfinished tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
+from rlx.codegen.kernel import KernelSpec
+from rlx.codegen.matmul_finish import Epilogue, emit_finish
+from rlx.codegen.matmul_micro import ROWS, SIZES, Dots, Geometry, padded_rows
+from rlx.codegen.pack import emit_pack
+from rlx.codegen.storage import compute_type, memory_type
+from rlx.codegen.target import Target
+from rlx.ir.dtype import DType
+
+CHUNK = 192  # rows packed at a time
+TERMS = 384  # k per block: a chunk and a panel fit in a cache of 512 kB
+GROUP = 32  # panels whose unfinished sums are kept between blocks of k
+_CHUNK_COST = 3  # what starting a unit costs, in rows
+_POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "table"])
+
+
+@dataclass(frozen=True)
+class Matmul(KernelSpec):
+    """words: as `self.words` lists them. Strides are bytes: `line` is the one of a row of x or of a
+    column of w, `term` the one of k. `scratch` holds `step` bytes for each worker.
+    """
+
+    x: DType
+    w: DType
+    epilogue: Epilogue
+    packed: bool = True
+    x_unit: str = "term"  # which stride of x is one element: "term", "line" or "none"
+    w_unit: str = "line"
+    batch: int = 0  # axes of batches
+    one: bool = False  # there is one row, always
+
+    @property
+    def words(self) -> list[str]:
+        names = ["x", "w", "out", *self.epilogue.words, "scratch", "step", "m", "n", "k"]
+        names += ["x_line", "x_term"]
+        if not self.packed:
+            names += ["w_line", "w_term"] + ["up"] * self.epilogue.pair
+        for i in range(self.batch):
+            names += [f"size{i}", f"x_batch{i}", f"w_batch{i}"]
+        return names
+
+    def geometry(self, target: Target) -> Geometry:
+        return Geometry.of(target, compute_type(self.epilogue.out))
+
+    def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
+        """Bytes each worker needs when there are at most `rows` rows."""
+        g, k = self.geometry(target), max(k, 1)
+        terms = min(k, TERMS)
+        tall = _up(min(rows, CHUNK), ROWS)
+        size = tall * terms
+        if self.packed:
+            size = max(size, _up(min(rows, ROWS), 2) * k)
+        total = _up(size * g.sums.bytes, 64)
+        if not self.packed:
+            total += _up(terms * g.width * memory_type(self.w).bytes, 64)
+        tiles = 1
+        if k > TERMS:
+            tiles = min(-(-n // self.epilogue.columns(g)), GROUP) * (tall // ROWS)
+        return total + max(tiles, 1) * g.tile_bytes
+
+    def emit(self, m: Module) -> None:
+        Product(self, m).emit()
+
+
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+class Product:
+    """Emits the functions of one spec and the kernel that drives them."""
+
+    def __init__(self, spec: Matmul, m: Module, routed: bool = False) -> None:
+        g = spec.geometry(m.target)
+        self.spec, self.g, self.columns = spec, g, spec.epilogue.columns(g)
+        self.dots = Dots(m, g, spec.w, (1,) if spec.one else SIZES)
+        # One row that needs no conversion is packed as it is.
+        self.direct = spec.one and spec.x_unit == "term" and memory_type(spec.x) is g.sums
+        if not self.direct:
+            self.pack_x = emit_pack(m, "pack_x", spec.x, g.sums, spec.x_unit, routed)
+        if not spec.packed:
+            self.pack_w = emit_pack(m, "pack_w", spec.w, None, spec.w_unit)
+        self.finish = emit_finish(m, g, spec.epilogue, self.word, routed)
+        self.f = m.kernel()
+        self.given = {name: self.word(self.f, name) for name in spec.words}
+        if spec.one:
+            self.given["m"] = self.f.i64(1)
+        self.routed, self.route = routed, self.f.null()
+
+    def word(self, f: Function, name: str) -> Value:
+        index = self.spec.words.index(name)
+        return f.word(f["words"], index, ptr if name in _POINTERS else i64)
+
+    def __getitem__(self, name: str) -> Value:
+        return self.given[name]
+
+    def emit(self) -> None:
+        f, rows = self.f, self["m"]
+        panels = f.ceil_div(self["n"], self.columns)
+        batches = f.i64(1)
+        for i in range(self.spec.batch):
+            batches = batches * self[f"size{i}"]
+        per_chunk, chunks = rows, f.i64(1)
+        if not self.spec.one:
+            per_chunk = self._rows_per_chunk(rows, batches * panels)
+            chunks = (rows + per_chunk - 1).udiv(per_chunk)
+        self.lay_out_scratch(f["tid"].to(i64) * self["step"], per_chunk)
+        lo, hi = f.split(batches * chunks * panels)
+
+        def run(unit: Value) -> Value:
+            """The panels that this worker and the unit's chunk have in common."""
+            chunk = unit.udiv(panels)
+            first = unit - chunk * panels
+            last = f.min(panels, first + (hi - unit))
+            batch = chunk.udiv(chunks)
+            row = (chunk - batch * chunks) * per_chunk
+            x, w = self._batch(batch)
+            x = f.gep(x, row * self["x_line"])
+            at = (batch * rows + row) * self["n"]
+            self.chunk(x, w, f.min(per_chunk, rows - row), at, first, last)
+            return unit + (last - first)
+
+        f.while_([lo], lambda u: u < hi, run)
+
+    def _rows_per_chunk(self, rows: Value, columns: Value) -> Value:
+        """Few enough for the cache, and such that the units divide evenly among the workers."""
+        f = self.f
+        workers = f["nth"].to(i64)
+        least = f.max(f.ceil_div(rows, CHUNK), 1)
+
+        def better(chunks: Value, cost: Value, best: Value) -> list[Value]:
+            each = (rows + chunks - 1).udiv(chunks)
+            rounds = (columns * chunks + workers - 1).udiv(workers)
+            this = rounds * (each + _CHUNK_COST)
+            return [f.min(this, cost), f.select(this < cost, each, best)]
+
+        most = f.select(rows > ROWS, least + workers, least + 1)
+        _, best = f.loop(least, most, 1, [f.i64(1 << 62), rows], better)
+        return f.max(best, 1)
+
+    def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
+        """This worker's packed rows, packed panel and tiles, `offset` bytes into the scratch."""
+        f, k, size = self.f, self["k"], self.g.sums.bytes
+        blocks = f.max(f.ceil_div(k, TERMS), 1)
+        if self.spec.packed:
+            # Few rows read the weights once and nothing else: one stream, one pass over k.
+            blocks = f.select(self["m"] > ROWS, blocks, 1)
+        self.terms = f.max((k + blocks - 1).udiv(blocks), 1)
+        self.single = blocks.eq(1)
+        self.packed_rows = f.gep(self["scratch"], offset)
+        tall = f.ceil_div(per_chunk, 2) * 2
+        after = f.gep(self.packed_rows, _round_up(tall * self.terms * size))
+        self.packed_panel = after
+        if not self.spec.packed:
+            panel = self.terms * (self.g.width * memory_type(self.spec.w).bytes)
+            after = f.gep(after, _round_up(panel))
+        self.tiles = after
+
+    def _batch(self, batch: Value) -> tuple[Value, Value]:
+        """Where x and w of a batch begin."""
+        f, x, w = self.f, self["x"], self["w"]
+        for i in reversed(range(self.spec.batch)):
+            outer = batch.udiv(self[f"size{i}"]) if i else f.i64(0)
+            index = batch - outer * self[f"size{i}"]
+            x = f.gep(x, index * self[f"x_batch{i}"])
+            w = f.gep(w, index * self[f"w_batch{i}"])
+            batch = outer
+        return x, w
+
+    def chunk(self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value) -> None:
+        """Rows of x against panels first to last; `at` is where they begin in the result."""
+        f = self.f
+        # Unfinished sums are kept for a group of panels; with one block of k there are none.
+        group = f.select(self.single, f.max(last, 1), f.i64(GROUP))
+        for start in f.range(first, last, group):
+            stop = f.min(start + group, last)
+            for k in f.range(0, self["k"], self.terms, guard=False):
+                terms = f.min(self.terms, self["k"] - k)
+                rows_at = self._pack_rows(f.gep(x, k * self["x_term"]), rows, terms)
+                for p in f.range(start, stop):
+                    b = self._panel(w, p, k, terms)
+                    slot = f.select(self.single, 0, (p - start) * f.ceil_div(rows, ROWS))
+                    self._tiles(rows_at, b, k, terms, rows, slot, at, p * self.columns)
+
+    def _tiles(
+        self,
+        a: Value,
+        b: Value,
+        k: Value,
+        terms: Value,
+        rows: Value,
+        slot: Value,
+        at: Value,
+        column: Value,
+    ) -> None:
+        """All packed rows against one panel, over one block of k."""
+        f, g = self.f, self.g
+        is_last = k + self.terms >= self["k"]
+        step = f.i64(g.width * memory_type(self.spec.w).bytes)
+        for r in f.range(0, rows, ROWS):
+            index = slot + f.select(self.single, 0, r.udiv(ROWS))
+            tile = f.gep(self.tiles, index, g.tile_bytes)
+            f.if_(k.eq(0), partial(self._clear, tile))
+            left = f.min(rows - r, ROWS)
+            lines = f.gep(a, r * terms, g.sums)
+            self.dots.call(f, padded_rows(f, left), terms, lines, b, step, tile)
+            route = f.gep(self.route, r, 4)
+            to = at + r * self["n"] + column
+            f.if_(is_last, partial(self._finish, tile, left, to, column, route))
+
+    def _finish(self, tile: Value, rows: Value, at: Value, column: Value, route: Value) -> None:
+        self.f.call(self.finish, self.f["words"], tile, rows, at, column, route)
+
+    def _clear(self, tile: Value) -> None:
+        f, zero = self.f, self.f.const(0, vec(self.g.lanes, self.g.sums))
+        for at in f.range(0, self.g.tile_bytes, zero.type.bytes):
+            f.store(zero, tile, at)
+
+    def _pack_rows(self, x: Value, rows: Value, terms: Value) -> Value:
+        f = self.f
+        if self.direct:
+            return x
+        strides = self["x_line"], self["x_term"]
+        for r in f.range(0, rows, ROWS):
+            count = f.min(rows - r, ROWS)
+            dst = f.gep(self.packed_rows, r * terms, self.g.sums)
+            src = x if self.routed else f.gep(x, r * self["x_line"])
+            route = f.gep(self.route, r, 4)
+            f.call(self.pack_x, src, *strides, count, terms, dst, padded_rows(f, count), route)
+        return self.packed_rows
+
+    def _panel(self, w: Value, p: Value, k: Value, terms: Value) -> Value:
+        """Panel p from k on."""
+        f, size = self.f, memory_type(self.spec.w).bytes
+        if self.spec.packed:
+            return f.gep(w, p * self["k"] + k, self.g.width * size)
+        self._pack_panel(w, p, k, terms, 0)
+        if self.spec.epilogue.pair:
+            # `up` lies like w; its distance is added to wherever w has come to.
+            up = f.gep(w, self["up"].bits(i64) - self["w"].bits(i64))
+            self._pack_panel(up, p, k, terms, self.columns * size)
+        return self.packed_panel
+
+    def _pack_panel(self, w: Value, p: Value, k: Value, terms: Value, offset: int) -> None:
+        f, first = self.f, p * self.columns
+        strides = self["w_line"], self["w_term"]
+        src = f.gep(f.gep(w, first * strides[0]), k * strides[1])
+        count = f.min(self["n"] - first, self.columns)
+        dst, width = f.gep(self.packed_panel, offset), f.i64(self.g.width)
+        f.call(self.pack_w, src, *strides, count, terms, dst, width, f.null())
+
+
+def _round_up(size: Value) -> Value:
+    return (size + 63) & -64
