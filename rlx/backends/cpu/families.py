@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu import conv
+from rlx.backends.cpu import conv, matmul, matmul_steps, pack  # noqa: F401
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 
 # Rewrites of a template for this device, in order: packed weights and the like.
-REWRITES: list[Callable[[Graph, Target], Graph]] = [conv.pack_conv]
+REWRITES: list[Callable[[Graph, Target], Graph]] = [conv.pack_conv, pack.pack_weights]
