@@ -20,6 +20,9 @@ from rlx.runtime.template import Template
 from rlx.specialize.manifest import BindingManifest
 
 Sizes = tuple[tuple[str, int], ...]
+# an executable, the live sizes of the run, and dims and element type of each output
+_Chosen = tuple[Executable, dict[str, int], tuple[tuple[tuple[int, ...], Any], ...]]
+_REMEMBERED = 1024
 
 
 class CompiledGraph:
@@ -46,6 +49,8 @@ class CompiledGraph:
         self._executables: dict[Sizes, Executable] = {}
         self._attached: dict[Executable, tuple[int, int]] = {}
         self._states_version = 0
+        self._chosen: dict[tuple[Any, ...], _Chosen] = {}
+        self._orders: dict[Executable, list[int]] = {}
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
         if executable is not None:
@@ -104,15 +109,21 @@ class CompiledGraph:
         sizes: Mapping[str, int] | None = None, **named: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
         """Run once; arrays by name, outputs in order. `sizes` gives sizes no input shows."""
-        arrays = self._take(inputs, named)
+        arrays = self._take({**inputs, **named} if inputs else named)
+        seen = (
+            (*[a.shape for a in arrays], *sorted(sizes.items()))
+            if sizes
+            else tuple([a.shape for a in arrays])
+        )
         with self._lock:
-            executable, live = self._select(arrays, sizes)
+            chosen = self._chosen.get(seen)
+            if chosen is None:
+                chosen = self._choose(arrays, sizes, seen)
+            executable, live, shapes = chosen
+            self._current = (executable, live)
             self._attach(executable)
-            results = tuple(
-                np.empty(v.shape.bind(live).static_dims, v.shape.dtype.numpy)
-                for v in executable.lir.outputs
-            )
-            executable.run([arrays[n.name] for n in executable.lir.inputs], results, live)
+            results = tuple([np.empty(dims, element) for dims, element in shapes])
+            executable.run([arrays[i] for i in self._order(executable)], results, live)
         return results
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
@@ -170,15 +181,15 @@ class CompiledGraph:
             )  # fmt: skip
         return self._current
 
-    def _take(self, inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Array]:
-        given = {**(inputs or {}), **named}
-        for name in given:
-            self._known(self._inputs, name, "input")
-        missing = [n for n in self._inputs if n not in given]
-        if missing:
+    def _take(self, given: Mapping[str, Any]) -> list[Array]:
+        """The arrays in the order of the inputs, checked."""
+        if len(given) != len(self._inputs) or given.keys() != self._inputs.keys():
+            for name in given:
+                self._known(self._inputs, name, "input")
+            missing = [n for n in self._inputs if n not in given]
             shapes = ", ".join(f"{n} {self._inputs[n].output.shape}" for n in missing)
             raise InputError("missing inputs", where=self._graph.name, expected=shapes)
-        return {n: as_array(n, given[n], self._inputs[n].output.shape) for n in self._inputs}
+        return [as_array(n, given[n], node.output.shape) for n, node in self._inputs.items()]
 
     def _known(self, table: Mapping[str, Node], name: str, what: str) -> Node:
         if name not in table:
@@ -186,10 +197,12 @@ class CompiledGraph:
             raise InputError(f"unknown {what}", where=self._graph.name, got=name, expected=known)
         return table[name]
 
-    def _select(
-        self, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None
-    ) -> tuple[Executable, dict[str, int]]:
-        shown = [(n, self._inputs[n].output.shape, a.shape) for n, a in arrays.items()]
+    def _choose(
+        self, arrays: Sequence[Array], sizes: Mapping[str, int] | None, seen: tuple[Any, ...]
+    ) -> _Chosen:
+        """The variant for these shapes; remembered, so that a repeated run pays for a lookup."""
+        named = zip(self._inputs.items(), arrays, strict=True)
+        shown = [(n, node.output.shape, a.shape) for (n, node), a in named]
         fixed = self.template.binding.sizes
         known = infer_sizes(shown, {**fixed, **(sizes or {})})
         live = {s: self._live(s, bound, known) for s, bound in self.template.live.items()}
@@ -200,8 +213,21 @@ class CompiledGraph:
                 got=", ".join(sorted(missing)), hint="pass sizes={…} to run",
             )  # fmt: skip
         executable = self._executable({s: known[s] for s in sorted(self.template.open_symbols)})
-        self._current = (executable, live)
-        return self._current
+        shapes = tuple(
+            (v.shape.bind(live).static_dims, v.shape.dtype.numpy) for v in executable.lir.outputs
+        )
+        if len(self._chosen) >= _REMEMBERED:
+            self._chosen.pop(next(iter(self._chosen)))
+        self._chosen[seen] = chosen = (executable, live, shapes)
+        return chosen
+
+    def _order(self, executable: Executable) -> list[int]:
+        """Which of the inputs the executable still reads: passes may have dropped some."""
+        found = self._orders.get(executable)
+        if found is None:
+            places = {name: i for i, name in enumerate(self._inputs)}
+            found = self._orders[executable] = [places[n.name] for n in executable.lir.inputs]
+        return found
 
     def _live(self, symbol: str, bound: int, known: Mapping[str, int]) -> int:
         if symbol not in known:

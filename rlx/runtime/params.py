@@ -19,6 +19,8 @@ PREPARED = "prepared."
 
 def as_array(name: str, value: Any, expected: Shape) -> Array:
     """`value` as a C-ordered array of the expected element type; no copy where none is needed."""
+    if type(value) is np.ndarray and value.dtype == expected.dtype.numpy:
+        return value if value.flags.c_contiguous else np.ascontiguousarray(value)
     if not isinstance(value, np.ndarray):
         if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
             value = np.from_dlpack(value)
