@@ -1,0 +1,115 @@
+"""Softmax down the lanes: a panel's scores [keys][rows] become weights, beside running sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.codegen import math
+from rlx.codegen.attention import Problem, Words, or_zero, weight
+from rlx.codegen.attention_tiles import Tiling
+from rlx.codegen.emit import Function, Value, i32, i64, vec
+from rlx.codegen.storage import memory_type, widen
+
+
+@dataclass(frozen=True)
+class PanelScores:
+    """A panel's scores in a block of keys, inside a function that has `words`.
+
+    Tables have an entry for each row of the panel: `ends` and `starts` (i32) say what it sees,
+    `masks` (i64) where its part of the mask begins.
+    """
+
+    f: Function
+    problem: Problem
+    tiling: Tiling
+    scores: Value
+    key: Value
+    """The block's first key; all other keys are counted from it."""
+    ends: Value
+    starts: Value
+    masks: Value
+
+    def row(self, key: Value) -> Value:
+        return self.f.gep(self.scores, key, self.tiling.panel_bytes)
+
+    def adjust(self, first: Value, last: Value) -> None:
+        """Softcap and mask tensor, for keys [first, last)."""
+        if not self.problem.softcap and self.problem.mask is None:
+            return
+        f, t = self.f, self.tiling
+        for key in f.range(first, last):
+            for j in range(t.vectors):
+                at = j * t.vector.bytes
+                score = self._capped(f.load(self.row(key), t.vector, at))
+                f.store(self._with_mask(score, key, j), self.row(key), at)
+
+    def _capped(self, score: Value) -> Value:
+        """c · tanh(score); the division by c went into the queries."""
+        cap = self.problem.softcap
+        return math.tanh(score) * cap if cap else score
+
+    def _with_mask(self, score: Value, key: Value, vector: int) -> Value:
+        if self.problem.mask is None:
+            return score
+        raw = self._mask(key, vector)
+        if self.problem.kind.kind == "custom":
+            return self.f.select(raw.ne(0), score, float("-inf"))
+        return score + widen(self.f, raw, self.problem.mask, self.problem.sums)
+
+    def _mask(self, key: Value, vector: int) -> Value:
+        """The mask's elements for a key and a vector of rows."""
+        f, t, words = self.f, self.tiling, Words(self.f)
+        assert self.problem.mask is not None
+        element = memory_type(self.problem.mask)
+        at = (self.key + key) * words["mask_step"]
+        if not self.problem.mask_rows:
+            first = f.load(self.masks, i64)
+            return f.splat(f.load(f.gep(words["mask"], first + at, element), element), t.lanes)
+        rows = f.load(self.masks, vec(t.lanes, i64), vector * t.lanes * 8)
+        return f.gather(words["mask"], rows + f.splat(at, t.lanes), vec(t.lanes, element))
+
+    def hide(self, first: Value, last: Value) -> None:
+        """-inf where a row does not see a key of [first, last)."""
+        f, t = self.f, self.tiling
+        for key in f.range(first, last):
+            position = f.splat((self.key + key).to(i32), t.lanes)
+            for j in range(t.vectors):
+                at, table = j * t.vector.bytes, j * t.lanes * 4
+                keep = position < f.load(self.ends, position.type, table)
+                if self.problem.window:
+                    keep = keep & (position >= f.load(self.starts, position.type, table))
+                score = f.load(self.row(key), t.vector, at)
+                f.store(f.select(keep, score, float("-inf")), self.row(key), at)
+
+    def weigh(self, first: Value, last: Value, maxima: Value, totals: Value, old: Value) -> None:
+        """Scores of keys [first, last) become weights; maxima and totals are brought up to date.
+
+        `old` receives the factors by which sums made so far must be multiplied.
+        """
+        f, t = self.f, self.tiling
+        places = [j * t.vector.bytes for j in range(t.vectors)]
+
+        def larger(key: Value, *found: Value) -> list[Value]:
+            row = self.row(key)
+            pairs = zip(found, places, strict=True)
+            # in this order a NaN among the scores wins, and makes the row NaN as it should
+            return [f.max_fast(m, f.load(row, t.vector, at)) for m, at in pairs]
+
+        before = [f.load(maxima, t.vector, at) for at in places]
+        after = f.loop(first, last, 1, before, larger)
+        tops = [or_zero(m) for m in after]
+        for m, top, was, at in zip(after, tops, before, places, strict=True):
+            f.store(m, maxima, at)
+            f.store(weight(was - top), old, at)
+
+        def add(key: Value, *sums: Value) -> list[Value]:
+            row, out = self.row(key), []
+            for total, top, at in zip(sums, tops, places, strict=True):
+                w = weight(f.load(row, t.vector, at) - top)
+                f.store(w, row, at)
+                out.append(total + w)
+            return out
+
+        start = [f.load(totals, t.vector, at) * f.load(old, t.vector, at) for at in places]
+        for total, at in zip(f.loop(first, last, 1, start, add), places, strict=True):
+            f.store(total, totals, at)

@@ -1,0 +1,152 @@
+"""How a block of many rows is held, and the two products on it.
+
+Scores are kept transposed, [keys][rows]. Keys then need no rearrangement (they are the operand that
+is broadcast), softmax runs down the lanes without any horizontal step, and the weights lie as the
+second product wants its broadcast operand. A panel is `vectors` registers of rows; the rows of q
+are packed per panel, [head_dim][rows]. Values lie in slabs of `width` registers of columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.codegen.attention import Problem
+from rlx.codegen.emit import Function, Type, Value, vec
+from rlx.codegen.target import Target
+
+_BLOCK_ROWS = 192  # enough to make up for copying keys and values once per block
+
+
+@dataclass(frozen=True)
+class Tiling:
+    sums: Type
+    head_dim: int
+    lanes: int
+    vectors: int
+    """Registers of rows in a panel."""
+    keys: int
+    """Keys of a tile of scores."""
+    rows: int
+    """Rows of a tile of results; a panel is a multiple."""
+    width: int
+    """Registers of columns in a tile of results."""
+    slabs: int
+    panels: int
+    """Panels of a block of rows."""
+    block: int
+    """Keys that are copied at a time."""
+
+    @staticmethod
+    def of(target: Target, problem: Problem, rows: int) -> Tiling:
+        """For a target; `rows` is the most that there can be of a key head (0: not known)."""
+        lanes = problem.lanes(target)
+        room = 24 if target.num_vector_registers >= 32 else 12  # registers for a tile
+        vectors = 3
+        if 0 < rows <= 2 * lanes and lanes % 4 == 0:
+            vectors = -(-rows // lanes)
+        tile_rows = 6 if vectors == 3 else 4
+        columns = -(-problem.head_dim // lanes)
+        slabs = -(-columns // (room // tile_rows))
+        panel = vectors * lanes
+        panels = max(1, _BLOCK_ROWS // panel)
+        if rows:
+            panels = min(panels, -(-rows // panel))
+        return Tiling(
+            sums=problem.sums,
+            head_dim=problem.head_dim,
+            lanes=lanes,
+            vectors=vectors,
+            keys=min(room // vectors, 12),
+            rows=tile_rows,
+            width=-(-columns // slabs),
+            slabs=slabs,
+            panels=panels,
+            block=96,
+        )
+
+    @property
+    def vector(self) -> Type:
+        return vec(self.lanes, self.sums)
+
+    @property
+    def panel(self) -> int:
+        """Rows of a panel."""
+        return self.vectors * self.lanes
+
+    @property
+    def panel_bytes(self) -> int:
+        """One step of a panel: a key's scores, or one dimension of the queries."""
+        return self.panel * self.sums.bytes
+
+    @property
+    def slab_bytes(self) -> int:
+        """One key's values in a slab."""
+        return self.width * self.lanes * self.sums.bytes
+
+    @property
+    def columns(self) -> int:
+        """Columns of values, with padding."""
+        return self.slabs * self.width * self.lanes
+
+    @property
+    def key_bytes(self) -> int:
+        return self.head_dim * self.sums.bytes
+
+
+def emit_scores(f: Function, t: Tiling, queries: Value, keys: Value, scores: Value) -> None:
+    """scores[keys][rows] of one tile: `t.keys` keys against a panel of queries."""
+    size = t.sums.bytes
+    unroll = 2 if t.head_dim % 2 == 0 else 1
+
+    def step(d: Value, *sums: Value) -> list[Value]:
+        total = list(sums)
+        q, k = f.gep(queries, d, t.panel_bytes), f.gep(keys, d, size)
+        for u in range(unroll):
+            rows = [
+                f.load(q, t.vector, u * t.panel_bytes + j * t.vector.bytes)
+                for j in range(t.vectors)
+            ]
+            for i in range(t.keys):
+                key = f.broadcast_load(k, t.sums, t.lanes, i * t.key_bytes + u * size)
+                for j, row in enumerate(rows):
+                    at = i * t.vectors + j
+                    total[at] = f.fma(row, key, total[at])
+        return total
+
+    zero = f.const(0.0, t.vector)
+    tile = f.loop(0, t.head_dim, unroll, [zero] * (t.keys * t.vectors), step)
+    for i in range(t.keys):
+        for j in range(t.vectors):
+            f.store(tile[i * t.vectors + j], scores, i * t.panel_bytes + j * t.vector.bytes)
+
+
+def emit_values(
+    f: Function,
+    t: Tiling,
+    weights: Value,
+    values: Value,
+    count: Value,
+    factors: Value,
+    sums: Value,
+) -> None:
+    """sums = sums * factors + weights · values for a tile of rows and `count` keys.
+
+    `weights` points at the tile's first row in the first key's scores, `values` at the slab.
+    """
+    size, row_bytes = t.sums.bytes, t.columns * t.sums.bytes
+    places = [(i, j * t.vector.bytes) for i in range(t.rows) for j in range(t.width)]
+
+    def step(k: Value, *total: Value) -> list[Value]:
+        w, v = f.gep(weights, k, t.panel_bytes), f.gep(values, k, t.slab_bytes)
+        columns = [f.load(v, t.vector, j * t.vector.bytes) for j in range(t.width)]
+        out = []
+        for i in range(t.rows):
+            weight = f.broadcast_load(w, t.sums, t.lanes, i * size)
+            for j, column in enumerate(columns):
+                out.append(f.fma(weight, column, total[i * t.width + j]))
+        return out
+
+    scale = [f.broadcast_load(factors, t.sums, t.lanes, i * size) for i in range(t.rows)]
+    start = [f.load(sums, t.vector, i * row_bytes + at) * scale[i] for i, at in places]
+    for value, (i, at) in zip(f.loop(0, count, 1, start, step), places, strict=True):
+        f.store(value, sums, i * row_bytes + at)
