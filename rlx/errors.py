@@ -14,7 +14,7 @@ RlxError
 ├── UnsupportedError    an op a device cannot run in any way
 ├── OptionError         an unknown device, profile, policy, pass or option value
 ├── CodegenError        machine code that could not be made or loaded
-└── NumericsError       a NaN or infinity found where the check mode forbids it
+└── NumericsError       a NaN found where the check mode forbids it
 
 Each message reads `[where] what; got …; expected …`, then the origin, the lines around the fault,
 then `hint: …`; the parts stay available as fields.

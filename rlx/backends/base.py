@@ -5,6 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from rlx.backends.timing import Profile
+from rlx.errors import NumericsError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
@@ -33,6 +37,43 @@ class Executable(ABC):
     ) -> None:
         """Run once. An input that is None is read from its arena slot, where the caller wrote it;
         an output that is None stays in its slot. `sizes` gives the live dimensions."""
+
+    @abstractmethod
+    def profile(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> Profile:
+        """Run once as `run` does, and say where the time went."""
+
+    @abstractmethod
+    def run_checked(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Run node by node; NumericsError names the first whose result has a NaN."""
+
+
+def check_numbers(node: Node, results: Sequence[Array]) -> None:
+    """Raise when a result has a NaN. Infinities pass: masks are made of them."""
+    if node.op.is_source:
+        return
+    for result in results:
+        if result.dtype.kind in "biu":
+            continue
+        bad = np.isnan(result.astype(np.complex128))
+        if not bad.any():
+            continue
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise NumericsError(
+            "a result is not a number", where=node.op.name,
+            got=f"{result[place]} at {list(place)}, {int(bad.sum())} of {result.size} elements",
+            origin=f"{node!r} {node.origin}",
+            hint="no earlier result had one: look at this op, its parameters and inputs",
+        )  # fmt: skip
 
 
 class Backend(ABC):

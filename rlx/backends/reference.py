@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.base import Backend, Executable
+from rlx.backends.base import Backend, Executable, check_numbers
+from rlx.backends.timing import Profile, Timing
 from rlx.ir.bind import bind_nodes
+from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph
-from rlx.ir.interp import Program, evaluate
+from rlx.ir.interp import Hook, Program
+from rlx.ir.interp import evaluate as evaluate_graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
@@ -36,6 +40,7 @@ class ReferenceExecutable(Executable):
         inputs: Sequence[Array | None],
         outputs: Sequence[Array | None],
         sizes: Mapping[str, int],
+        on_node: Hook | None = None,
     ) -> None:
         given = dict(self._given)
         for node, array, entry in zip(self.lir.inputs, inputs, self.manifest.inputs, strict=True):
@@ -43,7 +48,7 @@ class ReferenceExecutable(Executable):
             given[node.name] = self._slot(shape, entry.arena_offset) if array is None else array
         for node in self.lir.states:
             given[node.name] = self._states[node.name]
-        done = self._program(sizes).run(given)
+        done = self._program(sizes).run(given, on_node)
         for name, array in done.states.items():
             if array is not self._states[name]:
                 self._states[name][...] = array
@@ -51,6 +56,38 @@ class ReferenceExecutable(Executable):
             if out is None:
                 out = self._slot(Shape(result.shape, result.dtype), entry.arena_offset)
             out[...] = result
+
+    def profile(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> Profile:
+        rows: list[Timing] = []
+        last = time.perf_counter()
+
+        def stamp(node: Node, results: Sequence[Array]) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if not node.op.is_source:
+                shapes = [[v.shape.bind(sizes) for v in vs] for vs in (node.inputs, node.outputs)]
+                cost = node.op.cost(*shapes)
+                flops, moved = evaluate(cost.flops, sizes), evaluate(cost.bytes, sizes)
+                label = f"%{node.id} {node.op.name}"
+                spent = now - last
+                rows.append(Timing(node.op.name, label, node.origin.block, spent, flops, moved))
+            last = time.perf_counter()
+
+        self.run(inputs, outputs, sizes, stamp)
+        return Profile(tuple(rows))
+
+    def run_checked(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.run(inputs, outputs, sizes, check_numbers)
 
     def _program(self, sizes: Mapping[str, int]) -> Program:
         key = tuple(sorted(sizes.items()))
@@ -75,7 +112,7 @@ class ReferenceBackend(Backend):
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
         given = {n.name: params[n.name] for n in graph.sources("param")}
-        return dict(zip(graph.output_names, evaluate(graph, given), strict=True))
+        return dict(zip(graph.output_names, evaluate_graph(graph, given), strict=True))
 
     def compile(self, lir: Lir, options: CompileOptions) -> ReferenceExecutable:
         return ReferenceExecutable(lir)

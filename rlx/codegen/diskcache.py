@@ -14,15 +14,17 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from rlx.settings import setting
+
 _MAGIC = b"RLXK\x01\x00\x00\x00"
 _refused: set[Path] = set()
 
 
 def default_directory() -> Path | None:
     """RLX_CACHE_DIR, else a folder in the user's cache; None when RLX_CACHE=0."""
-    if os.environ.get("RLX_CACHE") == "0":
+    if setting("RLX_CACHE") == "0":
         return None
-    named = os.environ.get("RLX_CACHE_DIR")
+    named = setting("RLX_CACHE_DIR")
     if named:
         return Path(named) / "kernels"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -38,7 +40,7 @@ class DiskCache:
     @staticmethod
     def open(root: Path | None = None) -> DiskCache | None:
         """The cache at `root` (or the default place), or None if it is off or cannot be trusted."""
-        chosen = default_directory() if root is None or os.environ.get("RLX_CACHE") == "0" else root
+        chosen = default_directory() if root is None or setting("RLX_CACHE") == "0" else root
         if chosen is None or chosen in _refused:
             return None
         try:

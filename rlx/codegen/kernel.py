@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from rlx.codegen.emit import Module
-from rlx.codegen.jit import Kernel, Unit, compile_many
+from rlx.codegen.jit import Kernel, Unit, compile_many, counters
 from rlx.codegen.target import Target
+from rlx.settings import debug, debug_level
 
 
 class KernelSpec(ABC):
@@ -56,5 +57,12 @@ def unit_of(spec: KernelSpec, target: Target) -> Unit:
 def compile_specs(specs: Iterable[KernelSpec], target: Target) -> dict[KernelSpec, Kernel]:
     """Machine code for every distinct spec."""
     distinct = list(dict.fromkeys(specs))
+    before = counters.compilations
     kernels = compile_many([unit_of(s, target) for s in distinct])
+    debug(1, f"{len(distinct)} distinct kernels, {counters.compilations - before} compiled now")
+    if debug_level() >= 5:
+        for spec in distinct:
+            debug(5, f"; {spec}\n{unit_of(spec, target).text}")
+            if debug_level() >= 7:
+                debug(7, unit_of(spec, target).assembly())
     return dict(zip(distinct, kernels, strict=True))

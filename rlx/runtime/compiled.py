@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Executable
+from rlx.backends.timing import Profile, median_profile
 from rlx.errors import BindingError, InputError
 from rlx.ir.bind import infer_sizes
 from rlx.ir.dim import upper_bound
@@ -17,6 +18,7 @@ from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.runtime.params import ParamStore, as_array
 from rlx.runtime.template import Template
+from rlx.settings import check_nan, debug, debug_level
 from rlx.specialize.manifest import BindingManifest
 
 Sizes = tuple[tuple[str, int], ...]
@@ -49,6 +51,7 @@ class CompiledGraph:
         self._executables: dict[Sizes, Executable] = {}
         self._attached: dict[Executable, tuple[int, int]] = {}
         self._states_version = 0
+        self._watched = debug_level() >= 2 or check_nan()
         self._chosen: dict[tuple[Any, ...], _Chosen] = {}
         self._orders: dict[Executable, list[int]] = {}
         self._lock = threading.RLock()
@@ -123,8 +126,27 @@ class CompiledGraph:
             self._current = (executable, live)
             self._attach(executable)
             results = tuple([np.empty(dims, element) for dims, element in shapes])
-            executable.run([arrays[i] for i in self._order(executable)], results, live)
+            given = [arrays[i] for i in self._order(executable)]
+            if self._watched:
+                self._run_watched(executable, given, results, live)
+            else:
+                executable.run(given, results, live)
         return results
+
+    def _run_watched(
+        self,
+        executable: Executable,
+        inputs: list[Array],
+        results: Sequence[Array],
+        live: Mapping[str, int],
+    ) -> None:
+        """A run under RLX_DEBUG ≥ 2 (times of every kernel) or RLX_CHECK_NAN."""
+        if check_nan():
+            executable.run_checked(inputs, results, live)
+        if debug_level() >= 2:
+            debug(2, f"{self._graph.name}\n{executable.profile(inputs, results, live)}")
+        elif not check_nan():
+            executable.run(inputs, results, live)
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
         """The fastest way: arrays by position, or None for what lies in the arena already.
@@ -141,6 +163,20 @@ class CompiledGraph:
             self._attach(executable)
             given = inputs or (None,) * len(self._inputs)
             executable.run(given, (None,) * len(executable.lir.outputs), sizes or live)
+
+    def profile(
+        self, inputs: Mapping[str, Any] | None = None, /, *,
+        sizes: Mapping[str, int] | None = None, repeat: int = 5, **named: Any,
+    ) -> Profile:  # fmt: skip
+        """Run several times and say where the time goes, kernel by kernel (medians)."""
+        self.run(inputs, sizes=sizes, **named)  # chooses the variant, attaches, warms up
+        arrays = self._take({**(inputs or {}), **named})
+        with self._lock:
+            executable, live = self._selected()
+            given = [arrays[i] for i in self._order(executable)]
+            results = [None] * len(executable.lir.outputs)
+            runs = [executable.profile(given, results, live) for _ in range(max(1, repeat))]
+        return median_profile(runs)
 
     def slot(self, name: str) -> Array:
         """The arena memory of an input or output of the current variant, as an array."""

@@ -11,10 +11,12 @@ from rlx.ir.binding import DimBinding
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
+from rlx.ir.text import inspect_lir
 from rlx.ir.verify import verify
 from rlx.passes.bind import bind_graph
 from rlx.passes.pipeline import PipelineResult
 from rlx.passes.plan import plan
+from rlx.settings import debug, debug_level
 from rlx.specialize.options import CompileOptions
 
 
@@ -64,6 +66,8 @@ class Template:
         bound = self.backend.lower_bound(bind_graph(self.result.graph, binding))
         lir = plan(bound, prepare=self.prepare, scratch=self.backend.scratch)
         verify(lir.graph, after="plan")
+        if debug_level() >= 4:
+            debug(4, inspect_lir(lir))
         return lir
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:

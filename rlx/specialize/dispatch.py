@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from rlx.errors import OptionError
+from rlx.settings import setting
 
 
 class KernelPolicy(Enum):
@@ -32,8 +32,8 @@ class KernelDispatchConfig:
     @staticmethod
     def from_environment() -> KernelDispatchConfig:
         """`RLX_KERNEL_DISPATCH=common|native` sets the policy where none is given."""
-        setting = os.environ.get("RLX_KERNEL_DISPATCH", "")
-        return KernelDispatchConfig(parse_policy(setting)) if setting else KernelDispatchConfig()
+        wanted = setting("RLX_KERNEL_DISPATCH")
+        return KernelDispatchConfig(parse_policy(wanted)) if wanted else KernelDispatchConfig()
 
     def choose(self, kind: str, has_native: bool, has_common: bool) -> str:
         """`native` or `common` when that is what will run, `unsupported` when nothing can.

@@ -234,3 +234,15 @@ def test_profiles_and_dispatch_are_applied() -> None:
     with pytest.raises(rlx.UnsupportedError) as caught:
         Session("reference").compile(h, forced)
     assert "exp" in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_a_profile_accounts_for_every_step(device: str) -> None:
+    g = rlx.Graph("t")
+    g.set_outputs(g.matmul(g.input("x", ["n", 64]), g.param("w", [64, 32])))
+    f = Session(device).compile(g).set_param("w", np.ones((64, 32), np.float32))
+    profile = f.profile(x=np.ones((100, 64), np.float32), repeat=3)
+    assert sum(r.flops for r in profile.rows) == 2 * 100 * 64 * 32
+    assert all(r.seconds > 0 for r in profile.rows)
+    assert "GFLOP/s" in str(profile)
+    assert any("matmul" in r.node for r in profile.rows)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from rlx.errors import OptionError
+from rlx.settings import setting
 
 MAX_WORKERS = 250
 
@@ -45,7 +46,7 @@ def worker_count(asked: int | None = None) -> int:
 
 
 def _from_environment() -> int | None:
-    text = os.environ.get("RLX_NUM_THREADS", "").strip()
+    text = setting("RLX_NUM_THREADS")
     if not text:
         return None
     if not text.isdigit() or int(text) < 1:

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.base import Executable
+from rlx.backends.base import Executable, check_numbers
 from rlx.backends.cpu.assemble import Assembled, Segment, address_of
 from rlx.backends.cpu.checks import checker, limits_of, raise_broken
 from rlx.backends.cpu.memory import RunMemory
 from rlx.backends.cpu.pool import Pool
+from rlx.backends.cpu.profile import profile_run
+from rlx.backends.timing import Profile
 from rlx.errors import InputError
 from rlx.ir.bind import bind_op
 from rlx.ir.op import Array
@@ -57,6 +59,23 @@ class CpuExecutable(Executable):
         outputs: Sequence[Array | None],
         sizes: Mapping[str, int],
     ) -> None:
+        self._begin(inputs, outputs, sizes)
+        if len(self.made.segments) == 1:
+            self.pool.run(self.made.program)
+        else:
+            memory = self._memory(inputs, outputs, sizes)
+            for segment in self.made.segments:
+                self._run_segment(segment, memory)
+        if self.made.status[0]:
+            self._raise_status()
+
+    def _begin(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Check the sizes and fill in the words that belong to this run."""
         addresses = self._addresses
         for name, array in zip(self._inputs, inputs, strict=True):
             key = ("input", name)
@@ -69,13 +88,34 @@ class CpuExecutable(Executable):
         if broken >= 0:
             raise_broken(self._limits[broken], sizes)
         self._fill(self._live, [addresses[b] for b in self._bases], *live)
-        if len(self.made.segments) == 1:
-            self.pool.run(self.made.program)
-        else:
-            given = dict(zip(self._inputs, inputs, strict=True))
-            memory = RunMemory(self.lir, self.arena, self._attached, given, outputs, sizes)
-            for segment in self.made.segments:
-                self._run_segment(segment, memory)
+
+    def _memory(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> RunMemory:
+        given = dict(zip(self._inputs, inputs, strict=True))
+        return RunMemory(self.lir, self.arena, self._attached, given, outputs, sizes)
+
+    def run_checked(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self._begin(inputs, outputs, sizes)
+        memory = self._memory(inputs, outputs, sizes)
+        steps, done = self.made.steps, 0
+        for segment in self.made.segments:
+            while done < segment.last:
+                node, first = steps[done].node, done
+                while done < segment.last and steps[done].node is node:
+                    done += 1
+                self.pool.run(self.made.program, first, done)
+                if node is not None:
+                    check_numbers(node, [memory.array(v) for v in node.outputs])
+            self._run_segment(Segment(segment.last, segment.last, segment.host), memory)
         if self.made.status[0]:
             self._raise_status()
 
@@ -91,6 +131,14 @@ class CpuExecutable(Executable):
             results = (results,)
         for value, result in zip(node.outputs, results, strict=True):
             memory.array(value)[...] = result
+
+    def profile(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
+        sizes: Mapping[str, int],
+    ) -> Profile:
+        return profile_run(self, inputs, outputs, sizes)
 
     def _raise_status(self) -> None:
         node = self.lir.graph.nodes[int(self.made.status[0]) - 1]

@@ -1,0 +1,49 @@
+"""Time stamps of a native run, read as a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlx.backends.timing import Profile, Timing
+from rlx.ir.dim import Dim, evaluate
+from rlx.ir.op import Array
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.executable import CpuExecutable
+    from rlx.backends.cpu.lowering import Step
+
+
+def profile_run(
+    executable: CpuExecutable,
+    inputs: Sequence[Array | None],
+    outputs: Sequence[Array | None],
+    sizes: Mapping[str, int],
+) -> Profile:
+    """Run once with time stamps. A step lasts from its first worker's begin to its last one's end;
+    waiting at barriers is nobody's."""
+    program, pool = executable.made.program, executable.pool
+    stamps = program.profile(pool.workers)
+    try:
+        executable.run(inputs, outputs, sizes)
+    finally:
+        program.stop_profile()
+    rows = []
+    for i, step in enumerate(executable.made.steps):
+        begin, end = stamps[:, i, 0], stamps[:, i, 1]
+        took = begin > 0  # a step done by one worker leaves the others' stamps alone
+        ticks = int(end[took].max() - begin[took].min()) if took.any() else 0
+        rows.append(_timing(step, ticks / pool.ticks_per_second, sizes))
+    return Profile(tuple(rows))
+
+
+def _timing(step: Step, seconds: float, sizes: Mapping[str, int]) -> Timing:
+    node = step.node
+    flops: Dim = step.flops
+    moved: Dim = step.bytes
+    if node is not None and not flops and not moved:
+        cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
+        flops, moved = cost.flops, cost.bytes
+    name = "" if node is None else f"%{node.id} {node.op.name}"
+    block = "" if node is None else node.origin.block
+    return Timing(step.label, name, block, seconds, evaluate(flops, sizes), evaluate(moved, sizes))
