@@ -5,25 +5,24 @@ Neighbouring pixels of a line, or neighbouring channels where those lie together
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.emit import Function, Module, Value, vec
 from rlx.codegen.kernel import KernelSpec
-from rlx.codegen.line import Line, every, from_raw, raw_vector, store_some
+from rlx.codegen.line import Line, every, from_raw, raw_vector
 from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, load, memory_type, narrow
+from rlx.codegen.windows import GEOMETRY, Windows
 from rlx.ir.dtype import DType
-
-_GROUP = 4  # vectors of a line that share every weight they meet
 
 
 @dataclass(frozen=True)
 class Depthwise(KernelSpec):
-    """words: x, w, out, bias where there is one, then the sizes that `words` names.
+    """words: x, w, out, bias where there is one, planes, filters, multiple, then GEOMETRY
 
-    out[b, o, y, x] = Σ w[o, i, j] · in[b, o / multiple, y·step_y + first_y + i·tap_y, …] + bias
+    out[b, o] = Σ w[o, i, j] · in[b, o / multiple] under tap (i, j), + bias; `planes` are the
+    filters of all images.
     """
 
     x: DType
@@ -36,119 +35,42 @@ class Depthwise(KernelSpec):
 
     @property
     def words(self) -> list[str]:
-        names = ["x", "w", "out", *["bias"] * (self.bias is not None), "batch", "filters"]
-        names += ["multiple", "height", "width", "lines", "columns", "step_y", "step_x"]
-        return [*names, "taps_y", "first_y", "tap_y", "first_x"]
+        names = ["x", "w", "out", *["bias"] * (self.bias is not None)]
+        return [*names, "planes", "filters", "multiple", *GEOMETRY]
 
     def emit(self, m: Module) -> None:
-        _Depthwise(self, m.kernel()).emit()
+        walk = _Depthwise(self, m.kernel())
+        walk.emit(walk.o["planes"])
 
 
-class _Depthwise:
+class _Depthwise(Windows):
     def __init__(self, spec: Depthwise, f: Function) -> None:
-        self.spec, self.f, self.sums = spec, f, compute_type(spec.out)
-        self.lanes = f.target.lanes(self.sums.bits)
-        self.o = Operands(f, spec.words, ("x", "w", "out", "bias"))
-        self.line = Line(spec.x, self.sums, self.lanes, spec.step)
+        self.spec, self.sums = spec, compute_type(spec.out)
+        o = Operands(f, spec.words, ("x", "w", "out", "bias"))
+        line = Line(spec.x, self.sums, f.target.lanes(self.sums.bits), spec.step)
+        super().__init__(f, o, line, spec.out, spec.taps_x, spec.tap_x)
 
-    def emit(self) -> None:
-        f, o = self.f, self.o
-        lo, hi = f.split(o["batch"] * o["filters"] * o["lines"])
-        none = o["lines"].eq(0)
-        lines = f.select(none, 1, o["lines"])
-        for plane in f.range(lo.udiv(lines), (hi + lines - 1).udiv(lines)):
-            first = f.max(lo - plane * lines, 0)
-            last = f.min(hi - plane * lines, lines)
-            self._plane(plane, first, last)
-
-    def _plane(self, plane: Value, first: Value, last: Value) -> None:
-        """Lines [first, last) of a plane of results, one block of columns after the other."""
+    def enter(self, plane: Value) -> Value:
         f, o, spec = self.f, self.o, self.spec
-        image, filter_ = plane.udiv(o["filters"]), plane.urem(o["filters"])
-        channel = image * o["filters"].udiv(o["multiple"]) + filter_.udiv(o["multiple"])
-        pixels = o["height"] * o["width"]
-        self.image = f.gep(o["x"], channel * pixels, memory_type(spec.x).bytes)
-        taps = filter_ * o["taps_y"] * spec.taps_x
+        number = plane.urem(o["filters"])
+        taps = number * (o["taps_y"] * spec.taps_x)
         self.weights = f.gep(o["w"], taps, memory_type(spec.w).bytes)
-        self.begin = f.const(0, vec(self.lanes, self.sums))
+        self.first = f.const(0, vec(self.lanes, self.sums))
         if spec.bias is not None:
-            address = f.gep(o["bias"], filter_, memory_type(spec.bias).bytes)
-            self.begin = f.splat(load(f, address, spec.bias, 1, self.sums), self.lanes)
-        results = plane * o["lines"] * o["columns"]
-        self.out = f.gep(o["out"], results, memory_type(spec.out).bytes)
-        f.while_([f.i64(0)], lambda x: x < o["columns"], lambda x: self._columns(x, first, last))
+            address = f.gep(o["bias"], number, memory_type(spec.bias).bytes)
+            self.first = f.splat(load(f, address, spec.bias, 1, self.sums), self.lanes)
+        return plane.udiv(o["multiple"])
 
-    def _columns(self, x: Value, first: Value, last: Value) -> Value:
-        """The columns from x on that one set of vectors holds; gives the column after them."""
-        f, o = self.f, self.o
-        left = x * o["step_x"] + o["first_x"]
-        right = left + (self.spec.taps_x - 1) * self.spec.tap_x
+    def begin(self) -> Value:
+        return self.first
 
-        def fits(vectors: int) -> Value:
-            ahead = right + o["step_x"] * ((vectors - 1) * self.lanes)
-            inside = self.line.is_inside(f, ahead, o["width"], o["step_x"])
-            return (left >= 0) & inside & (o["columns"] - x >= vectors * self.lanes)
-
-        def run(vectors: int, inside: bool) -> Value:
-            starts = [left + o["step_x"] * (v * self.lanes) for v in range(vectors)]
-            self._block(x, starts, first, last, inside)
-            return x + vectors * self.lanes
-
-        def one() -> list[Value]:
-            return f.if_(fits(1), lambda: run(1, True), lambda: run(1, False))
-
-        return f.if_(fits(_GROUP), lambda: run(_GROUP, True), one)[0]
-
-    def _block(
-        self, x: Value, starts: list[Value], first: Value, last: Value, inside: bool
-    ) -> None:
-        f, o, spec = self.f, self.o, self.spec
-        # What depends on columns alone is found once for all lines.
-        readers = []
-        for j in range(spec.taps_x):
-            for start in starts:
-                at = start + j * spec.tap_x
-                readers.append((at, self.line.reader(f, at, o["width"], o["step_x"], inside)))
-        mask = None if inside else f.lane_mask(o["columns"] - x, self.lanes)
-        element = memory_type(spec.out).bytes
-        for y in f.range(first, last):
-            top = y * o["step_y"] + o["first_y"]
-
-            def line(i: Value, *sums: Value, top: Value = top) -> list[Value]:
-                return self._line(i, top + i * o["tap_y"], readers, list(sums))
-
-            sums = f.loop(0, o["taps_y"], 1, [self.begin] * len(starts), line)
-            for v, total in enumerate(sums):
-                place = y * o["columns"] + x + v * self.lanes
-                store_some(f, total, f.gep(self.out, place, element), spec.out, mask)
-
-    def _line(
-        self,
-        i: Value,
-        y: Value,
-        readers: list[tuple[Value, Callable[[Value], Value]]],
-        sums: list[Value],
-    ) -> list[Value]:
-        """Row i of the taps over line y of the image."""
-        f, o, spec = self.f, self.o, self.spec
-        weight, size = memory_type(spec.w).bytes, memory_type(spec.x).bytes
-        row = f.gep(self.weights, i * (spec.taps_x * weight))
-
-        def taps(inputs: list[Value] | None) -> list[Value]:
-            out = list(sums)
-            for j in range(spec.taps_x):
-                w = f.splat(load(f, row, spec.w, 1, self.sums, j * weight), self.lanes)
-                for v in range(len(sums)):
-                    x = f.const(0, w.type) if inputs is None else inputs[j * len(sums) + v]
-                    out[v] = f.fma(w, x, out[v])
-            return out
-
-        def existing() -> list[Value]:
-            line = y * o["width"]
-            return taps([read(f.gep(self.image, line + at, size)) for at, read in readers])
-
-        # Zeros are multiplied too: an infinite weight gives NaN there.
-        return f.if_((y >= 0) & (y < o["height"]), existing, lambda: taps(None))
+    def tap(self, sums: list[Value], inputs: list[Value] | None, i: Value, j: Value) -> list[Value]:
+        # Zeros outside the image are multiplied too: an infinite weight gives NaN there.
+        f, spec = self.f, self.spec
+        place = f.gep(self.weights, i * spec.taps_x + j, memory_type(spec.w).bytes)
+        weight = f.splat(load(f, place, spec.w, 1, self.sums), self.lanes)
+        given = inputs or [f.const(0, weight.type)] * len(sums)
+        return [f.fma(weight, x, total) for x, total in zip(given, sums, strict=True)]
 
 
 @dataclass(frozen=True)

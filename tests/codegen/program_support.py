@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 import rlx.ir.ops  # noqa: F401
+from rlx.backends.cpu import families  # noqa: F401
 from rlx.backends.cpu.assemble import Assembled, assemble
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.lowering import TABLE, Context

@@ -107,7 +107,19 @@ def _image(x: Shape) -> tuple[Dim, Dim]:
     return (1, x.dims[2]) if x.rank == 3 else (x.dims[2], x.dims[3])
 
 
-def _in_line(step: int) -> int:
+def image_words(x: Shape, out: Shape, down: Axis, right: Axis) -> dict[str, Word]:
+    """The words of a kernel over windows that say where they lie."""
+    height, width = _image(x)
+    lines, columns = _image(out)
+    return {
+        "height": height, "width": width, "lines": lines, "columns": columns,
+        "step_y": down.step, "step_x": right.step, "taps_y": down.taps, "first_y": down.first,
+        "tap_y": down.tap, "first_x": right.first,
+    }  # fmt: skip
+
+
+def in_line(step: int) -> int:
+    """The step that Line takes: one known only at run time where it is long."""
     return step if step <= MOST_LOADS else 0
 
 
@@ -165,7 +177,7 @@ def _conv_step(
     height, width = _image(x)
     spread = down.out_step > 1 or right.out_step > 1
     bias = job.bias.shape.dtype if job.bias is not None else None
-    spec = Conv(x.dtype, out.dtype, bias, tile, _in_line(right.step), spread)
+    spec = Conv(x.dtype, out.dtype, bias, tile, in_line(right.step), spread)
     stride = spec.scratch(ctx.target, job.terms)
     lines, columns = _image(out)
     words: dict[str, Word] = {
@@ -213,19 +225,16 @@ def _pack_step(node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, to: Wor
 def _depthwise(node: Node, job: _Job) -> Step:
     down, right = _both(phases(job.record, job.w.dims)[0])
     x, out = job.x.shape, job.out.shape
-    height, width = _image(x)
-    lines, columns = _image(out)
     bias = job.bias.shape.dtype if job.bias is not None else None
     spec = Depthwise(
-        x.dtype, job.w.dtype, out.dtype, bias, right.taps, right.tap, _in_line(right.step)
+        x.dtype, job.w.dtype, out.dtype, bias, right.taps, right.tap, in_line(right.step)
     )
     words: dict[str, Word] = {
         "x": Pointer(job.x), "w": Pointer(node.inputs[1]), "out": Pointer(job.out),
-        "batch": x.dims[0], "filters": job.w.static_dims[0], "multiple": job.filters,
-        "height": height, "width": width, "lines": lines, "columns": columns,
-        "step_y": down.step, "step_x": right.step, "taps_y": down.taps, "first_y": down.first,
-        "tap_y": down.tap, "first_x": right.first,
+        "planes": x.dims[0] * job.w.static_dims[0], "filters": job.w.static_dims[0],
+        "multiple": job.filters,
     }  # fmt: skip
+    words |= image_words(x, out, down, right)
     if job.bias is not None:
         words["bias"] = Pointer(job.bias)
     cost = job.record.cost([x, job.w], [out])

@@ -36,10 +36,9 @@ def _spans(values: Iterable[Value], lir: Lir) -> Iterable[Span]:
         root, slot = lir.home(value)
         if slot.kind in ("param", "constant"):
             continue  # never written
-        if slot.kind == "arena":
-            assert slot.offset is not None
+        if slot.offset is not None:
             yield ("arena", slot.offset, slot.offset + aligned(slot.size))
-        else:
+        if slot.kind != "arena":  # a run may bring memory of its own for inputs and outputs
             yield (root, 0, _ALL)
 
 
