@@ -9,7 +9,7 @@ positions.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 
 from rlx.codegen import math
@@ -106,9 +106,14 @@ class Words:
 
 @dataclass(frozen=True)
 class AttentionKernel(KernelSpec):
-    """A kernel that works on items: what its schedule and its results have in common."""
+    """A kernel that works on items: what its schedule and its results have in common.
+
+    `queries`: where their number arrives with a run, a kernel for "one" and another for "more" are
+    both run, and one of them finds nothing to do.
+    """
 
     problem: Problem
+    queries: str = field(default="any", kw_only=True)
 
     @property
     def together(self) -> int:

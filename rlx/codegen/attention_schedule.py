@@ -41,10 +41,19 @@ class Schedule:
             0, self.blocks, 1, [f.i64(0)], lambda block, total: total + self.units(block)
         )
         self.groups = kernel.problem.kv_heads // kernel.together
-        self.total = self.units_of_heads * (self.rows.words["batch"] * self.groups)
+        total = self.units_of_heads * (self.rows.words["batch"] * self.groups)
+        self.total = self._if_meant(total)
         nth = f["nth"].to(i64)
         self._each = self.total.udiv(nth)
         self._rest = self.total - self._each * nth
+
+    def _if_meant(self, total: Value) -> Value:
+        """Nothing, when the number of queries is another kernel's business."""
+        queries, wanted = self.rows.words["queries"], self.kernel.queries
+        if wanted == "any":
+            return total
+        meant = queries.eq(1) if wanted == "one" else queries.ne(1)
+        return self.f.select(meant, total, 0)
 
     def span(self, block: Value) -> tuple[Value, Value]:
         """The keys that some row of the block sees."""

@@ -1,0 +1,294 @@
+"""Native attention against the formula in f64.
+
+With elements of size one, a score is a sum of D terms that is kept in f32: its error is some
+√D · 2^-24. It changes a weight by as much, relatively; the exponential adds 2^-24, the sums over Sk
+keys some √Sk · 2^-24. The result is a mean of values whose errors differ in sign, so a quarter of
+2^-24 · (√D + √Sk + 4) · max|v| is the bound asked for. Results in 16 bits are rounded once more.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from program_support import HOST, SETUPS, Native, kernels_for
+
+from rlx.backends.cpu import attention  # noqa: F401
+from rlx.codegen.attention_decode import Decode
+from rlx.codegen.attention_finish import Join
+from rlx.codegen.attention_prefill import Prefill
+from rlx.ir.attrs import MaskKind
+from rlx.ir.dim import sym
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+
+UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+
+
+def draw(seed, *dims, dtype="f32"):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal(dims).astype(DType.of(dtype).numpy)
+
+
+def expected(q, k, v, scale, kind=MaskKind.NONE, softcap=0.0, mask=None):
+    """The formula on [B, H, S, D] arrays, row by row, in f64."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    batch, heads, rows, _ = q.shape
+    keys, group = k.shape[2], heads // k.shape[1]
+    out = np.zeros_like(q)
+    if mask is not None:
+        mask = np.broadcast_to(mask, (batch, heads, rows, keys))
+    for b, h, i in np.ndindex(batch, heads, rows):
+        at, seen = keys - rows + i, np.ones(keys, bool)
+        if kind.kind in ("causal", "sliding_window"):
+            seen = np.arange(keys) <= at
+        if kind.window:
+            seen &= np.arange(keys) > at - kind.window
+        scores = k[b, h // group] @ q[b, h, i] * scale
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        if mask is not None and kind == MaskKind.CUSTOM:
+            seen = mask[b, h, i]
+        elif mask is not None:
+            scores = scores + mask[b, h, i].astype(np.float64)
+            seen = scores > -np.inf
+        if seen.any():
+            with np.errstate(invalid="ignore"):
+                weights = np.exp(scores[seen] - scores[seen].max())
+            out[b, h, i] = weights @ v[b, h // group][seen] / weights.sum()
+    return out
+
+
+def close(got, want, head_dim, v):
+    dtype = DType.of(got.dtype).name
+    keys, unit = v.shape[2], UNIT["f64" if dtype == "f64" else "f32"]
+    largest = np.abs(v.astype(np.float64)).max(initial=0.0)
+    bound = unit / 4 * (math.sqrt(head_dim) + math.sqrt(keys) + 4) * largest
+    bound = bound + (UNIT[dtype] * np.abs(want) if dtype in ("f16", "bf16") else 0.0)
+    assert got.shape == want.shape
+    assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+
+
+def heads_first(x, layout):
+    return x if layout == "bhsd" else x.transpose(0, 2, 1, 3)
+
+
+def check(
+    dims, kind="none", types="f32 f32", layouts="bshd bshd", mask=None, softcap=0.0, scale=None,
+    setups=SETUPS, rank3=False,
+):  # fmt: skip
+    """dims: batch, queries, keys, heads, key heads, head_dim."""
+    batch, rows, keys, heads, kv_heads, dim = dims
+    kind, (q_type, kv_type), (ql, kl) = MaskKind.of(kind), types.split(), layouts.split()
+
+    def shape(length, count, layout):
+        return (batch, length, count, dim) if layout == "bshd" else (batch, count, length, dim)
+
+    arrays = {
+        "q": draw(1, *shape(rows, heads, ql), dtype=q_type),
+        "k": draw(2, *shape(keys, kv_heads, kl), dtype=kv_type),
+        "v": draw(3, *shape(keys, kv_heads, kl), dtype=kv_type),
+    }
+    if mask is not None:
+        arrays["mask"] = mask
+    want = expected(
+        *(heads_first(arrays[n], ql if n == "q" else kl) for n in "qkv"),
+        1 / math.sqrt(dim) if scale is None else scale, kind, softcap, mask,
+    )  # fmt: skip
+    given = {n: a.reshape(*a.shape[:2], -1) if rank3 else a for n, a in arrays.items()}
+    g = Graph("attention")
+    values = [g.input(n, list(a.shape), dtype=DType.of(a.dtype)) for n, a in given.items()]
+    out = g.attention(
+        *values, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, mask_kind=kind, scale=scale,
+        softcap=softcap, q_layout=ql, kv_layout=kl,
+    )  # fmt: skip
+    g.set_outputs(out)
+    for target, workers in setups:
+        native = Native(g, target, workers, {})
+        (got,) = native.run(given)
+        close(heads_first(got.reshape(arrays["q"].shape), ql), want, dim,
+              heads_first(arrays["v"], kl))  # fmt: skip
+    return native
+
+
+def case(*dims, **options):
+    return {"dims": dims, **options}
+
+
+MANY = {
+    "causal": case(1, 200, 200, 4, 2, 128, kind="causal"),
+    "past": case(2, 37, 90, 6, 2, 64, kind="causal", types="f32 f16"),
+    "more queries than keys": case(1, 50, 20, 2, 2, 32, kind="causal"),
+    "window": case(1, 150, 220, 3, 3, 32, kind="sliding_window(40)"),
+    "window of one": case(1, 20, 20, 2, 1, 16, kind="sliding_window(1)"),
+    "all keys": case(2, 67, 131, 3, 1, 96, kind="none"),
+    "narrow panel": case(1, 12, 300, 2, 2, 64, kind="causal"),
+    "half": case(1, 33, 70, 4, 4, 80, types="f16 f16", kind="causal"),
+    "bfloat": case(1, 33, 70, 4, 2, 64, types="bf16 bf16"),
+    "double": case(1, 23, 70, 4, 2, 24, types="f64 f64", kind="causal"),
+    "wide keys": case(1, 9, 20, 2, 1, 24, types="f32 f64"),
+    "softcap": case(1, 40, 40, 2, 1, 64, kind="causal", softcap=1.5, scale=0.4),
+    "odd head": case(1, 20, 45, 2, 1, 7, kind="causal"),
+    "head of one": case(1, 30, 45, 3, 3, 1, kind="causal"),
+    "uneven head": case(1, 20, 45, 2, 1, 72, types="f32 f16", layouts="bhsd bhsd"),
+    "mixed layouts": case(2, 20, 45, 4, 2, 32, layouts="bshd bhsd", kind="causal"),
+    "rank 3": case(2, 20, 45, 4, 2, 32, rank3=True),
+    "one query row each": case(3, 1, 50, 40, 2, 32, kind="causal"),
+    "no keys": case(1, 30, 0, 2, 1, 16),
+    "one key": case(1, 30, 1, 2, 1, 16),
+}
+
+FEW = {
+    "one query": case(1, 1, 300, 4, 2, 128, kind="causal"),
+    "half state": case(2, 1, 301, 6, 3, 64, types="f32 f16", layouts="bshd bhsd"),
+    "bfloat state": case(2, 2, 130, 6, 2, 128, types="f32 bf16", kind="causal"),
+    "half": case(1, 1, 77, 8, 2, 96, types="f16 f16"),
+    "queries": case(1, 5, 150, 2, 2, 64, kind="causal"),
+    "window": case(1, 3, 500, 4, 2, 32, kind="sliding_window(70)"),
+    "eight rows": case(1, 1, 100, 8, 1, 40, softcap=1.5, scale=0.4),
+    "seven rows": case(1, 1, 90, 7, 1, 7),
+    "more queries than keys": case(1, 4, 2, 2, 1, 40, kind="causal"),
+    "no keys": case(1, 1, 0, 2, 1, 16),
+    "one key": case(2, 1, 1, 2, 1, 16, layouts="bhsd bhsd"),
+    "rank 3": case(2, 1, 45, 4, 2, 32, rank3=True),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_rows(name):
+    native = check(**MANY[name])
+    assert {type(s.spec) for s in native.made.steps} == {Prefill, Join}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_rows(name):
+    native = check(**FEW[name])
+    assert {type(s.spec) for s in native.made.steps} == {Decode, Join}
+
+
+def flags(*dims):
+    return np.random.default_rng(5).random(dims) > 0.4
+
+
+@pytest.mark.parametrize("rows", [3, 21])
+@pytest.mark.parametrize(
+    "mask",
+    [(2, 4, "q", 90), (4, "q", 90), (2, 1, 1, 90), ("q", 90), (90,), (2, 1, "q", 1), (1, 4, 1, 90)],
+)
+def test_mask_tensors_broadcast(rows, mask):
+    dims = [rows if d == "q" else d for d in mask]
+    sizes, setups = (2, rows, 90, 4, 2, 32), [SETUPS[1]]
+    check(sizes, kind="custom", mask=flags(*dims), setups=setups)
+    check(sizes, kind="bias", mask=draw(7, *dims, dtype="f16"), setups=setups)
+
+
+@pytest.mark.parametrize("rows", [2, 30])
+def test_masks_on_every_target(rows):
+    hidden = flags(2, 1, rows, 60)
+    hidden[:, :, 1] = False  # a row without any key gives zeros
+    check((2, rows, 60, 4, 2, 24), kind="custom", mask=hidden)
+    bias = draw(7, 4, rows, 60)
+    bias[2, 0] = -np.inf
+    bias[1, 1] = np.finfo(np.float32).min  # hides nothing: every score is the same
+    check((2, rows, 60, 4, 2, 24), kind="bias", mask=bias)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("workers", [5, 16])
+def test_many_workers_share_few_items(rows, workers):
+    check((1, rows, 700, 2, 1, 32), kind="causal", setups=[(HOST, workers)])
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_equal_runs_give_equal_bits(rows):
+    g, arrays = simple(rows)
+    native = Native(g, HOST, 3, {})
+    (first,), (second,) = native.run(arrays), native.run(arrays)
+    np.testing.assert_array_equal(first, second)
+
+
+def simple(rows, keys=300):
+    arrays = {
+        "q": draw(1, 1, rows, 4, 32),
+        "k": draw(2, 1, keys, 2, 32),
+        "v": draw(3, 1, keys, 2, 32),
+    }
+    g = Graph("simple")
+    values = [g.input(n, list(a.shape)) for n, a in arrays.items()]
+    g.set_outputs(
+        g.attention(*values, num_heads=4, num_kv_heads=2, head_dim=32, mask_kind="causal")
+    )
+    return g, arrays
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_nan_and_infinity_stay_in_their_rows(rows):
+    g, arrays = simple(rows, keys=100)
+    arrays["q"][0, 0, 1, 3] = np.nan
+    arrays["q"][0, 0, 2, 3] = np.inf
+    want = expected(*(heads_first(arrays[n], "bshd") for n in "qkv"), 32**-0.5, MaskKind.CAUSAL)
+    for target, workers in SETUPS:
+        (got,) = Native(g, target, workers, {}).run(arrays)
+        assert np.isnan(got[0, 0, 1:3]).all()
+        got[0, 0, 1:3] = want[0, 1:3, 0] = 0.0
+        close(heads_first(got, "bshd"), want, 32, heads_first(arrays["v"], "bshd"))
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_strided_operands_are_read_in_place(rows):
+    """q is a part of a joined product, k and v are filled parts of larger states, v transposed."""
+    g = Graph("views")
+    joined = g.input("joined", [2, rows, 4 * 16 + 10])
+    k = g.state("k", [2, 2, 80, 16], dtype="f16")
+    v = g.state("v", [2, 2, 16, 80], dtype="f16")
+    out = g.attention(
+        g.narrow(joined, axis=2, start=6, length=64), g.narrow(k, axis=2, start=0, length=50),
+        g.transpose(g.narrow(v, axis=3, start=0, length=50), perm=(0, 1, 3, 2)),
+        num_heads=4, num_kv_heads=2, head_dim=16, mask_kind="causal", kv_layout="bhsd",
+    )  # fmt: skip
+    g.set_outputs(out)
+    arrays = {
+        "joined": draw(1, 2, rows, 74),
+        "k": draw(2, 2, 2, 80, 16, dtype="f16"),
+        "v": draw(3, 2, 2, 16, 80, dtype="f16"),
+    }
+    q = arrays["joined"][..., 6:70].reshape(2, rows, 4, 16).transpose(0, 2, 1, 3)
+    values = arrays["v"][..., :50].transpose(0, 1, 3, 2)
+    want = expected(q, arrays["k"][:, :, :50], values, 0.25, MaskKind.CAUSAL)
+    for target, workers in SETUPS:
+        native = Native(g, target, workers, {})
+        assert not any(n.op.name == "contiguous" for n in native.lir.graph.nodes)
+        (got,) = native.run(arrays)
+        close(heads_first(got.reshape(2, rows, 4, 16), "bshd"), want, 16, values)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_live_sizes(layout):
+    """One program serves every number of queries and of cached positions."""
+    seq, past, axis = sym("seq"), sym("past"), 1 if layout == "bshd" else 2
+    dims = [1, 64, 2, 16] if layout == "bshd" else [1, 2, 64, 16]
+    g = Graph("live")
+    q = g.input("q", [1, seq, 4, 16])
+    states = [g.state(n, dims, dtype="f16") for n in "kv"]
+    filled = [g.narrow(s, axis=axis, start=0, length=past + seq) for s in states]
+    out = g.attention(
+        q, *filled, num_heads=4, num_kv_heads=2, head_dim=16, mask_kind="causal", kv_layout=layout
+    )
+    g.set_outputs(out)
+    cache = {n: draw(i, *dims, dtype="f16") for i, n in enumerate("kv")}
+    for target, workers in SETUPS:
+        native = Native(g, target, workers, {"seq": 30, "past": 34})
+        for rows, before in ((1, 0), (1, 33), (2, 7), (30, 0), (30, 34), (0, 5)):
+            arrays = {"q": draw(9, 1, rows, 4, 16), **cache}
+            (got,) = native.run(arrays, {"seq": rows, "past": before})
+            k, v = (heads_first(cache[n], layout)[:, :, : rows + before] for n in "kv")
+            want = expected(heads_first(arrays["q"], "bshd"), k, v, 0.25, MaskKind.CAUSAL)
+            close(heads_first(got, "bshd"), want, 16, v)
+
+
+@pytest.mark.parametrize("target", ["x86-64", "aarch64", "neoverse-n1", "sapphirerapids"])
+def test_code_for_other_machines(target):
+    for rows in (1, 50):
+        g, _ = simple(rows)
+        assert kernels_for(g, target) == 2
