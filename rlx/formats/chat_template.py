@@ -1,0 +1,178 @@
+"""Chat templates: Jinja that comes with a model, run where it can reach nothing.
+
+text = ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NoReturn
+
+from rlx.errors import FormatError, InputError, RlxError
+from rlx.formats.optional import library
+
+_MAX_REPEAT = 1 << 20  # characters or items that `*` may make in a template
+
+
+class ChatTemplate:
+    """A compiled template."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        where: str = "chat template",
+    ) -> None:
+        self.source, self.where = source, where
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        jinja = library("jinja2", "chat")
+        try:
+            self._template = _environment().from_string(source)
+        except jinja.TemplateSyntaxError as e:
+            raise FormatError(
+                f"the chat template is not valid Jinja: {e.message}",
+                where=f"{where}, line {e.lineno} of the template",
+                got=_line(source, e.lineno),
+            ) from e
+        except (jinja.TemplateError, RecursionError) as e:
+            raise FormatError(f"the chat template cannot be used: {e}", where=where) from e
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The conversation as text, up to where the model goes on."""
+        _check(messages, self.where)
+        jinja = library("jinja2", "chat")
+        try:
+            text: str = self._template.render(
+                self._tokens
+                | {
+                    "messages": [dict(m) for m in messages],
+                    "add_generation_prompt": add_generation_prompt,
+                    "tools": tools,
+                    "documents": documents,
+                }
+                | variables
+            )
+            return text
+        except RlxError as e:
+            raise e.located(self.where) from e.__cause__
+        except jinja.sandbox.SecurityError as e:
+            raise FormatError(
+                f"the chat template does what templates may not: {e}", where=self.where
+            ) from e
+        except (jinja.TemplateError, ArithmeticError, LookupError) as e:
+            raise self._fault(e) from e
+        except (TypeError, ValueError, AttributeError, RecursionError, MemoryError) as e:
+            raise self._fault(e) from e
+
+    def _fault(self, e: BaseException) -> InputError:
+        return InputError(
+            f"the chat template failed on these messages: {type(e).__name__}: {e}"[:300],
+            where=self.where,
+            hint="see the messages and variables that the model's template asks for",
+        )
+
+
+def _check(messages: object, where: str) -> None:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise InputError(
+            "messages are not a list",
+            where=where,
+            got=type(messages).__name__,
+            expected='[{"role": "user", "content": "…"}, …]',
+        )
+    for i, m in enumerate(messages):
+        if not isinstance(m, Mapping) or not isinstance(m.get("role"), str):
+            raise InputError(
+                f"message {i} has no role",
+                where=where,
+                got=repr(m)[:80],
+                expected='{"role": "user", "content": "…"}',
+            )
+
+
+def _line(source: str, number: int) -> str | None:
+    lines = source.splitlines()
+    return lines[number - 1].strip()[:100] if 0 < number <= len(lines) else None
+
+
+@cache
+def _environment() -> Any:
+    """What templates of models expect: Hugging Face's settings and helpers, in a sandbox."""
+    jinja = library("jinja2", "chat")
+    environment = _sandbox(library("jinja2.sandbox", "chat"))(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_generation_tag(jinja), "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _sandbox(module: Any) -> Any:
+    """Jinja's strictest environment, which also refuses to fill the memory with `*`."""
+
+    class Sandbox(module.ImmutableSandboxedEnvironment):  # type: ignore[misc]
+        intercepted_binops = frozenset(["*", "**"])
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "**" or _too_long(left, right) or _too_long(right, left):
+                raise module.SecurityError(f"{operator} that makes too much")
+            return super().call_binop(context, operator, left, right)
+
+    return Sandbox
+
+
+def _too_long(value: Any, times: Any) -> bool:
+    repeats = isinstance(value, str | list | tuple) and isinstance(times, int)
+    return repeats and len(value) * times > _MAX_REPEAT
+
+
+def _generation_tag(jinja: Any) -> Any:
+    """`{% generation %}` marks what the assistant wrote, for training: it prints as it is."""
+    library("jinja2.ext", "chat")
+
+    class Generation(jinja.ext.Extension):  # type: ignore[misc]
+        tags = frozenset(["generation"])
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja.nodes.Scope(body, lineno=line)
+
+    return Generation
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes what HTML does not like, which models never saw
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: object) -> NoReturn:
+    raise InputError(f"the chat template refuses these messages: {message}")
+
+
+def _now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)

@@ -1,0 +1,20 @@
+"""Libraries that only some uses need."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from rlx.errors import UnsupportedError
+
+
+def library(name: str, purpose: str, extra: str = "models") -> Any:
+    """The library, or an error that says how to get it."""
+    try:
+        return import_module(name)
+    except ImportError as e:
+        raise UnsupportedError(
+            f"{purpose} needs the library {name!r}, which is not installed",
+            where="rlx.formats",
+            hint=f"pip install 'rlx[{extra}]'",
+        ) from e

@@ -1,0 +1,188 @@
+"""Text to token ids and back, whatever file the vocabulary came from.
+
+tokenizer = Tokenizer.from_gguf(GgufFile("model.gguf"))
+tokenizer = Tokenizer.from_file("folder/tokenizer.json")
+ids = tokenizer.encode("Hello")
+tokenizer.decode(ids)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx.errors import InputError
+from rlx.formats.chat_template import ChatTemplate
+from rlx.formats.pieces import Spelling
+from rlx.formats.streaming import StreamDecoder, WindowDecoder
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a file says about its tokens, beyond how text is cut."""
+
+    size: int
+    text: Callable[[int], str | None]  # how the file spells a token
+    spelling: Spelling
+    special: frozenset[int] = frozenset()  # tokens that are no text
+    literal: Mapping[int, str] = field(default_factory=dict)  # tokens that stand for themselves
+    prefix: tuple[int, ...] = ()  # what `add_special` puts around a text
+    suffix: tuple[int, ...] = ()
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    unknown: int | None = None
+    end: frozenset[int] = frozenset()  # tokens that end a generation
+    templates: Mapping[str, str] = field(default_factory=dict)  # chat templates by name
+
+
+class Tokenizer:
+    """A vocabulary and the way to cut text into it. Safe to use from several threads."""
+
+    def __init__(self, backend: Any, vocabulary: Vocabulary, name: str = "tokenizer") -> None:
+        self._backend, self.vocabulary, self.name = backend, vocabulary, name
+        self._lock = threading.Lock()  # the library keeps a setting that differs by call
+        self._pieces: dict[int, bytes] = {}
+        self._chat: dict[str, ChatTemplate] = {}
+
+    def __len__(self) -> int:
+        return self.vocabulary.size
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocabulary.bos
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.vocabulary.eos
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every token that ends a generation."""
+        return self.vocabulary.end
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether `encode` starts with the BOS token."""
+        return self.bos_id is not None and self.vocabulary.prefix[:1] == (self.bos_id,)
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids. `add_special`: with what the model wants around a text (BOS, EOS);
+        `parse_special`: special tokens that are spelled out in the text count as such."""
+        try:
+            with self._lock:
+                self._backend.encode_special_tokens = not parse_special
+                ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError) as e:
+            raise InputError(
+                "only text can be tokenised",
+                where=self.name,
+                got=f"{type(text).__name__} {text!r}"[:80],
+                expected="str without lone surrogates",
+            ) from e
+        if not add_special:
+            return ids
+        return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix]
+
+    def decode(
+        self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True
+    ) -> str:
+        """The text of the tokens. `at_start`: they begin a text, so that the space that some
+        vocabularies put before the first word goes."""
+        if self.vocabulary.spelling.kind == "library":
+            return self._library_decode([i for i in ids if not skip_special or not self._skips(i)])
+        stream = self.stream(skip_special=skip_special, at_start=at_start)
+        return "".join([*map(stream.push, ids), stream.flush()])
+
+    def stream(
+        self, *, skip_special: bool = True, at_start: bool = False
+    ) -> StreamDecoder | WindowDecoder:
+        """A decoder for tokens as they come; by default they go on after a prompt."""
+        v = self.vocabulary
+        skip = v.special if skip_special else frozenset[int]()
+        if v.spelling.kind == "library":
+            return WindowDecoder(self._library_decode, skip)
+        return StreamDecoder(self.piece, skip, at_start and v.spelling.strip_first)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that the token adds to a text; none for ids beyond the vocabulary."""
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._spelled(token)
+        return known
+
+    def _spelled(self, token: int) -> bytes:
+        v = self.vocabulary
+        if token >= v.size:  # logits are often padded to a round number
+            return b""
+        literal = v.literal.get(token)
+        if literal is not None:
+            return literal.encode("utf-8")
+        return v.spelling.speller(self.token(token))
+
+    def token(self, token: int) -> str:
+        """How the file spells a token."""
+        if not 0 <= token < self.vocabulary.size:
+            raise InputError(
+                "no such token",
+                where=self.name,
+                got=token,
+                expected=f"0 to {self.vocabulary.size - 1}",
+            )
+        return self.vocabulary.text(int(token)) or ""
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token that is spelled as in the file."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def chat_template(self, name: str = "default") -> ChatTemplate:
+        """The file's chat template; InputError where it has none of that name."""
+        if name not in self._chat:
+            v = self.vocabulary
+            source = v.templates.get(name)
+            if source is None:
+                raise InputError(
+                    "no chat template" if name == "default" else f"no chat template {name!r}",
+                    where=self.name,
+                    expected=", ".join(v.templates) or None,
+                    hint="this model completes text; it was not made for chat"
+                    if not v.templates
+                    else "",
+                )
+            self._chat[name] = ChatTemplate(
+                source,
+                bos_token=self._text_of(v.bos),
+                eos_token=self._text_of(v.eos),
+                where=self.name,
+            )
+        return self._chat[name]
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str = "default",
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The tokens of a conversation. Templates write BOS themselves, so none is added."""
+        text = self.chat_template(template).render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+        return self.encode(text, add_special=False)
+
+    def _text_of(self, token: int | None) -> str:
+        return "" if token is None else self.token(token)
+
+    def _skips(self, token: int) -> bool:
+        return token in self.vocabulary.special
+
+    def _library_decode(self, ids: list[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text

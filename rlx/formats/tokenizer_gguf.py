@@ -1,0 +1,223 @@
+"""A tokenizer from the metadata of a GGUF file: BPE on bytes, SentencePiece, unigram, WordPiece."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import FormatError, RlxError, UnsupportedError
+from rlx.formats.gguf import GgufFile, StringArray
+from rlx.formats.gguf_vocabulary import BYTE, CONTROL, KEY, UNKNOWN, USER, Source
+from rlx.formats.optional import library
+from rlx.formats.pieces import SPACE, Spelling
+from rlx.formats.pretokenizers import cut_named, pre_tokenizer
+from rlx.formats.tokenizer import Tokenizer
+
+_SPACED_BPE = ("gemma4", "sarvam-moe", "granite-embed-multi-311m")  # BPE on text, not on bytes
+Pairs = list[tuple[str, str]]
+_LONGEST = 256  # characters of a token that is merged from others
+
+
+def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
+    """Builds the tokenizer that the file describes."""
+    model = file.need(KEY + "model", str)
+    if model == "gpt2" and file.get(KEY + "pre", str, "") in _SPACED_BPE:
+        model = "gemma4"
+    build = _BUILDERS.get(model)
+    if build is None:
+        raise UnsupportedError(
+            "a kind of vocabulary that is not known here",
+            where=file.name,
+            got=f"{KEY}model {model!r}",
+            expected=", ".join(_BUILDERS),
+            hint="use the model with token ids" if model in ("none", "no_vocab") else "",
+        )
+    source = Source(file, library("tokenizers", "text"))
+    try:
+        with _without_gc():
+            return build(source)
+    except RlxError:
+        raise
+    except BaseException as e:
+        # the library raises bare exceptions for what it cannot use, and panics on broken tables
+        if isinstance(e, Exception) or type(e).__name__ == "PanicException":
+            text = f"a vocabulary that cannot be used: {e}"[:200]
+            raise FormatError(text, where=file.name) from e
+        raise
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Hundreds of thousands of new strings would make the collector run again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _byte_bpe(s: Source) -> Tokenizer:
+    """BPE on bytes, as GPT-2 has it."""
+    cut = cut_named(s.file.get(KEY + "pre", str, "default"), s.file.name)
+    backend = s.lib.Tokenizer(_bpe(s, _merges(s), ignore_merges=cut.ignore_merges))
+    backend.pre_tokenizer = pre_tokenizer(cut, s.lib)
+    return s.finish(
+        backend,
+        Spelling("bytes"),
+        bos=s.token("bos"),
+        eos=s.token("eos"),
+        add_bos=s.flag("add_bos_token", cut.add_bos),
+        add_eos=s.flag("add_eos_token", False),
+        unknown=s.token("unknown"),
+    )
+
+
+def _sentencepiece(s: Source) -> Tokenizer:
+    """BPE on characters, where the score of the merged token is its rank."""
+    return _spaced(s, _merges_by_score(s), space_first=s.flag("add_space_prefix", True))
+
+
+def _spaced_bpe(s: Source) -> Tokenizer:
+    """The same with merges in the file."""
+    return _spaced(s, _merges(s), space_first=s.flag("add_space_prefix", False))
+
+
+def _spaced(s: Source, merges: Pairs, *, space_first: bool) -> Tokenizer:
+    unknown = s.token("unknown", 0)
+    has_bytes = bool(s.ids(BYTE))
+    backend = s.lib.Tokenizer(
+        _bpe(
+            s,
+            merges,
+            byte_fallback=has_bytes,
+            unk_token=None if unknown is None else s.tokens[unknown],
+        )
+    )
+    norm = s.lib.normalizers
+    spaces = norm.Replace(" ", SPACE)
+    backend.normalizer = norm.Sequence([norm.Prepend(SPACE), spaces]) if space_first else spaces
+    return s.finish(
+        backend,
+        Spelling("spaces", strip_first=space_first),
+        bos=s.token("bos", 1),
+        eos=s.token("eos", 2),
+        add_bos=s.flag("add_bos_token", True),
+        add_eos=s.flag("add_eos_token", False),
+        unknown=unknown,
+    )
+
+
+def _unigram(s: Source) -> Tokenizer:
+    """The most probable cut, by the scores of the tokens."""
+    lib, unknown = s.lib, s.token("unknown", 2)
+    scores = np.where(s.types == USER, 0.0, s.scores()).tolist()
+    pairs = list(zip(s.tokens, scores, strict=True))
+    backend = lib.Tokenizer(lib.models.Unigram(pairs, unknown, byte_fallback=bool(s.ids(BYTE))))
+    parts = []
+    if (charsmap := KEY + "precompiled_charsmap") in s.file.metadata:
+        parts.append(lib.normalizers.Precompiled(s.file.need(charsmap, np.ndarray).tobytes()))
+    if s.flag("remove_extra_whitespaces", False):
+        parts += [lib.normalizers.Strip(), lib.normalizers.Replace(lib.Regex(" {2,}"), " ")]
+    backend.normalizer = lib.normalizers.Sequence(parts)
+    space_first = s.flag("add_space_prefix", False)
+    backend.pre_tokenizer = lib.pre_tokenizers.Metaspace(
+        SPACE, prepend_scheme="always" if space_first else "never", split=False
+    )
+    return s.finish(
+        backend,
+        Spelling("spaces", strip_first=space_first),
+        bos=s.token("bos"),
+        eos=s.token("eos", 1),
+        add_bos=s.flag("add_bos_token", False),
+        add_eos=s.flag("add_eos_token", True),
+        unknown=unknown,
+    )
+
+
+def _wordpiece(s: Source) -> Tokenizer:
+    """Longest matches within words, as BERT has it. Files mark the start of a word with a space
+    where BERT marks its continuation."""
+    vocab: dict[str, int] = {}
+    for i, text in enumerate(s.tokens):
+        if text.startswith(SPACE):
+            text = text[1:]
+        elif not (text.startswith("[") and text.endswith("]")) and s.types[i] != CONTROL:
+            text = "##" + text
+        vocab.setdefault(text, i)
+    lower = s.flag("normalizer.lowercase", True)
+    accents = s.flag("normalizer.strip_accents", lower)
+    unknown = s.token("unknown", s.vocab.get("[UNK]"))
+    if unknown is None:
+        raise FormatError("a vocabulary without an unknown token", where=s.file.name)
+    model = s.lib.models.WordPiece(vocab, unk_token=s.tokens[unknown], max_input_chars_per_word=100)
+    backend = s.lib.Tokenizer(model)
+    backend.normalizer = s.lib.normalizers.BertNormalizer(lowercase=lower, strip_accents=accents)
+    backend.pre_tokenizer = s.lib.pre_tokenizers.BertPreTokenizer()
+    first = s.token("cls", s.token("bos", s.vocab.get("[CLS]")))
+    # the key is misspelled in the format
+    last = s.token("seperator", s.token("eos", s.vocab.get("[SEP]")))
+    return s.finish(
+        backend,
+        Spelling("spaces", strip_first=True),
+        bos=first,
+        eos=last,
+        add_bos=s.flag("add_bos_token", True),
+        add_eos=s.flag("add_eos_token", True),
+        unknown=unknown,
+    )
+
+
+_BUILDERS: dict[str, Callable[[Source], Tokenizer]] = {
+    "gpt2": _byte_bpe,
+    "llama": _sentencepiece,
+    "t5": _unigram,
+    "bert": _wordpiece,
+    "gemma4": _spaced_bpe,
+}
+
+
+def _bpe(s: Source, merges: Pairs, **options: Any) -> Any:
+    try:
+        return s.lib.models.BPE(s.vocab, merges, **options)
+    except Exception:
+        # merges of tokens that the vocabulary does not have can never end in a token
+        known = s.vocab
+        usable = [p for p in merges if p[0] in known and p[1] in known and p[0] + p[1] in known]
+        if len(usable) == len(merges):
+            raise
+        return s.lib.models.BPE(s.vocab, usable, **options)
+
+
+def _merges(s: Source) -> Pairs:
+    """The file's merges, each written as `left right`."""
+    lines = s.file.need(KEY + "merges", StringArray)
+    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    for i, pair in enumerate(pairs):
+        if not all(pair):
+            raise FormatError(
+                "a merge that is not two tokens",
+                where=s.file.name,
+                got=f"{KEY}merges[{i}] = {lines[i]!r}"[:80],
+            )
+    return pairs
+
+
+def _merges_by_score(s: Source) -> Pairs:
+    """All ways to make a token of two others, tokens with the best score first."""
+    usable = ~np.isin(s.types, (CONTROL, UNKNOWN, BYTE))
+    parts = {s.tokens[i] for i in np.flatnonzero(usable)}
+    pairs: Pairs = []
+    for i in np.argsort(-s.scores().astype(np.float64), kind="stable"):
+        text = s.tokens[i]
+        if usable[i] and len(text) <= _LONGEST:
+            for cut in range(1, len(text)):
+                left = text[:cut]
+                if left in parts and (right := text[cut:]) in parts:
+                    pairs.append((left, right))
+    return pairs
