@@ -183,6 +183,15 @@ class Match:
         old, new = self.root.outputs[0].shape, value.shape
         return value if old is new or (old.dtype is new.dtype and old.same_dims(new)) else None
 
+    def rounds_alike(self, *values: Value) -> bool:
+        """Whether `values` have the element type of the result.
+
+        A fused op rounds once, at the end. Where the parts round to a narrower type on the way,
+        fusing them would change a wide result.
+        """
+        element = self.root.outputs[0].shape.dtype
+        return all(v.shape.dtype is element for v in values)
+
     def miss(self, reason: str) -> Value | None:
         """None, and why the rule does not apply after all: for the fusion report."""
         self.reason = reason

@@ -20,7 +20,6 @@ from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.fold import fold
 from rlx.passes.fuse import FUSIONS
-from rlx.passes.fuse.region import fuse_regions
 from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
 from rlx.passes.lower_hir import lower_hir
 from rlx.passes.nested import with_bodies
@@ -50,6 +49,10 @@ class Pass(NamedTuple):
     name: str
     run: Callable[[Graph, Context], Graph]
     required: bool = False  # runs although a profile does not list it: without it nothing runs
+
+
+def _precision(graph: Graph, context: Context) -> Graph:
+    return with_bodies(lambda g: lower_precision(g, context.precision))(graph)
 
 
 def _simplify(graph: Graph, context: Context) -> Graph:
@@ -82,7 +85,7 @@ def _prepare(graph: Graph, context: Context) -> Graph:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("lower_hir", lambda g, c: lower_hir(g, c.policy), required=True),
-    Pass("precision", lambda g, c: lower_precision(g, c.precision), required=True),
+    Pass("precision", _precision, required=True),
     Pass("simplify", _simplify),
     Pass("fold", lambda g, c: with_bodies(fold)(g)),
     Pass("simplify", _simplify),  # what folding made visible
@@ -90,7 +93,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("dce", lambda g, c: with_bodies(dce)(g)),
     *(_fusion(name) for name in FUSIONS if name != "regions"),
     Pass("legalize", _legalize, required=True),
-    Pass("fuse.regions", lambda g, c: fuse_regions(g, c.fusion)),
+    _fusion("regions"),
     Pass("legalize", _legalize, required=True),  # regions that the device does not run
     Pass("lower", _lower, required=True),
     Pass("prepare", _prepare),

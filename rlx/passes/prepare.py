@@ -24,6 +24,8 @@ PREFIX = "prepared."
 # A result may be larger than the params it comes from, not by much: memory is what runs out.
 MOST_GROWTH = 4
 ALWAYS_SMALL = 1 << 20
+# Tables made of nothing (positions, transforms) cost work in every run, and there are few of them.
+MOST_TABLE = 1 << 26
 
 
 def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
@@ -38,11 +40,13 @@ def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
     used = {v.node for v in copies}
     editor = Editor(graph, "prepare")
     results: dict[str, Value] = {}
+    params: dict[str, Value] = {}
     for value in wanted:
         name = names.of(value)
-        results[name] = copies[value]
-        param, _ = editor.build(value.node, partial(graph.param, name, value.shape))
-        editor.replace(value, param)
+        if name not in params:
+            results[name] = copies[value]
+            params[name], _ = editor.build(value.node, partial(graph.param, name, value.shape))
+        editor.replace(value, params[name])
     prepared.set_outputs(results)
     main = dce(editor.finish())
     _drop_moved_params(main, used)
@@ -76,10 +80,11 @@ def _boundary(graph: Graph, fixed: set[Node]) -> list[Value]:
 
 
 def _is_worth(value: Value) -> bool:
-    node = value.node
-    size = size_of(value)
-    given = sum(size_of(v) for v in _sources(node))
-    return size <= max(MOST_GROWTH * given, ALWAYS_SMALL)
+    sources = _sources(value.node)
+    if not any(v.node.op.name == "param" for v in sources):
+        return size_of(value) <= MOST_TABLE
+    given = sum(map(size_of, sources))
+    return size_of(value) <= max(MOST_GROWTH * given, ALWAYS_SMALL)
 
 
 def _sources(node: Node) -> list[Value]:

@@ -185,7 +185,7 @@ class Editor:
             return self.graph
         nodes = [n for n in self.graph.nodes if n.id != GONE]
         nodes.sort(key=lambda n: n.id)
-        self.graph.nodes = self._ordered(nodes)
+        self.graph.nodes = _inputs_in_order(self._ordered(nodes))
         for i, node in enumerate(self.graph.nodes):
             node.id = i
         self.changed = False
@@ -221,6 +221,13 @@ class Editor:
 def is_kept(node: Node) -> bool:
     """Whether a node stays although nothing uses it: effects, and sources a user gave a name."""
     return node.op.has_effect or (node.op.is_source and node.op.name != "constant")
+
+
+def _inputs_in_order(nodes: list[Node]) -> list[Node]:
+    """The order of inputs is the signature of a nested graph: where it changed, they go first."""
+    inputs = [n for n in nodes if n.op.name == "input"]
+    known = sorted(inputs, key=lambda n: n.id)
+    return nodes if inputs == known else [*known, *(n for n in nodes if n.op.name != "input")]
 
 
 def _viewed(value: Value) -> Value:

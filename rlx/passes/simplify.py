@@ -60,6 +60,8 @@ def _clamp(m: Match) -> Result:
     low, high = m.number("low"), m.number("high")
     if low is None or high is None or not low <= high or m.if_same(m.x) is None:
         return None
+    if m.x.shape.dtype.is_integer and max(-low, high) >= 2**53:
+        return None  # an attribute is a float, which does not hold every large integer
     return m.g.clamp(m.x, low=low, high=high)
 
 
@@ -127,7 +129,11 @@ def _one_cast(m: Match) -> Result:
     source, between, target = m.x.shape.dtype, m.op("y").dtype, m.op().dtype
     if not holds(between, source) or target is dt.bool_:
         return None
-    return m.x if source is target else m.g.cast(m.x, dtype=target)
+    if source is target:
+        return m.x
+    if source.is_integer and between.is_float and target.is_integer:
+        return None  # from a float too large numbers become the bound, from an integer they wrap
+    return m.g.cast(m.x, dtype=target)
 
 
 def _plain_matmul(m: Match) -> Result:
@@ -198,7 +204,7 @@ ARITHMETIC: tuple[Rule, ...] = (
     Rule("operand expanded in vain", op(BROADCASTING, having="expand"), _without_expand),
     Rule("dot_general as matmul", op("dot_general"), _plain_matmul),
     *_twice("abs relu floor ceil round trunc"),
-    *_undone("neg logical_not bitwise_not reciprocal"),
+    *_undone("neg logical_not bitwise_not"),
 )
 
 RULES: tuple[Rule, ...] = ARITHMETIC + LAYOUT

@@ -56,6 +56,8 @@ def _narrow_of_concat(m: Match) -> Result:
         size = part.shape.dims[axis]
         start = record.start - offset
         if _inside(start, record.length, size):
+            if part.shape.dtype is not joined.shape.dtype:
+                return None
             if same(start, 0) and same(record.length, size):
                 return m.if_same(part)
             return m.g.narrow(part, axis=axis, start=start, length=record.length)

@@ -25,6 +25,8 @@ def _plain(m: Match) -> Result:
     activation = _activation(m)
     if activation is None or not is_linear(m.gate) or not is_linear(m.up):
         return None
+    if not m.rounds_alike(m.gate, m.up):
+        return m.miss(f"gate is {m.gate.shape.dtype}, up {m.up.shape.dtype}")
     if not m.g_w.shape.same_dims(m.u_w.shape):
         return m.miss(f"gate {m.g_w.shape} and up {m.u_w.shape} differ")
     return m.if_same(m.g.fused_swiglu(m.x, m.g_w, m.u_w, activation=activation))
@@ -35,6 +37,8 @@ def _biased(m: Match) -> Result:
     activation = _activation(m)
     if activation is None or not is_linear(m.gate) or not is_linear(m.up):
         return None
+    if not m.rounds_alike(m.gate, m.up):
+        return m.miss(f"gate is {m.gate.shape.dtype}, up {m.up.shape.dtype}")
     if not m.g_w.shape.same_dims(m.u_w.shape) or m.g_w.shape.dtype is not m.u_w.shape.dtype:
         return m.miss(f"gate {m.g_w.shape} and up {m.u_w.shape} differ")
     size = m.g_w.shape.dims[1]

@@ -42,6 +42,8 @@ def _bias(m: Match) -> Result:
     out = m.root.output.shape
     if not is_linear(m.p) or activation != "none" or has_bias or has_residual:
         return None
+    if not m.rounds_alike(m.p):
+        return m.miss(f"{m.bias.shape.dtype} is wider than the product, which is rounded first")
     if m.bias.shape.same_dims(m.p.shape) and not same(m.bias.shape.num_elements, out.dims[-1]):
         return None  # that is a residual
     bias = as_vector(m, m.bias, out.dims[-1])
@@ -65,7 +67,7 @@ def _residual(m: Match) -> Result:
         return None
     if not m.residual.shape.same_dims(m.p.shape):
         return m.miss(f"{m.residual.shape} is neither a bias nor a residual of {m.p.shape}")
-    if not m.residual.shape.dtype.is_float:
+    if not m.residual.shape.dtype.is_float or not m.rounds_alike(m.p):
         return None
     return _build(m, [*operands, m.residual], activation, has_bias, True)
 
@@ -82,7 +84,7 @@ def _lora(m: Match) -> Result:
     parts = (m.x, m.w, m.a, m.b)
     if scale is None or any(v.shape.rank != 2 for v in parts[1:]):
         return None
-    if not all(v.shape.dtype.is_float for v in parts):
+    if not all(v.shape.dtype.is_float for v in parts) or not m.rounds_alike(*parts):
         return None
     return m.if_same(m.g.lora_matmul(*parts, scale=scale))
 
@@ -92,7 +94,9 @@ def _conv_bias(m: Match) -> Result:
     x, w = m.p.node.inputs[:2]
     channels, spatial = w.shape.dims[0], w.shape.rank - 2
     dims = m.bias.shape.dims
-    if len(m.p.node.inputs) != 2 or m.bias.shape.rank > spatial + 2 or len(dims) <= spatial:
+    if len(m.p.node.inputs) != 2 or not m.rounds_alike(m.p):
+        return None
+    if m.bias.shape.rank > spatial + 2 or len(dims) <= spatial:
         return None
     *before, size = dims[: len(dims) - spatial]
     after = dims[len(dims) - spatial :]

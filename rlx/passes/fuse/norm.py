@@ -62,6 +62,8 @@ def _norm(kind: str) -> Callable[[Match], Result]:
         eps = _eps(m)
         if eps is None or not m.x.shape.dtype.is_float or not _last_axis(m.power):
             return None
+        if not m.rounds_alike(m.x):
+            return m.miss(f"gamma is wider than {m.x.shape.dtype}")
         if m.has("mu") and not _last_axis(m.mu):
             return None
         if m.gamma.shape.rank == 0 or m.gamma.shape.rank > m.x.shape.rank:
@@ -82,6 +84,8 @@ def _beta(m: Match) -> Result:
     beta = as_vector(m, m.beta, x.shape.dims[-1])
     if beta is None or not beta.shape.dtype.is_float or m.beta.shape.rank > x.shape.rank:
         return None
+    if not m.rounds_alike(m.y):
+        return m.miss(f"beta is wider than {m.y.shape.dtype}")
     return m.if_same(m.g.append(m.op("y"), [x, gamma, beta]))
 
 
@@ -126,6 +130,8 @@ def _residual(m: Match) -> Result:
         return m.miss(f"the sum broadcasts {a.shape} and {b.shape}")
     if a.shape.dtype is not b.shape.dtype or not a.shape.dtype.is_float:
         return m.miss(f"the sum mixes {a.shape.dtype} and {b.shape.dtype}")
+    if not m.rounds_alike(total):
+        return m.miss(f"gamma is wider than the sum, which is rounded to {total.shape.dtype}")
     gains = m.root.inputs[1:]
     for gain in gains:
         if not gain.node.op.is_source and m.editor.depends(gain.node, total.node):
@@ -149,13 +155,14 @@ _EXP = op("exp", _SHIFTED, name="e")
 NORM: tuple[Rule, ...] = (
     Rule("mean written out", op("div", op("sum", "x", name="s"), const("n")), _mean, owns=True),
     Rule("mean written out", op("mul", op("sum", "x", name="s"), const("n")), _mean, owns=True),
-    *(
-        Rule("rms_norm written out", op("mul", y, "gamma"), _norm("rms_norm"), owns=True)
-        for y in _scaled("x", _POWER)
-    ),
+    # a layer norm is an rms norm of what was centred, so it is looked for first
     *(
         Rule("layer_norm written out", op("mul", y, "gamma"), _norm("layer_norm"), owns=True)
         for y in _scaled(_CENTRED, _VARIANCE)
+    ),
+    *(
+        Rule("rms_norm written out", op("mul", y, "gamma"), _norm("rms_norm"), owns=True)
+        for y in _scaled("x", _POWER)
     ),
     *(Rule("l2_norm written out", y, _l2, owns=True) for y in _scaled("x", _SUM_OF_SQUARES)),
     Rule("norm + beta", op("add", op(("rms_norm", "layer_norm"), name="y"), "beta"), _beta, True),
