@@ -49,12 +49,10 @@ def _narrow(op: Any, source: Shape, result: Shape, view: View) -> View:
     return View(view.offset + op.start * view.strides[axis], view.strides)
 
 
-def _slice(op: Any, source: Shape, result: Shape, view: View) -> View | None:
+def _slice(op: Any, source: Shape, result: Shape, view: View) -> View:
     offset, strides = view.offset, []
-    for d, start, step, stride in zip(source.dims, op.starts, op.steps, view.strides, strict=True):
-        if isinstance(start, int) and start < 0:
-            start = d + start
-        offset = offset + start * stride
+    for (first, _, step), stride in zip(op.bounds(source.dims), view.strides, strict=True):
+        offset = offset + first * stride
         strides.append(stride * step)
     return View(offset, tuple(strides))
 

@@ -1,0 +1,70 @@
+"""What it costs to run nothing: steps, barriers, the Python side of a run, idle workers."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from bench.common import Bar, arguments, finish, median_time
+from rlx import Graph, Session
+from rlx.backends.cpu.cores import usable_cores
+from rlx.backends.cpu.pool import get_pool
+from rlx.codegen.emit import Module
+from rlx.codegen.kernel import KernelSpec, compile_specs
+from rlx.codegen.program import Program, Step
+from rlx.codegen.target import Target
+
+
+class Nothing(KernelSpec):
+    """words: none"""
+
+    def emit(self, m: Module) -> None:
+        m.kernel().ret()
+
+
+def program_cost(steps: int, barrier: bool, workers: int) -> float:
+    """Seconds of a program of empty steps."""
+    spec = Nothing()
+    kernel = compile_specs([spec], Target.host())[spec]
+    step = Step(kernel.address(), (), barrier)
+    program = Program([step] * steps, keep=kernel)
+    pool = get_pool(workers)
+    return median_time(lambda: pool.run(program), 21, 20)
+
+
+def python_cost() -> float:
+    """Seconds of a whole run of a one-step graph on a size seen before, less its native part."""
+    g = Graph("tiny")
+    g.set_outputs(g.matmul(g.input("x", ["n", 4]), g.param("w", [4, 4])))
+    f = Session("cpu").compile(g, {"threads": 1}).set_param("w", np.eye(4, dtype=np.float32))
+    x = np.ones((1, 4), np.float32)
+    whole = median_time(lambda: f.run(x=x), 21, 200)
+    made = f.executable.made  # type: ignore[attr-defined]
+    native = median_time(lambda: f.executable.pool.run(made.program), 21, 200)  # type: ignore[attr-defined]
+    return whole - native
+
+
+def idle_share(workers: int) -> float:
+    """CPU seconds per second that a waiting pool uses."""
+    program_cost(1, True, workers)
+    time.sleep(0.1)
+    before, start = time.process_time(), time.perf_counter()
+    time.sleep(1.0)
+    return (time.process_time() - before) / (time.perf_counter() - start)
+
+
+def main(argv: list[str]) -> int:
+    options = arguments("overhead", __doc__ or "").parse_args(argv)
+    workers = min(2, usable_cores())
+    print(f"{workers} workers of {os.cpu_count()} cores")
+    whole = program_cost(200, True, workers)
+    barrier = (program_cost(400, True, workers) - program_cost(400, False, workers)) / 400
+    bars = [
+        Bar("program_200", whole * 1e6, "µs", "budget", 60.0, 1.0, higher_is_better=False),
+        Bar("barrier", max(barrier, 1e-9) * 1e6, "µs", "budget", 2.0, 1.0, higher_is_better=False),
+        Bar("python", python_cost() * 1e6, "µs", "budget", 15.0, 1.0, higher_is_better=False),
+        Bar("idle", max(idle_share(workers), 1e-6) * 100, "%", "budget", 0.1, 1.0, False),
+    ]
+    return finish(bars, options.json)
