@@ -223,10 +223,10 @@ class _Part:
                 for place in ahead:
                     self._fetch(0, place, d, lanes * unroll)
                 for i in range(unroll):
+                    queries = [self._query(r, d, i * lanes, lanes) for r in range(self.rows)]
                     for u, key in enumerate(keys):
                         x = self._load("k", key, d, lanes, i * lanes)
-                        for r in range(self.rows):
-                            q = self._query(r, d, i * lanes, lanes)
+                        for r, q in enumerate(queries):
                             total[r * together + u] = f.fma(x, q, total[r * together + u])
                 return total
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlx.codegen.attention import AttentionKernel, Rows
-from rlx.codegen.emit import Function, Value, i64
+from rlx.codegen.emit import Function, Module, Value, i64, ptr
 
 UNIT = 16  # keys; borders between workers are multiples of it inside an item
 
@@ -31,11 +31,26 @@ class Piece:
     """i1: an earlier worker has the first part."""
 
 
+def _emit_span(m: Module, kernel: AttentionKernel) -> tuple[Function, Function]:
+    """i64 first_key(words, block) and i64 last_key(words, block): what some row of a block sees."""
+    made = []
+    for name in ("first_key", "last_key"):
+        f = m.function(name, [("words", ptr), ("block", i64)], i64, internal=True)
+        rows, size = Rows(f, kernel.problem), kernel.block_rows(f.target)
+        first = f["block"] * size
+        last = f.min(first + size, rows.count) - 1
+        end = rows.end(last)
+        f.ret(end if name == "last_key" else f.min(rows.start(first), end))
+        made.append(f)
+    return made[0], made[1]
+
+
 class Schedule:
     def __init__(self, f: Function, kernel: AttentionKernel) -> None:
         self.f, self.kernel = f, kernel
         self.rows = Rows(f, kernel.problem)
         self.block = kernel.block_rows(f.target)
+        self._span = _emit_span(f.module, kernel)
         self.blocks = f.ceil_div(self.rows.count, self.block)
         [self.units_of_heads] = f.loop(
             0, self.blocks, 1, [f.i64(0)], lambda block, total: total + self.units(block)
@@ -57,10 +72,8 @@ class Schedule:
 
     def span(self, block: Value) -> tuple[Value, Value]:
         """The keys that some row of the block sees."""
-        first = block * self.block
-        last = self.f.min(first + self.block, self.rows.count) - 1
-        start, end = self.rows.start(first), self.rows.end(last)
-        return self.f.min(start, end), end
+        first, last = (self.f.call(key, self.f["words"], block) for key in self._span)
+        return first, last
 
     def units(self, block: Value) -> Value:
         """Length of an item; one without keys still has a result to write."""
