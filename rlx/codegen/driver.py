@@ -7,7 +7,10 @@ A program is a table of steps {kernel, words, flags, phase}. Before the first st
 `live` values (sizes of this run, addresses of inputs and outputs) into the words that the patch
 table names, so a run costs Python one call, whatever the number of steps. Flag BARRIER: no worker
 begins the next step before all have finished this one. Flag ALONE: worker 0 runs the step by itself
-(it sees tid 0 of 1). A run ends when every worker has left it.
+(it sees tid 0 of 1). Flag JUMP: the kernel returns an i64, how many steps further the next one is
+(1 is the usual, a negative number goes back); all workers must come to the same number. Flag HOST:
+no kernel; the run ends before the step, which the caller does before it resumes behind it. A run
+ends when every worker has left it.
 
 The pool's state is one block of memory. A run is announced by a new epoch, whose low byte says how
 many workers take part; workers wait for it spinning, then yielding, then asleep. Worker 0 is the
@@ -25,7 +28,7 @@ from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr, void
 from rlx.codegen.jit import Kernel, Unit, compile_unit
 from rlx.codegen.target import Target
 
-BARRIER, ALONE = 1, 2
+BARRIER, ALONE, JUMP, HOST = 1, 2, 4, 8
 
 # The pool's state: byte offsets. What different workers write lies on different cache lines.
 EPOCH, SLEEPERS, ARRIVED, GENERATION, BARRIER_SLEEPERS = 0, 64, 128, 192, 256
@@ -39,6 +42,10 @@ STEPS, PATCHES, PATCH_COUNT, WORDS, LIVE, PROFILE, STEP_COUNT, USE_WORKERS = ran
 HEADER_BYTES = 64
 STEP_BYTES = 24
 STEP_FN, STEP_WORDS, STEP_FLAGS, STEP_PHASE = 0, 8, 16, 20
+
+# A profile has a record of three words for each worker and step.
+BEGIN, END, ROUNDS = 0, 8, 16
+STAMP_BYTES = 24
 
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
 _EVERYONE = 0x7FFFFFFF
@@ -191,39 +198,58 @@ def _emit_drive(m: Module, barrier: Function) -> Function:
     state, program, tid, nth = f["state"], f["program"], f["tid"], f["nth"]
     steps, profile = f.load(program, ptr, STEPS), f.load(program, ptr, PROFILE)
     budget, begin = f.load(state, i64, BUDGET), f.clock()
-    row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), 16)
+    row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), STAMP_BYTES)
     leads, profiling = tid.eq(0), profile.ne(f.null())
 
-    def stamp(step: Value, place: int) -> None:
-        f.if_(profiling, lambda: f.store(f.clock(), f.gep(row, step, 16), place))
-
-    def sync(step: Value) -> Value:
+    def sync(turn: Value) -> Value:
+        """A barrier; whether the run is to be left there. Its number is that of the turn and not of
+        the step, because in a loop a slow worker may still look at the last round's answer."""
         late = leads & (f.clock() - begin > budget)
-        f.if_(late, lambda: f.atomic_store(step, state, YIELD_AT, "monotonic"))
+        f.if_(late, lambda: f.atomic_store(turn, state, YIELD_AT, "monotonic"))
         f.if_(nth > 1, lambda: void_results(f.call(barrier, state, nth)))
-        return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(step)
+        return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(turn)
 
-    def body(step: Value, limit: Value) -> list[Value]:
+    def body(step: Value, limit: Value, turn: Value) -> list[Value]:
         entry = f.gep(steps, step, STEP_BYTES)
         flags = f.load(entry, i32, STEP_FLAGS)
-        alone = (flags & ALONE).ne(0)
+        alone, one = (flags & ALONE).ne(0), f.i64(1)
+        f.if_((flags & HOST).ne(0), lambda: f.ret(step))
 
-        def work() -> None:
-            stamp(step, 0)
+        def work() -> Value:
+            [start] = f.if_(profiling, f.clock, lambda: f.i64(0))
             share = f.select(alone, f.i32(1), nth)
-            kernel, words = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS)
-            f.call_pointer(kernel, void, words, tid, share)
-            stamp(step, 8)
+            call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS), tid, share
 
-        f.if_(leads | ~alone, work)
-        following = step + 1
+            def plain() -> Value:
+                f.call_pointer(call[0], void, *call[1:])
+                return one
+
+            def jump() -> Value:
+                return f.call_pointer(call[0], i64, *call[1:])
+
+            [distance] = f.if_((flags & JUMP).ne(0), jump, plain)
+            f.if_(profiling, lambda: _record(f, f.gep(row, step, STAMP_BYTES), start))
+            return distance
+
+        [distance] = f.if_(leads | ~alone, work, lambda: one)
+        following = step + distance
         wanted = (flags & BARRIER).ne(0) & (following < limit)
-        [leave] = f.if_(wanted, lambda: sync(step), lambda: f.const(0, leads.type))
-        return [following, f.select(leave, following, limit)]
+        [leave] = f.if_(wanted, lambda: sync(turn), lambda: f.const(0, leads.type))
+        return [following, f.select(leave, following, limit), turn + 1]
 
-    at, _ = f.while_([f["first"], f["last"]], lambda step, limit: step < limit, body)
+    carry = [f["first"], f["last"], f.i64(0)]
+    at, _, _ = f.while_(carry, lambda step, limit, turn: step < limit, body)
     f.ret(at)
     return f
+
+
+def _record(f: Function, stamps: Value, start: Value) -> None:
+    """A step's begin is that of its first round; its end is as far behind as all rounds took."""
+    spent, rounds = f.clock() - start, f.load(stamps, i64, ROUNDS)
+    again = rounds.ne(0)
+    f.store(f.select(again, f.load(stamps, i64, BEGIN), start), stamps, BEGIN)
+    f.store(f.select(again, f.load(stamps, i64, END), start) + spent, stamps, END)
+    f.store(rounds + 1, stamps, ROUNDS)
 
 
 def _count_sleepers(f: Function, op: str) -> None:

@@ -24,13 +24,27 @@ _STEP = np.dtype(
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call. `words` are 64-bit numbers: addresses, and sizes known now."""
+    """One kernel call. `words` are 64-bit numbers: addresses, and sizes known now.
+
+    The kernel of a `jump` says where to go on; a `host` step has none and is left to the caller.
+    """
 
     fn: int
     words: Sequence[int] = ()
     barrier: bool = True
     alone: bool = False
     phase: int = 0
+    jump: bool = False
+    host: bool = False
+
+    @property
+    def flags(self) -> int:
+        return (
+            driver.BARRIER * self.barrier
+            | driver.ALONE * self.alone
+            | driver.JUMP * self.jump
+            | driver.HOST * self.host
+        )
 
 
 class Program:
@@ -60,8 +74,7 @@ class Program:
         for i, step in enumerate(steps):
             start = self._starts[i]
             self.words[start : start + lengths[i]] = _signed(step.words)
-            flags = driver.BARRIER * step.barrier | driver.ALONE * step.alone
-            self.steps[i] = (step.fn, self.words.ctypes.data + 8 * start, flags, step.phase)
+            self.steps[i] = (step.fn, self.words.ctypes.data + 8 * start, step.flags, step.phase)
         self._profile: npt.NDArray[np.int64] | None = None
         self._header = np.zeros(driver.HEADER_BYTES // 8, np.int64)
         self._set(driver.STEPS, self.steps.ctypes.data)
@@ -94,10 +107,22 @@ class Program:
         return int(self._starts[step]) + index
 
     def profile(self, workers: int) -> npt.NDArray[np.int64]:
-        """Ask for time stamps: an array [worker, step, (begin, end)] that every run fills anew."""
-        self._profile = np.zeros((workers, len(self), 2), np.int64)
+        """Ask for time stamps: an array [worker, step, (begin, end, rounds)] for every run to fill.
+
+        A step in a loop has the begin of its first round, and an end such that the difference is
+        the time of all its rounds; one that was jumped over has none.
+        """
+        self._profile = np.zeros((workers, len(self), 3), np.int64)
         self._set(driver.PROFILE, self._profile.ctypes.data)
         return self._profile
+
+    def begin_run(self, first: int, last: int) -> None:
+        """Forget the time stamps of an earlier run of these steps."""
+        if self._profile is not None:
+            self._profile[:, first:last] = 0
+
+    def is_host(self, step: int) -> bool:
+        return bool(self.steps[step]["flags"] & driver.HOST)
 
     def stop_profile(self) -> None:
         self._set(driver.PROFILE, 0)

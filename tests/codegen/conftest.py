@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from codegen_support import RUNNABLE
 
+from rlx.backends.cpu.pool import Pool
 from rlx.codegen.target import Target
 
 
@@ -17,3 +18,15 @@ def _private_cache(tmp_path_factory, monkeypatch):
 def target(request) -> Target:
     """Every target whose code this machine can run."""
     return Target.named(request.param)
+
+
+@pytest.fixture(
+    params=[(1, True), (2, True), (4, True), (2, False), (4, False)],
+    ids=lambda p: f"{p[0]}-{'futex' if p[1] else 'portable'}",
+)
+def pool(request):
+    """Pools of several sizes, also with more workers than there may be cores."""
+    workers, futex = request.param
+    made = Pool(workers, oversubscribe=True, futex=futex)
+    yield made
+    made.close()

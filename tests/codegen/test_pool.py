@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.backends.cpu import cores
+from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.codegen.driver import driver_unit
 from rlx.codegen.elf import ObjectFile
 from rlx.codegen.emit import Module, i64
@@ -21,8 +23,6 @@ from rlx.codegen.jit import Kernel, Unit, compile_unit
 from rlx.codegen.program import Program, Step
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError, OptionError
-from rlx.runtime import cores
-from rlx.backends.cpu.pool import Pool, get_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,17 +63,6 @@ def wait_kernel() -> Kernel:
         f.while_([start], lambda s: f.clock() - s < ticks, lambda s: s)
 
     return compiled(emit)
-
-
-@pytest.fixture(
-    params=[(1, True), (2, True), (4, True), (2, False), (4, False)],
-    ids=lambda p: f"{p[0]}-{'futex' if p[1] else 'portable'}",
-)
-def pool(request):
-    workers, futex = request.param
-    made = Pool(workers, oversubscribe=True, futex=futex)
-    yield made
-    made.close()
 
 
 def rotating(pool: Pool, steps: int) -> tuple[Program, np.ndarray]:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -139,18 +140,33 @@ class Pool:
         self._finalizer.detach()
         self._renew()
 
-    def run(self, program: Program, first: int = 0, last: int | None = None) -> None:
-        """Run steps [first, last). Ctrl-C stops a long run at a barrier; the pool stays usable."""
+    def run(
+        self,
+        program: Program,
+        first: int = 0,
+        last: int | None = None,
+        on_host: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run steps [first, last). Ctrl-C stops a long run at a barrier; the pool stays usable.
+
+        `on_host` does the host steps; meanwhile other threads may use the workers.
+        """
         end = len(program) if last is None else last
         if not 0 <= first <= end <= len(program):
             raise ValueError(f"steps {first} to {end} of {len(program)}")
+        program.begin_run(first, end)
         at = first
-        with self._crew.lock:
-            while at < end:
+        while at < end:
+            with self._crew.lock:
                 if not self._started:
                     self._crew.start()
                     self._started = True
                 at = self._crew.native.run(self._crew.state, program.address, at, end)
+            if at < end and program.is_host(at):
+                if on_host is None:
+                    raise ValueError(f"step {at} is the caller's, who gave no function for it")
+                on_host(at)
+                at += 1
 
     @property
     def ticks_per_second(self) -> float:
