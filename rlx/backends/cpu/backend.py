@@ -8,7 +8,7 @@ from rlx.backends.base import Backend
 from rlx.backends.cpu import families
 from rlx.backends.cpu.assemble import HOST_KINDS, assemble
 from rlx.backends.cpu.copies import insert_copies
-from rlx.backends.cpu.cores import worker_count
+from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.lowering import TABLE
 from rlx.backends.cpu.pool import get_pool
@@ -45,7 +45,8 @@ class CpuBackend(Backend):
         entry = TABLE.get(node.op.name)
         if entry is None or entry.scratch is None:
             return 0
-        return entry.scratch(node, self.target, worker_count())
+        # for as many workers as a compilation can ask for; what is not touched costs nothing
+        return entry.scratch(node, self.target, usable_cores())
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
         given = {n.name: params[n.name] for n in graph.sources("param")}
