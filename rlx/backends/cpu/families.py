@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu import attention, conv, matmul, matmul_steps, pack, pooling, region, rope  # noqa: F401
+from rlx.backends.cpu import (  # noqa: F401
+    attention,
+    conv,
+    matmul,
+    matmul_steps,
+    pack,
+    pooling,
+    recurrent,
+    region,
+    rope,
+)
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 
