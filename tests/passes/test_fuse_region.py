@@ -34,6 +34,25 @@ def test_a_chain_becomes_one_region_with_its_numbers_inside() -> None:
     assert len([n for n in body.nodes if n.op.name == "constant"]) == 2
 
 
+def test_indices_are_counted_inside() -> None:
+    g = Graph("mask")
+    x = g.input("x", ["n", "m"])
+    n, m = x.shape.dims
+    row = g.reshape(g.iota(dims=(n,)), dims=(n, 1)) + g.dim_value(dim=m - n)
+    g.set_outputs(g.where(g.le(g.iota(dims=(m,)), row), x * 2.0, -1.0))
+    after, (body,) = regions(g)
+    assert kinds(after) == ["elementwise_region"]
+    assert kinds(body).count("iota") == 2
+    assert [v.node.name for v in after.outputs[0].node.inputs] == ["x"]
+    flat = Graph("flat")
+    x = flat.input("x", ["n", 4])
+    at = flat.reshape(flat.iota(dims=("n",)), dims=("n", 1))
+    flat.set_outputs(flat.exp(x) * flat.cast(at, "f32"))
+    after, (body,) = regions(flat)
+    assert kinds(after) == ["elementwise_region"]
+    assert [v.node.name for v in after.outputs[0].node.inputs] == ["x"]
+
+
 def test_one_op_alone_stays_itself() -> None:
     g = Graph("one")
     g.set_outputs(g.exp(g.input("x", ["n", 4])))

@@ -219,9 +219,14 @@ def _replace(
 
 
 def _is_literal(value: Value) -> bool:
-    """Constants of one element live in the body: kernels hold them in the code."""
+    """Whether a value is copied into the body, because kernels have it without reading memory.
+
+    That is a constant of one element, an index, and either under another shape.
+    """
     op: Any = value.node.op
-    return bool(op.name == "constant" and op.data.array.size == 1)
+    if op.name in ("reshape", "expand", "transpose"):
+        return _is_literal(value.node.inputs[0])
+    return op.name in ("iota", "dim_value") or (op.name == "constant" and op.data.array.size == 1)
 
 
 def _body(
@@ -231,7 +236,7 @@ def _body(
     place: dict[Value, Any] = {v: i for i, v in enumerate(operands)}
     rows: list[Any] = []
     for node in nodes:
-        refs = tuple([node_ref(v, place) for v in node.inputs])
+        refs = tuple([_reference(v, place) for v in node.inputs])
         for v in node.outputs:
             place[v] = (len(rows), v.index)
         rows.append((node.op, refs))
@@ -243,25 +248,32 @@ def _body(
     return found
 
 
-def node_ref(value: Value, place: dict[Value, Any]) -> Any:
+def _reference(value: Value, place: dict[Value, Any]) -> Any:
     """A member's operand in a form that is equal for equal regions."""
     known = place.get(value)
-    return value.node.op if known is None else known
+    if known is None:
+        node = value.node
+        known = place[value] = (node.op, *[_reference(v, place) for v in node.inputs])
+    return known
 
 
 def _body_graph(nodes: list[Node], operands: list[Value], results: list[Value]) -> Graph:
     g = Graph("region")
     values: dict[Value, Value] = {}
     literals: dict[Any, Value] = {}
+
+    def copied(v: Value) -> Value:
+        if v not in values:  # a literal; equal ones are one
+            key = (v.node.op, *map(copied, v.node.inputs))
+            if key not in literals:
+                literals[key] = g.append(v.node.op, key[1:])
+            values[v] = literals[key]
+        return values[v]
+
     with g.origin(UNKNOWN):
         for i, v in enumerate(operands):
             values[v] = g.input(f"x{i}", v.shape)
         for node in nodes:
-            for v in node.inputs:
-                if v not in values:
-                    if v.node.op not in literals:
-                        literals[v.node.op] = g.append(v.node.op)
-                    values[v] = literals[v.node.op]
-            new = g.append_node(node.op, [values[v] for v in node.inputs])
+            new = g.append_node(node.op, list(map(copied, node.inputs)))
             values.update(zip(node.outputs, new.outputs, strict=True))
     return g.set_outputs([values[v] for v in results])
