@@ -17,7 +17,7 @@ from rlx.codegen.matmul_micro import ROWS, SIZES, Dots, Geometry, padded_rows
 from rlx.codegen.pack import emit_pack
 from rlx.codegen.storage import compute_type, memory_type
 from rlx.codegen.target import Target
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, f32
 
 CHUNK = 192  # rows packed at a time
 TERMS = 384  # k per block: a chunk and a panel fit in a cache of 512 kB
@@ -51,6 +51,16 @@ class Matmul(KernelSpec):
             names += [f"size{i}", f"x_batch{i}", f"w_batch{i}"]
         return names
 
+    @property
+    def panel(self) -> DType:
+        """What the micro-kernel reads: 8-bit floats take too long to decode in its inner loop."""
+        return f32 if self.w.is_float and self.w.bytes == 1 else self.w
+
+    @property
+    def staged(self) -> bool:
+        """Whether panels pass through scratch memory."""
+        return not self.packed or self.panel is not self.w
+
     def geometry(self, target: Target) -> Geometry:
         return Geometry.of(target, compute_type(self.epilogue.out))
 
@@ -60,11 +70,11 @@ class Matmul(KernelSpec):
         terms = min(k, TERMS)
         tall = _up(min(rows, CHUNK), ROWS)
         size = tall * terms
-        if self.packed:
+        if not self.staged:
             size = max(size, _up(min(rows, ROWS), 2) * k)
         total = _up(size * g.sums.bytes, 64)
-        if not self.packed:
-            total += _up(terms * g.width * memory_type(self.w).bytes, 64)
+        if self.staged:
+            total += _up(terms * g.width * memory_type(self.panel).bytes, 64)
         tiles = 1
         if k > TERMS:
             tiles = min(-(-n // self.epilogue.columns(g)), GROUP) * (tall // ROWS)
@@ -84,13 +94,16 @@ class Product:
     def __init__(self, spec: Matmul, m: Module, routed: bool = False) -> None:
         g = spec.geometry(m.target)
         self.spec, self.g, self.columns = spec, g, spec.epilogue.columns(g)
-        self.dots = Dots(m, g, spec.w, (1,) if spec.one else SIZES)
+        self.dots = Dots(m, g, spec.panel, (1,) if spec.one else SIZES)
+        self.step = g.width * memory_type(spec.panel).bytes
         # One row that needs no conversion is packed as it is.
         self.direct = spec.one and spec.x_unit == "term" and memory_type(spec.x) is g.sums
         if not self.direct:
             self.pack_x = emit_pack(m, "pack_x", spec.x, g.sums, spec.x_unit, routed)
-        if not spec.packed:
-            self.pack_w = emit_pack(m, "pack_w", spec.w, None, spec.w_unit)
+        if spec.staged:
+            compute = None if spec.panel is spec.w else memory_type(spec.panel)
+            unit = "line" if spec.packed else spec.w_unit
+            self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit)
         self.finish = emit_finish(m, g, spec.epilogue, self.word, routed)
         self.f = m.kernel()
         self.given = {name: self.word(self.f, name) for name in spec.words}
@@ -153,7 +166,7 @@ class Product:
         """This worker's packed rows, packed panel and tiles, `offset` bytes into the scratch."""
         f, k, size = self.f, self["k"], self.g.sums.bytes
         blocks = f.max(f.ceil_div(k, TERMS), 1)
-        if self.spec.packed:
+        if not self.spec.staged:
             # Few rows read the weights once and nothing else: one stream, one pass over k.
             blocks = f.select(self["m"] > ROWS, blocks, 1)
         self.terms = f.max((k + blocks - 1).udiv(blocks), 1)
@@ -162,9 +175,8 @@ class Product:
         tall = f.ceil_div(per_chunk, 2) * 2
         after = f.gep(self.packed_rows, _round_up(tall * self.terms * size))
         self.packed_panel = after
-        if not self.spec.packed:
-            panel = self.terms * (self.g.width * memory_type(self.spec.w).bytes)
-            after = f.gep(after, _round_up(panel))
+        if self.spec.staged:
+            after = f.gep(after, _round_up(self.terms * self.step))
         self.tiles = after
 
     def _batch(self, batch: Value) -> tuple[Value, Value]:
@@ -207,7 +219,7 @@ class Product:
         """All packed rows against one panel, over one block of k."""
         f, g = self.f, self.g
         is_last = k + self.terms >= self["k"]
-        step = f.i64(g.width * memory_type(self.spec.w).bytes)
+        step = f.i64(self.step)
         for r in f.range(0, rows, ROWS):
             index = slot + f.select(self.single, 0, r.udiv(ROWS))
             tile = f.gep(self.tiles, index, g.tile_bytes)
@@ -242,21 +254,31 @@ class Product:
 
     def _panel(self, w: Value, p: Value, k: Value, terms: Value) -> Value:
         """Panel p from k on."""
-        f, size = self.f, memory_type(self.spec.w).bytes
+        f, g, size = self.f, self.g, memory_type(self.spec.w).bytes
         if self.spec.packed:
-            return f.gep(w, p * self["k"] + k, self.g.width * size)
-        self._pack_panel(w, p, k, terms, 0)
+            packed = f.gep(w, p * self["k"] + k, g.width * size)
+            if self.spec.staged:
+                strides = f.i64(size), f.i64(g.width * size)
+                self._stage(packed, strides, f.i64(g.width), terms, 0)
+            return self.packed_panel if self.spec.staged else packed
+        first = p * self.columns
+        strides = self["w_line"], self["w_term"]
+        at = f.gep(f.gep(w, first * strides[0]), k * strides[1])
+        count = f.min(self["n"] - first, self.columns)
+        self._stage(at, strides, count, terms, 0)
         if self.spec.epilogue.pair:
-            # `up` lies like w; its distance is added to wherever w has come to.
-            up = f.gep(w, self["up"].bits(i64) - self["w"].bits(i64))
-            self._pack_panel(up, p, k, terms, self.columns * size)
+            # `up` lies like w: at the same distance from it wherever w has come to.
+            up = f.gep(at, self["up"].bits(i64) - self["w"].bits(i64))
+            self._stage(
+                up, strides, count, terms, self.columns * memory_type(self.spec.panel).bytes
+            )
         return self.packed_panel
 
-    def _pack_panel(self, w: Value, p: Value, k: Value, terms: Value, offset: int) -> None:
-        f, first = self.f, p * self.columns
-        strides = self["w_line"], self["w_term"]
-        src = f.gep(f.gep(w, first * strides[0]), k * strides[1])
-        count = f.min(self["n"] - first, self.columns)
+    def _stage(
+        self, src: Value, strides: tuple[Value, Value], count: Value, terms: Value, offset: int
+    ) -> None:
+        """Columns into the packed panel, from `offset` bytes of each of its rows on."""
+        f = self.f
         dst, width = f.gep(self.packed_panel, offset), f.i64(self.g.width)
         f.call(self.pack_w, src, *strides, count, terms, dst, width, f.null())
 

@@ -7,6 +7,7 @@ in registers while k runs; it is read and written in memory once per call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from rlx.ir.dtype import DType
 
 ROWS = 6  # of the full tile; a remainder runs in one of the smaller ones
 SIZES = (6, 4, 2, 1)
+_CHAINS = 8  # additions that must be under way to keep two units of latency 4 busy
 
 # Bytes ahead of the weights that a product of one or two rows asks for, as it runs at the speed of
 # memory. With 512-bit vectors the loop is short enough for the CPU to look ahead by itself.
@@ -86,24 +88,18 @@ def emit_dot(m: Module, geometry: Geometry, weight: DType, rows: int) -> Functio
         internal=True,
     )
     dot = _Dot(f, geometry, weight, rows)
-    sums = dot.read_tile()
-    terms = f["terms"]
-    if rows > 2:
-        sums = f.loop(0, terms, 1, sums, lambda k, *s: dot.step(k, s))
-    else:
-        # Few sums: unrolled, and with two sets of them, so that the chain of additions is short.
-        whole = terms - (terms & 3)
-        sums += [f.const(0, v.type) for v in sums]
-        sums = f.loop(0, whole, 4, sums, lambda k, *s: dot.steps(k, s))
-        half = len(sums) // 2
-        sums = [_add(f, x, y) for x, y in zip(sums[:half], sums[half:], strict=True)]
-        sums = f.loop(whole, terms, 1, sums, lambda k, *s: dot.step(k, s))
-    dot.write_tile(sums)
+    sums, terms = dot.read_tile(), f["terms"]
+    start: Value | int = 0
+    if rows <= 2:
+        # Few sums: unrolled, and with two sets of them, so that chains of additions are short.
+        unroll = 4 if rows == 1 else 2
+        start = terms - (terms & (unroll - 1))
+        if len(sums) < _CHAINS:
+            sums += [f.const(0, v.type) for v in sums]
+        sums = f.loop(0, start, unroll, sums, lambda k, *s: dot.steps(k, unroll, s))
+        sums = dot.joined(sums)
+    dot.write_tile(f.loop(start, terms, 1, sums, lambda k, *s: dot.step(k, s)))
     return f
-
-
-def _add(f: Function, a: Value, b: Value) -> Value:
-    return f.binary("add", a, b)
 
 
 class _Dot:
@@ -123,26 +119,35 @@ class _Dot:
         for value, at in zip(sums, self.places, strict=True):
             self.f.store(value, self.f["tile"], at)
 
-    def step(self, k: Value, sums: tuple[Value, ...]) -> list[Value]:
+    def step(self, k: Value, sums: Sequence[Value]) -> list[Value]:
         f, size = self.f, self.geometry.sums.bytes
         b = f.gep(f["b"], k * f["step"])
         return self._products(f.gep(f["a"], k, self.rows * size), b, sums, 0)
 
-    def steps(self, k: Value, sums: tuple[Value, ...]) -> list[Value]:
-        """Four steps, the odd ones into the second half of the sums."""
+    def steps(self, k: Value, count: int, sums: tuple[Value, ...]) -> list[Value]:
+        """Several steps, into each set of sums in turn."""
         f, size = self.f, self.geometry.sums.bytes
         a, b = f.gep(f["a"], k, self.rows * size), f.gep(f["b"], k * f["step"])
-        half = len(sums) // 2
-        parts = [list(sums[:half]), list(sums[half:])]
-        for u in range(4):
+        sets = self._sets(sums)
+        for u in range(count):
             if not f.target.avx512:
                 for line in range(0, self.geometry.width * memory_type(self.weight).bytes, 64):
                     f.prefetch(b, AHEAD + line)
-            parts[u % 2] = self._products(a, b, tuple(parts[u % 2]), u * self.rows * size)
-            b = f.gep(b, f["step"]) if u < 3 else b
-        return parts[0] + parts[1]
+            here = u % len(sets)
+            sets[here] = self._products(a, b, sets[here], u * self.rows * size)
+            b = f.gep(b, f["step"]) if u < count - 1 else b
+        return [v for part in sets for v in part]
 
-    def _products(self, a: Value, b: Value, sums: tuple[Value, ...], at: int) -> list[Value]:
+    def _sets(self, sums: Sequence[Value]) -> list[list[Value]]:
+        size = len(self.places)
+        return [list(sums[i : i + size]) for i in range(0, len(sums), size)]
+
+    def joined(self, sums: list[Value]) -> list[Value]:
+        """One set of sums from one or two."""
+        first, *second = self._sets(sums)
+        return [a + b for a, b in zip(first, second[0], strict=True)] if second else first
+
+    def _products(self, a: Value, b: Value, sums: Sequence[Value], at: int) -> list[Value]:
         f, g = self.f, self.geometry
         size = memory_type(self.weight).bytes
         columns = [

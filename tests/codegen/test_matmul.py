@@ -149,6 +149,7 @@ def test_integers_wrap(dtype):
 def test_mixed_integers_and_floats():
     check(*product(draw(1, 3, 40, dtype="i8"), draw(2, 40, 20)))
     check(*product(draw(1, 3, 40), draw(2, 40, 20, dtype="u16")))
+    check(*product(draw(1, 3, 40, dtype="f64"), draw(2, 40, 20, dtype="f8e4m3")))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -435,7 +436,7 @@ def test_pack_puts_every_weight_in_its_place(dims, turned, dtype):
     packed = PackMatMul("panel16").reference(w)
     *outer, k, n = dims
     assert packed.shape == (*outer, -(-n // 16), k, 16)
-    assert packed.dtype == w.dtype
+    assert packed.dtype == w.dtype and packed.ctypes.data % 64 == 0
     for at in ((0, 0), (k - 1, n - 1), (k // 2, n // 3)):
         row, column = at
         place = (..., column // 16, row, column % 16)

@@ -1,0 +1,139 @@
+"""Matrix products: f32 against NumPy's OpenBLAS, one row of 16-bit weights against read bandwidth.
+
+Weights are packed beforehand (as `prepare` does once per model); OpenBLAS packs its own with every
+call. Results are checked against f64 before anything is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bench.common import Bar, arguments, finish
+from bench.limits import ReadProbe
+from rlx.backends.cpu.pool import get_pool
+from rlx.codegen.kernel import compile_specs
+from rlx.codegen.matmul import Matmul
+from rlx.codegen.matmul_finish import Epilogue
+from rlx.codegen.program import Program, Step
+from rlx.codegen.target import Target
+from rlx.ir.dtype import DType, f32
+from rlx.ir.ops.pack import PackMatMul, panel_layout
+
+SHAPES = ((128, 3072, 1024), (512, 1024, 3072), (512, 512, 512))  # rows, columns, terms
+ONE_ROW = (1, 65536, 1024)
+_REST = 0.03  # seconds between two sides, so that neither's waiting threads spin beside the other
+
+
+class Product:
+    """x·w as a program of one step, its weight packed."""
+
+    def __init__(self, m: int, n: int, k: int, dtype: str, threads: int) -> None:
+        target, element = Target.host(), DType.of(dtype)
+        rng = np.random.default_rng(0)
+        self.x = rng.standard_normal((m, k), np.float32)
+        self.w = rng.standard_normal((k, n), np.float32).astype(element.numpy)
+        self.out = np.full((m, n), np.nan, np.float32)
+        spec = Matmul(f32, element, Epilogue(f32), one=m == 1)
+        layout = panel_layout(spec.geometry(target).width)
+        self.packed = _aligned(PackMatMul(layout).reference(self.w))
+        each = spec.scratch(target, m, n, k)
+        self.scratch = _aligned(np.zeros(each * threads, np.uint8))
+        given = {
+            "x": self.x, "w": self.packed, "out": self.out, "scratch": self.scratch, "step": each,
+            "m": m, "n": n, "k": k, "x_line": 4 * k, "x_term": 4,
+        }  # fmt: skip
+        words = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in given.values()]
+        kernel = compile_specs([spec], target)[spec]
+        self.program = Program([Step(kernel.address(), words)], keep=kernel)
+        self.pool = get_pool(threads)
+
+    def run(self) -> None:
+        self.pool.run(self.program)
+
+    def check(self) -> None:
+        """Against f64, within the rounding of sums of k terms."""
+        self.run()
+        columns = slice(0, min(self.w.shape[1], 4096))
+        want = self.x.astype(np.float64) @ self.w[:, columns].astype(np.float64)
+        worst = np.abs(self.out[:, columns] - want).max() / np.abs(want).max()
+        if not worst < 1e-5:
+            raise SystemExit(f"gemm: the result is wrong: off by {worst:.2g} of the largest")
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    raw = np.empty(array.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    placed = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    placed[...] = array
+    return placed
+
+
+def _limits() -> Any:
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        sys.exit(
+            "gemm: threadpoolctl sets OpenBLAS's threads and is not installed; "
+            "pip install -r bench/requirements-gemm.txt"
+        )
+    return threadpool_limits
+
+
+def _in_turn(
+    ours: Callable[[], object], peer: Callable[[], object], seconds: float, rounds: int
+) -> tuple[float, float]:
+    """Median seconds per call of both, in turn; `seconds` is about what a call takes."""
+    inner = max(1, int(0.02 / seconds))
+    times: dict[Callable[[], object], list[float]] = {ours: [], peer: []}
+    for _ in range(rounds):
+        for run, kept in times.items():
+            time.sleep(_REST)
+            run()
+            start = time.perf_counter()
+            for _ in range(inner):
+                run()
+            kept.append((time.perf_counter() - start) / inner)
+    return statistics.median(times[ours]), statistics.median(times[peer])
+
+
+def against_openblas(shape: tuple[int, int, int], threads: int, rounds: int) -> Bar:
+    m, n, k = shape
+    product = Product(m, n, k, "f32", threads)
+    product.check()
+    out = np.empty((m, n), np.float32)
+    flops = 2 * m * n * k
+    with _limits()(threads, user_api="blas"):
+        ours, peer = _in_turn(
+            product.run,
+            lambda: np.matmul(product.x, product.w, out=out),
+            flops / threads / 1e11,
+            rounds,
+        )
+    name = f"gemm_{m}x{n}x{k}_{threads}t"
+    return Bar(name, flops / ours / 1e9, "GFLOP/s", "OpenBLAS", flops / peer / 1e9, 1.0)
+
+
+def against_bandwidth(dtype: str, threads: int, rounds: int) -> Bar:
+    product = Product(*ONE_ROW, dtype, threads)
+    product.check()
+    probe = ReadProbe(threads)
+    ours, peer = _in_turn(product.run, probe.run, 1.0, rounds)
+    rate = product.packed.nbytes / ours / 1e9
+    name = f"one_row_{dtype}_{threads}t"
+    return Bar(name, rate, "GB/s", "read bandwidth", probe.bytes / peer / 1e9, 0.85)
+
+
+def main(argv: list[str]) -> int:
+    options = arguments("gemm", __doc__ or "").parse_args(argv)
+    rounds = 5 if options.quick else 15
+    counts = sorted({1, min(2, get_pool().workers)})
+    print("weights are packed beforehand; OpenBLAS is NumPy's")
+    bars = [against_bandwidth(d, t, rounds) for d in ("f16", "bf16") for t in counts]
+    bars += [against_openblas(shape, t, rounds) for shape in SHAPES for t in counts]
+    return finish(bars, options.json)
