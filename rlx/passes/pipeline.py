@@ -52,7 +52,10 @@ class Pass(NamedTuple):
 
 
 def _precision(graph: Graph, context: Context) -> Graph:
-    return with_bodies(lambda g: lower_precision(g, context.precision))(graph)
+    """Casts around products, and those of neighbours cancelled."""
+    if context.precision == "f32":
+        return graph
+    return with_bodies(lambda g: simplify(lower_precision(g, context.precision)))(graph)
 
 
 def _simplify(graph: Graph, context: Context) -> Graph:
@@ -85,13 +88,13 @@ def _prepare(graph: Graph, context: Context) -> Graph:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("lower_hir", lambda g, c: lower_hir(g, c.policy), required=True),
-    Pass("precision", _precision, required=True),
     Pass("simplify", _simplify),
     Pass("fold", lambda g, c: with_bodies(fold)(g)),
     Pass("simplify", _simplify),  # what folding made visible
     Pass("cse", lambda g, c: with_bodies(cse)(g)),
     Pass("dce", lambda g, c: with_bodies(dce)(g)),
     *(_fusion(name) for name in FUSIONS if name != "regions"),
+    Pass("precision", _precision, required=True),
     Pass("legalize", _legalize, required=True),
     _fusion("regions"),
     Pass("legalize", _legalize, required=True),  # regions that the device does not run
