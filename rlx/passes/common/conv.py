@@ -101,7 +101,7 @@ def _stretched(g: Graph, x: Value, axis: int, step: int) -> Value:
     high = tuple(step - 1 if i == axis + 1 else 0 for i in range(x.shape.rank + 1))
     y = g.pad(y, low=(0,) * len(high), high=high)
     y = g.reshape(y, dims=(*dims[:axis], n * step, *dims[axis + 1 :]))
-    return g.narrow(y, axis=axis, start=0, length=n * step - (step - 1))  # type: ignore[no-any-return]
+    return g.narrow(y, axis=axis, start=0, length=n * step - (step - 1))
 
 
 def _fringed(g: Graph, x: Value, axis: int, low: int, high: int) -> Value:

@@ -45,7 +45,7 @@ def _row_products(g: Graph, x: Value, weights: Value) -> Value:
     """x [T, K] with weights [T, K, N], row by row."""
     tokens, k = x.shape.dims
     rows = g.matmul(g.reshape(x, dims=(tokens, 1, k)), weights)
-    return g.reshape(rows, dims=(tokens, weights.shape.dims[2]))  # type: ignore[no-any-return]
+    return g.reshape(rows, dims=(tokens, weights.shape.dims[2]))
 
 
 @common("dequant_grouped_matmul")
@@ -102,7 +102,7 @@ def dequant_moe_weights(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
 
 
 def _per_group(g: Graph, side: Value) -> Value:
-    return g.reshape(side, dims=(*side.shape.dims, 1))  # type: ignore[no-any-return]
+    return g.reshape(side, dims=(*side.shape.dims, 1))
 
 
 def _nibbles(g: Graph, packed: Value) -> Value:
@@ -113,4 +113,4 @@ def _nibbles(g: Graph, packed: Value) -> Value:
     pairs = [g.reshape(v, dims=(*v.shape.dims, 1)) for v in (low, high)]
     *outer, n = packed.shape.dims
     joined = g.concat(*pairs, axis=packed.shape.rank)
-    return g.reshape(joined, dims=(*outer, n * 2))  # type: ignore[no-any-return]
+    return g.reshape(joined, dims=(*outer, n * 2))

@@ -19,7 +19,7 @@ def _along(g: Graph, v: Value, axis: int | None, rank: int) -> Value:
     """A scale or zero point, shaped to broadcast against a tensor of that rank."""
     after = 0 if axis is None else rank - 1 - axis % rank
     dims = () if axis is None else (v.shape.dims[0], *[1] * after)
-    return g.reshape(v, dims=dims)  # type: ignore[no-any-return]
+    return g.reshape(v, dims=dims)
 
 
 def _encoded(g: Graph, op: Any, inputs: Sequence[Value], dtype: DType) -> Value:
@@ -28,7 +28,7 @@ def _encoded(g: Graph, op: Any, inputs: Sequence[Value], dtype: DType) -> Value:
     steps = g.div(wide(g, x), _along(g, wide(g, scale), op.axis, rank))
     if dtype.is_float:
         limit = float(LARGEST[dtype])
-        return g.cast(g.clamp(steps, low=-limit, high=limit), dtype)  # type: ignore[no-any-return]
+        return g.cast(g.clamp(steps, low=-limit, high=limit), dtype)
     # f64 holds every value and bound of i32 exactly
     whole = g.round(cast(g, steps, f64))
     whole = g.where(g.is_nan(whole), g.constant(0.0, f64), whole)
@@ -36,14 +36,14 @@ def _encoded(g: Graph, op: Any, inputs: Sequence[Value], dtype: DType) -> Value:
         whole = g.add(whole, cast(g, _along(g, zp[0], op.axis, rank), f64))
     bounds = np.iinfo(dtype.numpy)
     whole = g.clamp(whole, low=float(bounds.min), high=float(bounds.max))
-    return g.cast(whole, dtype)  # type: ignore[no-any-return]
+    return g.cast(whole, dtype)
 
 
 def _decoded(g: Graph, op: Any, q: Value, scale: Value, zp: Sequence[Value]) -> Value:
     rank = q.shape.rank
     if zp:
         q = g.sub(cast(g, q, i64), cast(g, _along(g, zp[0], op.axis, rank), i64))
-    return g.mul(cast(g, q, scale.shape.dtype), _along(g, scale, op.axis, rank))  # type: ignore[no-any-return]
+    return g.mul(cast(g, q, scale.shape.dtype), _along(g, scale, op.axis, rank))
 
 
 @common("quantize")

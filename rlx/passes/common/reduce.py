@@ -21,7 +21,7 @@ def size_value(g: Graph, size: Dim, like: Value) -> Value:
     """A size as a number of the element type of `like`, known now or at run time."""
     if isinstance(size, int):
         return g.constant(size, like.shape.dtype)
-    return g.dim_value(dim=size, dtype=like.shape.dtype)  # type: ignore[no-any-return]
+    return g.dim_value(dim=size, dtype=like.shape.dtype)
 
 
 @common("mean")

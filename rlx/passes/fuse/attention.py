@@ -170,7 +170,7 @@ def _transposed(m: Match, value: Value, perm: tuple[int, ...]) -> Value:
         perm, value = tuple([inner[p] for p in perm]), node.inputs[0]
     if perm == tuple(range(len(perm))):
         return value
-    return m.g.transpose(value, perm=perm)  # type: ignore[no-any-return]
+    return m.g.transpose(value, perm=perm)
 
 
 def _rank_four(m: Match, value: Value) -> Value:
@@ -182,7 +182,7 @@ def _rank_four(m: Match, value: Value) -> Value:
         dims = (*(1,) * (3 - len(dims)), *dims[:-2], 1, *dims[-2:])
     else:
         dims = (dims[0], dims[1] * dims[2], *dims[3:])
-    return m.g.reshape(value, dims=dims)  # type: ignore[no-any-return]
+    return m.g.reshape(value, dims=dims)
 
 
 def _heads(m: Match, value: Value, repeated: bool) -> _Heads:
@@ -364,9 +364,9 @@ def _mask_of_rank_four(m: Match, mask: Value, rank: int) -> Value:
     """A mask of scores [B, Sq, Sk] or [B, KV, G, Sq, Sk] for scores [B, H, Sq, Sk]."""
     dims = mask.shape.dims
     if rank == 3 and len(dims) == 3:
-        return m.g.reshape(mask, dims=(dims[0], 1, *dims[1:]))  # type: ignore[no-any-return]
+        return m.g.reshape(mask, dims=(dims[0], 1, *dims[1:]))
     if rank == 5 and len(dims) >= 3:  # no difference between heads, as was checked
-        return m.g.reshape(mask, dims=(*dims[:-4], 1, *dims[-2:]))  # type: ignore[no-any-return]
+        return m.g.reshape(mask, dims=(*dims[:-4], 1, *dims[-2:]))
     return mask
 
 
