@@ -14,7 +14,7 @@ from rlx.codegen.attention import Problem
 from rlx.codegen.emit import Function, Type, Value, vec
 from rlx.codegen.target import Target
 
-_BLOCK_ROWS = 192  # enough to make up for copying keys and values once per block
+_BLOCK_ROWS = 96  # enough to make up for copying keys and values once per block
 
 
 @dataclass(frozen=True)
