@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.errors import VerifyError
+from rlx.errors import RlxError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.passes.fixed import fixed_nodes, is_fixed_node
@@ -103,8 +103,12 @@ class Editor:
         """What `make` builds, as nodes that stand where `root` does and come from where it came."""
         nodes = self.graph.nodes
         start = len(nodes)
-        with self.graph.origin(root.origin.touched(self.name)):
-            result = make()
+        try:
+            with self.graph.origin(root.origin.touched(self.name)):
+                result = make()
+        except BaseException:
+            del nodes[start:]
+            raise
         new = nodes[start:]
         for node in new:
             node.id = root.id
@@ -320,7 +324,11 @@ class _Driver:
             value, why = other
             self.misses[root, rule.name] = f"the {value.node.op.name} inside {why}"
             return False
-        result, new = self.editor.build(root, lambda: rule.result(match))
+        try:
+            result, new = self.editor.build(root, lambda: rule.result(match))
+        except RlxError as e:  # an op that does not take these operands: the graph stays as it is
+            self.misses[root, rule.name] = f"[{e.where}] {e.what}; got {e.got}"
+            return False
         pairs = _pairs(root, result) + match.also
         if result is None or not self.editor.allows(pairs, new):
             self.editor.drop(new)

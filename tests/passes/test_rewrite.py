@@ -184,6 +184,18 @@ def test_endless_rules_are_named() -> None:
         apply(g, rules, "test")
 
 
+def test_a_result_that_cannot_be_built_is_a_miss_and_leaves_the_graph_alone() -> None:
+    g = chain()
+    before = g.copy()
+    report = FusionReport()
+    rules = [Rule("wrong", op("exp", "x"), lambda m: m.g.matmul(m.g.neg(m.x), m.g.exp(m.x)[0]))]
+    broken = [Rule("wrong", op("exp", "x"), lambda m: m.g.add(m.g.neg(m.x), m.g.iota([7])))]
+    assert apply(g, broken, "test", report).same_as(before)
+    assert "[add] dimensions cannot be shown equal" in report.missed[0].reason
+    with pytest.raises(TypeError):  # a fault of the rule itself is not hidden
+        apply(g, rules, "test")
+
+
 def test_more_values_can_be_replaced_along_with_the_root() -> None:
     g = parsed("""
       %x "x": [4] f32 = input

@@ -94,7 +94,7 @@ def _conv_bias(m: Match) -> Result:
     x, w = m.p.node.inputs[:2]
     channels, spatial = w.shape.dims[0], w.shape.rank - 2
     dims = m.bias.shape.dims
-    if len(m.p.node.inputs) != 2 or not m.rounds_alike(m.p):
+    if len(m.p.node.inputs) != 2 or not m.rounds_alike(m.p) or not m.bias.shape.dtype.is_float:
         return None
     if m.bias.shape.rank > spatial + 2 or len(dims) <= spatial:
         return None

@@ -127,6 +127,9 @@ def _build(m: Match, x: Value, cos: Value, sin: Value, how: tuple[Any, ...]) -> 
     c, s = (_angles(m, v, x.shape.dims[axis]) for v in (cos, sin))
     if c is None or s is None or c[1:] != s[1:]:
         return None
+    tokens = (x.shape.dims[0], x.shape.dims[axis])
+    if c.positions is not None and c.positions.shape.dims not in (tokens, tokens[1:]):
+        return None
     n_rot = 0 if 2 * half == head_dim else 2 * half
     operands = (x, c.table, s.table) + (() if c.positions is None else (c.positions,))
     made = m.g.rope(
