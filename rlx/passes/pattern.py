@@ -77,12 +77,12 @@ class OpPattern(Pattern):
         self.swaps = len(parts) == 2 and kinds <= COMMUTATIVE
 
     @property
-    def needs(self) -> frozenset[str] | None:
-        """Kinds of which one operand at least must be: the cheapest reason not to match."""
+    def needs(self) -> tuple[frozenset[str], ...]:
+        """Sets of kinds, of each of which one operand must be: the cheapest reason not to match."""
         if self.having:
-            return frozenset({self.having})
+            return (frozenset({self.having}),)
         known = [p.kinds for p in self.parts if p.kinds is not None]
-        return min(known, key=len) if known else None
+        return tuple(sorted(dict.fromkeys(known), key=len))
 
 
 def op(

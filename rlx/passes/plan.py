@@ -28,12 +28,16 @@ def plan(
     prepare: Graph | None = None,
     phases: PhaseSchedule | None = None,
     scratch: Scratch | None = None,
+    nested: bool = False,
 ) -> Lir:
-    """The graph with a place for every value. `graph` gains copies of outputs that are views."""
+    """The graph with a place for every value. `graph` gains copies of outputs that are views.
+
+    Inputs and outputs of a `nested` graph get none: they lie where the node around it has them.
+    """
     require_bound(graph)
     views = find_views(graph.nodes)
     _own_outputs(graph, views)
-    return _Planner(graph, views, scratch).run(prepare, phases or derive_phases(graph))
+    return _Planner(graph, views, scratch, nested).run(prepare, phases or derive_phases(graph))
 
 
 def _own_outputs(graph: Graph, views: dict[Value, Placed]) -> None:
@@ -89,8 +93,10 @@ class _Arena:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, views: dict[Value, Placed], scratch: Scratch | None) -> None:
-        self.graph, self.views, self.scratch = graph, views, scratch
+    def __init__(
+        self, graph: Graph, views: dict[Value, Placed], scratch: Scratch | None, nested: bool
+    ) -> None:
+        self.graph, self.views, self.scratch, self.nested = graph, views, scratch, nested
         self.arena = _Arena()
         self.slots: dict[Value, Slot] = {}
         self.working: dict[int, tuple[int, int]] = {}
@@ -163,7 +169,8 @@ class _Planner:
 
     def _place_new(self, value: Value, kind: str) -> None:
         size = value.shape.upper_bytes(self.graph.live)
-        offset = self.arena.take(aligned(size))
+        outside = self.nested and kind != "arena"
+        offset = None if outside else self.arena.take(aligned(size))
         first = 0 if kind == "input" else value.node.id
         last = self.last.get(value, first)
         if kind != "arena":

@@ -199,7 +199,6 @@ class Editor:
         placed: set[Node] = set()
         order: list[Node] = []
         open_: set[Node] = set()
-        writes = bool(self.updates)
         for first in nodes:
             todo = [first]
             while todo:
@@ -207,8 +206,10 @@ class Editor:
                 if node in placed:
                     todo.pop()
                     continue
-                waits = [v.node for v in node.inputs] if not writes else self.before(node)
-                missing = [n for n in waits if n not in placed]
+                if node.op.name == "state_update":
+                    missing = [n for n in self.before(node) if n not in placed]
+                else:
+                    missing = [v.node for v in node.inputs if v.node not in placed]
                 if not missing:
                     placed.add(node)
                     order.append(todo.pop())
@@ -261,12 +262,12 @@ def apply(
     return _Driver(graph, rules, name, report, on_fire).run()
 
 
-Entry = tuple[Rule, frozenset[str] | None]
+Entry = tuple[Rule, tuple[frozenset[str], ...]]
 _tables: dict[tuple[int, int], tuple[Sequence[Rule], dict[str, list[Entry]]]] = {}
 
 
 def _indexed(rules: Sequence[Rule]) -> dict[str, list[Entry]]:
-    """Rules by the kind of their root, each with the kinds that one of its operands must be of."""
+    """Rules by the kind of their root, each with the kinds that its operands must be among."""
     kept = _tables.get((id(rules), len(rules)))
     if kept is not None and kept[0] is rules:
         return kept[1]
@@ -305,13 +306,14 @@ class _Driver:
                 continue
             kinds: set[str] | None = None
             for rule, needs in index[node.op.name]:
-                if needs is not None:
-                    if kinds is None:
-                        kinds = {v.node.op.name for v in node.inputs}
-                    if needs.isdisjoint(kinds):
-                        continue
-                if self._try(rule, node):
-                    break
+                if kinds is None:
+                    kinds = {v.node.op.name for v in node.inputs}
+                for need in needs:
+                    if need.isdisjoint(kinds):
+                        break
+                else:
+                    if self._try(rule, node):
+                        break
         self._report_misses()
         return self.editor.finish()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -201,8 +202,13 @@ def test_every_stage_is_shown_and_timed() -> None:
 def test_a_transformer_of_three_thousand_nodes_takes_half_a_second_at_most() -> None:
     graph = decoder(28).lower("fusable")
     assert len(graph) >= 2900
-    # measured: a fifth of the bound; the best of three, for machines are busy
-    assert min(run_pipeline(graph, has_native=lambda n: True).seconds for _ in range(3)) <= 0.5
+
+    def once() -> float:
+        start = process_time()  # other work on the machine does not count
+        run_pipeline(graph, has_native=lambda n: True)
+        return process_time() - start
+
+    assert min(once() for _ in range(3)) <= 0.5  # measured: 0.1 to 0.15
 
 
 def test_passes_can_be_chosen_by_name() -> None:
