@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from rlx.backends.cpu import (  # noqa: F401
     attention,
+    control,
     conv,
+    host,
+    linalg,
     matmul,
     matmul_steps,
     pack,
