@@ -74,7 +74,7 @@ class Program:
         for i, step in enumerate(steps):
             start = self._starts[i]
             self.words[start : start + lengths[i]] = _signed(step.words)
-            self.steps[i] = (step.fn, self.words.ctypes.data + 8 * start, step.flags, step.phase)
+            self.steps[i] = (step.fn, self.word_address(int(start)), step.flags, step.phase)
         self._profile: npt.NDArray[np.int64] | None = None
         self._header = np.zeros(driver.HEADER_BYTES // 8, np.int64)
         self._set(driver.STEPS, self.steps.ctypes.data)
@@ -106,6 +106,10 @@ class Program:
         """Number of a step's word, for the patch table."""
         return int(self._starts[step]) + index
 
+    def word_address(self, word: int) -> int:
+        """Where a word lies, for steps that change those of others."""
+        return int(self.words.ctypes.data) + 8 * word
+
     def profile(self, workers: int) -> npt.NDArray[np.int64]:
         """Ask for time stamps: an array [worker, step, (begin, end, rounds)] for every run to fill.
 
@@ -120,6 +124,14 @@ class Program:
         """Forget the time stamps of an earlier run of these steps."""
         if self._profile is not None:
             self._profile[:, first:last] = 0
+
+    def record(self, step: int, begin: int, end: int) -> None:
+        """Time stamps of a step that the caller did, as the driver keeps them."""
+        if self._profile is not None:
+            stamps = self._profile[0, step]
+            if not stamps[2]:
+                stamps[:2] = begin
+            stamps[1:] += end - begin, 1
 
     def is_host(self, step: int) -> bool:
         return bool(self.steps[step]["flags"] & driver.HOST)

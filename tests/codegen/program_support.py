@@ -12,6 +12,7 @@ from rlx.backends.cpu import families  # noqa: F401
 from rlx.backends.cpu.assemble import Assembled, assemble
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.lowering import TABLE, Context
+from rlx.codegen import driver
 from rlx.codegen.kernel import unit_of
 from rlx.codegen.target import Target
 from rlx.ir.binding import DimBinding
@@ -75,11 +76,16 @@ class Native:
         program = self.made.program
         for word, source in program.patches:
             program.words[word] = program.live[source]
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-        for step in program.steps:
-            alone = bool(step["flags"] & 2)
-            for tid in range(1 if alone else self.workers):
-                call(int(step["fn"]))(int(step["words"]), tid, 1 if alone else self.workers)
+        call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+        at = 0
+        while at < len(program.steps):
+            step = program.steps[at]
+            share = 1 if step["flags"] & driver.ALONE else self.workers
+            words = int(step["words"])
+            gave = {call(int(step["fn"]))(words, tid, share) for tid in range(share)}
+            if step["flags"] & driver.JUMP:
+                assert len(gave) == 1, "workers go different ways"
+            at += gave.pop() if step["flags"] & driver.JUMP else 1
 
     def run(
         self,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from rlx.backends.base import Backend
 from rlx.backends.cpu import families
-from rlx.backends.cpu.assemble import HOST_KINDS, assemble
+from rlx.backends.cpu.assemble import assemble
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.lowering import TABLE
+from rlx.backends.cpu.lowering import TABLE, scratch_of
 from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
@@ -28,7 +28,7 @@ class CpuBackend(Backend):
         self.target = target or Target.host()
 
     def has_native(self, node: Node) -> bool:
-        if node.op.is_view or node.op.name in HOST_KINDS:
+        if node.op.is_view:
             return True
         entry = TABLE.get(node.op.name)
         return entry is not None and (entry.when is None or entry.when(node))
@@ -42,11 +42,8 @@ class CpuBackend(Backend):
         return insert_copies(graph)
 
     def scratch(self, node: Node) -> int:
-        entry = TABLE.get(node.op.name)
-        if entry is None or entry.scratch is None:
-            return 0
         # for as many workers as a compilation can ask for; what is not touched costs nothing
-        return entry.scratch(node, self.target, usable_cores())
+        return scratch_of(node, self.target, usable_cores())
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
         given = {n.name: params[n.name] for n in graph.sources("param")}

@@ -6,10 +6,11 @@ so they are checked first, once per distinct condition and not per layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlx.errors import BindingError
+from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -21,7 +22,7 @@ Limit = tuple[Dim, Dim, Node, str]  # value, most it may be, who asks, what it i
 def limits_of(graph: Graph) -> list[Limit]:
     """Distinct conditions `value <= most` that depend on live dimensions."""
     found: dict[tuple[Dim, Dim, str], Limit] = {}
-    for node in graph.nodes:
+    for node in _all_nodes(graph):
         rule = _RULES.get(node.op.name)
         if rule is None:
             continue
@@ -29,6 +30,16 @@ def limits_of(graph: Graph) -> list[Limit]:
             if isinstance(value, Expr) or isinstance(most, Expr):
                 found.setdefault((value, most, what), (value, most, node, what))
     return list(found.values())
+
+
+def _all_nodes(graph: Graph) -> Iterator[Node]:
+    """Nodes of the graph, and of the graphs nested in it."""
+    for node in graph.nodes:
+        yield node
+        for field in node.op.fields:
+            body = getattr(node.op, field)
+            if isinstance(body, Body):
+                yield from _all_nodes(body.graph)
 
 
 def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., int]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from rlx.backends.base import Executable, check_numbers
-from rlx.backends.cpu.assemble import Assembled, Segment, address_of
+from rlx.backends.cpu.assemble import Assembled, address_of
 from rlx.backends.cpu.checks import checker, limits_of, raise_broken
+from rlx.backends.cpu.host import call_host
 from rlx.backends.cpu.memory import RunMemory
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import profile_run
 from rlx.backends.timing import Profile
 from rlx.errors import InputError
-from rlx.ir.bind import bind_op
 from rlx.ir.op import Array
 from rlx.specialize.manifest import BindingManifest
 
@@ -32,6 +30,7 @@ class CpuExecutable(Executable):
         self._bases = made.words.bases()
         self._addresses: dict[tuple[str, str], int] = {}
         self._attached: dict[str, Array] = {}
+        self._sizes: Mapping[str, int] = {}
         self._inputs = [n.name for n in made.lir.inputs]
         self._outputs = list(made.lir.graph.output_names)
         self._place_slots()
@@ -60,12 +59,7 @@ class CpuExecutable(Executable):
         sizes: Mapping[str, int],
     ) -> None:
         self._begin(inputs, outputs, sizes)
-        if len(self.made.segments) == 1:
-            self.pool.run(self.made.program)
-        else:
-            memory = self._memory(inputs, outputs, sizes)
-            for segment in self.made.segments:
-                self._run_segment(segment, memory)
+        self.pool.run(self.made.program, on_host=self._on_host)
         if self.made.status[0]:
             self._raise_status()
 
@@ -87,6 +81,7 @@ class CpuExecutable(Executable):
         broken = self._check(*live)
         if broken >= 0:
             raise_broken(self._limits[broken], sizes)
+        self._sizes = sizes
         self._fill(self._live, [addresses[b] for b in self._bases], *live)
 
     def _memory(
@@ -107,30 +102,21 @@ class CpuExecutable(Executable):
         self._begin(inputs, outputs, sizes)
         memory = self._memory(inputs, outputs, sizes)
         steps, done = self.made.steps, 0
-        for segment in self.made.segments:
-            while done < segment.last:
-                node, first = steps[done].node, done
-                while done < segment.last and steps[done].node is node:
-                    done += 1
-                self.pool.run(self.made.program, first, done)
-                if node is not None:
-                    check_numbers(node, [memory.array(v) for v in node.outputs])
-            self._run_segment(Segment(segment.last, segment.last, segment.host), memory)
+        while done < len(steps):
+            node, first = steps[done].node, done
+            while done < len(steps) and steps[done].node is node:
+                done += 1
+            self.pool.run(self.made.program, first, done, self._on_host)
+            if node is not None:
+                check_numbers(node, [memory.array(v) for v in node.outputs])
         if self.made.status[0]:
             self._raise_status()
 
-    def _run_segment(self, segment: Segment, memory: RunMemory) -> None:
-        self.pool.run(self.made.program, segment.first, segment.last)
-        node = segment.host
-        if node is None:
-            return
-        operands = [memory.array(v) for v in node.inputs]
-        with np.errstate(all="ignore"):
-            results = bind_op(node.op, memory.sizes).reference(*operands)
-        if not isinstance(results, tuple):
-            results = (results,)
-        for value, result in zip(node.outputs, results, strict=True):
-            memory.array(value)[...] = result
+    def _on_host(self, index: int) -> None:
+        program, step = self.made.program, self.made.steps[index]
+        first = program.word_of(index, 0)
+        addresses = program.words[first : first + len(step.words)]
+        call_host(step, addresses.tolist(), self._sizes)
 
     def profile(
         self,
@@ -141,7 +127,7 @@ class CpuExecutable(Executable):
         return profile_run(self, inputs, outputs, sizes)
 
     def _raise_status(self) -> None:
-        node = self.lir.graph.nodes[int(self.made.status[0]) - 1]
+        node = self.made.words.node(int(self.made.status[0]))
         self.made.status[0] = 0
         raise InputError(
             "an index is out of range",

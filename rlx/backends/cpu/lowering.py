@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.target import Target
+from rlx.errors import UnsupportedError
+from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
@@ -29,28 +31,56 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Scratch:
-    """An address inside the node's scratch memory, `offset` bytes from its start."""
+    """An address inside the node's scratch memory, `offset` + `shift` bytes from its start."""
 
     node: Node
     offset: int = 0
+    shift: Dim = 0
 
 
 @dataclass(frozen=True)
 class Status:
-    """The address of an i64 in which a kernel leaves `node.id + 1` when it meets bad data, such as
-    an index out of range; the run then raises an error that names the node."""
+    """The address of an i64 in which a kernel leaves a node's `Number` when it meets bad data, such
+    as an index out of range; the run then raises an error that names the node."""
 
 
-Word = (
-    Pointer | Scratch | Status | Dim
-)  # a Dim becomes an i64: a constant, or evaluated with each run
+@dataclass(frozen=True)
+class Number:
+    """The number of a node, for `Status`."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The address of constant data, plus `shift` bytes."""
+
+    data: Data
+    shift: Dim = 0
+
+
+@dataclass(frozen=True)
+class WordOf:
+    """The address of a word of a step, for kernels that change what others will read."""
+
+    step: Step = field(repr=False)
+    index: int
+
+
+# A Dim becomes an i64: a constant, or evaluated with each run.
+Word = Pointer | Scratch | Status | Number | Fixed | WordOf | Dim
 
 
 @dataclass
 class Step:
-    """One call of a kernel by every worker (or by the first alone when `solo`)."""
+    """One call of a kernel by every worker (or by the first alone when `solo`).
 
-    spec: KernelSpec
+    A `jump` kernel returns how many steps further the program goes on. A step without a kernel is
+    Python's: it runs the reference of the node `host` on the words, addresses of plain operands and
+    results. After a `fence` comes a barrier, whatever the step shares with others.
+    """
+
+    spec: KernelSpec | None
     words: Sequence[Word]
     reads: Sequence[Value] = ()
     writes: Sequence[Value] = ()
@@ -60,6 +90,9 @@ class Step:
     flops: Dim = 0
     bytes: Dim = 0
     label: str = field(default="")
+    jump: bool = False
+    fence: bool = False
+    host: Node | None = None
 
 
 class Context:
@@ -124,15 +157,46 @@ def lowers(
     return register
 
 
+def scratch_of(node: Node, target: Target, threads: int) -> int:
+    """Bytes of scratch memory that a node's kernels want, with up to so many workers."""
+    entry = TABLE.get(node.op.name)
+    return entry.scratch(node, target, threads) if entry is not None and entry.scratch else 0
+
+
+def steps_of(ctx: Context) -> list[Step]:
+    """The steps of all nodes, in schedule order."""
+    steps: list[Step] = []
+    for node in ctx.lir.graph.nodes:
+        if node.op.is_source or (node.op.is_view and ctx.lir.slots[node.output].kind == "alias"):
+            continue
+        entry = TABLE.get(node.op.name)
+        if entry is None:
+            raise UnsupportedError(
+                "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
+                hint="legalize should have rewritten it through its common body",
+            )  # fmt: skip
+        for step in entry.lower(node, ctx):
+            step.node = node
+            if not step.label:
+                step.label = node.op.name if step.spec is None else step.spec.label
+            steps.append(step)
+    return steps
+
+
 __all__ = [
     "TABLE",
     "Context",
     "Entry",
+    "Fixed",
+    "Number",
     "Pointer",
     "Scratch",
     "Status",
     "Step",
     "Word",
+    "WordOf",
     "contiguous_strides",
     "lowers",
+    "scratch_of",
+    "steps_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
 from rlx.backends.cpu.matmul import Case, plain_case, product_step, spec_of, worker_bytes
 from rlx.codegen.grouped_matmul import GroupedMatmul, Route, table_bytes
 from rlx.codegen.matmul import Matmul
@@ -89,7 +89,7 @@ def _grouped_scratch(node: Node, target: Target, threads: int) -> int:
 def lower_grouped(node: Node, ctx: Context) -> list[Step]:
     group = _Grouped(node, ctx.target, ctx.threads)
     table, expert = Scratch(node), Pointer(node.inputs[2])
-    route: list[Word] = [expert, table, group.case.m, group.experts, Status(), node.id + 1]
+    route: list[Word] = [expert, table, group.case.m, group.experts, Status(), Number(node)]
     given: dict[str, Word] = {"table": table, "w_expert": group.expert_bytes}
     return [
         Step(Route(group.index), route, [node.inputs[2]], solo=True, uses_scratch=True),

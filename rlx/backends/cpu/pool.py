@@ -165,7 +165,9 @@ class Pool:
             if at < end and program.is_host(at):
                 if on_host is None:
                     raise ValueError(f"step {at} is the caller's, who gave no function for it")
+                begin = self._crew.native.now()
                 on_host(at)
+                program.record(at, begin, self._crew.native.now())
                 at += 1
 
     @property

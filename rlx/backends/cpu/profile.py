@@ -33,11 +33,12 @@ def profile_run(
         begin, end = stamps[:, i, 0], stamps[:, i, 1]
         took = begin > 0  # a step done by one worker leaves the others' stamps alone
         ticks = int(end[took].max() - begin[took].min()) if took.any() else 0
-        rows.append(_timing(step, ticks / pool.ticks_per_second, sizes))
+        rounds = int(stamps[:, i, 2].max())
+        rows.append(_timing(step, ticks / pool.ticks_per_second, rounds, sizes))
     return Profile(tuple(rows))
 
 
-def _timing(step: Step, seconds: float, sizes: Mapping[str, int]) -> Timing:
+def _timing(step: Step, seconds: float, rounds: int, sizes: Mapping[str, int]) -> Timing:
     node = step.node
     flops: Dim = step.flops
     moved: Dim = step.bytes
@@ -46,4 +47,5 @@ def _timing(step: Step, seconds: float, sizes: Mapping[str, int]) -> Timing:
         flops, moved = cost.flops, cost.bytes
     name = "" if node is None else f"%{node.id} {node.op.name}"
     block = "" if node is None else node.origin.block
-    return Timing(step.label, name, block, seconds, evaluate(flops, sizes), evaluate(moved, sizes))
+    done, touched = (rounds * evaluate(cost, sizes) for cost in (flops, moved))
+    return Timing(step.label, name, block, seconds, done, touched)

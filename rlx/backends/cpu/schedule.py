@@ -28,6 +28,9 @@ def place_barriers(steps: Sequence[Step], lir: Lir) -> list[bool]:
             read, written = [], []
         read += reads
         written += writes
+        if step.fence:
+            after[i] = True
+            read, written = [], []
     return after
 
 

@@ -7,14 +7,14 @@ that depends on a live dimension, come with each run and are patched in by the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.backends.cpu.lowering import Pointer, Scratch, Status, Word
+from rlx.backends.cpu.lowering import Fixed, Number, Pointer, Scratch, Status, Word, WordOf
 from rlx.ir.dim import Dim, Expr, expand
 from rlx.ir.lir import Lir
-from rlx.ir.node import Value
+from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 
 Base = tuple[str, str]  # ("input", name), ("output", name), ("param", name), ("state", name), …
@@ -30,6 +30,8 @@ class WordTable:
     live: list[tuple[Base | None, Dim]] = field(default_factory=list)  # base address + offset
     late: list[tuple[int, Base, int]] = field(default_factory=list)  # word, base, byte offset
     patches: list[tuple[int, int]] = field(default_factory=list)
+    nested: list[Node] = field(default_factory=list)  # that may report bad data
+    _links: list[tuple[int, WordOf]] = field(default_factory=list)
     _sources: dict[tuple[Base | None, Dim], int] = field(default_factory=dict)
 
     def resolve(self, word: Word, position: int) -> int:
@@ -38,12 +40,37 @@ class WordTable:
             return self._pointer(word, position)
         if isinstance(word, Scratch):
             offset, _ = self.lir.scratch[word.node.id]
-            return self._arena_address(offset + word.offset)
+            address = word.shift + self._arena_address(offset + word.offset)
+            return address if isinstance(address, int) else self._patch(position, None, address)
         if isinstance(word, Status):
             return int(self.status.ctypes.data)
+        if isinstance(word, Number):
+            return self._number(word.node)
+        if isinstance(word, Fixed):
+            address = word.shift + int(word.data.array.ctypes.data)
+            return address if isinstance(address, int) else self._patch(position, None, address)
+        if isinstance(word, WordOf):
+            self._links.append((position, word))
+            return 0
         if isinstance(word, int):
             return word
         return self._patch(position, None, word)
+
+    def links(self, starts: Mapping[int, int]) -> list[tuple[int, int]]:
+        """(word, the word whose address it holds), given where each step's words begin."""
+        return [(position, starts[id(w.step)] + w.index) for position, w in self._links]
+
+    def _number(self, node: Node) -> int:
+        """The graph's own nodes are numbered from 1 on, then come those of nested graphs."""
+        own = len(self.lir.graph.nodes)
+        if node.graph is self.lir.graph:
+            return node.id + 1
+        if node not in self.nested:
+            self.nested.append(node)
+        return own + self.nested.index(node) + 1
+
+    def node(self, number: int) -> Node:
+        return [*self.lir.graph.nodes, *self.nested][number - 1]
 
     def _pointer(self, word: Pointer, position: int) -> int:
         root, _ = self.lir.home(word.value)

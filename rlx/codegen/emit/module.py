@@ -150,9 +150,12 @@ class Module:
         self.functions[name] = made
         return made
 
-    def kernel(self, name: str = "kernel") -> Function:
-        """Begin a function that a program can run: (ptr words, i32 tid, i32 nth)."""
-        return self.function(name, [("words", ptr), ("tid", i32), ("nth", i32)])
+    def kernel(self, name: str = "kernel", result: Type = void) -> Function:
+        """Begin a function that a program can run: (ptr words, i32 tid, i32 nth).
+
+        It gives nothing, or, where it is to say at which step the program goes on, an i64.
+        """
+        return self.function(name, [("words", ptr), ("tid", i32), ("nth", i32)], result)
 
     def declare(self, name: str, result: Type, params: Sequence[Type]) -> None:
         """Make an intrinsic or an external function known."""
@@ -167,7 +170,7 @@ class Module:
     def table(self, fn: Function, data: bytes, align: int = 64) -> Value:
         """Constant bytes in the object, as a pointer for `fn`."""
         name = f"@table{len(self._globals)}"
-        body = "".join(f"\\{byte:02X}" for byte in data)
+        body = "\\" + data.hex("\\") if data else ""  # a backslash before every byte
         self._globals.append(
             f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}", align {align}'
         )
