@@ -27,7 +27,7 @@ from rlx.ir.ops.pack import PackMatMul, panel_layout
 
 SHAPES = ((128, 3072, 1024), (512, 1024, 3072), (512, 512, 512))  # rows, columns, terms
 ONE_ROW = (1, 65536, 1024)
-_REST = 0.03  # seconds between two sides, so that neither's waiting threads spin beside the other
+_REST = 0.12  # seconds between two sides: OpenBLAS's threads spin for some 0.1 s after their work
 
 
 class Product:
