@@ -1,0 +1,99 @@
+"""A model file becomes one symbolic description: ids in, logits and the next token out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from rlx.formats.gguf import GgufFile
+from rlx.formats.hf import HfFolder
+from rlx.formats.tokenizer import Tokenizer
+from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
+from rlx.ir.module import GraphModule
+from rlx.ir.op import Array
+from rlx.models.architectures import architecture
+from rlx.models.blocks import Net, Tensor
+from rlx.models.config import ModelConfig, from_gguf, from_hf
+from rlx.models.weights import Weights
+
+
+@dataclass
+class ModelFile:
+    """An opened model: its architecture, numbers, weights and tokenizer."""
+
+    path: Path
+    file: GgufFile | HfFolder
+    config: ModelConfig
+    arch: ModuleType
+
+    @staticmethod
+    def open(path: Path) -> ModelFile:
+        file: GgufFile | HfFolder = HfFolder(path) if path.is_dir() else GgufFile(path)
+        config = from_gguf(file) if isinstance(file, GgufFile) else from_hf(file)
+        arch = architecture(config.arch, str(path))
+        configure: Callable[[ModelConfig], ModelConfig] | None = getattr(arch, "configure", None)
+        return ModelFile(path, file, configure(config) if configure else config, arch)
+
+    def weights(self) -> Weights:
+        turned = getattr(self.arch, "HF_TRANSPOSED", ())
+        return Weights(self.file, self.arch.HF_NAMES, turned)
+
+    def tokenizer(self) -> Tokenizer:
+        if isinstance(self.file, GgufFile):
+            return tokenizer_from_gguf(self.file)
+        return self.file.tokenizer()
+
+
+@dataclass
+class Described:
+    """The graph of a use of the model, and the arrays of its parameters."""
+
+    module: GraphModule
+    params: dict[str, Array]
+
+
+def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str) -> Described:
+    """The model for one use.
+
+    "logits": those of every token. "sample": the last token's, and the next token drawn from them.
+    "adjust": the same after penalties and biases, given as inputs.
+    """
+    nets: list[Net] = []
+
+    def build(g: GraphModule) -> dict[str, Tensor]:
+        net = Net(g, model.config, weights, context, kv)
+        nets.append(net)
+        x = _body(net, model, g.input("ids", [1, "seq"], "i32"))
+        logits = net.head(x, last_only=use != "logits")
+        return {"logits": logits} if use == "logits" else _draw(net, logits, use == "adjust")
+
+    module = GraphModule.define(model.config.arch, build)
+    return Described(module, nets[0].params)
+
+
+def _body(net: Net, model: ModelFile, ids: Tensor) -> Tensor:
+    x = model.arch.embed(net, ids)
+    for i in range(model.config.layers):
+        x = net.g.named(f"blk.{i}", partial(_layer, net, model, x, i))
+    return model.arch.finish(net, x)
+
+
+def _layer(net: Net, model: ModelFile, x: Tensor, i: int, _: object) -> Tensor:
+    return model.arch.layer(net, x, i)
+
+
+def _draw(net: Net, logits: Tensor, adjust: bool) -> dict[str, Tensor]:
+    """Sampling, in the graph: logits never leave native memory unless somebody asks."""
+    g, vocab = net.g, net.config.vocab
+    row = g.hir_mir("reshape", [logits], dims=(1, vocab))
+    drawn_from = row
+    if adjust:
+        factor, bias = g.input("factor", [vocab]), g.input("bias", [vocab])
+        shrunk = g.hir_mir("where", [g.hir_mir("gt", [row, 0.0]), row / factor, row * factor])
+        drawn_from = shrunk + bias
+    rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
+    token, after = g.hir_mir("sample", [drawn_from, rng, settings])
+    return {"token": token, "rng_next": after, "logits": row}

@@ -1,0 +1,225 @@
+"""What a model is, in numbers: read from GGUF metadata or a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx.errors import FormatError
+from rlx.formats.gguf import GgufFile
+from rlx.formats.hf import HfFolder
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding: base, how many dimensions turn, and how long contexts are stretched."""
+
+    theta: float = 10000.0
+    n_rot: int = 0  # 0: the whole head
+    interleaved: bool = False
+    scaling: str = "none"  # none, linear, llama3, yarn, longrope
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 0.0  # 0: what the scaling's own formula says
+    long_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    arch: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    context: int
+    eps: float = 1e-5
+    activation: str = "silu"
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    local_rope: RopeConfig | None = None  # of sliding-window layers, where it differs
+    sliding_window: int = 0
+    window_pattern: int = 0  # n: every n-th layer sees everything; 0: all layers slide
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0  # added to norm weights that are stored less one
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer sees a window of the past only."""
+        if not self.sliding_window:
+            return False
+        return not self.window_pattern or (layer + 1) % self.window_pattern != 0
+
+    def check(self, where: str) -> ModelConfig:
+        """Raise unless the numbers can be those of a model."""
+        positive = ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")
+        for name in positive:
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 < value < 1 << 31:
+                raise FormatError(
+                    f"{name} is not a size", where=where, got=value, expected="a positive number"
+                )
+        if self.heads % self.kv_heads:
+            raise FormatError(
+                "query heads do not share key heads evenly", where=where,
+                got=f"{self.heads} and {self.kv_heads}",
+            )  # fmt: skip
+        return self
+
+
+def from_gguf(file: GgufFile) -> ModelConfig:
+    """The configuration in a GGUF file's metadata."""
+    arch = file.need("general.architecture", str)
+
+    def need(name: str) -> int:
+        return file.need(f"{arch}.{name}", int)
+
+    def get(name: str, default: Any) -> Any:
+        return file.get(f"{arch}.{name}", type(default), default)
+
+    hidden, heads = need("embedding_length"), need("attention.head_count")
+    head_dim = get("attention.key_length", hidden // max(heads, 1))
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise FormatError("no token embedding", where=file.name, expected="token_embd.weight")
+    eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon", 1e-5))
+    config = ModelConfig(
+        arch=arch,
+        vocab=embedding.shape[0],
+        hidden=hidden,
+        layers=need("block_count"),
+        heads=heads,
+        kv_heads=get("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        ffn=need("feed_forward_length"),
+        context=get("context_length", 2048),
+        eps=eps,
+        rope=_gguf_rope(file, arch),
+        sliding_window=get("attention.sliding_window", 0),
+        attention_softcap=get("attn_logit_softcapping", 0.0),
+        final_softcap=get("final_logit_softcapping", 0.0),
+    )
+    return config.check(file.name)
+
+
+def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
+    def get(name: str, default: Any) -> Any:
+        return file.get(f"{arch}.rope.{name}", type(default), default)
+
+    factors = "rope_freqs.weight" in file.tensors
+    return RopeConfig(
+        theta=get("freq_base", 10000.0),
+        n_rot=get("dimension_count", 0),
+        # GGUF reorders q and k of this architecture so that pairs are neighbours
+        interleaved=arch == "llama",
+        scaling="factors" if factors else get("scaling.type", "none"),
+        factor=get("scaling.factor", 1.0),
+        original_context=get("scaling.original_context_length", 0),
+        attention_factor=get("scaling.attn_factor", 0.0),
+    )
+
+
+def from_hf(folder: HfFolder) -> ModelConfig:
+    """The configuration in a Hugging Face folder."""
+    c = folder.config
+    c = {**c, **c.get("text_config", {})} if isinstance(c.get("text_config"), Mapping) else c
+    arch = c.get("model_type")
+    if not isinstance(arch, str):
+        raise FormatError("no model_type in config.json", where=folder.name)
+    if arch == "gemma3_text":
+        arch = "gemma3"
+    if arch == "gpt2":
+        return _hf_gpt2(c).check(folder.name)
+    hidden, heads = _need(c, "hidden_size", folder), _need(c, "num_attention_heads", folder)
+    head_dim = c.get("head_dim") or hidden // max(heads, 1)
+    scalar = c.get("query_pre_attn_scalar")
+    rope = _hf_rope(c, head_dim)
+    config = ModelConfig(
+        arch=arch,
+        vocab=_need(c, "vocab_size", folder),
+        hidden=hidden,
+        layers=_need(c, "num_hidden_layers", folder),
+        heads=heads,
+        kv_heads=c.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        ffn=_need(c, "intermediate_size", folder),
+        context=c.get("max_position_embeddings", 2048),
+        eps=c.get("rms_norm_eps", c.get("layer_norm_eps", 1e-5)),
+        rope=rope,
+        sliding_window=_hf_window(c),
+        attention_softcap=c.get("attn_logit_softcapping") or 0.0,
+        final_softcap=c.get("final_logit_softcapping") or 0.0,
+        attention_scale=scalar**-0.5 if scalar else None,
+        norm_offset=1.0 if arch.startswith("gemma") else 0.0,
+    )
+    return config.check(folder.name)
+
+
+def _hf_gpt2(c: Mapping[str, Any]) -> ModelConfig:
+    hidden, heads = int(c["n_embd"]), int(c["n_head"])
+    return ModelConfig(
+        arch="gpt2",
+        vocab=int(c["vocab_size"]),
+        hidden=hidden,
+        layers=int(c["n_layer"]),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=int(c.get("n_inner") or 4 * hidden),
+        context=int(c["n_positions"]),
+        eps=float(c.get("layer_norm_epsilon", 1e-5)),
+    )
+
+
+def _hf_window(c: Mapping[str, Any]) -> int:
+    if c.get("use_sliding_window") is False:
+        return 0
+    window = c.get("sliding_window")
+    return window if isinstance(window, int) else 0
+
+
+def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    given = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    if "full_attention" in given:  # one table per kind of layer
+        given = given["full_attention"]
+    kind = given.get("rope_type", given.get("type", "none"))
+    theta = given.get("rope_theta", c.get("rope_theta", 10000.0))
+    original = int(
+        given.get("original_max_position_embeddings")
+        or c.get("original_max_position_embeddings")
+        or c.get("max_position_embeddings", 0)
+    )
+    # longrope states how far it stretches by the two lengths
+    longest = c.get("max_position_embeddings", 0)
+    stretch = longest / original if original and "long_factor" in given else 1.0
+    share = given.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+    return RopeConfig(
+        theta=float(theta),
+        n_rot=int(head_dim * share) if share != 1.0 else 0,
+        scaling={"default": "none", "su": "longrope"}.get(kind, kind),
+        factor=float(given.get("factor") or stretch),
+        original_context=original,
+        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        attention_factor=float(given.get("attention_factor") or 0.0),
+        long_factors=tuple(given.get("long_factor") or ()),
+        short_factors=tuple(given.get("short_factor") or ()),
+    )
+
+
+def _need(c: Mapping[str, Any], name: str, folder: HfFolder) -> int:
+    value = c.get(name)
+    if not isinstance(value, int):
+        raise FormatError("config.json lacks a number", where=folder.name, got=value, expected=name)
+    return value

@@ -1,0 +1,174 @@
+"""A loaded model that can run tokens: one template, executables for prefill and decode, one cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import InputError
+from rlx.ir.binding import DimBinding
+from rlx.ir.module import GraphModule
+from rlx.models.build import ModelFile, describe
+from rlx.models.sampling import Penalties
+from rlx.models.weights import Weights
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.params import ParamStore
+from rlx.runtime.pipeline import ModelCompilePipeline
+from rlx.specialize.options import CompileOptions
+
+CHUNK = 512  # tokens of a prompt that run at once
+
+
+@dataclass
+class Use:
+    """One way to use the model: its executables, sharing parameters and cache with the others."""
+
+    prefill: CompiledGraph
+    decode: CompiledGraph
+
+
+class Engine:
+    """Runs tokens through a model and keeps the cache. Not safe for several threads: see `lock`."""
+
+    def __init__(
+        self,
+        model: ModelFile,
+        *,
+        device: str = "cpu",
+        context: int | None = None,
+        kv: str = "f16",
+        threads: int | None = None,
+    ) -> None:
+        self.model = model
+        self.context = self._context(context)
+        self.kv = kv
+        self.lock = threading.Lock()
+        self.tokens: list[int] = []  # what the cache holds
+        self._options = CompileOptions(threads=threads)
+        self._pipeline = ModelCompilePipeline(device, capacity=16, params=ParamStore())
+        self._weights: Weights = model.weights()
+        self._states: dict[str, Any] = {}
+        self._uses: dict[str, Use] = {}
+
+    def _context(self, asked: int | None) -> int:
+        longest = self.model.config.context
+        if asked is None:
+            return min(longest, 4096)
+        if not 1 <= asked <= longest:
+            raise InputError(
+                "context out of range", where="context", got=asked, expected=f"1 … {longest}",
+                hint="the model was not trained for longer ones",
+            )  # fmt: skip
+        return asked
+
+    def use(self, kind: str) -> Use:
+        """The executables for "sample", "adjust" or "logits", made on first use."""
+        if kind not in self._uses:
+            described = describe(self.model, self._weights, self.context, self.kv, kind)
+            for name, array in described.params.items():
+                if name not in self._pipeline.params:
+                    self._pipeline.params.set(name, array)
+            chunk = min(CHUNK, self.context)
+            past = max(self.context - 1, 1)
+            seqs = {
+                "prefill": DimBinding().set_live("seq", chunk).set_live("past_seq", past),
+                "decode": DimBinding(seq=1).set_live("past_seq", past),
+            }
+            module = described.module
+            made = {name: self._compile(kind, name, module, b) for name, b in seqs.items()}
+            self._uses[kind] = Use(**made)
+        return self._uses[kind]
+
+    def _compile(
+        self, kind: str, name: str, module: GraphModule, binding: DimBinding
+    ) -> CompiledGraph:
+        template = self._pipeline.build_template(lambda: module, self._options)
+        specialized = self._pipeline.specialize_template(binding, self._options, template)
+        executable = self._pipeline.compile_lir(specialized, self._options)
+        compiled = CompiledGraph(specialized.template, self._pipeline.params, executable)
+        for node in specialized.lir.states:
+            if node.name in self._states:
+                compiled.bind_state(node.name, self._states[node.name])
+            else:
+                self._states[node.name] = compiled.read_state(node.name)
+        return compiled
+
+    # -- running ------------------------------------------------------------------------------
+
+    def keep(self, prompt: Sequence[int]) -> int:
+        """Forget what the cache holds beyond its common beginning with `prompt`; how much stays."""
+        shared = 0
+        for a, b in zip(self.tokens, prompt, strict=False):
+            if a != b:
+                break
+            shared += 1
+        shared = min(shared, len(prompt) - 1)  # the last token must run: its logits are wanted
+        del self.tokens[shared:]
+        return shared
+
+    def check(self, tokens: Sequence[int]) -> None:
+        vocab = self.model.config.vocab
+        if not len(tokens):
+            raise InputError("no tokens to run", hint="a prompt has at least one token")
+        wrong = [t for t in tokens if not 0 <= t < vocab]
+        if wrong:
+            raise InputError("no such token", got=wrong[0], expected=f"0 … {vocab - 1}")
+        if len(tokens) > self.context:
+            raise InputError(
+                "the prompt is longer than the context", got=len(tokens), expected=self.context,
+                hint="load the model with a larger context=, or shorten the prompt",
+            )  # fmt: skip
+
+    def feed(
+        self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties | None = None
+    ) -> tuple[int, Any]:
+        """Run `tokens` after what the cache holds; the token drawn next, and the rng after it."""
+        use = self.use("sample" if penalties is None else "adjust")
+        extra = {} if penalties is None else {"factor": penalties.factor, "bias": penalties.bias}
+        token, after = -1, rng
+        for start in range(0, len(tokens), CHUNK):
+            part = tokens[start : start + CHUNK]
+            graph = use.decode if len(part) == 1 else use.prefill
+            ids = np.array([part], np.int32)
+            sizes = {"past_seq": len(self.tokens)}
+            drawn, after, self.last_logits = graph.run(
+                ids=ids, rng=rng, settings=settings, sizes=sizes, **extra
+            )
+            self.tokens.extend(part)
+            token = int(drawn[0])
+        return token, after
+
+    def logits(self, tokens: Sequence[int]) -> Any:
+        """Logits of every token, [n, vocab]."""
+        self.check(tokens)
+        use = self.use("logits")
+        self.tokens = []
+        rows = []
+        for start in range(0, len(tokens), CHUNK):
+            part = list(tokens[start : start + CHUNK])
+            graph = use.decode if len(part) == 1 else use.prefill
+            (found,) = graph.run(
+                ids=np.array([part], np.int32), sizes={"past_seq": len(self.tokens)}
+            )
+            self.tokens.extend(part)
+            rows.append(found[0])
+        return np.concatenate(rows)
+
+    @cached_property
+    def cache_bytes(self) -> int:
+        c = self.model.config
+        element = {"f32": 4, "f16": 2, "bf16": 2}[self.kv]
+        return 2 * c.layers * self.context * c.kv_heads * c.head_dim * element
+
+    def close(self) -> None:
+        """Let go of executables, weights and cache."""
+        self._uses.clear()
+        self._states.clear()
+        self.tokens.clear()
+        self._pipeline = ModelCompilePipeline(self._pipeline.session.device)
+        self.model.file.close()

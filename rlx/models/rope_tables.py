@@ -1,0 +1,80 @@
+"""Angles of rotary embedding: cosines and sines by position, for every way of stretching them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import UnsupportedError
+from rlx.models.config import RopeConfig
+
+Table = Any  # f32 [positions, n_rot / 2]
+
+
+def rope_tables(
+    rope: RopeConfig, head_dim: int, context: int, factors: Any = None
+) -> tuple[Table, Table]:
+    """cos and sin for positions below `context`; `factors` of a file divide the frequencies."""
+    turned = rope.n_rot or head_dim
+    frequencies = rope.theta ** (-np.arange(0, turned, 2, dtype=np.float64) / turned)
+    frequencies, scale = _scaled(rope, frequencies, turned, context, factors)
+    angles = np.arange(context, dtype=np.float64)[:, None] * frequencies
+    return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+
+
+def _scaled(
+    rope: RopeConfig, frequencies: Any, turned: int, context: int, factors: Any
+) -> tuple[Any, float]:
+    if factors is not None:
+        return frequencies / np.asarray(factors, np.float64), 1.0
+    if rope.scaling == "none":
+        return frequencies, 1.0
+    if rope.scaling == "linear":
+        return frequencies / rope.factor, 1.0
+    if rope.scaling == "llama3":
+        return _llama3(rope, frequencies), 1.0
+    if rope.scaling == "yarn":
+        return _yarn(rope, frequencies, turned)
+    if rope.scaling == "longrope":
+        return _longrope(rope, frequencies, context)
+    known = "none, linear, llama3, yarn, longrope"
+    raise UnsupportedError("unknown rope scaling", got=rope.scaling, expected=known)
+
+
+def _llama3(rope: RopeConfig, frequencies: Any) -> Any:
+    """Long waves are stretched, short ones kept, those between blended."""
+    waves = 2 * math.pi / frequencies
+    low = rope.original_context / rope.low_freq_factor
+    high = rope.original_context / rope.high_freq_factor
+    blend = (rope.original_context / waves - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    between = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    stretched = np.where(waves > low, frequencies / rope.factor, frequencies)
+    return np.where((waves <= low) & (waves >= high), between, stretched)
+
+
+def _yarn(rope: RopeConfig, frequencies: Any, turned: int) -> tuple[Any, float]:
+    """Dimensions that turn often in the original context are kept, slow ones stretched."""
+
+    def dimension(turns: float) -> float:
+        wave = rope.original_context / (turns * 2 * math.pi)
+        return turned * math.log(wave) / (2 * math.log(rope.theta))
+
+    first = max(math.floor(dimension(rope.beta_fast)), 0)
+    last = min(math.ceil(dimension(rope.beta_slow)), turned - 1)
+    ramp = (np.arange(turned // 2) - first) / max(last - first, 0.001)
+    kept = 1 - np.clip(ramp, 0, 1)
+    scale = rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0
+    return frequencies / rope.factor * (1 - kept) + frequencies * kept, scale
+
+
+def _longrope(rope: RopeConfig, frequencies: Any, context: int) -> tuple[Any, float]:
+    """One set of factors within the original context, another beyond it."""
+    factors = rope.long_factors if context > rope.original_context else rope.short_factors
+    scale = rope.attention_factor or 1.0
+    if scale == 1.0 and rope.factor > 1:
+        scale = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))
+    return frequencies / np.asarray(factors, np.float64), scale

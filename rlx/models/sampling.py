@@ -1,0 +1,106 @@
+"""How the next token is chosen, and what a generation may ask for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import OptionError
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 1 << 31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "max_tokens": (0, 1 << 31),
+    "logprobs": (0, 1000),
+}
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Temperature 0 takes the likeliest token; `seed` None draws one at random."""
+
+    max_tokens: int = 256
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int = 0
+    overflow: str = "error"  # or "shift": drop the older half of the context and go on
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise OptionError("not a number", where=name, got=repr(value))
+            if not low <= value <= high:
+                raise OptionError("out of range", where=name, got=value, expected=f"{low} … {high}")
+        if self.overflow not in ("error", "shift"):
+            raise OptionError(
+                "unknown policy", where="overflow", got=self.overflow, expected="error or shift"
+            )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", tuple(s for s in stop if s))
+        object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits change before the draw, which needs inputs of their size."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+        )
+
+    def row(self) -> Any:
+        """The `settings` input of the sample op."""
+        return np.array([self.temperature, self.top_k, self.top_p, self.min_p], np.float32)
+
+    def rng(self) -> Any:
+        seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
+        return np.array([seed, 0], np.uint64)
+
+
+class Penalties:
+    """What repeated tokens cost, per token of the vocabulary.
+
+    A logit above zero is divided by `factor`, one below multiplied; then `bias` is added. The
+    repetition penalty counts prompt and answer, presence and frequency the answer alone.
+    """
+
+    def __init__(self, settings: GenerationSettings, vocab: int, prompt: Sequence[int]) -> None:
+        self.settings = settings
+        self.factor = np.ones(vocab, np.float32)
+        self.bias = np.zeros(vocab, np.float32)
+        self._answered: set[int] = set()
+        for token, value in settings.logit_bias.items():
+            if not 0 <= token < vocab:
+                raise OptionError(
+                    "no such token", where="logit_bias", got=token, expected=f"below {vocab}"
+                )
+            self.bias[token] += value
+        self.factor[list(prompt)] = settings.repetition_penalty
+
+    def count(self, token: int) -> None:
+        """A token was generated."""
+        self.factor[token] = self.settings.repetition_penalty
+        if token not in self._answered:
+            self._answered.add(token)
+            self.bias[token] -= self.settings.presence_penalty
+        self.bias[token] -= self.settings.frequency_penalty
