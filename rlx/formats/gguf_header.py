@@ -20,8 +20,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
-_LEAST_PAIR = 13  # empty key, type, one byte of value
-_LEAST_TENSOR = 24  # empty name, no dimensions
+_LEAST_PAIR = 14  # a key of one byte, its type, one byte of value
+_LEAST_TENSOR = 25  # a name of one byte, no dimensions
 
 # plain tensors, which no quantisation scheme describes
 PLAIN_TYPES = {24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}

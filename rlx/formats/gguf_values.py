@@ -159,6 +159,8 @@ class Cursor:
         start, length = self.at, self.u64(f"length of a {what}")
         if length > _MAX_NAME:
             self.fail(f"{what} too long", got=length, expected=f"at most {_MAX_NAME}", at=start)
+        if not length:
+            self.fail(f"a {what} that is empty", at=start)
         raw = self.take(length, what)
         try:
             return raw.decode("utf-8")

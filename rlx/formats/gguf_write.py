@@ -48,8 +48,9 @@ def write_gguf(
     *,
     types: Mapping[str, ValueType] | None = None,
 ) -> None:
-    """Writes a GGUF file. `types` names the stored type of a scalar where the default (u32, or what
-    holds it; f32; string; bool) will not do: pass `GgufFile.types` to copy a file's metadata."""
+    """Writes a GGUF file. `types` names the stored type of a scalar, or of the elements of an empty
+    list, where the default (u32 or what holds it, f32, string, bool) will not do: pass
+    `GgufFile.types` to copy a file's metadata."""
     name = os.fspath(path)
     try:
         alignment = _alignment(metadata)
@@ -124,7 +125,7 @@ def _string(text: str) -> bytes:
 
 def _pair_value(key: str, value: Any, kind: ValueType | None) -> bytes:
     if _is_array(value):
-        return struct.pack("<I", ValueType.ARRAY) + _array(key, value)
+        return struct.pack("<I", ValueType.ARRAY) + _array(key, value, kind)
     kind = kind if kind is not None else _scalar_type(key, value)
     return struct.pack("<I", kind) + _scalar(key, value, kind)
 
@@ -168,8 +169,8 @@ def _scalar(key: str, value: Any, kind: ValueType) -> bytes:
         ) from e
 
 
-def _array(key: str, value: Any) -> bytes:
-    """Element type, count and elements."""
+def _array(key: str, value: Any, empty: ValueType | None = None) -> bytes:
+    """Element type, count and elements; `empty` is the type where there are none."""
     if isinstance(value, np.ndarray) and value.ndim == 1:
         kind = _BY_NUMPY.get(value.dtype.newbyteorder("<"))
         if kind is None:
@@ -181,7 +182,7 @@ def _array(key: str, value: Any) -> bytes:
         return struct.pack("<IQ", ValueType.ARRAY, len(items)) + b"".join(
             _array(key, x) for x in items
         )
-    kind = _common_type(key, items)
+    kind = _common_type(key, items) if items else empty or ValueType.INT32
     return struct.pack("<IQ", kind, len(items)) + b"".join(_scalar(key, x, kind) for x in items)
 
 
@@ -189,9 +190,9 @@ def _common_type(key: str, items: Sequence[Any]) -> ValueType:
     if isinstance(items, StringArray):
         return ValueType.STRING
     kinds = {_scalar_type(key, x) for x in items}
-    if len(kinds) <= 1:
+    if len(kinds) == 1:
         # converters write lists of small integers as i32, and readers rely on it
-        kind = kinds.pop() if kinds else ValueType.INT32
+        kind = kinds.pop()
         small = kind is ValueType.UINT32 and max(items) < 1 << 31
         return ValueType.INT32 if small else kind
     if all(isinstance(x, int) and not isinstance(x, bool) for x in items):

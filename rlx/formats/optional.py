@@ -8,7 +8,7 @@ from typing import Any
 from rlx.errors import UnsupportedError
 
 
-def library(name: str, purpose: str, extra: str = "models") -> Any:
+def library(name: str, purpose: str, install: str = "'rlx[models]'") -> Any:
     """The library, or an error that says how to get it."""
     try:
         return import_module(name)
@@ -16,5 +16,5 @@ def library(name: str, purpose: str, extra: str = "models") -> Any:
         raise UnsupportedError(
             f"{purpose} needs the library {name!r}, which is not installed",
             where="rlx.formats",
-            hint=f"pip install 'rlx[{extra}]'",
+            hint=f"pip install {install}",
         ) from e

@@ -210,14 +210,16 @@ def _merges(s: Source) -> Pairs:
 
 def _merges_by_score(s: Source) -> Pairs:
     """All ways to make a token of two others, tokens with the best score first."""
+    order = np.argsort(-s.scores().astype(np.float64), kind="stable")
     usable = ~np.isin(s.types, (CONTROL, UNKNOWN, BYTE))
-    parts = {s.tokens[i] for i in np.flatnonzero(usable)}
+    texts = [s.tokens[i] for i in order[usable[order]].tolist()]
+    parts = set(texts)
     pairs: Pairs = []
-    for i in np.argsort(-s.scores().astype(np.float64), kind="stable"):
-        text = s.tokens[i]
-        if usable[i] and len(text) <= _LONGEST:
-            for cut in range(1, len(text)):
-                left = text[:cut]
-                if left in parts and (right := text[cut:]) in parts:
-                    pairs.append((left, right))
+    for text in texts:
+        if len(text) > _LONGEST:
+            continue
+        for cut in range(1, len(text)):
+            left = text[:cut]
+            if left in parts and (right := text[cut:]) in parts:
+                pairs.append((left, right))
     return pairs

