@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from rlx.codegen.activations import activate
 from rlx.codegen.conv_panel import emit_pack
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
@@ -43,9 +44,9 @@ class Conv(KernelSpec):
     """words: as `self.words` lists them.
 
     out[b, g·rows + o, y, x] = Σ filters[o, c, i, j] · in[c, y·step_y + first_y + i·tap_y, …] + bias
-    for `rows` filters of each group and `lines` by `columns` pixels; inputs outside the image are
-    0. `scratch` holds `stride` bytes for each worker, `chunk` is the number of panels there.
-    `spread` results go to lines and columns at distances: pixel (y, x) lies at
+    for `rows` filters of each group and `lines` by `columns` pixels, through the activation; inputs
+    outside the image are 0. `scratch` holds `stride` bytes for each worker, `chunk` is the number
+    of panels there. `spread` results go to lines and columns at distances: pixel (y, x) lies at
     (out_first_y + y·out_step_y) · line + out_first_x + x·out_step_x of a plane of `plane` elements.
     """
 
@@ -55,6 +56,7 @@ class Conv(KernelSpec):
     tile: int = 8
     step: int = 1  # distance of neighbouring pixels in the input, where it is small; else 0
     spread: bool = False
+    activation: str = "none"
 
     @property
     def words(self) -> list[str]:
@@ -191,6 +193,7 @@ class _Conv:
                 value = f.load(f.gep(row, at, self.sums), vec(self.lanes, self.sums))
                 if bias is not None:
                     value = value + f.splat(bias, self.lanes)
+                value = activate(self.spec.activation, value)
                 store_some(f, value, f.gep(out, at, size), self.spec.out, mask)
 
             for at in f.range(0, whole, self.lanes):
@@ -219,6 +222,6 @@ class _Conv:
                 line = (o["out_first_y"] + y * o["out_step_y"]) * o["line"]
                 place = plane + line + o["out_first_x"] + x * o["out_step_x"]
                 value = f.load(f.gep(row, at, self.sums), self.sums)
-                total = value if bias is None else value + bias
+                total = activate(self.spec.activation, value if bias is None else value + bias)
                 f.store(narrow(f, total, self.spec.out), f.gep(o["out"], place, size))
         return f

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.codegen.activations import ACTIVATIONS
 from rlx.codegen.conv import Conv, tile_rows
 from rlx.codegen.conv_filters import PackFilters
 from rlx.codegen.depthwise import CausalDepthwise, Depthwise
@@ -29,7 +31,7 @@ _ONE_LINE = Axis(0, 1, 1, 0, 1, 1)  # the axis that a 1-D convolution lacks
 
 
 def pack_conv(graph: Graph, target: Target) -> Graph:
-    """Filters that are known before any run are packed by `prepare`."""
+    """Filters that are known before any run are packed by `prepare`; an activation is taken in."""
     editor = Editor(graph, "pack_conv")
     for node in list(graph.nodes):
         if node.op.name not in ("conv", "conv_transpose") or not editor.is_fixed(node.inputs[1]):
@@ -37,20 +39,33 @@ def pack_conv(graph: Graph, target: Target) -> Graph:
         job = _job(node)
         if not node.inputs[1].shape.is_static or job.is_depthwise:
             continue
-
-        def build(node: Node = node, job: _Job = job) -> Any:
-            x, w, *bias = node.inputs
-            attributes = {k: getattr(job.record, k) for k in _SHARED}
-            attributes["transposed"] = isinstance(job.record, ConvTranspose)
-            attributes["output_padding"] = getattr(job.record, "output_padding", (0,))
-            attributes["tile"] = tile_rows(target, job.filters)
-            packed = graph.append(lookup("pack_conv")(**attributes, dtype=job.packed), (w,))
-            made = lookup("packed_conv")(**attributes, w=w.shape)
-            return graph.append(made, (x, packed, *bias), node.name)
-
-        result, _ = editor.build(node, build)
-        editor.replace(node.output, result)
+        last = _activation(node, editor) or node
+        result, _ = editor.build(last, partial(_packed, graph, node, last, job, target))
+        editor.replace(last.output, result)
     return editor.finish()
+
+
+def _activation(node: Node, editor: Editor) -> Node | None:
+    """The op that alone takes the result, if it is a function the kernel can apply."""
+    if editor.uses(node.output) != 1 or not editor.users[node.output]:
+        return None
+    user = editor.users[node.output][0]
+    op = user.op
+    plain = op.name in ACTIVATIONS and op.is_elementwise and op.attributes() == op.defaults
+    return user if plain and user.output.shape is node.output.shape else None
+
+
+def _packed(graph: Graph, node: Node, last: Node, job: _Job, target: Target) -> Value:
+    x, w, *bias = node.inputs
+    attributes = {k: getattr(job.record, k) for k in _SHARED}
+    attributes["transposed"] = isinstance(job.record, ConvTranspose)
+    attributes["output_padding"] = getattr(job.record, "output_padding", (0,))
+    attributes["tile"] = tile_rows(target, job.filters)
+    packed = graph.append(lookup("pack_conv")(**attributes, dtype=job.packed), (w,))
+    activation = last.op.name if last is not node else "none"
+    made = lookup("packed_conv")(**attributes, w=w.shape, activation=activation)
+    result: Value = graph.append(made, (x, packed, *bias), last.name)
+    return result
 
 
 _SHARED = ("stride", "padding", "dilation", "groups")
@@ -177,7 +192,8 @@ def _conv_step(
     height, width = _image(x)
     spread = down.out_step > 1 or right.out_step > 1
     bias = job.bias.shape.dtype if job.bias is not None else None
-    spec = Conv(x.dtype, out.dtype, bias, tile, in_line(right.step), spread)
+    activation = getattr(node.op, "activation", "none")
+    spec = Conv(x.dtype, out.dtype, bias, tile, in_line(right.step), spread, activation)
     stride = spec.scratch(ctx.target, job.terms)
     lines, columns = _image(out)
     words: dict[str, Word] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
-from rlx.codegen.delta_net import DeltaChunks, DeltaStep, Rule
+from rlx.codegen.delta_chunks import DeltaChunks
+from rlx.codegen.delta_net import DeltaStep, Rule
 from rlx.codegen.selective_scan import SelectiveScan
 from rlx.codegen.target import Target
 from rlx.ir.node import Node, Value

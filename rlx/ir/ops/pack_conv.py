@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType, f32
+from rlx.ir.dtype import DType, f32, promote
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import compute
+from rlx.ir.ops._common import compute, quiet, rounded
+from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.conv import Conv, ConvTranspose, Window
 from rlx.ir.shape import Shape
 
@@ -153,7 +154,7 @@ class PackConv(_Packed):
 
 @op("packed_conv")
 class PackedConv(_Packed):
-    """`conv` or `conv_transpose` with filters from `pack_conv`, whose dims and type `w` states."""
+    """activation(conv or conv_transpose) with filters from `pack_conv`; `w` is what they were."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -163,6 +164,10 @@ class PackedConv(_Packed):
     output_padding: tuple[int, ...]
     tile: int
     w: Shape
+    activation: str = "none"
+
+    def check(self) -> None:
+        require_activation(self.activation, self.name)
 
     def infer(self, x: Shape, filters: Shape, bias: Shape | None = None) -> Shape:
         return self.plain.infer(x, self.w, bias)
@@ -171,9 +176,14 @@ class PackedConv(_Packed):
         dims = self.w.static_dims
         number = np.arange(1, 1 + int(np.prod(dims)), dtype=np.float64).reshape(dims)
         places = pack_filters(self.plain, number, self.tile).astype(np.int64)
-        w = np.zeros(number.size + 1, self.w.dtype.numpy)
+        w = np.zeros(number.size + 1, filters.dtype)
         w[places] = filters  # place 0 collects the filling
-        return self.plain.reference(x, w[1:].reshape(dims), bias)
+        types = [DType.of(t.dtype) for t in (x, bias) if t is not None]
+        given = [compute(t) for t in (x, w[1:].reshape(dims), bias) if t is not None]
+        with quiet():
+            y = activate(self.activation, self.plain.reference(*given))
+        return rounded(y, promote(self.w.dtype, *types))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return self.plain.cost([inputs[0], self.w, *inputs[2:]], outputs)
+        flops, traffic = self.plain.cost([inputs[0], self.w, *inputs[2:]], outputs)
+        return Cost(flops + activation_flops(self.activation, outputs[0]), traffic)
