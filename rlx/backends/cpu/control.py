@@ -15,6 +15,7 @@ from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
+from rlx.ir.ops.control import Scan, WhileLoop
 
 _FOREVER = (1 << 63) - 1
 
@@ -80,23 +81,20 @@ class _Loop:
 
     def __init__(self, node: Node, target: Target, threads: int) -> None:
         op: Any = node.op
-        self.node, self.body, self.n_carry = node, op.body, op.n_carry
-        inputs = [n.output for n in self.body.graph.sources("input")]
-        outputs = self.body.graph.outputs
-        self.n_xs = getattr(op, "n_xs", 0)
+        self.node, self.n_carry = node, op.n_carry
+        inputs = [n.output for n in op.body.graph.sources("input")]
+        outputs = op.body.graph.outputs
         self.changed = [i for i in range(op.n_carry) if outputs[i] is not inputs[i]]
-        self.results = [*self.changed, *range(op.n_carry, len(outputs))]
+        self.xs = node.inputs[op.n_carry :][: op.n_xs] if isinstance(op, Scan) else ()
         self.ys = node.outputs[op.n_carry :]
-        self.slides: list[tuple[Word, Word]] = []
-        bodies = {"body": plan_body(op.body, node, target, _most(threads), self.results)}
-        if hasattr(op, "condition"):
-            bodies["condition"] = plan_body(op.condition, node, target, _most(threads))
-        self.plans = bodies
+        results = [*self.changed, *range(op.n_carry, len(outputs))]
+        self.plans = {"body": plan_body(op.body, node, target, _most(threads), results)}
+        if isinstance(op, WhileLoop):
+            self.plans["condition"] = plan_body(op.condition, node, target, _most(threads))
         self._lay_out(_most(threads))
 
     def _lay_out(self, threads: int) -> None:
-        sources = self.n_xs + len(self.ys) + 2 * len(self.changed)
-        self.each = aligned(8 * (1 + sources))
+        self.each = aligned(8 * (1 + self._swap(len(self.changed))))
         size = self.each * threads
         self.spare: dict[int, int] = {}
         for i in self.changed:
@@ -109,31 +107,37 @@ class _Loop:
     def operands(self) -> list[Place]:
         """Where the nested graphs find carried values, slices and what is given whole."""
         places: list[Place] = [Pointer(v) for v in self.node.inputs]
-        for i in range(self.n_xs):
+        for i in range(len(self.xs)):
             places[self.n_carry + i] = Source(i)
-        for i in self.changed:
-            places[i] = Source(self._swap(i))
+        for position, i in enumerate(self.changed):
+            places[i] = Source(self._swap(position))
         return places
 
     @property
     def written(self) -> list[Place]:
         """Where the body writes carried values, and results of the round."""
-        ys = [Source(self.n_xs + i) for i in range(len(self.ys))]
-        return [*(Source(self._swap(i) + 1) for i in self.changed), *ys]
+        carried = [Source(self._swap(position) + 1) for position in range(len(self.changed))]
+        return [*carried, *(Source(len(self.xs) + i) for i in range(len(self.ys)))]
 
-    def _swap(self, carried: int) -> int:
-        """Number of the source from which a carried value is read."""
-        return self.n_xs + len(self.ys) + 2 * self.changed.index(carried)
+    def _swap(self, position: int) -> int:
+        """Number of the source from which the changed value of that position is read."""
+        return len(self.xs) + len(self.ys) + 2 * position
 
     def nest(self, name: str, outputs: Sequence[Place]) -> Nest:
         return Nest(self.node, self.plans[name], self.start, self.operands, outputs)
 
-    def around(self, inside: list[Step], moves: list[Move], rounds: Dim) -> list[Step]:
+    def around(
+        self,
+        inside: list[Step],
+        moves: list[Move],
+        rounds: Dim,
+        slides: Sequence[tuple[Word, Word]] = (),
+    ) -> list[Step]:
         """The steps of one round, made a loop."""
         settle = self._settle(moves)
         cells: list[Word] = [Scratch(self.node), self.each]
         begin = Step(Begin(), cells, bytes=16)
-        words = [*cells, rounds, len(inside) + 2, *self._turn_words(moves)]
+        words = [*cells, rounds, len(inside) + 2, *self._turn_words(slides, moves)]
         back = _jump(Goto(), [-len(inside) - 1], fence=True)
         return [_opens(begin, self.node), _jump(Turn(), words), *inside, back, settle]
 
@@ -145,16 +149,16 @@ class _Loop:
             copies.append((Pointer(result), Pointer(value), result.shape.size_bytes))
         settle = _copies(copies)
         words = list(settle.words)
-        for i in self.changed:
+        for position, i in enumerate(self.changed):
             words[2 + 3 * i] = 0
-            moves.append(Move(settle, 2 + 3 * i, self._swap(i), 0))
+            moves.append(Move(settle, 2 + 3 * i, self._swap(position), 0))
         settle.words = words
         return settle
 
-    def _turn_words(self, moves: Sequence[Move]) -> list[Word]:
-        words: list[Word] = [len(self.slides), len(self.changed), len(moves)]
-        for base, stride in self.slides:
-            words += [base, stride]
+    def _turn_words(self, slides: Sequence[tuple[Word, Word]], moves: Sequence[Move]) -> list[Word]:
+        words: list[Word] = [len(slides), len(self.changed), len(moves)]
+        for slide in slides:
+            words += slide
         for i in self.changed:
             first, last = self.node.inputs[i], self.node.outputs[i]
             words += [Pointer(first), Pointer(last), Scratch(self.node, self.spare[i])]
@@ -184,11 +188,10 @@ def lower_while(node: Node, ctx: Context) -> list[Step]:
 def lower_scan(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
     loop = _Loop(node, ctx.target, ctx.threads)
-    _, xs, _ = op.split(node.inputs)
-    length: Dim = xs[0].shape.dims[0] if xs else op.length
-    loop.slides = [_slide(v, length, op.reverse) for v in (*xs, *loop.ys)]
+    length: Dim = loop.xs[0].shape.dims[0] if loop.xs else op.length
+    slides = [_slide(v, length, op.reverse) for v in (*loop.xs, *loop.ys)]
     body = loop.nest("body", loop.written)
-    return loop.around(body.steps(ctx), body.moves, length)
+    return loop.around(body.steps(ctx), body.moves, length, slides)
 
 
 def _slide(value: Value, length: Dim, reverse: bool) -> tuple[Word, Word]:

@@ -77,8 +77,8 @@ def _plan_body(
 
 @dataclass
 class Nest:
-    """A planned nested graph of `node`: `start` is where its memory begins in the node's scratch,
-    `places` says where its inputs and outputs are."""
+    """A planned nested graph of `node`: where its memory begins in the node's scratch, and where
+    its inputs and outputs are."""
 
     node: Node
     lir: Lir
