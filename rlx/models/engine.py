@@ -1,4 +1,4 @@
-"""A loaded model that can run tokens: one template, executables for prefill and decode, one cache."""
+"""A loaded model that can run tokens: executables for prefill and decode, and one cache."""
 
 from __future__ import annotations
 

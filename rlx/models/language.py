@@ -138,10 +138,10 @@ class LanguageModel:
             if len(result.tokens) >= settings.max_tokens:
                 result.finish_reason = "length"
                 return
-            pending = self._make_room(pending, settings, result)
-            if pending is None:
+            fitting = self._make_room(pending, settings, result)
+            if fitting is None:
                 return
-            token, rng = engine.feed(pending, rng, row, penalties)
+            token, rng = engine.feed(fitting, rng, row, penalties)
             now = time.perf_counter()
             if result.tokens:
                 result.decode_seconds += now - clock
@@ -241,7 +241,7 @@ def load(
     threads: int | None = None,
     kv: str = "f16",
 ) -> LanguageModel:
-    """A language model from a GGUF file, a Hugging Face folder, or the name of a catalogue model."""
+    """A language model from a GGUF file, a Hugging Face folder, or the catalogue."""
     if kv not in ("f16", "f32", "bf16"):
         raise OptionError("unknown cache type", where="kv", got=kv, expected="f16, bf16 or f32")
     model = ModelFile.open(resolve(path_or_name))
