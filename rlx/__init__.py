@@ -49,7 +49,11 @@ _HOMES = {
     "rlx.specialize.profile": "CompileProfile",
     "rlx.specialize.variant": "ModelPhase ModelVariant",
     "rlx.backends.registry": "Device available_devices register_backend",
+    "rlx.models.language": "Generation LanguageModel load",
+    "rlx.models.sampling": "GenerationSettings",
+    "rlx.runtime.cache": "CompileCache",
     "rlx.runtime.compiled": "CompiledGraph",
+    "rlx.runtime.pipeline": "ModelCompilePipeline",
     "rlx.runtime.params": "ParamStore",
     "rlx.runtime.session": "Session",
 }
@@ -123,8 +127,16 @@ if TYPE_CHECKING:
     from rlx.ir.text import parse_graph as parse_graph, print_graph as print_graph
     from rlx.ir.verify import verify as verify
     from rlx.passes.bind import bind_graph as bind_graph
+    from rlx.models.language import (
+        Generation as Generation,
+        LanguageModel as LanguageModel,
+        load as load,
+    )
+    from rlx.models.sampling import GenerationSettings as GenerationSettings
+    from rlx.runtime.cache import CompileCache as CompileCache
     from rlx.runtime.compiled import CompiledGraph as CompiledGraph
     from rlx.runtime.params import ParamStore as ParamStore
+    from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
     from rlx.runtime.session import Session as Session
     from rlx.specialize.component import (
         CompilationMode as CompilationMode,
