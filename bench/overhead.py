@@ -1,4 +1,4 @@
-"""What it costs to run nothing: steps, barriers, the Python side of a run, idle workers."""
+"""What it costs to run nothing: steps, barriers, rounds of a loop, Python's side, idle workers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlx.codegen.emit import Module
 from rlx.codegen.kernel import KernelSpec, compile_specs
 from rlx.codegen.program import Program, Step
 from rlx.codegen.target import Target
+from rlx.ir.ops.control import make_body
 
 
 class Nothing(KernelSpec):
@@ -32,6 +33,17 @@ def program_cost(steps: int, barrier: bool, workers: int) -> float:
     program = Program([step] * steps, keep=kernel)
     pool = get_pool(workers)
     return median_time(lambda: pool.run(program), 21, 20)
+
+
+def round_cost(workers: int) -> float:
+    """Seconds of one round of a loop whose body hands on what it got."""
+    rounds = 10_000
+    g = Graph("idle")
+    body = make_body(lambda b, x: [x], [4])
+    g.set_outputs(g.scan(g.input("x", [4]), body=body, n_carry=1, n_xs=0, length=rounds))
+    f = Session("cpu").compile(g, {"threads": workers})
+    x = np.ones(4, np.float32)
+    return median_time(lambda: f.run(x=x), 11, 3) / rounds
 
 
 def python_cost() -> float:
@@ -64,6 +76,7 @@ def main(argv: list[str]) -> int:
     bars = [
         Bar("program_200", whole * 1e6, "µs", "budget", 60.0, 1.0, higher_is_better=False),
         Bar("barrier", max(barrier, 1e-9) * 1e6, "µs", "budget", 2.0, 1.0, higher_is_better=False),
+        Bar("round", round_cost(workers) * 1e6, "µs", "budget", 1.0, 1.0, higher_is_better=False),
         Bar("python", python_cost() * 1e6, "µs", "budget", 15.0, 1.0, higher_is_better=False),
         Bar("idle", max(idle_share(workers), 1e-6) * 100, "%", "budget", 0.1, 1.0, False),
     ]
