@@ -172,3 +172,34 @@ def test_a_program_in_the_pool():
 def test_other_targets(name):
     for g, _ in (delta_net(1, 1, 2, 16), delta_net(1, 9, 2, 16), scan(1, 3, 4, 16)):
         assert kernels_for(g, name)
+
+
+def decode_graph(readers=False):
+    """A recurrence whose last state is kept; with `readers`, the old one is needed after it."""
+    g = Graph()
+    shapes = dict.fromkeys("qkv", (1, 1, 2, 16)) | dict.fromkeys(("g", "beta"), (1, 1, 2))
+    state = g.state("memory", (1, 2, 16, 16), "f32")
+    o, last = g.gated_delta_net(*[g.input(n, s) for n, s in shapes.items()], state)
+    old = [g.add(state, o.graph.constant(0.0))] if readers else []
+    new = g.state_update(state, last, axis=0, start=0)
+    g.set_outputs(o, *old, g.mul(new, 1.0))
+    return g
+
+
+@pytest.mark.parametrize("readers", [False, True])
+def test_a_state_is_written_where_it_lies(readers):
+    """No step copies it, unless something still reads what it was."""
+    _, arrays = delta_net(1, 1, 2, 16)
+    g = decode_graph(readers)
+    given = {k: v for k, v in arrays.items() if k != "state"} | {"memory": arrays["state"].copy()}
+    native = Native(g, HOST, 2, {})
+    written = [s for s in native.made.steps if s.node.op.name == "state_update"]
+    assert len(written) == (1 if readers else 0)
+    plain, _ = delta_net(1, 1, 2, 16)
+    o, last = reference(plain, arrays)
+    got = native.run(given)
+    check(got[0], o, WORST)
+    check(got[-1], last, WORST)
+    check(given["memory"], last, WORST)
+    if readers:
+        check(got[1], arrays["state"], 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.backends.cpu.carry import home_of
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
 from rlx.codegen.delta_chunks import DeltaChunks
 from rlx.codegen.delta_net import DeltaStep, Rule
@@ -24,11 +25,12 @@ def lower_scan(node: Node, ctx: Context) -> list[Step]:
     types |= {name: value.shape.dtype for name, value in given.items()}
     spec = SelectiveScan(**types, last=last.shape.dtype, size=size)
     batch, seq, inner = given["u"].shape.dims
-    words: list[Word] = [Pointer(v) for v in (*node.inputs, y, last)]
+    home = home_of(last, ctx)
+    words: list[Word] = [Pointer(v) for v in (*node.inputs, y, home)]
     cost = op.cost([v.shape for v in node.inputs], [y.shape, last.shape])
     return [
         Step(
-            spec, [*words, batch, seq, inner], list(node.inputs), [y, last],
+            spec, [*words, batch, seq, inner], list(node.inputs), [y, home],
             flops=cost.flops, bytes=cost.bytes,
         )
     ]  # fmt: skip
@@ -57,9 +59,10 @@ def lower_delta_net(node: Node, ctx: Context) -> list[Step]:
     rule = _rule(node)
     o, last = node.outputs
     batch, seq, heads, _ = o.shape.dims
-    words: list[Word] = [Pointer(v) for v in (*node.inputs, o, last)]
+    home = home_of(last, ctx)
+    words: list[Word] = [Pointer(v) for v in (*node.inputs, o, home)]
     cost = node.op.cost([v.shape for v in node.inputs], [o.shape, last.shape])
-    reads, writes = list(node.inputs), [o, last]
+    reads, writes = list(node.inputs), [o, home]
     if _is_step(node):
         words.append(batch * heads)
         return [Step(DeltaStep(rule), words, reads, writes, flops=cost.flops, bytes=cost.bytes)]

@@ -1,0 +1,51 @@
+"""States that an op replaces as a whole: it writes them itself, and no copy is made.
+
+A recurrence reads a state, and its last result becomes the state. Where nothing reads the old state
+in between, that result needs no memory of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.backends.cpu.lowering import Context
+from rlx.ir.dim import same
+from rlx.ir.node import Node, Value
+
+# Ops whose second result may lie where their state does: each part of it is read before it is
+# written, by the same worker.
+_CARRIERS = frozenset(["gated_delta_net", "selective_scan"])
+
+
+def home_of(result: Value, ctx: Context) -> Value:
+    """Where a carrier writes `result`: the state that it becomes, or a place of its own."""
+    update = _update_of(result, ctx)
+    return result if update is None else update.inputs[0]
+
+
+def is_written(update: Node, ctx: Context) -> bool:
+    """Whether a `state_update` has nothing left to do."""
+    value = update.inputs[1]
+    carries = value.node.op.name in _CARRIERS and value.index == 1
+    return carries and _update_of(value, ctx) is update
+
+
+def _update_of(result: Value, ctx: Context) -> Node | None:
+    """The one reader of `result`, if it makes it a state that nobody else needs any more."""
+    graph, producer = ctx.lir.graph, result.node
+    readers = [n for n in graph.nodes[producer.id + 1 :] if result in n.inputs]
+    if len(readers) != 1 or result in graph.outputs or readers[0].op.name != "state_update":
+        return None
+    update = readers[0]
+    op: Any = update.op
+    state = update.inputs[0]
+    whole = op.start == 0 and all(map(same, state.shape.dims, result.shape.dims))
+    if not whole or state.shape.dtype is not result.shape.dtype or not ctx.is_plain(state):
+        return None
+    root = ctx.lir.home(state)[0]
+    between = graph.nodes[producer.id + 1 : update.id]
+    late = any(ctx.lir.home(v)[0] is root for n in between for v in n.inputs)
+    own = [v for v in producer.inputs if ctx.lir.home(v)[0] is root]
+    if late or own not in ([], [producer.inputs[-1]]):
+        return None
+    return update
