@@ -88,9 +88,20 @@ def _rope(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
     return [(op.offset + seq, table.dims[0], "positions beyond the rope table")]
 
 
+def _pad(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
+    found = []
+    for low, size, high in zip(op.low, node.inputs[0].shape.dims, op.high, strict=True):
+        most = max(low, high)
+        if most and op.mode != "constant":
+            needed = 1 if op.mode == "edge" else most + 1
+            found.append((needed, size, f"an axis is too short for {op.mode} padding"))
+    return found
+
+
 _RULES: dict[str, Callable[[Node, Any], list[tuple[Dim, Dim, str]]]] = {
     "state_update": _state_update,
     "narrow": _narrow,
+    "pad": _pad,
     "rope": _rope,
     "fused_qk_norm_rope": _rope,
 }

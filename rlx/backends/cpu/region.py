@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
 from rlx.codegen.region.elements import NAMES
 from rlx.codegen.region.kernels import make_plan
@@ -58,7 +59,7 @@ def scratch_bytes(node: Node, target: Target, threads: int) -> int:
         return 0
     made, live = _plain(node), node.graph.live
     kept = max((_kept_bytes(k, live) for k in made.kernels), default=0)
-    return sum(_sizes(made, live)) + threads * kept
+    return sum(_sizes(made, live)) + max(threads, usable_cores()) * kept
 
 
 def _sizes(made: Made, live: dict[str, int]) -> list[int]:
@@ -94,29 +95,27 @@ def lower_region(node: Node, ctx: Context) -> list[Step]:
         return []
     shapes = tuple(v.shape for v in node.inputs)
     made = make(node.op, shapes, tuple(ctx.strides(v) for v in node.inputs))
-    return [_step(node, ctx, made, settled) for settled in made.kernels]
-
-
-def _step(node: Node, ctx: Context, made: Made, settled: Settled) -> Step:
-    nest, words = settled.nest, list[Word]()
     offsets = _offsets(made, ctx.lir.live)
-    for meaning in settled.words:
-        words.append(_word(node, meaning, offsets))
+    cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
+    steps = [step_for(node, ctx, settled, offsets) for settled in made.kernels]
+    for step in steps:
+        step.flops, step.bytes = cost.flops // len(steps), cost.bytes // len(steps)
+    return steps
+
+
+def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] = (0,)) -> Step:
+    """The step of a kernel; `offsets` are those of temporaries in scratch memory, and the end."""
+    words = [_word(node, meaning, offsets) for meaning in settled.words]
     scratch = None
     kept = 0 if settled.columns else _kept_bytes(settled, ctx.lir.live)
     if kept:
         scratch = (NestWord(len(words)), NestWord(len(words) + 1))
         words += [Scratch(node, offsets[-1]), kept]
     places = [m.place for m in settled.words if isinstance(m, Address)]
-    spec = Region(nest, settled.columns, scratch)
     reads, writes = _touched(node, settled)
     uses_scratch = bool(kept) or any(p.kind == "temporary" for p in places)
-    cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    share = len(made.kernels)
-    return Step(
-        spec, words, reads, writes, uses_scratch=uses_scratch,
-        flops=cost.flops // share, bytes=cost.bytes // share,
-    )  # fmt: skip
+    spec = Region(settled.nest, settled.columns, scratch)
+    return Step(spec, words, reads, writes, uses_scratch=uses_scratch)
 
 
 def _offsets(made: Made, live: dict[str, int]) -> list[int]:

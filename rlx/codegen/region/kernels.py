@@ -4,14 +4,14 @@ two of them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from rlx.codegen.region import rules  # noqa: F401  (fills the table of rules)
 from rlx.codegen.region.affine import Affine, CutAxis
 from rlx.codegen.region.trace import Cuts, Item, NeedsMemory, Place, Source, Trace
 from rlx.ir.dim import Dim, evaluate, same
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, u8, u16, u32, u64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Value
@@ -173,6 +173,25 @@ def _covers(trace: Trace, v: Value, index: tuple[Affine, ...]) -> bool:
     return same(step, v.shape.num_elements)
 
 
+def as_bits(traced: Traced) -> Traced:
+    """Elements that are only moved become integers of their size: nothing is converted, and every
+    NaN stays as it is."""
+    used = {a for item in traced.items for a in item.args}
+    for number, item in enumerate(traced.items):
+        stores = [s for s in traced.stores if s.item == number]
+        whole = _WHOLE.get(item.dtype.bytes)
+        if item.what != "read" or number in used or whole is None or not stores:
+            continue
+        if all(s.dtype is item.dtype for s in stores):
+            traced.items[number] = replace(item, dtype=whole)
+            moved = [replace(s, dtype=whole) if s.item == number else s for s in traced.stores]
+            traced.stores[:] = moved
+    return traced
+
+
+_WHOLE = {1: u8, 2: u16, 4: u32, 8: u64}
+
+
 def _traced(trace: Trace, stores: list[Stored]) -> Traced:
     if trace.rows is None:
         rows, spaces = trace.root_axes, []
@@ -182,4 +201,4 @@ def _traced(trace: Trace, stores: list[Stored]) -> Traced:
         spaces = list(trace.spaces)
         if inner and inner not in spaces:
             spaces.append(inner)
-    return Traced(trace.sizes, rows, spaces, trace.items, stores)
+    return as_bits(Traced(trace.sizes, rows, spaces, trace.items, stores))
