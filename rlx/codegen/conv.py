@@ -27,6 +27,7 @@ from rlx.ir.dtype import DType
 VECTORS = 3  # of pixels in a panel; with 8 (4) rows they leave room among 32 (16) registers
 POINTERS = frozenset(["x", "filters", "out", "bias", "scratch"])
 _CHUNK_BYTES = 384 << 10  # of panels that are packed before the tiles pass over them
+_CHUNK = 8  # panels at most, so that there are enough chunks for many workers
 _SIZES = ["batch", "groups", "channels", "tiles", "rows", "chunk", "height", "width"]
 _PIXELS = ["lines", "columns", "step_y", "step_x"]
 _TAPS = ["taps_y", "first_y", "tap_y", "taps_x", "first_x", "tap_x"]
@@ -70,7 +71,8 @@ class Conv(KernelSpec):
 
     def chunk(self, target: Target, terms: int) -> int:
         """How many panels of sums over `terms` inputs are packed together."""
-        return max(1, _CHUNK_BYTES // (self.panel_bytes(target) * max(terms, 1)))
+        room = _CHUNK_BYTES // (self.panel_bytes(target) * max(terms, 1))
+        return max(1, min(room, _CHUNK))
 
     def scratch(self, target: Target, terms: int) -> int:
         """Bytes each worker needs."""
@@ -87,7 +89,7 @@ class _Conv:
         self.width = VECTORS * self.lanes
         self.term_bytes = spec.panel_bytes(m.target)
         self.pack = emit_pack(m, spec, self.sums, self.lanes)
-        self.products = {v: self._emit_product(m, v) for v in (1, VECTORS)}
+        self.products = {v: self._emit_product(m, v) for v in range(1, VECTORS + 1)}
         self.store = self._emit_spread(m) if spec.spread else self._emit_store(m)
         self.f = m.kernel()
         self.o = Operands(self.f, spec.words, POINTERS)
@@ -98,8 +100,11 @@ class _Conv:
         self.panels = f.gep(o["scratch"], tid * o["stride"])
         self.pixels = o["lines"] * o["columns"]
         self.terms = o["taps_y"] * o["taps_x"] * o["channels"]
-        per_chunk = o["chunk"] * self.width
-        chunks = (self.pixels + per_chunk - 1).udiv(per_chunk)
+        most = o["chunk"] * self.width
+        chunks = (self.pixels + most - 1).udiv(most)
+        # Chunks of one image are of equal size, so that workers have equal shares of them.
+        even = (self.pixels + chunks - 1).udiv(f.max(chunks, 1))
+        per_chunk = f.ceil_div(even, self.lanes) * self.lanes
         lo, hi = f.split(o["batch"] * o["groups"] * chunks * o["tiles"])
 
         def unit(u: Value, packed: Value) -> Value:
@@ -141,7 +146,11 @@ class _Conv:
             def product(vectors: int, panel: Value = panel) -> None:
                 f.call(self.products[vectors], self.terms, a, panel, sums)
 
-            f.if_(n <= self.lanes, lambda: product(1), lambda: product(VECTORS))
+            f.switch(
+                f.ceil_div(n, self.lanes),
+                {v: partial(product, v) for v in range(1, VECTORS)},
+                partial(product, VECTORS),
+            )
             bias = group * o["rows"] + row
             f.call(self.store, f["words"], sums, bias, channel, used, first + at, n)
 
