@@ -1,23 +1,29 @@
 """Attention for a few rows: keys and values stream by at the speed of memory.
 
 All rows of a key head are in registers together, so that every key and value is read once. Vectors
-run along the head. While the keys of a block are multiplied, its values are fetched into the second
-cache, and while those are, the next block's keys. (Fetching into the first cache is limited by the
-few misses that it can have at a time.) Where the heads of one token lie side by side, all of them
-are done before the next block of keys, so that memory is still read in order.
+run along the head. There are two ways to have the next bytes in time:
+
+- in order: each key, then each value of a block is read from its first byte to its last, and the
+  hardware sees it coming. That takes sums for all columns in registers.
+- fetching: several keys, and part of the columns of each value, are read at once. While the keys
+  of a block are multiplied, its values are fetched into the second cache, and while those are, the
+  next block's keys. (The first cache can wait for too few lines at a time.) Where the heads of one
+  token lie side by side, all of them are done before the next block of keys, and each fetches a
+  part of that block that lies in one piece.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlx.codegen import math
-from rlx.codegen.attention import AttentionKernel, Rows, Words, or_zero, weight
+from rlx.codegen.attention import AttentionKernel, Rows, Words
 from rlx.codegen.attention_finish import emit_finish, sums_of_piece, working_memory
 from rlx.codegen.attention_fold import fold
+from rlx.codegen.attention_rows import RowScores
 from rlx.codegen.attention_schedule import Piece, Schedule
-from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr, vec
-from rlx.codegen.storage import load, memory_type, widen
+from rlx.codegen.emit import Function, Module, Type, Value, i64, ptr, vec
+from rlx.codegen.storage import load, memory_type
 from rlx.codegen.target import Target
 
 MOST_ROWS = 8
@@ -101,8 +107,7 @@ def _emit_part(m: Module, kernel: Decode) -> Function:
 class _Part:
     def __init__(self, f: Function, kernel: Decode) -> None:
         self.f, self.kernel, self.problem, self.rows = f, kernel, kernel.problem, kernel.rows
-        self.words, self.type = Words(f), kernel.problem.sums
-        self.wide, self.block = f.target.lanes(self.type.bits), kernel.block
+        self.words, self.type, self.block = Words(f), kernel.problem.sums, kernel.block
         size = self.type.bytes
         self.head_bytes = self.rows * self.problem.head_dim * size
         self.scores = f.gep(f["space"], kernel.heads * self.head_bytes)
@@ -110,6 +115,20 @@ class _Part:
         self.bases = {n: self.words.head(n, self.problem, f["batch"], f["head"]) for n in "kv"}
         self.row_bytes = {n: self.words.row_bytes(n, self.problem) for n in "kv"}
         self.step_bytes = {n: self.words.row_bytes(n, self.problem, "head") for n in "kv"}
+        self.lanes = {n: self.problem.chunk(n, f.target) for n in "kv"}
+        self.width = self._width()
+        whole = self.width * self.lanes["v"] == self.problem.head_dim
+        self.in_order = whole and kernel.heads == 1
+
+    def vector(self, name: str) -> Type:
+        return vec(self.lanes[name], self.type)
+
+    def _width(self) -> int:
+        """How many vectors of columns are summed at once."""
+        room = 24 if self.f.target.num_vector_registers >= 32 else 10
+        columns = self.problem.head_dim // self.lanes["v"]
+        widths = [w for w in range(1, columns + 1) if columns % w == 0]
+        return max(w for w in widths if w == 1 or w * self.rows <= room)
 
     def emit(self) -> None:
         f = self.f
@@ -121,9 +140,12 @@ class _Part:
             for h in f.range(0, self.kernel.heads):
                 self._enter(h)
                 k, v = self._first_row("k", key), self._first_row("v", key)
-                self._look_ahead(key, v)
+                if not self.in_order:
+                    self._look_ahead(key, v)
                 self._scores(k, count)
-                self._softmax(key, count)
+                parts = (self.scores, self.head, key, count)
+                scores = RowScores(f, self.problem, self.rows, self.block, *parts)
+                scores.weigh(self.maxima, self.totals, self.factors)
                 self._values(v, count)
 
     def _enter(self, h: Value) -> None:
@@ -188,179 +210,101 @@ class _Part:
             f.store(f.const(float("-inf"), self.type), f.gep(self.maxima, r, self.type))
             f.store(f.const(0.0, self.type), f.gep(self.totals, r, self.type))
 
-    def _load(self, name: str, row: Value, at: Value, lanes: int, offset: int = 0) -> Value:
-        """`lanes` numbers of a key or value from dimension `at` + `offset` on."""
-        f, dtype = self.f, self.problem.dtype(name)
+    def _load(self, name: str, row: Value, at: Value, offset: int = 0) -> Value:
+        """A vector of a key or value, from dimension `at` + `offset` on."""
+        f, dtype, lanes = self.f, self.problem.dtype(name), self.lanes[name]
         if name in self.problem.gaps:
             step = self.words.row_bytes(name, self.problem, "step")
             return load(f, f.gep(row, (at + offset) * step), dtype, lanes, self.type)
         size = memory_type(dtype).bytes
         return load(f, f.gep(row, at, size), dtype, lanes, self.type, offset * size)
 
-    def _unroll(self, name: str, lanes: int) -> int:
-        """Vectors of a row that make a cache line, or as near to it as the head allows."""
-        count = max(1, 64 // (lanes * memory_type(self.problem.dtype(name)).bytes))
-        while (self.problem.head_dim // lanes) % count:
-            count //= 2
-        return count
+    def _query(self, row: int, d: Value, offset: int) -> Value:
+        at = (row * self.problem.head_dim + offset) * self.type.bytes
+        return self.f.load(self.f.gep(self.queries, d, self.type), self.vector("k"), at)
 
     def _scores(self, k: Value, count: Value) -> None:
-        """scores[row][key] = query · key, several keys at once; the last of them may repeat."""
-        f, p = self.f, self.problem
-        lanes = p.chunk("k", f.target)
-        together = max(1, min(8, lanes // _power_of_two(self.rows)))
-        unroll = self._unroll("k", lanes)
-        last = count - 1
+        """scores[row][key] = query · key, several keys together; the last of them may repeat."""
+        f = self.f
+        together = max(1, min(8, self.lanes["k"] // _power_of_two(self.rows)))
+        products = self._products_in_order if self.in_order else self._products_fetching
         for j in f.range(0, count, together, guard=False):
-            numbers = [f.min(j + u, last) for u in range(together)]
-            keys = [f.gep(k, n * self.row_bytes["k"]) for n in numbers]
-            ahead = [self._fetch_place(0, n) for n in numbers]
-
-            def step(
-                d: Value, *sums: Value, keys: list[Value] = keys, ahead: list[Value] = ahead
-            ) -> list[Value]:
-                total = list(sums)
-                for place in ahead:
-                    self._fetch(0, place, d, lanes * unroll)
-                for i in range(unroll):
-                    queries = [self._query(r, d, i * lanes, lanes) for r in range(self.rows)]
-                    for u, key in enumerate(keys):
-                        x = self._load("k", key, d, lanes, i * lanes)
-                        for r, q in enumerate(queries):
-                            total[r * together + u] = f.fma(x, q, total[r * together + u])
-                return total
-
-            zero = f.const(0.0, vec(lanes, self.type))
-            start = [zero] * (self.rows * together)
-            sums = f.loop(0, p.head_dim, lanes * unroll, start, step)
+            sums = products(k, j, count - 1, together)
             for r, row in enumerate(fold(f, sums, together)):
                 f.store(row, f.gep(self.scores, j + r * self.block, self.type))
 
-    def _query(self, row: int, d: Value, offset: int, lanes: int) -> Value:
-        at = (row * self.problem.head_dim + offset) * self.type.bytes
-        return self.f.load(self.f.gep(self.queries, d, self.type), vec(lanes, self.type), at)
+    def _products_in_order(self, k: Value, j: Value, last: Value, together: int) -> list[Value]:
+        """Products of each row with keys j, j + 1, …, one key after the other."""
+        f, lanes, type_ = self.f, self.lanes["k"], self.vector("k")
+        kept = f.alloca(self.rows * together * type_.bytes)
+        starts = range(0, self.problem.head_dim, lanes)
+        queries = [[self._query(r, f.i64(0), d) for d in starts] for r in range(self.rows)]
+        for u in f.range(0, together):
+            key = f.gep(k, f.min(j + u, last) * self.row_bytes["k"])
+            sums = [[f.const(0.0, type_)] * 2 for _ in range(self.rows)]
+            for i, d in enumerate(starts):
+                x = self._load("k", key, f.i64(0), d)
+                for total, query in zip(sums, queries, strict=True):
+                    total[i % 2] = f.fma(x, query[i], total[i % 2])
+            for r, (even, odd) in enumerate(sums):
+                f.store(even + odd, f.gep(kept, u + r * together, type_.bytes))
+        return [f.load(kept, type_, i * type_.bytes) for i in range(self.rows * together)]
 
-    def _softmax(self, key: Value, count: Value) -> None:
-        """Each row's scores become weights; its maximum and total are brought up to date."""
-        f, rows = self.f, Rows(self.f, self.problem)
-        for r in f.range(0, self.rows):
-            row = f["row"] + r
-            line = f.gep(self.scores, r, self.block * self.type.bytes)
-            end = f.min(rows.end(row) - key, count).to(i32)
-            start = (rows.start(row) - key).to(i32) if self.problem.window else None
-            mask = rows.mask_offset(f["batch"], self.head, row) if self.problem.mask else None
-            found = self._adjust(line, key, count, (start, end), mask)
-            place = f.gep(self.maxima, r, self.type)
-            before = f.load(place, self.type)
-            after = f.max(before, f.reduce("max", found))
-            top = or_zero(after)
-            factor = weight(before - top)
-            f.store(after, place)
-            f.store(factor, f.gep(self.factors, r, self.type))
-            total = f.gep(self.totals, r, self.type)
-            f.store(f.fma(f.load(total, self.type), factor, self._weigh(line, top, count)), total)
+    def _products_fetching(self, k: Value, j: Value, last: Value, together: int) -> list[Value]:
+        """The same with all keys at once, piece by piece."""
+        f, lanes, dim = self.f, self.lanes["k"], self.problem.head_dim
+        numbers = [f.min(j + u, last) for u in range(together)]
+        keys = [f.gep(k, n * self.row_bytes["k"]) for n in numbers]
+        ahead = [self._fetch_place(0, n) for n in numbers]
+        unroll = max(1, 64 // (lanes * memory_type(self.problem.k).bytes))  # a cache line
+        while dim // lanes % unroll:
+            unroll //= 2
 
-    def _adjust(
-        self,
-        line: Value,
-        key: Value,
-        count: Value,
-        seen: tuple[Value | None, Value],
-        mask: Value | None,
-    ) -> Value:
-        """Softcap, mask and visibility on a row of scores; gives the largest in each lane."""
-        f = self.f
-        wide = vec(self.wide, self.type)
-        numbers = f.iota(vec(self.wide, i32))
-        first, end = seen
+        def step(d: Value, *sums: Value) -> list[Value]:
+            total = list(sums)
+            for place in ahead:
+                self._fetch(0, place, d, lanes * unroll)
+            for i in range(unroll):
+                queries = [self._query(r, d, i * lanes) for r in range(self.rows)]
+                for u, key in enumerate(keys):
+                    x = self._load("k", key, d, i * lanes)
+                    for r, q in enumerate(queries):
+                        total[r * together + u] = f.fma(x, q, total[r * together + u])
+            return total
 
-        def step(j: Value, found: Value) -> Value:
-            place = f.gep(line, j, self.type)
-            score = f.load(place, wide)
-            if self.problem.softcap:
-                score = math.tanh(score) * self.problem.softcap
-            if mask is not None:
-                score = self._with_mask(score, mask, key, j, count)
-            at = numbers + f.splat(j.to(i32), self.wide)
-            keep = at < f.splat(end, self.wide)
-            if first is not None:
-                keep = keep & (at >= f.splat(first, self.wide))
-            score = f.select(keep, score, float("-inf"))
-            f.store(score, place)
-            return f.max_fast(found, score)
-
-        lowest = f.const(float("-inf"), wide)
-        return f.loop(0, count, self.wide, [lowest], step, guard=False)[0]
-
-    def _with_mask(self, score: Value, mask: Value, key: Value, j: Value, count: Value) -> Value:
-        f, lanes = self.f, self.wide
-        assert self.problem.mask is not None
-        # lanes beyond the last key read its entry again
-        numbers = f.iota(vec(lanes, i64)) + f.splat(j, lanes)
-        numbers = f.min(numbers, f.splat(count - 1, lanes)) + f.splat(key, lanes)
-        at = numbers * f.splat(self.words["mask_step"], lanes) + f.splat(mask, lanes)
-        element = vec(lanes, memory_type(self.problem.mask))
-        raw = f.gather(self.words["mask"], at, element)
-        if self.problem.kind.kind == "custom":
-            return f.select(raw.ne(0), score, float("-inf"))
-        return score + widen(f, raw, self.problem.mask, self.type)
-
-    def _weigh(self, line: Value, top: Value, count: Value) -> Value:
-        """Scores to weights; gives their total."""
-        f, wide = self.f, vec(self.wide, self.type)
-        shift = f.splat(top, self.wide)
-
-        def step(j: Value, total: Value) -> Value:
-            place = f.gep(line, j, self.type)
-            w = weight(f.load(place, wide) - shift)
-            f.store(w, place)
-            return total + w
-
-        start = [f.const(0.0, wide)]
-        return f.reduce("add", f.loop(0, count, self.wide, start, step, guard=False)[0])
+        start = [f.const(0.0, self.vector("k"))] * (self.rows * together)
+        return f.loop(0, dim, lanes * unroll, start, step)
 
     def _values(self, v: Value, count: Value) -> None:
         """sums = sums * factors + weights · values, as many columns at once as registers allow."""
-        f, p = self.f, self.problem
-        lanes = p.chunk("v", f.target)
-        room = 24 if f.target.num_vector_registers >= 32 else 10
-        columns = p.head_dim // lanes
-        width = max(
-            w for w in range(1, columns + 1) if columns % w == 0 and _fits(w, self.rows, room)
-        )
-        factors = [
-            f.broadcast_load(self.factors, self.type, lanes, r * self.type.bytes)
-            for r in range(self.rows)
-        ]
-        type_ = vec(lanes, self.type)
-        places = [
-            (r, (r * p.head_dim + i * lanes) * self.type.bytes)
-            for r in range(self.rows)
-            for i in range(width)
-        ]
-        for d in f.range(0, p.head_dim, width * lanes):
+        f, lanes, width = self.f, self.lanes["v"], self.width
+        size, dim = self.type.bytes, self.problem.head_dim
+        rows = range(self.rows)
+        factors = [f.broadcast_load(self.factors, self.type, lanes, r * size) for r in rows]
+        places = [(r, (r * dim + i * lanes) * size) for r in rows for i in range(width)]
+        for d in f.range(0, dim, width * lanes):
             sums = f.gep(self.sums, d, self.type)
-
-            def step(j: Value, *total: Value, d: Value = d) -> list[Value]:
-                row = f.gep(v, j * self.row_bytes["v"])
-                self._fetch(1, self._fetch_place(1, j), d, width * lanes)
-                values = [self._load("v", row, d, lanes, i * lanes) for i in range(width)]
-                out = []
-                for r in range(self.rows):
-                    place = f.gep(self.scores, j + r * self.block, self.type)
-                    w = f.broadcast_load(place, self.type, lanes)
-                    out += [f.fma(w, x, total[r * width + i]) for i, x in enumerate(values)]
-                return out
-
-            start = [f.load(sums, type_, at) * factors[r] for r, at in places]
-            for total, (_, at) in zip(
-                f.loop(0, count, 1, start, step, guard=False), places, strict=True
-            ):
+            start = [f.load(sums, self.vector("v"), at) * factors[r] for r, at in places]
+            done = f.loop(0, count, 1, start, self._value_step(v, d), guard=False)
+            for total, (_, at) in zip(done, places, strict=True):
                 f.store(total, sums, at)
 
+    def _value_step(self, v: Value, d: Value) -> Callable[..., list[Value]]:
+        f, lanes, width = self.f, self.lanes["v"], self.width
 
-def _fits(width: int, rows: int, room: int) -> bool:
-    return width == 1 or width * rows <= room
+        def step(j: Value, *total: Value) -> list[Value]:
+            row = f.gep(v, j * self.row_bytes["v"])
+            if not self.in_order:
+                self._fetch(1, self._fetch_place(1, j), d, width * lanes)
+            values = [self._load("v", row, d, i * lanes) for i in range(width)]
+            out = []
+            for r in range(self.rows):
+                place = f.gep(self.scores, j + r * self.block, self.type)
+                w = f.broadcast_load(place, self.type, lanes)
+                out += [f.fma(w, x, total[r * width + i]) for i, x in enumerate(values)]
+            return out
+
+        return step
 
 
 def _power_of_two(n: int) -> int:
