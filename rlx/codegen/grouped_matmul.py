@@ -7,7 +7,9 @@ Both know the table between them: a count of chunks, then the chunks, then the s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlx.codegen.emit import Function, Module, Value, i32, i64
 from rlx.codegen.kernel import KernelSpec
@@ -106,34 +108,52 @@ class GroupedMatmul(Matmul):
         return [*super().words, "table", "w_expert"]
 
     def emit(self, m: Module) -> None:
-        _Grouped(self, m).emit()
+        GroupedProduct(self, m).emit()
 
 
-class _Grouped(Product):
+class GroupedProduct(Product):
+    """A product per chunk of routed rows."""
+
     def __init__(self, spec: GroupedMatmul, m: Module) -> None:
         super().__init__(spec, m, routed=True)
 
     def emit(self) -> None:
-        """Workers share the cost of all chunks evenly, at the grain of a panel."""
-        f, table = self.f, self["table"]
+        f = self.f
         panels = f.ceil_div(self["n"], self.columns)
-        per_chunk = f.min(self["m"], CHUNK)
-        self.lay_out_scratch(f["tid"].to(i64) * self["step"], per_chunk)
-        chunks, entries = f.load(table, i64), f.gep(table, _HEADER)
-        order = row_order(f, table, self["m"])
-        total = f.load(f.gep(entries, chunks, _ENTRY), i32, _BEFORE).to(i64) * panels
-        lo, hi = f.split(total)
-        for c in f.range(0, chunks):
-            entry = f.gep(entries, c, _ENTRY)
-            expert, start, count, before = (
-                f.load(entry, i32, at).to(i64) for at in (_EXPERT, _START, _COUNT, _BEFORE)
-            )
-            begin, cost = before * panels, count + _START_COST
-            first = _share(f, lo - begin, cost, panels)
-            last = _share(f, hi - begin, cost, panels)
-            self.route = f.gep(order, start, 4)
-            w = f.gep(self["w"], expert * self["w_expert"])
-            self.chunk(self["x"], w, count, f.i64(0), first, last)
+        self.lay_out_scratch(f["tid"].to(i64) * self["step"], f.min(self["m"], CHUNK))
+        for chunk in each_chunk(f, self["table"], self["m"], panels):
+            self.route = chunk.route
+            w = f.gep(self["w"], chunk.expert * self["w_expert"])
+            self.chunk(self["x"], w, chunk.size, f.i64(0), chunk.first, chunk.last)
+
+
+class Chunk(NamedTuple):
+    """Rows of one expert, and the panels of it that are this worker's."""
+
+    number: Value
+    expert: Value
+    start: Value  # in the sorted order
+    size: Value
+    route: Value  # address of the numbers of its rows
+    first: Value
+    last: Value
+
+
+def each_chunk(f: Function, table: Value, rows: Value, panels: Value) -> Iterator[Chunk]:
+    """A loop over the chunks. Workers share their cost evenly, at the grain of a panel."""
+    chunks, entries = f.load(table, i64), f.gep(table, _HEADER)
+    order = row_order(f, table, rows)
+    total = f.load(f.gep(entries, chunks, _ENTRY), i32, _BEFORE).to(i64) * panels
+    lo, hi = f.split(total)
+    for c in f.range(0, chunks):
+        entry = f.gep(entries, c, _ENTRY)
+        expert, start, count, before = (
+            f.load(entry, i32, at).to(i64) for at in (_EXPERT, _START, _COUNT, _BEFORE)
+        )
+        begin, cost = before * panels, count + _START_COST
+        first = _share(f, lo - begin, cost, panels)
+        last = _share(f, hi - begin, cost, panels)
+        yield Chunk(c, expert, start, count, f.gep(order, start, 4), first, last)
 
 
 def _share(f: Function, cost: Value, each: Value, panels: Value) -> Value:

@@ -1,0 +1,1 @@
+"""Products with packed weights, which stay packed: decoding, integer dot products, panels."""

@@ -1,0 +1,174 @@
+"""Products with packed weights that are decoded on the way: any scheme, on any target.
+
+Many rows: a panel of columns is decoded, row by row of the packed weight, turned, and multiplied by
+the f32 micro-kernel; the cost of decoding is shared by all rows of a chunk. Few rows: every packed
+row is decoded into the cache and multiplied with them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr, vec
+from rlx.codegen.grouped_matmul import GroupedMatmul, GroupedProduct
+from rlx.codegen.matmul import CHUNK, GROUP, TERMS, Matmul, Product
+from rlx.codegen.matmul_micro import ROWS
+from rlx.codegen.qmatmul.decode import emit_decode
+from rlx.codegen.target import Target
+from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
+
+_CHAINS = 4  # of the dot product of two rows
+_POINTERS = frozenset(["scale", "zp"])
+_F32 = GGUF_SCHEMES["F32"]
+
+
+def block_terms(scheme: QuantScheme) -> int:
+    """k of a decoded panel: about `TERMS`, in whole blocks."""
+    run = scheme.block or scheme.block_size
+    return max(TERMS // run, 1) * run
+
+
+@dataclass(frozen=True)
+class DecodedMatmul(Matmul):
+    """words: as `self.words` lists them; `w`, `scale` and `zp` are the packed weight's, with
+    `row`, `scale_row` and `zp_row` bytes to a row."""
+
+    scheme: QuantScheme = _F32
+
+    @property
+    def words(self) -> list[str]:
+        return [*super().words, "scale", "zp", "row", "scale_row", "zp_row"]
+
+    @property
+    def label(self) -> str:
+        return f"decoded_matmul {self.scheme}"
+
+    def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
+        terms = block_terms(self.scheme)
+        g, tall = self.geometry(target), _up(min(rows, CHUNK), ROWS)
+        tiles = min(-(-n // g.width), GROUP) * max(tall // ROWS, 1)
+        parts = [max(tall * terms, ROWS * k), terms * g.width, max(terms * g.width, k)]
+        return sum(_up(4 * p, 64) for p in parts) + max(tiles, 1) * g.tile_bytes
+
+    def emit(self, m: Module) -> None:
+        DecodedProduct(self, m).emit()
+
+
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+class _Decodes(Product):
+    """Panels that come from packed rows. `spec.w` is f32: what the micro-kernel reads."""
+
+    spec: DecodedMatmul
+    decode: Function
+
+    def word(self, f: Function, name: str) -> Value:
+        if name in _POINTERS:
+            return f.word(f["words"], self.spec.words.index(name), ptr)
+        return super().word(f, name)
+
+    def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
+        """Packed rows (or, of few, the rows themselves), a panel, decoded rows, and tiles."""
+        f, terms, k = self.f, block_terms(self.spec.scheme), self["k"]
+        self.terms, self.single = f.i64(terms), k <= terms
+        tall = f.ceil_div(per_chunk, ROWS) * ROWS
+        self.packed_rows = f.gep(self["scratch"], offset)
+        rows = f.max(tall * terms, k * ROWS)
+        self.packed_panel = f.gep(self.packed_rows, _round_up(rows * 4))
+        panel = _up(4 * terms * self.g.width, 64)
+        self.decoded = f.gep(self.packed_panel, panel)
+        self.tiles = f.gep(self.decoded, f.max(_round_up(k * 4), panel))
+
+    def decode_row(self, w: Value, row: Value, k: Value, count: Value, out: Value) -> None:
+        """Weights k .. k + count of a row of the expert (or the whole weight) that begins at w."""
+        f = self.f
+        before = (w.bits(i64) - self["w"].bits(i64)).udiv(f.max(self["row"], 1))
+        index = before + row
+        names = (("w", "row"), ("scale", "scale_row"), ("zp", "zp_row"))
+        places = [f.gep(self[base], index * self[step]) for base, step in names]
+        f.call(self.decode, *places, k, count, out)
+
+    def _panel(self, w: Value, p: Value, k: Value, terms: Value) -> Value:
+        f = self.f
+        first = p * self.columns
+        count = f.min(self["n"] - first, self.columns)
+        for i in f.range(0, count):
+            self.decode_row(w, first + i, k, terms, f.gep(self.decoded, i * terms, 4))
+        self._stage(self.decoded, (terms * 4, f.i64(4)), count, terms, 0)
+        return self.packed_panel
+
+
+class DecodedProduct(_Decodes):
+    def __init__(self, spec: DecodedMatmul, m: Module) -> None:
+        super().__init__(spec, m)
+        self.decode = emit_decode(m, spec.scheme)
+
+    def emit(self) -> None:
+        f = self.f
+        f.if_(self["m"] <= ROWS, self._few_rows, super().emit)
+
+    def _few_rows(self) -> None:
+        """Every column decoded once, and multiplied with all rows."""
+        f, rows, k = self.f, self["m"], self["k"]
+        self.lay_out_scratch(f["tid"].to(i64) * self["step"], rows)
+        self._copy_rows(rows, k)
+        panels = f.ceil_div(self["n"], self.columns)
+        lo, hi = f.split(panels)
+        for p in f.range(lo, hi):
+            first = p * self.columns
+            count = f.min(self["n"] - first, self.columns)
+            for c in f.range(0, count):
+                self.decode_row(self["w"], first + c, f.i64(0), k, self.decoded)
+                for r in f.range(0, rows):
+                    x = f.gep(self.packed_rows, r * k, 4)
+                    place = f.gep(self.tiles, r * self.g.width + c, 4)
+                    f.store(self._dot(x, self.decoded, k), place)
+            self._finish(self.tiles, rows, first, first, f.null())
+
+    def _copy_rows(self, rows: Value, k: Value) -> None:
+        """The rows as f32, one after another."""
+        f = self.f
+        for r in f.range(0, rows):
+            src = f.gep(self["x"], r * self["x_line"])
+            dst = f.gep(self.packed_rows, r * k, 4)
+            one = f.i64(1)
+            f.call(self.pack_x, src, self["x_line"], self["x_term"], one, k, dst, one, f.null())
+
+    def _dot(self, a: Value, b: Value, k: Value) -> Value:
+        f, lanes = self.f, self.g.lanes
+        wide, at_once = vec(lanes, f32), lanes * _CHAINS
+        whole = k - k.urem(at_once)
+
+        def step(i: Value, *sums: Value) -> list[Value]:
+            x, y = f.gep(a, i, 4), f.gep(b, i, 4)
+            places = [j * wide.bytes for j in range(_CHAINS)]
+            pairs = [(f.load(x, wide, at), f.load(y, wide, at)) for at in places]
+            return [f.fma(p, q, s) for (p, q), s in zip(pairs, sums, strict=True)]
+
+        sums = f.loop(0, whole, at_once, [f.const(0.0, wide)] * _CHAINS, step)
+        total = f.reduce("add", (sums[0] + sums[1]) + (sums[2] + sums[3]))
+
+        def one(i: Value, total: Value) -> Value:
+            return f.fma(f.load(f.gep(a, i, 4), f32), f.load(f.gep(b, i, 4), f32), total)
+
+        return f.loop(whole, k, 1, [total], one)[0]
+
+
+@dataclass(frozen=True)
+class DecodedGrouped(DecodedMatmul, GroupedMatmul):
+    """words: those of a decoded product, and `table`, `w_expert` as for `GroupedMatmul`."""
+
+    def emit(self, m: Module) -> None:
+        _DecodedGrouped(self, m).emit()
+
+
+class _DecodedGrouped(_Decodes, GroupedProduct):
+    def __init__(self, spec: DecodedGrouped, m: Module) -> None:
+        GroupedProduct.__init__(self, spec, m)
+        self.decode = emit_decode(m, spec.scheme)
+
+
+def _round_up(size: Value) -> Value:
+    return (size + 63) & -64

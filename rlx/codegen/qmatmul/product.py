@@ -1,0 +1,152 @@
+"""Products of quantised rows with strips of packed weights.
+
+The rows of x are cut into chunks that stay in the second-level cache, the columns into strips (or
+pairs of strips). A unit of work is one chunk against one strip; workers take equal runs of units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+
+from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr
+from rlx.codegen.kernel import KernelSpec
+from rlx.codegen.matmul_finish import Epilogue, emit_finish
+from rlx.codegen.matmul_micro import Geometry
+from rlx.codegen.qmatmul.dot import dot_kind
+from rlx.codegen.qmatmul.formats import BLOCKS, Format, Strip, integer_format
+from rlx.codegen.qmatmul.rows import tile_width
+from rlx.codegen.qmatmul.supers import SUPERS
+from rlx.codegen.qmatmul.tile import Tile
+from rlx.codegen.target import Target
+from rlx.ir.quant import QuantScheme
+from rlx.ir.quant_rows import RowLayout
+from rlx.ir.quant_strips import ROWS, strip_layout
+
+CHUNK = 256 << 10  # bytes of quantised rows that a strip is multiplied with in one go
+_POINTERS = frozenset(["x", "w", "out", "bias", "residual"])
+
+
+@cache
+def format_of(scheme: QuantScheme) -> Format:
+    return BLOCKS.get(scheme.name) or SUPERS.get(scheme.name) or integer_format(scheme)
+
+
+def tile_rows(target: Target) -> int:
+    """Rows of a full tile: as many as leave registers for codes and scales."""
+    return 8 if target.num_vector_registers >= 32 else 4
+
+
+def row_layout(scheme: QuantScheme, target: Target) -> RowLayout:
+    """How rows must be quantised for a product with weights of the scheme."""
+    form = format_of(scheme)
+    return RowLayout(form.kind, form.block, tile_rows(target))
+
+
+def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
+    """Whether weights of k columns are multiplied as integers on the target."""
+    fits = scheme.block is not None or scheme.ggml_type is not None or k <= 1 << 16
+    return dot_kind(target) is not None and fits and strip_layout(scheme, k) is not None
+
+
+@dataclass(frozen=True)
+class QuantMatmul(KernelSpec):
+    """words: x, w, out, (bias), (residual), m, n, k, row, strip
+
+    `row` is the bytes of a quantised row, `strip` those of a strip.
+    """
+
+    scheme: QuantScheme
+    epilogue: Epilogue
+
+    @property
+    def words(self) -> list[str]:
+        return ["x", "w", "out", *self.epilogue.words, "m", "n", "k", "row", "strip"]
+
+    @property
+    def label(self) -> str:
+        return f"qmatmul {self.scheme}"
+
+    def emit(self, m: Module) -> None:
+        Product(self, m).emit()
+
+
+class Product:
+    """Emits the functions of one spec and the kernel that drives them."""
+
+    routed = False
+
+    def __init__(self, spec: QuantMatmul, m: Module) -> None:
+        self.spec, self.m = spec, m
+        self.strips = 2 if spec.epilogue.pair else 1
+        lanes = m.target.lanes(32)
+        geometry = Geometry(f32, lanes, ROWS * self.strips // lanes)
+        self.columns = spec.epilogue.columns(geometry)
+        self.layout = row_layout(spec.scheme, m.target)
+        self.tiles = {rows: self._emit_tile(rows) for rows in self.layout.widths}
+        self.finish = emit_finish(m, geometry, spec.epilogue, self.word, self.routed)
+        self.f = m.kernel()
+        self.given = {name: self.word(self.f, name) for name in spec.words}
+
+    def word(self, f: Function, name: str) -> Value:
+        index = self.spec.words.index(name)
+        return f.word(f["words"], index, ptr if name in _POINTERS else i64)
+
+    def __getitem__(self, name: str) -> Value:
+        return self.given[name]
+
+    def _emit_tile(self, rows: int) -> Function:
+        """void tile(ptr words, ptr strip, ptr x, ptr out): one strip against a tile of rows."""
+        params = [("words", ptr), ("strip", ptr), ("x", ptr), ("out", ptr)]
+        f = self.m.function(f"tile{rows}", params, internal=True)
+        lanes = f.target.lanes(32)
+        strip = Strip(f, self.spec.scheme, f["strip"], f["x"], self.word(f, "k"))
+        # Few rows take all columns at once, since memory is read in order then.
+        vectors = ROWS // lanes if rows * (ROWS // lanes) <= 4 else 1
+        for shift in f.range(0, ROWS, lanes * vectors):
+            tile = Tile(f, rows, vectors, shift)
+            format_of(self.spec.scheme).emit(tile, strip, f["out"], ROWS * self.strips)
+        return f
+
+    def make_buffer(self) -> Value:
+        return self.f.alloca(4 * ROWS * self.strips * self.layout.tile)
+
+    def emit(self) -> None:
+        f, rows = self.f, self["m"]
+        self.buffer = self.make_buffer()
+        panels = f.ceil_div(self["n"], self.columns)
+        per_chunk = self._rows_per_chunk()
+        chunks = (rows + per_chunk - 1).udiv(per_chunk)
+        lo, hi = f.split(chunks * panels)
+        for unit in f.range(lo, hi):
+            chunk = unit.udiv(panels)
+            first = chunk * per_chunk
+            last = f.min(first + per_chunk, rows)
+            self.panel(self["w"], unit - chunk * panels, self["x"], first, last, f.null())
+
+    def _rows_per_chunk(self) -> Value:
+        """Whole tiles whose quantised rows fit the cache."""
+        f, tile = self.f, self.layout.tile
+        fitting = f.const(CHUNK).udiv(f.max(self["row"], 1)) & -tile
+        return f.max(fitting, tile)
+
+    def panel(self, w: Value, p: Value, x: Value, first: Value, last: Value, route: Value) -> None:
+        """Rows first .. last of the quantised rows x against panel p of the strips w."""
+        f = self.f
+        strips = f.gep(w, p * self["strip"] * self.strips)
+        column = p * self.columns
+        for r in f.range(first, last, self.layout.tile):
+            left = f.min(last - r, self.layout.tile)
+            rows = f.gep(x, r * self["row"])
+            width = tile_width(f, self.layout, left)
+            f.switch(
+                width, {s: partial(self._tile, t, strips, rows) for s, t in self.tiles.items()}
+            )
+            at = r * self["n"] + column
+            f.call(self.finish, f["words"], self.buffer, left, at, column, f.gep(route, r, 4))
+
+    def _tile(self, tile: Function, w: Value, x: Value) -> None:
+        f = self.f
+        for s in range(self.strips):
+            strip = f.gep(w, self["strip"]) if s else w
+            f.call(tile, f["words"], strip, x, f.gep(self.buffer, 4 * ROWS * s))

@@ -1,0 +1,113 @@
+"""A tile: a few rows of quantised activations against the 16 columns of one strip.
+
+Activations lie as `rlx.ir.quant_rows` describes them; every number of theirs is needed in all lanes
+and is loaded as such. The tile's f32 sums lie in memory, `[row][columns]`.
+"""
+
+from __future__ import annotations
+
+from rlx.codegen.emit import Function, Value, f16, f32, i8, i16, i32, vec
+from rlx.codegen.qmatmul.dot import Index, IntDot, make_dot
+from rlx.ir.quant_strips import LINE, ROWS
+
+# Bytes ahead of the codes that a product of one row asks for: it runs at the speed of memory. With
+# 512-bit vectors the CPU looks far enough ahead by itself, and asking costs 5 to 15 % (Zen 4).
+AHEAD = 4096
+
+
+class Tile:
+    """What the emitters of formats write with: `vectors` vectors of columns for `rows` rows.
+
+    Addresses of a strip are those of the first of its columns: `shift` is the column that a pass
+    begins with, and everything that has one entry per column is moved by it.
+    """
+
+    def __init__(self, f: Function, rows: int, vectors: int, shift: Value) -> None:
+        self.f, self.rows, self.vectors = f, rows, vectors
+        self.dot: IntDot = make_dot(f, rows)
+        self.lanes = self.dot.lanes
+        self.shift = shift
+        self.columns = range(vectors)
+        self.ahead = AHEAD if rows == 1 and f.target.vector_bits < 512 else 0
+
+    def together(self, streams: list[int]) -> list[list[int]]:
+        """Streams of codes that share lines, in groups that leave registers for their sums."""
+        room = 16 if self.f.target.num_vector_registers >= 32 else 4
+        size = max(1, min(len(streams), room // (self.rows * self.vectors)))
+        return [streams[i : i + size] for i in range(0, len(streams), size)]
+
+    # -- weights ----------------------------------------------------------------------------
+
+    def line(self, base: Value, index: Index, v: int) -> Value:
+        """Four codes of each column of vector v, in word `index` of a block."""
+        at = self.f.gep(base, index, LINE)
+        return self.f.load(self.f.gep(at, self.shift, 4), self.dot.bytes, 4 * self.lanes * v)
+
+    def word(self, base: Value, index: Index, v: int) -> Value:
+        return self.line(base, index, v).bits(self.dot.sums)
+
+    def streamed(self, base: Value, index: Index, v: int) -> Value:
+        """A line of codes; with few rows memory is asked for a later one."""
+        if self.ahead and v == 0:
+            self.f.prefetch(self.f.gep(base, index, LINE), self.ahead)
+        return self.line(base, index, v)
+
+    def nibbles(self, raw: Value) -> list[Value]:
+        """The low and the high halves of bytes."""
+        return [raw & 15, (raw.bits(self.dot.sums) >> 4).bits(raw.type) & 15]
+
+    def shifted(self, word: Value, count: Value) -> Value:
+        """Lanes moved down by one number of bits."""
+        return word >> self.f.splat(count.to(i32), self.lanes)
+
+    def halves(self, base: Value, v: int) -> Value:
+        """The f16 of every column, as f32."""
+        at = self.f.gep(base, self.shift, 2)
+        return self.f.load(at, vec(self.lanes, f16), 2 * self.lanes * v).to(f32)
+
+    def floats(self, base: Value, v: int) -> Value:
+        at = self.f.gep(base, self.shift, 4)
+        return self.f.load(at, vec(self.lanes, f32), 4 * self.lanes * v)
+
+    def small(self, base: Value, v: int, signed: bool) -> Value:
+        """The byte of every column, as i32."""
+        at = self.f.gep(base, self.shift)
+        return self.f.load(at, vec(self.lanes, i8), self.lanes * v).to(i32, signed=signed)
+
+    def low_half(self, word: Value) -> Value:
+        """The f16 in the low half of every lane."""
+        return word.to(i16).bits(vec(self.lanes, f16)).to(f32)
+
+    # -- activations ------------------------------------------------------------------------
+
+    def x(self, base: Value, index: Index, row: int) -> Value:
+        """Word `index` of a row of the tile, in every lane."""
+        at = self.f.gep(base, index, 4 * self.rows)
+        return self.f.broadcast_load(at, i32, self.lanes, 4 * row)
+
+    def x_float(self, base: Value, index: Index, row: int) -> Value:
+        at = self.f.gep(base, index, 4 * self.rows)
+        return self.f.broadcast_load(at, f32, self.lanes, 4 * row)
+
+    # -- sums -------------------------------------------------------------------------------
+
+    def zeros(self) -> list[Value]:
+        return [self.f.const(0, self.dot.sums)] * (self.vectors * self.rows)
+
+    def float_zeros(self) -> list[Value]:
+        return [self.f.const(0.0, vec(self.lanes, f32))] * (self.vectors * self.rows)
+
+    def place(self, out: Value, stride: int, v: int, row: int) -> Value:
+        """Where the sums of vector v and a row lie in memory, `stride` columns to a row."""
+        at = self.f.gep(out, self.shift, 4)
+        return self.f.gep(at, 4 * (row * stride + v * self.lanes))
+
+    def write(self, sums: list[Value], out: Value, stride: int) -> None:
+        for v in self.columns:
+            for i in range(self.rows):
+                self.f.store(sums[v * self.rows + i], self.place(out, stride, v, i))
+
+
+def passes(lanes: int, vectors: int) -> int:
+    """How often a strip is gone through when a tile takes `vectors` of its vectors at a time."""
+    return ROWS // (lanes * vectors)

@@ -1,0 +1,148 @@
+"""Activations quantised to 8 bits for integer dot products, block by block.
+
+Rows are grouped in tiles of `tile`; the rows that are left over at the end make a smaller tile of
+1 or 4 rows where that is enough, filled up with anything. Inside a tile everything is words of four
+bytes, `[word][row]`, and each block of k brings its codes and then what belongs to the block:
+
+    block   scale, -(sum of the codes), scale * sum
+    super   scale, the sums of its 16 runs of 16 codes as pairs of i16, those of its 8 runs of 32
+
+A code is round(x / scale) with scale = max|x| / 127 over the block. Pairs of sums hold runs
+(0, 2), (1, 3), (4, 6), (5, 7), ...: the order in which byte scales widen to pairs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import AttributeValueError
+
+Array = npt.NDArray[Any]
+
+SUPER = 256
+# Blocks with no larger a number hold zeros: 127 divided by it must not overflow.
+TINY = 2.0**-120
+_META = {"block": 3, "super": 13}
+_PAIRS = ((0, 2), (1, 3))
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """`block` codes share a scale; 0 stands for the whole row."""
+
+    kind: str
+    block: int
+    tile: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.block}x{self.tile}"
+
+    @staticmethod
+    def parse(text: str, where: str) -> RowLayout:
+        found = re.fullmatch(r"(block|super)(\d+)x([1-9]\d*)", text)
+        if found is None or (found[1] == "super" and int(found[2]) != SUPER):
+            raise AttributeValueError(
+                "unknown layout of activations", where=f"{where}.layout", got=text,
+                expected=f"blockBxT or super{SUPER}xT",
+            )  # fmt: skip
+        return RowLayout(found[1], int(found[2]), int(found[3]))
+
+    def size(self, k: int) -> int:
+        """Codes in a block of a row of k."""
+        return self.block or k
+
+    @property
+    def meta(self) -> int:
+        """Words of a block beside its codes."""
+        return _META[self.kind]
+
+    def row_bytes(self, k: int) -> int:
+        if k == 0:
+            return 0
+        size = self.size(k)
+        return k // size * (size + 4 * self.meta)
+
+    def width(self, rows: int) -> int:
+        """Rows of the tile that holds what is left over."""
+        return next((s for s in self.widths if s >= rows), self.tile)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Sizes of tiles. Each one is code; two or three rows cost no more time than four."""
+        return (*[s for s in (1, 4) if s < self.tile], self.tile)
+
+
+def quantize_rows(layout: RowLayout, x: Array) -> Array:
+    """x [rows, k] as [rows + tile - 1, row bytes]; bytes that belong to no row are zero."""
+    rows, k = x.shape
+    out = np.zeros((rows + layout.tile - 1) * layout.row_bytes(k), np.uint8)
+    words = np.concatenate([_codes(layout, x), _meta(layout, x)], axis=2)
+    at = 0
+    for start, width in _tiles(layout, rows):
+        part = words[start : start + width]
+        tile = np.zeros((*part.shape[1:], width), np.uint32)
+        tile[..., : len(part)] = part.transpose(1, 2, 0)
+        out[at : at + tile.nbytes] = tile.reshape(-1).view(np.uint8)
+        at += tile.nbytes
+    return out.reshape(rows + layout.tile - 1, -1)
+
+
+def dequantized_rows(layout: RowLayout, packed: Array, rows: int, k: int) -> Array:
+    """The numbers f32 [rows, k] that quantised rows stand for."""
+    flat = packed.reshape(-1)
+    size, out, at = layout.size(k), np.empty((rows, k), np.float32), 0
+    for start, width in _tiles(layout, rows):
+        end = at + width * layout.row_bytes(k)
+        words = np.ascontiguousarray(flat[at:end]).view(np.uint32)
+        tile = words.reshape(k // size, -1, width).transpose(2, 0, 1)[: rows - start]
+        codes = np.ascontiguousarray(tile[..., : size // 4]).view(np.int8)
+        scale = np.ascontiguousarray(tile[..., size // 4]).view(np.float32)
+        with np.errstate(invalid="ignore"):
+            out[start : start + width] = (codes * scale[..., None]).reshape(-1, k)
+        at = end
+    return out
+
+
+def _tiles(layout: RowLayout, rows: int) -> list[tuple[int, int]]:
+    """(first row, width) of every tile."""
+    starts = range(0, rows, layout.tile)
+    return [(s, layout.width(min(rows - s, layout.tile))) for s in starts]
+
+
+def _blocks(layout: RowLayout, x: Array) -> tuple[Array, Array]:
+    """Codes i8 [rows, blocks, size] and scales f32 [rows, blocks]."""
+    blocks = x.astype(np.float32).reshape(len(x), -1, layout.size(x.shape[1]))
+    peak = np.abs(blocks).max(axis=2, initial=0)
+    usable = ~(peak < TINY)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        inverse = np.where(usable, np.float32(127) / peak, np.float32(0)).astype(np.float32)
+        codes = np.rint(blocks * inverse[..., None])
+        scale = np.where(usable, peak * np.float32(1 / 127), np.float32(0)).astype(np.float32)
+    return np.nan_to_num(codes, nan=0.0).astype(np.int8), scale
+
+
+def _codes(layout: RowLayout, x: Array) -> Array:
+    codes, _ = _blocks(layout, x)
+    return np.ascontiguousarray(codes).view(np.uint32)
+
+
+def _meta(layout: RowLayout, x: Array) -> Array:
+    """What belongs to each block: u32 [rows, blocks, words]."""
+    codes, scale = _blocks(layout, x)
+    if layout.kind == "block":
+        total = codes.sum(axis=2, dtype=np.int32)
+        with np.errstate(invalid="ignore"):
+            parts = [scale, -total, scale * total.astype(np.float32)]
+        return np.stack([p.view(np.uint32) for p in parts], axis=2)
+    pairs = [scale.view(np.uint32)[..., None]]
+    for run in (16, 32):
+        sums = codes.reshape(*codes.shape[:2], -1, run).sum(axis=3, dtype=np.int16)
+        fours = sums.reshape(*sums.shape[:2], -1, 4)
+        picked = np.stack([fours[..., list(p)] for p in _PAIRS], axis=3)
+        pairs.append(np.ascontiguousarray(picked).view(np.uint32).reshape(*sums.shape[:2], -1))
+    return np.concatenate(pairs, axis=2)
