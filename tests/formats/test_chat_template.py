@@ -74,6 +74,13 @@ def test_templates_reach_nothing(source: str) -> None:
         ChatTemplate(source).render(TALK)
 
 
+def test_templates_too_deep_to_compile() -> None:
+    with pytest.raises(FormatError, match=r"cannot be used|not valid Jinja"):
+        ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
+    with pytest.raises(FormatError, match=r"cannot be used|not valid Jinja"):
+        ChatTemplate("{% if 1 %}" * 200 + "{% endif %}" * 200)
+
+
 def test_syntax_errors_show_the_line() -> None:
     with pytest.raises(FormatError, match=r"\[m, line 2 of the template\] .* got \{% if x %") as e:
         ChatTemplate("fine\n{% if x %\n", where="m")
