@@ -46,9 +46,9 @@ class DeltaChunks(KernelSpec):
     def scratch(self, target: Target) -> int:
         """Bytes each worker needs."""
         size = self.rule.sums.bytes
-        return sum(-(-count * size // 64) * 64 for count in self._areas(target).values())
+        return sum(-(-count * size // 64) * 64 for count in self.areas(target).values())
 
-    def _areas(self, target: Target) -> dict[str, int]:
+    def areas(self, target: Target) -> dict[str, int]:
         """Elements of each piece of working memory."""
         n, t = self.rule.size, TOKENS
         width = self.rule.lanes(target) * self.rule.vectors(target)
@@ -80,7 +80,7 @@ class _Chunks(Emitter):
         super().__init__(spec.rule, m.kernel(), spec.words)
         place = self.f.gep(self.o["scratch"], self.f["tid"].to(i64) * self.o["stride"])
         self.area: dict[str, Value] = {}
-        for name, count in spec._areas(m.target).items():
+        for name, count in spec.areas(m.target).items():
             self.area[name] = place
             place = self.f.gep(place, -(-count * self.sums.bytes // 64) * 64)
 

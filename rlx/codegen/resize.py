@@ -5,6 +5,7 @@ Where the columns of a block of results come from is found once, for all lines a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rlx.codegen.emit import Function, Module, Value, f64, i32, i64, vec
@@ -36,7 +37,7 @@ class Resize(KernelSpec):
         emitter(f, self).emit()
 
 
-class _Resize:
+class _Resize(ABC):
     def __init__(self, f: Function, spec: Resize) -> None:
         self.f, self.spec = f, spec
         self.type = compute_type(spec.dtype)
@@ -84,14 +85,17 @@ class _Resize:
         """Where the columns from i on come from."""
         return self.f.load(self.f.gep(self.below, i, 4), vec(self.lanes, i32))
 
+    @abstractmethod
     def column(self, x: Value, i: Value) -> None:
-        raise NotImplementedError
+        """Note where column i of the block, x of the line, comes from."""
 
+    @abstractmethod
     def lines(self, first: Value, y: Value) -> None:
-        raise NotImplementedError
+        """Find the lines of the input that line y of the plane is made of."""
 
+    @abstractmethod
     def value(self, i: Value, mask: Value | None) -> Value:
-        raise NotImplementedError
+        """The results from column i of the block on."""
 
 
 class _Nearest(_Resize):
