@@ -19,9 +19,11 @@ from rlx.codegen.attention_decode import Decode
 from rlx.codegen.attention_finish import Join
 from rlx.codegen.attention_prefill import Prefill
 from rlx.ir.attrs import MaskKind
+from rlx.ir.binding import DimBinding
 from rlx.ir.dim import sym
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.runtime.session import Session
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
@@ -292,3 +294,49 @@ def test_code_for_other_machines(target):
     for rows in (1, 50):
         g, _ = simple(rows)
         assert kernels_for(g, target) == 2
+
+
+def cached_step(layout):
+    """One attention layer over a growing cache: turn, append, attend."""
+    seq, past, axis = sym("seq"), sym("past"), 1 if layout == "bshd" else 2
+    g = Graph("step")
+    sizes = {"q": 4, "k": 2, "v": 2}
+    q, k, v = (g.input(n, [1, seq, h, 16]) for n, h in sizes.items())
+    cos, sin = (g.input(n, [40, 8]) for n in ("cos", "sin"))
+    q, k = (g.rope(x, cos, sin, head_dim=16, offset=past) for x in (q, k))
+    filled = []
+    for name, new in (("keys", k), ("values", v)):
+        if layout == "bhsd":
+            new = g.transpose(new, perm=(0, 2, 1, 3))
+        dims = [1, 40, 2, 16] if layout == "bshd" else [1, 2, 40, 16]
+        state = g.state(name, dims, dtype="f16")
+        state = g.state_update(state, g.cast(new, dtype="f16"), axis=axis, start=past)
+        filled.append(g.narrow(state, axis=axis, start=0, length=past + seq))
+    out = g.attention(
+        q, *filled, num_heads=4, num_kv_heads=2, head_dim=16, mask_kind="causal", kv_layout=layout
+    )
+    return g.set_outputs(out)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_a_session_extends_the_cache(layout):
+    """Prefill, then steps of one and several tokens, each against the reference device."""
+    options = {"binding": DimBinding().set_live("seq", 12).set_live("past", 28)}
+    native = Session("cpu").compile(cached_step(layout), options)
+    oracle = Session("reference").compile(cached_step(layout), options)
+    angle = np.arange(40)[:, None] * 0.3 ** np.arange(8)
+    tables = {"cos": np.cos(angle).astype(np.float32), "sin": np.sin(angle).astype(np.float32)}
+    past = 0
+    for rows in (12, 1, 1, 3, 1):
+        arrays = {
+            n: draw(past + i, 1, rows, h, 16)
+            for i, (n, h) in enumerate((("q", 4), ("k", 2), ("v", 2)))
+        }
+        (got,) = native.run(arrays | tables, sizes={"past": past})
+        (want,) = oracle.run(arrays | tables, sizes={"past": past})
+        past += rows
+        for name in ("keys", "values"):
+            # rotations are rounded alike, so the states are equal bit for bit
+            np.testing.assert_array_equal(native.read_state(name), oracle.read_state(name))
+        values = heads_first(oracle.read_state("values"), layout)[:, :, :past]
+        close(got, want.astype(np.float64), 16, values)
