@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from rlx.backends.base import Backend
 from rlx.backends.cpu import families
 from rlx.backends.cpu.assemble import assemble
@@ -47,7 +49,8 @@ class CpuBackend(Backend):
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
         given = {n.name: params[n.name] for n in graph.sources("param")}
-        return dict(zip(graph.output_names, evaluate(graph, given), strict=True))
+        results = [np.ascontiguousarray(a) for a in evaluate(graph, given)]  # kernels trust that
+        return dict(zip(graph.output_names, results, strict=True))
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         threads = worker_count(options.threads)
