@@ -16,12 +16,19 @@ from rlx.backends.cpu import (  # noqa: F401
     moves,
     pack,
     pooling,
+    qmatmul,
+    qmatmul_rewrite,
     recurrent,
     region,
     rope,
+    select,
 )
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 
 # Rewrites of a template for this device, in order: packed weights and the like.
-REWRITES: list[Callable[[Graph, Target], Graph]] = [conv.pack_conv, pack.pack_weights]
+REWRITES: list[Callable[[Graph, Target], Graph]] = [
+    conv.pack_conv,
+    pack.pack_weights,
+    qmatmul_rewrite.pack_quantised,
+]

@@ -1,0 +1,339 @@
+"""Drawing a token from each row of logits, in the order that `rlx.ir.ops.sample` states.
+
+Without limits, weights are summed in blocks and the block that holds the drawn point is searched.
+With a limit (top_k or top_p), the best tokens are selected by a heap; for top_p alone as many as it
+takes, a few at first.
+"""
+
+from __future__ import annotations
+
+import math as numbers
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlx.codegen import math
+from rlx.codegen.emit import Function, Module, Value, f32, f64, i32, i64, ptr, vec
+from rlx.codegen.kernel import KernelSpec
+from rlx.codegen.philox import uniform
+from rlx.codegen.ranking import Ascending, Heaps, Ranking
+from rlx.codegen.region.registers import from_memory, raw_type, register_type
+from rlx.ir.dtype import DType
+
+BLOCK = 512  # weights that are summed together
+FEW = 64  # tokens first looked at for top_p alone
+
+_PARAMS = [("row", ptr), ("n", i64), ("top", f64), ("heat", f64)]
+
+
+@dataclass(frozen=True)
+class Sample(KernelSpec):
+    """words: logits, rng, tokens, next rng, rows, n, scratch, step, then either the address of
+    settings, or temperature, top_k, top_p and min_p as bits of f32
+
+    Each worker has `step` bytes of scratch memory, enough for n entries.
+    """
+
+    dtype: DType
+    given: bool
+
+    def entry_bytes(self) -> int:
+        return self.ranking.bytes
+
+    @property
+    def ranking(self) -> Ranking:
+        return Ranking(self.dtype, nan_first=False)
+
+    @property
+    def real(self) -> DType:
+        return DType.of("f64" if self.dtype.bits == 64 else "f32")
+
+    def emit(self, m: Module) -> None:
+        _Emitter(self, m).emit()
+
+
+class _Emitter:
+    def __init__(self, spec: Sample, m: Module) -> None:
+        self.spec, self.m = spec, m
+        self.type = register_type(spec.real)
+        self.lanes = m.target.lanes(self.type.bits)
+        heaps = Heaps(m, spec.ranking)
+        self.select = heaps.emit_select()
+        self.by_index = Heaps(m, Ascending(), "indices")
+        self.draw_any = self._emit_draw_any()
+        self.draw_best = self._emit_draw_best()
+
+    # -- elements -----------------------------------------------------------------------------
+
+    def logits(self, f: Function, row: Value, at: Value, lanes: int) -> Value:
+        """Logits in compute precision, NaN as -inf."""
+        raw = f.load(f.gep(row, at, self.spec.dtype.bytes), vec(lanes, raw_type(self.spec.dtype)))
+        x = from_memory(f, raw, self.spec.dtype)
+        return f.select(x.is_nan(), -numbers.inf, x)
+
+    def weights(self, f: Function, x: Value) -> Value:
+        """exp((x - top) / temperature); 1 at the top, 0 of -inf."""
+        lanes = x.type.lanes
+        top, heat = (f.splat(f[name].to(self.type), lanes) for name in ("top", "heat"))
+        with f.exact():
+            distance = f.select(x.eq(top), 0.0, x - top)
+        weight = math.exp(distance / heat)
+        return f.select(x.eq(-numbers.inf), 0.0, weight)
+
+    # -- one row ------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        f = self.f
+        logits, rng, tokens, following = (f.word(f["words"], at) for at in range(4))
+        rows, n, step = (f.word(f["words"], at, i64) for at in (4, 5, 7))
+        memory = f.gep(f.word(f["words"], 6), f["tid"].to(i64) * step)
+        seed, counter = f.load(rng, i64), f.load(rng, i64, 8)
+        heat, best, top_p, min_p = self._settings(n)
+
+        def count_on() -> None:
+            f.store(seed, following)
+            f.store(counter + 1, following, 8)
+
+        f.if_(f["tid"].eq(0), count_on)
+        lo, hi = f.split(rows)
+        for r in f.range(lo, hi):
+            row = f.gep(logits, r * n, self.spec.dtype.bytes)
+            top = self._top(row, n)
+            point = uniform(f, seed, counter, r)
+            common = [row, n, top.to(f64), heat, point, min_p, memory]
+            limited = (best < n) | (top_p < 1.0)
+
+            def draw(common: list[Value] = common, limited: Value = limited) -> list[Value]:
+                return f.if_(
+                    limited,
+                    lambda: f.call(self.draw_best, *common, best, top_p),
+                    lambda: f.call(self.draw_any, *common),
+                )
+
+            def choose(row: Value = row, top: Value = top, draw=draw) -> list[Value]:  # type: ignore[no-untyped-def]
+                return f.if_(heat > 0.0, draw, lambda: self._first(row, n, top))
+
+            [token] = f.if_(top.eq(-numbers.inf), lambda: f.i64(0), choose)
+            f.store(token.to(i32), f.gep(tokens, r, 4))
+
+    @cached_property
+    def f(self) -> Function:
+        return self.m.kernel()
+
+    def _settings(self, n: Value) -> tuple[Value, Value, Value, Value]:
+        """temperature, top_k (n for all), top_p and min_p."""
+        f = self.f
+        if self.spec.given:
+            address = f.word(f["words"], 8)
+            heat, best, top_p, min_p = (f.load(address, f32, 4 * k) for k in range(4))
+        else:
+            heat, best, top_p, min_p = (f.word(f["words"], 8 + k, f32) for k in range(4))
+        whole = f.min_fast(f.const(2.0**31, f32), best)
+        some = best >= 1.0
+        count = f.select(some, f.select(some, whole, 0.0).to(i64), n)
+        return heat.to(f64), f.min(count, n), top_p.to(f64), min_p.to(f64)
+
+    def _top(self, row: Value, n: Value) -> Value:
+        """The largest logit."""
+        f, lanes = self.f, self.lanes
+        whole = n & -lanes
+        start = f.const(-numbers.inf, vec(lanes, self.type))
+
+        def look(i: Value, top: Value) -> Value:
+            return f.max_fast(self.logits(f, row, i, lanes), top)
+
+        [tops] = f.loop(0, whole, lanes, [start], look)
+        wide = f.reduce("max", tops)
+        [top] = f.loop(
+            whole, n, 1, [wide], lambda i, top: f.max_fast(self.logits(f, row, i, 1), top)
+        )
+        return top
+
+    def _first(self, row: Value, n: Value, top: Value) -> Value:
+        """The first index of the largest logit."""
+        f = self.f
+        [at] = f.while_(
+            [f.i64(0)],
+            lambda i: self.logits(f, row, i, 1).ne(top) & (i < n - 1),
+            lambda i: i + 1,
+        )
+        return at
+
+    # -- drawing from all ---------------------------------------------------------------------
+
+    def _emit_draw_any(self) -> Function:
+        """i64 draw_any(row, n, top, heat, point, min_p, memory): weights kept by min_p alone."""
+        params = [*_PARAMS, ("point", f64), ("min_p", f64), ("memory", ptr)]
+        f = self.m.function("draw_any", params, i64, internal=True)
+        n, memory = f["n"], f["memory"]
+
+        def block(start: Value, total: Value) -> Value:
+            stop = f.min(start + BLOCK, n)
+            return total + self._weigh(f, start, stop, memory)
+
+        [total] = f.loop(0, n, BLOCK, [f.const(0.0, f64)], block)
+        target = f["point"] * total
+
+        def skip(start: Value, passed: Value) -> list[Value]:
+            stop = f.min(start + BLOCK, n)
+            return [start + BLOCK, passed + self._block_sum(f, start, stop, memory)]
+
+        def before(start: Value, passed: Value) -> Value:
+            """Whether the point lies behind this block, and there is another one."""
+            stop = f.min(start + BLOCK, n)
+            after = passed + self._block_sum(f, start, stop, memory)
+            return (after <= target) & (start + BLOCK < n)
+
+        start, passed = f.while_([f.i64(0), f.const(0.0, f64)], before, skip)
+        f.ret(self._search(f, start, f.min(start + BLOCK, n), passed, target, memory))
+        return f
+
+    def _weigh(self, f: Function, start: Value, stop: Value, memory: Value) -> Value:
+        """Weights start … stop - 1 written to memory, 0 below min_p; gives their sum."""
+        lanes = self.lanes
+        whole = start + (stop - start & -lanes)
+        least = f["min_p"].to(self.type)
+
+        def some(i: Value, lanes: int) -> Value:
+            w = self.weights(f, self.logits(f, f["row"], i, lanes))
+            w = f.select(w >= f.splat(least, lanes), w, 0.0)
+            f.store(w, f.gep(memory, i, self.type))
+            return w.to(f64)
+
+        return self._sum(f, start, whole, stop, some)
+
+    def _block_sum(self, f: Function, start: Value, stop: Value, memory: Value) -> Value:
+        """The sum of weights in memory, made as `_weigh` made it."""
+        whole = start + (stop - start & -self.lanes)
+
+        def some(i: Value, lanes: int) -> Value:
+            return f.load(f.gep(memory, i, self.type), vec(lanes, self.type)).to(f64)
+
+        return self._sum(f, start, whole, stop, some)
+
+    def _sum(self, f: Function, start: Value, whole: Value, stop: Value, some) -> Value:  # type: ignore[no-untyped-def]
+        lanes = self.lanes
+        zero = f.const(0.0, vec(lanes, f64))
+        [sums] = f.loop(start, whole, lanes, [zero], lambda i, s: s + some(i, lanes))
+        one = f.reduce("add", sums)
+        [total] = f.loop(whole, stop, 1, [one], lambda i, s: s + some(i, 1))
+        return total
+
+    def _search(
+        self, f: Function, start: Value, stop: Value, passed: Value, target: Value, memory: Value
+    ) -> Value:
+        """The first index at which the running sum exceeds the target; the last one with a weight
+        when rounding lets none do so."""
+
+        def weight(i: Value) -> Value:
+            return f.load(f.gep(memory, i, self.type), self.type).to(f64)
+
+        def look(i: Value, running: Value, found: Value, last: Value) -> list[Value]:
+            w = weight(i)
+            more = running + w
+            hit = found.eq(-1) & (more > target)
+            return [more, f.select(hit, i, found), f.select(w > 0.0, i, last)]
+
+        _, found, last = f.loop(start, stop, 1, [passed, f.i64(-1), start], look)
+        return f.select(found.eq(-1), last, found)
+
+    # -- drawing from the best ----------------------------------------------------------------
+
+    def _emit_draw_best(self) -> Function:
+        """i64 draw_best(row, n, top, heat, point, min_p, memory, best, top_p)"""
+        params = [*_PARAMS, ("point", f64), ("min_p", f64), ("memory", ptr)]
+        f = self.m.function(
+            "draw_best", [*params, ("best", i64), ("top_p", f64)], i64, internal=True
+        )
+        limited, all_weights = f["best"] < f["n"], self._total(f)
+        share = f["top_p"]
+
+        def look(count: Value, _: Value) -> list[Value]:
+            """Select `count` tokens; says how many of them are kept, or more than there are."""
+            f.call(self.select, f["row"], f["n"], count, f["memory"])
+            [total] = f.if_(limited, lambda: self._best_sum(f, count), lambda: all_weights)
+            kept = self._kept(f, count, share, total)
+            enough = limited | kept.ne(count) | count.eq(f["n"])
+            return [f.select(enough, count, f.min(count * 8, f["n"])), f.select(enough, kept, -1)]
+
+        first = f.select(limited, f["best"], f.min(f["n"], FEW))
+        _, kept = f.while_([first, f.i64(-1)], lambda count, kept: kept < 0, look)
+        f.ret(self._draw_of(f, self._compact(f, kept)))
+        return f
+
+    def _total(self, f: Function) -> Value:
+        """The sum of all weights; only needed, and only computed, for top_p alone."""
+
+        def some(i: Value, lanes: int) -> Value:
+            return self.weights(f, self.logits(f, f["row"], i, lanes)).to(f64)
+
+        def walk() -> Value:
+            whole = f["n"] & -self.lanes
+            return self._sum(f, f.i64(0), whole, f["n"], some)
+
+        [total] = f.if_(f["best"] < f["n"], lambda: f.const(0.0, f64), walk)
+        return total
+
+    def _weight_of(self, f: Function, entry: Value) -> Value:
+        """The weight of the token of an entry in memory."""
+        ranking = self.spec.ranking
+        index = ranking.index(f, ranking.load(f, f["memory"], entry))
+        return self.weights(f, self.logits(f, f["row"], index, 1))
+
+    def _best_sum(self, f: Function, count: Value) -> Value:
+        [total] = f.loop(
+            0, count, 1, [f.const(0.0, f64)], lambda i, s: s + self._weight_of(f, i).to(f64)
+        )
+        return total
+
+    def _kept(self, f: Function, count: Value, share: Value, total: Value) -> Value:
+        """How many of the selected tokens top_p keeps: those before which too little has passed,
+        and the first in any case."""
+
+        def walk() -> Value:
+            target = share * total
+
+            def inside(i: Value, passed: Value) -> Value:
+                return (i < count) & ((passed < target) | i.eq(0))
+
+            def on(i: Value, passed: Value) -> list[Value]:
+                return [i + 1, passed + self._weight_of(f, i).to(f64)]
+
+            return f.while_([f.i64(0), f.const(0.0, f64)], inside, on)[0]
+
+        [kept] = f.if_(share < 1.0, walk, lambda: count)
+        return kept
+
+    def _compact(self, f: Function, count: Value) -> Value:
+        """Entries become indices of tokens whose weight min_p allows; gives their number."""
+        ranking, memory = self.spec.ranking, f["memory"]
+        least = f["min_p"].to(self.type)
+
+        def look(i: Value, kept: Value) -> Value:
+            index = ranking.index(f, ranking.load(f, memory, i))
+            good = self.weights(f, self.logits(f, f["row"], index, 1)) >= least
+            f.store(index, f.gep(memory, kept, 8))
+            return kept + good.to(i64, signed=False)
+
+        [kept] = f.loop(0, count, 1, [f.i64(0)], look)
+        return f.max(kept, 1)
+
+    def _draw_of(self, f: Function, count: Value) -> Value:
+        """The token drawn from the indices in memory."""
+        memory = f["memory"]
+        f.call(self.by_index.sort, memory, count)
+
+        def weight(i: Value) -> Value:
+            index = f.load(f.gep(memory, i, 8), i64)
+            return self.weights(f, self.logits(f, f["row"], index, 1)).to(f64)
+
+        [total] = f.loop(0, count, 1, [f.const(0.0, f64)], lambda i, s: s + weight(i))
+        target = f["point"] * total
+
+        def passed(i: Value, running: Value) -> Value:
+            return (running <= target) & (i < count - 1)
+
+        def on(i: Value, running: Value) -> list[Value]:
+            return [i + 1, running + weight(i + 1)]
+
+        at, _ = f.while_([f.i64(0), weight(f.i64(0))], passed, on)
+        return f.load(f.gep(memory, at, 8), i64)
