@@ -89,21 +89,22 @@ def quantize_rows(layout: RowLayout, x: Array) -> Array:
         tile[..., : len(part)] = part.transpose(1, 2, 0)
         out[at : at + tile.nbytes] = tile.reshape(-1).view(np.uint8)
         at += tile.nbytes
-    return out.reshape(rows + layout.tile - 1, -1)
+    return out.reshape(rows + layout.tile - 1, layout.row_bytes(k))
 
 
 def dequantized_rows(layout: RowLayout, packed: Array, rows: int, k: int) -> Array:
     """The numbers f32 [rows, k] that quantised rows stand for."""
     flat = packed.reshape(-1)
-    size, out, at = layout.size(k), np.empty((rows, k), np.float32), 0
+    size, out, at = layout.size(k), np.zeros((rows, k), np.float32), 0
     for start, width in _tiles(layout, rows):
         end = at + width * layout.row_bytes(k)
-        words = np.ascontiguousarray(flat[at:end]).view(np.uint32)
-        tile = words.reshape(k // size, -1, width).transpose(2, 0, 1)[: rows - start]
+        words = _words(flat[at:end])
+        shape = k // size if size else 0, size // 4 + layout.meta, width
+        tile = words.reshape(shape).transpose(2, 0, 1)[: rows - start]
         codes = np.ascontiguousarray(tile[..., : size // 4]).view(np.int8)
         scale = np.ascontiguousarray(tile[..., size // 4]).view(np.float32)
         with np.errstate(invalid="ignore"):
-            out[start : start + width] = (codes * scale[..., None]).reshape(-1, k)
+            out[start : start + width] = (codes * scale[..., None]).reshape(len(tile), k)
         at = end
     return out
 
@@ -116,7 +117,9 @@ def _tiles(layout: RowLayout, rows: int) -> list[tuple[int, int]]:
 
 def _blocks(layout: RowLayout, x: Array) -> tuple[Array, Array]:
     """Codes i8 [rows, blocks, size] and scales f32 [rows, blocks]."""
-    blocks = x.astype(np.float32).reshape(len(x), -1, layout.size(x.shape[1]))
+    rows, k = x.shape
+    size = layout.size(k)
+    blocks = x.astype(np.float32).reshape(rows, k // size if size else 0, size)
     peak = np.abs(blocks).max(axis=2, initial=0)
     usable = ~(peak < TINY)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -128,7 +131,11 @@ def _blocks(layout: RowLayout, x: Array) -> tuple[Array, Array]:
 
 def _codes(layout: RowLayout, x: Array) -> Array:
     codes, _ = _blocks(layout, x)
-    return np.ascontiguousarray(codes).view(np.uint32)
+    return _words(codes)
+
+
+def _words(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(np.uint32)
 
 
 def _meta(layout: RowLayout, x: Array) -> Array:
@@ -141,8 +148,8 @@ def _meta(layout: RowLayout, x: Array) -> Array:
         return np.stack([p.view(np.uint32) for p in parts], axis=2)
     pairs = [scale.view(np.uint32)[..., None]]
     for run in (16, 32):
-        sums = codes.reshape(*codes.shape[:2], -1, run).sum(axis=3, dtype=np.int16)
-        fours = sums.reshape(*sums.shape[:2], -1, 4)
+        sums = codes.reshape(*codes.shape[:2], SUPER // run, run).sum(axis=3, dtype=np.int16)
+        fours = sums.reshape(*sums.shape[:2], SUPER // run // 4, 4)
         picked = np.stack([fours[..., list(p)] for p in _PAIRS], axis=3)
-        pairs.append(np.ascontiguousarray(picked).view(np.uint32).reshape(*sums.shape[:2], -1))
+        pairs.append(_words(picked).reshape(*sums.shape[:2], SUPER // run // 2))
     return np.concatenate(pairs, axis=2)

@@ -180,10 +180,11 @@ def lower_packed(node: Node, ctx: Context) -> list[Step]:
     beside = dict(zip(names, extras, strict=True))
     bias, residual = (beside[n].dtype if n in beside else None for n in ("bias", "residual"))
     epilogue = Epilogue(op.dtype, op.activation, bias, residual, op.pair)
-    spec = QuantMatmul(op.scheme, epilogue)
+    layout = RowLayout.parse(op.layout, op.name)
+    spec = QuantMatmul(op.scheme, layout, epilogue)
     words: dict[str, Word] = {"x": Pointer(rows), "w": Pointer(packed), "out": Pointer(node.output)}
     words |= {"m": _rows(node.output.shape), "n": op.n}
-    words |= _sizes(op.scheme, RowLayout.parse(op.layout, op.name), op.k)
+    words |= _sizes(op.scheme, layout, op.k)
     words |= {name: Pointer(v) for name, v in beside.items()}
     given = [words[w] for w in spec.words]
     return [_step(node, spec, given)]
@@ -216,7 +217,7 @@ def lower_packed_grouped(node: Node, ctx: Context) -> list[Step]:
     rows, table = Scratch(node, routed.table), Scratch(node)
     m = x.shape.dims[0]
     quantize = RoutedRows(x.dtype, routed.layout)
-    spec = QuantGrouped(op.scheme, Epilogue(node.output.dtype))
+    spec = QuantGrouped(op.scheme, routed.layout, Epilogue(node.output.dtype))
     words: dict[str, Word] = {"x": rows, "w": Pointer(packed), "out": Pointer(node.output)}
     words |= {"m": m, "n": op.n, "table": table} | _sizes(op.scheme, routed.layout, op.k)
     words |= {"w_expert": packed.shape.with_dims(packed.shape.dims[1:]).size_bytes}

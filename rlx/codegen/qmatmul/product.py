@@ -57,6 +57,7 @@ class QuantMatmul(KernelSpec):
     """
 
     scheme: QuantScheme
+    layout: RowLayout
     epilogue: Epilogue
 
     @property
@@ -82,7 +83,7 @@ class Product:
         lanes = m.target.lanes(32)
         geometry = Geometry(f32, lanes, ROWS * self.strips // lanes)
         self.columns = spec.epilogue.columns(geometry)
-        self.layout = row_layout(spec.scheme, m.target)
+        self.layout = spec.layout
         self.tiles = {rows: self._emit_tile(rows) for rows in self.layout.widths}
         self.finish = emit_finish(m, geometry, spec.epilogue, self.word, self.routed)
         self.f = m.kernel()

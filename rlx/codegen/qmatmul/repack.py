@@ -59,6 +59,7 @@ class _Repack:
     def emit(self) -> None:
         f, size = self.f, self.size
         strips = f.ceil_div(size["n"], ROWS) * size["halves"]
+        gaps = (size["blocks"] & self.layout.group - 1).ne(0)
         lo, hi = f.split(size["weights"] * strips)
         for s in f.range(lo, hi):
             weight = s.udiv(strips)
@@ -68,7 +69,8 @@ class _Repack:
             first = (weight * size["halves"] + half) * size["n"] + place * ROWS
             out = f.gep(self.out, s * size["strip"])
             rows = f.min(size["n"] - place * ROWS, ROWS)
-            f.if_(rows < ROWS, partial(self._clear, out))
+            # Lanes of missing rows and fields of missing blocks are zero.
+            f.if_((rows < ROWS) | gaps, partial(self._clear, out))
             for r in f.range(0, rows):
                 for b in f.range(0, size["blocks"]):
                     self._block(first + r, r, b, out)
