@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlx.codegen.batches import batch_count, batch_start, batch_words
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
 
@@ -20,19 +21,14 @@ class ComplexMatmul(KernelSpec):
     @property
     def words(self) -> list[str]:
         names = ["x", "w", "out", "m", "n", "k", "x_line", "x_term", "w_line", "w_term"]
-        for i in range(self.batch):
-            names += [f"size{i}", f"x_batch{i}", f"w_batch{i}"]
-        return names
+        return names + batch_words(self.batch)
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
         given = {
             name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(self.words)
         }
-        rows = given["m"]
-        for i in range(self.batch):
-            rows = rows * given[f"size{i}"]
-        lo, hi = f.split(rows)
+        lo, hi = f.split(batch_count(f, given, self.batch) * given["m"])
         for r in f.range(lo, hi):
             _Row(f, self, given, r).emit()
 
@@ -42,15 +38,9 @@ class _Row:
 
     def __init__(self, f: Function, spec: ComplexMatmul, given: dict[str, Value], r: Value) -> None:
         self.f, self.spec, self.given = f, spec, given
-        index = r.udiv(given["m"])
-        row = r - index * given["m"]
-        self.x, self.w = f.gep(given["x"], row * given["x_line"]), given["w"]
-        for i in reversed(range(spec.batch)):
-            outer = index.udiv(given[f"size{i}"])
-            here = index - outer * given[f"size{i}"]
-            self.x = f.gep(self.x, here * given[f"x_batch{i}"])
-            self.w = f.gep(self.w, here * given[f"w_batch{i}"])
-            index = outer
+        batch = r.udiv(given["m"])
+        x, self.w = batch_start(f, given, spec.batch, batch)
+        self.x = f.gep(x, (r - batch * given["m"]) * given["x_line"])
         self.out = f.gep(given["out"], r * given["n"], 8)
 
     def emit(self) -> None:

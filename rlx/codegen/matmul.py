@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from rlx.codegen.batches import batch_count, batch_start, batch_words
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_finish import Epilogue, emit_finish
@@ -47,9 +48,7 @@ class Matmul(KernelSpec):
         names += ["x_line", "x_term"]
         if not self.packed:
             names += ["w_line", "w_term"] + ["up"] * self.epilogue.pair
-        for i in range(self.batch):
-            names += [f"size{i}", f"x_batch{i}", f"w_batch{i}"]
-        return names
+        return names + batch_words(self.batch)
 
     @property
     def panel(self) -> DType:
@@ -121,9 +120,7 @@ class Product:
     def emit(self) -> None:
         f, rows = self.f, self["m"]
         panels = f.ceil_div(self["n"], self.columns)
-        batches = f.i64(1)
-        for i in range(self.spec.batch):
-            batches = batches * self[f"size{i}"]
+        batches = batch_count(f, self.given, self.spec.batch)
         per_chunk, chunks = rows, f.i64(1)
         if not self.spec.one:
             per_chunk = self._rows_per_chunk(rows, batches * panels)
@@ -138,7 +135,7 @@ class Product:
             last = f.min(panels, first + (hi - unit))
             batch = chunk.udiv(chunks)
             row = (chunk - batch * chunks) * per_chunk
-            x, w = self._batch(batch)
+            x, w = batch_start(f, self.given, self.spec.batch, batch)
             x = f.gep(x, row * self["x_line"])
             at = (batch * rows + row) * self["n"]
             self.chunk(x, w, f.min(per_chunk, rows - row), at, first, last)
@@ -179,17 +176,6 @@ class Product:
             after = f.gep(after, _round_up(self.terms * self.step))
         self.tiles = after
 
-    def _batch(self, batch: Value) -> tuple[Value, Value]:
-        """Where x and w of a batch begin."""
-        f, x, w = self.f, self["x"], self["w"]
-        for i in reversed(range(self.spec.batch)):
-            outer = batch.udiv(self[f"size{i}"]) if i else f.i64(0)
-            index = batch - outer * self[f"size{i}"]
-            x = f.gep(x, index * self[f"x_batch{i}"])
-            w = f.gep(w, index * self[f"w_batch{i}"])
-            batch = outer
-        return x, w
-
     def chunk(self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value) -> None:
         """Rows of x against panels first to last; `at` is where they begin in the result."""
         f = self.f
@@ -201,14 +187,14 @@ class Product:
                 terms = f.min(self.terms, self["k"] - k)
                 rows_at = self._pack_rows(f.gep(x, k * self["x_term"]), rows, terms)
                 for p in f.range(start, stop):
-                    b = self._panel(w, p, k, terms)
+                    panel = self._place(w, p, k, terms)
                     slot = f.select(self.single, 0, (p - start) * f.ceil_div(rows, ROWS))
-                    self._tiles(rows_at, b, k, terms, rows, slot, at, p * self.columns)
+                    self._tiles(rows_at, panel, k, terms, rows, slot, at, p * self.columns)
 
     def _tiles(
         self,
         a: Value,
-        b: Value,
+        panel: tuple[Value, Value],
         k: Value,
         terms: Value,
         rows: Value,
@@ -219,14 +205,13 @@ class Product:
         """All packed rows against one panel, over one block of k."""
         f, g = self.f, self.g
         is_last = k + self.terms >= self["k"]
-        step = f.i64(self.step)
         for r in f.range(0, rows, ROWS):
             index = slot + f.select(self.single, 0, r.udiv(ROWS))
             tile = f.gep(self.tiles, index, g.tile_bytes)
             f.if_(k.eq(0), partial(self._clear, tile))
             left = f.min(rows - r, ROWS)
             lines = f.gep(a, r * terms, g.sums)
-            self.dots.call(f, padded_rows(f, left), terms, lines, b, step, tile)
+            self.dots.call(f, padded_rows(f, left), terms, lines, *panel, tile)
             route = f.gep(self.route, r, 4)
             to = at + r * self["n"] + column
             f.if_(is_last, partial(self._finish, tile, left, to, column, route))
@@ -252,26 +237,42 @@ class Product:
             f.call(self.pack_x, src, *strides, count, terms, dst, padded_rows(f, count), route)
         return self.packed_rows
 
+    def _place(self, w: Value, p: Value, k: Value, terms: Value) -> tuple[Value, Value]:
+        """Where panel p is to be read from k on, and the bytes from one k to the next."""
+        f, spec, step = self.f, self.spec, self.f.i64(self.step)
+        if spec.packed or spec.w_unit != "line" or spec.panel is not spec.w or spec.epilogue.pair:
+            return self._panel(w, p, k, terms), step
+        # Few rows read a panel once: as it lies, if it is a whole one.
+        as_it_lies = (self["m"] <= ROWS) & (self["n"] - p * self.columns >= self.columns)
+        b, step = f.if_(
+            as_it_lies,
+            lambda: (self._source(w, p, k), self["w_term"]),
+            lambda: (self._panel(w, p, k, terms), step),
+        )
+        return b, step
+
+    def _source(self, w: Value, p: Value, k: Value) -> Value:
+        """Where panel p of an unpacked weight begins."""
+        f = self.f
+        return f.gep(f.gep(w, p * self.columns * self["w_line"]), k * self["w_term"])
+
     def _panel(self, w: Value, p: Value, k: Value, terms: Value) -> Value:
-        """Panel p from k on."""
-        f, g, size = self.f, self.g, memory_type(self.spec.w).bytes
-        if self.spec.packed:
+        """Panel p from k on, made in scratch memory where it does not lie ready."""
+        f, g, spec, size = self.f, self.g, self.spec, memory_type(self.spec.w).bytes
+        if spec.packed:
             packed = f.gep(w, p * self["k"] + k, g.width * size)
-            if self.spec.staged:
+            if spec.staged:
                 strides = f.i64(size), f.i64(g.width * size)
                 self._stage(packed, strides, f.i64(g.width), terms, 0)
-            return self.packed_panel if self.spec.staged else packed
-        first = p * self.columns
+            return self.packed_panel if spec.staged else packed
         strides = self["w_line"], self["w_term"]
-        at = f.gep(f.gep(w, first * strides[0]), k * strides[1])
-        count = f.min(self["n"] - first, self.columns)
+        at = self._source(w, p, k)
+        count = f.min(self["n"] - p * self.columns, self.columns)
         self._stage(at, strides, count, terms, 0)
-        if self.spec.epilogue.pair:
+        if spec.epilogue.pair:
             # `up` lies like w: at the same distance from it wherever w has come to.
             up = f.gep(at, self["up"].bits(i64) - self["w"].bits(i64))
-            self._stage(
-                up, strides, count, terms, self.columns * memory_type(self.spec.panel).bytes
-            )
+            self._stage(up, strides, count, terms, self.columns * memory_type(spec.panel).bytes)
         return self.packed_panel
 
     def _stage(

@@ -10,7 +10,9 @@ from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, low
 from rlx.codegen.complex_matmul import ComplexMatmul
 from rlx.codegen.matmul import Matmul
 from rlx.codegen.matmul_finish import Epilogue
+from rlx.codegen.matvec import Matvec
 from rlx.codegen.target import Target
+from rlx.codegen.vecmat import Vecmat
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.dtype import DType
 from rlx.ir.lir import aligned, contiguous_strides
@@ -166,12 +168,17 @@ def lower_matmul(node: Node, ctx: Context) -> list[Step]:
     if case.n == 1 and case.m != 1:
         case = _turned(case)
     if node.output.dtype.kind == "complex":
-        return [_complex_step(node, case)]
+        columns_follow = case.w_unit == "line"
+        return [_plain_step(node, case, ComplexMatmul(columns_follow, len(case.batch)))]
+    if case.m == 1 and (case.w_unit == "line" or case.x_unit == case.w_unit == "term"):
+        kind = Vecmat if case.w_unit == "line" else Matvec
+        spec = kind(case.x.dtype, case.w.dtype, node.output.dtype, len(case.batch))
+        return [_plain_step(node, case, spec)]
     return [product_step(node, ctx, case, spec_of(case, Epilogue(node.output.dtype)), {})]
 
 
-def _complex_step(node: Node, case: Case) -> Step:
-    spec = ComplexMatmul(case.w_unit == "line", len(case.batch))
+def _plain_step(node: Node, case: Case, spec: ComplexMatmul | Matvec | Vecmat) -> Step:
+    """A kernel without scratch."""
     words = case.words() | {"out": Pointer(node.output)}
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     return Step(
