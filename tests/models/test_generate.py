@@ -1,0 +1,257 @@
+"""Generation on a tiny model: what comes out, what is reused, what may be asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+from tiny import PROMPT, STEPS, VOCAB, write_folder
+
+import rlx
+from rlx.models.build import ModelFile
+from rlx.models.engine import Engine
+from rlx.models.language import LanguageModel
+from rlx.models.sampling import GenerationSettings, Penalties
+from rlx.models.stops import StopWatch
+
+GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
+
+
+class Letters:
+    """A tokenizer for tests: token t is the character chr(256 + t)."""
+
+    end_ids = frozenset({VOCAB - 1})
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) - 256 for c in text]
+
+    def stream(self) -> Letters:
+        return self
+
+    def push(self, token: int) -> str:
+        return chr(256 + token)
+
+    def flush(self) -> str:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    write_folder("llama", path)
+    return path
+
+
+@pytest.fixture
+def model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
+    monkeypatch.setattr(ModelFile, "tokenizer", lambda self: Letters())
+    file = ModelFile.open(folder)
+    return LanguageModel(file, Engine(file, context=40, kv="f32"))
+
+
+def text(tokens: Any) -> str:
+    return "".join(chr(256 + int(t)) for t in tokens)
+
+
+def golden() -> list[int]:
+    return [int(t) for t in np.load(GOLDENS / "logits_llama.npz")["tokens"]]
+
+
+def test_greedy_is_transformers_greedy(model: LanguageModel) -> None:
+    done = model.generate(text(PROMPT), stream=False, temperature=0.0, max_tokens=STEPS)
+    assert done.tokens == golden()[len(PROMPT) :]
+    assert done.text == text(done.tokens)
+    assert done.finish_reason == "length"
+    assert done.prompt_tokens == len(PROMPT)
+    assert done.reused_tokens == 0
+    pieces = list(model.generate(text(PROMPT), temperature=0.0, max_tokens=STEPS))
+    assert "".join(pieces) == done.text
+
+
+def test_a_second_turn_prefills_only_what_is_new(model: LanguageModel) -> None:
+    first = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
+    longer = [*PROMPT, *first.tokens[:-1], 7, 8]
+    second = model.generate(longer, stream=False, temperature=0.0, max_tokens=5)
+    assert second.reused_tokens == len(PROMPT) + 3
+    model.engine.tokens = []  # the same without anything to reuse
+    fresh = model.generate(longer, stream=False, temperature=0.0, max_tokens=5)
+    assert fresh.reused_tokens == 0
+    assert fresh.tokens == second.tokens
+
+
+def test_cancelling_leaves_the_model_usable(model: LanguageModel) -> None:
+    expected = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=8).tokens
+    for count in range(1, 6):
+        stream = model.generate(PROMPT, temperature=0.0, max_tokens=8)
+        for _ in range(count):
+            next(stream)
+        stream.close()
+        assert stream.result.finish_reason == "cancelled"
+        assert (
+            model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=8).tokens == expected
+        )
+
+
+def test_seeds_repeat_and_differ(model: LanguageModel) -> None:
+    def draw(seed: int | None) -> list[int]:
+        return model.generate(
+            PROMPT, stream=False, temperature=1.5, top_k=0, top_p=1.0, max_tokens=10, seed=seed
+        ).tokens
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+    assert draw(None) != draw(None)
+
+
+def test_stops(model: LanguageModel) -> None:
+    tokens = golden()[len(PROMPT) :]
+    by_token = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=STEPS, stop_tokens={tokens[5]}
+    )
+    first = tokens.index(tokens[5])
+    assert by_token.tokens == tokens[:first]
+    assert by_token.finish_reason == "stop"
+    by_text = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=STEPS, stop=text(tokens[3:5])
+    )
+    assert by_text.text == text(tokens).partition(text(tokens[3:5]))[0]
+    assert by_text.finish_reason == "stop"
+
+
+def test_bias_and_penalties_act_before_the_draw(model: LanguageModel) -> None:
+    forced = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=3, logit_bias={9: 1000.0}
+    )
+    assert forced.tokens == [9, 9, 9]
+    spread = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=12, frequency_penalty=100.0
+    )
+    assert len(set(spread.tokens)) == 12
+    once = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=12, presence_penalty=100.0
+    )
+    assert once.tokens == spread.tokens
+    rows = model.logits(PROMPT)[-1].astype(np.float64)
+    seen = np.isin(np.arange(VOCAB), PROMPT)
+    rows = np.where(seen, np.where(rows > 0, rows / 1.5, rows * 1.5), rows)
+    repeated = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=1, repetition_penalty=1.5
+    )
+    assert repeated.tokens == [int(rows.argmax())]
+
+
+def test_logprobs_are_those_of_the_logits(model: LanguageModel) -> None:
+    done = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=1, logprobs=3)
+    rows = np.load(GOLDENS / "logits_llama.npz")["logits"][len(PROMPT) - 1].astype(np.float64)
+    logs = rows - np.log(np.exp(rows).sum())
+    ranked = np.argsort(-logs)[:3]
+    assert list(done.logprobs[0]) == ranked.tolist()
+    # logits agree with the golden to 1e-4 of the largest, which is below 4
+    np.testing.assert_allclose(list(done.logprobs[0].values()), logs[ranked], atol=5e-4)
+
+
+def test_the_context_is_a_limit_or_shifts(model: LanguageModel) -> None:
+    full = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=100)
+    assert full.finish_reason == "length"
+    assert len(full.tokens) == 40 - len(PROMPT) + 1
+    shifted = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=60, overflow="shift")
+    assert len(shifted.tokens) == 60
+    assert shifted.tokens[: len(full.tokens)] == full.tokens
+    with pytest.raises(rlx.InputError, match="longer than the context"):
+        model.generate([1] * 41)
+
+
+def test_logits_and_perplexity(model: LanguageModel) -> None:
+    tokens = golden()
+    wanted = np.load(GOLDENS / "logits_llama.npz")["logits"]
+    np.testing.assert_allclose(model.logits(tokens), wanted, atol=1e-4 * np.abs(wanted).max())
+    rows = wanted[:-1].astype(np.float64)
+    logs = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+    expected = np.exp(-np.mean(logs[np.arange(len(rows)), tokens[1:]]))
+    assert model.perplexity(tokens) == pytest.approx(expected, rel=1e-4)
+
+
+def test_threads_and_asyncio(model: LanguageModel) -> None:
+    expected = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=6)
+    found: list[list[int]] = []
+
+    def work() -> None:
+        done = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=6)
+        found.append(done.tokens)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == [expected.tokens] * 4
+
+    async def collect() -> str:
+        return "".join([p async for p in model.agenerate(PROMPT, temperature=0.0, max_tokens=6)])
+
+    assert asyncio.run(collect()) == expected.text
+
+
+def test_closing_is_final(model: LanguageModel) -> None:
+    model.close()
+    model.close()
+    with pytest.raises(rlx.InputError, match="closed"):
+        model.generate(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"overflow": "wrap"}, "overflow"),
+        ({"temprature": 1}, "unknown setting; got temprature"),
+        ({"logit_bias": {VOCAB: 1.0}}, "no such token"),
+    ],
+)
+def test_bad_settings(model: LanguageModel, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(rlx.OptionError, match=text):
+        list(model.generate(PROMPT, **settings))
+
+
+def test_bad_prompts(model: LanguageModel) -> None:
+    with pytest.raises(rlx.InputError, match="no tokens"):
+        model.generate([])
+    with pytest.raises(rlx.InputError, match="no such token"):
+        model.generate([VOCAB])
+
+
+def test_stop_strings_across_pieces() -> None:
+    watch = StopWatch(["</s>", "stop"])
+    shown = "".join(watch.push(p) for p in ["a<", "/", "b", "st", "o", "x<", "/s", ">after"])
+    assert shown == "a</bstox"
+    assert watch.stopped
+    held = StopWatch(["abc"])
+    assert held.push("xab") + held.flush() == "xab"
+
+
+def test_penalties_count_prompt_and_answer() -> None:
+    settings = GenerationSettings(
+        repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias={3: 1.0}
+    )
+    p = Penalties(settings, 5, [1])
+    p.count(2)
+    p.count(2)
+    assert p.factor.tolist() == [1, 2, 2, 1, 1]
+    assert p.bias.tolist() == [0, 0, -1.0, 1, 0]
+
+
+def test_an_unknown_architecture_names_the_nearest(folder: Path, tmp_path: Path) -> None:
+    write_folder("llama", tmp_path)
+    config = (tmp_path / "config.json").read_text().replace('"llama"', '"lama"')
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(rlx.UnsupportedError, match="nearest is llama"):
+        ModelFile.open(tmp_path)
