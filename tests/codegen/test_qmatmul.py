@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import gguf.quants as gguf_quants
 import numpy as np
 import pytest
@@ -16,10 +19,13 @@ from qmatmul_support import (
     weight_params,
 )
 
+import rlx
+from rlx.backends.cpu.prepare import give_back, prepare_params
 from rlx.backends.cpu.qmatmul_rewrite import pack_quantised
 from rlx.codegen.qmatmul.product import has_integer_path, row_layout
 from rlx.codegen.target import Target
 from rlx.errors import InputError
+from rlx.formats.mapped import MappedFile
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, decode
@@ -406,3 +412,67 @@ def test_which_targets_multiply_integers():
     # A row that is one block sums up in 32 bits: 255 * 127 * 2^16 is the most that fits.
     assert has_integer_path(QuantScheme.int8(), 1 << 16, V3)
     assert not has_integer_path(QuantScheme.int8(), (1 << 16) + 16, V3)
+
+
+# -- prepare ----------------------------------------------------------------------------------
+
+
+def test_prepare_repacks_natively_and_hands_the_file_back(tmp_path):
+    """A mapped weight is resident once: as strips, no longer as pages of the file."""
+    scheme, n, k = GGUF_SCHEMES["Q8_0"], 8192, 2048
+    (rows,) = random_weight(scheme, (n,), k, np.random.default_rng(0))
+    path = tmp_path / "weight"
+    path.write_bytes(b"header" + rows.tobytes())
+    w = MappedFile(path).view(6, rows.shape, DType.of("u8"))
+    g = Graph("prepare")
+    packed = g.pack_quant(g.param("w", Shape(w.shape, "u8")), scheme=scheme)
+    g.set_outputs({"packed": packed})
+    (strips,) = prepare_params(g, {"w": w})
+    np.testing.assert_array_equal(strips, pack_strips(scheme, rows, None, None))
+    assert strips.ctypes.data % 64 == 0, "lines of strips must be lines of the cache"
+    before = mapped_bytes(path)
+    assert int(w[::4096].sum()) == int(rows[::4096].sum())  # the file can still be read
+    give_back(w)
+    assert before == mapped_bytes(path) == 0
+    writable = rows.copy()
+    give_back(writable)
+    np.testing.assert_array_equal(writable, rows)
+
+
+def mapped_bytes(path) -> int:
+    """Bytes of a file that are resident in this process, but for pages at its ends."""
+    found, counting = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0] and not line.startswith("VmFlags"):
+            counting = str(path) in line
+        elif counting and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return max(0, found - 2 * mmap.PAGESIZE)
+
+
+def test_a_whole_graph_on_the_device():
+    """Embedding, a gated product, and a head that shares the table: rows in, logits out."""
+    scheme = GGUF_SCHEMES["Q4_K"]
+    rng = np.random.default_rng(1)
+    table, gate, up = (random_weight(scheme, (n,), 256, rng)[0] for n in (300, 512, 512))
+    down = random_weight(GGUF_SCHEMES["Q6_K"], (256,), 512, rng)[0]
+    params = {"table": table, "gate": gate, "up": up, "down": down}
+    g = rlx.Graph("tiny")
+    values = {name: g.param(name, Shape(a.shape, "u8")) for name, a in params.items()}
+    x = g.dequant_gather(values["table"], g.input("ids", Shape(("batch", "seq"), "i32")),
+                         scheme=scheme)  # fmt: skip
+    inner = g.mul(
+        g.silu(g.dequant_matmul(x, values["gate"], scheme=scheme)),
+        g.dequant_matmul(x, values["up"], scheme=scheme),
+    )
+    x = g.add(x, g.dequant_matmul(inner, values["down"], scheme=GGUF_SCHEMES["Q6_K"]))
+    g.set_outputs({"logits": g.dequant_matmul(x, values["table"], scheme=scheme)})
+    results = {}
+    for device in ("cpu", "reference"):
+        f = rlx.Session(device).compile(g)
+        f.set_params(params)
+        ids = np.array([[3, 299, 0, 17, 5]], np.int32)
+        results[device] = [f.run(ids=ids[:, :count])[0] for count in (1, 5)]
+    for got, want in zip(results["cpu"], results["reference"], strict=True):
+        # Three products in a row, each with activations of 8 bits.
+        check(got, want, 0.02)

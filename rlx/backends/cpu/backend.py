@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from rlx.backends.base import Backend
 from rlx.backends.cpu import families
 from rlx.backends.cpu.assemble import assemble
@@ -14,9 +12,9 @@ from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.lowering import TABLE, scratch_of
 from rlx.backends.cpu.pool import get_pool
+from rlx.backends.cpu.prepare import prepare_params
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
-from rlx.ir.interp import evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
@@ -48,9 +46,7 @@ class CpuBackend(Backend):
         return scratch_of(node, self.target, usable_cores())
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        given = {n.name: params[n.name] for n in graph.sources("param")}
-        results = [np.ascontiguousarray(a) for a in evaluate(graph, given)]  # kernels trust that
-        return dict(zip(graph.output_names, results, strict=True))
+        return dict(zip(graph.output_names, prepare_params(graph, params), strict=True))
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         threads = worker_count(options.threads)

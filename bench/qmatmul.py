@@ -1,0 +1,132 @@
+"""Products with quantised weights: one row against read bandwidth, many rows against f32 peak.
+
+Weights are repacked beforehand (as `prepare` does once per model); quantising the activations is
+part of what is timed. One row goes through enough copies of the weight that no cache holds them,
+and is counted in bytes of the file. Results are checked against f64 before anything is timed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.common import Bar, arguments, finish, interleaved
+from bench.limits import FmaProbe, ReadProbe
+from rlx.backends.cpu.pool import get_pool
+from rlx.codegen.kernel import compile_specs
+from rlx.codegen.matmul_finish import Epilogue
+from rlx.codegen.program import Program, Step
+from rlx.codegen.qmatmul.product import QuantMatmul, row_layout
+from rlx.codegen.qmatmul.rows import QuantizeRows
+from rlx.codegen.target import Target
+from rlx.ir.dtype import f32
+from rlx.ir.quant import QuantScheme, decode
+from rlx.ir.quant_rows import dequantized_rows, quantize_rows
+from rlx.ir.quant_strips import pack_strips, strip_layout
+
+SHAPES = ((3072, 1024), (1024, 3072), (151936, 1024))  # columns of the result, terms
+MANY = (128, 512)  # rows
+_BEYOND_CACHES = 300 << 20  # bytes that one pass reads at least
+_KINDS = {  # name: least part of read bandwidth, and least multiple of f32 peak
+    "Q8_0": (0.85, 0.9),
+    "Q6_K": (0.80, 0.9),
+    "Q4_K": (0.80, 1.2),
+    "Q4_0": (0.80, 1.2),
+}
+_SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}  # where f16 scales lie
+
+
+class Weight:
+    """A random weight of n rows; beyond some thousand rows they repeat."""
+
+    def __init__(self, scheme: QuantScheme, n: int, k: int) -> None:
+        rng = np.random.default_rng(0)
+        self.scheme, self.n, self.k = scheme, n, k
+        rows = rng.integers(0, 256, (min(n, 4096), scheme.row_bytes(k)), np.uint8)
+        blocks = rows.reshape(-1, scheme.bytes_per_block)
+        for at in _SCALES[scheme.name]:
+            scales = rng.uniform(-0.01, 0.01, len(blocks)).astype(np.float16)
+            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+        self.rows = rows
+        strips = pack_strips(scheme, rows, None, None)
+        self.strips = np.resize(strips, (-(-n // 16), strips.shape[1]))
+
+    def check(self, layout: object, x: np.ndarray, got: np.ndarray) -> None:
+        """Against f64 on the same codes of activations: nothing but f32 rounding is left."""
+        codes = quantize_rows(layout, x)  # type: ignore[arg-type]
+        numbers = dequantized_rows(layout, codes, len(x), self.k)  # type: ignore[arg-type]
+        want = numbers.astype(np.float64) @ decode(self.scheme, self.rows).astype(np.float64).T
+        worst = np.abs(got[:, : want.shape[1]] - want).max() / np.abs(want).max()
+        if not worst < 1e-6:
+            raise SystemExit(f"qmatmul: the result is wrong: off by {worst:.2g} of the largest")
+
+
+class Product:
+    """Quantise x, then multiply, once for each copy of the weight."""
+
+    def __init__(self, weight: Weight, m: int, threads: int) -> None:
+        scheme, n, k = weight.scheme, weight.n, weight.k
+        target = Target.host()
+        layout = row_layout(scheme, target)
+        self.copies = -(-_BEYOND_CACHES // weight.strips.nbytes) if m == 1 else 1
+        self.strips = _aligned((self.copies, *weight.strips.shape))
+        self.strips[...] = weight.strips
+        self.x = np.random.default_rng(1).standard_normal((m, k), np.float32)
+        self.codes = _aligned((m + layout.tile - 1, layout.row_bytes(k)))
+        self.out = np.full((m, n), np.nan, np.float32)
+        specs = QuantizeRows(f32, layout), QuantMatmul(scheme, layout, Epilogue(f32))
+        kernels = compile_specs(specs, target)
+        quantize, multiply = (kernels[s].address() for s in specs)
+        strips = strip_layout(scheme, k)
+        assert strips is not None
+        steps = []
+        for copy in self.strips:
+            places = [a.ctypes.data for a in (self.codes, copy, self.out)]
+            sizes = [m, n, k, layout.row_bytes(k), strips.strip_bytes]
+            steps.append(Step(quantize, [self.x.ctypes.data, places[0], m, k]))
+            steps.append(Step(multiply, [*places, *sizes]))
+        self.program = Program(steps, workers=threads, keep=kernels)
+        self.pool = get_pool(threads)
+        self.run()
+        weight.check(layout, self.x, self.out)
+
+    def run(self) -> None:
+        self.pool.run(self.program)
+
+
+def _aligned(shape: tuple[int, ...]) -> np.ndarray:
+    size = int(np.prod(shape))
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].reshape(shape)
+
+
+def one_row(weight: Weight, threads: int, rounds: int, goal: float) -> Bar:
+    product, probe = Product(weight, 1, threads), ReadProbe(threads)
+    ours, peer = interleaved([product.run, probe.run], rounds)
+    read = weight.scheme.stored_bytes(weight.n, weight.k) * product.copies
+    name = f"one_row_{weight.scheme}_{weight.n}x{weight.k}_{threads}t"
+    rate = probe.bytes / peer / 1e9
+    return Bar(name, read / ours / 1e9, "GB/s", "read bandwidth", rate, goal)
+
+
+def many_rows(weight: Weight, m: int, threads: int, rounds: int, goal: float) -> Bar:
+    product, probe = Product(weight, m, threads), FmaProbe(threads)
+    ours, peer = interleaved([product.run, probe.run], rounds)
+    work = 2 * m * weight.n * weight.k
+    name = f"{m}_rows_{weight.scheme}_{weight.n}x{weight.k}_{threads}t"
+    return Bar(name, work / ours / 1e9, "GOP/s", "f32 peak", probe.flops / peer / 1e9, goal)
+
+
+def main(argv: list[str]) -> int:
+    options = arguments("qmatmul", __doc__ or "").parse_args(argv)
+    rounds = 5 if options.quick else 15
+    threads = min(2, get_pool().workers)
+    bars = []
+    for name, (bandwidth, peak) in _KINDS.items():
+        for n, k in SHAPES:
+            weight = Weight(QuantScheme.parse(name), n, k)
+            bars.append(one_row(weight, threads, rounds, bandwidth))
+            # The head is multiplied with a row or two only; 150,000 columns show nothing new.
+            if n < 100_000:
+                bars += [many_rows(weight, m, threads, rounds, peak) for m in MANY]
+    return finish(bars, options.json)

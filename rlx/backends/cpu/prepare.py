@@ -1,0 +1,79 @@
+"""Work on parameters, done once: natively where that pays, and with files given back.
+
+What is repacked replaces the pages of the file it came from: they are handed back to the system as
+soon as they have been read, so that a model is resident once, not twice.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlx.backends.cpu.assemble import address_of, aligned_bytes
+from rlx.backends.cpu.pool import get_pool
+from rlx.codegen.kernel import compile_specs
+from rlx.codegen.program import Program, Step
+from rlx.codegen.qmatmul.repack import RepackStrips
+from rlx.codegen.target import Target
+from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
+from rlx.ir.node import Node
+from rlx.ir.op import Array, Op
+from rlx.ir.ops.qpack import PackQuant
+from rlx.ir.shape import Shape
+
+
+def prepare_params(graph: Graph, params: Mapping[str, Array]) -> list[Array]:
+    """The outputs of a prepare graph, row-major: kernels trust that."""
+    given = {n.name: params[n.name] for n in graph.sources("param")}
+
+    def release(node: Node, results: Sequence[Array]) -> None:
+        if not node.op.is_source:
+            for value in node.inputs:
+                if value.node.name in given:
+                    give_back(given[value.node.name])
+
+    results = evaluate(graph.rebuild(_native), given, on_node=release)
+    return [np.ascontiguousarray(a) for a in results]
+
+
+def _native(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
+    """The op whose reference is a kernel, where there is one; shapes stay."""
+    return NativePack(**op.attributes()) if isinstance(op, PackQuant) else op, shapes
+
+
+class NativePack(PackQuant):
+    """`pack_quant` by all workers, into memory that begins with a cache line."""
+
+    def reference(self, w: Array, scale: Array | None = None, zp: Array | None = None) -> Array:
+        parts = [np.ascontiguousarray(a) for a in (w, scale, zp) if a is not None]
+        made = self.infer(*[Shape(a.shape, a.dtype) for a in parts])
+        out = aligned_bytes(made.size_bytes).reshape(made.static_dims)  # type: ignore[arg-type]
+        spec = RepackStrips(self.scheme)
+        kernel = compile_specs([spec], Target.host())[spec]
+        *outer, rows, width = parts[0].shape
+        sizes = spec.sizes(int(np.prod(outer)), rows, self.scheme.row_elements(width), self.pair)
+        places = [address_of(a) for a in parts] + [0] * (3 - len(parts))
+        words = [*places, address_of(out), *sizes]
+        program = Program([Step(kernel.address(), words)], keep=(kernel, parts))  # type: ignore[arg-type]
+        get_pool().run(program)
+        return out
+
+
+def give_back(array: Array) -> None:
+    """Tell the system that the pages of a read-only map under an array are not needed now."""
+    base = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
+        return
+    whole = memoryview(base)
+    if not whole.readonly or not array.flags.c_contiguous:
+        return  # what can be written must not be dropped
+    start = address_of(array) - address_of(np.frombuffer(base, np.uint8))
+    page = mmap.PAGESIZE
+    first, last = -(-start // page) * page, (start + array.nbytes) // page * page
+    if last > first:
+        base.madvise(mmap.MADV_DONTNEED, first, last - first)
