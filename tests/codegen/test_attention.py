@@ -137,6 +137,7 @@ MANY = {
     "mixed layouts": case(2, 20, 45, 4, 2, 32, layouts="bshd bhsd", kind="causal"),
     "rank 3": case(2, 20, 45, 4, 2, 32, rank3=True),
     "one query row each": case(3, 1, 50, 40, 2, 32, kind="causal"),
+    "eight bits": case(1, 20, 45, 2, 1, 64, types="f32 f8e4m3", kind="causal"),
     "no keys": case(1, 30, 0, 2, 1, 16),
     "one key": case(1, 30, 1, 2, 1, 16),
 }
@@ -146,6 +147,7 @@ FEW = {
     "half state": case(2, 1, 301, 6, 3, 64, types="f32 f16", layouts="bshd bhsd"),
     "bfloat state": case(2, 2, 130, 6, 2, 128, types="f32 bf16", kind="causal"),
     "half": case(1, 1, 77, 8, 2, 96, types="f16 f16"),
+    "eight bits": case(1, 1, 77, 4, 2, 64, types="f32 f8e5m2"),
     "queries": case(1, 5, 150, 2, 2, 64, kind="causal"),
     "window": case(1, 3, 500, 4, 2, 32, kind="sliding_window(70)"),
     "eight rows": case(1, 1, 100, 8, 1, 40, softcap=1.5, scale=0.4),
@@ -167,6 +169,21 @@ def test_many_rows(name):
 def test_few_rows(name):
     native = check(**FEW[name])
     assert {type(s.spec) for s in native.made.steps} == {Decode, Join}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_shapes(seed):
+    """Any sizes, groups, types, layouts and computed masks."""
+    rng = np.random.default_rng(seed)
+    group, kv_heads = (int(n) for n in rng.integers(1, 5, 2))
+    rows, keys = int(rng.choice([1, 2, 17, 65, 130])), int(rng.integers(1, 260))
+    dim = int(rng.choice([8, 16, 20, 33, 64, 112]))
+    kind = str(rng.choice(["none", "causal", f"sliding_window({rng.integers(1, 90)})"]))
+    kv_type = rng.choice(["f32", "f16", "bf16"])
+    layouts = " ".join(rng.choice(["bshd", "bhsd"], 2))
+    dims = (int(rng.integers(1, 3)), rows, keys, group * kv_heads, kv_heads, dim)
+    setup = SETUPS[int(rng.integers(len(SETUPS)))]
+    check(dims, kind, f"f32 {kv_type}", layouts, setups=[setup])
 
 
 def flags(*dims):
