@@ -312,6 +312,39 @@ def test_epilogues_join_the_product(name, target, rows):
         check(got, want, 0.02)
 
 
+def test_an_encoder_layer_has_no_step_beside_its_products_and_norm():
+    """Regions that only finish a product, and biases of pieces of a joined one, go into it."""
+    scheme = QuantScheme.int8()
+    rng = np.random.default_rng(13)
+    g, params = rlx.Graph("encoder"), {}
+
+    def weight(name: str, n: int, k: int):
+        parts = random_weight(scheme, (n,), k, rng)
+        params.update(named(parts, name))
+        return weight_params(g, parts, name)
+
+    def vector(name: str, n: int):
+        params[name] = rng.standard_normal(n).astype(np.float32)
+        return g.param(name, [n])
+
+    def linear(x, name: str, n: int, k: int):
+        return g.add(g.dequant_matmul(x, *weight(name, n, k), scheme=scheme), vector(f"b{name}", n))
+
+    x = g.input("x", ["batch", 64])
+    x = g.add(x, linear(g.gelu(linear(x, "up", 128, 64)), "down", 64, 128))
+    x = g.layer_norm(x, vector("gamma", 64), vector("beta", 64))
+    g.set_outputs({"q": linear(x, "q", 64, 64), "k": linear(x, "k", 64, 64)})
+    f = rlx.Session("cpu").compile(g)
+    kinds = [n.op.name for n in f.template.result.graph.nodes if not n.op.is_source]
+    product = ["quantize_rows", "packed_dequant_matmul"]
+    assert kinds == [*product * 2, "fused_residual_layer_norm", *product, "narrow", "narrow"]
+    f.set_params(params)
+    r = rlx.Session("reference").compile(g).set_params(params)
+    rows = rng.standard_normal((5, 64)).astype(np.float32)
+    for got, want in zip(f.run(x=rows), r.run(x=rows), strict=True):
+        check(got, want, 0.03)  # three layers of activations with steps of 1/127 of a maximum
+
+
 def test_a_product_with_another_reader_is_left_alone():
     scheme = GGUF_SCHEMES["Q4_0"]
     parts = random_weight(scheme, (32,), 64, np.random.default_rng(0))

@@ -1,20 +1,17 @@
-"""Rewrites products with packed weights for integer dot products: strips, quantised rows, and what
-follows a product done with it."""
+"""Rewrites products with packed weights for integer dot products: strips and quantised rows."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+from rlx.backends.cpu.qmatmul_epilogue import EPILOGUES, join_biases
 from rlx.codegen.qmatmul.product import has_integer_path, row_layout
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.qpack import PackedDequantGrouped, PackedDequantMatMul, PackQuant, QuantizeRows
-from rlx.passes.fuse.activation import activation_kinds, is_default
-from rlx.passes.fuse.linear import as_vector
-from rlx.passes.pattern import Match, op
-from rlx.passes.rewrite import Editor, Result, Rule, apply
+from rlx.passes.rewrite import Editor, apply
 
 NAME = "pack_quantised"
 _KINDS = ("dequant_matmul", "dequant_grouped_matmul")
@@ -31,7 +28,7 @@ def pack_quantised(graph: Graph, target: Target) -> Graph:
             make = packer.grouped if node.op.name == "dequant_grouped_matmul" else packer.product
             result, _ = editor.build(node, partial(make, node))
             editor.replace(node.output, result)
-    return apply(editor.finish(), EPILOGUES, NAME)
+    return apply(join_biases(editor.finish()), EPILOGUES, NAME)
 
 
 class _Packer:
@@ -78,58 +75,3 @@ def _columns(x: Value) -> int:
     k = x.shape.dims[-1]
     assert isinstance(k, int)
     return k
-
-
-# -- what follows a product -------------------------------------------------------------------
-
-
-def _with(m: Match, *extras: Value, **changes: Any) -> Result:
-    """The product with more of its epilogue."""
-    product = m.p.node
-    made = m.g.append(product.op.replace(**changes), [*product.inputs, *extras])
-    return m.if_same(made)
-
-
-def _bias(m: Match) -> Result:
-    p = m.op("p")
-    if p.has_bias or p.has_residual or p.pair or p.activation != "none":
-        return None
-    bias = as_vector(m, m.bias, p.n)
-    return None if bias is None else _with(m, bias, has_bias=True)
-
-
-def _activation(m: Match) -> Result:
-    p = m.op("p")
-    if p.has_residual or p.pair or p.activation != "none" or not is_default(m.op()):
-        return None
-    return _with(m, activation=m.op().name)
-
-
-def _residual(m: Match) -> Result:
-    p = m.op("p")
-    same = m.residual.dtype is m.p.dtype and m.residual.shape.same_dims(m.p.shape)
-    return _with(m, m.residual, has_residual=True) if same and not p.has_residual else None
-
-
-def _gated(m: Match) -> Result:
-    """Gate and up joined: strips of both in turn, so that one tile holds what is multiplied."""
-    p = m.op("p")
-    if p.has_bias or p.has_residual or p.pair or p.activation != "none" or p.n % 2:
-        return None
-    rows, packed = m.p.node.inputs
-    weight = packed.node
-    pair = m.g.append(weight.op.replace(pair=True), weight.inputs)
-    changes = {"n": p.n // 2, "pair": True, "activation": m.op().activation}
-    return m.if_same(m.g.append(p.replace(**changes), [rows, pair]))
-
-
-_PRODUCT = op("packed_dequant_matmul", name="p")
-
-EPILOGUES: tuple[Rule, ...] = (
-    Rule("quantised product, gated", op("fused_gated_act", _PRODUCT), _gated, owns=True),
-    Rule("quantised product + bias", op("add", _PRODUCT, "bias"), _bias, owns=True),
-    Rule(
-        "quantised product + activation", op(activation_kinds(), _PRODUCT), _activation, owns=True
-    ),
-    Rule("quantised product + residual", op("add", _PRODUCT, "residual"), _residual, owns=True),
-)
