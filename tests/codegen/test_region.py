@@ -206,6 +206,62 @@ def test_long_sums_lose_little() -> None:
         compare(graph, named([x]), 3e-7, setups=BOTH)
 
 
+def test_tall_columns() -> None:
+    """Reductions over leading axes: strips of columns, states in memory, sums in f64."""
+    tall = np.random.default_rng(0).random((100_003, 5), np.float32)
+    compare(graph_for(lambda g, x: g.sum(x, axes=(0,)), [tall]), named([tall]), 2e-7)
+    wide = plain("f32", 3, 100, 1500)
+    for build in (
+        lambda g, x: g.sum(x, axes=(1,)),
+        lambda g, x: g.softmax(x, axis=1),
+        lambda g, x: g.argmax(x, axis=1),
+        lambda g, x: g.sub(x, g.mean(x, axes=(0, 1), keepdims=True)),
+        lambda g, x: g.any(g.gt(x, 3.0), axes=(1,)),
+        lambda g, x: g.l2_norm(x, axis=0),
+    ):
+        compare(graph_for(build, [wide]), named([wide]), 1e-6)
+    for dtype in ("f16", "i8", "c64", "f64"):
+        x = plain(dtype, 90, 33)
+        graph = graph_for(lambda g, x: (g.sum(x, axes=(0,)), g.prod(x, axes=(0,))), [x])
+        compare(graph, named([x]), EPS.get(dtype, 0.0) * 90, setups=BOTH)
+
+
+LONG = {
+    "softmax": lambda g, x: g.softmax(x),
+    "log_softmax": lambda g, x: g.log_softmax(x),
+    "argmax": lambda g, x: g.argmax(x),
+    "layer norm": lambda g, x: _region(g, lambda h, x: _standardized(h, x), x),
+    "all": lambda g, x: (g.sum(x), g.max(x), g.mean(x, axes=(1,))),
+    "columns": lambda g, x: g.softmax(g.reshape(x, dims=(-1, 3)), axis=0),
+    "turned": lambda g, x: g.sum(g.transpose(g.reshape(x, dims=(-1, 3)), perm=(1, 0)), axes=(1,)),
+}
+
+
+def _standardized(h, x):
+    centred = h.sub(x, h.mean(x, axes=(-1,), keepdims=True))
+    scale = h.rsqrt(h.mean(h.square(centred), axes=(-1,), keepdims=True))
+    return h.mul(centred, scale), scale
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_few_long_rows_are_cut_into_parts(name: str) -> None:
+    for rows in (1, 3):
+        x = plain("f32", rows, 150_001 * 3)
+        x[0, 77_777] = 9.0
+        graph = graph_for(LONG[name], [x])
+        compare(graph, named([x]), 1e-6)
+        steps = Native(graph, HOST, 2, {}).made.steps
+        assert any(getattr(step.spec, "split", None) for step in steps)
+
+
+def test_parts_of_a_size_that_comes_with_a_run() -> None:
+    dims, bounds = [[2, "seq"]], {"seq": 300_000}
+    for seq in (1, 70_000, 300_000):
+        x = plain("f32", 2, seq)
+        graph = graph_for(lambda g, x: (g.softmax(x), g.sum(x)), [x], dims)
+        compare(graph, named([x]), 1e-6, {"seq": seq}, bounds=bounds)
+
+
 def test_extremes_and_nan() -> None:
     x = plain("f32", 5, 70)
     x[0, 3], x[1, 0], x[2, 69], x[3] = np.nan, np.inf, -np.inf, -np.inf

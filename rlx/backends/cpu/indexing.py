@@ -48,6 +48,8 @@ def lower_scatter(node: Node, ctx: Context) -> list[Step]:
     """The operand copied, then written to."""
     op: Any = node.op
     x, indices, updates = node.inputs
+    if 0 in x.shape.dims:
+        return []
     add, apart = op.name == "scatter_add", _sums_apart(node)
     dtype = f32 if apart else x.dtype
     strides = contiguous_strides(x.shape)

@@ -13,14 +13,16 @@ from rlx.codegen.region.elements import NAMES
 from rlx.codegen.region.kernels import make_plan
 from rlx.codegen.region.nest import Quantity
 from rlx.codegen.region.nest import Word as NestWord
+from rlx.codegen.region.parts import CELL, Split, cells, last_stage
 from rlx.codegen.region.rows import scratch_sizes
 from rlx.codegen.region.rules import FOLDS, MOVES
 from rlx.codegen.region.settle import NODE, REPORT, Address, Meaning, Settled, settle
 from rlx.codegen.region.spec import Region
+from rlx.codegen.region.strips import WIDTH
 from rlx.codegen.region.trace import Place, Source
 from rlx.codegen.region.wrap import WRITTEN_OUT, graph_of
 from rlx.codegen.target import Target
-from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
@@ -58,8 +60,10 @@ def scratch_bytes(node: Node, target: Target, threads: int) -> int:
     if _is_empty(node):
         return 0
     made, live = _plain(node), node.graph.live
+    workers = max(threads, usable_cores())
     kept = max((_kept_bytes(k, live) for k in made.kernels), default=0)
-    return sum(_sizes(made, live)) + max(threads, usable_cores()) * kept
+    states = max((_state_bytes(k, live, workers) for k in made.kernels), default=0)
+    return sum(_sizes(made, live)) + max(workers * kept, states)
 
 
 def _sizes(made: Made, live: dict[str, int]) -> list[int]:
@@ -75,10 +79,14 @@ def _kept_bytes(settled: Settled, live: dict[str, int]) -> int:
     return aligned(total)
 
 
+def _meaning(settled: Settled, size: Quantity) -> Dim:
+    found = size if isinstance(size, int) else settled.words[size.index]
+    assert not isinstance(found, (str, Address))
+    return found
+
+
 def _most(settled: Settled, size: Quantity, live: dict[str, int]) -> int:
-    meaning = size if isinstance(size, int) else settled.words[size.index]
-    assert not isinstance(meaning, (str, Address))
-    return upper_bound(meaning, live)
+    return upper_bound(_meaning(settled, size), live)
 
 
 def _is_empty(node: Node) -> bool:
@@ -97,7 +105,7 @@ def lower_region(node: Node, ctx: Context) -> list[Step]:
     made = make(node.op, shapes, tuple(ctx.strides(v) for v in node.inputs))
     offsets = _offsets(made, ctx.lir.live)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    steps = [step_for(node, ctx, settled, offsets) for settled in made.kernels]
+    steps = [s for settled in made.kernels for s in steps_for(node, ctx, settled, offsets)]
     for step in steps:
         step.flops, step.bytes = cost.flops // len(steps), cost.bytes // len(steps)
     return steps
@@ -111,11 +119,69 @@ def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] 
     if kept:
         scratch = (NestWord(len(words)), NestWord(len(words) + 1))
         words += [Scratch(node, offsets[-1]), kept]
+    spec = Region(settled.nest, settled.columns, scratch)
+    return _step(node, settled, spec, words, bool(kept))
+
+
+def _step(node: Node, settled: Settled, spec: Region, words: list[Word], scratch: bool) -> Step:
     places = [m.place for m in settled.words if isinstance(m, Address)]
     reads, writes = _touched(node, settled)
-    uses_scratch = bool(kept) or any(p.kind == "temporary" for p in places)
-    spec = Region(settled.nest, settled.columns, scratch)
+    uses_scratch = scratch or any(p.kind == "temporary" for p in places)
     return Step(spec, words, reads, writes, uses_scratch=uses_scratch)
+
+
+# -- few long rows ------------------------------------------------------------------------------
+
+_ENOUGH = 65536  # elements that are worth a second kernel
+
+
+def _parts(settled: Settled, live: dict[str, int], threads: int) -> int:
+    """Into how many parts rows are cut so that all workers have some; 0 where they need not be."""
+    nest = settled.nest
+    if not nest.folds or threads == 1:
+        return 0
+    rows = [_most(settled, s, live) for s in nest.rows]
+    sizes = [[_most(settled, s, live) for s in space] for space in nest.spaces]
+    firsts = [_meaning(settled, space[0]) for space in nest.spaces]
+    if prod(rows) * max(map(prod, sizes)) < _ENOUGH or not all(same(firsts[0], f) for f in firsts):
+        return 0
+    if settled.columns:
+        items, least = prod(rows[:-1]) * -(-rows[-1] // WIDTH), 64
+    else:
+        items, least = prod(rows), 1 if len(sizes[0]) > 1 else 8192
+    if not 0 < items < 2 * threads:
+        return 0
+    count = min(-(-4 * threads // items), sizes[0][0] // least)
+    return count if count > 1 else 0
+
+
+def _state_bytes(settled: Settled, live: dict[str, int], threads: int) -> int:
+    """Scratch memory for the states of all parts, however the operands lie: parts are at most 4 to
+    a worker, or with the rows that share strips 6 strips to a worker."""
+    nest = settled.nest
+    rows = prod(_most(settled, s, live) for s in nest.rows)
+    sizes = [prod(_most(settled, s, live) for s in space) for space in nest.spaces]
+    if not nest.folds or rows * max(sizes) < _ENOUGH:
+        return 0
+    states = min(4 * threads * rows, 6 * threads * WIDTH)
+    return aligned(states * cells(nest) * CELL)
+
+
+def steps_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int]) -> list[Step]:
+    """One kernel, or one for each stage where rows are cut into parts."""
+    nest = settled.nest
+    parts = _parts(settled, ctx.lir.live, ctx.threads)
+    if not parts:
+        return [step_for(node, ctx, settled, offsets)]
+    words = [_word(node, meaning, offsets) for meaning in settled.words]
+    names = [NestWord(len(words) + k) for k in range(3)]
+    size = _meaning(settled, nest.spaces[0][0])
+    grain = 64 if len(nest.spaces[0]) == 1 and not settled.columns else 1
+    chunk = (size + (parts * grain - 1)) // (parts * grain) * grain
+    words += [Scratch(node, offsets[-1]), parts, chunk]
+    stages = range(last_stage(nest) + 1)
+    specs = [Region(nest, settled.columns, None, Split(stage, *names)) for stage in stages]
+    return [_step(node, settled, spec, words, True) for spec in specs]
 
 
 def _offsets(made: Made, live: dict[str, int]) -> list[int]:

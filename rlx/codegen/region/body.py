@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,6 +59,7 @@ class Spot:
     mask: Value | None
     row: dict[int, Element]
     values: dict[int, Element] = field(default_factory=dict)
+    recall: Callable[[int, Spot], Element | None] | None = None  # of values of the row in memory
 
 
 class Body:
@@ -181,10 +182,14 @@ class Body:
 
     def value(self, number: int, spot: Spot) -> Element:
         """The element of an instruction; computed unless known."""
-        known = spot.row if self.nest.code[number].level == ROW else spot.values
+        is_row = self.nest.code[number].level == ROW
+        known = spot.row if is_row else spot.values
         found = known.get(number)
+        if found is None and is_row and spot.recall is not None:
+            found = spot.recall(number, spot)
         if found is None:
-            found = known[number] = self._compute(number, spot)
+            found = self._compute(number, spot)
+        known[number] = found
         return found
 
     def _compute(self, number: int, spot: Spot) -> Element:

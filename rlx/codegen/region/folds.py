@@ -64,6 +64,8 @@ class Accumulator:
     def take(self, state: State, x: Element, place: Value | None, mask: Value | None) -> State:
         """The state with one element more in each lane (of the mask)."""
         new = [v.to(i32, signed=False) for v in parts(x)] if self._is_flag else parts(x)
+        if self.wide:
+            new = [v.to(f64) for v in new]
         if place is not None:
             new = [*new, place]
         if mask is not None:
@@ -137,11 +139,8 @@ def register_or_part(dtype: DType) -> Type:
     return f32 if dtype is c64 else i32 if dtype is bool_ else register_type(dtype)
 
 
-def flat(states: Sequence[State]) -> list[Value]:
-    return [v for state in states for v in state]
-
-
-def unflat(values: Sequence[Value], like: Sequence[State]) -> list[State]:
-    """The values again as states of the shapes of `like`."""
-    rest = iter(values)
-    return [[next(rest) for _ in state] for state in like]
+def join_all(
+    accumulators: Sequence[Accumulator], a: Sequence[State], b: Sequence[State]
+) -> list[State]:
+    """The states of several folds, joined one by one."""
+    return [acc.join(x, y) for acc, x, y in zip(accumulators, a, b, strict=True)]

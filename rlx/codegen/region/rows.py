@@ -12,20 +12,18 @@ from math import prod
 
 from rlx.codegen.emit import Function, Module, Value, i64
 from rlx.codegen.region.body import Body, Frame, Spot
-from rlx.codegen.region.folds import State
+from rlx.codegen.region.folds import Accumulator, State, join_all
+from rlx.codegen.region.loops import Loops, Part
 from rlx.codegen.region.nest import Nest, Quantity, Word
 from rlx.codegen.region.registers import Element
 from rlx.codegen.region.stages import Pass, Stages
-from rlx.codegen.region.sweep import Slots, Sweep, flatten, shaped
+from rlx.codegen.region.sweep import Slots, Sweep
 from rlx.codegen.region.vectors import lanes_for, masks_tail
 
-BLOCK = 8192  # elements summed in f32 before the sum joins one in f64
 CHUNK = 16384  # elements of a long row that one worker takes at a time
 STRAIGHT = 8  # vectors of a row that is kept in registers
 GRAIN = 1024  # elements below which a second worker is not worth waking
 STACK = 32768  # bytes of kept elements that lie on the stack
-
-Part = tuple[Value, Value]  # the elements of a row from one index to before another
 
 
 def stack_bytes(nest: Nest, stages: Stages) -> dict[int, int]:
@@ -52,11 +50,17 @@ def scratch_sizes(nest: Nest) -> list[tuple[tuple[Quantity, ...], int]]:
 class RowEmitter:
     """`scratch` is the word of an address and that of the bytes each worker has there."""
 
-    def __init__(self, m: Module, nest: Nest, scratch: tuple[Word, Word] | None = None) -> None:
+    def __init__(
+        self,
+        m: Module,
+        nest: Nest,
+        scratch: tuple[Word, Word] | None = None,
+        buffers: bool = True,
+    ) -> None:
         self.f: Function = m.kernel()
         self.nest = nest
         self.body = Body(self.f, nest, columns=False)
-        self.stages = Stages(nest)
+        self.stages = Stages(nest, buffers)
         self.lanes = lanes_for(nest, m.target, columns=False)
         self.masks = masks_tail(nest, m.target, columns=False)
         self.row: dict[int, Element] = {}
@@ -115,18 +119,21 @@ class RowEmitter:
     def _row(self, frame: Frame, part: Part | None) -> None:
         """All passes over one row, or over a part of its elements."""
         self.row, self.spots = {}, {}
-        self._after(-1, frame)
-        for stage in range(self.stages.last + 1):
+        for stage in range(-1, self.stages.last + 1):
             for this in self.stages.passes:
                 if this.stage == stage:
                     self.sweep(this, frame, part)
-            self._after(stage, frame)
+            self.row_values(stage, frame)
+            self.row_stores(stage, frame)
 
-    def _after(self, stage: int, frame: Frame) -> None:
-        """Values of the row that are known now."""
+    def row_values(self, stage: int, frame: Frame) -> None:
+        """Values of the row that are known after a stage."""
         spot = Spot(frame, self.f.i64(0), 1, None, self.row)
         for number in self.stages.row_code(stage):
             self.body.value(number, spot)
+
+    def row_stores(self, stage: int, frame: Frame) -> None:
+        spot = Spot(frame, self.f.i64(0), 1, None, self.row)
         for store in self.stages.row_stores(stage):
             self.body.store(store.walk, self.row[store.operand], spot)
 
@@ -147,12 +154,16 @@ class RowEmitter:
             slots, single = self._straight(sweep, frame)
             accumulators = sweep.folds
         else:
-            loops = _Loops(self, sweep)
+            loops = Loops(sweep, self.lanes, self.masks, self.row)
             slots, single = loops.run(frame, part)
             accumulators = loops.outer
-        vector = reduce(lambda a, b: _join(accumulators, a, b), slots)
+        vector = reduce(lambda a, b: join_all(accumulators, a, b), slots)
         for number, a, wide, narrow in zip(this.folds, accumulators, vector, single, strict=True):
-            self.row[number] = a.result(a.join(a.across(wide), narrow))
+            self.folded(number, a, a.join(a.across(wide), narrow))
+
+    def folded(self, number: int, accumulator: Accumulator, state: State) -> None:
+        """A fold has ended in this state."""
+        self.row[number] = accumulator.result(state)
 
     def _straight(self, sweep: Sweep, frame: Frame) -> tuple[Slots, list[State]]:
         space = sweep.this.space
@@ -179,107 +190,3 @@ class RowEmitter:
 
 def _is_long(size: Quantity) -> bool:
     return not isinstance(size, int) or size > 2 * CHUNK
-
-
-def _join(accumulators: list, a: list[State], b: list[State]) -> list[State]:  # type: ignore[type-arg]
-    return [acc.join(x, y) for acc, x, y in zip(accumulators, a, b, strict=True)]
-
-
-class _Loops:
-    """One pass over a long row: loops over all axes of the space, the innermost with lanes."""
-
-    def __init__(self, rows: RowEmitter, sweep: Sweep) -> None:
-        self.rows, self.sweep = rows, sweep
-        self.f, self.body, self.lanes = rows.f, rows.body, rows.lanes
-        self.sizes = rows.nest.spaces[sweep.this.space]
-        weight = rows.stages.weight(sweep.this)
-        self.unroll = 4 if weight <= 14 else 2 if weight <= 48 else 1
-        self.outer = [sweep.accumulator(n, wide=True) for n in sweep.this.folds]
-        self.blocked = any(a.wide for a in self.outer) and self._is_long()
-        if not self.blocked:
-            self.outer = sweep.folds
-
-    def _is_long(self) -> bool:
-        known = [s for s in self.sizes if isinstance(s, int)]
-        return len(known) < len(self.sizes) or prod(known) > 2 * BLOCK
-
-    def run(self, frame: Frame, part: Part | None) -> tuple[Slots, list[State]]:
-        """The states of the folds: those of vectors, and that of single elements."""
-        slots = 1 if self.blocked else self.unroll
-        carry = [[a.start(self.lanes) for a in self.outer] for _ in range(slots)]
-        carry.append([a.start(1) for a in self.outer])
-        whole = (self.f.i64(0), self.body.number(self.sizes[-1]))
-        carry = self._axes(frame, 0, carry, part or whole)
-        return carry[:-1], carry[-1]
-
-    def _axes(self, frame: Frame, position: int, carry: Slots, part: Part) -> Slots:
-        """Loops over the axes of the space from `position` on."""
-        if position == len(self.sizes) - 1:
-            along = self._blocks if self.blocked else self._along
-            return along(frame, carry, part)
-
-        def body(index: Value, *values: Value) -> list[Value]:
-            moved = self.body.move(frame, self.sweep.this.space, position, index)
-            return flatten(self._axes(moved, position + 1, shaped(values, carry), part))
-
-        size = self.body.number(self.sizes[position])
-        return shaped(self.f.loop(0, size, 1, flatten(carry), body), carry)
-
-    def _blocks(self, frame: Frame, carry: Slots, part: Part) -> Slots:
-        """Blocks of elements, each summed as it is and then joined to the wide sums."""
-        narrow = self.sweep
-
-        def body(start: Value, *values: Value) -> list[Value]:
-            fresh = [narrow.start(self.lanes) for _ in range(self.unroll)]
-            stop = self.f.min(start + BLOCK, part[1])
-            *vectors, single = self._along(frame, [*fresh, narrow.start(1)], (start, stop))
-            vector = reduce(lambda a, b: _join(narrow.folds, a, b), vectors)
-            new = [
-                [a.widened(state) for a, state in zip(self.outer, states, strict=True)]
-                for states in (vector, single)
-            ]
-            old = shaped(values, carry)
-            return flatten([_join(self.outer, a, b) for a, b in zip(old, new, strict=True)])
-
-        return shaped(self.f.loop(*part, BLOCK, flatten(carry), body), carry)
-
-    def _along(self, frame: Frame, carry: Slots, part: Part) -> Slots:
-        """The axis of lanes: several vectors at a time, then one, then what is left."""
-        (lo, hi), lanes = part, self.lanes
-        *vectors, single = carry
-        at = self._whole(part, lanes * self.unroll)
-        vectors = self._loop(frame, (lo, at), lanes, vectors, None)
-        # A constant mask of one lane is avoided: LLVM stores too many bytes for it.
-        rest = (hi - at).const
-        if self.rows.masks and lanes > 1 and (rest is None or rest % lanes != 1):
-            vectors[:1] = self._loop(frame, (at, hi), lanes, vectors[:1], hi)
-            return [*vectors, single]
-        end = self._whole(part, lanes)
-        if self.unroll > 1:
-            vectors[:1] = self._loop(frame, (at, end), lanes, vectors[:1], None)
-        if lanes > 1:
-            [single] = self._loop(frame, (end, hi), 1, [single], None)
-        return [*vectors, single]
-
-    def _whole(self, part: Part, step: int) -> Value:
-        """Where the last whole step ends."""
-        lo, hi = part
-        return lo + ((hi - lo) & -step)
-
-    def _loop(
-        self, frame: Frame, part: Part, lanes: int, carry: Slots, limit: Value | None
-    ) -> Slots:
-        """Elements of the part, in as many vectors at a time as `carry` has slots; with a limit the
-        last vector is masked."""
-
-        def body(index: Value, *values: Value) -> list[Value]:
-            states = shaped(values, carry)
-            for slot, old in enumerate(states):
-                at = index + slot * lanes
-                mask = None if limit is None else self.f.lane_mask(limit - at, lanes)
-                spot = Spot(frame, at, lanes, mask, self.rows.row)
-                states[slot] = self.sweep.element(spot, old)
-            return flatten(states)
-
-        step = lanes * len(carry)
-        return shaped(self.f.loop(*part, step, flatten(carry), body), carry)

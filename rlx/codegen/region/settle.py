@@ -191,10 +191,16 @@ class _Settling:
         raise AssertionError("an element of two spaces")
 
     def _steps(self, path: Affine, level: int) -> Steps:
+        """Strides along the axes; those between lanes are part of the code."""
         factors = dict(path.terms)
-        rows = tuple(self._quantity(factors.get(g.inner, 0), False) for g in self.rows)
+        lanes = len(self.rows) - 1 if self.columns else -1
+        rows = [
+            self._quantity(factors.get(g.inner, 0), i == lanes) for i, g in enumerate(self.rows)
+        ]
         inner = self.spaces[level] if level != ROW else []
-        return Steps(rows, tuple(self._quantity(factors.get(g.inner, 0), True) for g in inner))
+        return Steps(
+            tuple(rows), tuple(self._quantity(factors.get(g.inner, 0), True) for g in inner)
+        )
 
     def _walk(self, place: Place, dtype: DType, path: Affine, level: int) -> Walk:
         pointer = self.words.address(place, path.constant, dtype.bytes)

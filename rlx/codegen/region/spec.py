@@ -9,27 +9,34 @@ from rlx.codegen.emit import Module
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.region.columns import ColumnEmitter
 from rlx.codegen.region.nest import Apply, Fold, Nest, Word
+from rlx.codegen.region.parts import PartEmitter, Split
 from rlx.codegen.region.rows import RowEmitter
+from rlx.codegen.region.strips import StripEmitter, is_tall
 
 
 @dataclass(frozen=True)
 class Region(KernelSpec):
-    """words: as the nest numbers them; then, where `scratch` names them, the address of scratch
-    memory and the bytes each worker has of it."""
+    """words: as the nest numbers them; then those that `scratch` names, the address of scratch
+    memory and the bytes each worker has of it, or those of `split`."""
 
     nest: Nest
     columns: bool = False
     scratch: tuple[Word, Word] | None = None
+    split: Split | None = None
 
     def emit(self, m: Module) -> None:
         if self.columns:
-            ColumnEmitter(m, self.nest).emit()
+            tall = self.split is not None or is_tall(self.nest)
+            made = StripEmitter(m, self.nest, self.split) if tall else ColumnEmitter(m, self.nest)
+            made.emit()
+        elif self.split is not None:
+            PartEmitter(m, self.nest, self.split).emit()
         else:
             RowEmitter(m, self.nest, self.scratch).emit()
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nest, self.columns, self.scratch))
+        return hash((self.nest, self.columns, self.scratch, self.split))
 
     def __hash__(self) -> int:
         return self._hash

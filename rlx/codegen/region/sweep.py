@@ -17,14 +17,20 @@ Slots = list[list[State]]  # for each vector that is worked on at a time, the st
 
 class Sweep:
     """`buffers` are addresses of kept elements, by instruction; a kept element that has none is in
-    a result."""
+    a result. `wide` sums of f32 are made in f64."""
 
     def __init__(
-        self, body: Body, stages: Stages, this: Pass, buffers: dict[int, Value], keeps: bool
+        self,
+        body: Body,
+        stages: Stages,
+        this: Pass,
+        buffers: dict[int, Value],
+        keeps: bool,
+        wide: bool = False,
     ) -> None:
         self.f, self.body, self.nest = body.f, body, body.nest
         self.stages, self.this, self.buffers, self.keeps = stages, this, buffers, keeps
-        self.folds = [self.accumulator(n) for n in this.folds]
+        self.folds = [self.accumulator(n, wide) for n in this.folds]
 
     def accumulator(self, number: int, wide: bool = False) -> Accumulator:
         fold = self._fold(number)
