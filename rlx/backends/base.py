@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlx.backends.timing import Profile
-from rlx.errors import NumericsError
+from rlx.errors import NumericsError, OptionError, UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
+from rlx.ir.phase import Phase
 from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
+
+Span = tuple[Phase, Phase]  # from this phase on, up to and with that one
+Parts = Mapping[str, bytes]  # of a program on disk, by name
+
+
+@dataclass
+class Stored:
+    """What an executable keeps of its plan; the plan itself may still be on disk."""
+
+    manifest: BindingManifest
+    output_phases: Sequence[Phase]
+    lir: Callable[[], Lir]
+
+    @staticmethod
+    def of(lir: Lir) -> Stored:
+        phases = [lir.phases.get(v) or Phase.STEADY_STATE for v in lir.outputs]
+        return Stored(BindingManifest.of(lir), phases, lambda: lir)
 
 
 class Executable(ABC):
     """A planned graph that can run. It owns an arena; parameters and states are attached."""
 
-    lir: Lir
     manifest: BindingManifest
     arena: Array  # bytes; inputs and outputs lie in it at the manifest's offsets
+    output_phases: Sequence[Phase]  # which phase computes each output
+
+    @property
+    @abstractmethod
+    def lir(self) -> Lir:
+        """What it was made from; read from disk when first asked for, if it came from there."""
 
     @abstractmethod
     def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
@@ -34,9 +58,13 @@ class Executable(ABC):
         inputs: Sequence[Array | None],
         outputs: Sequence[Array | None],
         sizes: Mapping[str, int],
+        span: Span | None = None,
     ) -> None:
         """Run once. An input that is None is read from its arena slot, where the caller wrote it;
-        an output that is None stays in its slot. `sizes` gives the live dimensions."""
+        an output that is None stays in its slot. `sizes` gives the live dimensions.
+
+        A `span` of phases runs that part alone; what earlier phases computed must be there still.
+        """
 
     @abstractmethod
     def profile(
@@ -97,6 +125,21 @@ class Backend(ABC):
         """Bytes of working memory the node's kernel wants in the arena."""
         return 0
 
+    def for_target(self, name: str) -> Backend:
+        """The same device making code for another machine; "host" is this one."""
+        if name != "host":
+            raise OptionError("a device without named targets", where=self.name, got=repr(name))
+        return self
+
+    @property
+    def target_key(self) -> str:
+        """Everything about the machine that programs depend on."""
+        return self.name
+
+    def workers(self, options: CompileOptions) -> int:
+        """How many workers programs are made for."""
+        return 1
+
     @abstractmethod
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
         """Run a prepare graph: its outputs by name."""
@@ -104,3 +147,11 @@ class Backend(ABC):
     @abstractmethod
     def compile(self, lir: Lir, options: CompileOptions) -> Executable:
         """Machine code, or whatever the device runs, for a planned graph."""
+
+    def export(self, lir: Lir, options: CompileOptions) -> Parts:
+        """The program as parts of an artifact."""
+        raise UnsupportedError("programs of this device are not stored", where=self.name)
+
+    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> Executable:
+        """The executable of an artifact's parts, without passes and without a compiler."""
+        raise UnsupportedError("programs of this device are not stored", where=self.name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.base import Backend, Executable, check_numbers
+from rlx.backends.base import Backend, Executable, Parts, Span, Stored, check_numbers
 from rlx.backends.timing import Profile, Timing
 from rlx.ir.bind import bind_nodes
 from rlx.ir.dim import evaluate
@@ -15,7 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.interp import Hook, Program
 from rlx.ir.interp import evaluate as evaluate_graph
 from rlx.ir.lir import Lir
-from rlx.ir.node import Node
+from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.specialize.manifest import BindingManifest
@@ -24,12 +24,17 @@ from rlx.specialize.options import CompileOptions
 
 class ReferenceExecutable(Executable):
     def __init__(self, lir: Lir) -> None:
-        self.lir = lir
-        self.manifest = BindingManifest.of(lir)
+        self._lir = lir
+        self.manifest, self.output_phases = BindingManifest.of(lir), Stored.of(lir).output_phases
         self.arena = np.zeros(lir.arena_size, np.uint8)
         self._given: dict[str, Array] = {}
         self._states: Mapping[str, Array] = {}
         self._programs: dict[tuple[tuple[str, int], ...], Program] = {}
+        self._kept: dict[Value, Array] = {}  # what the last part of a run left for the next
+
+    @property
+    def lir(self) -> Lir:
+        return self._lir
 
     def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
         self._given = {n.name: params[n.name] for n in self.lir.params}
@@ -40,22 +45,43 @@ class ReferenceExecutable(Executable):
         inputs: Sequence[Array | None],
         outputs: Sequence[Array | None],
         sizes: Mapping[str, int],
+        span: Span | None = None,
         on_node: Hook | None = None,
     ) -> None:
+        given = self._arrays(inputs, sizes)
+        program, values = self._program(sizes), dict[Value, Array]()
+        first, last = 0, len(program.steps)
+        if span is not None:
+            first, last = self._end_of(span[0].order - 1), self._end_of(span[1].order)
+            values = self._kept if first else values
+        program.run_part(values, given, first, last, on_node)
+        self._kept = {} if span is None else values
+        for name, array in program.states_in(values).items():
+            if array is not self._states[name]:
+                self._states[name][...] = array
+        places = zip(program.graph.outputs, outputs, self.manifest.outputs, strict=True)
+        for value, out, entry in places:
+            if value not in values:
+                continue
+            result = values[value]
+            if out is None:
+                out = self._slot(Shape(result.shape, result.dtype), entry.arena_offset)
+            out[...] = result
+
+    def _arrays(self, inputs: Sequence[Array | None], sizes: Mapping[str, int]) -> dict[str, Array]:
         given = dict(self._given)
         for node, array, entry in zip(self.lir.inputs, inputs, self.manifest.inputs, strict=True):
             shape = node.output.shape.bind(sizes)
             given[node.name] = self._slot(shape, entry.arena_offset) if array is None else array
         for node in self.lir.states:
             given[node.name] = self._states[node.name]
-        done = self._program(sizes).run(given, on_node)
-        for name, array in done.states.items():
-            if array is not self._states[name]:
-                self._states[name][...] = array
-        for result, out, entry in zip(done.outputs, outputs, self.manifest.outputs, strict=True):
-            if out is None:
-                out = self._slot(Shape(result.shape, result.dtype), entry.arena_offset)
-            out[...] = result
+        return given
+
+    def _end_of(self, phase: int) -> int:
+        """How many nodes belong to the phase and those before it."""
+        nodes, phases = self.lir.graph.nodes, self.lir.phases
+        later = (i for i, n in enumerate(nodes) if (p := phases.get(n)) and p.order > phase)
+        return next(later, len(nodes))
 
     def profile(
         self,
@@ -78,7 +104,7 @@ class ReferenceExecutable(Executable):
                 rows.append(Timing(node.op.name, label, node.origin.block, spent, flops, moved))
             last = time.perf_counter()
 
-        self.run(inputs, outputs, sizes, stamp)
+        self.run(inputs, outputs, sizes, on_node=stamp)
         return Profile(tuple(rows))
 
     def run_checked(
@@ -87,7 +113,7 @@ class ReferenceExecutable(Executable):
         outputs: Sequence[Array | None],
         sizes: Mapping[str, int],
     ) -> None:
-        self.run(inputs, outputs, sizes, check_numbers)
+        self.run(inputs, outputs, sizes, on_node=check_numbers)
 
     def _program(self, sizes: Mapping[str, int]) -> Program:
         key = tuple(sorted(sizes.items()))
@@ -116,6 +142,12 @@ class ReferenceBackend(Backend):
 
     def compile(self, lir: Lir, options: CompileOptions) -> ReferenceExecutable:
         return ReferenceExecutable(lir)
+
+    def export(self, lir: Lir, options: CompileOptions) -> Parts:
+        return {}  # the plan is all
+
+    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> ReferenceExecutable:
+        return ReferenceExecutable(stored.lir())
 
 
 def make_backend() -> Backend:

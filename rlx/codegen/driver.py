@@ -24,28 +24,48 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
+from rlx.codegen.driver_layout import (
+    ALONE,
+    ARRIVED,
+    BARRIER,
+    BARRIER_SLEEPERS,
+    BARRIER_YIELD,
+    BEGIN,
+    BUDGET,
+    END,
+    EPOCH,
+    FINISHED,
+    FIRST,
+    GENERATION,
+    HOST,
+    IDLE_YIELD,
+    JUMP,
+    LAST,
+    LIVE,
+    PATCH_COUNT,
+    PATCHES,
+    PROFILE,
+    PROGRAM,
+    ROUNDS,
+    SLEEPERS,
+    SPIN,
+    STAMP_BYTES,
+    STEP_BYTES,
+    STEP_COUNT,
+    STEP_FLAGS,
+    STEP_FN,
+    STEP_WORDS,
+    STEPS,
+    STOP,
+    USE_WORKERS,
+    WAKE,
+    WORDS,
+    WORKERS,
+    YIELD_AT,
+)
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr, void
 from rlx.codegen.jit import Kernel, Unit, compile_unit
 from rlx.codegen.target import Target
-
-BARRIER, ALONE, JUMP, HOST = 1, 2, 4, 8
-
-# The pool's state: byte offsets. What different workers write lies on different cache lines.
-EPOCH, SLEEPERS, ARRIVED, GENERATION, BARRIER_SLEEPERS = 0, 64, 128, 192, 256
-FINISHED, PROGRAM, FIRST, LAST, YIELD_AT = 320, 384, 392, 400, 408
-STOP, WORKERS, WAKE = 448, 452, 456
-SPIN, IDLE_YIELD, BARRIER_YIELD, BUDGET = 464, 472, 480, 488
-STATE_BYTES = 512
-
-# A program: byte offsets of its header, and of one step.
-STEPS, PATCHES, PATCH_COUNT, WORDS, LIVE, PROFILE, STEP_COUNT, USE_WORKERS = range(0, 64, 8)
-HEADER_BYTES = 64
-STEP_BYTES = 24
-STEP_FN, STEP_WORDS, STEP_FLAGS, STEP_PHASE = 0, 8, 16, 20
-
-# A profile has a record of three words for each worker and step.
-BEGIN, END, ROUNDS = 0, 8, 16
-STAMP_BYTES = 24
 
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
 _EVERYONE = 0x7FFFFFFF

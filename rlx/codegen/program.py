@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.codegen import driver
+from rlx.codegen import driver_layout as driver
 from rlx.errors import CodegenError
 
 _STEP = np.dtype(
@@ -39,11 +39,31 @@ class Step:
 
     @property
     def flags(self) -> int:
-        return (
-            driver.BARRIER * self.barrier
-            | driver.ALONE * self.alone
-            | driver.JUMP * self.jump
-            | driver.HOST * self.host
+        return step_flags(self.barrier, self.alone, self.jump, self.host)
+
+
+def step_flags(barrier: bool, alone: bool, jump: bool, host: bool) -> int:
+    return driver.BARRIER * barrier | driver.ALONE * alone | driver.JUMP * jump | driver.HOST * host
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Steps as columns; the words of step i begin at word `starts[i]`, behind the last one's they
+    end at `starts[-1]`."""
+
+    fns: npt.NDArray[np.uint64]
+    starts: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.int32]
+    phases: npt.NDArray[np.int32]
+
+    @staticmethod
+    def of(steps: Sequence[Step]) -> StepTable:
+        lengths = [0, *(len(step.words) for step in steps)]
+        return StepTable(
+            np.array([step.fn for step in steps], np.uint64),
+            np.cumsum(lengths, dtype=np.int64),
+            np.array([step.flags for step in steps], np.int32),
+            np.array([step.phase for step in steps], np.int32),
         )
 
 
@@ -57,24 +77,27 @@ class Program:
 
     def __init__(
         self,
-        steps: Sequence[Step],
-        patches: Iterable[tuple[int, int]] = (),
+        steps: Sequence[Step] | StepTable,
+        patches: Iterable[tuple[int, int]] | npt.NDArray[np.int32] = (),
         live: int = 0,
         workers: int = 0,
         keep: object = None,
     ) -> None:
         self.keep = keep
-        lengths = [len(step.words) for step in steps]
-        self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        table = steps if isinstance(steps, StepTable) else StepTable.of(steps)
+        self._starts, count = table.starts, len(table.flags)
         self.words = np.zeros(max(int(self._starts[-1]), 1), np.int64)
+        if not isinstance(steps, StepTable):
+            flat = [word for step in steps for word in step.words]
+            self.words[: len(flat)] = _signed(flat)
         self.live = np.zeros(max(live, 1), np.int64)
-        self.patches = np.array(list(patches), np.int32).reshape(-1, 2)
+        pairs = patches if isinstance(patches, np.ndarray) else list(patches)
+        self.patches = np.ascontiguousarray(np.array(pairs, np.int32).reshape(-1, 2))
         self._check_patches(live)
-        self.steps = np.zeros(len(steps), _STEP)
-        for i, step in enumerate(steps):
-            start = self._starts[i]
-            self.words[start : start + lengths[i]] = _signed(step.words)
-            self.steps[i] = (step.fn, self.word_address(int(start)), step.flags, step.phase)
+        self.steps = np.zeros(count, _STEP)
+        self.steps["fn"], self.steps["flags"] = table.fns, table.flags
+        self.steps["phase"] = table.phases
+        self.steps["words"] = self._starts[:-1] * 8 + self.words.ctypes.data
         self._profile: npt.NDArray[np.int64] | None = None
         self._header = np.zeros(driver.HEADER_BYTES // 8, np.int64)
         self._set(driver.STEPS, self.steps.ctypes.data)
@@ -82,7 +105,7 @@ class Program:
         self._set(driver.PATCH_COUNT, len(self.patches))
         self._set(driver.WORDS, self.words.ctypes.data)
         self._set(driver.LIVE, self.live.ctypes.data)
-        self._set(driver.STEP_COUNT, len(steps))
+        self._set(driver.STEP_COUNT, count)
         self._set(driver.USE_WORKERS, workers)
         self.address: int = self._header.ctypes.data
 
@@ -105,6 +128,10 @@ class Program:
     def word_of(self, step: int, index: int) -> int:
         """Number of a step's word, for the patch table."""
         return int(self._starts[step]) + index
+
+    def words_of(self, step: int) -> list[int]:
+        """The words of a step as they stand now."""
+        return [int(w) for w in self.words[self._starts[step] : self._starts[step + 1]]]
 
     def word_address(self, word: int) -> int:
         """Where a word lies, for steps that change those of others."""

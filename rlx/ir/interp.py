@@ -120,8 +120,8 @@ class Program:
     def __init__(self, graph: Graph, sizes: Mapping[str, int] | None = None) -> None:
         self.graph = graph
         self.inputs = [n.name for n in graph.sources("input")]
-        self.states = _last_versions(graph)
-        dead = _last_uses(graph, {*graph.outputs, *self.states.values()})
+        self.states = _versions(graph)
+        dead = _last_uses(graph, {*graph.outputs, *(v[-1] for v in self.states.values())})
         known = dict(sizes or {})
         self.steps = [
             _Step(
@@ -139,8 +139,23 @@ class Program:
 
     def run(self, given: Mapping[str, Array], on_node: Hook | None = None) -> Run:
         values: dict[Value, Array] = {}
+        self.run_part(values, given, 0, len(self.steps), on_node)
+        return Run([values[v] for v in self.graph.outputs], self.states_in(values))
+
+    def run_part(
+        self,
+        values: dict[Value, Array],
+        given: Mapping[str, Array],
+        first: int,
+        last: int,
+        on_node: Hook | None = None,
+    ) -> None:
+        """Run nodes [first, last) on what earlier ones left in `values`, inputs being new."""
+        for step in self.steps[:first]:
+            if step.node.op.name == "input":
+                values[step.node.output] = given[step.node.name]
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            for step in self.steps:
+            for step in self.steps[first:last]:
                 results = _evaluate_node(step, values, given)
                 for value, array in zip(step.node.outputs, results, strict=True):
                     values[value] = array
@@ -148,8 +163,11 @@ class Program:
                     on_node(step.node, results)
                 for value in step.dead:
                     del values[value]
-        outputs = [values[v] for v in self.graph.outputs]
-        return Run(outputs, {name: values[v] for name, v in self.states.items()})
+
+    def states_in(self, values: Mapping[Value, Array]) -> dict[str, Array]:
+        """Every state as the nodes that have run left it."""
+        last = {name: [v for v in vs if v in values] for name, vs in self.states.items()}
+        return {name: values[vs[-1]] for name, vs in last.items() if vs}
 
 
 def _evaluate_node(
@@ -197,10 +215,10 @@ def _label(node: Node) -> str:
     return f"{node.name or '%' + str(node.id)} = {node.op}({', '.join(map(str, node.inputs))})"
 
 
-def _last_versions(graph: Graph) -> dict[str, Value]:
-    """The value each state has at the end, following its chain of updates."""
+def _versions(graph: Graph) -> dict[str, list[Value]]:
+    """The values each state has in turn, following its chain of updates."""
     owner: dict[Value, str] = {}
-    last: dict[str, Value] = {}
+    found: dict[str, list[Value]] = {}
     for node in graph.nodes:
         if node.op.name == "state":
             owner[node.output] = node.name
@@ -208,8 +226,8 @@ def _last_versions(graph: Graph) -> dict[str, Value]:
             owner[node.output] = owner[node.inputs[0]]
         else:
             continue
-        last[owner[node.output]] = node.output
-    return last
+        found.setdefault(owner[node.output], []).append(node.output)
+    return found
 
 
 def _last_uses(graph: Graph, kept: set[Value]) -> list[list[Value]]:

@@ -1,65 +1,130 @@
-"""LIR becomes a program: nodes to steps, distinct kernels to machine code, steps to a table."""
+"""LIR becomes a program: nodes to steps, distinct kernels to machine code, steps to a listing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.checks import limits_of
+from rlx.backends.cpu.listing import HostCall, Listing, Mark
 from rlx.backends.cpu.lowering import Context, Step, steps_of
+from rlx.backends.cpu.place import Placed, PlacedWords, place
 from rlx.backends.cpu.schedule import place_barriers
 from rlx.backends.cpu.words import WordTable
-from rlx.codegen import program as native
-from rlx.codegen.kernel import compile_specs
-from rlx.codegen.program import Program
+from rlx.codegen.jit import Kernel
+from rlx.codegen.kernel import KernelSpec, compile_specs
+from rlx.codegen.program import Program, step_flags
 from rlx.codegen.target import Target
-from rlx.ir.lir import ALIGNMENT, Lir
+from rlx.ir.lir import Lir
 from rlx.ir.op import Array
 
 
 @dataclass
-class Assembled:
+class Listed:
+    """A program that could be stored, and the code its kernels are."""
+
     lir: Lir
-    program: Program
-    words: WordTable
     steps: list[Step]
-    arena: Array
-    status: Array
+    listing: Listing
+    kernels: dict[str, Kernel]
+
+
+@dataclass
+class Assembled:
+    """A program in memory."""
+
+    lir: Lir
+    steps: list[Step]
+    placed: Placed
+
+    @property
+    def program(self) -> Program:
+        return self.placed.program
+
+    @property
+    def words(self) -> PlacedWords:
+        return self.placed.words
+
+    @property
+    def arena(self) -> Array:
+        return self.placed.arena
+
+    @property
+    def status(self) -> Array:
+        return self.placed.status
 
 
 def assemble(lir: Lir, target: Target, threads: int) -> Assembled:
     """Everything a run needs but parameters, states and inputs."""
+    listed = list_program(lir, target, threads)
+    return Assembled(lir, listed.steps, place(listed.listing, listed.kernels))
+
+
+def list_program(lir: Lir, target: Target, threads: int) -> Listed:
+    """The program for up to so many workers, also where the target is another machine."""
     steps = steps_of(Context(lir, target, threads))
     kernels = compile_specs((s.spec for s in steps if s.spec is not None), target)
+    words = WordTable(lir)
+    starts, places = [0], dict[int, int]()
+    for step in steps:
+        places[id(step)] = len(words.offsets)
+        for word in step.words:
+            words.add(word)
+        starts.append(len(words.offsets))
+    words.close(places)
     barriers = place_barriers(steps, lir)
-    arena = aligned_bytes(lir.arena_size)
-    status = np.zeros(1, np.int64)
-    words = WordTable(lir, arena, status)
-    table: list[native.Step] = []
-    starts: dict[int, int] = {}
-    position = 0
-    for step, barrier in zip(steps, barriers, strict=True):
-        starts[id(step)] = position
-        numbers = [words.resolve(w, position + i) for i, w in enumerate(step.words)]
-        position += len(numbers)
-        phase = lir.phases.get(step.node) if step.node is not None else None
-        address = 0 if step.spec is None else kernels[step.spec].address()
-        order = phase.order if phase is not None else 0
-        host = step.spec is None
-        table.append(native.Step(address, numbers, barrier, step.solo, order, step.jump, host))
-    program = Program(table, words.patches, len(words.live), threads, keep=kernels)
-    for word, target_word in words.links(starts):
-        program.words[word] = program.word_address(target_word)
-    return Assembled(lir, program, words, steps, arena, status)
+    listing = _columns(lir, steps, barriers, kernels, words, starts)
+    listing.workers = threads
+    return Listed(lir, steps, listing, {k.key: k for k in kernels.values()})
 
 
-def aligned_bytes(size: int) -> Array:
-    """Zeroed memory at a 64-byte boundary."""
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
+def _columns(
+    lir: Lir,
+    steps: Sequence[Step],
+    barriers: Sequence[bool],
+    kernels: Mapping[KernelSpec, Kernel],
+    words: WordTable,
+    starts: list[int],
+) -> Listing:
+    keys = {kernel.key: i for i, kernel in enumerate(dict.fromkeys(kernels.values()))}
+    numbers = {spec: keys[kernel.key] for spec, kernel in kernels.items()}
+    calls = [-1 if s.spec is None else numbers[s.spec] for s in steps]
+    flags = [
+        step_flags(barrier, s.solo, s.jump, s.spec is None)
+        for s, barrier in zip(steps, barriers, strict=True)
+    ]
+    return Listing(
+        kernels=list(keys),
+        calls=np.array(calls, np.int32),
+        starts=np.array(starts, np.int64),
+        flags=np.array(flags, np.int32),
+        phases=np.array([_phase(lir, s) for s in steps], np.int32),
+        anchors=np.array(words.anchors, np.int32),
+        offsets=np.array(words.offsets, np.int64),
+        live=words.live,
+        late=words.late,
+        patches=np.array(words.patches, np.int32).reshape(-1, 2),
+        constants=words.constants,
+        symbols=sorted(lir.live),
+        limits=limits_of(lir.graph),
+        arena_size=lir.arena_size,
+        workers=0,
+        reports=words.reports,
+        hosts={i: _host_call(s) for i, s in enumerate(steps) if s.host is not None},
+        marks=[Mark(s.label, -1 if s.node is None else s.node.id, s.flops, s.bytes) for s in steps],
+    )
 
 
-def address_of(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
+def _phase(lir: Lir, step: Step) -> int:
+    phase = None if step.node is None else lir.phases.get(step.node)
+    return 0 if phase is None else phase.order
+
+
+def _host_call(step: Step) -> HostCall:
+    node = step.host
+    assert node is not None
+    return HostCall(
+        node.op, tuple(v.shape for v in node.inputs), tuple(v.shape for v in node.outputs)
+    )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from rlx.backends.base import Backend
-from rlx.backends.cpu import families
-from rlx.backends.cpu.assemble import assemble
-from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.base import Backend, Parts, Stored
 from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.lowering import TABLE, scratch_of
+from rlx.backends.cpu.place import place
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.prepare import prepare_params
+from rlx.backends.cpu.stored import read_parts, write_parts
 from rlx.codegen.target import Target
+from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.specialize.options import CompileOptions
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.compiler import Compiler
 
 
 class CpuBackend(Backend):
@@ -26,31 +29,71 @@ class CpuBackend(Backend):
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = target or Target.host()
+        self._others: dict[str, CpuBackend] = {}
+
+    @cached_property
+    def _compiler(self) -> Compiler:
+        # importing all kernel families takes longer than loading an artifact
+        from rlx.backends.cpu.compiler import Compiler
+
+        return Compiler(self.target)
+
+    # -- what a target has ------------------------------------------------------------------------
+
+    def for_target(self, name: str) -> CpuBackend:
+        wanted = Target.named(name)
+        if wanted.key == self.target.key:
+            return self
+        return self._others.setdefault(wanted.key, CpuBackend(wanted))
+
+    @property
+    def target_key(self) -> str:
+        return self.target.key
+
+    def workers(self, options: CompileOptions) -> int:
+        return worker_count(options.threads)
+
+    # -- making code ------------------------------------------------------------------------------
 
     def has_native(self, node: Node) -> bool:
-        if node.op.is_view:
-            return True
-        entry = TABLE.get(node.op.name)
-        return entry is not None and (entry.when is None or entry.when(node))
+        return self._compiler.has_native(node)
 
     def lower(self, graph: Graph) -> Graph:
-        for rewrite in families.REWRITES:
-            graph = rewrite(graph, self.target)
-        return graph
+        return self._compiler.lower(graph)
 
     def lower_bound(self, graph: Graph) -> Graph:
-        return insert_copies(graph)
+        return self._compiler.lower_bound(graph)
 
     def scratch(self, node: Node) -> int:
         # for as many workers as a compilation can ask for; what is not touched costs nothing
-        return scratch_of(node, self.target, usable_cores())
+        return self._compiler.scratch(node, usable_cores())
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        return dict(zip(graph.output_names, prepare_params(graph, params), strict=True))
+        return self._compiler.prepare(graph, params)
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
-        threads = worker_count(options.threads)
-        return CpuExecutable(assemble(lir, self.target, threads), get_pool(threads))
+        self._require_host()
+        listed = self._compiler.list_program(lir, self.workers(options))
+        made = place(listed.listing, listed.kernels)
+        return CpuExecutable(made, Stored.of(lir), get_pool(listed.listing.workers))
+
+    # -- programs on disk -------------------------------------------------------------------------
+
+    def export(self, lir: Lir, options: CompileOptions) -> Parts:
+        listed = self._compiler.list_program(lir, self.workers(options))
+        return write_parts(listed.listing, listed.kernels, self.target)
+
+    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> CpuExecutable:
+        listing, kernels = read_parts(parts)
+        workers = min(listing.workers, self.workers(options))
+        return CpuExecutable(place(listing, kernels), stored, get_pool(workers))
+
+    def _require_host(self) -> None:
+        if not self.target.runs_on(Target.host()):
+            raise CodegenError(
+                "code for another CPU cannot run here", where="target", got=self.target.key,
+                expected=Target.host().key, hint="write it to a bundle and load that over there",
+            )  # fmt: skip
 
 
 def make_backend() -> Backend:

@@ -7,7 +7,7 @@ so they are checked first, once per distinct condition and not per layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx.errors import BindingError
 from rlx.ir.attrs import Body
@@ -16,7 +16,15 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.shape import normalize_axis
 
-Limit = tuple[Dim, Dim, Node, str]  # value, most it may be, who asks, what it is
+
+class Limit(NamedTuple):
+    """`value` may be at most `most`; what it means when it is not, and whose condition it is."""
+
+    value: Dim
+    most: Dim
+    what: str
+    op: str
+    origin: str
 
 
 def limits_of(graph: Graph) -> list[Limit]:
@@ -28,7 +36,8 @@ def limits_of(graph: Graph) -> list[Limit]:
             continue
         for value, most, what in rule(node, node.op):
             if isinstance(value, Expr) or isinstance(most, Expr):
-                found.setdefault((value, most, what), (value, most, node, what))
+                limit = Limit(value, most, what, node.op.name, str(node.origin))
+                found.setdefault((value, most, what), limit)
     return list(found.values())
 
 
@@ -45,8 +54,8 @@ def _all_nodes(graph: Graph) -> Iterator[Node]:
 def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., int]:
     """A function of the sizes: the number of the first broken limit, or −1."""
     lines = [f"def check({', '.join(symbols)}):"]
-    for i, (value, most, _, _) in enumerate(limits):
-        lines.append(f"    if not 0 <= ({value}) <= ({most}): return {i}")
+    for i, limit in enumerate(limits):
+        lines.append(f"    if not 0 <= ({limit.value}) <= ({limit.most}): return {i}")
     lines.append("    return -1")
     scope: dict[str, Any] = {}
     exec("\n".join(lines), scope)  # names are checked identifiers, the rest integers
@@ -55,11 +64,11 @@ def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., in
 
 
 def raise_broken(limit: Limit, sizes: Mapping[str, int]) -> None:
-    value, most, node, what = limit
     shown = ", ".join(f"{k}={v}" for k, v in sizes.items())
     raise BindingError(
-        what, where=node.op.name, got=f"{value} with {shown}", expected=f"0 … {most}",
-        origin=node.origin, hint="the sizes of this run do not fit what was planned",
+        limit.what, where=limit.op, got=f"{limit.value} with {shown}",
+        expected=f"0 … {limit.most}", origin=limit.origin,
+        hint="the sizes of this run do not fit what was planned",
     )  # fmt: skip
 
 

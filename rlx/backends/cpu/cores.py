@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import cache
 from pathlib import Path
 
 from rlx.errors import OptionError
@@ -14,21 +15,30 @@ MAX_WORKERS = 250
 
 def usable_cores() -> int:
     """CPUs this process may run on at once, within the quota of its container."""
-    cpus = _cpus()
-    quota = _quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    return max(1, min(len(cpus), quota, MAX_WORKERS))
+    return max(1, min(len(_cpus()), _granted(), MAX_WORKERS))
+
+
+@cache
+def _granted() -> int:
+    """Read once: planning a variant asks for every node."""
+    return _quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
 
 
 def physical_cores() -> int:
     """Usable cores, counting those that share execution units once."""
+    return max(1, min(_distinct(tuple(_cpus())), usable_cores()))
+
+
+@cache
+def _distinct(cpus: tuple[int, ...]) -> int:
     siblings = set()
-    for cpu in _cpus():
+    for cpu in cpus:
         path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         try:
             siblings.add(Path(path).read_text())
         except OSError:
             siblings.add(str(cpu))
-    return max(1, min(len(siblings), usable_cores()))
+    return len(siblings)
 
 
 def worker_count(asked: int | None = None) -> int:

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from rlx.backends.base import Executable, check_numbers
-from rlx.backends.cpu.assemble import Assembled, address_of
-from rlx.backends.cpu.checks import checker, limits_of, raise_broken
-from rlx.backends.cpu.host import call_host
+from rlx.backends.base import Executable, Span, Stored, check_numbers
+from rlx.backends.cpu.checks import checker, raise_broken
+from rlx.backends.cpu.hostcall import call_host
 from rlx.backends.cpu.memory import RunMemory
+from rlx.backends.cpu.place import Placed, address_of
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import profile_run
 from rlx.backends.timing import Profile
 from rlx.errors import InputError
+from rlx.ir.lir import Lir
 from rlx.ir.op import Array
-from rlx.specialize.manifest import BindingManifest
 
 
 class CpuExecutable(Executable):
-    def __init__(self, made: Assembled, pool: Pool) -> None:
-        self.made, self.pool, self.lir = made, pool, made.lir
-        self.manifest = BindingManifest.of(made.lir)
+    def __init__(self, made: Placed, stored: Stored, pool: Pool) -> None:
+        self.made, self.listing, self.pool = made, made.listing, pool
+        self.manifest, self.output_phases = stored.manifest, stored.output_phases
+        self._stored, manifest = stored, stored.manifest
         self.arena = made.arena
-        self._symbols = sorted(made.lir.live)
+        self._symbols = self.listing.symbols
         self._fill = made.words.filler(self._symbols)
-        self._limits = limits_of(made.lir.graph)
-        self._check = checker(self._limits, self._symbols)
+        self._check = checker(self.listing.limits, self._symbols)
         self._live = memoryview(made.program.live.data)
         self._bases = made.words.bases()
         self._addresses: dict[tuple[str, str], int] = {}
         self._attached: dict[str, Array] = {}
         self._sizes: Mapping[str, int] = {}
-        self._inputs = [n.name for n in made.lir.inputs]
-        self._outputs = list(made.lir.graph.output_names)
+        self._inputs = [e.name for e in manifest.inputs]
+        self._outputs = [e.name for e in manifest.outputs]
+        self._outside = [*manifest.params, *manifest.states]
         self._place_slots()
+
+    @cached_property
+    def lir(self) -> Lir:
+        return self._stored.lir()
 
     def _place_slots(self) -> None:
         """Inputs and outputs that a run does not bring lie in the arena."""
@@ -43,12 +49,13 @@ class CpuExecutable(Executable):
         self._slots = dict(self._addresses)
 
     def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
-        needed = {n.name: params[n.name] for n in self.lir.params}
-        needed |= {n.name: states[n.name] for n in self.lir.states}
-        for node in [*self.lir.params, *self.lir.states]:
-            self._addresses[node.op.name, node.name] = address_of(needed[node.name])
+        needed: dict[str, Array] = {}
+        for entry in self._outside:
+            array = (params if entry.role == "param" else states)[entry.name]
+            needed[entry.name] = array
+            self._addresses[entry.role, entry.name] = address_of(array)
         words = self.made.program.words
-        for word, base, offset in self.made.words.late:
+        for word, base, offset in self.listing.late:
             words[word] = self._addresses[base] + offset
         self._attached = needed
 
@@ -57,11 +64,19 @@ class CpuExecutable(Executable):
         inputs: Sequence[Array | None],
         outputs: Sequence[Array | None],
         sizes: Mapping[str, int],
+        span: Span | None = None,
     ) -> None:
         self._begin(inputs, outputs, sizes)
-        self.pool.run(self.made.program, on_host=self._on_host)
+        first, last = self._steps(span)
+        self.pool.run(self.made.program, first, last, self._on_host)
         if self.made.status[0]:
             self._raise_status()
+
+    def _steps(self, span: Span | None) -> tuple[int, int | None]:
+        if span is None:
+            return 0, None
+        first, last = span
+        return self.listing.end_of(first.order - 1), self.listing.end_of(last.order)
 
     def _begin(
         self,
@@ -80,7 +95,7 @@ class CpuExecutable(Executable):
         live = [sizes[s] for s in self._symbols]
         broken = self._check(*live)
         if broken >= 0:
-            raise_broken(self._limits[broken], sizes)
+            raise_broken(self.listing.limits[broken], sizes)
         self._sizes = sizes
         self._fill(self._live, [addresses[b] for b in self._bases], *live)
 
@@ -101,22 +116,20 @@ class CpuExecutable(Executable):
     ) -> None:
         self._begin(inputs, outputs, sizes)
         memory = self._memory(inputs, outputs, sizes)
-        steps, done = self.made.steps, 0
-        while done < len(steps):
-            node, first = steps[done].node, done
-            while done < len(steps) and steps[done].node is node:
+        marks, nodes, done = self.listing.marks, self.lir.graph.nodes, 0
+        while done < len(marks):
+            number, first = marks[done].node, done
+            while done < len(marks) and marks[done].node == number:
                 done += 1
             self.pool.run(self.made.program, first, done, self._on_host)
-            if node is not None:
+            if number >= 0:
+                node = nodes[number]
                 check_numbers(node, [memory.array(v) for v in node.outputs])
         if self.made.status[0]:
             self._raise_status()
 
     def _on_host(self, index: int) -> None:
-        program, step = self.made.program, self.made.steps[index]
-        first = program.word_of(index, 0)
-        addresses = program.words[first : first + len(step.words)]
-        call_host(step, addresses.tolist(), self._sizes)
+        call_host(self.listing.hosts[index], self.made.program.words_of(index), self._sizes)
 
     def profile(
         self,
@@ -127,12 +140,12 @@ class CpuExecutable(Executable):
         return profile_run(self, inputs, outputs, sizes)
 
     def _raise_status(self) -> None:
-        node = self.made.words.node(int(self.made.status[0]))
+        report = self.listing.reports[int(self.made.status[0])]
         self.made.status[0] = 0
         raise InputError(
             "an index is out of range",
-            where=node.op.name,
-            got=f"operands {', '.join(f'{v.name} {v.shape}' for v in node.inputs)}",
-            origin=node.origin,
+            where=report.op,
+            got=f"operands {report.operands}",
+            origin=report.origin,
             hint="check the ids or indices given to this run",
         )

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.cores import MAX_WORKERS, usable_cores, worker_count
-from rlx.codegen import driver
+from rlx.codegen import driver_layout as driver
+from rlx.codegen.drivers import get_driver
 from rlx.codegen.program import Program
-from rlx.codegen.target import Target
 
 SPIN = 20e-6
 """Seconds of waiting without letting other threads run."""
@@ -36,7 +36,7 @@ class _Native:
     """The driver's functions."""
 
     def __init__(self, futex: bool) -> None:
-        kernel = driver.load_driver(Target.host(), futex)
+        kernel = get_driver(futex)
         p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         self.run = kernel.function("run", n, p, p, n, n)
         self.worker = kernel.function("worker", n, p, i, i, i)

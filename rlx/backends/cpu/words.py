@@ -1,140 +1,164 @@
-"""Words of a program: what is known now, at attach, or only with each run.
+"""Words of a program: where each is relative to, and what is known later still.
 
-A kernel reads 8-byte words. Sizes and addresses in the arena are numbers from the start; addresses
-of parameters and states come when they are attached; addresses of inputs and outputs, and anything
-that depends on a live dimension, come with each run and are patched in by the native driver.
+A kernel reads 8-byte words. Sizes are numbers; addresses are offsets from anchors or bases, see
+`listing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlx.backends.cpu.listing import (
+    ARENA,
+    CONSTANT,
+    NUMBER,
+    STATUS,
+    WORDS,
+    Base,
+    Late,
+    Report,
+    Source,
+)
 from rlx.backends.cpu.lowering import Fixed, Number, Pointer, Scratch, Status, Word, WordOf
+from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, Expr, expand
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 
-Base = tuple[str, str]  # ("input", name), ("output", name), ("param", name), ("state", name), …
+_WRAP = 1 << 64
+_Home = tuple[int, Base | None, Dim, int]  # anchor, base, byte offset, bytes of an element
 
 
-@dataclass
 class WordTable:
-    """Collects the words of all steps; `fill` is the function that computes a run's live words."""
+    """Collects the words of all steps, in order."""
 
-    lir: Lir
-    arena: Array
-    status: Array
-    live: list[tuple[Base | None, Dim]] = field(default_factory=list)  # base address + offset
-    late: list[tuple[int, Base, int]] = field(default_factory=list)  # word, base, byte offset
-    patches: list[tuple[int, int]] = field(default_factory=list)
-    nested: list[Node] = field(default_factory=list)  # that may report bad data
-    _links: list[tuple[int, WordOf]] = field(default_factory=list)
-    _sources: dict[tuple[Base | None, Dim], int] = field(default_factory=dict)
+    def __init__(self, lir: Lir) -> None:
+        self.lir = lir
+        self.anchors: list[int] = []
+        self.offsets: list[int] = []
+        self.live: list[Source] = []
+        self.late: list[Late] = []
+        self.patches: list[tuple[int, int]] = []
+        self.constants: list[Array] = []
+        self.reports: dict[int, Report] = {}
+        self._numbers: dict[Node, int] = {}
+        self._sources: dict[Source, int] = {}
+        self._constants: dict[int, int] = {}
+        self._homes: dict[Value, _Home] = {}
+        self._links: list[tuple[int, WordOf]] = []
+        names = zip(lir.graph.output_names, lir.outputs, strict=True)
+        self._outputs = {value: name for name, value in names}
 
-    def resolve(self, word: Word, position: int) -> int:
-        """The number that word `position` of the program holds until something patches it."""
-        if isinstance(word, Pointer):
-            return self._pointer(word, position)
-        if isinstance(word, Scratch):
-            offset, _ = self.lir.scratch[word.node.id]
-            address = word.shift + self._arena_address(offset + word.offset)
-            return address if isinstance(address, int) else self._patch(position, None, address)
-        if isinstance(word, Status):
-            return int(self.status.ctypes.data)
-        if isinstance(word, Number):
-            return self._number(word.node)
-        if isinstance(word, Fixed):
-            address = word.shift + int(word.data.array.ctypes.data)
-            return address if isinstance(address, int) else self._patch(position, None, address)
-        if isinstance(word, WordOf):
-            self._links.append((position, word))
-            return 0
-        if isinstance(word, int):
-            return word
-        return self._patch(position, None, word)
+    def add(self, word: Word) -> None:
+        """The next word."""
+        if type(word) is int:
+            self._put(NUMBER, word)
+        else:
+            _RULES[type(word)](self, word)
 
-    def links(self, starts: Mapping[int, int]) -> list[tuple[int, int]]:
-        """(word, the word whose address it holds), given where each step's words begin."""
-        return [(position, starts[id(w.step)] + w.index) for position, w in self._links]
+    def _put(self, anchor: int, offset: int) -> None:
+        self.anchors.append(anchor)
+        self.offsets.append(offset if -_WRAP // 2 <= offset < _WRAP // 2 else _wrapped(offset))
 
-    def _number(self, node: Node) -> int:
-        """The graph's own nodes are numbered from 1 on, then come those of nested graphs."""
-        own = len(self.lir.graph.nodes)
-        if node.graph is self.lir.graph:
-            return node.id + 1
-        if node not in self.nested:
-            self.nested.append(node)
-        return own + self.nested.index(node) + 1
-
-    def node(self, number: int) -> Node:
-        return [*self.lir.graph.nodes, *self.nested][number - 1]
-
-    def _pointer(self, word: Pointer, position: int) -> int:
-        root, _ = self.lir.home(word.value)
-        view = self.lir.slots[word.value].view
-        elements = word.shift + (view.offset if view is not None else 0)
-        offset: Dim = elements * root.shape.dtype.bytes
-        base = self._base(root)
-        if base is None:
-            offset = offset + self._address(root)
-            return offset if isinstance(offset, int) else self._patch(position, None, offset)
-        if base[0] in ("param", "state") and isinstance(offset, int):
-            self.late.append((position, base, offset))
-            return 0
-        return self._patch(position, base, offset)
-
-    def _patch(self, position: int, base: Base | None, offset: Dim) -> int:
-        key = (base, offset if isinstance(offset, int) else expand(offset))
+    def _relative(self, anchor: int, base: Base | None, offset: Dim) -> None:
+        if isinstance(offset, int):
+            if base is None:
+                self._put(anchor, offset)
+                return
+            if base[0] in ("param", "state"):
+                self.late.append(Late(len(self.offsets), base, offset))
+                self._put(NUMBER, 0)
+                return
+            key = Source(anchor, base, offset)
+        else:
+            key = Source(anchor, base, expand(offset))
         source = self._sources.get(key)
         if source is None:
             source = self._sources[key] = len(self.live)
             self.live.append(key)
-        self.patches.append((position, source))
-        return 0
+        self.patches.append((len(self.offsets), source))
+        self._put(NUMBER, 0)
 
-    def _base(self, root: Value) -> Base | None:
-        """Whose address is not known yet; None for what lies in the arena or is a constant."""
-        kind = self.lir.slots[root].kind
-        if kind == "output":
-            names = zip(self.lir.graph.output_names, self.lir.outputs, strict=True)
-            return ("output", next(name for name, v in names if v is root))
-        if kind in ("input", "param", "state"):
-            return (kind, root.node.name)
-        return None
+    # -- kinds of words ---------------------------------------------------------------------------
 
-    def _address(self, root: Value) -> int:
-        slot = self.lir.slots[root]
+    def _dim(self, word: Expr) -> None:
+        self._relative(NUMBER, None, word)
+
+    def _pointer(self, word: Pointer) -> None:
+        home = self._homes.get(word.value)
+        if home is None:
+            home = self._homes[word.value] = self._home(word.value)
+        anchor, base, offset, size = home
+        self._relative(anchor, base, offset + word.shift * size if word.shift else offset)
+
+    def _home(self, value: Value) -> _Home:
+        root, slot = self.lir.home(value)
+        view = self.lir.slots[value].view
+        size = root.shape.dtype.bytes
+        offset: Dim = 0 if view is None else view.offset * size
+        if slot.kind in ("input", "param", "state"):
+            return NUMBER, (slot.kind, root.node.name), offset, size
+        if slot.kind == "output":
+            return NUMBER, ("output", self._outputs[root]), offset, size
         if slot.kind == "constant":
             data: Any = root.node.op
-            return int(data.data.array.ctypes.data)
+            return self._constant(data.data), None, offset, size
         assert slot.offset is not None, f"{root} has no place"
-        return self._arena_address(slot.offset)
+        return ARENA, None, offset + slot.offset, size
 
-    def _arena_address(self, offset: int) -> int:
-        return int(self.arena.ctypes.data) + offset
+    def _constant(self, data: Data) -> int:
+        number = self._constants.get(id(data))
+        if number is None:
+            number = self._constants[id(data)] = len(self.constants)
+            self.constants.append(data.array)
+        return CONSTANT + number
 
-    def filler(self, symbols: Sequence[str]) -> Callable[..., None]:
-        """`fill(live, bases, *sizes)`: writes every live word. Made as Python source, so that a
-        run costs one call and no walking over expressions."""
-        bases = {b: i for i, b in enumerate(self.bases())}
-        lines = [f"def fill(live, bases{''.join(', ' + s for s in symbols)}):"]
-        for i, (base, offset) in enumerate(self.live):
-            terms = [] if base is None else [f"bases[{bases[base]}]"]
-            if offset != 0 or base is None:
-                terms.append(f"({offset})")
-            lines.append(f"    live[{i}] = {' + '.join(terms)}")
-        lines.append("    return")
-        scope: dict[str, Any] = {}
-        exec("\n".join(lines), scope)  # names are checked identifiers, the rest integers
-        made: Callable[..., None] = scope["fill"]
-        return made
+    def _scratch(self, word: Scratch) -> None:
+        start, _ = self.lir.scratch[word.node.id]
+        self._relative(ARENA, None, word.shift + (start + word.offset))
 
-    def bases(self) -> list[Base]:
-        return list(dict.fromkeys(b for b, _ in self.live if b is not None))
+    def _status(self, word: Status) -> None:
+        self._put(STATUS, 0)
+
+    def _fixed(self, word: Fixed) -> None:
+        self._relative(self._constant(word.data), None, word.shift)
+
+    def _number(self, word: Number) -> None:
+        """The graph's own nodes are numbered from 1 on, then come those of nested graphs."""
+        node = word.node
+        number = self._numbers.get(node)
+        if number is None:
+            own = node.graph is self.lir.graph
+            nested = sum(n.graph is not self.lir.graph for n in self._numbers)
+            number = node.id + 1 if own else len(self.lir.graph.nodes) + 1 + nested
+            self._numbers[node] = number
+            operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
+            self.reports[number] = Report(node.op.name, operands, str(node.origin))
+        self._put(NUMBER, number)
+
+    def _link(self, word: WordOf) -> None:
+        self._links.append((len(self.offsets), word))
+        self._put(WORDS, 0)
+
+    def close(self, starts: Mapping[int, int]) -> None:
+        """Fill in the words that hold the address of another, now that each step has its place."""
+        for position, word in self._links:
+            self.offsets[position] = 8 * (starts[id(word.step)] + word.index)
 
 
-def is_live(dim: Dim) -> bool:
-    return isinstance(dim, Expr)
+def _wrapped(number: int) -> int:
+    """Masks above 2^63 as a signed word."""
+    return (number + _WRAP // 2) % _WRAP - _WRAP // 2
+
+
+_RULES: dict[type, Callable[[WordTable, Any], None]] = {
+    Pointer: WordTable._pointer,
+    Scratch: WordTable._scratch,
+    Status: WordTable._status,
+    Number: WordTable._number,
+    Fixed: WordTable._fixed,
+    WordOf: WordTable._link,
+    Expr: WordTable._dim,
+}
