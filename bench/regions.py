@@ -1,0 +1,114 @@
+"""Fused rows: softmax, norms, gelu, rope, residual + norm.
+
+On arrays beyond the caches against the bandwidth of a copy of the same bytes measured in the run;
+on small ones against torch (a Python that has it is named with --peer-python).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from bench.common import Bar, arguments, finish, interleaved
+from bench.limits import read_bandwidth
+from bench.peers.pipe import Peer, PeerMissing
+from rlx import CompileOptions, DimBinding, Graph, Session
+
+WIDTH = 1024
+
+
+def graph(kind: str, rows: int) -> Graph:
+    g = Graph(kind)
+    x = g.input("x", [rows, WIDTH])
+    if kind == "softmax":
+        out = g.softmax(x)
+    elif kind == "layer_norm":
+        out = g.layer_norm(x, g.param("g", [WIDTH]), g.param("b", [WIDTH]))
+    elif kind == "rms_norm":
+        out = g.rms_norm(x, g.param("g", [WIDTH]))
+    elif kind == "gelu":
+        out = g.gelu(x)
+    elif kind == "rope":
+        tables = g.param("cos", [rows, WIDTH // 2]), g.param("sin", [rows, WIDTH // 2])
+        out = g.rope(g.reshape(x, [1, rows, WIDTH]), *tables, head_dim=WIDTH)
+    else:
+        residual = g.input("r", [rows, WIDTH])
+        out = g.fused_residual_rms_norm(x, residual, g.param("g", [WIDTH]))[0]
+    g.set_outputs(out)
+    return g
+
+
+def moved(kind: str, rows: int) -> int:
+    """Bytes read and written: the tensors themselves, once each."""
+    tensor = rows * WIDTH * 4
+    return {"rope": 3, "residual_norm": 4}.get(kind, 2) * tensor
+
+
+def runner(kind: str, rows: int, threads: int) -> Any:
+    options = CompileOptions(binding=DimBinding(), threads=threads)
+    f = Session("cpu").compile(graph(kind, rows), options)
+    rng = np.random.default_rng(0)
+    for node in f.template.source.sources("param"):
+        shape = node.output.shape.static_dims
+        f.set_param(node.name, rng.standard_normal(shape, dtype=np.float32))
+    for name in f.input_names:
+        f.slot(name)[...] = rng.standard_normal((rows, WIDTH), dtype=np.float32)
+    f.run_slots()
+    return f.run_slots
+
+
+KINDS = ("softmax", "layer_norm", "rms_norm", "gelu", "rope", "residual_norm")
+
+
+def main(argv: list[str]) -> int:
+    parser = arguments("regions", __doc__ or "")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
+    options = parser.parse_args(argv)
+    large, small = 32 * 1024, 64  # 128 MiB a tensor, and 256 KiB
+    bars = []
+    rounds = 5 if options.quick else 11
+    copy = copier(large, options.threads)
+    for kind in KINDS:
+        run = runner(kind, large, options.threads)
+        ours, plain = interleaved([run, copy], rounds)
+        speed = moved(kind, large) / ours / 1e9
+        limit = 2 * large * WIDTH * 4 / plain / 1e9
+        bars.append(Bar(f"{kind}_large", speed, "GB/s", "copy", limit, 0.8))
+    print(f"read bandwidth {read_bandwidth(options.threads):.1f} GB/s")
+    try:
+        with Peer(
+            options.peer_python, "torch_server.py", options.threads,
+            requirements="requirements-regions.txt",
+        ) as peer:  # fmt: skip
+            for kind in KINDS:
+                run = runner(kind, small, options.threads)
+                ours = interleaved([run], rounds, 20)[0]
+                theirs = peer.ask("time", op=kind, rows=small, width=WIDTH, repeat=rounds)
+                bars.append(
+                    Bar(
+                        f"{kind}_small",
+                        ours * 1e6,
+                        "µs",
+                        "torch",
+                        theirs["seconds"] * 1e6,
+                        1.0,
+                        False,
+                    )
+                )
+    except PeerMissing as e:
+        print(e, file=sys.stderr)
+        return 2
+    return finish(bars, options.json)
+
+
+def copier(rows: int, threads: int) -> Any:
+    """A copy of one tensor by the same workers: reads and writes as the ops must."""
+    g = Graph("copy")
+    g.set_outputs(g.neg(g.input("x", [rows, WIDTH])))
+    f = Session("cpu").compile(g, CompileOptions(threads=threads))
+    f.slot("x")[...] = 1.0
+    f.run_slots()
+    return f.run_slots

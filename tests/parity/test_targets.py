@@ -1,0 +1,51 @@
+"""Every kernel of the table of cases as object code for machines other than this one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from cases import cases
+
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.lowering import Context, steps_of
+from rlx.codegen.kernel import KernelSpec, unit_of
+from rlx.codegen.target import Target
+from rlx.ir.binding import DimBinding
+from rlx.passes.bind import bind_graph
+from rlx.passes.pipeline import run_pipeline
+from rlx.passes.plan import plan
+
+MACHINES = {"x86-64": 62, "aarch64": 183, "neoverse-n1": 183}  # e_machine of the ELF header
+
+
+def specs_for(target: Target) -> dict[KernelSpec, str]:
+    """Distinct kernels that the cases need on a target, each with a case that needs it."""
+    backend = CpuBackend(target)
+    found: dict[KernelSpec, str] = {}
+    for case in cases():
+        graph = case.graph()
+        result = run_pipeline(graph, has_native=backend.has_native, lower=backend.lower)
+        binding = DimBinding().set_live("n", 67)
+        bound = backend.lower_bound(bind_graph(result.graph, binding))
+        lir = plan(bound, prepare=result.prepare, scratch=backend.scratch)
+        for step in steps_of(Context(lir, target, 2)):
+            if step.spec is not None:
+                found.setdefault(step.spec, case.id)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_kernel_becomes_an_object_of_the_target(name: str) -> None:
+    target = Target.named(name)
+    specs = specs_for(target)
+    assert len(specs) > 300, "the table must reach the families"
+    for spec, case in specs.items():
+        data = unit_of(spec, target).compile()
+        assert data[:4] == b"\x7fELF", case
+        machine = int.from_bytes(data[18:20], "little")
+        assert machine == MACHINES[name], f"{case}: machine {machine}"
