@@ -1,0 +1,109 @@
+"""The commands put together, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rlx.cli import bench, cache, chat, console, doctor, inspect, listing, pull, run
+from rlx.errors import OptionError, RlxError
+from rlx.settings import setting
+
+_EPILOG = (
+    "Exit codes: 0 done, 1 the task failed, 2 wrong usage, 130 interrupted. "
+    "RLX_DEBUG=1 shows where an error came from."
+)
+
+
+class Commands(TyperGroup):
+    """Errors as their message and an exit code, without a traceback unless RLX_DEBUG is set."""
+
+    def invoke(self, ctx: Any) -> Any:
+        _replace_what_cannot_be_written()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                console.note("\ninterrupted")
+                raise typer.Exit(130) from None
+            except BrokenPipeError:
+                raise  # the reader has seen enough: the library ends quietly
+            except (RlxError, OSError, MemoryError) as e:
+                if setting("RLX_DEBUG") not in ("", "0"):
+                    raise
+                console.error(_message(e))
+                raise typer.Exit(2 if isinstance(e, OptionError) else 1) from None
+
+
+def _message(e: Exception) -> str:
+    if isinstance(e, OSError) and e.strerror:
+        return f"[{e.filename}] {e.strerror}" if e.filename else e.strerror
+    if isinstance(e, MemoryError):
+        return "not enough memory\n  hint: `rlx doctor MODEL` says what fits"
+    return str(e)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    console.note(f"warning: {message}")
+
+
+def _replace_what_cannot_be_written() -> None:
+    """A terminal that lacks a character shows another instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"rlx {version('rlx')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="rlx",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_EPILOG,
+)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Run language models, and see what the compiler makes of them.
+
+    Try: rlx run "Why is the sky blue?"
+    """
+
+
+def _add(name: str, panel: str, command: Callable[..., None]) -> None:
+    """A command under its name; its docstring's paragraphs are the help, each flowing freely."""
+    paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(p.split()) for p in paragraphs)
+    app.command(name, rich_help_panel=panel, help=text)(command)
+
+
+_add("run", "Models", run.run)
+_add("chat", "Models", chat.chat)
+_add("pull", "Models", pull.pull)
+_add("list", "Models", listing.list_models)
+_add("inspect", "See inside", inspect.inspect)
+_add("bench", "See inside", bench.bench)
+_add("doctor", "This machine", doctor.doctor)
+app.add_typer(cache.app, name="cache", rich_help_panel="This machine")

@@ -1,0 +1,154 @@
+"""What commands print: text, tables, JSON, progress. Colour and bars on a terminal only.
+
+Results go to standard output, everything about them (progress, timings, errors) to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rlx.formats.package import Progress
+
+# what a terminal would take as an order: control characters but line feed and tab
+_CONTROL = dict.fromkeys({*range(32), 127, *range(128, 160)} - {9, 10})
+_PIPE_WIDTH = 160
+
+
+def screen(stderr: bool = False) -> Console:
+    """A console on the stream as it is now; it knows about terminals, their width, NO_COLOR."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPE_WIDTH
+    return Console(stderr=stderr, highlight=False, markup=False, width=width, soft_wrap=True)
+
+
+def error(message: str) -> None:
+    out = screen(stderr=True)
+    out.print("error: ", style="bold red", end="")
+    out.print(plain(message))
+
+
+def note(message: str) -> None:
+    """A remark beside the results."""
+    screen(stderr=True).print(plain(message), style="dim")
+
+
+def plain(text: str) -> str:
+    """The text without what could steer a terminal: models and files may hold anything."""
+    return text.translate(_CONTROL)
+
+
+def write(text: str) -> None:
+    """A piece of a result, shown at once."""
+    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def write_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = "") -> None:
+    """Aligned columns; those whose header is among the words of `right` are numbers."""
+    cells = [[plain(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    numbers = right.split()
+
+    def line(row: Sequence[str]) -> str:
+        parts = zip(header, row, widths, strict=True)
+        shown = [c.rjust(w) if name in numbers else c.ljust(w) for name, c, w in parts]
+        return "  ".join(shown).rstrip()
+
+    out = screen()
+    out.print(line(header), style="bold")
+    for row in cells:
+        out.print(line(row))
+
+
+def facts(pairs: Sequence[tuple[str, object]]) -> None:
+    """A column of names and one of values."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    out = screen()
+    for name, value in pairs:
+        out.print(f"{name:<{width}}  ", style="bold", end="")
+        out.print(plain(str(value)))
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as downloads and memory makers count: `98.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A sign of life while something takes its time."""
+    out = screen(stderr=True)
+    if not out.is_terminal:
+        yield
+        return
+    with out.status(f"{plain(what)} …", spinner="dots"):
+        yield
+
+
+@contextmanager
+def transfer(name: str) -> Iterator[Progress]:
+    """A function that shows bytes coming in: a bar on a terminal, one line per step elsewhere."""
+    out = screen(stderr=True)
+    if not out.is_terminal:
+        yield _spoken(name)
+        return
+    from rich import progress as rp
+
+    columns = (
+        rp.TextColumn("{task.description}"),
+        rp.BarColumn(),
+        rp.DownloadColumn(),
+        rp.TransferSpeedColumn(),
+        rp.TimeRemainingColumn(),
+    )
+    with rp.Progress(*columns, console=out, transient=True) as bar:
+        tasks: dict[str, rp.TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(f"{what} {name}", total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield show
+
+
+def _spoken(name: str) -> Progress:
+    said: set[str] = set()
+
+    def show(what: str, done: int, total: int) -> None:
+        if what not in said:
+            said.add(what)
+            note(f"{what} {name} ({size(total)})")
+
+    return show
+
+
+@contextmanager
+def counted(what: str, total: int) -> Iterator[Any]:
+    """A function to call after each of `total` things; a bar on a terminal."""
+    out = screen(stderr=True)
+    if not out.is_terminal:
+        yield lambda: None
+        return
+    from rich.progress import Progress as Bar
+
+    with Bar(console=out, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,202 @@
+"""`rlx doctor`: does this machine do, and does a model fit into it?"""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlx.cli import console, machine
+from rlx.cli.cache import kernel_directory, kernel_files
+from rlx.cli.disk import bytes_in
+from rlx.cli.options import Json, Loading, model_names, spread
+
+if TYPE_CHECKING:
+    from rlx.cli.programs import Subject
+
+_LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "gguf")
+_ABILITIES = ("avx512", "vnni", "amx_int8", "bf16", "fma", "f16c", "neon", "dotprod", "i8mm")
+
+
+@spread
+def doctor(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A model to look at too.", autocompletion=model_names),
+    ] = None,
+    *,
+    json: Json = False,
+    loading: Loading,
+) -> None:
+    """Say what this machine has, and whether a model fits.
+
+    Exit code 1 when something is wrong: native code does not run, or the model does not fit.
+    """
+    report = {"machine": _machine(loading.threads), "cache": _cache()}
+    healthy = report["machine"]["native_code"] == "works"
+    if name is not None:
+        report["model"] = _model(name, loading)
+        healthy = healthy and report["model"]["fits"]
+    if json:
+        console.write_json(report)
+    else:
+        for title, found in report.items():
+            print(title)
+            console.facts([(f"  {_label(k)}", _shown(k, v)) for k, v in found.items()])
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _machine(threads: int | None) -> dict[str, Any]:
+    from rlx.backends.cpu.cores import physical_cores, usable_cores, worker_count
+
+    return {
+        "rlx": _installed("rlx"),
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "cpu": machine.cpu_name(),
+        **_target(),
+        "cores": f"{physical_cores()} physical, {usable_cores()} usable",
+        "threads": worker_count(threads),
+        "memory_bytes": machine.total_memory(),
+        "free_memory_bytes": machine.free_memory(),
+        "libraries": {name: _installed(name) for name in _LIBRARIES},
+        "native_code": _try_native(),
+    }
+
+
+def _target() -> dict[str, Any]:
+    from rlx.codegen.target import Target
+
+    target = Target.host()
+    abilities = [a for a in _ABILITIES if getattr(target, a)]
+    return {"target": target.cpu, "vector_bits": target.vector_bits, "features": abilities}
+
+
+def _installed(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _try_native() -> str:
+    """Compile a small program and compare what it computes."""
+    import numpy as np
+
+    from rlx.ir.module import GraphModule
+    from rlx.runtime.session import Session
+
+    def build(g: GraphModule) -> object:
+        return g.linear(g.input("x", [2, 8]), g.param("w", [8, 4]), activation="relu")
+
+    try:
+        compiled = Session("cpu").compile(GraphModule.define("check", build))
+        w = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
+        x = np.linspace(-2, 1, 16, dtype=np.float32).reshape(2, 8)
+        (y,) = compiled.set_param("w", w).run(x=x)
+    except Exception as e:  # whatever is wrong here is what the reader wants to know
+        return f"{type(e).__name__}: {e}"
+    return "works" if np.allclose(y, np.maximum(x @ w, 0), atol=1e-5) else "gives wrong results"
+
+
+def _cache() -> dict[str, Any]:
+    from rlx.formats.fetch import models_dir
+
+    kernels = [*kernel_files()]
+    place = kernel_directory()
+    return {
+        "kernel_directory": "off (RLX_CACHE=0)" if place is None else str(place),
+        "kernel_bytes": sum(p.stat().st_size for p in kernels),
+        "model_directory": str(models_dir()),
+        "model_bytes": bytes_in(models_dir()),
+    }
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model takes while it runs."""
+
+    weights: int  # as they are used, packed ones in place of those they were made from
+    cache: int  # keys and values of the whole context
+    working: int  # the larger arena of prefill and decode
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.working
+
+
+def _model(name: str, loading: Loading) -> dict[str, Any]:
+    from rlx.cli.programs import open_subject
+    from rlx.cli.weights import parameters, weight_types
+
+    start = time.perf_counter()
+    subject = open_subject(name, loading.context, loading.kv)
+    if subject.model is None:
+        raise typer.BadParameter(f"{name} is a program, not a model")
+    with console.working("planning"):
+        need = _need(subject, loading)
+    planned = time.perf_counter() - start
+    free, trained = machine.free_memory(), subject.model.config.context
+    per_token = need.cache // subject.context
+    room = free - need.weights - need.working
+    return {
+        "file": str(subject.model.path),
+        "file_bytes": bytes_in(subject.model.path),
+        "architecture": subject.model.config.arch,
+        "parameters": parameters(subject.model),
+        "weights": weight_types(subject.model),
+        "weight_bytes": need.weights,
+        "cache_bytes_per_token": per_token,
+        "context": subject.context,
+        "cache_bytes": need.cache,
+        "working_bytes": need.working,
+        "needed_bytes": need.total,
+        "fits": need.total <= free,
+        "largest_context": max(0, min(trained, room // max(per_token, 1))),
+        "trained_context": trained,
+        "planned_in_seconds": round(planned, 2),
+    }
+
+
+def _need(subject: Subject, loading: Loading) -> Need:
+    """Sizes out of the plans of prefill and decode, as they would be compiled."""
+    from rlx.backends.registry import Device
+    from rlx.cli.stages import Stages
+    from rlx.cli.variants import binding_for
+    from rlx.specialize.options import CompileOptions
+
+    arenas, weights, cache = [], 0, 0
+    for variant in ("prefill:1", "decode:1"):
+        options = CompileOptions(binding=binding_for(subject, variant, []), threads=loading.threads)
+        lir = Stages(subject.module, Device.of(loading.device).backend, options).lir
+        arenas.append(lir.arena_size)
+        weights = max(weights, sum(_bytes(node) for node in lir.params))
+        cache = sum(_bytes(node) for node in lir.states)
+    return Need(weights, cache, max(arenas))
+
+
+def _bytes(node: Any) -> int:
+    return int(node.output.shape.size_bytes)
+
+
+def _label(key: str) -> str:
+    return key.replace("memory_bytes", "memory").replace("_bytes", " size").replace("_", " ")
+
+
+def _shown(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        if key == "weights":
+            return ", ".join(f"{kind} {console.size(size)}" for kind, size in value.items())
+        return ", ".join(f"{k} {v or 'missing'}" for k, v in value.items())
+    if isinstance(value, list):
+        return " ".join(value)
+    if "bytes" in key and isinstance(value, int):
+        return console.size(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,199 @@
+"""Options that several commands take, as records: a command asks for the record, its user sees the
+options.
+
+    @spread
+    def run(prompt: str, sampling: Sampling) -> None: ...
+
+Defaults stand where the models have them; None means that nothing was asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from rlx.errors import OptionError
+
+_LOADING, _SAMPLING = "Loading", "Generation"
+
+
+def _load(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=_LOADING, **more)
+
+
+def _sample(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=_SAMPLING, **more)
+
+
+def _devices() -> list[str]:
+    from rlx.backends.registry import available_devices
+
+    return available_devices()
+
+
+def model_names() -> list[str]:
+    """For completion in the shell."""
+    from rlx.formats.catalogue import CATALOGUE
+
+    return [*CATALOGUE]
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A GGUF file, a Hugging Face folder, a name that `rlx list` shows, or owner/name.",
+        autocompletion=model_names,
+        show_default="smollm2-135m",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded."""
+
+    device: Annotated[
+        str, _load("--device", "-d", help="Where it runs.", autocompletion=_devices)
+    ] = "cpu"
+    context: Annotated[
+        int | None,
+        _load(
+            "--context", "-c",
+            help="Tokens that prompt and answer may have together.",
+            show_default="4096, or what the model was trained for if that is less",
+        ),
+    ] = None  # fmt: skip
+    threads: Annotated[
+        int | None,
+        _load(
+            "--threads", "-t",
+            help="Workers.", show_default="RLX_NUM_THREADS, or every physical core",
+        ),
+    ] = None  # fmt: skip
+    kv: Annotated[
+        str, _load("--kv", help="Element type of the key-value cache: f16, bf16 or f32.")
+    ] = "f16"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a generation may ask for; the fields are those of `rlx.GenerationSettings`."""
+
+    max_tokens: Annotated[
+        int | None,
+        _sample("--max-tokens", "-n", help="Longest answer, in tokens.", show_default="256"),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        _sample(help="0 takes the likeliest token; higher is more varied.", show_default="0.8"),
+    ] = None
+    top_k: Annotated[
+        int | None, _sample(help="Draw among the K likeliest tokens; 0: all.", show_default="40")
+    ] = None
+    top_p: Annotated[
+        float | None,
+        _sample(help="Draw among the fewest tokens of this total.", show_default="0.95"),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        _sample(help="Drop tokens below this share of the likeliest.", show_default="0.0"),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        _sample(help="Above 1: tokens seen before are less likely.", show_default="1.0"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        _sample(help="Taken off the logits of tokens in the answer.", show_default="0.0"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _sample(help="The same, for each time they occur.", show_default="0.0")
+    ] = None
+    seed: Annotated[
+        int | None, _sample(help="The same seed gives the same answer.", show_default="random")
+    ] = None
+    stop: Annotated[
+        list[str] | None, _sample(help="End the answer before this text. May be repeated.")
+    ] = None
+    stop_tokens: Annotated[
+        list[int] | None,
+        _sample("--stop-token", help="End the answer at this token id. May be repeated."),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        _sample(metavar="ID=NUMBER", help="Added to the logit of a token. May be repeated."),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        _sample(help="Log probabilities of the N likeliest tokens, for --json.", show_default="0"),
+    ] = None
+    overflow: Annotated[
+        str | None,
+        _sample(help="When the context is full: error, or shift.", show_default="error"),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, checked, as the models take it."""
+        from rlx.models.sampling import GenerationSettings
+
+        asked = {f.name: getattr(self, f.name) for f in fields(self)}
+        asked["stop"] = tuple(self.stop) if self.stop else None
+        asked["stop_tokens"] = frozenset(self.stop_tokens) if self.stop_tokens else None
+        asked["logit_bias"] = parse_bias(self.logit_bias) if self.logit_bias else None
+        given = {name: value for name, value in asked.items() if value is not None}
+        GenerationSettings(**given)
+        return given
+
+
+def parse_bias(pairs: list[str]) -> dict[int, float]:
+    """`["42=-5", …]` as a mapping."""
+    found = {}
+    for pair in pairs:
+        token, _, value = pair.partition("=")
+        try:
+            found[int(token)] = float(value)
+        except ValueError:
+            raise OptionError(
+                "not a bias", where="logit_bias", got=repr(pair), expected="ID=NUMBER"
+            ) from None
+    return found
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of its records in place of the records."""
+    hints = get_type_hints(command, include_extras=True)
+    records: dict[str, Any] = {n: kind for n, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = records.get(parameter.name)
+        if kind is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        types = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            parameters.append(
+                parameter.replace(
+                    name=field.name, annotation=types[field.name], default=field.default
+                )
+            )
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        made = {
+            name: kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+            for name, kind in records.items()
+        }
+        command(**given, **made)
+
+    del call.__wrapped__  # its signature is not what users see
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call

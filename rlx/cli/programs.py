@@ -1,0 +1,85 @@
+"""What `rlx inspect` looks at: a model, or a program in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx.cli.opening import find_model
+from rlx.errors import FormatError, StageError
+
+if TYPE_CHECKING:
+    from rlx.ir.module import GraphModule
+    from rlx.models.build import ModelFile
+
+_USUAL_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program, and the model it came from where it came from one."""
+
+    name: str
+    module: GraphModule
+    model: ModelFile | None = None
+    context: int = 0
+
+
+def open_subject(name: str, context: int | None, kv: str) -> Subject:
+    """A model by name or path, or a file that `rlx inspect -o` or `rlx.ir.serial` wrote."""
+    path = Path(name).expanduser()
+    if path.is_file() and not _is_model(path):
+        return Subject(name, _read_program(path))
+    return _model_subject(name, context, kv)
+
+
+def _is_model(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"GGUF" or path.suffix in (".gguf", ".safetensors", ".json")
+
+
+def _read_program(path: Path) -> GraphModule:
+    from rlx.ir import serial
+    from rlx.ir.lir import Lir
+    from rlx.ir.module import GraphModule
+    from rlx.ir.text import parse_graph
+
+    data = path.read_bytes()
+    if data.startswith(serial.MAGIC):
+        held = serial.from_bytes(data, str(path))
+        if isinstance(held, GraphModule):
+            return held
+        return GraphModule.from_lir(held) if isinstance(held, Lir) else _module(held)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise FormatError(
+            "neither a model nor a program", where=str(path),
+            expected="a GGUF file, a model folder, or IR as text or bytes",
+        ) from None  # fmt: skip
+    return _module(parse_graph(text))
+
+
+def _module(graph: object) -> GraphModule:
+    from rlx.ir.graph import Graph
+    from rlx.ir.module import GraphModule
+
+    assert isinstance(graph, Graph)
+    if any(node.op.is_block for node in graph.nodes):
+        return GraphModule.from_hir(graph)
+    return GraphModule.from_mir(graph)
+
+
+def _model_subject(name: str, context: int | None, kv: str) -> Subject:
+    from rlx.models.build import ModelFile, describe
+
+    model = ModelFile.open(find_model(name))
+    length = context or min(model.config.context, _USUAL_CONTEXT)
+    module = describe(model, model.weights(), length, kv, "sample").module
+    hir = module.as_hir()
+    if hir is None:
+        raise StageError("a model without HIR", where=name)
+    for node in hir.nodes:  # they were built by a program, not on a line of somebody's
+        node.origin = node.origin._replace(file="", line=0)
+    return Subject(name, module, model, length)

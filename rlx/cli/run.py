@@ -1,0 +1,99 @@
+"""`rlx run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from rlx.cli import answers, console
+from rlx.cli.opening import is_model, load_model
+from rlx.cli.options import Json, Loading, Sampling, model_names, spread
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@spread
+def run(
+    first: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A GGUF file, a Hugging Face folder, a name that `rlx list` shows, or owner/name.",
+            autocompletion=model_names,
+            show_default=DEFAULT_MODEL,
+        ),
+    ] = None,
+    second: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="What to answer; - reads it from standard input."),
+    ] = None,
+    *,
+    system: Annotated[
+        str | None, typer.Option("--system", "-s", help="How the model should behave.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as text; no chat template.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print what it took.")] = False,
+    json: Json = False,
+    loading: Loading,
+    sampling: Sampling,
+) -> None:
+    """Answer a prompt.
+
+    A model that was made for chat gets the prompt as a message, others as a text to continue. A
+    single argument that names no model is the prompt, for the default model; without any, the
+    prompt is read from standard input.
+    """
+    name, prompt = _arguments(first, second)
+    if raw and system is not None:
+        raise typer.BadParameter("--system needs a chat template; --raw uses none")
+    settings = sampling.settings()
+    begin = time.perf_counter()
+    model = load_model(name, loading)
+    with model:
+        loaded = time.perf_counter() - begin
+        stream = _start(model, prompt, system, raw, settings)
+        if json:
+            with console.working("answering"):
+                for _ in stream:
+                    pass
+            taken = {"model": str(model.model.path), "load_seconds": loaded}
+            console.write_json(taken | answers.as_json(stream.result))
+        else:
+            _print(stream)
+        if stats:
+            console.note(f"loaded in {loaded:.2f} s, {answers.timings(stream.result)}")
+
+
+def _arguments(first: str | None, second: str | None) -> tuple[str, str]:
+    """Model and prompt out of what was given."""
+    if second is None and (first is None or is_model(first)):
+        if sys.stdin.isatty():
+            raise typer.BadParameter('no prompt; try: rlx run "Why is the sky blue?"')
+        first, second = first or DEFAULT_MODEL, "-"
+    elif second is None:
+        first, second = DEFAULT_MODEL, first
+    assert first is not None and second is not None
+    prompt = sys.stdin.read() if second == "-" else second
+    if not prompt.strip():
+        raise typer.BadParameter("the prompt is empty")
+    return first, prompt
+
+
+def _start(model: Any, prompt: str, system: str | None, raw: bool, settings: Any) -> Any:
+    if raw or (system is None and not model.tokenizer.vocabulary.templates):
+        return model.generate(prompt, **settings)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return model.chat([*messages, {"role": "user", "content": prompt}], **settings)
+
+
+def _print(stream: Any) -> None:
+    try:
+        answers.show(stream, "reading the prompt")
+    finally:
+        if stream.result.text and not stream.result.text.endswith("\n"):
+            console.write("\n")

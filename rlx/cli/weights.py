@@ -1,0 +1,32 @@
+"""What a model file holds, in numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlx.models.build import ModelFile
+
+
+def parameters(model: ModelFile) -> int:
+    """How many numbers the weights are."""
+    return sum(math.prod(info.shape) for info in model.file.tensors.values())
+
+
+def weight_types(model: ModelFile) -> dict[str, int]:
+    """Bytes by storage type, the largest first."""
+    found: dict[str, int] = {}
+    for info in model.file.tensors.values():
+        kind = info.scheme.name if info.scheme is not None else info.dtype.name
+        found[kind] = found.get(kind, 0) + info.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def bytes_per_token(model: ModelFile) -> int:
+    """What making one token reads: every weight, but of a token table only a row."""
+    total = sum(info.nbytes for info in model.file.tensors.values())
+    weights = model.weights()
+    if "output.weight" not in weights:  # the table is the last matrix too
+        return total
+    return total - int(weights.get("token_embd.weight").array.nbytes)

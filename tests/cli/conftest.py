@@ -1,0 +1,50 @@
+"""A tiny model, and a way to run commands on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("tokenizers")
+
+from cli_support import write_tiny
+from typer.testing import CliRunner
+
+from rlx.cli.app import app
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without a chat template."""
+    return write_tiny(tmp_path_factory.mktemp("models") / "base.gguf", template=None)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing of the user's is read or written."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("RLX_DEBUG", raising=False)
+    return tmp_path / "cache"
+
+
+Rlx = Callable[..., Any]
+
+
+@pytest.fixture
+def rlx() -> Rlx:
+    """Run a command in this process: exit_code, stdout and stderr of the result."""
+
+    def call(*arguments: object, input: str | None = None) -> Any:
+        words: Sequence[str] = [str(a) for a in arguments]
+        return CliRunner().invoke(app, words, input=input, prog_name="rlx")
+
+    return call

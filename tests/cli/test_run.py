@@ -1,0 +1,115 @@
+"""`rlx run`: prompts in, answers out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_support import VOCAB
+
+import rlx as api
+
+REFERENCE = ("--device", "reference", "--seed", "5", "-n", "6")
+END = VOCAB - 1
+
+
+def answer(path: Path, prompt: Any, **more: Any) -> Any:
+    """The same through the Python API."""
+    with api.load(path, device="reference") as model:
+        call = model.generate if isinstance(prompt, str) else model.chat
+        return call(prompt, seed=5, max_tokens=6, stream=False, **more)
+
+
+def test_a_prompt_is_a_message_where_there_is_a_template(rlx: Any, tiny: Path) -> None:
+    done = rlx("run", tiny, "Hi", *REFERENCE)
+    expected = answer(tiny, [{"role": "user", "content": "Hi"}])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.rstrip("\n") == expected.text.rstrip("\n")
+    assert done.stderr == ""
+
+
+def test_raw_prompts_and_models_without_a_template(rlx: Any, tiny: Path, base: Path) -> None:
+    expected = answer(tiny, "Hi")
+    for model, more in ((tiny, ["--raw"]), (base, [])):
+        done = rlx("run", model, "Hi", *REFERENCE, *more, "--json")
+        found = json.loads(done.stdout)
+        assert (found["text"], found["tokens"]) == (expected.text, expected.tokens)
+        assert found["prompt_tokens"] == 2  # a token is a byte here
+
+
+def test_json_says_everything(rlx: Any, tiny: Path) -> None:
+    done = rlx("run", tiny, "Hi", *REFERENCE, "--system", "Be.", "--logprobs", "2", "--json")
+    found = json.loads(done.stdout)
+    messages = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"}]
+    expected = answer(tiny, messages, logprobs=2)
+    assert found["text"] == expected.text
+    assert found["prompt_tokens"] == expected.prompt_tokens
+    assert found["finish_reason"] == expected.finish_reason
+    assert found["model"] == str(tiny)
+    assert [{int(t): v for t, v in step.items()} for step in found["logprobs"]] == expected.logprobs
+    times = [found[k] for k in ("load_seconds", "prefill_seconds", "decode_seconds")]
+    assert all(t > 0 for t in times)
+
+
+def test_settings_reach_the_model(rlx: Any, tiny: Path) -> None:
+    """A bias that leaves one token, and stops that end at it."""
+    always = ("--logit-bias", "104=1000", "--json")  # "h"
+    found = json.loads(rlx("run", tiny, "Hi", *REFERENCE, *always).stdout)
+    assert (found["text"], found["finish_reason"]) == ("hhhhhh", "length")
+    found = json.loads(rlx("run", tiny, "Hi", *REFERENCE, *always, "--stop", "hhh").stdout)
+    assert (found["text"], found["finish_reason"]) == ("", "stop")
+    found = json.loads(rlx("run", tiny, "Hi", *REFERENCE, *always, "--stop-token", "104").stdout)
+    assert (found["text"], found["finish_reason"]) == ("", "stop")
+
+
+def test_stats_go_to_standard_error(rlx: Any, tiny: Path) -> None:
+    done = rlx("run", tiny, "Hi", *REFERENCE, "--raw", "--stats", "--logit-bias", "104=1000")
+    assert done.stdout == "hhhhhh\n"
+    assert done.stderr.startswith("loaded in ")
+    assert "prompt 2 tokens in " in done.stderr
+    assert "answer 6 tokens in " in done.stderr
+    assert done.stderr.endswith("/s), length\n")
+
+
+def test_the_prompt_may_come_from_standard_input(rlx: Any, tiny: Path) -> None:
+    for arguments in ((tiny,), (tiny, "-")):
+        done = rlx("run", *arguments, *REFERENCE, "--raw", "--json", input="Hello\n")
+        assert json.loads(done.stdout)["prompt_tokens"] == 6
+
+
+def test_a_single_argument_is_the_prompt_of_the_default_model(
+    rlx: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def resolve(name: str, *, progress: Any) -> Path:
+        asked.append(name)
+        progress("download", 0, 2_000_000)
+        progress("download", 2_000_000, 2_000_000)
+        progress("unpack", 1, 1)
+        return tiny
+
+    monkeypatch.setattr("rlx.formats.fetch.resolve", resolve)
+    done = rlx("run", "Why is the sky blue?", *REFERENCE)
+    assert done.exit_code == 0
+    assert asked == ["smollm2-135m"]
+    assert done.stderr == "download smollm2-135m (2.0 MB)\nunpack smollm2-135m (1 B)\n"
+
+
+def test_a_reader_that_leaves_is_no_error_to_shout_about(tiny: Path) -> None:
+    command = [sys.executable, "-m", "rlx", "run", str(tiny), "Hi", "--device", "reference"]
+    bias = ["--logit-bias", f"{END}=-1000", "-n", "200"]
+    process = subprocess.Popen(
+        [*command, *bias], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(60) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()
