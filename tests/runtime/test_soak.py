@@ -40,7 +40,7 @@ def test_a_million_runs_from_four_threads() -> None:
             f.run_slots(x)
             if i % 1000 == 0 and out.tobytes() != expected:
                 wrong.append(seed)
-            if seed == 0 and i % 50_000 == 1:
+            if seed == 0 and i % 5_000 == 1:
                 sizes.append(_resident())
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
@@ -49,5 +49,8 @@ def test_a_million_runs_from_four_threads() -> None:
     for t in threads:
         t.join()
     assert not wrong
-    # the last 600,000 runs; the first may still touch an allocator's pages for the first time
-    assert sizes[-1] - sizes[2] < 1 << 20, sizes
+    # an allocator's pages come and go by some megabytes; 16 bytes kept per run would add 6 MB
+    # between the second third of the runs and the last
+    third = len(sizes) // 3
+    grown = np.median(sizes[-third:]) - np.median(sizes[third : 2 * third])
+    assert grown < 3 << 20, sizes
