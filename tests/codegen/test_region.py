@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from program_support import HOST, TARGETS, Native, compare, kernels_for, reference
+from program_support import HOST, SETUPS, TARGETS, Native, compare, kernels_for, reference
 from region_support import BOTH, ONE, assert_close, awkward, graph_for, named, plain
 
 from rlx.codegen import jit
@@ -149,6 +149,17 @@ def test_views_inside_a_region(view: str) -> None:
         return h.mul(VIEWS[view](h, h.square(x)), 3.0)
 
     assert assert_close(lambda g, x: _region(g, build, x), [x])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i8", "c64", "f64", "bool"])
+def test_turned_tensors_in_tiles(dtype: str) -> None:
+    """Axes longer than a block, and not of whole tiles."""
+    x, y = plain(dtype, 3, 70, 133), plain(dtype, 133, 70, seed=1)
+    turn = {"perm": (0, 2, 1)}
+    assert assert_close(lambda g, x: g.contiguous(g.transpose(x, **turn)), [x], 0, SETUPS)
+    assert assert_close(lambda g, x, y: g.eq(g.transpose(x, **turn), y), [x, y])
+    if dtype != "bool":
+        assert assert_close(lambda g, x, y: g.sub(y, g.transpose(x, **turn)), [x, y], 1)
 
 
 # -- reductions -------------------------------------------------------------------------------

@@ -153,6 +153,7 @@ class Nest:
     code: tuple[Instruction, ...]
     stores: tuple[Store, ...]
     report: Report | None = None
+    tiled: bool = False  # some tensors lie along the last row axis, not along the lanes
 
     def walks(self) -> list[Walk]:
         loads = [i.walk for i in self.code if isinstance(i, Load)]

@@ -97,7 +97,7 @@ class RowEmitter:
         if nest.folds or not _is_long(nest.spaces[0][-1]):
             lo, hi = f.split(total)
             for row in f.range(lo, hi):
-                self._row(body.at_row(row, nest.rows), None)
+                self.walk_row(body.at_row(row, nest.rows), None)
             return
         size = body.number(nest.spaces[0][-1])
         chunks = f.ceil_div(size, CHUNK)
@@ -105,18 +105,18 @@ class RowEmitter:
         for item in f.range(lo, hi):
             row = item.udiv(chunks)
             start = (item - row * chunks) * CHUNK
-            self._row(body.at_row(row, nest.rows), (start, f.min(start + CHUNK, size)))
+            self.walk_row(body.at_row(row, nest.rows), (start, f.min(start + CHUNK, size)))
 
     def _one_row(self) -> None:
         """No rows to divide: elements are, unless something is folded."""
         f = self.f
         if self.nest.folds or not self.stages.passes:
-            f.if_(f["tid"].eq(0), lambda: self._row(self.body.home(), None))
+            f.if_(f["tid"].eq(0), lambda: self.walk_row(self.body.home(), None))
             return
         size = self.body.number(self.nest.spaces[0][-1])
-        self._row(self.body.home(), f.split(size, GRAIN))
+        self.walk_row(self.body.home(), f.split(size, GRAIN))
 
-    def _row(self, frame: Frame, part: Part | None) -> None:
+    def walk_row(self, frame: Frame, part: Part | None) -> None:
         """All passes over one row, or over a part of its elements."""
         self.row, self.spots = {}, {}
         for stage in range(-1, self.stages.last + 1):

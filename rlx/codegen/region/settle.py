@@ -94,6 +94,7 @@ class _Settling:
         self.paths += [s.address for s in traced.stores]
         self.report: Report | None = None
         self.columns = False
+        self.tiled = False
         self.rows: list[_Group] = []
         self.spaces: list[list[_Group]] = []
         self._choose_loops()
@@ -104,6 +105,7 @@ class _Settling:
         if not spaces:  # nothing is folded: the last axis gets the lanes
             self.spaces = [self.rows[-1:]]
             self.rows = self.rows[:-1]
+            self._choose_tile()
             return
         stored = [s.axes for s in self.traced.stores]
         for axes in spaces:
@@ -132,6 +134,18 @@ class _Settling:
                 return False
         return True
 
+    def _choose_tile(self) -> None:
+        """Where a tensor's neighbours lie along a row axis and not along the lanes, that axis is
+        put last: square tiles of both axes read and write whole cache lines."""
+        if not self.rows:
+            return
+        lanes = self.spaces[0][-1].inner
+        crossing = [p for p in self.paths if dict(p.terms).get(lanes, 0) not in (0, 1)]
+        best = max(self.rows, key=lambda g: self._unit_paths([g.inner], crossing))
+        if self._unit_paths([best.inner], crossing):
+            self.rows = [*(g for g in self.rows if g is not best), best]
+            self.tiled = True
+
     def _by_stride(self, axes: Sequence[int]) -> list[int]:
         """Axes that are only folded may come in any order: the smallest stride innermost."""
 
@@ -154,8 +168,10 @@ class _Settling:
         self.rows = [*(g for g in self.rows if g is not best), best]
         return True
 
-    def _unit_paths(self, axes: Sequence[int]) -> int:
-        return sum(any(k in axes and c == 1 for k, c in p.terms) for p in self.paths)
+    def _unit_paths(self, axes: Sequence[int], paths: Sequence[Affine] | None = None) -> int:
+        """How many paths move by one element along one of the axes."""
+        chosen = self.paths if paths is None else paths
+        return sum(any(k in axes and c == 1 for k, c in p.terms) for p in chosen)
 
     # -- words --------------------------------------------------------------------------------
 
@@ -165,7 +181,7 @@ class _Settling:
         stores = [self._store(s) for s in self.traced.stores]
         rows = tuple(self.words.new(g.size) for g in self.rows)
         spaces = tuple(self._sizes(groups) for groups in self.spaces)
-        nest = Nest(rows, spaces, tuple(code), tuple(stores), self.report)
+        nest = Nest(rows, spaces, tuple(code), tuple(stores), self.report, self.tiled)
         return Settled(nest, self.words.meanings, self.columns)
 
     def _sizes(self, groups: Sequence[_Group]) -> tuple[Quantity, ...]:
@@ -193,7 +209,7 @@ class _Settling:
     def _steps(self, path: Affine, level: int) -> Steps:
         """Strides along the axes; those between lanes are part of the code."""
         factors = dict(path.terms)
-        lanes = len(self.rows) - 1 if self.columns else -1
+        lanes = len(self.rows) - 1 if self.columns or self.tiled else -1
         rows = [
             self._quantity(factors.get(g.inner, 0), i == lanes) for i, g in enumerate(self.rows)
         ]

@@ -12,6 +12,7 @@ from rlx.codegen.region.nest import Apply, Fold, Nest, Word
 from rlx.codegen.region.parts import PartEmitter, Split
 from rlx.codegen.region.rows import RowEmitter
 from rlx.codegen.region.strips import StripEmitter, is_tall
+from rlx.codegen.region.tiles import TileEmitter
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Region(KernelSpec):
             made.emit()
         elif self.split is not None:
             PartEmitter(m, self.nest, self.split).emit()
+        elif self.nest.tiled:
+            TileEmitter(m, self.nest).emit()
         else:
             RowEmitter(m, self.nest, self.scratch).emit()
 
