@@ -21,7 +21,7 @@ Index = Value | int
 @dataclass
 class Run:
     """Steps over `groups` fours of k: `codes(g)` gives the streams of codes of step g (several
-    that share a loaded line), `x(g, stream, row)` the activations of a stream, in every lane.
+    that share a loaded line), `x(g, stream)` where the activations of a stream lie, row by row.
 
     Stream s adds to the sums of column `columns[s]`, multiplied by `scales[s]` where there are any.
     """
@@ -29,7 +29,7 @@ class Run:
     groups: Index
     bits: int
     codes: Callable[[Value], Sequence[Value]]
-    x: Callable[[Value, int, int], Value]
+    x: Callable[[Value, int], Value]
     columns: Sequence[int]
     scales: Sequence[Value] | None = None
 
@@ -64,6 +64,10 @@ class IntDot(ABC):
     def look_up(self, table: Sequence[int], places: Value) -> Value:
         """Bytes of a table of 16 at `places` (bytes below 16)."""
 
+    def row(self, first: Value, i: int) -> Value:
+        """The word of row i in every lane."""
+        return self.f.broadcast_load(first, i32, self.lanes, 4 * i)
+
     def full_bytes(self, raw: Value) -> Value:
         """8-bit signed weights as codes."""
         return raw if self.signed_bytes else raw ^ 0x80
@@ -91,9 +95,10 @@ class FourWay(IntDot):
         def body(g: Value, *given: Value) -> list[Value]:
             totals = list(given)
             for s, codes in enumerate(run.codes(g)):
+                first = run.x(g, s)
                 for i in range(rows):
                     at = run.set_of[s] * rows + i
-                    totals[at] = self.step(totals[at], codes, run.x(g, s, i))
+                    totals[at] = self.step(totals[at], codes, self.row(first, i))
             return totals
 
         totals = f.loop(0, run.groups, 1, start, body)
@@ -189,8 +194,9 @@ class Maddubs(IntDot):
             acc = list(given)
             for s, codes in enumerate(run.codes(g + j)):
                 planes = [codes] if len(factors) == 1 else [codes & 15, self._high(codes)]
+                first = run.x(g + j, s)
                 for i in range(rows):
-                    x = run.x(g + j, s, i).bits(self.bytes)
+                    x = self.row(first, i).bits(self.bytes)
                     for p, plane in enumerate(planes):
                         at = p * width + run.set_of[s] * rows + i
                         acc[at] = acc[at] + self._call(self._ubs, self.halves, plane, x)

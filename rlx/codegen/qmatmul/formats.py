@@ -104,7 +104,7 @@ class Blocks(Format):
             steps,
             self.bits,
             lambda g: [c for v in t.columns for c in self.codes(t, w.words, g, v)],
-            lambda g, s, i: t.x(x, g * self.pace + (s % self.streams) * self.spread, i),
+            lambda g, s: t.rows_at(x, g * self.pace + (s % self.streams) * self.spread),
             columns,
         )
         ints = t.dot.run(run, self._start(t, x, meta))

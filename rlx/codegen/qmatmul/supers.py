@@ -12,7 +12,7 @@ from functools import partial
 
 from rlx.codegen.emit import Value, f32, i16, vec
 from rlx.codegen.qmatmul.codebooks import CURVE
-from rlx.codegen.qmatmul.dot import Run
+from rlx.codegen.qmatmul.dot import Index, Run
 from rlx.codegen.qmatmul.formats import Format, Strip, Weights
 from rlx.codegen.qmatmul.tile import Tile
 
@@ -37,9 +37,11 @@ class Super(Format):
 
     def _block(self, t: Tile, w: Weights, x: Value, out: Value, stride: int) -> None:
         f = t.f
-        pairs = [self.unpack(t, w.words, v) for v in t.columns]
+        for v in t.columns:
+            self.unpack(t, w.words, v)
         for at, value in enumerate(self.dots(t, w.words, x)):
             f.store(value, self.buffer, 4 * t.lanes * at)
+        pairs = [self.pairs(t, w.words, v) for v in t.columns]
         scales = [self.scales(t, w, v) for v in t.columns]
         # A loop over rows: unrolled it would be most of the code, and saves nothing.
         for i in f.range(0, t.rows):
@@ -61,8 +63,12 @@ class Super(Format):
         return sums.to(f32) * d - total.to(f32) * low
 
     @abstractmethod
-    def unpack(self, t: Tile, w: Value, v: int) -> list[Value]:
-        """Keep the sub-scales of vector v; gives what multiplies the sums, as pairs of i16."""
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        """Keep the sub-scales of vector v."""
+
+    @abstractmethod
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        """What the sums of codes are multiplied with, as pairs of i16."""
 
     @abstractmethod
     def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
@@ -74,14 +80,15 @@ class Super(Format):
 
     # -- sub-scales -------------------------------------------------------------------------
 
-    def keep(self, t: Tile, sub: int, v: int, scale: Value) -> None:
-        t.f.store(scale, self.table, 4 * t.lanes * (sub * t.vectors + v))
+    def keep(self, t: Tile, sub: Index, v: int, scale: Value) -> None:
+        at = t.f.gep(self.table, sub, 4 * t.lanes * t.vectors)
+        t.f.store(scale, at, 4 * t.lanes * v)
 
     def kept(self, t: Tile, sub: Value, v: int) -> Value:
         at = t.f.gep(self.table, sub, 4 * t.lanes * t.vectors)
         return t.f.load(at, t.dot.sums, 4 * t.lanes * v)
 
-    def keep_bytes(self, t: Tile, first: int, v: int, word: Value, signed: bool = False) -> None:
+    def keep_bytes(self, t: Tile, first: Index, v: int, word: Value, signed: bool = False) -> None:
         """Four sub-scales from the bytes of every lane."""
         for j in range(4):
             if signed:
@@ -105,12 +112,14 @@ class WithMinima(Super):
     def __init__(self, first: int, bits: int) -> None:
         self.first, self.bits = first, bits
 
-    def unpack(self, t: Tile, w: Value, v: int) -> list[Value]:
-        a, b, last = (t.word(w, 1 + i, v) for i in range(3))
-        low, high = last & 0x0F0F0F0F, last >> 4 & 0x0F0F0F0F
-        self.keep_bytes(t, 0, v, a & 0x3F3F3F3F)
-        self.keep_bytes(t, 4, v, low | a >> 2 & 0x30303030)
-        minima = [b & 0x3F3F3F3F, high | b >> 2 & 0x30303030]
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        first, last = t.word(w, 1, v), t.word(w, 3, v)
+        self.keep_bytes(t, 0, v, first & 0x3F3F3F3F)
+        self.keep_bytes(t, 4, v, last & 0x0F0F0F0F | first >> 2 & 0x30303030)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        first, last = t.word(w, 2, v), t.word(w, 3, v)
+        minima = [first & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | first >> 2 & 0x30303030]
         return [p for m in minima for p in byte_pairs(t, m)]
 
     def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
@@ -139,7 +148,7 @@ class WithMinima(Super):
             8,
             self.bits,
             codes,
-            lambda g, s, i: t.x(x, begin + g + 8 * sides[s % len(sides)], i),
+            lambda g, s: t.rows_at(x, begin + g + 8 * sides[s % len(sides)]),
             [v for v in t.columns for _ in sides],
             [self.kept(t, c * 2 + side, v) for v in t.columns for side in sides],
         )
@@ -195,7 +204,7 @@ class WithOffset(Super):
             4,
             self.bits,
             codes,
-            lambda g, s, i: t.x(x, begin + g + 8 * planes[s % len(planes)], i),
+            lambda g, s: t.rows_at(x, begin + g + 8 * planes[s % len(planes)]),
             [v for v in t.columns for _ in planes],
             [self.kept(t, first + 2 * p, v) for v in t.columns for p in planes],
         )
@@ -210,11 +219,12 @@ class WithOffset(Super):
 class SixBits(WithOffset):
     """Q6_K: signed scales, then lines of low nibbles, of others, and of top bits in turn."""
 
-    def unpack(self, t: Tile, w: Value, v: int) -> list[Value]:
-        words = [t.word(w, i, v) for i in range(4)]
-        for i, word in enumerate(words):
-            self.keep_bytes(t, 4 * i, v, word, signed=True)
-        return [p for word in words for p in byte_pairs(t, word, signed=True)]
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for i in t.f.range(0, 4):
+            self.keep_bytes(t, i * 4, v, t.word(w, i, v), signed=True)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        return [p for i in range(4) for p in byte_pairs(t, t.word(w, i, v), signed=True)]
 
     def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
         d = t.halves(w.fields[0], v)
@@ -237,15 +247,21 @@ class ThreeBits(WithOffset):
 
     bits, offset = 3, 4
 
-    def unpack(self, t: Tile, w: Value, v: int) -> list[Value]:
+    def _scales(self, t: Tile, w: Value, v: int) -> list[Value]:
+        """Words of four signed scales."""
         a, b, top = (t.word(w, i, v) for i in range(3))
         found = []
         for i, (word, shift) in enumerate(((a, 0), (b, 0), (a, 4), (b, 4))):
             six = word >> shift & 0x0F0F0F0F | (top >> 2 * i & 0x03030303) << 4
-            signed = (six.bits(t.dot.bytes) - 32).bits(t.dot.sums)
-            self.keep_bytes(t, 4 * i, v, signed, signed=True)
-            found += byte_pairs(t, signed, signed=True)
+            found.append((six.bits(t.dot.bytes) - 32).bits(t.dot.sums))
         return found
+
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for i, word in enumerate(self._scales(t, w, v)):
+            self.keep_bytes(t, 4 * i, v, word, signed=True)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        return [p for word in self._scales(t, w, v) for p in byte_pairs(t, word, signed=True)]
 
     def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
         d = t.halves(w.fields[0], v)
@@ -271,13 +287,13 @@ class TwoBits(WithOffset):
     def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
         return Super.value(self, t, sums, total, d, low)
 
-    def unpack(self, t: Tile, w: Value, v: int) -> list[Value]:
-        found = []
-        for i in range(4):
-            both = t.word(w, i, v)
-            self.keep_bytes(t, 4 * i, v, both & 0x0F0F0F0F)
-            found += byte_pairs(t, both >> 4 & 0x0F0F0F0F)
-        return found
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for i in t.f.range(0, 4):
+            self.keep_bytes(t, i * 4, v, t.word(w, i, v) & 0x0F0F0F0F)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        minima = [t.word(w, i, v) >> 4 & 0x0F0F0F0F for i in range(4)]
+        return [p for word in minima for p in byte_pairs(t, word)]
 
     def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
         both = t.word(w.words, 20, v)
@@ -295,11 +311,16 @@ class TwoBits(WithOffset):
 class Curve(Super):
     """IQ4_XS: places on a curve; scales of 6 bits, nibbles in a word and top bits beside d."""
 
-    def unpack(self, t: Tile, w: Value, v: int) -> list[Value]:
+    def _scale(self, t: Tile, w: Value, s: int, v: int) -> Value:
         top, low = t.word(w, 0, v) >> 16, t.word(w, 1, v)
-        scales = [(low >> 4 * s & 15 | (top >> 2 * s & 3) << 4) - 32 for s in range(8)]
-        for s, scale in enumerate(scales):
-            self.keep(t, s, v, scale)
+        return (low >> 4 * s & 15 | (top >> 2 * s & 3) << 4) - 32
+
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for s in range(8):
+            self.keep(t, s, v, self._scale(t, w, s, v))
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        scales = [self.kept(t, t.f.i64(s), v) for s in range(8)]
         order = [(a + b, a + b + 2) for a in (0, 4) for b in (0, 1)]
         return [scales[a] & 0xFFFF | scales[b] << 16 for a, b in order]
 
@@ -320,7 +341,7 @@ class Curve(Super):
                 4,
                 8,
                 partial(self._codes, t, w, s * 4 + 2),
-                lambda g, stream, i: t.x(x, s * 8 + g + 4 * (stream % 2), i),
+                lambda g, stream: t.rows_at(x, s * 8 + g + 4 * (stream % 2)),
                 [v for v in t.columns for _ in range(2)],
                 [scales[v] for v in t.columns for _ in range(2)],
             )

@@ -80,13 +80,16 @@ class Tile:
 
     # -- activations ------------------------------------------------------------------------
 
+    def rows_at(self, base: Value, index: Index) -> Value:
+        """Where word `index` of all rows lies."""
+        return self.f.gep(base, index, 4 * self.rows)
+
     def x(self, base: Value, index: Index, row: int) -> Value:
         """Word `index` of a row of the tile, in every lane."""
-        at = self.f.gep(base, index, 4 * self.rows)
-        return self.f.broadcast_load(at, i32, self.lanes, 4 * row)
+        return self.dot.row(self.rows_at(base, index), row)
 
     def x_float(self, base: Value, index: Index, row: int) -> Value:
-        at = self.f.gep(base, index, 4 * self.rows)
+        at = self.rows_at(base, index)
         return self.f.broadcast_load(at, f32, self.lanes, 4 * row)
 
     # -- sums -------------------------------------------------------------------------------
