@@ -49,7 +49,9 @@ _HOMES = {
     "rlx.specialize.profile": "CompileProfile",
     "rlx.specialize.variant": "ModelPhase ModelVariant",
     "rlx.backends.registry": "Device available_devices register_backend",
-    "rlx.models.language": "Generation LanguageModel load",
+    "rlx.models.encoders.embed": "EncoderModel Ranked",
+    "rlx.models.language": "Generation LanguageModel",
+    "rlx.models.load": "load",
     "rlx.models.sampling": "GenerationSettings",
     "rlx.runtime.cache": "CompileCache",
     "rlx.runtime.compiled": "CompiledGraph",
@@ -127,11 +129,9 @@ if TYPE_CHECKING:
     from rlx.ir.text import parse_graph as parse_graph, print_graph as print_graph
     from rlx.ir.verify import verify as verify
     from rlx.passes.bind import bind_graph as bind_graph
-    from rlx.models.language import (
-        Generation as Generation,
-        LanguageModel as LanguageModel,
-        load as load,
-    )
+    from rlx.models.encoders.embed import EncoderModel as EncoderModel, Ranked as Ranked
+    from rlx.models.language import Generation as Generation, LanguageModel as LanguageModel
+    from rlx.models.load import load as load
     from rlx.models.sampling import GenerationSettings as GenerationSettings
     from rlx.runtime.cache import CompileCache as CompileCache
     from rlx.runtime.compiled import CompiledGraph as CompiledGraph

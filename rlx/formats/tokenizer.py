@@ -77,16 +77,27 @@ class Tokenizer:
             with self._lock:
                 self._backend.encode_special_tokens = not parse_special
                 ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeEncodeError) as e:
-            raise InputError(
-                "only text can be tokenised",
-                where=self.name,
-                got=f"{type(text).__name__} {text!r}"[:80],
-                expected="str without lone surrogates",
-            ) from e
+        except (TypeError, UnicodeEncodeError):
+            _require_text(text, self.name)
+            raise
         if not add_special:
             return ids
         return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, parse_special: bool = True, first: int = 0
+    ) -> list[list[int]]:
+        """Token ids of many texts, by all cores, without what the model wants around them. `first`
+        is the number of the first text, for messages."""
+        try:
+            with self._lock:
+                self._backend.encode_special_tokens = not parse_special
+                found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            for i, text in enumerate(texts, first):  # one of them is to blame: say which
+                _require_text(text, f"{self.name}, text {i}")
+            raise
+        return [e.ids for e in found]
 
     def decode(
         self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True
@@ -186,3 +197,18 @@ class Tokenizer:
     def _library_decode(self, ids: list[int]) -> str:
         text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
+
+
+def _require_text(text: object, where: str) -> None:
+    try:
+        if isinstance(text, str):
+            text.encode("utf-8")
+            return
+    except UnicodeEncodeError:
+        pass  # bytes that were no UTF-8 come as lone surrogates
+    raise InputError(
+        "only text can be tokenised",
+        where=where,
+        got=f"{type(text).__name__} {text!r}"[:80],
+        expected="str without lone surrogates",
+    )

@@ -1,65 +1,31 @@
-"""What models are made of: the parts that a page per architecture puts together.
+"""What language models are made of: the parts that a page per architecture puts together.
 
-A `Net` is an HIR builder with the model's configuration and weights at hand. Quantisation belongs
-to the weight: `net.linear(x, name)` is a plain or a dequantising product, as the file says.
+A `Net` is an HIR builder with the model's configuration and weights at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
-from rlx.ir.module import GraphModule
-from rlx.ir.op import Array
 from rlx.models.config import ModelConfig, RopeConfig
+from rlx.models.parts import Parts, Tensor
 from rlx.models.rope_tables import rope_tables
-from rlx.models.weights import Weight, Weights
-
-Tensor = Any  # a value of the module
 
 
 @dataclass
-class Net:
-    """A model under construction; `params` collects what its parameters are bound to."""
+class Net(Parts):
+    """A language model under construction."""
 
-    g: GraphModule
     config: ModelConfig
-    weights: Weights
     context: int
     kv_dtype: str = "f16"
-    params: dict[str, Array] = field(default_factory=dict)
-    _values: dict[str, Tensor] = field(default_factory=dict)
 
     # -- weights ------------------------------------------------------------------------------
-
-    def param(self, name: str, make: Callable[[], Array] | None = None) -> Tensor:
-        """A parameter of the graph: from the file, or computed by `make`."""
-        if name not in self._values:
-            array = make() if make is not None else self.weights.get(name).array
-            self.params[name] = array
-            self._values[name] = self.g.param(name, list(array.shape), array.dtype)
-        return self._values[name]
-
-    def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
-        """x · Wᵀ (+ bias), W as the file has it: [out, in], plain or packed."""
-        weight = self.weights.get(f"{name}.weight")
-        bias = self.param(f"{name}.bias") if f"{name}.bias" in self.weights else None
-        return self.product(x, weight, bias, activation)
-
-    def product(
-        self, x: Tensor, weight: Weight, bias: Tensor = None, activation: str | None = None
-    ) -> Tensor:
-        w = self.param(weight.name)
-        if weight.scheme is None:
-            return self.g.linear(x, w, bias, activation=activation, transposed=True)
-        y = self.g.dequant_matmul(x, w, scheme=weight.scheme)
-        y = y if bias is None else y + bias
-        return y if activation is None else self.g.hir_mir(activation, [y])
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """RMS norm, or layer norm where the file has a bias for it."""
@@ -78,17 +44,6 @@ class Net:
         return self.param(name, lambda: stored.astype(np.float32) + np.float32(offset))
 
     # -- parts --------------------------------------------------------------------------------
-
-    def embed(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        """Rows of the token table, as f32."""
-        weight = self.weights.get("token_embd.weight")
-        table = self.param("token_embd.weight")
-        if weight.scheme is not None:
-            x = self.g.hir_mir("dequant_gather", [table, ids], scheme=weight.scheme)
-            return x if scale == 1.0 else x * scale
-        x = self.g.embedding(ids, table)
-        x = x if x.shape.dtype.name == "f32" else self.g.hir_mir("cast", [x], dtype="f32")
-        return x if scale == 1.0 else x * scale
 
     def head(self, x: Tensor, last_only: bool) -> Tensor:
         """Logits of the last token alone or of all; by the embedding where there is no head."""
@@ -116,7 +71,7 @@ class Net:
         mask = MaskKind.SLIDING_WINDOW(c.sliding_window) if window else MaskKind.CAUSAL
         return self.g.attention(
             q, keys, values, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim,
-            mask_kind=mask, scale=c.attention_scale, softcap=c.attention_softcap,
+            mask_kind=mask, scale=c.attention_scale, softcap=c.attention_softcap, kv_layout="bhsd",
         )  # fmt: skip
 
     def _rotate(self, x: Tensor, gamma: Tensor, rope: RopeConfig, past: Dim) -> Tensor:
@@ -138,10 +93,15 @@ class Net:
         return self._values[f"{kind}.cos"], self._values[f"{kind}.sin"]
 
     def _cached(self, x: Tensor, name: str, past: Dim) -> Tensor:
-        """The state with x written behind what is there: everything up to now."""
-        c = self.config
-        state = self.g.state(name, [1, self.context, c.kv_heads * c.head_dim], self.kv_dtype)
-        return self.g.cache_append(state, x, start=past, axis=1)
+        """The state with x written behind what is there: everything up to now.
+
+        Heads come first, so that what a head reads lies in one piece.
+        """
+        c, seq = self.config, x.shape.dims[1]
+        state = self.g.state(name, [1, c.kv_heads, self.context, c.head_dim], self.kv_dtype)
+        heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, c.head_dim))
+        rows = self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
+        return self.g.cache_append(state, rows, start=past, axis=2)
 
     def gated_ffn(self, x: Tensor, layer: int, activation: str = "silu") -> Tensor:
         """down(act(gate(x)) · up(x))"""
@@ -161,9 +121,5 @@ class Net:
         q, k, v = self.split(joined, widths)
         return q, k, v
 
-    def split(self, x: Tensor, widths: list[int]) -> list[Tensor]:
-        parts, start = [], 0
-        for width in widths:
-            parts.append(self.g.hir_mir("narrow", [x], axis=2, start=start, length=width))
-            start += width
-        return parts
+
+__all__ = ["Net", "Tensor"]

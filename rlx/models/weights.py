@@ -28,6 +28,8 @@ class Weight:
     array: Array
     shape: tuple[int, ...]
     scheme: QuantScheme | None  # None: plain elements
+    scale: Array | None = None  # where the scheme keeps it beside the elements
+    zero_point: Array | None = None
 
     @property
     def packed(self) -> bool:

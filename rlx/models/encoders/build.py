@@ -1,0 +1,143 @@
+"""An encoder's file becomes one symbolic description: ids in, vectors or scores out."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from rlx.errors import FormatError
+from rlx.formats import open_model, tokenizer_of
+from rlx.formats.gguf import GgufFile
+from rlx.formats.hf import HfFolder
+from rlx.formats.safetensors import SafetensorsFile
+from rlx.formats.tokenizer import Tokenizer
+from rlx.ir.module import GraphModule
+from rlx.ir.op import Array
+from rlx.models.encoders import pool, sentence
+from rlx.models.encoders.blocks import EncoderNet, Tensor
+from rlx.models.encoders.config import GGUF_TYPES, HF_TYPES, EncoderConfig, from_gguf, from_hf
+from rlx.models.keeping import Keeping, KeptWeights
+from rlx.models.weights import Names, Weights
+
+
+def is_encoder(file: GgufFile | HfFolder) -> bool:
+    """Whether a model file describes an encoder."""
+    if isinstance(file, GgufFile):
+        return file.metadata.get("general.architecture") in GGUF_TYPES
+    return file.config.get("model_type") in HF_TYPES
+
+
+@dataclass
+class EncoderFile:
+    """An opened encoder: its numbers, weights, tokenizer, and what follows it."""
+
+    path: Path
+    file: GgufFile | HfFolder
+    config: EncoderConfig
+    sentence: sentence.SentenceConfig
+    arch: ModuleType
+
+    @staticmethod
+    def open(path: Path) -> EncoderFile:
+        return EncoderFile.of(path, open_model(path))
+
+    @staticmethod
+    def of(path: Path, file: GgufFile | HfFolder) -> EncoderFile:
+        config = from_gguf(file) if isinstance(file, GgufFile) else from_hf(file)
+        arch = importlib.import_module(f"rlx.models.encoders.{config.arch}")
+        return EncoderFile(path, file, config, sentence.read(file), arch)
+
+    def weights(self, keep: Keeping | None = None) -> Weights:
+        names = {} if isinstance(self.file, GgufFile) else self._names(self.file)
+        return KeptWeights(self.file, names, keep or Keeping())
+
+    def _names(self, file: HfFolder) -> Names:
+        """The names in this folder: with or without a prefix, new or old."""
+        arch = self.arch
+        body: Names = arch.BODY
+        if "emb_ln.weight" in file.tensors:
+            body = arch.FIRST_BODY
+        first = body["token_embd.weight"]
+        prefix = next((p for p in arch.PREFIXES if p + first in file.tensors), None)
+        if prefix is None:
+            raise FormatError("no token embedding", where=file.name, expected=first)
+        found: dict[str, str] = {ours: prefix + theirs for ours, theirs in body.items()}
+        found |= arch.HEAD
+        if f"{prefix}embeddings.LayerNorm.gamma" in file.tensors:
+            found = {ours: _old(theirs) for ours, theirs in found.items()}
+        return found
+
+    def dense(self) -> list[Weights]:
+        """The weights of the dense layers behind the pooling."""
+        found = []
+        for layer in self.sentence.dense:
+            path = layer.path / "model.safetensors"
+            found.append(Weights(SafetensorsFile(path)))  # type: ignore[arg-type]
+        return found
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_of(self.file)
+
+
+def _old(name: str) -> str:
+    """Layer norms as TensorFlow named them."""
+    if "LayerNorm" not in name:
+        return name
+    return name.replace(".weight", ".gamma").replace(".bias", ".beta")
+
+
+@dataclass
+class Described:
+    """The graph of a use of the model, and the arrays of its parameters."""
+
+    module: GraphModule
+    params: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a graph gives ("embedding", "scores" or "hidden"), and what it is told: whether texts
+    are padded, and whether tokens are of several kinds."""
+
+    result: str = "embedding"
+    padded: bool = True
+    typed: bool = False
+
+
+def describe(model: EncoderFile, weights: Weights, use: Use) -> Described:
+    """The model for one use; sizes of batch and sequence stay open."""
+    nets: list[EncoderNet] = []
+
+    def build(g: GraphModule) -> dict[str, Tensor]:
+        ids = g.input("ids", ["batch", "seq"], "i32")
+        lengths = g.input("lengths", ["batch"], "i32") if use.padded else None
+        types = g.input("types", ["batch", "seq"], "i32") if use.typed else None
+        net = EncoderNet(g, model.config, weights, lengths)
+        nets.append(net)
+        net.real(ids)
+        return {use.result: _result(net, model, _body(net, model, ids, types), use.result)}
+
+    module = GraphModule.define(model.config.arch, build)
+    return Described(module, nets[0].params)
+
+
+def _body(net: EncoderNet, model: EncoderFile, ids: Tensor, types: Tensor | None) -> Tensor:
+    x = model.arch.embed(net, ids, types)
+    for i in range(model.config.layers):
+        x = net.g.named(f"blk.{i}", partial(_layer, net, model, x, i))
+    return model.arch.finish(net, x)
+
+
+def _layer(net: EncoderNet, model: EncoderFile, x: Tensor, i: int, _: object) -> Tensor:
+    return model.arch.layer(net, x, i)
+
+
+def _result(net: EncoderNet, model: EncoderFile, x: Tensor, result: str) -> Tensor:
+    if result == "hidden":
+        return x
+    if result == "scores":
+        return pool.classify(net, x)
+    return pool.embedding(net, x, model.sentence, model.dense())

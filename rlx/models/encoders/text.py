@@ -1,0 +1,112 @@
+"""Texts to tokens: what surrounds them, how long they may be, and two of them as a pair."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlx.errors import InputError, OptionError
+from rlx.formats.gguf import GgufFile
+from rlx.formats.tokenizer import Tokenizer
+from rlx.models.encoders.build import EncoderFile
+
+OVERLONG = ("warn", "cut", "error")  # what to do with a text that is too long
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text, or a pair of them, as the model takes it."""
+
+    ids: list[int]
+    second: int = -1  # where the second text of a pair begins
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class TextReader:
+    """Prepares texts for one model."""
+
+    def __init__(self, model: EncoderFile, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        self.tokenizer, self.sentence = tokenizer, model.sentence
+        self.name = str(model.path)
+        self.max_tokens = self._limit(model, max_tokens)
+        v = tokenizer.vocabulary
+        self.prefix, self.suffix = list(v.prefix), list(v.suffix)
+        self.between = _between(model, tokenizer)
+
+    def _limit(self, model: EncoderFile, asked: int | None) -> int:
+        longest = model.config.context
+        if asked is None:
+            return min(longest, self.sentence.max_tokens or longest)
+        v = self.tokenizer.vocabulary
+        least = len(v.prefix) + len(v.suffix) + 1
+        if not least <= asked <= longest:
+            raise OptionError(
+                "length out of range", where="max_tokens", got=asked,
+                expected=f"{least} … {longest}",
+            )  # fmt: skip
+        return asked
+
+    def read(
+        self, texts: Sequence[str], prompt: str, overlong: str, first: int = 0
+    ) -> list[Tokens]:
+        """The tokens of each text; `first` is the number of the first one, for messages."""
+        given = [prompt + t for t in texts] if prompt else texts
+        room = self.max_tokens - len(self.prefix) - len(self.suffix)
+        found = self._encode(given, first)
+        self._check(overlong, [i + first for i, ids in enumerate(found) if len(ids) > room], found)
+        return [Tokens([*self.prefix, *ids[:room], *self.suffix]) for ids in found]
+
+    def pairs(self, query: str, texts: Sequence[str], overlong: str) -> list[Tokens]:
+        """The query and each text, as a cross-encoder takes them. What is too long is cut at the
+        end of the longer of the two."""
+        asked = self.tokenizer.encode(query, add_special=False)
+        found = self._encode(texts, 0)
+        room = self.max_tokens - len(self.prefix) - len(self.between) - len(self.suffix)
+        long = [i for i, ids in enumerate(found) if len(asked) + len(ids) > room]
+        self._check(overlong, long, found)
+        return [self._pair(asked, ids, room) for ids in found]
+
+    def _pair(self, a: list[int], b: list[int], room: int) -> Tokens:
+        if len(a) + len(b) > room:
+            # the longer one loses its excess over the shorter; then both are cut alike
+            less = min(len(a), len(b), room // 2)
+            a, b = (a[: room - less], b[:less]) if len(a) > len(b) else (a[:less], b[: room - less])
+        head = [*self.prefix, *a, *self.between]
+        return Tokens([*head, *b, *self.suffix], len(head))
+
+    def _encode(self, texts: Sequence[str], first: int) -> list[list[int]]:
+        if self.sentence.lower_case:
+            texts = [t.lower() if isinstance(t, str) else t for t in texts]
+        return self.tokenizer.encode_batch(texts, first=first)
+
+    def _check(self, overlong: str, long: list[int], found: list[list[int]]) -> None:
+        if overlong not in OVERLONG:
+            raise OptionError(
+                "unknown policy", where="overlong", got=overlong, expected=", ".join(OVERLONG)
+            )
+        if not long or overlong == "cut":
+            return
+        if overlong == "error":
+            raise InputError(
+                f"text {long[0]} is too long", where=self.name,
+                expected=f"{self.max_tokens} tokens at most",
+                hint="shorten it, or allow overlong='cut'",
+            )  # fmt: skip
+        warnings.warn(
+            f"cut to {self.max_tokens} tokens: {len(long)} of {len(found)} texts, the first of "
+            f"them number {long[0]}",
+            stacklevel=4,
+        )
+
+
+def _between(model: EncoderFile, tokenizer: Tokenizer) -> list[int]:
+    """What stands between the texts of a pair: the end of the first, twice in RoBERTa's kin."""
+    end = list(tokenizer.vocabulary.suffix)
+    twice = model.config.arch in ("roberta", "mpnet")
+    if isinstance(model.file, GgufFile):  # where both are called bert
+        kind = model.file.metadata.get("tokenizer.ggml.model")
+        twice = model.config.arch == "bert" and kind != "bert"
+    return end * 2 if twice else end

@@ -1,0 +1,100 @@
+"""What every model is built with: its parameters, products and norms, whatever file they are in.
+
+Quantisation belongs to the weight: `linear(x, name)` is a plain or a dequantising product, as the
+file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx.ir.module import GraphModule
+from rlx.ir.op import Array
+from rlx.models.weights import Weight, Weights
+
+Tensor = Any  # a value of the module
+
+
+@dataclass
+class Parts:
+    """A model under construction; `params` collects what its parameters are bound to."""
+
+    g: GraphModule
+    config: Any
+    weights: Weights
+    params: dict[str, Array] = field(default_factory=dict, kw_only=True)
+    _values: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
+
+    def param(self, name: str, make: Callable[[], Array] | None = None) -> Tensor:
+        """A parameter of the graph: from the file, or computed by `make`."""
+        if name in self._values:
+            return self._values[name]
+        return self.fixed(name, make() if make is not None else self.weights.get(name).array)
+
+    def fixed(self, name: str, array: Array) -> Tensor:
+        """A parameter that is this array."""
+        if name not in self._values:
+            self.params[name] = array
+            self._values[name] = self.g.param(name, list(array.shape), array.dtype)
+        return self._values[name]
+
+    def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
+        """x · Wᵀ (+ bias), W as the file has it: [out, in], plain or packed."""
+        weight = self.weights.get(f"{name}.weight")
+        bias = self.param(f"{name}.bias") if f"{name}.bias" in self.weights else None
+        return self.product(x, weight, bias, activation)
+
+    def product(
+        self, x: Tensor, weight: Weight, bias: Tensor = None, activation: str | None = None
+    ) -> Tensor:
+        w = self.param(weight.name)
+        if weight.scheme is None:
+            return self.g.linear(x, w, bias, activation=activation, transposed=True)
+        y = self.g.dequant_matmul(x, w, *self._sides(weight), scheme=weight.scheme)
+        y = y if bias is None else y + bias
+        return y if activation is None else self.g.hir_mir(activation, [y])
+
+    def joined(self, x: Tensor, names: list[str]) -> list[Tensor]:
+        """Several products of one x. Plain weights are joined by a pass, packed ones here, so that
+        their biases can be too."""
+        weights = [self.weights.get(f"{n}.weight") for n in names]
+        biases = [f"{n}.bias" for n in names]
+        schemes = {w.scheme for w in weights}
+        if schemes == {None} or len(schemes) > 1 or any(b not in self.weights for b in biases):
+            return [self.linear(x, n) for n in names]
+        packed = zip(*[[self.param(w.name), *self._sides(w)] for w in weights], strict=True)
+        parts = [self.g.hir_mir("concat", part, axis=0) for part in packed]
+        bias = self.g.hir_mir("concat", [self.param(b) for b in biases], axis=0)
+        y = self.g.dequant_matmul(x, *parts, scheme=weights[0].scheme) + bias
+        return self.split(y, [w.shape[0] for w in weights])
+
+    def _sides(self, weight: Weight) -> list[Tensor]:
+        """Scale and zero point, where the scheme keeps them beside the elements."""
+        given = {"scale": weight.scale, "zero_point": weight.zero_point}
+        return [
+            self.fixed(f"{weight.name}.{name}", array)
+            for name, array in given.items()
+            if array is not None
+        ]
+
+    def embed(self, ids: Tensor, scale: float = 1.0, table: str = "token_embd.weight") -> Tensor:
+        """Rows of the token table, as f32."""
+        weight, rows = self.weights.get(table), self.param(table)
+        if weight.scheme is not None:
+            x = self.g.hir_mir("dequant_gather", [rows, ids], scheme=weight.scheme)
+            return x if scale == 1.0 else x * scale
+        x = self.wide(self.g.embedding(ids, rows))
+        return x if scale == 1.0 else x * scale
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x as f32."""
+        return x if x.shape.dtype.name == "f32" else self.g.hir_mir("cast", [x], dtype="f32")
+
+    def split(self, x: Tensor, widths: list[int]) -> list[Tensor]:
+        parts, start = [], 0
+        for width in widths:
+            parts.append(self.g.hir_mir("narrow", [x], axis=2, start=start, length=width))
+            start += width
+        return parts
