@@ -80,8 +80,11 @@ class ReferenceExecutable(Executable):
     def _end_of(self, phase: int) -> int:
         """How many nodes belong to the phase and those before it."""
         nodes, phases = self.lir.graph.nodes, self.lir.phases
-        later = (i for i, n in enumerate(nodes) if (p := phases.get(n)) and p.order > phase)
-        return next(later, len(nodes))
+        for position in range(len(nodes), 0, -1):
+            found = phases.get(nodes[position - 1])
+            if found is None or found.order <= phase:
+                return position
+        return 0
 
     def profile(
         self,

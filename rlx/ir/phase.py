@@ -30,6 +30,15 @@ ANCHORS = frozenset(
         "gated_delta_net",
     }
 )
+# What backends make of anchors.
+_PACKED = frozenset(
+    {
+        "packed_matmul",
+        "packed_grouped_matmul",
+        "packed_dequant_matmul",
+        "packed_dequant_grouped",
+    }
+)
 _CHOICES = frozenset({"sample", "top_k"})
 
 
@@ -123,9 +132,10 @@ def derive_phases(graph: Graph) -> PhaseSchedule:
     A write to a state counts as an anchor, unless the value written comes from such a choice: later
     chunks read what it leaves, so it cannot wait for the last one.
     """
-    routed = _feeds(graph, [n for n in graph.nodes if n.op.name in ANCHORS])
+    anchors = ANCHORS | _PACKED
+    routed = _feeds(graph, [n for n in graph.nodes if n.op.name in anchors])
     steady = routed | _feeds(graph, _lasting_writes(graph, routed))
-    last_anchor = _last(graph, ANCHORS)
+    last_anchor = _last(graph, anchors)
     last_sample = _last(graph, {"sample"})
     schedule = PhaseSchedule()
     for position, node in enumerate(graph.nodes):

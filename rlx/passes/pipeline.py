@@ -23,6 +23,7 @@ from rlx.passes.fuse import FUSIONS
 from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
 from rlx.passes.lower_hir import lower_hir
 from rlx.passes.nested import with_bodies
+from rlx.passes.order import order_phases
 from rlx.passes.precision import lower_precision
 from rlx.passes.prepare import split_prepare
 from rlx.passes.report import DispatchReport, FusionReport
@@ -101,6 +102,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("lower", _lower, required=True),
     Pass("prepare", _prepare),
     Pass("dce", lambda g, c: dce(g)),
+    Pass("order", lambda g, c: order_phases(g), required=True),
 )
 
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(["fuse", *(p.name for p in PIPELINE)]))

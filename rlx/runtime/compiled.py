@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Executable
+from rlx.backends.base import Executable, Span
 from rlx.backends.timing import Profile, median_profile
-from rlx.errors import BindingError, InputError
+from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
 from rlx.ir.dim import upper_bound
-from rlx.ir.node import Node
 from rlx.ir.op import Array
+from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
 from rlx.runtime.params import ParamStore, as_array
-from rlx.runtime.template import Template
+from rlx.runtime.variants import Variants
 from rlx.settings import check_nan, debug, debug_level
-from rlx.specialize.manifest import BindingManifest
+from rlx.specialize.manifest import BindingManifest, ManifestEntry
 
 Sizes = tuple[tuple[str, int], ...]
 # an executable, the live sizes of the run, and dims and element type of each output
 _Chosen = tuple[Executable, dict[str, int], tuple[tuple[tuple[int, ...], Any], ...]]
 _REMEMBERED = 1024
+_MOST_VARIANTS = 64  # each has an arena of its own
 
 
 class CompiledGraph:
@@ -37,16 +38,18 @@ class CompiledGraph:
 
     def __init__(
         self,
-        template: Template,
+        template: Variants,
         params: ParamStore | None = None,
-        executable: Executable | None = None,
+        executable: Executable | Callable[[], Executable] | None = None,
     ) -> None:
+        """`executable` is that of a template without open symbols, or makes it when it is needed;
+        where it is left out, such a template is compiled now."""
         self.template = template
         self.params = params if params is not None else ParamStore()
-        self._graph = template.source
-        self._inputs = {n.name: n for n in self._graph.sources("input")}
-        self._params = {n.name: n for n in self._graph.sources("param")}
-        self._states = {n.name: n for n in self._graph.sources("state")}
+        self._signature = template.signature
+        self._inputs, self._params = self._signature.inputs, self._signature.params
+        self._states = self._signature.states
+        self._made = executable
         self._arrays: dict[str, Array] = {}
         self._executables: dict[Sizes, Executable] = {}
         self._attached: dict[Executable, tuple[int, int]] = {}
@@ -56,18 +59,16 @@ class CompiledGraph:
         self._orders: dict[Executable, list[int]] = {}
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
-        if executable is not None:
-            self._executables[()] = executable
-        if not template.open_symbols:
-            self._current = (self._executable({}), {})
+        if not callable(executable) and not template.open_symbols:
+            self._selected()
 
     # -- parameters and states ----------------------------------------------------------------
 
     def set_param(self, name: str, array: Any) -> CompiledGraph:
         """Give one parameter; it is used in place and shared by every variant."""
-        node = self._known(self._params, name, "parameter")
-        checked = as_array(name, array, node.output.shape)
-        infer_sizes([(name, node.output.shape, checked.shape)], self.template.binding.sizes)
+        shape = self._known(self._params, name, "parameter")
+        checked = as_array(name, array, shape)
+        infer_sizes([(name, shape, checked.shape)], self.template.binding.sizes)
         with self._lock:
             self.params.set(name, checked)
         return self
@@ -81,15 +82,15 @@ class CompiledGraph:
 
     def bind_state(self, name: str, array: Any) -> CompiledGraph:
         """Use `array` itself as the buffer of a state, to share it or to begin from it."""
-        node = self._known(self._states, name, "state")
+        shape = self._known(self._states, name, "state")
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             raise InputError(
                 "a state is a C-ordered NumPy array", where=name, got=type(array).__name__
             )
         if not array.flags.writeable:
             raise InputError("a state must be writeable", where=name)
-        as_array(name, array, node.output.shape)
-        infer_sizes([(name, node.output.shape, array.shape)], self.template.binding.sizes)
+        as_array(name, array, shape)
+        infer_sizes([(name, shape, array.shape)], self.template.binding.sizes)
         with self._lock:
             self._arrays[name] = array
             self._states_version += 1
@@ -97,9 +98,8 @@ class CompiledGraph:
 
     def read_state(self, name: str) -> Array:
         """The state as it is now; writing to the array changes it."""
-        self._known(self._states, name, "state")
+        shape = self._known(self._states, name, "state")
         if name not in self._arrays:
-            shape = self._states[name].output.shape
             if not shape.is_static and self._current is None:
                 raise InputError("state has no size yet", where=name, expected="a run before")
             self._allocate_states(self._current[0] if self._current else None)
@@ -109,9 +109,16 @@ class CompiledGraph:
 
     def run(
         self, inputs: Mapping[str, Any] | None = None, /, *,
-        sizes: Mapping[str, int] | None = None, **named: Any,
+        sizes: Mapping[str, int] | None = None,
+        phase: Phase | str | None = None, until: Phase | str | None = None, **named: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
-        """Run once; arrays by name, outputs in order. `sizes` gives sizes no input shows."""
+        """Run once; arrays by name, outputs in order. `sizes` gives sizes no input shows.
+
+        `until` stops after that phase: a chunk of a prefill that is not the last needs no epilogue.
+        `phase` runs one phase alone, on what the phases before it left; nothing else may run in
+        between. Outputs that such a run does not compute are None.
+        """
+        span = _span(phase, until)
         arrays = self._take({**inputs, **named} if inputs else named)
         seen = (
             (*[a.shape for a in arrays], *sorted(sizes.items()))
@@ -127,6 +134,8 @@ class CompiledGraph:
             self._attach(executable)
             results = tuple([np.empty(dims, element) for dims, element in shapes])
             given = [arrays[i] for i in self._order(executable)]
+            if span is not None:
+                return self._run_part(executable, given, live, span)
             if self._watched:
                 self._run_watched(executable, given, results, live)
             else:
@@ -144,9 +153,25 @@ class CompiledGraph:
         if check_nan():
             executable.run_checked(inputs, results, live)
         if debug_level() >= 2:
-            debug(2, f"{self._graph.name}\n{executable.profile(inputs, results, live)}")
+            debug(2, f"{self._signature.name}\n{executable.profile(inputs, results, live)}")
         elif not check_nan():
             executable.run(inputs, results, live)
+
+    def _run_part(
+        self,
+        executable: Executable,
+        inputs: Sequence[Array],
+        live: Mapping[str, int],
+        span: Span,
+    ) -> tuple[Any, ...]:
+        """Outputs stay in the arena, where later phases may read them; the caller gets copies."""
+        outputs = executable.manifest.outputs
+        executable.run(inputs, (None,) * len(outputs), live, span)
+        phases = zip(outputs, executable.output_phases, strict=True)
+        inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
+        return tuple(
+            [None if e is None else self._slot(executable, e, live).copy() for e in inside]
+        )
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
         """The fastest way: arrays by position, or None for what lies in the arena already.
@@ -155,14 +180,10 @@ class CompiledGraph:
         Element types and shapes are taken on trust.
         """
         with self._lock:
-            if self._current is None:
-                raise InputError(
-                    "no variant selected", where="run_slots", hint="bind all sizes, or run() once"
-                )
-            executable, live = self._current
+            executable, live = self._selected()
             self._attach(executable)
             given = inputs or (None,) * len(self._inputs)
-            executable.run(given, (None,) * len(executable.lir.outputs), sizes or live)
+            executable.run(given, (None,) * len(executable.manifest.outputs), sizes or live)
 
     def profile(
         self, inputs: Mapping[str, Any] | None = None, /, *,
@@ -174,7 +195,7 @@ class CompiledGraph:
         with self._lock:
             executable, live = self._selected()
             given = [arrays[i] for i in self._order(executable)]
-            results = [None] * len(executable.lir.outputs)
+            results = [None] * len(executable.manifest.outputs)
             runs = [executable.profile(given, results, live) for _ in range(max(1, repeat))]
         return median_profile(runs)
 
@@ -184,9 +205,12 @@ class CompiledGraph:
         entry = executable.manifest.find(name)
         if entry.arena_offset is None:
             raise InputError("no arena slot", where=name, got=entry.role)
-        shape = entry.shape.bind(live)
+        return self._slot(executable, entry, live)
+
+    def _slot(self, executable: Executable, entry: ManifestEntry, live: Mapping[str, int]) -> Array:
+        shape, start = entry.shape.bind(live), entry.arena_offset or 0
         size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
-        raw = executable.arena[entry.arena_offset : entry.arena_offset + size]
+        raw = executable.arena[start : start + size]
         return raw.view(shape.dtype.numpy).reshape(shape.static_dims)
 
     @property
@@ -204,14 +228,17 @@ class CompiledGraph:
 
     @property
     def output_names(self) -> list[str]:
-        return list(self._graph.output_names)
+        return list(self._signature.output_names)
 
     # -- choosing a variant -------------------------------------------------------------------
 
     def _selected(self) -> tuple[Executable, dict[str, int]]:
+        if self._current is None and not self.template.open_symbols:
+            with self._lock:
+                self._current = (self._executable({}), {})
         if self._current is None:
             raise InputError(
-                "sizes are still open", where=self._graph.name,
+                "sizes are still open", where=self._signature.name,
                 got=", ".join(sorted(self.template.open_symbols)),
                 hint="give them in the options' binding, or run once",
             )  # fmt: skip
@@ -223,14 +250,16 @@ class CompiledGraph:
             for name in given:
                 self._known(self._inputs, name, "input")
             missing = [n for n in self._inputs if n not in given]
-            shapes = ", ".join(f"{n} {self._inputs[n].output.shape}" for n in missing)
-            raise InputError("missing inputs", where=self._graph.name, expected=shapes)
-        return [as_array(n, given[n], node.output.shape) for n, node in self._inputs.items()]
+            shapes = ", ".join(f"{n} {self._inputs[n]}" for n in missing)
+            raise InputError("missing inputs", where=self._signature.name, expected=shapes)
+        return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
 
-    def _known(self, table: Mapping[str, Node], name: str, what: str) -> Node:
+    def _known(self, table: Mapping[str, Shape], name: str, what: str) -> Shape:
         if name not in table:
             known = ", ".join(table) or "none"
-            raise InputError(f"unknown {what}", where=self._graph.name, got=name, expected=known)
+            raise InputError(
+                f"unknown {what}", where=self._signature.name, got=name, expected=known
+            )
         return table[name]
 
     def _choose(
@@ -238,19 +267,20 @@ class CompiledGraph:
     ) -> _Chosen:
         """The variant for these shapes; remembered, so that a repeated run pays for a lookup."""
         named = zip(self._inputs.items(), arrays, strict=True)
-        shown = [(n, node.output.shape, a.shape) for (n, node), a in named]
+        shown = [(n, shape, a.shape) for (n, shape), a in named]
         fixed = self.template.binding.sizes
         known = infer_sizes(shown, {**fixed, **(sizes or {})})
         live = {s: self._live(s, bound, known) for s, bound in self.template.live.items()}
         missing = self.template.open_symbols - known.keys()
         if missing:
             raise BindingError(
-                "sizes that no input shows", where=self._graph.name,
+                "sizes that no input shows", where=self._signature.name,
                 got=", ".join(sorted(missing)), hint="pass sizes={…} to run",
             )  # fmt: skip
         executable = self._executable({s: known[s] for s in sorted(self.template.open_symbols)})
         shapes = tuple(
-            (v.shape.bind(live).static_dims, v.shape.dtype.numpy) for v in executable.lir.outputs
+            (e.shape.bind(live).static_dims, e.shape.dtype.numpy)
+            for e in executable.manifest.outputs
         )
         if len(self._chosen) >= _REMEMBERED:
             self._chosen.pop(next(iter(self._chosen)))
@@ -262,7 +292,8 @@ class CompiledGraph:
         found = self._orders.get(executable)
         if found is None:
             places = {name: i for i, name in enumerate(self._inputs)}
-            found = self._orders[executable] = [places[n.name] for n in executable.lir.inputs]
+            found = [places[e.name] for e in executable.manifest.inputs]
+            self._orders[executable] = found
         return found
 
     def _live(self, symbol: str, bound: int, known: Mapping[str, int]) -> int:
@@ -280,32 +311,51 @@ class CompiledGraph:
 
     def _executable(self, open_sizes: Mapping[str, int]) -> Executable:
         key = tuple(sorted(open_sizes.items()))
-        executable = self._executables.get(key)
+        executable = self._executables.pop(key, None)
+        if executable is None:
+            made = None if key else self._made
+            executable = made() if callable(made) else made
         if executable is None:
             executable = self.template.specialize(open_sizes)
-            self._executables[key] = executable
+        self._executables[key] = executable
+        if len(self._executables) > _MOST_VARIANTS:
+            self._forget(self._executables.pop(next(iter(self._executables))))
         return executable
+
+    def _forget(self, executable: Executable) -> None:
+        self._attached.pop(executable, None)
+        self._orders.pop(executable, None)
+        self._chosen = {k: c for k, c in self._chosen.items() if c[0] is not executable}
 
     def _attach(self, executable: Executable) -> None:
         """Hand over parameters and states, unless the executable has the latest already."""
         latest = (self.params.version, self._states_version)
         if self._attached.get(executable) == latest:
             return
-        self.params.require([n for n in self._params if n in self.template.needed_params])
-        self.params.ensure_prepared(self.template.prepare, self.template.backend)
+        names = executable.manifest.param_names
+        self.params.ensure(names, self.template.prepare, self.template.backend)
         self._allocate_states(executable)
-        names = [n.name for n in executable.lir.params]
         executable.attach({n: self.params.get(n) for n in names}, self._arrays)
         self._attached[executable] = latest
 
     def _allocate_states(self, executable: Executable | None) -> None:
-        nodes: Sequence[Node] = executable.lir.states if executable else [*self._states.values()]
-        for node in nodes:
-            if node.name not in self._arrays:
-                shape: Shape = node.output.shape
-                bounds = self.template.live
-                dims = [upper_bound(d, bounds) for d in shape.dims]
-                self._arrays[node.name] = np.zeros(dims, shape.dtype.numpy)
+        shapes: Mapping[str, Shape] = self._states
+        if executable is not None:
+            shapes = {e.name: e.shape for e in executable.manifest.states}
+        for name, shape in shapes.items():
+            if name not in self._arrays:
+                dims = [upper_bound(d, self.template.live) for d in shape.dims]
+                self._arrays[name] = np.zeros(dims, shape.dtype.numpy)
 
     def __repr__(self) -> str:
-        return f"<CompiledGraph {self._graph.name} on {self.template.backend.name}>"
+        return f"<CompiledGraph {self._signature.name} on {self.template.backend.name}>"
+
+
+def _span(phase: Phase | str | None, until: Phase | str | None) -> Span | None:
+    if phase is None and until is None:
+        return None
+    if phase is not None and until is not None:
+        raise OptionError("one phase or an end, not both", where="run", got=f"{phase} and {until}")
+    if until is not None:
+        return Phase.PROLOGUE, Phase.of(until)
+    return Phase.of(phase), Phase.of(phase)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from rlx.errors import InputError
 from rlx.ir.graph import Graph
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
+from rlx.passes.dce import dce
 
 PREPARED = "prepared."
 
@@ -50,6 +51,7 @@ class ParamStore:
         self._prepared: dict[str, Array] = {}
         self._lock = threading.RLock()
         self.version = 0
+        self.preparations = 0  # how often something was prepared
         for name, array in (arrays or {}).items():
             self.set(name, array)
 
@@ -69,16 +71,32 @@ class ParamStore:
             return self._prepared[name]
         raise InputError("parameter not given", got=name, hint=f"set_param({name!r}, array)")
 
-    def ensure_prepared(self, graph: Graph | None, backend: Backend) -> None:
-        """Run the prepare graph unless its results are there already."""
-        if graph is None or all(n in self._prepared for n in graph.output_names):
+    def ensure(self, names: Sequence[str], prepare: Graph | None, backend: Backend) -> None:
+        """See that all parameters of these names are there: prepare those that are not yet, by the
+        part of the graph `prepare` that gives them."""
+        if all(n in self for n in names):
             return
         with self._lock:
-            if all(n in self._prepared for n in graph.output_names):
-                return
-            needed = [n.name for n in graph.sources("param")]
-            self.require(needed)
-            self._prepared |= backend.prepare(graph, {n: self._arrays[n] for n in needed})
+            missing = [n for n in names if n not in self]
+            wanted = [n for n in missing if prepare is not None and n in prepare.output_names]
+            part = _only(prepare, wanted) if prepare is not None and wanted else None
+            needed = [n.name for n in part.sources("param")] if part is not None else []
+            self.require([n for n in missing if n not in wanted] + needed)
+            if part is not None:
+                made = backend.prepare(part, {n: self._arrays[n] for n in needed})
+                self.adopt(made)
+                self.preparations += 1
+
+    def adopt(self, prepared: Mapping[str, Array]) -> None:
+        """Take prepared parameters, made here or mapped from disk; those that are there stay."""
+        with self._lock:
+            for name, array in prepared.items():
+                self._prepared.setdefault(name, array)
+
+    @property
+    def prepared(self) -> dict[str, Array]:
+        """What was prepared so far."""
+        return dict(self._prepared)
 
     def require(self, names: list[str]) -> None:
         """Raise an error that lists every name that was not given."""
@@ -102,3 +120,16 @@ class ParamStore:
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+
+def _only(graph: Graph, names: Sequence[str]) -> Graph:
+    """The part of a graph that gives these outputs."""
+    part = graph.copy()
+    outputs = dict(zip(part.output_names, part.outputs, strict=True))
+    part.set_outputs({n: outputs[n] for n in names})
+    part = dce(part)
+    read = {v for n in part.nodes for v in n.inputs} | set(part.outputs)
+    part.nodes = [n for n in part.nodes if not n.op.is_source or n.output in read]
+    for position, node in enumerate(part.nodes):
+        node.id = position
+    return part

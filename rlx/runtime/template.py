@@ -16,6 +16,7 @@ from rlx.ir.verify import verify
 from rlx.passes.bind import bind_graph
 from rlx.passes.pipeline import PipelineResult
 from rlx.passes.plan import plan
+from rlx.runtime.variants import Signature
 from rlx.settings import debug, debug_level
 from rlx.specialize.options import CompileOptions
 
@@ -53,10 +54,8 @@ class Template:
         return self.result.prepare
 
     @cached_property
-    def needed_params(self) -> frozenset[str]:
-        """Parameters that a run or the preparation reads; others need not be given."""
-        graphs = [self.result.graph, *([self.prepare] if self.prepare else [])]
-        return frozenset(n.name for g in graphs for n in g.sources("param"))
+    def signature(self) -> Signature:
+        return Signature.of(self.source)
 
     def plan(self, open_sizes: Mapping[str, int]) -> Lir:
         """Bind and plan: a variant without machine code."""

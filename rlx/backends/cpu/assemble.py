@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rlx.backends.cpu.checks import limits_of
 from rlx.backends.cpu.listing import HostCall, Listing, Mark
@@ -100,7 +101,7 @@ def _columns(
         calls=np.array(calls, np.int32),
         starts=np.array(starts, np.int64),
         flags=np.array(flags, np.int32),
-        phases=np.array([_phase(lir, s) for s in steps], np.int32),
+        phases=_phases(lir, steps),
         anchors=np.array(words.anchors, np.int32),
         offsets=np.array(words.offsets, np.int64),
         live=words.live,
@@ -117,9 +118,11 @@ def _columns(
     )
 
 
-def _phase(lir: Lir, step: Step) -> int:
-    phase = None if step.node is None else lir.phases.get(step.node)
-    return 0 if phase is None else phase.order
+def _phases(lir: Lir, steps: Sequence[Step]) -> npt.NDArray[np.int32]:
+    """The phase of every step, ascending: one that stands before an earlier phase belongs to it."""
+    orders = {node: phase.order for node, phase in lir.phases}
+    found = [orders.get(s.node.id, 0) if s.node is not None else 0 for s in steps]
+    return np.minimum.accumulate(np.array(found[::-1], np.int32))[::-1]
 
 
 def _host_call(step: Step) -> HostCall:
