@@ -74,9 +74,14 @@ def _sizes(made: Made, live: dict[str, int]) -> list[int]:
 def _kept_bytes(settled: Settled, live: dict[str, int]) -> int:
     """Bytes that each worker needs for elements kept between passes."""
     total = 0
-    for sizes, each in scratch_sizes(settled.nest):
+    for sizes, each in _kept_sizes(settled):
         total += prod(_most(settled, s, live) for s in sizes) * each
     return aligned(total)
+
+
+@lru_cache(maxsize=4096)
+def _kept_sizes(settled: Settled) -> list[tuple[tuple[Quantity, ...], int]]:
+    return scratch_sizes(settled.nest)
 
 
 def _meaning(settled: Settled, size: Quantity) -> Dim:
@@ -119,8 +124,12 @@ def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] 
     if kept:
         scratch = (NestWord(len(words)), NestWord(len(words) + 1))
         words += [Scratch(node, offsets[-1]), kept]
-    spec = Region(settled.nest, settled.columns, scratch)
-    return _step(node, settled, spec, words, bool(kept))
+    return _step(node, settled, _spec(settled, scratch), words, bool(kept))
+
+
+@lru_cache(maxsize=4096)
+def _spec(settled: Settled, scratch: tuple[NestWord, NestWord] | None) -> Region:
+    return Region(settled.nest, settled.columns, scratch)
 
 
 def _step(node: Node, settled: Settled, spec: Region, words: list[Word], scratch: bool) -> Step:

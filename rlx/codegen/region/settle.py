@@ -44,8 +44,10 @@ REPORT, NODE = "report", "node"  # words: where bad data is reported, and the nu
 Meaning = Address | Dim | str
 
 
-@dataclass
+@dataclass(eq=False)
 class Settled:
+    """A kernel whose loops are settled; one object for all nodes that are alike."""
+
     nest: Nest
     words: list[Meaning]
     columns: bool  # lanes lie along the last row axis, not along the elements that are folded
