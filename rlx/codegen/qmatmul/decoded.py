@@ -8,6 +8,7 @@ row is decoded into the cache and multiplied with them at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr, vec
 from rlx.codegen.grouped_matmul import GroupedMatmul, GroupedProduct
@@ -17,7 +18,8 @@ from rlx.codegen.qmatmul.decode import emit_decode
 from rlx.codegen.target import Target
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
 
-_CHAINS = 4  # of the dot product of two rows
+FEW = 12  # rows up to which decoding a column at a time beats turning panels
+_AT_ONCE = 4  # rows that share the loads of a column, or chains of the sum of one row
 _POINTERS = frozenset(["scale", "zp"])
 _F32 = GGUF_SCHEMES["F32"]
 
@@ -46,9 +48,9 @@ class DecodedMatmul(Matmul):
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         terms = block_terms(self.scheme)
         g, tall = self.geometry(target), _up(min(rows, CHUNK), ROWS)
-        tiles = min(-(-n // g.width), GROUP) * max(tall // ROWS, 1)
-        parts = [max(tall * terms, ROWS * k), terms * g.width, max(terms * g.width, k)]
-        return sum(_up(4 * p, 64) for p in parts) + max(tiles, 1) * g.tile_bytes
+        tiles = min(-(-n // g.width), GROUP) * max(tall // ROWS, 1) * g.tile_bytes
+        parts = [max(tall * terms, FEW * k), terms * g.width, max(terms * g.width, k)]
+        return sum(_up(4 * p, 64) for p in parts) + max(tiles, FEW * g.row_bytes)
 
     def emit(self, m: Module) -> None:
         DecodedProduct(self, m).emit()
@@ -75,7 +77,7 @@ class _Decodes(Product):
         self.terms, self.single = f.i64(terms), k <= terms
         tall = f.ceil_div(per_chunk, ROWS) * ROWS
         self.packed_rows = f.gep(self["scratch"], offset)
-        rows = f.max(tall * terms, k * ROWS)
+        rows = f.max(tall * terms, k * FEW)
         self.packed_panel = f.gep(self.packed_rows, _round_up(rows * 4))
         panel = _up(4 * terms * self.g.width, 64)
         self.decoded = f.gep(self.packed_panel, panel)
@@ -107,7 +109,7 @@ class DecodedProduct(_Decodes):
 
     def emit(self) -> None:
         f = self.f
-        f.if_(self["m"] <= ROWS, self._few_rows, super().emit)
+        f.if_(self["m"] <= FEW, self._few_rows, super().emit)
 
     def _few_rows(self) -> None:
         """Every column decoded once, and multiplied with all rows."""
@@ -121,11 +123,16 @@ class DecodedProduct(_Decodes):
             count = f.min(self["n"] - first, self.columns)
             for c in f.range(0, count):
                 self.decode_row(self["w"], first + c, f.i64(0), k, self.decoded)
-                for r in f.range(0, rows):
-                    x = f.gep(self.packed_rows, r * k, 4)
-                    place = f.gep(self.tiles, r * self.g.width + c, 4)
-                    f.store(self._dot(x, self.decoded, k), place)
+                f.if_(rows.eq(1), partial(self._column, 1, c), partial(self._column, _AT_ONCE, c))
             self._finish(self.tiles, rows, first, first, f.null())
+
+    def _column(self, at_once: int, c: Value) -> None:
+        """Column c of the tile, some rows at once; rows that are not there hold anything."""
+        f, k = self.f, self["k"]
+        for r in f.range(0, self["m"], at_once):
+            rows = [f.gep(self.packed_rows, (r + i) * k, 4) for i in range(at_once)]
+            for i, total in enumerate(self._dots(rows, self.decoded, k)):
+                f.store(total, f.gep(self.tiles, (r + i) * self.g.width + c, 4))
 
     def _copy_rows(self, rows: Value, k: Value) -> None:
         """The rows as f32, one after another."""
@@ -136,24 +143,40 @@ class DecodedProduct(_Decodes):
             one = f.i64(1)
             f.call(self.pack_x, src, self["x_line"], self["x_term"], one, k, dst, one, f.null())
 
-    def _dot(self, a: Value, b: Value, k: Value) -> Value:
-        f, lanes = self.f, self.g.lanes
-        wide, at_once = vec(lanes, f32), lanes * _CHAINS
-        whole = k - k.urem(at_once)
+    def _dots(self, rows: list[Value], b: Value, k: Value) -> list[Value]:
+        """Products of rows with one column."""
+        f, lanes, count = self.f, self.g.lanes, len(rows)
+        wide, chains = vec(lanes, f32), _AT_ONCE // count
+        whole = k - k.urem(lanes * chains)
 
-        def step(i: Value, *sums: Value) -> list[Value]:
-            x, y = f.gep(a, i, 4), f.gep(b, i, 4)
-            places = [j * wide.bytes for j in range(_CHAINS)]
-            pairs = [(f.load(x, wide, at), f.load(y, wide, at)) for at in places]
-            return [f.fma(p, q, s) for (p, q), s in zip(pairs, sums, strict=True)]
+        def step(i: Value, *given: Value) -> list[Value]:
+            sums = list(given)
+            places = [f.gep(row, i, 4) for row in rows]
+            column = f.gep(b, i, 4)
+            for j in range(chains):
+                weights = f.load(column, wide, j * wide.bytes)
+                for r, place in enumerate(places):
+                    x = f.load(place, wide, j * wide.bytes)
+                    sums[j * count + r] = f.fma(x, weights, sums[j * count + r])
+            return sums
 
-        sums = f.loop(0, whole, at_once, [f.const(0.0, wide)] * _CHAINS, step)
-        total = f.reduce("add", (sums[0] + sums[1]) + (sums[2] + sums[3]))
+        zeros = [f.const(0.0, wide)] * _AT_ONCE
+        sums = f.loop(0, whole, lanes * chains, zeros, step)
+        totals = []
+        for r in range(count):
+            total = sums[r]
+            for j in range(1, chains):
+                total = total + sums[j * count + r]
+            totals.append(f.reduce("add", total))
 
-        def one(i: Value, total: Value) -> Value:
-            return f.fma(f.load(f.gep(a, i, 4), f32), f.load(f.gep(b, i, 4), f32), total)
+        def one(i: Value, *totals: Value) -> list[Value]:
+            weight = f.load(f.gep(b, i, 4), f32)
+            return [
+                f.fma(f.load(f.gep(row, i, 4), f32), weight, total)
+                for row, total in zip(rows, totals, strict=True)
+            ]
 
-        return f.loop(whole, k, 1, [total], one)[0]
+        return f.loop(whole, k, 1, totals, one)
 
 
 @dataclass(frozen=True)

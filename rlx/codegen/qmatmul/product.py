@@ -44,7 +44,13 @@ def row_layout(scheme: QuantScheme, target: Target) -> RowLayout:
 
 
 def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
-    """Whether weights of k columns are multiplied as integers on the target."""
+    """Whether weights of k columns are multiplied as integers on the target.
+
+    Where bytes can be multiplied at all, that is faster for any number of rows, activations
+    quantised on the way included: on Zen 4 with 128 rows Q8_0, Q4_K and Q6_K take 0.28, 0.28 and
+    0.32 of the time that panels decoded for the f32 micro-kernel take; with AVX2 alone 0.87, 0.47
+    and 0.74; with SSSE3 alone 0.79, 0.42 and 0.65. With one row they take 0.1 to 0.3.
+    """
     fits = scheme.block is not None or scheme.ggml_type is not None or k <= 1 << 16
     return dot_kind(target) is not None and fits and strip_layout(scheme, k) is not None
 

@@ -72,23 +72,22 @@ class QuantizeRows(KernelSpec):
         # Adding 1.5 * 2^23 rounds to nearest even and leaves the code in the low bits.
         magic = f.const(12582912.0, vec(_STEP, f32))
 
-        def encode(i: Value, total: Value) -> Value:
+        def encode(i: Value, *totals: Value) -> list[Value]:
             with f.exact():
                 codes = (step(i) * factor + magic).bits() - 0x4B400000
             words = codes.to(i8).bits(vec(_STEP // 4, i32))
             for j in range(_STEP // 4):
                 f.store(f.extract(words, j), f.gep(to, (i.udiv(4) + j) * width, 4))
-            signed = (codes << 24).ashr(24)
-            run = f.reduce("add", signed)
-            if self.layout.kind == "super":
-                self._put_run(f, meta, width, i.udiv(_STEP), run)
-            return total + run
+            if not totals:
+                self._put_run(f, meta, width, i.udiv(_STEP), f.reduce("add", codes))
+            return [total + codes for total in totals]
 
-        [total] = f.loop(0, size, _STEP, [f.i32(0)], encode)
         f.store(scale, meta)
         if self.layout.kind == "super":
+            f.loop(0, size, _STEP, [], encode)
             self._put_pairs(f, meta, width)
             return
+        total = f.reduce("add", f.loop(0, size, _STEP, [f.const(0, wide)], encode)[0])
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
 
