@@ -14,6 +14,9 @@ from rlx.ir.quant import QuantScheme, encode
 from rlx.models.weights import Names, Weight, Weights
 
 _TYPES = ("f32", "f16", "bf16")
+# "int8" stands for the first of these that divides the columns: a scale for the whole row costs
+# too much accuracy where a few activations are far larger than the others
+_INT8 = (QuantScheme.int8(64), QuantScheme.int8(32), QuantScheme.int8())
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,16 @@ class KeptWeights(Weights):
         if known or weight.packed or len(weight.shape) != 2 or not name.startswith("blk."):
             return weight
         if self._keep.scheme is not None:
-            packed = encode(self._keep.scheme, np.asarray(weight.array, np.float32))
-            weight = Weight(
-                name, packed.data, weight.shape, self._keep.scheme, packed.scale, packed.zp
-            )
+            scheme = _fitting(self._keep.scheme, weight.shape[1])
+            packed = encode(scheme, np.asarray(weight.array, np.float32))
+            weight = Weight(name, packed.data, weight.shape, scheme, packed.scale, packed.zp)
         elif self._keep.element is not None:
             weight = Weight(name, weight.array.astype(self._keep.element.numpy), weight.shape, None)
         self.used[name] = weight
         return weight
+
+
+def _fitting(scheme: QuantScheme, columns: int) -> QuantScheme:
+    if scheme != _INT8[-1]:
+        return scheme
+    return next(s for s in _INT8 if columns % s.block_size == 0)

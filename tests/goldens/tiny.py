@@ -145,9 +145,13 @@ def write_folder(name: str, folder: Path) -> None:
     """A Hugging Face folder: config.json and model.safetensors, written by hand."""
     config = {**CONFIGS[name], "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_safetensors(folder / "model.safetensors", weights(name))
+
+
+def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     header: dict[str, Any] = {}
     blobs, at = [], 0
-    for tensor, array in weights(name).items():
+    for tensor, array in tensors.items():
         data = array.tobytes()
         header[tensor] = {
             "dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + len(data)]
@@ -156,9 +160,7 @@ def write_folder(name: str, folder: Path) -> None:
         at += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(
-        len(text).to_bytes(8, "little") + text + b"".join(blobs)
-    )
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
 
 
 PROMPT = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26]  # twelve tokens, then sixteen greedy ones

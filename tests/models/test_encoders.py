@@ -1,0 +1,196 @@
+"""Encoders against Hugging Face transformers, on tiny weights from a seed and on real ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+from tiny_encoders import CONFIGS, LENGTHS, SENTENCES, batch, weights, write_folder
+
+import rlx
+from rlx import CompileOptions, DimBinding, Session
+from rlx.formats.fetch import cached
+from rlx.models.encoders.blocks import buckets
+from rlx.models.encoders.build import EncoderFile, Use, describe
+
+GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
+SEQ = max(LENGTHS)
+
+
+def compiled(folder: Path, device: str, use: Use) -> Any:
+    """A use of the model, batch and sequence both live."""
+    model = EncoderFile.open(folder)
+    described = describe(model, model.weights(), use)
+    binding = DimBinding().set_live("batch", 4).set_live("seq", SEQ + 3)
+    return (
+        Session(device)
+        .compile(described.module, CompileOptions(binding=binding))
+        .set_params(described.params)
+    )
+
+
+def close(got: Any, wanted: Any) -> None:
+    """f32 all the way: sums of at most 48 terms in another order, four layers with norms between;
+    1e-5 of the largest value is the stated bar."""
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
+
+
+@pytest.fixture(params=CONFIGS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(name: str, tmp_path: Path) -> Path:
+    write_folder(name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_padded_batches_equal_transformers(name: str, folder: Path, device: str) -> None:
+    wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_hidden"]
+    ids = batch(name)[0].astype(np.int32)
+    lengths = np.array(LENGTHS, np.int32)
+    padded = compiled(folder, device, Use("hidden", padded=True))
+    (got,) = padded.run(ids=ids, lengths=lengths)
+    real = np.arange(SEQ) < lengths[:, None]
+    close(got[real], wanted[real])
+    ids[~real] = 7  # what stands in the padding must not matter
+    (again,) = padded.run(ids=ids, lengths=lengths)
+    assert np.array_equal(again[real], got[real])
+    wider = np.full((3, SEQ + 3), 9, np.int32)
+    wider[:, :SEQ] = ids
+    (got,) = padded.run(ids=wider, lengths=lengths)
+    close(got[:, :SEQ][real], wanted[real])
+
+
+def test_unpadded_texts_equal_transformers(name: str, folder: Path) -> None:
+    wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_hidden"]
+    plain = compiled(folder, "cpu", Use("hidden", padded=False))
+    for row, length in enumerate(LENGTHS):
+        ids = batch(name)[0][row : row + 1, :length].astype(np.int32)
+        (got,) = plain.run(ids=ids)
+        close(got[0], wanted[row, :length])
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_classifiers_equal_transformers(name: str, folder: Path, device: str) -> None:
+    wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_logits"]
+    typed = CONFIGS[name].get("type_vocab_size", 0) > 1
+    scores = compiled(folder, device, Use("scores", padded=True, typed=typed))
+    ids, types = (a.astype(np.int32) for a in batch(name))
+    given = {"types": types} if typed else {}
+    (got,) = scores.run(ids=ids, lengths=np.array(LENGTHS, np.int32), **given)
+    close(got, wanted)
+
+
+POOLINGS = {
+    "cls": lambda x: x[0],
+    "lasttoken": lambda x: x[-1],
+    "max": lambda x: x.max(0),
+    "mean": lambda x: x.mean(0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / np.sqrt(len(x)),
+    "weightedmean": lambda x: (
+        (x * np.arange(1, len(x) + 1)[:, None]).sum(0) / (len(x) * (len(x) + 1) / 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_pooling_takes_real_tokens_only(mode: str, padded: bool, tmp_path: Path) -> None:
+    write_folder("bert", tmp_path)
+    (tmp_path / "modules.json").write_text(
+        '[{"type": "sentence_transformers.models.Transformer", "path": ""},'
+        ' {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]'
+    )
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(
+        f'{{"word_embedding_dimension": 32, "pooling_mode": "{mode}"}}'
+    )
+    hidden = np.load(GOLDENS / "encoders.npz")["bert_hidden"].astype(np.float64)
+    wanted = [POOLINGS[mode](hidden[row, :length]) for row, length in enumerate(LENGTHS)]
+    f = compiled(tmp_path, "cpu", Use("embedding", padded=padded))
+    ids = batch("bert")[0].astype(np.int32)
+    if padded:
+        (got,) = f.run(ids=ids, lengths=np.array(LENGTHS, np.int32))
+    else:
+        rows = [f.run(ids=ids[i : i + 1, :n])[0][0] for i, n in enumerate(LENGTHS)]
+        got = np.array(rows)
+    close(got, np.array(wanted))
+
+
+def test_relative_positions_fall_into_buckets_as_published() -> None:
+    """T5's rule, by hand: 16 buckets a side, 8 exact, the rest logarithmic up to 128."""
+    distances = np.array([0, -1, -7, -8, -15, -16, -127, -128, -400, 1, 7, 8, 127, 500])
+    wanted = [0, 1, 7, 8, 9, 10, 15, 15, 15, 17, 23, 24, 31, 31]
+    assert buckets(distances, 32).tolist() == wanted
+
+
+def test_first_published_names_of_nomic_bert(tmp_path: Path) -> None:
+    """The folder as it was first published: joined q, k, v; other names; other config keys."""
+    from tiny import write_safetensors
+
+    write_folder("nomic_bert", tmp_path)
+    old, given = {}, weights("nomic_bert")
+    renamed = {
+        "post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2",
+        "self_attn.o_proj": "attn.out_proj", "mlp.up_proj": "mlp.fc11",
+        "mlp.gate_proj": "mlp.fc12", "mlp.down_proj": "mlp.fc2",
+    }  # fmt: skip
+    for tensor, array in given.items():
+        tensor = tensor.removeprefix("nomic_bert.").replace("embeddings.LayerNorm", "emb_ln")
+        for new, first in renamed.items():
+            tensor = tensor.replace(new, first)
+        if tensor.startswith("layers."):
+            tensor = f"encoder.{tensor}"
+        if ".q_proj" in tensor:
+            source = tensor.replace("encoder.", "nomic_bert.", 1)
+            parts = [given[source.replace("q_proj", f"{p}_proj")] for p in "qkv"]
+            tensor = tensor.replace("self_attn.q_proj", "attn.Wqkv")
+            array = np.concatenate(parts)
+        if "k_proj" not in tensor and "v_proj" not in tensor:
+            old[tensor] = array
+    write_safetensors(tmp_path / "model.safetensors", old)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "nomic_bert", "vocab_size": 120, "n_embd": 32, "n_layer": 4, "n_head": 4,'
+        ' "n_inner": 48, "n_positions": 40, "activation_function": "swiglu",'
+        ' "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,'
+        ' "prenorm": false, "rotary_emb_interleaved": false}'
+    )
+    wanted = np.load(GOLDENS / "encoders.npz")["nomic_bert_hidden"]
+    f = compiled(tmp_path, "cpu", Use("hidden", padded=False))
+    (got,) = f.run(ids=batch("nomic_bert")[0][2:].astype(np.int32))
+    close(got[0], wanted[2])
+
+
+# -- the default encoder, where it has been fetched ------------------------------------------------
+
+needs_minilm = pytest.mark.skipif(
+    cached("all-minilm-l6-v2") is None, reason="rlx pull all-minilm-l6-v2 fetches it"
+)
+
+
+@needs_minilm
+def test_real_weights_equal_transformers() -> None:
+    wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
+    with rlx.load("all-minilm-l6-v2") as model:
+        assert model.max_tokens == 256
+        got = model.embed(SENTENCES, overlong="cut")
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+        for text, row in zip(SENTENCES, wanted, strict=True):
+            np.testing.assert_allclose(model.embed(text, overlong="cut"), row, rtol=0, atol=1e-5)
+
+
+@needs_minilm
+@pytest.mark.parametrize("kept", [{"dtype": "bf16"}, {"quant": "int8"}, {"quant": "Q8_0"}])
+def test_smaller_weights_stay_close(kept: dict[str, str]) -> None:
+    wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
+    with rlx.load("all-minilm-l6-v2", **kept) as model:
+        cosines = (model.embed(SENTENCES, overlong="cut") * wanted).sum(-1)
+    assert cosines.min() >= 0.995
