@@ -56,7 +56,7 @@ def make_plan(graph: Graph, operands: Mapping[Value, Source]) -> Plan:
 
 
 def _keep(graph: Graph, kept: dict[Value, Place], values: Sequence[Value]) -> None:
-    for v in values:
+    for v in dict.fromkeys(values):
         assert v not in kept, f"{v} is in memory already"
         if v in graph.outputs:
             kept[v] = Place("result", graph.outputs.index(v))
