@@ -1,8 +1,9 @@
 """Products with quantised weights: one row against read bandwidth, many rows against f32 peak.
 
 Weights are repacked beforehand (as `prepare` does once per model); quantising the activations is
-part of what is timed. One row goes through enough copies of the weight that no cache holds them,
-and is counted in bytes of the file. Results are checked against f64 before anything is timed.
+part of what is timed, once for all products that read them. One row goes through so many copies of
+the weight that no cache holds them, and is counted in bytes of the file. Results are checked
+against f64 before anything is timed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Weight:
 
 
 class Product:
-    """Quantise x, then multiply, once for each copy of the weight."""
+    """Quantise x, then multiply with each copy of the weight, none waiting for another."""
 
     def __init__(self, weight: Weight, m: int, threads: int) -> None:
         scheme, n, k = weight.scheme, weight.n, weight.k
@@ -78,12 +79,11 @@ class Product:
         quantize, multiply = (kernels[s].address() for s in specs)
         strips = strip_layout(scheme, k)
         assert strips is not None
-        steps = []
+        sizes = [m, n, k, layout.row_bytes(k), strips.strip_bytes]
+        steps = [Step(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
         for copy in self.strips:
             places = [a.ctypes.data for a in (self.codes, copy, self.out)]
-            sizes = [m, n, k, layout.row_bytes(k), strips.strip_bytes]
-            steps.append(Step(quantize, [self.x.ctypes.data, places[0], m, k]))
-            steps.append(Step(multiply, [*places, *sizes]))
+            steps.append(Step(multiply, [*places, *sizes], barrier=False))
         self.program = Program(steps, workers=threads, keep=kernels)
         self.pool = get_pool(threads)
         self.run()
@@ -111,7 +111,7 @@ def one_row(weight: Weight, threads: int, rounds: int, goal: float) -> Bar:
 
 def many_rows(weight: Weight, m: int, threads: int, rounds: int, goal: float) -> Bar:
     product, probe = Product(weight, m, threads), FmaProbe(threads)
-    ours, peer = interleaved([product.run, probe.run], rounds)
+    ours, peer = interleaved([product.run, probe.run], rounds, inner=4)
     work = 2 * m * weight.n * weight.k
     name = f"{m}_rows_{weight.scheme}_{weight.n}x{weight.k}_{threads}t"
     return Bar(name, work / ours / 1e9, "GOP/s", "f32 peak", probe.flops / peer / 1e9, goal)
