@@ -25,6 +25,7 @@ SETTINGS = (
     Setting("RLX_NUM_THREADS", "", "workers to use; empty: every physical core"),
     Setting("RLX_CACHE", "1", "0 turns the disk cache off"),
     Setting("RLX_CACHE_DIR", "", "where the disk cache is; empty: the user's cache directory"),
+    Setting("RLX_CACHE_LIMIT", "4096", "most MiB of artifacts kept there; the oldest go first"),
     Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
     Setting("RLX_CHECK_NAN", "0", "1 checks every result and names the first bad node"),
 )

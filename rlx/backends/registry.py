@@ -6,10 +6,13 @@ import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend
 from rlx.errors import OptionError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 # found by name: the module is imported when its device is first asked for
 _BUILT_IN = {"reference": "rlx.backends.reference", "cpu": "rlx.backends.cpu"}
@@ -25,7 +28,8 @@ class Device:
     name: str
 
     def __post_init__(self) -> None:
-        if self.name not in available_devices():
+        known = self.name in _BUILT_IN or self.name in _factories
+        if not known and self.name not in available_devices():
             near = difflib.get_close_matches(self.name, available_devices(), 1)
             raise OptionError(
                 "unknown device",
@@ -58,8 +62,14 @@ def register_backend(name: str, factory: Callable[[], Backend]) -> None:
 
 
 def available_devices() -> list[str]:
-    plugged = [e.name for e in entry_points(group="rlx.backends")]
-    return sorted({*_BUILT_IN, *_factories, *plugged})
+    return sorted({*_BUILT_IN, *_factories, *(e.name for e in _plugged())})
+
+
+def _plugged() -> EntryPoints:
+    # looks through every installed package, which most starts can do without
+    from importlib.metadata import entry_points
+
+    return entry_points(group="rlx.backends")
 
 
 def get_backend(name: str) -> Backend:
@@ -74,7 +84,7 @@ def _find(name: str) -> Callable[[], Backend]:
     if name in _BUILT_IN:
         found: Callable[[], Backend] = importlib.import_module(_BUILT_IN[name]).make_backend
         return found
-    for entry in entry_points(group="rlx.backends"):
+    for entry in _plugged():
         if entry.name == name:
             plugged: Callable[[], Backend] = entry.load()
             return plugged

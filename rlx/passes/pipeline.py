@@ -15,7 +15,11 @@ from typing import NamedTuple
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.lowering import FusionPolicy
+from rlx.ir.node import Node
+from rlx.ir.ops.qpack_weight import QuantizeWeight
+from rlx.ir.quant import QuantScheme
 from rlx.ir.verify import verify
+from rlx.passes.count import counters
 from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.fold import fold
@@ -26,6 +30,7 @@ from rlx.passes.nested import with_bodies
 from rlx.passes.order import order_phases
 from rlx.passes.precision import lower_precision
 from rlx.passes.prepare import split_prepare
+from rlx.passes.quantize import quantize_weights
 from rlx.passes.report import DispatchReport, FusionReport
 from rlx.passes.rewrite import OnFire
 from rlx.passes.simplify import simplify
@@ -41,6 +46,7 @@ class Context:
     choose: Choose = prefer_native
     lower: Callable[[Graph], Graph] | None = None
     on_fire: OnFire | None = None
+    quant: QuantScheme | None = None
     fusion: FusionReport = field(default_factory=FusionReport)
     dispatch: DispatchReport = field(default_factory=DispatchReport)
     prepare: Graph | None = None
@@ -59,6 +65,12 @@ def _precision(graph: Graph, context: Context) -> Graph:
     return with_bodies(lambda g: simplify(lower_precision(g, context.precision)))(graph)
 
 
+def _quantize(graph: Graph, context: Context) -> Graph:
+    if context.quant is None:
+        return graph
+    return quantize_weights(graph, context.quant, context.fusion)
+
+
 def _simplify(graph: Graph, context: Context) -> Graph:
     return with_bodies(lambda g: simplify(g, context.on_fire))(graph)
 
@@ -74,7 +86,12 @@ def _fusion(name: str) -> Pass:
 def _legalize(graph: Graph, context: Context) -> Graph:
     if context.has_native is None:
         return graph
-    return legalize(graph, context.has_native, context.choose, context.dispatch)
+    native = context.has_native
+
+    def runs(node: Node) -> bool:
+        return native(node) or isinstance(node.op, QuantizeWeight)  # that is left to `prepare`
+
+    return legalize(graph, runs, context.choose, context.dispatch)
 
 
 def _lower(graph: Graph, context: Context) -> Graph:
@@ -89,6 +106,7 @@ def _prepare(graph: Graph, context: Context) -> Graph:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass("lower_hir", lambda g, c: lower_hir(g, c.policy), required=True),
+    Pass("quantize", _quantize, required=True),
     Pass("simplify", _simplify),
     Pass("fold", lambda g, c: with_bodies(fold)(g)),
     Pass("simplify", _simplify),  # what folding made visible
@@ -145,23 +163,26 @@ def run_pipeline(
     lower: Callable[[Graph], Graph] | None = None,
     policy: FusionPolicy | str = FusionPolicy.DIRECT,
     precision: str = "f32",
+    quant: QuantScheme | None = None,
     passes: Sequence[str] | None = None,
     on_stage: Callable[[str, Graph], None] | None = None,
     on_fire: OnFire | None = None,
 ) -> PipelineResult:
     """Run the list on a copy of `graph`.
 
-    `passes` names those to run (`fuse` means all of fuse.…; None means all). `on_stage` sees the
-    graph after each, `on_fire` every rule that fires.
+    `passes` names those to run (`fuse` means all of fuse.…; None means all). `quant` packs plain
+    weights. `on_stage` sees the graph after each, `on_fire` every rule that fires.
     """
     chosen = _selected(passes)
-    context = Context(FusionPolicy.of(policy), precision, has_native, choose, lower, on_fire)
+    fusion = FusionPolicy.of(policy)
+    context = Context(fusion, precision, has_native, choose, lower, on_fire, quant)
     trace: list[Stage] = []
     graph = graph.copy()
     for step in chosen:
         start = perf_counter()
         graph = step.run(graph, context)
         verify(graph, after=step.name)
+        counters.passes += 1
         trace.append(Stage(step.name, perf_counter() - start, len(graph)))
         if on_stage is not None:
             on_stage(step.name, graph)

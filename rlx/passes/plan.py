@@ -17,6 +17,7 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.ir.phase import PhaseSchedule, derive_phases
 from rlx.passes.bind import require_bound
+from rlx.passes.count import counters
 from rlx.passes.views import Placed, find_views, is_plain
 
 Scratch = Callable[[Node], int]  # bytes of working memory a backend wants while a node runs
@@ -34,6 +35,7 @@ def plan(
 
     Inputs and outputs of a `nested` graph get none: they lie where the node around it has them.
     """
+    counters.plans += 1
     require_bound(graph)
     views = find_views(graph.nodes)
     _own_outputs(graph, views)

@@ -11,14 +11,17 @@ from typing import Any, Generic, TypeVar
 from rlx.errors import OptionError
 
 T = TypeVar("T")
+Material = Mapping[str, object]
 _POLICIES = ("fifo", "lru")
+_MOST_GONE = 1024
 
 
 @dataclass
 class _Entry(Generic[T]):
     value: T
     size: int
-    material: Mapping[str, object]
+    material: Material
+    token: object
     pinned: bool = False
 
 
@@ -37,7 +40,7 @@ class _Pending:
 
 
 class CompileCache(Generic[T]):
-    """Values made once per key, by whoever asks first.
+    """Values made once per key, by whoever asks first; safe to use from several threads.
 
     `capacity` bounds the entries, `capacity_bytes` what they hold; the oldest ("fifo") or the least
     recently used ("lru") goes first, pinned ones never. `material` is what a key stands for: it
@@ -56,22 +59,23 @@ class CompileCache(Generic[T]):
         self.capacity, self.capacity_bytes, self.eviction = capacity, capacity_bytes, eviction
         self.counters = CacheCounters()
         self._entries: OrderedDict[Hashable, _Entry[T]] = OrderedDict()
+        self._gone: OrderedDict[Hashable, None] = OrderedDict()
         self._pending: dict[Hashable, _Pending] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> T | None:
         """The value, or None; a hit costs a lookup."""
         with self._lock:
-            return self._find(key)
+            entry = self._find(key)
+            return None if entry is None else entry.value
 
-    def _find(self, key: Hashable) -> T | None:
+    def _find(self, key: Hashable) -> _Entry[T] | None:
         entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self.counters.hits += 1
-        if self.eviction == "lru":
-            self._entries.move_to_end(key)
-        return entry.value
+        if entry is not None:
+            self.counters.hits += 1
+            if self.eviction == "lru":
+                self._entries.move_to_end(key)
+        return entry
 
     def get_or_make(
         self,
@@ -79,25 +83,34 @@ class CompileCache(Generic[T]):
         make: Callable[[], T],
         *,
         size: Callable[[T], int] = lambda value: 0,
-        material: Mapping[str, object] | None = None,
+        material: Callable[[], Material] = dict,
+        token: object = None,
     ) -> T:
-        """The value of `key`, made if it is not there; several threads make it once."""
+        """The value of `key`, made if it is not there; several threads make it once.
+
+        `token` is a cheap stand-in for the material: only where it is not that of the entry is the
+        material looked at.
+        """
         while True:
             with self._lock:
-                found = self._find(key)
-                if found is not None:
-                    self._check(key, material)
-                    return found
-                pending = self._pending.get(key)
-                if pending is None:
+                entry = self._find(key)
+                pending = self._pending.get(key) if entry is None else None
+                if entry is None and pending is None:
                     mine = self._pending[key] = _Pending()
                     self.counters.misses += 1
                     break
+            if entry is not None:
+                if token is not None and token != entry.token:
+                    _require_same(key, material(), entry.material)
+                return entry.value
+            assert pending is not None
             pending.done.wait()
         try:
             value = make()
+            entry = _Entry(value, size(value), dict(material()), token)
             with self._lock:
-                self._entries[key] = _Entry(value, size(value), dict(material or {}))
+                self._entries[key] = entry
+                self._gone.pop(key, None)
                 self._evict(key)
             return value
         finally:
@@ -105,58 +118,63 @@ class CompileCache(Generic[T]):
                 del self._pending[key]
             mine.done.set()
 
-    def _check(self, key: Hashable, material: Mapping[str, object] | None) -> None:
-        kept = self._entries[key].material
-        if material is not None and kept and kept != dict(material):
-            raise OptionError(
-                "one key for two different things", where=str(key)[:24],
-                got=_difference(dict(material), kept), hint="give each its own key",
-            )  # fmt: skip
-
     def _evict(self, newest: Hashable) -> None:
-        def too_much() -> bool:
-            full = self.capacity_bytes is not None and self.num_bytes > self.capacity_bytes
-            return len(self._entries) > self.capacity or full
-
+        total = self.num_bytes
+        limit = total if self.capacity_bytes is None else self.capacity_bytes
         for key in list(self._entries):
-            if not too_much():
+            if len(self._entries) <= self.capacity and total <= limit:
                 return
             if key != newest and not self._entries[key].pinned:
-                del self._entries[key]
+                total -= self._entries.pop(key).size
                 self.counters.evictions += 1
+                self._gone[key] = None
+                if len(self._gone) > _MOST_GONE:
+                    self._gone.popitem(last=False)
 
     def pin(self, key: Hashable, pinned: bool = True) -> None:
-        """Keep an entry whatever else comes."""
+        """Keep an entry whatever else comes, or no longer."""
         with self._lock:
             if key not in self._entries:
                 raise OptionError("no such entry to pin", got=str(key)[:24])
             self._entries[key].pinned = pinned
+            if not pinned:
+                self._evict(key)
 
     def explain(self, key: Hashable, material: Mapping[str, Any] | None = None) -> str:
         """Why `key` hits or misses: what differs from the nearest entry."""
         with self._lock:
             if key in self._entries:
                 return "hit"
+            if key in self._gone:
+                return f"miss: it was evicted ({self.eviction}, at most {self.capacity} entries)"
             if not self._entries:
                 return "miss: the cache is empty"
             if material is None:
                 return f"miss: none of the {len(self._entries)} entries has this key"
             wanted = dict(material)
-            nearest = min(
-                (e.material for e in self._entries.values()),
-                key=lambda kept: _distance(wanted, kept),
-            )
-            if not _distance(wanted, nearest):
-                return "miss: nothing differs from the nearest entry; it was evicted and remade"
-            return f"miss: differs from the nearest entry in {_difference(wanted, nearest)}"
+            kept = [e.material for e in self._entries.values()]
+        nearest = min(kept, key=lambda there: _distance(wanted, there))
+        if not _distance(wanted, nearest):
+            return "miss: another key of the same material"
+        return f"miss: differs from the nearest entry in {_difference(wanted, nearest)}"
 
     @property
     def num_bytes(self) -> int:
         return sum(e.size for e in self._entries.values())
 
+    def remove(self, key: Hashable) -> None:
+        """Let go of an entry, pinned or not; nothing happens where there is none."""
+        with self._lock:
+            self._entries.pop(key, None)
+
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
+
+    def values(self) -> list[T]:
+        """What is kept, the oldest (or least recently used) first."""
+        with self._lock:
+            return [e.value for e in self._entries.values()]
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries
@@ -168,10 +186,18 @@ class CompileCache(Generic[T]):
         return iter(list(self._entries))
 
 
-def _distance(a: Mapping[str, object], b: Mapping[str, object]) -> int:
+def _require_same(key: Hashable, material: Material, kept: Material) -> None:
+    if _distance(material, kept):
+        raise OptionError(
+            "one key for two different things", where=str(key)[:24],
+            got=_difference(material, kept), hint="give each its own key",
+        )  # fmt: skip
+
+
+def _distance(a: Material, b: Material) -> int:
     return sum(a.get(k) != b.get(k) for k in a.keys() | b.keys())
 
 
-def _difference(wanted: Mapping[str, object], kept: Mapping[str, object]) -> str:
+def _difference(wanted: Material, kept: Material) -> str:
     names = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
     return ", ".join(f"{k} ({kept.get(k)} there, {wanted.get(k)} asked)" for k in names)

@@ -41,15 +41,17 @@ class CompiledGraph:
         template: Variants,
         params: ParamStore | None = None,
         executable: Executable | Callable[[], Executable] | None = None,
+        manifest: BindingManifest | None = None,
     ) -> None:
         """`executable` is that of a template without open symbols, or makes it when it is needed;
-        where it is left out, such a template is compiled now."""
+        where it is left out, such a template is compiled now. `manifest` is that of an executable
+        not made yet."""
         self.template = template
         self.params = params if params is not None else ParamStore()
         self._signature = template.signature
         self._inputs, self._params = self._signature.inputs, self._signature.params
         self._states = self._signature.states
-        self._made = executable
+        self._made, self._manifest = executable, manifest
         self._arrays: dict[str, Array] = {}
         self._executables: dict[Sizes, Executable] = {}
         self._attached: dict[Executable, tuple[int, int]] = {}
@@ -216,6 +218,8 @@ class CompiledGraph:
     @property
     def manifest(self) -> BindingManifest:
         """Of the current variant: the one bound by the options, or the last one run."""
+        if self._current is None and self._manifest is not None:
+            return self._manifest
         return self._selected()[0].manifest
 
     @property

@@ -13,7 +13,6 @@ from rlx.errors import InputError
 from rlx.ir.graph import Graph
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
-from rlx.passes.dce import dce
 
 PREPARED = "prepared."
 
@@ -123,13 +122,15 @@ class ParamStore:
 
 
 def _only(graph: Graph, names: Sequence[str]) -> Graph:
-    """The part of a graph that gives these outputs."""
+    """The part of a graph that gives these outputs; nodes on parameters have no other effect."""
     part = graph.copy()
     outputs = dict(zip(part.output_names, part.outputs, strict=True))
     part.set_outputs({n: outputs[n] for n in names})
-    part = dce(part)
-    read = {v for n in part.nodes for v in n.inputs} | set(part.outputs)
-    part.nodes = [n for n in part.nodes if not n.op.is_source or n.output in read]
+    needed = {v.node for v in part.outputs}
+    for node in reversed(part.nodes):
+        if node in needed:
+            needed.update(v.node for v in node.inputs)
+    part.nodes = [n for n in part.nodes if n in needed]
     for position, node in enumerate(part.nodes):
         node.id = position
     return part

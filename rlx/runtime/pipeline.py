@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+import contextlib
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.backends.base import Executable
+from rlx.backends.base import Backend, Executable
 from rlx.backends.registry import Device
-from rlx.errors import OptionError
+from rlx.errors import OptionError, RlxError
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
 from rlx.ir.serial import canonical
-from rlx.passes.pipeline import PipelineResult
+from rlx.runtime.aot import AotCache
+from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.composing import BuildHir, build
 from rlx.runtime.params import ParamStore
 from rlx.runtime.session import Session
-from rlx.runtime.template import Template
-from rlx.specialize.component import ModelComponent
-from rlx.specialize.key import make_key
+from rlx.specialize.component import CompilationMode, ModelComponent
+from rlx.specialize.key import encode, make_key
 from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
 
-BuildHir = Callable[[], Graph | GraphModule]
+if TYPE_CHECKING:
+    from rlx.passes.pipeline import PipelineResult
+    from rlx.runtime.template import Template
+
 Options = CompileOptions | Mapping[str, Any] | None
+Found = tuple[CompiledGraph, BindingManifest]
+_MOST_TEMPLATES = 256
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,19 @@ class Specialized:
     def manifest(self) -> BindingManifest:
         return BindingManifest.of(self.lir)
 
+    def artifact(self, material: bytes = b"") -> Artifact:
+        """The variant as it is stored, for its target, which need not be this machine."""
+        base, options = self.template, self.template.options
+        binding = DimBinding(options.binding.sizes)
+        for symbol, bound in base.live.items():
+            binding.set_live(symbol, bound)
+        parts = base.backend.export(self.lir, options)
+        name = base.backend.name
+        return Artifact.of(name, base.signature, binding, self.lir, parts, material)
+
 
 class ModelCompilePipeline:
-    """The three steps (template, specialisation, machine code) and a cache over them.
+    """The three steps (template, specialisation, machine code) and caches over them, for one model.
 
     All executables share one ParamStore. A hit finds an executable by its key and rebuilds nothing;
     a miss specialises a template that is there already, and only a new model or new options run the
@@ -58,33 +75,41 @@ class ModelCompilePipeline:
         *,
         capacity_bytes: int | None = None,
         params: ParamStore | None = None,
+        aot: AotCache | None = None,
     ) -> None:
+        """`aot` is where artifacts are kept, the user's cache directory unless given."""
         self.session = Session(device)
         self.params = params if params is not None else ParamStore()
         self.cache: CompileCache[CompiledGraph] = CompileCache(capacity, eviction, capacity_bytes)
-        self._templates: dict[tuple[str, str], Template] = {}
-        self._built: dict[tuple[BuildHir, str], Template] = {}
+        self.aot = aot
+        self._templates: CompileCache[Template] = CompileCache(_MOST_TEMPLATES, "lru")
+        self._modules: weakref.WeakKeyDictionary[BuildHir, Any] = weakref.WeakKeyDictionary()
         self._last: Template | None = None
-        self._lock = threading.RLock()
 
-    # -- the three steps ------------------------------------------------------------------------
+    # -- the three steps --------------------------------------------------------------------------
 
     def build_template(self, build_hir: BuildHir, options: Options = None) -> Template:
         """Lowering, fusion and legalisation on symbolic HIR, once per (HIR, options)."""
-        chosen = CompileOptions.of(options)
-        key = chosen.template_key()
-        with self._lock:
-            found = self._built.get((build_hir, key))
-            if found is None:
-                module = build_hir()
-                content = make_key("model", canonical(_graph_of(module)))
-                found = self._templates.get((content, key))
-                if found is None:
-                    found = self.session.template(module, replace(chosen, binding=DimBinding()))
-                    self._templates[content, key] = found
-                self._built[build_hir, key] = found
-            self._last = found
-            return found
+        return self._template(build_hir, CompileOptions.of(options), "")
+
+    def _template(self, build_hir: BuildHir, options: CompileOptions, composition: str) -> Template:
+        module, content = self._module(build_hir, composition)
+        plain = replace(options, binding=DimBinding())
+        template = self._templates.get_or_make(
+            (content, options.template_key()), lambda: self.session.template(module, plain)
+        )
+        self._last = template
+        return template
+
+    def _module(self, build_hir: BuildHir, composition: str) -> tuple[Graph | GraphModule, str]:
+        """The model and the key of its contents; what was built once is remembered."""
+        known: dict[str, tuple[Graph | GraphModule, str]] = {}
+        with contextlib.suppress(TypeError):  # not every callable can be remembered
+            known = self._modules.setdefault(build_hir, known)
+        if composition not in known:
+            module = build(build_hir, composition)
+            known[composition] = module, make_key("model", canonical(_graph_of(module)))
+        return known[composition]
 
     def specialize_template(
         self, binding: DimBinding, options: Options = None, template: Template | None = None
@@ -102,58 +127,135 @@ class ModelCompilePipeline:
 
     def compile_lir(self, specialized: Specialized, options: Options = None) -> Executable:
         """The executable of a planned template."""
-        chosen = CompileOptions.of(options)
+        chosen = specialized.template.options if options is None else CompileOptions.of(options)
         return specialized.template.backend.compile(specialized.lir, chosen)
 
-    # -- the cache over them --------------------------------------------------------------------
+    # -- the cache over them ----------------------------------------------------------------------
 
     def get_or_compile(
         self, key: str, binding: DimBinding, build_hir: BuildHir, options: Options = None
-    ) -> tuple[CompiledGraph, BindingManifest]:
+    ) -> Found:
         """The executable of `key`; `binding`, model and options must be what the key stands for."""
-        chosen = CompileOptions.of(options)
-        material = {"key": key, "binding": str(binding), **_material(chosen)}
+
+        def make() -> CompiledGraph:
+            chosen = CompileOptions.of(options)
+            template = self._template(build_hir, chosen, "")
+            return self._compiled(self.specialize_template(binding, chosen, template))
+
         compiled = self.cache.get_or_make(
-            key,
-            lambda: self._compile(binding, build_hir, chosen),
-            size=lambda c: int(c.executable.arena.nbytes),
-            material=material,
-        )
+            key, make, size=_size, token=(binding, options),
+            material=lambda: {"binding": str(binding), **_material(CompileOptions.of(options))},
+        )  # fmt: skip
         return compiled, compiled.manifest
 
     def get_or_compile_component(
         self, component: ModelComponent, build_hir: BuildHir, options: Options = None
-    ) -> tuple[CompiledGraph, BindingManifest]:
-        """The executable of a component; also as the very first call."""
-        chosen = CompileOptions.of(options).for_component(component)
-        return self.get_or_compile(
-            component.cache_key(), component.dim_binding(), build_hir, chosen
-        )
+    ) -> Found:
+        """The executable of a component; also as the very first call.
 
-    def _compile(
-        self, binding: DimBinding, build_hir: BuildHir, options: CompileOptions
+        EAGER: compiled when this returns. LAZY: planned, and compiled by its first run. AOT: loaded
+        from disk, or compiled and stored there, see `get_or_specialize_aot`.
+        """
+        if component.compilation_mode is CompilationMode.AOT:
+            return self.get_or_specialize_aot(component, build_hir, options)
+
+        def make() -> CompiledGraph:
+            chosen = CompileOptions.of(options).for_component(component)
+            template = self._template(build_hir, chosen, component.layer_composition_key)
+            specialized = self.specialize_template(component.dim_binding(), chosen, template)
+            lazy = component.compilation_mode is CompilationMode.LAZY
+            return self._compiled(specialized, lazy)
+
+        return self._kept(component, options, make)
+
+    def _kept(self, component: ModelComponent, options: Options, make: Any) -> Found:
+        compiled = self.cache.get_or_make(
+            component.cache_key(), make, size=_size, token=(options,),
+            material=lambda: component_material(component, options),
+        )  # fmt: skip
+        return compiled, compiled.manifest
+
+    def _compiled(self, specialized: Specialized, lazy: bool = False) -> CompiledGraph:
+        made = (lambda: self.compile_lir(specialized)) if lazy else self.compile_lir(specialized)
+        return CompiledGraph(specialized.template, self.params, made, specialized.manifest)
+
+    # -- artifacts --------------------------------------------------------------------------------
+
+    def get_or_specialize_aot(
+        self,
+        component: ModelComponent,
+        build_hir: BuildHir,
+        options: Options = None,
+        *,
+        cache: AotCache | None = None,
+        model_key: str | None = None,
+    ) -> Found:
+        """The executable of a component from disk, or compiled and stored there.
+
+        `model_key` names the contents of the model, for callers who know them before building:
+        then a hit does not even call `build_hir`. Where the disk cache is off, the variant is
+        compiled and kept in memory only.
+        """
+        disk = cache or self.aot or AotCache.default()
+
+        def make() -> CompiledGraph:
+            chosen = CompileOptions.of(options).for_component(component)
+            composition = component.layer_composition_key
+            content = model_key or self._module(build_hir, composition)[1]
+            backend = self.session.device.backend.for_target(chosen.profile.target)
+            material = encode(artifact_material(component, content, chosen, backend))
+            name = f"{component.aot_disk_base()}-{make_key('artifact', material)[:16]}"
+            found = self._load(disk, name, material, backend, chosen) if disk else None
+            if found is not None:
+                return found
+            template = self._template(build_hir, chosen, composition)
+            specialized = self.specialize_template(component.dim_binding(), chosen, template)
+            if disk is None:
+                return self._compiled(specialized)
+            artifact = specialized.artifact(material)
+            disk.store(name, artifact)
+            return self._restored(artifact, backend, chosen)
+
+        return self._kept(component, options, make)
+
+    def _load(
+        self, disk: AotCache, name: str, material: bytes, backend: Backend, options: CompileOptions
+    ) -> CompiledGraph | None:
+        artifact = disk.load(name, material)
+        if artifact is None:
+            return None
+        try:
+            return self._restored(artifact, backend, options)
+        except RlxError as error:
+            disk.refuse(name, error)
+            return None
+
+    def _restored(
+        self, artifact: Artifact, backend: Backend, options: CompileOptions
     ) -> CompiledGraph:
-        template = self.build_template(build_hir, options)
-        specialized = self.specialize_template(binding, options, template)
-        executable = self.compile_lir(specialized, options)
-        return CompiledGraph(specialized.template, self.params, executable)
+        variant = StoredVariant(artifact, backend, options)
+        return CompiledGraph(variant, self.params, variant.specialize({}))
 
-    # -- questions ------------------------------------------------------------------------------
+    # -- questions --------------------------------------------------------------------------------
 
     def contains(self, key: str | ModelComponent) -> bool:
         return (key.cache_key() if isinstance(key, ModelComponent) else key) in self.cache
 
+    def pin(self, key: str | ModelComponent, pinned: bool = True) -> None:
+        """Keep an executable whatever else is compiled, or no longer."""
+        self.cache.pin(key.cache_key() if isinstance(key, ModelComponent) else key, pinned)
+
     def has_template(self, options: Options = None) -> bool:
         wanted = CompileOptions.of(options).template_key()
-        return any(key == wanted for _, key in self._templates)
+        return any(t.options.template_key() == wanted for t in self._templates.values())
 
     def template_result(self, options: Options = None) -> PipelineResult:
         """What the passes made of the model, and their reports."""
         return self._template_for(CompileOptions.of(options)).result
 
     def template_binding_manifest(self, binding: DimBinding) -> BindingManifest:
-        """The manifest that a binding of the template would have."""
-        return self.specialize_template(binding).manifest
+        """The manifest that a binding of the last template would have."""
+        return self.specialize_template(binding, template=self._last).manifest
 
     def binding_manifest_for_binding(
         self, binding: DimBinding, options: Options = None
@@ -169,24 +271,59 @@ class ModelCompilePipeline:
     def explain(self, key: str | ModelComponent, options: Options = None) -> str:
         """Why a key hits or misses, and what differs from the nearest entry."""
         if isinstance(key, ModelComponent):
-            chosen = CompileOptions.of(options).for_component(key)
-            binding = str(key.dim_binding())
-            material = {"key": key.cache_key(), "binding": binding, **_material(chosen)}
-            return self.cache.explain(key.cache_key(), material)
+            return self.cache.explain(key.cache_key(), component_material(key, options))
         return self.cache.explain(key)
 
     def _template_for(self, options: CompileOptions) -> Template:
         wanted = options.template_key()
-        with self._lock:
-            if self._last is not None and self._last.options.template_key() == wanted:
-                return self._last
-            for (_, key), template in reversed(self._templates.items()):
-                if key == wanted:
-                    return template
+        newest_first = [self._last, *reversed(self._templates.values())]
+        for template in newest_first:
+            if template is not None and template.options.template_key() == wanted:
+                return template
         raise OptionError("no template of these options", hint="call build_template first")
 
     def __len__(self) -> int:
         return len(self.cache)
+
+
+def artifact_material(
+    component: ModelComponent, model: str, options: CompileOptions, backend: Backend
+) -> dict[str, object]:
+    """Everything an artifact's code depends on, but for the compiler itself."""
+    return {
+        "component": component,
+        "model": model,
+        "options": options.template_material(),
+        "device": backend.name,
+        "target": backend.target_key,
+        "workers": backend.workers(options),
+    }
+
+
+def component_material(component: ModelComponent, options: Options) -> dict[str, object]:
+    """What selects an executable, readable."""
+    dispatch = component.kernel_dispatch
+    return {
+        "variant": str(component.variant),
+        "policy": dispatch.policy.value,
+        "force_common_kinds": sorted(dispatch.force_common_kinds),
+        "force_native_kinds": sorted(dispatch.force_native_kinds),
+        "mode": component.compilation_mode.value,
+        "profile": component.profile_key[:12] or "default",
+        "quant": None if component.quant is None else str(component.quant),
+        "composition": component.layer_composition_key[:12] or None,
+        **_material(CompileOptions.of(options)),
+    }
+
+
+def _material(options: CompileOptions) -> dict[str, object]:
+    """The parts of the options by the beginnings of their keys."""
+    parts = {**options.template_material(), "threads": options.threads}
+    return {f"options.{k}": make_key("part", v)[:12] for k, v in parts.items()}
+
+
+def _size(compiled: CompiledGraph) -> int:
+    return compiled.manifest.arena_size
 
 
 def _graph_of(module: Graph | GraphModule) -> Graph:
@@ -195,7 +332,3 @@ def _graph_of(module: Graph | GraphModule) -> Graph:
     held = module.as_hir() or module.as_graph()
     assert held is not None
     return held
-
-
-def _material(options: CompileOptions) -> dict[str, object]:
-    return {k: make_key("part", v)[:12] for k, v in options.template_material().items()}

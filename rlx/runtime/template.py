@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
+from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
-from rlx.ir.text import inspect_lir
+from rlx.ir.module import FusionPolicy, GraphModule
+from rlx.ir.node import Node
+from rlx.ir.text import inspect_graph, inspect_lir
 from rlx.ir.verify import verify
 from rlx.passes.bind import bind_graph
-from rlx.passes.pipeline import PipelineResult
+from rlx.passes.pipeline import PipelineResult, run_pipeline
 from rlx.passes.plan import plan
+from rlx.passes.rewrite import Rule
 from rlx.runtime.variants import Signature
 from rlx.settings import debug, debug_level
 from rlx.specialize.options import CompileOptions
@@ -71,3 +75,37 @@ class Template:
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         return self.backend.compile(self.plan(open_sizes), self.options)
+
+
+def make_template(graph: Graph | GraphModule, options: CompileOptions, device: Backend) -> Template:
+    """Run the passes on a graph whose sizes are open."""
+    source = _lowered(graph, options)
+    backend = device.for_target(options.profile.target)
+    debug(1, f"{source.name}: {len(source)} nodes for {backend.name}")
+    result = run_pipeline(
+        source,
+        on_fire=_show_rule if debug_level() >= 6 else None,
+        has_native=backend.has_native,
+        choose=options.dispatch.choose,
+        lower=backend.lower,
+        passes=options.profile.passes,
+        precision=options.profile.precision,
+        quant=options.quant,
+    )
+    if debug_level() >= 3:
+        debug(3, inspect_graph(result.graph), result.explain())
+    return Template(source, result, backend, options)
+
+
+def _show_rule(name: str, rule: Rule, root: Node, new: Sequence[Node]) -> None:
+    debug(6, f"{name}: {rule.name}: {root!r} became {', '.join(n.op.name for n in new)}")
+
+
+def _lowered(graph: Graph | GraphModule, options: CompileOptions) -> Graph:
+    if isinstance(graph, Graph):
+        graph = GraphModule.from_graph(graph)
+    if not isinstance(graph, GraphModule):
+        raise OptionError("not a graph", got=type(graph).__name__, expected="Graph or GraphModule")
+    if options.profile.fusion == "fusable":
+        graph = graph.with_fusion_policy(FusionPolicy.FUSABLE)
+    return graph.into_graph()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from rlx.errors import OptionError
@@ -12,6 +13,7 @@ from rlx.ir.binding import DimBinding
 from rlx.ir.quant import QuantScheme
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key
+from rlx.specialize.profile import CompileProfile, register_profile
 from rlx.specialize.variant import ModelVariant
 
 
@@ -58,7 +60,22 @@ class LayerComposition:
 
     @property
     def key(self) -> str:
-        return make_key("composition", self)
+        """A hash of the contents; from now on a component may name the composition by it."""
+        made = make_key("composition", self)
+        _compositions[made] = self
+        return made
+
+    @staticmethod
+    def of_key(key: str) -> LayerComposition | None:
+        """The composition of that key, if its key was asked for in this process."""
+        return _compositions.get(key)
+
+    def __str__(self) -> str:
+        times = f" × {self.count}" if self.kind == "homogeneous" else ""
+        return " + ".join(self.layers) + times
+
+
+_compositions: dict[str, LayerComposition] = {}
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,10 @@ class ModelComponent:
     def with_profile_key(self, key: str) -> ModelComponent:
         return replace(self, profile_key=key)
 
+    def with_profile(self, profile: CompileProfile) -> ModelComponent:
+        """Compile with this profile; its key enters the component's."""
+        return self.with_profile_key(register_profile(profile))
+
     def with_quant(self, scheme: QuantScheme | str | None) -> ModelComponent:
         return replace(self, quant=QuantScheme.parse(scheme) if isinstance(scheme, str) else scheme)
 
@@ -106,6 +127,10 @@ class ModelComponent:
         }
 
     def cache_key(self) -> str:
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:  # kept: a hit in a cache must not cost a hash
         return make_key("component", self)
 
     def aot_disk_base(self) -> str:

@@ -12,7 +12,7 @@ from rlx.ir.quant import QuantScheme
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key
-from rlx.specialize.profile import CompileProfile
+from rlx.specialize.profile import CompileProfile, profile_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class CompileOptions:
     profile: CompileProfile = field(default_factory=CompileProfile)
     quant: QuantScheme | None = None
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.quant, str):
+            object.__setattr__(self, "quant", QuantScheme.parse(self.quant))
+        if not isinstance(self.binding, DimBinding):
+            object.__setattr__(self, "binding", DimBinding(self.binding))
 
     @staticmethod
     def of(value: CompileOptions | Mapping[str, Any] | None) -> CompileOptions:
@@ -41,10 +47,13 @@ class CompileOptions:
 
     def for_component(self, component: ModelComponent) -> CompileOptions:
         """These options with what the component says applied."""
+        key = component.profile_key
+        own = not key or key == self.profile.profile_key
         return replace(
             self,
             binding=component.dim_binding(),
             dispatch=component.kernel_dispatch,
+            profile=self.profile if own else profile_of(key),
             quant=component.quant if component.quant is not None else self.quant,
         )
 

@@ -95,6 +95,30 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 _PLAIN = CompileProfile()
+_by_key: dict[str, CompileProfile] = {}
+
+
+def register_profile(profile: CompileProfile) -> str:
+    """Let components name the profile by its key, which is given back."""
+    key = profile.profile_key
+    _by_key[key] = profile
+    return key
+
+
+def profile_of(key: str) -> CompileProfile:
+    """The profile of that key: one that was registered, or a preset."""
+    if key not in _by_key:
+        for preset in PRESETS.values():
+            register_profile(preset)
+    if key not in _by_key:
+        raise OptionError(
+            "unknown profile key", where="component", got=key[:16],
+            expected="the key of a registered profile, a preset, or the options' own profile",
+            hint="register_profile(profile), or component.with_profile(profile)",
+        )  # fmt: skip
+    return _by_key[key]
+
+
 PRESETS: dict[tuple[str, str], CompileProfile] = {
     ("default", "*"): _PLAIN,
     **{

@@ -1,0 +1,96 @@
+"""Weights of products packed by a scheme, where the component or the options ask for it.
+
+x·w becomes dequant_matmul(x, quantize_weight(wᵀ)) for every weight that is made of parameters
+alone; `prepare` packs it once. What holds several products is taken apart first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.errors import OptionError
+from rlx.ir.dtype import f64
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.ir.ops.qpack_weight import QuantizeWeight
+from rlx.ir.quant import QuantScheme
+from rlx.passes.common import COMMON
+from rlx.passes.report import FusionReport
+from rlx.passes.rewrite import GONE, Editor
+
+NAME = "quantize"
+_PRODUCTS = frozenset(["matmul", "grouped_matmul"])
+_COMPOSED = frozenset(
+    ["fused_matmul_bias_act", "fused_swiglu", "lora_matmul", "fused_attention_block",
+     "fused_transformer_layer"]
+)  # fmt: skip
+
+
+def quantize_weights(graph: Graph, scheme: QuantScheme, report: FusionReport) -> Graph:
+    """The graph with its plain weights packed; OptionError where the scheme cannot be encoded."""
+    _require_encoder(scheme)
+    editor = Editor(graph, NAME)
+    todo = list(reversed(graph.nodes))
+    while todo:
+        node = todo.pop()
+        if node.id == GONE or editor.is_fixed(node.outputs[0]):
+            continue
+        if node.op.name in _COMPOSED and _has_weight(editor, node):
+            body = COMMON[node.op.name]
+            result, new = editor.build(node, lambda n=node, b=body: b(graph, n.op, n.inputs))  # type: ignore[misc]
+            _replace(editor, node, result)
+            todo.extend(reversed(new))
+        elif node.op.name in _PRODUCTS and _fits(editor, node, scheme, report):
+            result, _ = editor.build(node, lambda n=node: _packed(graph, n, scheme))  # type: ignore[misc]
+            _replace(editor, node, result)
+            report.add("quantised weight", node.origin)
+    return editor.finish()
+
+
+def _replace(editor: Editor, node: Node, result: Any) -> None:
+    values = result if isinstance(result, tuple) else (result,)
+    for old, new in zip(node.outputs, values, strict=True):
+        editor.replace(old, new)
+
+
+def _has_weight(editor: Editor, node: Node) -> bool:
+    return any(editor.is_fixed(v) and v.shape.rank > 1 for v in node.inputs[1:])
+
+
+def _fits(editor: Editor, node: Node, scheme: QuantScheme, report: FusionReport) -> bool:
+    x, w = node.inputs[:2]
+    rank = 3 if node.op.name == "grouped_matmul" else 2
+    plain = w.shape.rank == rank and w.shape.dtype.is_float and w.shape.dtype is not f64
+    if not (editor.is_fixed(w) and plain and x.shape.dtype.is_float and x.shape.dtype is not f64):
+        return False
+    k = w.shape.static_dims[-2]
+    if k % scheme.block_size or (scheme.block and k % scheme.block):
+        reason = f"{k} rows are no whole blocks of {scheme}"
+        report.miss("quantised weight", reason, node.origin)
+        return False
+    return True
+
+
+def _packed(g: Graph, node: Node, scheme: QuantScheme) -> Any:
+    x, w, *rest = node.inputs
+    axes = (1, 0) if w.shape.rank == 2 else (0, 2, 1)
+    made: Any = g.append(QuantizeWeight(scheme), [g.transpose(w, perm=axes)])
+    packed, *sides = made if isinstance(made, tuple) else (made,)
+    if node.op.name == "grouped_matmul":
+        y: Value = g.dequant_grouped_matmul(x, packed, *rest, *sides, scheme=scheme)
+    else:
+        y = g.dequant_matmul(x, packed, *sides, scheme=scheme)
+    wanted = node.output.shape.dtype
+    return y if y.shape.dtype is wanted else g.cast(y, dtype=wanted)
+
+
+def _require_encoder(scheme: QuantScheme) -> None:
+    # its tables take some milliseconds that a graph without packed weights saves
+    from rlx.ir.quant_decode.blocks import ENCODERS
+
+    if scheme.ggml_type is not None and scheme.name not in ENCODERS:
+        raise OptionError(
+            "weights cannot be packed by this scheme here", where="quant", got=scheme,
+            expected=", ".join([*sorted(ENCODERS), "int8", "int4", "fp8_e4m3", "fp8_e5m2"]),
+            hint="give the model a file that is packed already",
+        )  # fmt: skip

@@ -1,0 +1,237 @@
+"""Artifacts on disk, by key: many processes at once, nothing damaged or foreign ever used.
+
+    cache = AotCache("artifacts")              # or AotCache.default(): the user's cache directory
+    pipeline.get_or_specialize_aot(component, build_hir, cache=cache)
+
+What makes a file unusable (another version, another CPU, damage, another owner) is told in a
+warning, and the variant is compiled and stored again. See docs/artifacts.md for what is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlx.codegen.diskcache import default_directory
+from rlx.codegen.ownfiles import own_directory, sweep
+from rlx.errors import OptionError, RlxError
+from rlx.ir.op import Array
+from rlx.runtime import container
+from rlx.runtime.artifact import Artifact, compiler_stamp
+from rlx.settings import debug, setting
+
+ARTIFACT, WEIGHTS = ".rlx", ".weights"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class AotEntry:
+    """A file of the cache."""
+
+    name: str
+    path: Path
+    num_bytes: int
+    used: float  # seconds since 1970, when it was last written or loaded
+
+
+@dataclass
+class AotCounters:
+    hits: int = 0
+    misses: int = 0
+    stores: int = 0
+    refused: int = 0  # files that were there and could not be used
+    removed: int = 0  # to keep the limit
+
+
+class AotCache:
+    """Artifacts in one directory, at most `limit_bytes` of them, the least recently used removed.
+
+    Files appear whole or not at all, so processes need no lock: two that build the same artifact
+    both end well. Failing to write is no error, only a slower next start.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
+        if limit_bytes is not None and limit_bytes < 1:
+            raise OptionError("not a size", where="limit_bytes", got=limit_bytes)
+        self.root = Path(root)
+        self.limit_bytes = _default_limit() if limit_bytes is None else limit_bytes
+        self.counters = AotCounters()
+
+    @staticmethod
+    def default() -> AotCache | None:
+        """The cache in the user's directory; None where RLX_CACHE=0 turns it off."""
+        root = default_directory("artifacts")
+        return None if root is None else AotCache(root)
+
+    def path(self, name: str, suffix: str = ARTIFACT) -> Path:
+        if not name or name != os.path.basename(name) or name.startswith("."):
+            raise OptionError("not the name of an artifact", got=repr(name))
+        return self.root / f"{name}{suffix}"
+
+    # -- artifacts --------------------------------------------------------------------------------
+
+    def load(self, name: str, material: bytes | None = None) -> Artifact | None:
+        """The artifact `name`, if there is one that can be used here; `material` is what its key
+        must have been made of."""
+        path = self.path(name)
+        try:
+            found = Artifact.from_parts(container.read(path).parts)
+        except FileNotFoundError:
+            self.counters.misses += 1
+            return None
+        except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
+            self._refuse(path, _brief(error))
+            return None
+        why = _unfit(found, material)
+        if why:
+            self._refuse(path, why)
+            return None
+        self.counters.hits += 1
+        _touch(path)
+        return found
+
+    def store(self, name: str, artifact: Artifact) -> bool:
+        """Write the artifact; False, with a warning, where that is not possible."""
+        return self._write(self.path(name), artifact.to_parts(), {})
+
+    def refuse(self, name: str, error: Exception) -> None:
+        """Tell that an artifact which looked well could not be used after all."""
+        self.counters.hits -= 1
+        self._refuse(self.path(name), _brief(error))
+
+    def _refuse(self, path: Path, why: str) -> None:
+        self.counters.misses += 1
+        self.counters.refused += 1
+        text = f"[aot] {path} is made again: {why}"
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+    # -- prepared weights -------------------------------------------------------------------------
+
+    def store_weights(self, name: str, tensors: Mapping[str, Array], source: str) -> bool:
+        """Keep prepared parameters; `source` says what they were made of."""
+        return self._write(self.path(name, WEIGHTS), {"source": source.encode()}, tensors)
+
+    def load_weights(self, name: str, source: str) -> dict[str, Array] | None:
+        """Prepared parameters made of `source`, mapped from disk, or None."""
+        path = self.path(name, WEIGHTS)
+        try:
+            found = container.read(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
+            self._refuse(path, _brief(error))
+            return None
+        if found.parts.get("source") != source.encode():
+            self._refuse(path, "made of other weights")
+            return None
+        _touch(path)
+        return found.tensors
+
+    # -- the directory ----------------------------------------------------------------------------
+
+    def _write(self, path: Path, parts: Mapping[str, bytes], tensors: Mapping[str, Array]) -> bool:
+        try:
+            own_directory(self.root)
+            container.write(path, parts, tensors)
+        except OSError as error:
+            text = f"[aot] not written: {path}: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            return False
+        self.counters.stores += 1
+        debug(1, f"wrote {path}")
+        sweep(self.root)
+        self.trim(keep=path)
+        return True
+
+    def entries(self) -> list[AotEntry]:
+        """All files, the most recently used first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for item in os.scandir(self.root):
+                if not item.name.startswith(".") and item.name.endswith((ARTIFACT, WEIGHTS)):
+                    with contextlib.suppress(FileNotFoundError):
+                        info = item.stat(follow_symlinks=False)
+                        path = Path(item.path)
+                        found.append(AotEntry(item.name, path, info.st_size, info.st_mtime))
+        return sorted(found, key=lambda e: (-e.used, e.name))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(e.num_bytes for e in self.entries())
+
+    def trim(self, keep: Path | None = None) -> int:
+        """Remove the least recently used files until the limit is kept; gives their number."""
+        entries = self.entries()
+        total, removed = sum(e.num_bytes for e in entries), 0
+        for entry in reversed(entries):
+            if total <= self.limit_bytes:
+                break
+            if entry.path != keep:
+                entry.path.unlink(missing_ok=True)
+                total -= entry.num_bytes
+                removed += 1
+        self.counters.removed += removed
+        return removed
+
+    def clear(self) -> int:
+        """Remove everything, and what was left half-written; gives the number of files."""
+        entries = self.entries()
+        for entry in entries:
+            entry.path.unlink(missing_ok=True)
+        sweep(self.root)
+        return len(entries)
+
+    def verify(self) -> dict[Path, str]:
+        """Read every file; those that would not be used, and why."""
+        faults: dict[Path, str] = {}
+        for entry in self.entries():
+            try:
+                found = container.read(entry.path)
+                why = ""
+                if entry.name.endswith(ARTIFACT):
+                    why = _unfit(Artifact.from_parts(found.parts), None)
+            except FileNotFoundError:
+                continue
+            except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
+                why = _brief(error)
+            if why:
+                faults[entry.path] = why
+        return faults
+
+    def __repr__(self) -> str:
+        return f"<AotCache {self.root}>"
+
+
+def _unfit(artifact: Artifact, material: bytes | None) -> str:
+    """Why an undamaged artifact is not what is asked for; empty if it is."""
+    if artifact.stamp != compiler_stamp():
+        return "made by another version of the compiler"
+    if material is not None and artifact.material != material.hex():
+        return "made for something else of the same name"
+    return ""
+
+
+def _touch(path: Path) -> None:
+    """The time of last use, kept by ourselves: many systems do not."""
+    with contextlib.suppress(OSError):
+        now = time.time()
+        os.utime(path, (now, now))
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, RlxError):
+        return str(error).splitlines()[0]
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text or type(error).__name__
+
+
+def _default_limit() -> int:
+    text = setting("RLX_CACHE_LIMIT")
+    if not text.isdigit() or int(text) < 1:
+        raise OptionError("not a size", where="RLX_CACHE_LIMIT", got=repr(text), expected="MiB")
+    return int(text) * _MIB

@@ -1,0 +1,169 @@
+"""An artifact: one variant of a model that runs without passes and without a compiler.
+
+Its parts: `about` (who it is for and what callers must know), the plan as LIR, and what the device
+stores: program, object code and target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from rlx.backends.base import Backend, Executable, Parts, Stored
+from rlx.errors import FormatError, OptionError
+from rlx.ir import serial
+from rlx.ir.binding import DimBinding, UpTo
+from rlx.ir.graph import Graph
+from rlx.ir.lir import Lir
+from rlx.ir.phase import Phase
+from rlx.ir.serial.reader import Reader
+from rlx.ir.serial.writer import Writer
+from rlx.runtime.variants import Signature
+from rlx.specialize.manifest import BindingManifest, ManifestEntry
+from rlx.specialize.options import CompileOptions
+
+ABOUT, LIR = "about", "lir"
+_COMPILER = ("ir", "passes", "specialize", "codegen", "backends")
+
+
+@cache
+def compiler_stamp() -> str:
+    """Identity of this compiler: a digest of its own source, so that no edit goes unseen."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for folder in _COMPILER:
+        for path in _sources(os.path.join(root, folder)):
+            with open(path, "rb", buffering=0) as file:
+                digest.update(file.read())
+    return digest.hexdigest()
+
+
+def _sources(folder: str) -> Iterator[str]:
+    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+        if entry.is_dir():
+            yield from _sources(entry.path)
+        elif entry.name.endswith(".py"):
+            yield entry.path
+
+
+@dataclass
+class Artifact:
+    """What is stored of a variant. `material` is all that its key was made of."""
+
+    device: str
+    stamp: str
+    material: str  # hexadecimal
+    signature: Signature
+    binding: DimBinding
+    manifest: BindingManifest
+    output_phases: tuple[Phase, ...]
+    parts: Parts  # of the device
+    plan: bytes  # LIR
+
+    @staticmethod
+    def of(
+        device: str, signature: Signature, binding: DimBinding, lir: Lir, parts: Parts,
+        material: bytes = b"",
+    ) -> Artifact:  # fmt: skip
+        stored = Stored.of(lir)
+        return Artifact(
+            device, compiler_stamp(), material.hex(), signature, binding, stored.manifest,
+            tuple(stored.output_phases), parts, serial.to_bytes(lir),
+        )  # fmt: skip
+
+    # -- bytes ------------------------------------------------------------------------------------
+
+    def to_parts(self) -> dict[str, bytes]:
+        s = self.signature
+        about = (
+            self.device, self.stamp, self.material, s.name,
+            *(tuple(table.items()) for table in (s.inputs, s.params, s.states)), s.output_names,
+            tuple(self.binding.sizes.items()), tuple(self.binding.live.items()),
+            self.manifest.arena_size, tuple(_row(e) for e in self.manifest),
+            tuple(p.value for p in self.output_phases),
+        )  # fmt: skip
+        return {ABOUT: Writer().value(about), LIR: self.plan, **self.parts}
+
+    @staticmethod
+    def from_parts(parts: Mapping[str, bytes]) -> Artifact:
+        """The artifact; its plan and code stay bytes until they are asked for."""
+        rest = dict(parts)
+        try:
+            about, plan = rest.pop(ABOUT), rest.pop(LIR)
+        except KeyError as error:
+            raise FormatError("a part is missing", where="artifact", expected=error) from None
+        reader = Reader(about)
+        fields = reader.value()
+        reader.finish()
+        device, stamp, material, name, *tables, sizes, live, arena, rows, phases = fields
+        inputs, params, states, outputs = tables
+        binding = DimBinding(dict(sizes))
+        for symbol, bound in live:
+            binding.set(symbol, UpTo(bound))
+        manifest = BindingManifest(tuple(_entry(row) for row in rows), arena)
+        signature = Signature(name, dict(inputs), dict(params), dict(states), outputs)
+        done = tuple(Phase.of(p) for p in phases)
+        return Artifact(device, stamp, material, signature, binding, manifest, done, rest, plan)
+
+    # -- running ----------------------------------------------------------------------------------
+
+    @cached_property
+    def lir(self) -> Lir:
+        """The plan, read when it is first asked for: runs do without it."""
+        found: Any = serial.from_bytes(self.plan, "artifact")
+        if not isinstance(found, Lir):
+            raise FormatError("not a plan", where="artifact", got=type(found).__name__)
+        return found
+
+    def executable(self, backend: Backend, options: CompileOptions) -> Executable:
+        stored = Stored(self.manifest, self.output_phases, lambda: self.lir)
+        return backend.restore(self.parts, stored, options)
+
+
+def _row(entry: ManifestEntry) -> tuple[Any, ...]:
+    shape = entry.shape
+    numbers = (entry.num_elements, entry.num_bytes, entry.arena_offset, entry.arena_size)
+    return (entry.role, entry.name, shape, *numbers, entry.is_view)
+
+
+def _entry(row: tuple[Any, ...]) -> ManifestEntry:
+    return ManifestEntry(*row)
+
+
+@dataclass
+class StoredVariant:
+    """A variant from disk, for a compiled graph: its sizes are what they are."""
+
+    artifact: Artifact
+    backend: Backend
+    options: CompileOptions
+
+    @property
+    def signature(self) -> Signature:
+        return self.artifact.signature
+
+    @property
+    def binding(self) -> DimBinding:
+        return self.artifact.binding
+
+    @property
+    def live(self) -> dict[str, int]:
+        return self.artifact.binding.live
+
+    @property
+    def open_symbols(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def prepare(self) -> Graph | None:
+        return self.artifact.lir.prepare
+
+    def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
+        if open_sizes:
+            raise OptionError("an artifact holds one variant", got=dict(open_sizes))
+        return self.artifact.executable(self.backend, self.options)
