@@ -1,0 +1,347 @@
+"""Texts to vectors and ranks: order, padding, limits, options, files around the model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+from encoder_files import write_gguf_copy, write_model, write_modules
+from tiny import write_folder as write_language_model
+from tiny import write_safetensors
+from tiny_encoders import SENTENCES, batch
+
+import rlx
+from rlx.formats.fetch import cached
+from rlx.models.encoders.build import EncoderFile, Use, describe
+from rlx.models.encoders.engine import BATCH_TOKENS
+
+GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    with rlx.load(folder) as loaded:
+        yield loaded
+
+
+def many(count: int) -> list[str]:
+    """Texts of every length the model takes, in no order."""
+    rng = np.random.default_rng(0)
+    return [" ".join("abcdefg"[: rng.integers(0, 7)]) * rng.integers(0, 6) for _ in range(count)]
+
+
+def test_a_text_in_a_batch_gives_the_vector_it_gives_alone(model: Any) -> None:
+    texts = many(50)
+    alone = np.array([model.embed(t) for t in texts])
+    assert len({len(model.tokenizer.encode(t)) for t in texts}) > 10
+    for size in (None, 1, 7, 50):
+        got = model.embed(texts, batch=size)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, alone, rtol=0, atol=1e-5)
+
+
+def test_vectors_are_the_mean_of_hidden_states(model: Any, folder: Path) -> None:
+    text = "the cat sat."
+    file = EncoderFile.open(folder)
+    described = describe(file, file.weights(), Use("hidden", padded=False))
+    f = rlx.Session("reference").compile(described.module).set_params(described.params)
+    ids = np.array([[2, *model.tokenizer.encode(text, add_special=False), 3]], np.int32)
+    (hidden,) = f.run(ids=ids)
+    np.testing.assert_allclose(model.embed(text), hidden[0].mean(0), rtol=0, atol=1e-5)
+
+
+def test_shapes_of_results(model: Any) -> None:
+    assert model.embed("cat").shape == (32,)
+    assert model.embed(["cat"]).shape == (1, 32)
+    assert model.embed([]).shape == (0, 32)
+    empty = model.embed(["", "cat"])  # a text of special tokens alone is a text
+    assert np.abs(empty[0]).max() > 0.1
+    np.testing.assert_allclose(empty[0], model.embed(""), rtol=0, atol=1e-6)
+
+
+def test_normalising_and_truncating(model: Any) -> None:
+    texts = ["cat", "the cats", "a b c"]
+    plain = model.embed(texts)
+    unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
+    np.testing.assert_allclose(model.embed(texts, normalize=True), unit, rtol=0, atol=1e-6)
+    short = model.embed(texts, truncate_dim=5)
+    assert np.array_equal(short, plain[:, :5])
+    wanted = plain[:, :5] / np.linalg.norm(plain[:, :5], axis=1, keepdims=True)
+    got = model.embed(texts, truncate_dim=5, normalize=True)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+    cosines = model.similarity(texts, "cat")
+    np.testing.assert_allclose(cosines[:, 0], unit @ unit[0], rtol=0, atol=1e-6)
+
+
+def test_long_texts_are_cut_with_a_warning_or_refused(model: Any) -> None:
+    long = "a " * 100
+    assert model.max_tokens == 40
+    kept = "a " * 38
+    with pytest.warns(
+        UserWarning, match=r"cut to 40 tokens: 1 of 2 texts, the first of them nu.* 1"
+    ):
+        got = model.embed(["cat", long])
+    np.testing.assert_allclose(got[1], model.embed(kept), rtol=0, atol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(model.embed(["cat", long], overlong="cut"), got)
+    with pytest.raises(rlx.InputError, match=r"text 1 is too long.*40 tokens"):
+        model.embed(["cat", long], overlong="error")
+
+
+@pytest.mark.parametrize("bad", ["caf\udce9", 3, None, b"cat"])
+def test_what_is_no_text_is_refused_by_number(model: Any, bad: Any) -> None:
+    with pytest.raises(rlx.InputError, match=r"text 2\].*only text"):
+        model.embed(["a", "b", bad])
+    with pytest.raises(rlx.InputError, match=r"text 5\].*only text"):
+        list(model.embed_stream(iter(["a"] * 5 + [bad]), window=3))
+
+
+def test_options_out_of_range_are_refused(model: Any) -> None:
+    for options in ({"batch": 0}, {"truncate_dim": 0}, {"truncate_dim": 33}, {"overlong": "x"}):
+        with pytest.raises(rlx.OptionError, match=next(iter(options))):
+            model.embed(["a"], **options)
+    with pytest.raises(rlx.OptionError, match="window"):
+        next(model.embed_stream(["a"], window=0))
+
+
+def test_streams_hold_a_window_and_keep_the_order(model: Any) -> None:
+    taken = []
+
+    def source() -> Any:
+        for i, text in enumerate(many(30)):
+            taken.append(i)
+            yield text
+
+    stream = model.embed_stream(source(), window=8)
+    first = next(stream)
+    assert len(taken) == 8
+    got = np.array([first, *stream])
+    assert len(taken) == 30
+    np.testing.assert_allclose(got, model.embed(many(30)), rtol=0, atol=1e-5)
+
+
+def test_batches_are_bounded_and_little_padded(model: Any) -> None:
+    texts = many(3000)
+    tokens = model.reader.read(texts, "", "error")
+    parts = model.engine.batches(tokens, None)
+    assert sorted(i for p in parts for i in p.places) == list(range(3000))
+    used = sum(len(t) for t in tokens)
+    room = sum(p.seq * len(p.places) for p in parts)
+    assert all(p.seq * len(p.places) <= BATCH_TOKENS for p in parts)
+    assert room < 1.1 * used  # lengths of 2 to 40 in some 30 batches
+    assert [len(p.places) for p in model.engine.batches(tokens[:5], 2)] == [2, 2, 1]
+
+
+def test_any_shape_runs_on_few_executables(folder: Path) -> None:
+    with rlx.load(folder) as model:
+        for text in many(40):
+            model.embed([text, "cat", text])
+        assert len(model.engine._graphs) <= 4  # two steps of lengths, padded or not
+        assert len(model.engine._templates) <= 2
+
+
+def test_threads_may_share_a_model(model: Any) -> None:
+    texts, results = many(12), {}
+
+    def work(i: int) -> None:
+        results[i] = model.embed(texts[i:] + texts[:i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, got in results.items():
+        np.testing.assert_allclose(got, model.embed(texts[i:] + texts[:i]), rtol=0, atol=1e-5)
+    assert len(results) == 4
+
+
+def test_a_closed_model_says_so(folder: Path) -> None:
+    with rlx.load(folder) as model:
+        pass
+    model.close()
+    with pytest.raises(rlx.InputError, match="closed"):
+        model.embed("cat")
+
+
+# -- ranking ---------------------------------------------------------------------------------------
+
+
+def test_rerank_by_vectors(model: Any) -> None:
+    texts = ["a b", "the cat", "cats"]
+    ranks = model.rerank("the cat", texts)
+    cosines = model.similarity("the cat", texts)[0]
+    assert [r.index for r in ranks] == np.argsort(-cosines).tolist()
+    assert ranks[0].index == 1
+    np.testing.assert_allclose([r.score for r in ranks], np.sort(cosines)[::-1], atol=1e-6)
+    assert model.rerank("the cat", texts, top=1) == ranks[:1]
+    assert model.rerank("the cat", []) == []
+    with pytest.raises(rlx.InputError, match="list of texts"):
+        model.rerank("the cat", "a b")
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_cross_encoders_score_pairs(name: str, tmp_path: Path) -> None:
+    """[CLS] query [SEP] text [SEP], the second text of another kind in BERT; RoBERTa has two marks
+    between and one kind."""
+    write_model(tmp_path, name, classifier=True)
+    query, texts = "the cat", ["a b c d e", "cats", ""]
+    with rlx.load(tmp_path) as model:
+        assert model.is_reranker
+        got = model.scores(query, texts)
+        encode = lambda t: model.tokenizer.encode(t, add_special=False)  # noqa: E731
+    file = EncoderFile.open(tmp_path)
+    described = describe(file, file.weights(), Use("scores", padded=False, typed=name == "bert"))
+    f = rlx.Session("reference").compile(described.module).set_params(described.params)
+    for text, score in zip(texts, got, strict=True):
+        head = [2, *encode(query), 3] + [3] * (name == "roberta")
+        ids = np.array([[*head, *encode(text), 3]], np.int32)
+        types = (np.arange(ids.shape[1]) >= len(head)).astype(np.int32)[None]
+        given = {"types": types} if name == "bert" else {}
+        (logit,) = f.run(ids=ids, **given)
+        assert score == pytest.approx(1 / (1 + np.exp(-logit[0, 0])), abs=1e-6)
+    order = [r.index for r in model_ranks(tmp_path, query, texts)]
+    assert order == np.argsort(-got, kind="stable").tolist()
+
+
+def model_ranks(folder: Path, query: str, texts: list[str]) -> Any:
+    with rlx.load(folder) as model:
+        return model.rerank(query, texts, batch=2)
+
+
+def test_long_pairs_are_cut_at_the_longer_text(tmp_path: Path) -> None:
+    write_model(tmp_path, classifier=True)
+    with rlx.load(tmp_path) as model:
+        (pair,) = model.reader.pairs("cat", ["a " * 100], "cut")
+        assert len(pair) == model.max_tokens == 40
+        assert pair.second == 3  # [CLS] cat [SEP]
+        (pair,) = model.reader.pairs("b " * 50, ["a " * 100], "cut")
+        assert (len(pair), pair.second) == (40, 20)  # 18 and 19 tokens and three marks
+        with pytest.raises(rlx.InputError, match="text 1 is too long"):
+            model.rerank("cat", ["a", "a " * 100], overlong="error")
+
+
+# -- files around the model ------------------------------------------------------------------------
+
+
+def test_modules_of_sentence_transformers_are_followed(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    old = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True,
+           "pooling_mode_mean_tokens": True}  # fmt: skip
+    dense = {"in_features": 64, "out_features": 6, "bias": True,
+             "activation_function": "torch.nn.modules.activation.Tanh"}  # fmt: skip
+    write_modules(
+        tmp_path, ("Transformer", {}), ("Pooling", old), ("Dense", dense), ("Normalize", {})
+    )
+    rng = np.random.default_rng(1)
+    w, b = (rng.standard_normal(s).astype(np.float32) for s in ((6, 64), (6,)))
+    write_safetensors(
+        tmp_path / "2_Dense" / "model.safetensors", {"linear.weight": w, "linear.bias": b}
+    )
+    settings = {"max_seq_length": 12, "do_lower_case": False}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    prompts = {"prompts": {"query": "the "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    plain = EncoderFile.open(tmp_path)
+    described = describe(plain, plain.weights(), Use("hidden", padded=False))
+    f = rlx.Session("reference").compile(described.module).set_params(described.params)
+    with rlx.load(tmp_path) as model:
+        assert (model.max_tokens, model.width) == (12, 6)
+        (hidden,) = f.run(ids=np.array([model.tokenizer.encode("the cat")], np.int32))
+        pooled = np.concatenate([hidden[0, 0], hidden[0].mean(0)])
+        wanted = np.tanh(w @ pooled + b)
+        wanted /= np.linalg.norm(wanted)
+        np.testing.assert_allclose(model.embed("cat"), wanted, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(model.embed(["cat", "a"])[0], wanted, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(model.embed("the cat", prompt=""), wanted, rtol=0, atol=1e-5)
+        assert not np.allclose(model.embed("cat", prompt=""), wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("modules", "error"),
+    [
+        ("{", rlx.FormatError),
+        ("[3]", rlx.FormatError),
+        ('[{"type": "a.Pooling", "path": "../x"}]', rlx.FormatError),
+        ('[{"type": "a.Pooling", "path": "/x"}]', rlx.FormatError),
+        ('[{"type": "a.LSTM", "path": ""}]', rlx.UnsupportedError),
+        ('[{"type": "a.Pooling", "path": "nowhere"}]', rlx.InputError),
+    ],
+)
+def test_bad_modules_are_typed_errors(modules: str, error: type, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / "modules.json").write_text(modules)
+    with pytest.raises(error):
+        rlx.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"hidden_size": "wide"}, rlx.FormatError),
+        ({"num_attention_heads": 5}, rlx.FormatError),
+        ({"vocab_size": None}, rlx.FormatError),
+        ({"hidden_act": "sparkle"}, rlx.UnsupportedError),
+        ({"position_embedding_type": "relative_key"}, rlx.UnsupportedError),
+    ],
+)
+def test_bad_configs_are_typed_errors(changes: dict[str, Any], error: type, tmp_path: Path) -> None:
+    write_model(tmp_path, **changes)
+    with pytest.raises(error):
+        rlx.load(tmp_path)
+
+
+def test_load_tells_kinds_of_models_apart(folder: Path, tmp_path: Path) -> None:
+    write_language_model("llama", tmp_path)
+    with pytest.raises(rlx.OptionError, match="encoders only"):
+        rlx.load(tmp_path, quant="int8")
+    with pytest.raises(rlx.OptionError, match="unknown type"):
+        rlx.load(folder, dtype="int8")
+    with pytest.raises(rlx.OptionError, match="not both"):
+        rlx.load(folder, dtype="bf16", quant="int8")
+    with pytest.raises(rlx.OptionError, match="max_tokens"):
+        rlx.load(folder, context=41)
+    with rlx.load(folder, context=10) as model:
+        assert isinstance(model, rlx.EncoderModel)
+        assert model.max_tokens == 10
+
+
+@pytest.mark.parametrize("name", ["bert", "nomic_bert", "modernbert"])
+def test_gguf_gives_what_the_folder_gives(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, name)
+    write_gguf_copy(tmp_path, tmp_path / "model.gguf")
+    ids = batch(name)[0][2:].astype(np.int32)
+    file = EncoderFile.open(tmp_path / "model.gguf")
+    described = describe(file, file.weights(), Use("hidden", padded=False))
+    f = rlx.Session("cpu").compile(described.module).set_params(described.params)
+    wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_hidden"][2]
+    (got,) = f.run(ids=ids)
+    np.testing.assert_allclose(got[0], wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
+    with rlx.load(tmp_path) as plain, rlx.load(tmp_path / "model.gguf") as packed:
+        texts = ["the cats, a cat!", "", "xyz"]
+        np.testing.assert_allclose(packed.embed(texts), plain.embed(texts), rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(cached("all-minilm-l6-v2") is None, reason="rlx pull all-minilm-l6-v2")
+def test_real_weights_in_q8_0_stay_close(tmp_path: Path) -> None:
+    folder = cached("all-minilm-l6-v2")
+    assert folder is not None
+    write_gguf_copy(folder, tmp_path / "minilm.gguf", "Q8_0")
+    wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
+    with rlx.load(tmp_path / "minilm.gguf", context=256) as model:
+        got = model.embed(SENTENCES, normalize=True, overlong="cut")
+    assert (got * wanted).sum(-1).min() >= 0.995
