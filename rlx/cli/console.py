@@ -6,6 +6,7 @@ Results go to standard output, everything about them (progress, timings, errors)
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,14 @@ def screen(stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _PIPE_WIDTH
-    return Console(stderr=stderr, highlight=False, markup=False, width=width, soft_wrap=True)
+    return Console(
+        stderr=stderr,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        width=None if stream.isatty() else _PIPE_WIDTH,
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def error(message: str) -> None:

@@ -30,7 +30,7 @@ def open_subject(name: str, context: int | None, kv: str) -> Subject:
     """A model by name or path, or a file that `rlx inspect -o` or `rlx.ir.serial` wrote."""
     path = Path(name).expanduser()
     if path.is_file() and not _is_model(path):
-        return Subject(name, _read_program(path))
+        return Subject(name, read_program(path))
     return _model_subject(name, context, kv)
 
 
@@ -39,7 +39,8 @@ def _is_model(path: Path) -> bool:
         return file.read(4) == b"GGUF" or path.suffix in (".gguf", ".safetensors", ".json")
 
 
-def _read_program(path: Path) -> GraphModule:
+def read_program(path: Path) -> GraphModule:
+    """IR in a file, as text or bytes."""
     from rlx.ir import serial
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule

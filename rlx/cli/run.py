@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlx.cli import answers, console
 from rlx.cli.opening import is_model, load_model
 from rlx.cli.options import Json, Loading, Sampling, model_names, spread
+
+if TYPE_CHECKING:
+    from rlx.models.language import LanguageModel
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -37,6 +41,15 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as text; no chat template.")
     ] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            "-w",
+            metavar="MODEL",
+            help="MODEL is a program that `rlx inspect -o` wrote; take weights from this one.",
+        ),
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print what it took.")] = False,
     json: Json = False,
     loading: Loading,
@@ -49,12 +62,13 @@ def run(
     prompt is read from standard input.
     """
     name, prompt = _arguments(first, second)
+    if weights is not None and not Path(name).is_file():
+        raise typer.BadParameter("--weights needs a file with a program before the prompt")
     if raw and system is not None:
         raise typer.BadParameter("--system needs a chat template; --raw uses none")
     settings = sampling.settings()
     begin = time.perf_counter()
-    model = load_model(name, loading)
-    with model:
+    with _load(name, weights, loading) as model:
         loaded = time.perf_counter() - begin
         stream = _start(model, prompt, system, raw, settings)
         if json:
@@ -67,6 +81,14 @@ def run(
             _print(stream)
         if stats:
             console.note(f"loaded in {loaded:.2f} s, {answers.timings(stream.result)}")
+
+
+def _load(name: str, weights: str | None, loading: Loading) -> LanguageModel:
+    if weights is None:
+        return load_model(name, loading)
+    from rlx.cli.edited import load_edited
+
+    return load_edited(Path(name), weights, loading)
 
 
 def _arguments(first: str | None, second: str | None) -> tuple[str, str]:

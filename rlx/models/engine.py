@@ -13,7 +13,7 @@ import numpy as np
 from rlx.errors import InputError
 from rlx.ir.binding import DimBinding
 from rlx.ir.module import GraphModule
-from rlx.models.build import ModelFile, describe
+from rlx.models.build import Described, ModelFile, describe
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
@@ -69,7 +69,7 @@ class Engine:
     def use(self, kind: str) -> Use:
         """The executables for "sample", "adjust" or "logits", made on first use."""
         if kind not in self._uses:
-            described = describe(self.model, self._weights, self.context, self.kv, kind)
+            described = self.describe(kind)
             for name, array in described.params.items():
                 if name not in self._pipeline.params:
                     self._pipeline.params.set(name, array)
@@ -83,6 +83,10 @@ class Engine:
             made = {name: self._compile(kind, name, module, b) for name, b in seqs.items()}
             self._uses[kind] = Use(**made)
         return self._uses[kind]
+
+    def describe(self, kind: str) -> Described:
+        """The graph and parameters of a use; an engine for an edited graph has another one."""
+        return describe(self.model, self._weights, self.context, self.kv, kind)
 
     def _compile(
         self, kind: str, name: str, module: GraphModule, binding: DimBinding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,29 @@ def test_a_reader_that_leaves_is_no_error_to_shout_about(tiny: Path) -> None:
     assert process.wait(60) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_an_edited_program_runs(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    """As it was written it answers the same; with another norm it does not."""
+    program = tmp_path / "edited.mir"
+    rlx("inspect", tiny, "--stage", "mir", "-o", program)
+    command = (program, "Hi", "--weights", tiny, *REFERENCE, "--json")
+    plain = json.loads(rlx("run", tiny, "Hi", *REFERENCE, "--json").stdout)
+    assert json.loads(rlx("run", *command).stdout)["tokens"] == plain["tokens"]
+    text = program.read_text()
+    program.write_text(re.sub(r"(rms_norm\(.*); eps=[^)]*", r"\1; eps=100.0", text))
+    assert program.read_text() != text
+    assert json.loads(rlx("run", *command).stdout)["tokens"] != plain["tokens"]
+
+
+def test_edited_programs_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    program = tmp_path / "edited.mir"
+    rlx("inspect", tiny, "--stage", "mir", "-o", program)
+    command = ("run", program, "Hi", "--weights", tiny, *REFERENCE)
+    shorter = rlx(*command, "--context", "64")
+    assert shorter.exit_code == 1
+    assert "is not the model's" in shorter.stderr
+    assert "not in an edited program" in rlx(*command, "--repetition-penalty", "1.2").stderr
+    program.write_text(program.read_text().replace('as "token"', 'as "word"'))
+    assert "other results than the model's; got word" in rlx(*command).stderr
+    assert rlx("run", "Hi", "--weights", tiny).exit_code == 2

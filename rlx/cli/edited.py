@@ -1,0 +1,77 @@
+"""A model whose program was changed by hand: `rlx run edited.mir --weights model.gguf`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx.cli import console
+from rlx.cli.opening import find_model
+from rlx.cli.options import Loading
+from rlx.cli.programs import read_program
+from rlx.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.module import GraphModule
+    from rlx.models.build import Described
+    from rlx.models.language import LanguageModel
+
+
+def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
+    """The model of `weights`, run by the program in a file that `rlx inspect -o` wrote."""
+    module = read_program(program)
+    path = find_model(weights)
+    with console.working(f"loading {weights}"):
+        from rlx.models.build import ModelFile
+        from rlx.models.engine import Engine
+        from rlx.models.language import LanguageModel
+
+        class Edited(Engine):
+            """Runs the program in place of what the model's own page describes."""
+
+            def describe(self, kind: str) -> Described:
+                if kind != "sample":
+                    raise OptionError(
+                        "penalties, biases and logits are not in an edited program", got=kind,
+                        hint="leave those options out",
+                    )  # fmt: skip
+                described = super().describe(kind)
+                _check(_graph(described.module), _graph(module), str(program))
+                described.module = module
+                return described
+
+        engine = Edited(
+            ModelFile.open(path), device=loading.device, context=loading.context,
+            threads=loading.threads, kv=loading.kv,
+        )  # fmt: skip
+        return LanguageModel(engine.model, engine)
+
+
+def _graph(module: GraphModule) -> Graph:
+    found = module.as_hir() or module.as_graph()
+    assert found is not None
+    return found
+
+
+def _check(described: Graph, edited: Graph, where: str) -> None:
+    """Raise unless the edited graph takes and gives what the model's own does."""
+    for kind in ("input", "param", "state"):
+        known = {n.name: n.output.shape for n in described.sources(kind)}
+        found = {n.name: n.output.shape for n in edited.sources(kind)}
+        for name, shape in found.items():
+            if known.get(name) is not shape:
+                raise InputError(
+                    f"{kind} {name!r} is not the model's", where=where, got=shape,
+                    expected=known.get(name, f"one of its {kind}s"),
+                    hint="states have the length of the context: give the same --context and --kv"
+                    if kind == "state" and name in known else "",
+                )  # fmt: skip
+        missing = sorted(known.keys() - found.keys()) if kind == "input" else []
+        if missing:
+            raise InputError("an input is missing", where=where, expected=", ".join(missing))
+    if edited.output_names != described.output_names:
+        raise InputError(
+            "other results than the model's", where=where, got=", ".join(edited.output_names),
+            expected=", ".join(described.output_names),
+        )  # fmt: skip
