@@ -8,6 +8,7 @@ takes, a few at first.
 from __future__ import annotations
 
 import math as numbers
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,6 +60,7 @@ class _Emitter:
         heaps = Heaps(m, spec.ranking)
         self.select = heaps.emit_select()
         self.by_index = Heaps(m, Ascending(), "indices")
+        self.weight = self._emit_weight()
         self.draw_any = self._emit_draw_any()
         self.draw_best = self._emit_draw_best()
 
@@ -78,6 +80,16 @@ class _Emitter:
             distance = f.select(x.eq(top), 0.0, x - top)
         weight = math.exp(distance / heat)
         return f.select(x.eq(-numbers.inf), 0.0, weight)
+
+    def _emit_weight(self) -> Function:
+        """f64 weight(row, index, top, heat): the weight of one token."""
+        params = [("row", ptr), ("index", i64), ("top", f64), ("heat", f64)]
+        f = self.m.function("weight", params, f64, internal=True)
+        f.ret(self.weights(f, self.logits(f, f["row"], f["index"], 1)).to(f64))
+        return f
+
+    def weight_of(self, f: Function, index: Value) -> Value:
+        return f.call(self.weight, f["row"], index, f["top"], f["heat"])
 
     # -- one row ------------------------------------------------------------------------------
 
@@ -100,20 +112,25 @@ class _Emitter:
             top = self._top(row, n)
             point = uniform(f, seed, counter, r)
             common = [row, n, top.to(f64), heat, point, min_p, memory]
-            limited = (best < n) | (top_p < 1.0)
-
-            def draw(common: list[Value] = common, limited: Value = limited) -> list[Value]:
-                return f.if_(
-                    limited,
-                    lambda: f.call(self.draw_best, *common, best, top_p),
-                    lambda: f.call(self.draw_any, *common),
-                )
-
-            def choose(row: Value = row, top: Value = top, draw=draw) -> list[Value]:  # type: ignore[no-untyped-def]
-                return f.if_(heat > 0.0, draw, lambda: self._first(row, n, top))
-
-            [token] = f.if_(top.eq(-numbers.inf), lambda: f.i64(0), choose)
+            [token] = self._token(common, top, best, top_p)
             f.store(token.to(i32), f.gep(tokens, r, 4))
+
+    def _token(self, common: list[Value], top: Value, best: Value, top_p: Value) -> list[Value]:
+        """The token of a row, by the way that its settings ask for."""
+        f = self.f
+        row, n, _, heat, *_ = common
+
+        def draw() -> list[Value]:
+            return f.if_(
+                (best < n) | (top_p < 1.0),
+                lambda: f.call(self.draw_best, *common, best, top_p),
+                lambda: f.call(self.draw_any, *common),
+            )
+
+        def choose() -> list[Value]:
+            return f.if_(heat > 0.0, draw, lambda: self._first(row, n, top))
+
+        return f.if_(top.eq(-numbers.inf), lambda: f.i64(0), choose)
 
     @cached_property
     def f(self) -> Function:
@@ -165,25 +182,29 @@ class _Emitter:
         params = [*_PARAMS, ("point", f64), ("min_p", f64), ("memory", ptr)]
         f = self.m.function("draw_any", params, i64, internal=True)
         n, memory = f["n"], f["memory"]
+        # behind the weights lie the sums of their blocks
+        sums = f.gep(memory, n * self.type.bytes + 7 & -8)
 
         def block(start: Value, total: Value) -> Value:
-            stop = f.min(start + BLOCK, n)
-            return total + self._weigh(f, start, stop, memory)
+            part = self._weigh(f, start, f.min(start + BLOCK, n), memory)
+            f.store(part, f.gep(sums, start.udiv(BLOCK), 8))
+            return total + part
 
         [total] = f.loop(0, n, BLOCK, [f.const(0.0, f64)], block)
         target = f["point"] * total
 
-        def skip(start: Value, passed: Value) -> list[Value]:
-            stop = f.min(start + BLOCK, n)
-            return [start + BLOCK, passed + self._block_sum(f, start, stop, memory)]
+        def after(start: Value, passed: Value) -> Value:
+            return passed + f.load(f.gep(sums, start.udiv(BLOCK), 8), f64)
 
-        def before(start: Value, passed: Value) -> Value:
+        def is_before(start: Value, passed: Value) -> Value:
             """Whether the point lies behind this block, and there is another one."""
-            stop = f.min(start + BLOCK, n)
-            after = passed + self._block_sum(f, start, stop, memory)
-            return (after <= target) & (start + BLOCK < n)
+            return (after(start, passed) <= target) & (start + BLOCK < n)
 
-        start, passed = f.while_([f.i64(0), f.const(0.0, f64)], before, skip)
+        start, passed = f.while_(
+            [f.i64(0), f.const(0.0, f64)],
+            is_before,
+            lambda start, passed: [start + BLOCK, after(start, passed)],
+        )
         f.ret(self._search(f, start, f.min(start + BLOCK, n), passed, target, memory))
         return f
 
@@ -201,16 +222,15 @@ class _Emitter:
 
         return self._sum(f, start, whole, stop, some)
 
-    def _block_sum(self, f: Function, start: Value, stop: Value, memory: Value) -> Value:
-        """The sum of weights in memory, made as `_weigh` made it."""
-        whole = start + (stop - start & -self.lanes)
-
-        def some(i: Value, lanes: int) -> Value:
-            return f.load(f.gep(memory, i, self.type), vec(lanes, self.type)).to(f64)
-
-        return self._sum(f, start, whole, stop, some)
-
-    def _sum(self, f: Function, start: Value, whole: Value, stop: Value, some) -> Value:  # type: ignore[no-untyped-def]
+    def _sum(
+        self,
+        f: Function,
+        start: Value,
+        whole: Value,
+        stop: Value,
+        some: Callable[[Value, int], Value],
+    ) -> Value:
+        """The sum of what `some` gives for (index, lanes): whole vectors, then single ones."""
         lanes = self.lanes
         zero = f.const(0.0, vec(lanes, f64))
         [sums] = f.loop(start, whole, lanes, [zero], lambda i, s: s + some(i, lanes))
@@ -264,6 +284,8 @@ class _Emitter:
         """The sum of all weights; only needed, and only computed, for top_p alone."""
 
         def some(i: Value, lanes: int) -> Value:
+            if lanes == 1:
+                return self.weight_of(f, i)
             return self.weights(f, self.logits(f, f["row"], i, lanes)).to(f64)
 
         def walk() -> Value:
@@ -273,15 +295,14 @@ class _Emitter:
         [total] = f.if_(f["best"] < f["n"], lambda: f.const(0.0, f64), walk)
         return total
 
-    def _weight_of(self, f: Function, entry: Value) -> Value:
+    def _entry_weight(self, f: Function, entry: Value) -> Value:
         """The weight of the token of an entry in memory."""
         ranking = self.spec.ranking
-        index = ranking.index(f, ranking.load(f, f["memory"], entry))
-        return self.weights(f, self.logits(f, f["row"], index, 1))
+        return self.weight_of(f, ranking.index(f, ranking.load(f, f["memory"], entry)))
 
     def _best_sum(self, f: Function, count: Value) -> Value:
         [total] = f.loop(
-            0, count, 1, [f.const(0.0, f64)], lambda i, s: s + self._weight_of(f, i).to(f64)
+            0, count, 1, [f.const(0.0, f64)], lambda i, s: s + self._entry_weight(f, i)
         )
         return total
 
@@ -296,7 +317,7 @@ class _Emitter:
                 return (i < count) & ((passed < target) | i.eq(0))
 
             def on(i: Value, passed: Value) -> list[Value]:
-                return [i + 1, passed + self._weight_of(f, i).to(f64)]
+                return [i + 1, passed + self._entry_weight(f, i)]
 
             return f.while_([f.i64(0), f.const(0.0, f64)], inside, on)[0]
 
@@ -310,7 +331,7 @@ class _Emitter:
 
         def look(i: Value, kept: Value) -> Value:
             index = ranking.index(f, ranking.load(f, memory, i))
-            good = self.weights(f, self.logits(f, f["row"], index, 1)) >= least
+            good = self.weight_of(f, index).to(self.type) >= least
             f.store(index, f.gep(memory, kept, 8))
             return kept + good.to(i64, signed=False)
 
@@ -323,8 +344,7 @@ class _Emitter:
         f.call(self.by_index.sort, memory, count)
 
         def weight(i: Value) -> Value:
-            index = f.load(f.gep(memory, i, 8), i64)
-            return self.weights(f, self.logits(f, f["row"], index, 1)).to(f64)
+            return self.weight_of(f, f.load(f.gep(memory, i, 8), i64))
 
         [total] = f.loop(0, count, 1, [f.const(0.0, f64)], lambda i, s: s + weight(i))
         target = f["point"] * total

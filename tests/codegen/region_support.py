@@ -121,3 +121,10 @@ def assert_close(
 
 
 ONE = [(HOST, 2)]
+
+
+def fused(g: Graph, build: Build, *xs: Any) -> Any:
+    """`build` as one fused group on `xs`."""
+    body = Graph("body")
+    inner = [body.input(f"x{i}", x.shape) for i, x in enumerate(xs)]
+    return g.elementwise_region(list(xs), body=body.set_outputs(build(body, *inner)))
