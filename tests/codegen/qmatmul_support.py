@@ -33,6 +33,19 @@ _HALVES = {
 _MINIMUM = {"Q4_1": 2, "Q5_1": 2, "Q2_K": 82, "Q4_K": 2, "Q5_K": 2}
 
 
+def columns(scheme: QuantScheme) -> int:
+    """Enough for several blocks, and for whole groups of them and less."""
+    block = scheme.block or scheme.block_size
+    return 768 if block == 256 else -(-288 // block) * block
+
+
+def graph_of(scheme: QuantScheme, x: np.ndarray, parts: list[np.ndarray]) -> Graph:
+    g = Graph("product")
+    rows = g.input("x", Shape(x.shape, x.dtype))
+    g.set_outputs(g.dequant_matmul(rows, *weight_params(g, parts), scheme=scheme))
+    return g
+
+
 def random_weight(
     scheme: QuantScheme, dims: tuple[int, ...], k: int, rng: np.random.Generator
 ) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ pairs of strips). A unit of work is one chunk against one strip; workers take eq
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr
 from rlx.codegen.kernel import KernelSpec
@@ -27,9 +27,11 @@ CHUNK = 256 << 10  # bytes of quantised rows that a strip is multiplied with in 
 _POINTERS = frozenset(["x", "w", "out", "bias", "residual"])
 
 
-@cache
 def format_of(scheme: QuantScheme) -> Format:
-    return BLOCKS.get(scheme.name) or SUPERS.get(scheme.name) or integer_format(scheme)
+    """What emits a tile's products with weights of the scheme."""
+    if scheme.name in SUPERS:
+        return SUPERS[scheme.name]()
+    return BLOCKS.get(scheme.name) or integer_format(scheme)
 
 
 def tile_rows(target: Target) -> int:

@@ -8,6 +8,7 @@ minimum. Sums over sub-blocks are integers and exact.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 
 from rlx.codegen.emit import Value, f32, i16, vec
@@ -20,7 +21,10 @@ _SCALE, _SIXTEENS, _THIRTY_TWOS = 64, 65, 73  # words of a row's block behind it
 
 
 class Super(Format):
-    """Base of the formats; a block's sub-scales are unpacked into memory, `[sub][column]`."""
+    """Base of the formats; a block's sub-scales are unpacked into memory, `[sub][column]`.
+
+    An object is good for one tile: it knows where in that function's memory they are.
+    """
 
     kind, block = "super", 256
     subs = 8
@@ -356,11 +360,11 @@ class Curve(Super):
         ]
 
 
-SUPERS: dict[str, Super] = {
-    "Q2_K": TwoBits(),
-    "Q3_K": ThreeBits(),
-    "Q4_K": WithMinima(4, 4),
-    "Q5_K": FiveBits(12, 5),
-    "Q6_K": SixBits(),
-    "IQ4_XS": Curve(),
+SUPERS: dict[str, Callable[[], Super]] = {
+    "Q2_K": TwoBits,
+    "Q3_K": ThreeBits,
+    "Q4_K": partial(WithMinima, 4, 4),
+    "Q5_K": partial(FiveBits, 12, 5),
+    "Q6_K": SixBits,
+    "IQ4_XS": Curve,
 }
