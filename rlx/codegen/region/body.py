@@ -18,7 +18,6 @@ from rlx.codegen.region.nest import (
     Load,
     Nest,
     Quantity,
-    Steps,
     Table,
     Walk,
     Word,
@@ -172,12 +171,6 @@ class Body:
             found.setdefault(s.walk, set()).add(s.level)
         return found
 
-    def lane_step(self, steps: Steps) -> Quantity:
-        """How far apart two lanes are."""
-        if self.columns:
-            return steps.rows[-1]
-        return steps.inner[-1] if steps.inner else 0
-
     # -- instructions -------------------------------------------------------------------------
 
     def value(self, number: int, spot: Spot) -> Element:
@@ -214,7 +207,7 @@ class Body:
             *zip(spot.frame.inner, i.steps.inner, strict=False),
         ]:
             total = total + index * self.number(step)
-        step = self.lane_step(i.steps)
+        step = i.steps.between_lanes(self.columns)
         if step == 0:
             return total
         return self.f.splat(total, spot.lanes) + self._lane_offsets(spot, step)
@@ -250,7 +243,7 @@ class Body:
 
     def load(self, walk: Walk, spot: Spot) -> Element:
         pointer, lanes = self._data_terms(walk, spot)
-        step = self.lane_step(walk.steps) if self._moves(walk) else 0
+        step = walk.steps.between_lanes(self.columns)
         if lanes is None and step == 0:
             return self._read(pointer, walk.dtype, 1, None)
         if lanes is None and (step == 1 or spot.lanes == 1):
@@ -261,10 +254,6 @@ class Body:
             offsets = lanes if offsets is None else offsets + lanes
         assert offsets is not None
         return self._gather(pointer, offsets, walk.dtype, spot.mask)
-
-    def _moves(self, walk: Walk) -> bool:
-        """Whether the tensor has the axis of lanes at all."""
-        return bool(walk.steps.rows) if self.columns else bool(walk.steps.inner)
 
     def _data_terms(self, walk: Walk, spot: Spot) -> tuple[Value, Value | None]:
         """The pointer moved by indices that are data, and offsets of the lanes that they add."""
@@ -302,7 +291,7 @@ class Body:
     def store(self, walk: Walk, x: Element, spot: Spot) -> None:
         """Elements to their place; one of one lane fills all lanes of a vector."""
         f = self.f
-        step = self.lane_step(walk.steps) if self._moves(walk) else 0
+        step = walk.steps.between_lanes(self.columns)
         pointer = spot.frame.pointers[walk]
         if step == 0:
             self._write(pointer, x, walk.dtype, None)

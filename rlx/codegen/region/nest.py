@@ -41,6 +41,11 @@ class Steps:
     rows: tuple[Quantity, ...]
     inner: tuple[Quantity, ...] = ()
 
+    def between_lanes(self, columns: bool) -> Quantity:
+        """How far apart lanes are, along the innermost axis or, in columns, the last row axis."""
+        steps = self.rows if columns else self.inner
+        return steps[-1] if steps else 0
+
 
 @dataclass(frozen=True)
 class Walk:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.codegen.region.nest import ROW, Apply, Load, Nest, Quantity, Walk
+from rlx.codegen.region.nest import ROW, Apply, Load, Nest, Walk
 from rlx.codegen.region.registers import raw_type, register_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, bool_, c64
@@ -32,18 +32,12 @@ def masks_tail(nest: Nest, target: Target, columns: bool) -> bool:
     """Whether the last vector is masked; where masks are dear or tensors lie apart, what is left is
     done element by element instead."""
     for walk in nest.walks():
-        step = lane_step(walk, columns)
+        step = walk.steps.between_lanes(columns)
         if walk.dtype is c64 or (step not in (0, 1)) or _data_per_lane(nest, walk, columns):
             return False
         if step == 1 and not _has_masks(target, raw_type(walk.dtype).bits):
             return False
     return True
-
-
-def lane_step(walk: Walk, columns: bool) -> Quantity:
-    """Elements between two lanes."""
-    steps = walk.steps.rows if columns else walk.steps.inner
-    return steps[-1] if steps else 0
 
 
 def _data_per_lane(nest: Nest, walk: Walk, columns: bool) -> bool:
