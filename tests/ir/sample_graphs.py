@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.codegen.target import Target
 from rlx.ir.attrs import Body, Data, MaskKind
 from rlx.ir.dim import sym
 from rlx.ir.dtype import ALL
@@ -14,6 +16,7 @@ from rlx.ir.hir import HirModule
 from rlx.ir.ops.custom import custom_op
 from rlx.ir.origin import Origin
 from rlx.ir.printer import bodies
+from rlx.ir.quant import QuantScheme
 
 tagged = custom_op(
     "samples.tagged",
@@ -222,13 +225,24 @@ def hir() -> Graph:
 _FFN = (("up", [32, 48]), ("gate", [32, 48]), ("down", [48, 32]))
 
 
+def lowered() -> Graph:
+    """Products as the CPU device rewrites them: packed weights, plain and quantised."""
+    g = Graph("lowered")
+    x = g.input("x", ["batch", 64])
+    plain = g.matmul(x, g.param("w", [64, 32]))
+    scheme = QuantScheme.parse("Q8_0")
+    packed = g.dequant_matmul(x, g.param("q", [32, scheme.row_bytes(64)], "u8"), scheme=scheme)
+    g.set_outputs(plain, packed)
+    return CpuBackend(Target.named("x86-64-v3")).lower(g)
+
+
 def empty() -> Graph:
     return Graph("empty")
 
 
 SAMPLES: tuple[Callable[[], Graph], ...] = (
     mlp, elementwise, reductions, layouts, matmuls, attentions, spatial, recurrences, control,
-    constants, customs, origins, hir, empty,
+    constants, customs, origins, hir, lowered, empty,
 )  # fmt: skip
 
 

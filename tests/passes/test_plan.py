@@ -203,9 +203,9 @@ def test_planning_is_near_linear() -> None:
 
     def cost(length: int) -> float:
         graph = bind_graph(_chain(length), {"seq": 4})
-        start = time.perf_counter()
+        start = time.process_time()
         plan(graph)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     cost(100)
     small, large = min(cost(500) for _ in range(3)), min(cost(4000) for _ in range(3))

@@ -55,9 +55,7 @@ def _written(graph: Graph, state: Value, last: Value) -> Value:
     return graph.state_update(state, last, 0, 0) if is_state(state) else last
 
 
-def scanned(
-    graph: Graph, sequences: tuple[Value, ...], state: Value | None
-) -> tuple[Value, Value]:
+def scanned(graph: Graph, sequences: tuple[Value, ...], state: Value | None) -> tuple[Value, Value]:
     """The recurrence as a loop over tokens; (o, the last state)."""
     q, k, v = sequences[:3]
     out = promote(*[x.shape.dtype for x in (q, k, v)])
