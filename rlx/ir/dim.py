@@ -254,6 +254,8 @@ def upper_bound(dim: Dim, bounds: Mapping[str, int]) -> int:
     Terms with a negative coefficient count with their symbols at 0, so the result is an upper
     bound, not always a reached one.
     """
+    if type(dim) is int:
+        return dim
     total = 0
     for monomial, factor in _terms(expand(dim)):
         if monomial and factor < 0:

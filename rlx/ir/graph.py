@@ -214,8 +214,9 @@ class Graph(Builder):
             for v in node.outputs:
                 if not v.shape.is_static:
                     found |= v.shape.symbols
-            for value in node.op.attributes().values() if node.op.fields else ():
-                _symbols_of(value, found)
+            if node.op.fields and node.op.has_symbols:
+                for value in node.op.attributes().values():
+                    _symbols_of(value, found)
         return frozenset(found)
 
     def users(self) -> dict[Value, list[Node]]:

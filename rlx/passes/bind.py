@@ -36,8 +36,9 @@ def bind_graph(graph: Graph, binding: DimBinding | Mapping[str, int]) -> Graph:
         return bind_op(op, sizes), tuple(bound)
 
     new = graph.rebuild(bind)
-    used = {f for s in graph.symbols() for f in (DERIVED[s].symbols if s in DERIVED else {s})}
-    new.live |= {s: bound for s, bound in binding.live.items() if s in used}
+    if binding.live:
+        used = {f for s in graph.symbols() for f in (DERIVED[s].symbols if s in DERIVED else {s})}
+        new.live |= {s: bound for s, bound in binding.live.items() if s in used}
     return new
 
 

@@ -16,6 +16,7 @@ from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.lowering import FusionPolicy
 from rlx.ir.node import Node
+from rlx.ir.op import Op
 from rlx.ir.ops.qpack_weight import QuantizeWeight
 from rlx.ir.quant import QuantScheme
 from rlx.ir.verify import verify
@@ -188,7 +189,15 @@ def run_pipeline(
             on_stage(step.name, graph)
     if context.prepare is not None:
         verify(context.prepare, after="prepare")
+    _share_ops(graph)
     return PipelineResult(graph, context.prepare, context.fusion, context.dispatch, trace)
+
+
+def _share_ops(graph: Graph) -> None:
+    """One record for all equal ops: what is done per op in each variant is then done once."""
+    known: dict[Op, Op] = {}
+    for node in graph.nodes:
+        node.op = known.setdefault(node.op, node.op)
 
 
 def _selected(passes: Sequence[str] | None) -> list[Pass]:

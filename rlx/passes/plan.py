@@ -16,6 +16,7 @@ from rlx.ir.lir import Lir, Slot, aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.ir.phase import PhaseSchedule, derive_phases
+from rlx.ir.shape import Shape
 from rlx.passes.bind import require_bound
 from rlx.passes.count import counters
 from rlx.passes.views import Placed, find_views, is_plain
@@ -104,6 +105,14 @@ class _Planner:
         self.working: dict[int, tuple[int, int]] = {}
         self.last = self._last_uses()
         self.dying: dict[int, list[Value]] = {}
+        self._bytes: dict[Shape, int] = {}
+
+    def bytes_of(self, value: Value) -> int:
+        """Bytes at the upper bounds; there are few different shapes, however many values."""
+        found = self._bytes.get(value.shape)
+        if found is None:
+            found = self._bytes[value.shape] = value.shape.upper_bytes(self.graph.live)
+        return found
 
     def _last_uses(self) -> dict[Value, int]:
         last: dict[Value, int] = {}
@@ -130,7 +139,7 @@ class _Planner:
         if node.op.is_source:
             if node.op.name != "input":
                 value = node.output
-                size = value.shape.upper_bytes(self.graph.live)
+                size = self.bytes_of(value)
                 last = self.last.get(value, node.id)
                 self.slots[value] = Slot(node.op.name, size, first=node.id, last=last)
             return
@@ -155,7 +164,7 @@ class _Planner:
     def _place_view(self, value: Value) -> None:
         root, view = self.views[value]
         position = value.node.id
-        size = value.shape.upper_bytes(self.graph.live)
+        size = self.bytes_of(value)
         self.slots[value] = Slot("alias", size, None, root, view, position, self.last[root])
 
     def _place(self, node: Node, value: Value, kind: str) -> None:
@@ -170,7 +179,7 @@ class _Planner:
         self.dying.setdefault(last, []).append(value)
 
     def _place_new(self, value: Value, kind: str) -> None:
-        size = value.shape.upper_bytes(self.graph.live)
+        size = self.bytes_of(value)
         outside = self.nested and kind != "arena"
         offset = None if outside else self.arena.take(aligned(size))
         first = 0 if kind == "input" else value.node.id
@@ -194,7 +203,7 @@ class _Planner:
                 and self.slots[root].kind == "arena"
                 and operand.shape.dims == value.shape.dims
                 and operand.shape.dtype.bytes == value.shape.dtype.bytes
-                and self.slots[root].size == value.shape.upper_bytes(self.graph.live)
+                and self.slots[root].size == self.bytes_of(value)
                 and (view is None or (view.offset == 0 and is_plain(view, operand.shape)))
                 and self._only_reader(node, root, operand)
             ):

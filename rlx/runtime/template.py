@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from rlx.backends.base import Backend, Executable
 from rlx.errors import OptionError
@@ -67,7 +68,7 @@ class Template:
         for symbol, size in open_sizes.items():
             binding.set(symbol, size)
         bound = self.backend.lower_bound(bind_graph(self.result.graph, binding))
-        lir = plan(bound, prepare=self.prepare, scratch=self.backend.scratch)
+        lir = plan(bound, prepare=self.prepare, scratch=_once(self.backend.scratch))
         verify(lir.graph, after="plan")
         if debug_level() >= 4:
             debug(4, inspect_lir(lir))
@@ -75,6 +76,20 @@ class Template:
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         return self.backend.compile(self.plan(open_sizes), self.options)
+
+
+def _once(scratch: Callable[[Node], int]) -> Callable[[Node], int]:
+    """The same answer for nodes that are alike, as those of a model's layers are."""
+    known: dict[tuple[Any, ...], int] = {}
+
+    def ask(node: Node) -> int:
+        key = (node.op, *[v.shape for v in node.inputs], *[v.shape for v in node.outputs])
+        found = known.get(key)
+        if found is None:
+            found = known[key] = scratch(node)
+        return found
+
+    return ask
 
 
 def make_template(graph: Graph | GraphModule, options: CompileOptions, device: Backend) -> Template:

@@ -12,6 +12,7 @@ from rlx.backends.cpu.checks import limits_of
 from rlx.backends.cpu.listing import HostCall, Listing, Mark
 from rlx.backends.cpu.lowering import Context, Step, steps_of
 from rlx.backends.cpu.place import Placed, PlacedWords, place
+from rlx.backends.cpu.repeat import Repeats
 from rlx.backends.cpu.schedule import place_barriers
 from rlx.backends.cpu.words import WordTable
 from rlx.codegen.jit import Kernel
@@ -65,14 +66,14 @@ def assemble(lir: Lir, target: Target, threads: int) -> Assembled:
 
 def list_program(lir: Lir, target: Target, threads: int) -> Listed:
     """The program for up to so many workers, also where the target is another machine."""
-    steps = steps_of(Context(lir, target, threads))
+    ctx = Context(lir, target, threads)
+    steps = steps_of(ctx, Repeats(ctx))
     kernels = compile_specs((s.spec for s in steps if s.spec is not None), target)
     words = WordTable(lir)
     starts, places = [0], dict[int, int]()
     for step in steps:
         places[id(step)] = len(words.offsets)
-        for word in step.words:
-            words.add(word)
+        words.extend(step.words)
         starts.append(len(words.offsets))
     words.close(places)
     barriers = place_barriers(steps, lir)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.target import Target
@@ -163,7 +164,13 @@ def scratch_of(node: Node, target: Target, threads: int) -> int:
     return entry.scratch(node, target, threads) if entry is not None and entry.scratch else 0
 
 
-def steps_of(ctx: Context) -> list[Step]:
+class Lowerer(Protocol):
+    """Gives the steps of a node by the lowering of its kind."""
+
+    def lower(self, node: Node, lowering: Lowering) -> list[Step]: ...
+
+
+def steps_of(ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
     """The steps of all nodes, in schedule order."""
     steps: list[Step] = []
     for node in ctx.lir.graph.nodes:
@@ -175,7 +182,8 @@ def steps_of(ctx: Context) -> list[Step]:
                 "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
                 hint="legalize should have rewritten it through its common body",
             )  # fmt: skip
-        for step in entry.lower(node, ctx):
+        made = lowerer.lower(node, entry.lower) if lowerer else entry.lower(node, ctx)
+        for step in made:
             step.node = node
             if not step.label:
                 step.label = node.op.name if step.spec is None else step.spec.label

@@ -6,7 +6,7 @@ A kernel reads 8-byte words. Sizes are numbers; addresses are offsets from ancho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlx.backends.cpu.listing import (
@@ -21,6 +21,7 @@ from rlx.backends.cpu.listing import (
     Source,
 )
 from rlx.backends.cpu.lowering import Fixed, Number, Pointer, Scratch, Status, Word, WordOf
+from rlx.backends.cpu.repeat import Told
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, Expr, expand
 from rlx.ir.lir import Lir
@@ -28,6 +29,8 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 
 _WRAP = 1 << 64
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+_OUTSIDE = ("param", "state")
 _Home = tuple[int, Base | None, Dim, int]  # anchor, base, byte offset, bytes of an element
 
 
@@ -51,25 +54,44 @@ class WordTable:
         names = zip(lir.graph.output_names, lir.outputs, strict=True)
         self._outputs = {value: name for name, value in names}
 
-    def add(self, word: Word) -> None:
-        """The next word."""
-        if type(word) is int:
-            self._put(NUMBER, word)
-        else:
-            _RULES[type(word)](self, word)
+    def extend(self, words: Sequence[Word]) -> None:
+        """The words of the next step."""
+        start = len(self.offsets)
+        if isinstance(words, Told) and words.recipe.fixed is not None:
+            self._tell(words, words.recipe.fixed, start)
+            return
+        self.anchors += [NUMBER] * len(words)
+        self.offsets += [0] * len(words)
+        for at, word in enumerate(words, start):
+            if type(word) is int:
+                self.offsets[at] = word if _LOWEST <= word <= _HIGHEST else _wrapped(word)
+            else:
+                _RULES[type(word)](self, at, word)
 
-    def _put(self, anchor: int, offset: int) -> None:
-        self.anchors.append(anchor)
-        self.offsets.append(offset if -_WRAP // 2 <= offset < _WRAP // 2 else _wrapped(offset))
+    def _tell(self, words: Told, fixed: list[int], start: int) -> None:
+        """The same for a step that differs from an earlier one in its values alone."""
+        recipe, node = words.recipe, words.node
+        self.anchors += [NUMBER] * len(fixed)
+        self.offsets += fixed
+        values = (*node.inputs, *node.outputs)
+        for at, number, shift in recipe.pointers:
+            self._point(start + at, values[number], shift)
+        if recipe.scratch:
+            begin = self.lir.scratch[node.id][0]
+            for at, offset, shift in recipe.scratch:
+                self._relative(start + at, ARENA, None, shift + (begin + offset))
+        for at in recipe.numbers:
+            self.offsets[start + at] = self._number_of(node)
+        for at, step, index in recipe.links:
+            self._link(start + at, WordOf(words.steps[step], index))
 
-    def _relative(self, anchor: int, base: Base | None, offset: Dim) -> None:
+    def _relative(self, at: int, anchor: int, base: Base | None, offset: Dim) -> None:
         if isinstance(offset, int):
             if base is None:
-                self._put(anchor, offset)
+                self.anchors[at], self.offsets[at] = anchor, offset
                 return
-            if base[0] in ("param", "state"):
-                self.late.append(Late(len(self.offsets), base, offset))
-                self._put(NUMBER, 0)
+            if base[0] in _OUTSIDE:
+                self.late.append(Late(at, base, offset))
                 return
             key = Source(anchor, base, offset)
         else:
@@ -78,20 +100,22 @@ class WordTable:
         if source is None:
             source = self._sources[key] = len(self.live)
             self.live.append(key)
-        self.patches.append((len(self.offsets), source))
-        self._put(NUMBER, 0)
+        self.patches.append((at, source))
 
     # -- kinds of words ---------------------------------------------------------------------------
 
-    def _dim(self, word: Expr) -> None:
-        self._relative(NUMBER, None, word)
+    def _dim(self, at: int, word: Expr) -> None:
+        self._relative(at, NUMBER, None, word)
 
-    def _pointer(self, word: Pointer) -> None:
-        home = self._homes.get(word.value)
+    def _pointer(self, at: int, word: Pointer) -> None:
+        self._point(at, word.value, word.shift)
+
+    def _point(self, at: int, value: Value, shift: Dim) -> None:
+        home = self._homes.get(value)
         if home is None:
-            home = self._homes[word.value] = self._home(word.value)
+            home = self._homes[value] = self._home(value)
         anchor, base, offset, size = home
-        self._relative(anchor, base, offset + word.shift * size if word.shift else offset)
+        self._relative(at, anchor, base, offset + shift * size if shift else offset)
 
     def _home(self, value: Value) -> _Home:
         root, slot = self.lir.home(value)
@@ -115,19 +139,21 @@ class WordTable:
             self.constants.append(data.array)
         return CONSTANT + number
 
-    def _scratch(self, word: Scratch) -> None:
+    def _scratch(self, at: int, word: Scratch) -> None:
         start, _ = self.lir.scratch[word.node.id]
-        self._relative(ARENA, None, word.shift + (start + word.offset))
+        self._relative(at, ARENA, None, word.shift + (start + word.offset))
 
-    def _status(self, word: Status) -> None:
-        self._put(STATUS, 0)
+    def _status(self, at: int, word: Status) -> None:
+        self.anchors[at] = STATUS
 
-    def _fixed(self, word: Fixed) -> None:
-        self._relative(self._constant(word.data), None, word.shift)
+    def _fixed(self, at: int, word: Fixed) -> None:
+        self._relative(at, self._constant(word.data), None, word.shift)
 
-    def _number(self, word: Number) -> None:
+    def _number(self, at: int, word: Number) -> None:
+        self.offsets[at] = self._number_of(word.node)
+
+    def _number_of(self, node: Node) -> int:
         """The graph's own nodes are numbered from 1 on, then come those of nested graphs."""
-        node = word.node
         number = self._numbers.get(node)
         if number is None:
             own = node.graph is self.lir.graph
@@ -136,11 +162,11 @@ class WordTable:
             self._numbers[node] = number
             operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
             self.reports[number] = Report(node.op.name, operands, str(node.origin))
-        self._put(NUMBER, number)
+        return number
 
-    def _link(self, word: WordOf) -> None:
-        self._links.append((len(self.offsets), word))
-        self._put(WORDS, 0)
+    def _link(self, at: int, word: WordOf) -> None:
+        self.anchors[at] = WORDS
+        self._links.append((at, word))
 
     def close(self, starts: Mapping[int, int]) -> None:
         """Fill in the words that hold the address of another, now that each step has its place."""
@@ -153,7 +179,7 @@ def _wrapped(number: int) -> int:
     return (number + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
-_RULES: dict[type, Callable[[WordTable, Any], None]] = {
+_RULES: dict[type, Callable[[WordTable, int, Any], None]] = {
     Pointer: WordTable._pointer,
     Scratch: WordTable._scratch,
     Status: WordTable._status,

@@ -13,7 +13,7 @@ from rlx.ir.quant import QuantScheme, encode
 from rlx.ir.shape import Shape
 
 
-@op("quantize_weight")
+@op("quantize_weight", group="qpack")
 class QuantizeWeight(Op):
     """w [..., N, K] as `dequant_matmul` takes it: packed rows, and scale and zero point where the
     scheme keeps them apart."""

@@ -1,0 +1,173 @@
+"""Nodes that are alike have steps that are alike: lowered once, then told for other operands.
+
+The layers of a model differ in their operands only. A lowering looks at the op, at shapes and at
+how operands lie in memory, so what it gave for one node holds for every node that agrees in those,
+with operands, results and scratch memory exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.backends.cpu.lowering import (
+    Context,
+    Lowering,
+    Number,
+    Pointer,
+    Scratch,
+    Step,
+    Word,
+    WordOf,
+)
+from rlx.ir.dim import Dim
+from rlx.ir.node import Node, Value
+
+# Their lowerings look at what stands around the node, or make steps of nested graphs.
+_LOOKING_AROUND = frozenset(
+    {"gated_delta_net", "selective_scan", "state_update", "cond", "while_loop", "scan"}
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The words of a step in terms of a node's values: operands first, then results.
+
+    `plain` has the words that are the same for every node, 0 for the others.
+    """
+
+    plain: list[Word]
+    fixed: list[int] | None  # the plain words, where all of them are numbers
+    pointers: list[tuple[int, int, Dim]]  # position, number of the value, shift
+    scratch: list[tuple[int, int, Dim]]  # position, offset, shift
+    numbers: list[int]  # positions of the node's number
+    links: list[tuple[int, int, int]]  # position, step of the node, its word
+
+
+class Told(Sequence[Word]):
+    """The words of a step by its recipe."""
+
+    __slots__ = ("node", "recipe", "steps")
+
+    def __init__(self, recipe: Recipe, node: Node, steps: list[Step]) -> None:
+        self.recipe, self.node, self.steps = recipe, node, steps
+
+    def __len__(self) -> int:
+        return len(self.recipe.plain)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[Word]:
+        r, node = self.recipe, self.node
+        words = list(r.plain)
+        values = (*node.inputs, *node.outputs)
+        for at, number, shift in r.pointers:
+            words[at] = Pointer(values[number], shift)
+        for at, offset, shift in r.scratch:
+            words[at] = Scratch(node, offset, shift)
+        for at in r.numbers:
+            words[at] = Number(node)
+        for at, step, index in r.links:
+            words[at] = WordOf(self.steps[step], index)
+        return iter(words)
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """A step of the first of several nodes that are alike."""
+
+    step: Step
+    recipe: Recipe
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+class Repeats:
+    """Lowers nodes of one program."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._known: dict[tuple[Any, ...], list[_Pattern] | None] = {}
+
+    def lower(self, node: Node, lowering: Lowering) -> list[Step]:
+        if node.op.name in _LOOKING_AROUND:
+            return lowering(node, self.ctx)
+        key = self._key(node)
+        if key not in self._known:
+            steps = lowering(node, self.ctx)
+            self._known[key] = _patterns(node, steps)
+            return steps
+        patterns = self._known[key]
+        if patterns is None:
+            return lowering(node, self.ctx)
+        return _retold(node, patterns)
+
+    def _key(self, node: Node) -> tuple[Any, ...]:
+        """All that a lowering may look at; which operands are the same value counts too."""
+        slots, inputs = self.ctx.lir.slots, node.inputs
+        views = [slots[v].view for v in inputs]
+        same = tuple([inputs.index(v) for v in inputs]) if len(set(inputs)) < len(inputs) else ()
+        shapes = [v.shape for v in (*inputs, *node.outputs)]
+        return (node.op, same, *shapes, *views)
+
+
+def _retold(node: Node, patterns: list[_Pattern]) -> list[Step]:
+    values = (*node.inputs, *node.outputs)
+    steps: list[Step] = []
+    for p in patterns:
+        old = p.step
+        step = Step(
+            old.spec, Told(p.recipe, node, steps), [values[i] for i in p.reads],
+            [values[i] for i in p.writes], old.solo, node, old.uses_scratch, old.flops, old.bytes,
+            old.label, old.jump, old.fence,
+        )  # fmt: skip
+        steps.append(step)
+    return steps
+
+
+def _patterns(node: Node, steps: list[Step]) -> list[_Pattern] | None:
+    """What the steps are, told for any node; None where they hold something of another node."""
+    values = (*node.inputs, *node.outputs)
+    numbers: dict[Value, int] = {}
+    for i, v in enumerate(values):
+        numbers.setdefault(v, i)
+    found = []
+    for step in steps:
+        recipe = _recipe(node, step, steps, numbers)
+        touched = (*step.reads, *step.writes)
+        if recipe is None or step.host is not None or not all(v in numbers for v in touched):
+            return None
+        reads, writes = (tuple(numbers[v] for v in vs) for vs in (step.reads, step.writes))
+        found.append(_Pattern(step, recipe, reads, writes))
+    return found
+
+
+def _recipe(node: Node, step: Step, steps: list[Step], numbers: dict[Value, int]) -> Recipe | None:
+    made = Recipe([], [], [], [], [], [])
+    for at, word in enumerate(step.words):
+        plain: Word = 0
+        if isinstance(word, Pointer):
+            if word.value not in numbers:
+                return None
+            made.pointers.append((at, numbers[word.value], word.shift))
+        elif isinstance(word, Scratch):
+            if word.node is not node:
+                return None
+            made.scratch.append((at, word.offset, word.shift))
+        elif isinstance(word, Number):
+            if word.node is not node:
+                return None
+            made.numbers.append(at)
+        elif isinstance(word, WordOf):
+            place = next((i for i, s in enumerate(steps) if s is word.step), None)
+            if place is None:
+                return None
+            made.links.append((at, place, word.index))
+        else:
+            plain = word
+        made.plain.append(plain)
+    all_ints = [w for w in made.plain if isinstance(w, int)]
+    fixed = all_ints if len(all_ints) == len(made.plain) else None
+    return Recipe(made.plain, fixed, made.pointers, made.scratch, made.numbers, made.links)
