@@ -133,7 +133,9 @@ class Engine:
     ) -> tuple[int, Any]:
         """Run `tokens` after what the cache holds; the token drawn next, and the rng after it."""
         use = self.use("sample" if penalties is None else "adjust")
-        extra = {} if penalties is None else {"factor": penalties.factor, "bias": penalties.bias}
+        extra: dict[str, Any] = (
+            {} if penalties is None else {"factor": penalties.factor, "bias": penalties.bias}
+        )
         token, after = -1, rng
         for start in range(0, len(tokens), CHUNK):
             part = tokens[start : start + CHUNK]

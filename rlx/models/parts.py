@@ -52,32 +52,9 @@ class Parts:
         w = self.param(weight.name)
         if weight.scheme is None:
             return self.g.linear(x, w, bias, activation=activation, transposed=True)
-        y = self.g.dequant_matmul(x, w, *self._sides(weight), scheme=weight.scheme)
+        y = self.g.dequant_matmul(x, w, scheme=weight.scheme)
         y = y if bias is None else y + bias
         return y if activation is None else self.g.hir_mir(activation, [y])
-
-    def joined(self, x: Tensor, names: list[str]) -> list[Tensor]:
-        """Several products of one x. Plain weights are joined by a pass, packed ones here, so that
-        their biases can be too."""
-        weights = [self.weights.get(f"{n}.weight") for n in names]
-        biases = [f"{n}.bias" for n in names]
-        schemes = {w.scheme for w in weights}
-        if schemes == {None} or len(schemes) > 1 or any(b not in self.weights for b in biases):
-            return [self.linear(x, n) for n in names]
-        packed = zip(*[[self.param(w.name), *self._sides(w)] for w in weights], strict=True)
-        parts = [self.g.hir_mir("concat", part, axis=0) for part in packed]
-        bias = self.g.hir_mir("concat", [self.param(b) for b in biases], axis=0)
-        y = self.g.dequant_matmul(x, *parts, scheme=weights[0].scheme) + bias
-        return self.split(y, [w.shape[0] for w in weights])
-
-    def _sides(self, weight: Weight) -> list[Tensor]:
-        """Scale and zero point, where the scheme keeps them beside the elements."""
-        given = {"scale": weight.scale, "zero_point": weight.zero_point}
-        return [
-            self.fixed(f"{weight.name}.{name}", array)
-            for name, array in given.items()
-            if array is not None
-        ]
 
     def embed(self, ids: Tensor, scale: float = 1.0, table: str = "token_embd.weight") -> Tensor:
         """Rows of the token table, as f32."""

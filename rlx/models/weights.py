@@ -14,6 +14,7 @@ from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.names import close_names
 from rlx.formats.tensor import TensorInfo
+from rlx.ir.dtype import DType
 from rlx.ir.op import Array
 from rlx.ir.quant import QuantScheme
 
@@ -28,8 +29,6 @@ class Weight:
     array: Array
     shape: tuple[int, ...]
     scheme: QuantScheme | None  # None: plain elements
-    scale: Array | None = None  # where the scheme keeps it beside the elements
-    zero_point: Array | None = None
 
     @property
     def packed(self) -> bool:
@@ -37,17 +36,18 @@ class Weight:
 
 
 class Weights:
-    """The tensors of a model file."""
+    """The tensors of a model file; plain matrices of layers are cast to `element` if given."""
 
     def __init__(
         self,
         file: GgufFile | HfFolder,
         names: Names | None = None,
         transposed: tuple[str, ...] = (),
+        element: DType | None = None,
     ) -> None:
         self.file = file
         self.is_gguf = isinstance(file, GgufFile)
-        self._names = names or {}
+        self._names, self._element = names or {}, element
         self._transposed = () if self.is_gguf else transposed  # kept as [in, out] in the file
         self.used: dict[str, Weight] = {}
 
@@ -69,6 +69,8 @@ class Weights:
             array, shape = self.file.array(stored), info.shape
             if self._transposed and name.endswith(self._transposed):
                 array, shape = array.T, shape[::-1]
+            if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
+                array = array.astype(self._element.numpy)
             found = Weight(name, array, shape, scheme)
             self.used[name] = found
         return found
@@ -85,3 +87,7 @@ class Weights:
         layer, _, part = rest.partition(".")
         pattern = self._names.get(f"blk.{{i}}.{part}")
         return pattern.replace("{i}", layer) if pattern else name
+
+
+def _is_matrix_of_layer(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and name.startswith("blk.")

@@ -116,7 +116,7 @@ def _sums(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """The sum of the 64-bit words of every block: any change within one word changes it."""
     words = data.view("<u8")
     whole = len(words) // (_BLOCK // 8)
-    found = words[: whole * (_BLOCK // 8)].reshape(whole, -1).sum(axis=1, dtype=np.uint64)
+    found = words[: whole * (_BLOCK // 8)].reshape(whole, _BLOCK // 8).sum(axis=1, dtype=np.uint64)
     rest = words[whole * (_BLOCK // 8) :]
     return np.append(found, rest.sum(dtype=np.uint64)) if len(rest) else found
 

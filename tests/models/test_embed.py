@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import warnings
@@ -22,8 +23,18 @@ import rlx
 from rlx.formats.fetch import cached
 from rlx.models.encoders.build import EncoderFile, Use, describe
 from rlx.models.encoders.engine import BATCH_TOKENS
+from rlx.passes.count import counters
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
+MINILM = cached("all-minilm-l6-v2")  # before the cache is elsewhere
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Artifacts of these models are nobody else's business."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLX_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +162,24 @@ def test_any_shape_runs_on_few_executables(folder: Path) -> None:
         for text in many(40):
             model.embed([text, "cat", text])
         assert len(model.engine._graphs) <= 4  # two steps of lengths, padded or not
-        assert len(model.engine._templates) <= 2
+        assert len(model.engine._uses) <= 2
+
+
+def test_a_second_start_neither_compiles_nor_packs(tmp_path: Path) -> None:
+    write_model(tmp_path, "nomic_bert")
+    with rlx.load(tmp_path) as first:
+        wanted = first.embed(["the cat", "a"])
+        assert first.engine._params.preparations > 0
+    before = counters.passes
+    with rlx.load(tmp_path) as second:
+        assert np.array_equal(second.embed(["the cat", "a"]), wanted)
+        assert second.engine._params.preparations == 0
+    assert counters.passes == before
+    stamp = (tmp_path / "model.safetensors").stat()
+    os.utime(tmp_path / "model.safetensors", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    with rlx.load(tmp_path) as changed:  # the file may have other weights now
+        changed.embed("a")
+        assert changed.engine._params.preparations > 0
 
 
 def test_threads_may_share_a_model(model: Any) -> None:
@@ -336,11 +364,10 @@ def test_gguf_gives_what_the_folder_gives(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(packed.embed(texts), plain.embed(texts), rtol=0, atol=1e-5)
 
 
-@pytest.mark.skipif(cached("all-minilm-l6-v2") is None, reason="rlx pull all-minilm-l6-v2")
+@pytest.mark.skipif(MINILM is None, reason="rlx pull all-minilm-l6-v2 fetches it")
 def test_real_weights_in_q8_0_stay_close(tmp_path: Path) -> None:
-    folder = cached("all-minilm-l6-v2")
-    assert folder is not None
-    write_gguf_copy(folder, tmp_path / "minilm.gguf", "Q8_0")
+    assert MINILM is not None
+    write_gguf_copy(MINILM, tmp_path / "minilm.gguf", "Q8_0")
     wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
     with rlx.load(tmp_path / "minilm.gguf", context=256) as model:
         got = model.embed(SENTENCES, normalize=True, overlong="cut")

@@ -171,15 +171,19 @@ def test_first_published_names_of_nomic_bert(tmp_path: Path) -> None:
 
 # -- the default encoder, where it has been fetched ------------------------------------------------
 
-needs_minilm = pytest.mark.skipif(
-    cached("all-minilm-l6-v2") is None, reason="rlx pull all-minilm-l6-v2 fetches it"
-)
+MINILM = cached("all-minilm-l6-v2")
+needs_minilm = pytest.mark.skipif(MINILM is None, reason="rlx pull all-minilm-l6-v2 fetches it")
+
+
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_CACHE", "0")
 
 
 @needs_minilm
-def test_real_weights_equal_transformers() -> None:
+def test_real_weights_equal_transformers(uncached: None) -> None:
     wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
-    with rlx.load("all-minilm-l6-v2") as model:
+    with rlx.load(str(MINILM)) as model:
         assert model.max_tokens == 256
         got = model.embed(SENTENCES, overlong="cut")
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
@@ -189,8 +193,8 @@ def test_real_weights_equal_transformers() -> None:
 
 @needs_minilm
 @pytest.mark.parametrize("kept", [{"dtype": "bf16"}, {"quant": "int8"}, {"quant": "Q8_0"}])
-def test_smaller_weights_stay_close(kept: dict[str, str]) -> None:
+def test_smaller_weights_stay_close(uncached: None, kept: dict[str, str]) -> None:
     wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
-    with rlx.load("all-minilm-l6-v2", **kept) as model:
+    with rlx.load(str(MINILM), **kept) as model:
         cosines = (model.embed(SENTENCES, overlong="cut") * wanted).sum(-1)
     assert cosines.min() >= 0.995

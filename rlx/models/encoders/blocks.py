@@ -42,7 +42,7 @@ class EncoderNet(Parts):
         name, c = f"blk.{layer}.attn_", self.config
         if f"{name}qkv.weight" in self.weights:
             return self.split(self.linear(x, f"{name}qkv"), [c.hidden] * 3)
-        return self.joined(x, [f"{name}{part}" for part in "qkv"])
+        return [self.linear(x, f"{name}{part}") for part in "qkv"]
 
     def attend(self, qkv: list[Tensor], layer: int) -> Tensor:
         """Every token sees every real one, or those in its window."""
@@ -73,7 +73,7 @@ class EncoderNet(Parts):
 
     def gated_ffn(self, x: Tensor, layer: int) -> Tensor:
         """down(act(gate(x)) · up(x))"""
-        gate, up = self.joined(x, [f"blk.{layer}.ffn_{part}" for part in ("gate", "up")])
+        gate, up = (self.linear(x, f"blk.{layer}.ffn_{part}") for part in ("gate", "up"))
         hidden = self.g.hir_mir(self.config.activation, [gate]) * up
         return self.linear(hidden, f"blk.{layer}.ffn_down")
 

@@ -14,12 +14,12 @@ from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.formats.tokenizer import Tokenizer
+from rlx.ir.dtype import DType
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
 from rlx.models.encoders import pool, sentence
 from rlx.models.encoders.blocks import EncoderNet, Tensor
 from rlx.models.encoders.config import GGUF_TYPES, HF_TYPES, EncoderConfig, from_gguf, from_hf
-from rlx.models.keeping import Keeping, KeptWeights
 from rlx.models.weights import Names, Weights
 
 
@@ -50,9 +50,10 @@ class EncoderFile:
         arch = importlib.import_module(f"rlx.models.encoders.{config.arch}")
         return EncoderFile(path, file, config, sentence.read(file), arch)
 
-    def weights(self, keep: Keeping | None = None) -> Weights:
+    def weights(self, dtype: str | None = None) -> Weights:
+        """The weights, matrices of layers kept as `dtype`."""
         names = {} if isinstance(self.file, GgufFile) else self._names(self.file)
-        return KeptWeights(self.file, names, keep or Keeping())
+        return Weights(self.file, names, element=None if dtype is None else DType.of(dtype))
 
     def _names(self, file: HfFolder) -> Names:
         """The names in this folder: with or without a prefix, new or old."""

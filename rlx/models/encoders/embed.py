@@ -13,7 +13,6 @@ from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.models.encoders.build import EncoderFile
 from rlx.models.encoders.engine import EncoderEngine
 from rlx.models.encoders.text import TextReader, Tokens
-from rlx.models.keeping import Keeping
 
 Vectors = Any  # f32 [texts, width]
 WINDOW = 4096  # texts of a stream that are sorted by length together
@@ -45,7 +44,8 @@ class EncoderModel:
         self.reader = TextReader(model, self.tokenizer, context)
         self.engine = EncoderEngine(
             model, longest=self.reader.max_tokens, device=device, threads=threads,
-            keep=Keeping.of(dtype, quant),
+            dtype=dtype,
+            quant=quant,
         )  # fmt: skip
         self._closed = False
 

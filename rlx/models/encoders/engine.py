@@ -13,19 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.binding import DimBinding
+from rlx.errors import OptionError
+from rlx.ir.binding import UpTo
+from rlx.ir.module import GraphModule
+from rlx.ir.quant import QuantScheme
 from rlx.models.encoders.build import EncoderFile, Use, describe
 from rlx.models.encoders.text import Tokens
-from rlx.models.keeping import Keeping
+from rlx.models.prepared import PreparedWeights
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import ModelCompilePipeline
-from rlx.runtime.template import Template
+from rlx.specialize.component import CompilationMode, ModelComponent
 from rlx.specialize.options import CompileOptions
+from rlx.specialize.variant import ModelVariant
 
 BATCH_TOKENS = 4096  # of a batch, padding included: weights are read once, activations stay near
 _SHORTEST = 32  # bound of the first step
+_MOST_STEPS = 32  # more than a doubling bound can have
+_TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,15 @@ class EncoderEngine:
         longest: int,
         device: str = "cpu",
         threads: int | None = None,
-        keep: Keeping | None = None,
+        dtype: str | None = None,
+        quant: str | None = None,
     ) -> None:
-        self.model, self.longest = model, longest
-        keep = keep or Keeping()
-        self._options = CompileOptions(threads=threads, quant=keep.scheme)
-        self._pipeline = ModelCompilePipeline(device, params=ParamStore())
-        self._weights: Weights = model.weights(keep)
-        self._templates: dict[Use, Template] = {}
+        self.model, self.longest, self.device = model, longest, device
+        self._options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
+        self._params = ParamStore()
+        self._prepared = PreparedWeights(model.path, dtype, quant, device)
+        self._weights: Weights = model.weights(dtype)
+        self._uses: dict[Use, tuple[ModelCompilePipeline, GraphModule]] = {}
         self._graphs: dict[tuple[Use, int], CompiledGraph] = {}
         self._lock = threading.Lock()
         types = self._weights.find("token_types.weight")
@@ -103,6 +110,7 @@ class EncoderEngine:
             if typed and tokens.second >= 0:
                 given["types"][i, tokens.second : len(tokens)] = 1
         (found,) = self.graph(Use(result, padded, typed), seq).run(given)
+        self._prepared.keep(self._params)
         return found
 
     # -- executables --------------------------------------------------------------------------
@@ -119,26 +127,41 @@ class EncoderEngine:
         return graph
 
     def _compile(self, use: Use, bound: int) -> CompiledGraph:
-        binding = DimBinding().set_live("batch", self.most_texts(bound)).set_live("seq", bound)
-        pipeline = self._pipeline
-        bound_template = pipeline.specialize_template(binding, self._options, self._template(use))
-        executable = pipeline.compile_lir(bound_template, self._options)
-        return CompiledGraph(bound_template.template, pipeline.params, executable)
+        """From disk where it was made before, without passes and without a compiler."""
+        sizes = ModelVariant.encoder(UpTo(self.most_texts(bound)), UpTo(bound))
+        component = ModelComponent(sizes, compilation_mode=CompilationMode.AOT)
+        pipeline, module = self._use(use)
+        found, _ = pipeline.get_or_compile_component(component, lambda: module, self._options)
+        return found
 
-    def _template(self, use: Use) -> Template:
-        if use not in self._templates:
+    def _use(self, use: Use) -> tuple[ModelCompilePipeline, GraphModule]:
+        if use not in self._uses:
             described = describe(self.model, self._weights, use)
             for name, array in described.params.items():
-                if name not in self._pipeline.params:
-                    self._pipeline.params.set(name, array)
-            self._templates[use] = self._pipeline.build_template(
-                lambda: described.module, self._options
-            )
-        return self._templates[use]
+                if name not in self._params:
+                    self._params.set(name, array)
+            self._prepared.load(self._params)
+            pipeline = ModelCompilePipeline(self.device, _MOST_STEPS, params=self._params)
+            self._uses[use] = pipeline, described.module
+        return self._uses[use]
 
     def close(self) -> None:
         """Let go of executables and weights."""
         self._graphs.clear()
-        self._templates.clear()
-        self._pipeline = ModelCompilePipeline(self._pipeline.session.device)
+        self._uses.clear()
+        self._params = ParamStore()
         self.model.file.close()
+
+
+def _scheme(dtype: str | None, quant: str | None) -> QuantScheme | None:
+    if dtype is not None and dtype not in _TYPES:
+        raise OptionError(
+            "unknown type", where="dtype", got=dtype, expected=", ".join(_TYPES),
+            hint="integers are a matter of quant=",
+        )  # fmt: skip
+    if dtype is not None and quant is not None:
+        raise OptionError("give dtype or quant, not both", got=f"{dtype} and {quant}")
+    if quant is None:
+        return None
+    # a scale for a whole row loses too much where a few activations are far above the others
+    return QuantScheme.int8(64) if quant.lower() == "int8" else QuantScheme.parse(quant)
