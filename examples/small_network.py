@@ -49,9 +49,8 @@ def main() -> None:
     for batch, seq in [(1, 5), (2, 9)]:
         ids = rng.integers(0, VOCAB, (batch, seq)).astype(np.int32)
         (logits,) = compiled.run(ids=ids)
-        print(
-            f"\nids {ids.shape} -> logits {logits.shape}; likeliest next: {logits[:, -1].argmax(-1)}"
-        )
+        likeliest = logits[:, -1].argmax(-1)
+        print(f"\nids {ids.shape} -> logits {logits.shape}; likeliest next: {likeliest}")
     print("\nLIR: the plan for the last size\n")
     print(rlx.GraphModule.from_lir(compiled.executable.lir).inspect())
 
