@@ -15,6 +15,7 @@ from rlx.passes.rewrite import Editor, apply
 
 NAME = "pack_quantised"
 _KINDS = ("dequant_matmul", "dequant_grouped_matmul")
+_LEAST_ROWS = 4  # a strip of fewer rows is mostly filling, more than `prepare` would keep
 
 
 def pack_quantised(graph: Graph, target: Target) -> Graph:
@@ -44,7 +45,9 @@ class _Packer:
         if not fixed or x.dtype.bytes > 4 or self.editor.is_fixed(node.output):
             return False
         k = x.shape.dims[-1]
-        return isinstance(k, int) and has_integer_path(record.scheme, k, self.target)
+        if not isinstance(k, int) or w.shape.static_dims[-2] < _LEAST_ROWS:
+            return False
+        return has_integer_path(record.scheme, k, self.target)
 
     def product(self, node: Node) -> Value:
         record: Any = node.op
