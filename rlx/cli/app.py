@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlx.cli import bench, cache, chat, console, doctor, inspect, listing, pull, run
+from rlx.cli import bench, cache, chat, console, doctor, embed, inspect, listing, pull, run
 from rlx.errors import OptionError, RlxError
 from rlx.settings import setting
 
@@ -101,6 +101,7 @@ def _add(name: str, panel: str, command: Callable[..., None]) -> None:
 
 _add("run", "Models", run.run)
 _add("chat", "Models", chat.chat)
+_add("embed", "Models", embed.embed)
 _add("pull", "Models", pull.pull)
 _add("list", "Models", listing.list_models)
 _add("inspect", "See inside", inspect.inspect)

@@ -1,58 +1,36 @@
-"""`rlx cache`: compiled kernels on disk, and models that were fetched."""
+"""`rlx cache`: what is kept on disk, and how to be rid of it."""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlx.cli import console
 from rlx.cli.disk import bytes_in
+from rlx.cli.kept import KINDS, directory, faults, fetched_models, kept_files
 from rlx.cli.options import Json
 
-if TYPE_CHECKING:
-    from rlx.codegen.diskcache import DiskCache
-
 app = typer.Typer(
-    no_args_is_help=True, help="Look after the compiled kernels that are kept on disk."
+    no_args_is_help=True, help="Look after the kernels, artifacts and models kept on disk."
 )
-_SUFFIX = ".rlxk"
-
-
-def kernel_directory() -> Path | None:
-    """Where compiled kernels are kept; None where RLX_CACHE=0 turns that off."""
-    from rlx.codegen.diskcache import default_directory
-
-    return default_directory()
-
-
-def kernel_files() -> Iterator[Path]:
-    root = kernel_directory()
-    if root is not None and root.is_dir():
-        yield from sorted(root.glob(f"??/*{_SUFFIX}"))
 
 
 @app.command("list")
-def list_kernels(json: Json = False) -> None:
-    """List the compiled kernels, the latest first."""
-    found = [(path, path.stat()) for path in kernel_files()]
-    found.sort(key=lambda item: -item[1].st_mtime)
+def list_files(json: Json = False) -> None:
+    """List the compiled kernels and artifacts, the latest first."""
+    found = kept_files()
     if json:
-        rows = [
-            {"key": p.stem, "bytes": s.st_size, "written": s.st_mtime, "path": str(p)}
-            for p, s in found
-        ]
-        console.write_json(rows)
+        console.write_json(
+            [
+                {"kind": k.kind, "path": str(k.path), "bytes": k.num_bytes, "written": k.written}
+                for k in found
+            ]
+        )
         return
-    console.table(
-        ("kernel", "size", "written"),
-        [(p.stem[:16], console.size(s.st_size), _when(s.st_mtime)) for p, s in found],
-        right="size",
-    )
+    rows = [(k.path.name[:24], k.kind, console.size(k.num_bytes), _when(k.written)) for k in found]
+    console.table(("file", "kind", "size", "written"), rows, right="size")
 
 
 def _when(stamp: float) -> str:
@@ -64,32 +42,25 @@ def show_size(json: Json = False) -> None:
     """Say how much is kept, and where."""
     from rlx.formats.fetch import models_dir
 
-    kernels = [*kernel_files()]
-    rows = [
-        ("kernels", kernel_directory(), len(kernels), sum(p.stat().st_size for p in kernels)),
-        ("models", models_dir(), len(_models()), bytes_in(models_dir())),
-    ]
+    found = kept_files()
+    rows = []
+    for kind in KINDS:
+        sizes = [k.num_bytes for k in found if k.kind == kind]
+        rows.append((kind, directory(kind), len(sizes), sum(sizes)))
+    rows.append(("models", models_dir(), len(fetched_models()), bytes_in(models_dir())))
     if json:
-        keys = ("directory", "count", "bytes")
         console.write_json(
             {
-                name: dict(zip(keys, (place and str(place), count, size), strict=True))
-                for name, place, count, size in rows
+                kind: {"directory": place and str(place), "count": count, "bytes": size}
+                for kind, place, count, size in rows
             }
         )
         return
     console.table(
         ("what", "count", "size", "where"),
-        [(name, n, console.size(b), place or "off (RLX_CACHE=0)") for name, place, n, b in rows],
+        [(kind, n, console.size(b), place or "off (RLX_CACHE=0)") for kind, place, n, b in rows],
         right="count size",
     )
-
-
-def _models() -> list[str]:
-    from rlx.formats.catalogue import CATALOGUE
-    from rlx.formats.fetch import models_dir
-
-    return [name for name in CATALOGUE if (models_dir() / name).is_dir()]
 
 
 @app.command("clear")
@@ -98,61 +69,40 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete the compiled kernels; they are made again when they are needed."""
+    """Delete the compiled kernels and artifacts; they are made again when they are needed."""
     from rlx.formats.fetch import models_dir, remove
 
-    kernels, fetched = [*kernel_files()], _models() if models else []
-    freed = sum(p.stat().st_size for p in kernels)
+    found, fetched = kept_files(), fetched_models() if models else []
+    freed = sum(k.num_bytes for k in found)
     freed += sum(bytes_in(models_dir() / name) for name in fetched)
     if fetched and not yes:
         typer.confirm(f"Delete {', '.join(fetched)} ({console.size(freed)})?", abort=True, err=True)
-    for path in kernels:
-        path.unlink(missing_ok=True)
+    for file in found:
+        file.path.unlink(missing_ok=True)
     for name in fetched:
         remove(name)
     if json:
-        console.write_json({"kernels": len(kernels), "models": fetched, "bytes": freed})
+        console.write_json({"files": len(found), "models": fetched, "bytes": freed})
     else:
-        print(f"deleted {len(kernels)} kernels and {len(fetched)} models, {console.size(freed)}")
+        print(f"deleted {len(found)} files and {len(fetched)} models, {console.size(freed)}")
 
 
 @app.command("verify")
 def verify(
-    fix: Annotated[bool, typer.Option("--fix", help="Delete what is damaged.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Delete what cannot be used.")] = False,
     json: Json = False,
 ) -> None:
-    """Read every compiled kernel and check its digest; exit code 1 when one is damaged."""
-    from rlx.codegen.diskcache import DiskCache
-
-    found = [*kernel_files()]
-    root = kernel_directory()
-    disk = DiskCache(root) if root is not None else None
-    with console.counted("checking", len(found)) as done:
-        faults: dict[Path, str] = {}
-        for path in found:
-            why = _fault(disk, path)
-            if why:
-                faults[path] = why
-            done()
-    for path in faults if fix else ():
+    """Read every kernel and artifact; exit code 1 when one is damaged or out of date."""
+    with console.working("checking"):
+        total, found = len(kept_files()), faults()
+    for path in found if fix else ():
         path.unlink(missing_ok=True)
     if json:
-        console.write_json(
-            {"checked": len(found), "damaged": {str(p): w for p, w in faults.items()}}
-        )
+        unusable = {str(path): why for path, why in found.items()}
+        console.write_json({"checked": total, "unusable": unusable})
     else:
-        for path, why in faults.items():
+        for path, why in found.items():
             print(f"{path}: {why}" + (", deleted" if fix else ""))
-        print(f"{len(found)} kernels checked, {len(faults)} damaged")
-    if faults and not fix:
+        print(f"{total} files checked, {len(found)} cannot be used")
+    if found and not fix:
         raise typer.Exit(1)
-
-
-def _fault(disk: DiskCache | None, path: Path) -> str:
-    """Why a kernel would not be used; empty if it would."""
-    assert disk is not None  # there is a file, so there is a directory
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if disk.load(path.stem) is not None:
-            return ""
-    return str(caught[0].message).rpartition("compiled again: ")[2] if caught else "gone"

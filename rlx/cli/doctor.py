@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console, machine
-from rlx.cli.cache import kernel_directory, kernel_files
 from rlx.cli.disk import bytes_in
+from rlx.cli.kept import KINDS, directory, kept_files
 from rlx.cli.options import Json, Loading, model_names, spread
 
 if TYPE_CHECKING:
@@ -107,14 +107,14 @@ def _try_native() -> str:
 def _cache() -> dict[str, Any]:
     from rlx.formats.fetch import models_dir
 
-    kernels = [*kernel_files()]
-    place = kernel_directory()
-    return {
-        "kernel_directory": "off (RLX_CACHE=0)" if place is None else str(place),
-        "kernel_bytes": sum(p.stat().st_size for p in kernels),
-        "model_directory": str(models_dir()),
-        "model_bytes": bytes_in(models_dir()),
-    }
+    found: dict[str, Any] = {}
+    files = kept_files()
+    for kind in KINDS:
+        place = directory(kind)
+        found[f"{kind}_directory"] = "off (RLX_CACHE=0)" if place is None else str(place)
+        found[f"{kind}_bytes"] = sum(k.num_bytes for k in files if k.kind == kind)
+    place = models_dir()
+    return found | {"models_directory": str(place), "models_bytes": bytes_in(place)}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Need:
 
     weights: int  # as they are used, packed ones in place of those they were made from
     cache: int  # keys and values of the whole context
-    working: int  # the larger arena of prefill and decode
+    working: int  # the largest arena
 
     @property
     def total(self) -> int:
@@ -144,6 +144,7 @@ def _model(name: str, loading: Loading) -> dict[str, Any]:
     free, trained = machine.free_memory(), subject.model.config.context
     per_token = need.cache // subject.context
     room = free - need.weights - need.working
+    largest = min(trained, room // per_token) if per_token else trained
     return {
         "file": str(subject.model.path),
         "file_bytes": bytes_in(subject.model.path),
@@ -157,21 +158,21 @@ def _model(name: str, loading: Loading) -> dict[str, Any]:
         "working_bytes": need.working,
         "needed_bytes": need.total,
         "fits": need.total <= free,
-        "largest_context": max(0, min(trained, room // max(per_token, 1))),
+        "largest_context": max(0, largest) if room > 0 else 0,
         "trained_context": trained,
         "planned_in_seconds": round(planned, 2),
     }
 
 
 def _need(subject: Subject, loading: Loading) -> Need:
-    """Sizes out of the plans of prefill and decode, as they would be compiled."""
+    """Sizes out of the plans of what runs, as it would be compiled."""
     from rlx.backends.registry import Device
     from rlx.cli.stages import Stages
     from rlx.cli.variants import binding_for
     from rlx.specialize.options import CompileOptions
 
     arenas, weights, cache = [], 0, 0
-    for variant in ("prefill:1", "decode:1"):
+    for variant in ("prefill:1", "decode:1") if subject.generates else ("encoder:1",):
         options = CompileOptions(binding=binding_for(subject, variant, []), threads=loading.threads)
         lir = Stages(subject.module, Device.of(loading.device).backend, options).lir
         arenas.append(lir.arena_size)

@@ -44,7 +44,7 @@ def inspect(
         typer.Option(
             "--variant", "-v",
             help="Sizes: decode:1, prefill:1, prefill:1x128 (batch x tokens).",
-            show_default="decode:1 for the stages after mir",
+            show_default="decode:1, or encoder:1, for the stages after mir",
         ),
     ] = None,
     bind: Annotated[
@@ -183,7 +183,8 @@ def _model_facts(subject: Subject) -> dict[str, Any]:
         "weights": weight_types(subject.model),
         "layers": c.layers,
         "hidden": c.hidden,
-        "heads": f"{c.heads} of {c.head_dim}, {c.kv_heads} for keys and values",
+        "heads": c.heads,
+        "head_size": c.head_dim,
         "vocabulary": c.vocab,
         "context": subject.context,
     }

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rlx.cli import console
 from rlx.cli.options import Loading
+from rlx.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from rlx.models.encoders.embed import EncoderModel
     from rlx.models.language import LanguageModel
 
 _MODEL_FILES = (".gguf", ".safetensors", ".json")
@@ -38,15 +40,39 @@ def find_model(name: str) -> Path:
 
 
 def load_model(name: str, loading: Loading) -> LanguageModel:
-    """The model, ready to run."""
+    """A model that writes text, ready to run."""
     path = find_model(name)
     with console.working(f"loading {name}"):
-        from rlx.models.language import load
+        from rlx.models.language import LanguageModel
+        from rlx.models.load import load
 
-        return load(
+        model = load(
             path,
             device=loading.device,
             context=loading.context,
             threads=loading.threads,
             kv=loading.kv,
         )
+    if not isinstance(model, LanguageModel):
+        model.close()
+        raise UnsupportedError(
+            "an encoder does not write text", where=name, hint=f"rlx embed {name} TEXT …"
+        )
+    return model
+
+
+def load_encoder(name: str, device: str, threads: int | None) -> EncoderModel:
+    """A model that turns texts into vectors, ready to run."""
+    path = find_model(name)
+    with console.working(f"loading {name}"):
+        from rlx.models.encoders.embed import EncoderModel
+        from rlx.models.load import load
+
+        model = load(path, device=device, threads=threads)
+    if not isinstance(model, EncoderModel):
+        model.close()
+        raise UnsupportedError(
+            "a language model has no vectors to give", where=name, expected="an encoder",
+            hint="leave the model out for the default encoder",
+        )  # fmt: skip
+    return model

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli.opening import find_model
-from rlx.errors import FormatError, StageError
+from rlx.errors import FormatError
 
 if TYPE_CHECKING:
     from rlx.ir.module import GraphModule
     from rlx.models.build import ModelFile
+    from rlx.models.encoders.build import EncoderFile
 
 _USUAL_CONTEXT = 4096
 
@@ -22,8 +23,21 @@ class Subject:
 
     name: str
     module: GraphModule
-    model: ModelFile | None = None
+    model: ModelFile | EncoderFile | None = None
     context: int = 0
+
+    @property
+    def usual_variant(self) -> str | None:
+        """What is shown where nothing else is asked for."""
+        if self.model is None:
+            return None
+        return "decode:1" if self.generates else "encoder:1"
+
+    @property
+    def generates(self) -> bool:
+        from rlx.models.build import ModelFile
+
+        return isinstance(self.model, ModelFile)
 
 
 def open_subject(name: str, context: int | None, kv: str) -> Subject:
@@ -73,14 +87,33 @@ def _module(graph: object) -> GraphModule:
 
 
 def _model_subject(name: str, context: int | None, kv: str) -> Subject:
+    from rlx.formats import open_model
+    from rlx.models.encoders.build import is_encoder
+
+    path = find_model(name)
+    with open_model(path) as file:
+        encodes = is_encoder(file)
+    subject = _encoder(name, path) if encodes else _language(name, path, context, kv)
+    hir = subject.module.as_hir()
+    for node in hir.nodes if hir is not None else ():
+        # they were built by a program, not on a line of somebody's
+        node.origin = node.origin._replace(file="", line=0)
+    return subject
+
+
+def _language(name: str, path: Path, context: int | None, kv: str) -> Subject:
     from rlx.models.build import ModelFile, describe
 
-    model = ModelFile.open(find_model(name))
+    model = ModelFile.open(path)
     length = context or min(model.config.context, _USUAL_CONTEXT)
     module = describe(model, model.weights(), length, kv, "sample").module
-    hir = module.as_hir()
-    if hir is None:
-        raise StageError("a model without HIR", where=name)
-    for node in hir.nodes:  # they were built by a program, not on a line of somebody's
-        node.origin = node.origin._replace(file="", line=0)
     return Subject(name, module, model, length)
+
+
+def _encoder(name: str, path: Path) -> Subject:
+    from rlx.models.encoders.build import EncoderFile, Use, describe
+
+    model = EncoderFile.open(path)
+    result = "scores" if model.config.labels else "embedding"
+    module = describe(model, model.weights(), Use(result)).module
+    return Subject(name, module, model, model.config.context)

@@ -61,9 +61,10 @@ def binding_for(subject: Subject, variant: str | None, bindings: Iterable[str]) 
     from rlx.models.engine import CHUNK
 
     sizes: dict[str, Size] = {}
-    if variant is not None or subject.model is not None:
-        sizes = parse_variant(variant or "decode:1", subject.context or 4096, CHUNK)
-    if subject.model is not None and sizes["batch"] != 1:
+    asked_for = variant or subject.usual_variant
+    if asked_for is not None:
+        sizes = parse_variant(asked_for, subject.context or 4096, CHUNK)
+    if subject.generates and sizes["batch"] != 1:
         raise OptionError(
             "the model runs one sequence at a time", where="--variant", got=variant,
             expected="a batch of 1",

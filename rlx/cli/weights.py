@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlx.models.build import ModelFile
+    from rlx.models.encoders.build import EncoderFile
 
 
-def parameters(model: ModelFile) -> int:
+def parameters(model: ModelFile | EncoderFile) -> int:
     """How many numbers the weights are."""
     return sum(math.prod(info.shape) for info in model.file.tensors.values())
 
 
-def weight_types(model: ModelFile) -> dict[str, int]:
+def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
     """Bytes by storage type, the largest first."""
     found: dict[str, int] = {}
     for info in model.file.tensors.values():

@@ -53,8 +53,8 @@ def test_sizes_of_a_variant(rlx: Any, tiny: Path) -> None:
     assert f"seq ≤ {CONTEXT}" in chunks
     assert '"ids": [1, 3] i32' in rlx(*command, "--bind", "seq=3").stdout
     short = rlx("inspect", tiny, "--stage", "mir", "--context", "64").stdout
-    width = KV_HEADS * 8
-    assert f"[1, 64, {width}] f16" in short
+    cache = 2 * LAYERS * 64 * KV_HEADS * 8 * 2  # keys and values of 64 tokens, heads of 8 in f16
+    assert f"{2 * LAYERS} states ({cache / 1024} KiB)" in short
 
 
 def test_one_block(rlx: Any, tiny: Path) -> None:

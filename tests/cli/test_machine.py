@@ -23,7 +23,7 @@ def test_doctor_knows_the_machine(rlx: Any, own_cache: Path) -> None:
     assert found["machine"]["native_code"] == "works"
     assert 0 < found["machine"]["free_memory_bytes"] <= found["machine"]["memory_bytes"]
     assert found["machine"]["threads"] >= 1
-    assert found["cache"]["kernel_directory"] == str(own_cache / "kernels")
+    assert found["cache"]["kernels_directory"] == str(own_cache / "kernels")
     assert "native code" in rlx("doctor").stdout
 
 
@@ -141,33 +141,33 @@ def test_cache_lists_and_measures(rlx: Any, kernels: list[Path], own_cache: Path
 def test_cache_finds_damage(rlx: Any, kernels: list[Path]) -> None:
     done = rlx("cache", "verify")
     assert done.exit_code == 1
-    assert done.stdout == f"{kernels[1]}: damaged\n3 kernels checked, 1 damaged\n"
+    assert done.stdout == f"{kernels[1]}: damaged\n3 files checked, 1 cannot be used\n"
     fixed = rlx("cache", "verify", "--fix", "--json")
     assert fixed.exit_code == 0
-    assert json.loads(fixed.stdout) == {"checked": 3, "damaged": {str(kernels[1]): "damaged"}}
+    assert json.loads(fixed.stdout) == {"checked": 3, "unusable": {str(kernels[1]): "damaged"}}
     assert [p.exists() for p in kernels] == [True, False, True]
-    assert rlx("cache", "verify").stdout == "2 kernels checked, 0 damaged\n"
+    assert rlx("cache", "verify").stdout == "2 files checked, 0 cannot be used\n"
 
 
 def test_cache_clears(rlx: Any, kernels: list[Path], own_cache: Path) -> None:
     model = own_cache / "models" / "smollm2-135m"
     model.mkdir(parents=True)
     (model / "weights").write_bytes(b"12345")
-    assert rlx("cache", "clear").stdout == "deleted 3 kernels and 0 models, 312 B\n"
+    assert rlx("cache", "clear").stdout == "deleted 3 files and 0 models, 312 B\n"
     assert not any(p.exists() for p in kernels)
     assert model.exists()
     kept = rlx("cache", "clear", "--models", input="n\n")
     assert (kept.exit_code, model.exists()) == (1, True)
     assert "deleted" not in kept.stdout
     done = rlx("cache", "clear", "--models", "--yes", "--json")
-    assert json.loads(done.stdout) == {"kernels": 0, "models": ["smollm2-135m"], "bytes": 5}
+    assert json.loads(done.stdout) == {"files": 0, "models": ["smollm2-135m"], "bytes": 5}
     assert not model.exists()
 
 
 def test_a_cache_that_is_off(rlx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_CACHE", "0")
     assert "off (RLX_CACHE=0)" in rlx("cache", "size").stdout
-    assert rlx("cache", "verify").stdout == "0 kernels checked, 0 damaged\n"
+    assert rlx("cache", "verify").stdout == "0 files checked, 0 cannot be used\n"
 
 
 def test_list(rlx: Any, own_cache: Path) -> None:

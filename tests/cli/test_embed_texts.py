@@ -1,0 +1,120 @@
+"""`rlx embed`, and encoders where commands expect a language model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
+from encoder_files import write_model
+
+import rlx as api
+
+TEXTS = ["the cat", "the cats!", "42"]
+REFERENCE = ("--device", "reference")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def expected(encoder: Path) -> Any:
+    with api.load(encoder, device="reference") as model:
+        yield model.embed(TEXTS)
+
+
+def close(got: Any, wanted: Any) -> None:
+    """NumPy's sums depend on where arrays lie in memory; the numbers are of size 1 in f32."""
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_vector_per_line(rlx: Any, encoder: Path, expected: Any) -> None:
+    done = rlx("embed", encoder, *TEXTS, *REFERENCE)
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    close(rows, expected)
+    piped = rlx("embed", encoder, *REFERENCE, input="".join(f"{t}\n" for t in TEXTS))
+    close([json.loads(line) for line in piped.stdout.splitlines()], expected)
+    short = rlx("embed", encoder, TEXTS[0], *REFERENCE, "--dimensions", "3")
+    close(json.loads(short.stdout), expected[0, :3])
+
+
+def test_json_names_the_texts(rlx: Any, encoder: Path, expected: Any) -> None:
+    found = json.loads(rlx("embed", encoder, *TEXTS, *REFERENCE, "--json").stdout)
+    assert found["model"] == str(encoder)
+    assert [e["text"] for e in found["embeddings"]] == TEXTS
+    close(found["embeddings"][2]["vector"], expected[2])
+
+
+def test_ranking(rlx: Any, encoder: Path, expected: Any) -> None:
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    scores = unit @ unit[0]
+    order = np.argsort(-scores)
+    command = ("embed", encoder, *TEXTS, *REFERENCE, "--query", TEXTS[0])
+    found = json.loads(rlx(*command, "--json").stdout)
+    assert [r["text"] for r in found] == [TEXTS[i] for i in order]
+    close([r["score"] for r in found], scores[order])
+    lines = rlx(*command).stdout.splitlines()
+    assert lines[0] == "  1.0000  the cat"
+    assert len(lines) == 3
+
+
+def test_the_default_encoder(rlx: Any, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "rlx.formats.fetch.resolve", lambda name, progress: asked.append(name) or encoder
+    )
+    assert rlx("embed", "the cat", *REFERENCE).exit_code == 0
+    assert asked == ["all-minilm-l6-v2"]
+
+
+def test_the_wrong_kind_of_model(rlx: Any, encoder: Path, tiny: Path) -> None:
+    done = rlx("run", encoder, "Hi", *REFERENCE)
+    assert done.exit_code == 1
+    assert "an encoder does not write text" in done.stderr
+    done = rlx("embed", tiny, "Hi", *REFERENCE)
+    assert done.exit_code == 1
+    assert "a language model has no vectors to give" in done.stderr
+    assert rlx("embed", encoder, *REFERENCE, input="").exit_code == 2
+
+
+def test_encoders_are_inspected_and_measured(rlx: Any, encoder: Path) -> None:
+    lir = rlx("inspect", encoder, "--stage", "lir", "--variant", "encoder:2x5", *REFERENCE).stdout
+    assert '"ids": [2, 5] i32' in lir
+    found = json.loads(rlx("inspect", encoder, "--json").stdout)
+    assert found["architecture"] == "bert"
+    assert found["sizes"] == f"{{batch: 1, seq: ≤{found['context']}}}"
+    need = json.loads(rlx("doctor", encoder, *REFERENCE, "--json").stdout)["model"]
+    assert need["cache_bytes"] == 0
+    assert need["fits"] is True
+    assert need["largest_context"] == need["trained_context"] == found["context"]
+
+
+def test_artifacts_are_kept_and_checked(rlx: Any, encoder: Path, own_cache: Path) -> None:
+    assert rlx("embed", encoder, "the cat").exit_code == 0  # natively, which stores what it made
+    sizes = json.loads(rlx("cache", "size", "--json").stdout)
+    assert sizes["artifacts"]["count"] > 0
+    assert sizes["kernels"]["count"] > 0
+    assert rlx("cache", "verify").exit_code == 0
+    kept = [
+        k for k in json.loads(rlx("cache", "list", "--json").stdout) if k["kind"] == "artifacts"
+    ]
+    victim = Path(next(k["path"] for k in kept if k["path"].endswith(".rlx")))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    done = rlx("cache", "verify")
+    assert done.exit_code == 1
+    assert str(victim) in done.stdout
+    rlx("cache", "clear")
+    assert not victim.exists()
+    after = json.loads(rlx("cache", "size", "--json").stdout)
+    assert (after["artifacts"]["count"], after["kernels"]["count"]) == (0, 0)
