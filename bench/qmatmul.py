@@ -8,6 +8,8 @@ against f64 before anything is timed.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
@@ -27,6 +29,7 @@ from rlx.ir.quant_strips import pack_strips, strip_layout
 SHAPES = ((3072, 1024), (1024, 3072), (151936, 1024))  # columns of the result, terms
 MANY = (128, 512)  # rows
 _BEYOND_CACHES = 300 << 20  # bytes that one pass reads at least
+_REST = 0.3  # seconds; OpenBLAS, which the check uses, spins for some 0.1 s after its work
 _KINDS = {  # name: least part of read bandwidth, and least multiple of f32 peak
     "Q8_0": (0.85, 0.9),
     "Q6_K": (0.80, 0.9),
@@ -88,6 +91,7 @@ class Product:
         self.pool = get_pool(threads)
         self.run()
         weight.check(layout, self.x, self.out)
+        time.sleep(_REST)
 
     def run(self) -> None:
         self.pool.run(self.program)
