@@ -337,7 +337,8 @@ class CompiledGraph:
         if self._attached.get(executable) == latest:
             return
         names = executable.manifest.param_names
-        self.params.ensure(names, self.template.prepare, self.template.backend)
+        if any(n not in self.params for n in names):  # an artifact's plan is read for this alone
+            self.params.ensure(names, self.template.prepare, self.template.backend)
         self._allocate_states(executable)
         executable.attach({n: self.params.get(n) for n in names}, self._arrays)
         self._attached[executable] = latest

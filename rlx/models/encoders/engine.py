@@ -1,7 +1,8 @@
 """A loaded encoder that can run batches: few executables, each for any batch and any length.
 
-Batch and sequence are live up to a bound. Lengths are divided into steps of doubling bounds, with
-fewer texts in a batch the longer they may be, so that no step plans for more memory than another.
+Batch and sequence are live up to a bound. Lengths are divided into a few steps, each up to four
+times the one before, with fewer texts in a batch the longer they may be: no step plans for more
+memory than another, and of what is planned only what a batch needs is ever touched.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 BATCH_TOKENS = 4096  # of a batch, padding included: weights are read once, activations stay near
-_SHORTEST = 32  # bound of the first step
-_MOST_STEPS = 32  # more than a doubling bound can have
+_ENOUGH_TOKENS = 1024  # a batch of so many runs about as fast as a larger one
+_SHORTEST, _STRIDE = 64, 4  # bound of the first step, and how much further the next one reaches
+_MOST_STEPS = 32  # more than there can be
 _TYPES = ("f32", "f16", "bf16")
 
 
@@ -76,23 +78,32 @@ class EncoderEngine:
         """The bound of the lengths among which `seq` falls."""
         bound = _SHORTEST
         while bound < seq:
-            bound *= 2
+            bound *= _STRIDE
         return min(bound, self.longest)
 
-    def most_texts(self, seq: int) -> int:
-        """How many texts of this length run together at most."""
-        return max(1, BATCH_TOKENS // self.step(seq))
+    def most_texts(self, bound: int) -> int:
+        """How many texts of a step run together at most: as many as of its shortest fit."""
+        return max(1, BATCH_TOKENS // max(bound // _STRIDE, 1))
 
     def batches(self, texts: Sequence[Tokens], most: int | None) -> list[Batch]:
         """Texts of like lengths together, the longest first; empty ones are left out."""
         order = sorted((i for i, t in enumerate(texts) if t.ids), key=lambda i: -len(texts[i]))
         found, start = [], 0
         while start < len(order):
-            count = self.most_texts(len(texts[order[start]]))
+            count = self._count([len(texts[i]) for i in order[start : start + BATCH_TOKENS]])
             places = order[start : start + min(count, most or count)]
             found.append(Batch(places, [texts[i] for i in places]))
             start += len(places)
         return found
+
+    def _count(self, lengths: list[int]) -> int:
+        """How many texts of falling lengths run together: what fits, but once there is enough to
+        keep all workers busy none that would be padding to a great part."""
+        seq = lengths[0]
+        fitting = min(max(1, BATCH_TOKENS // seq), self.most_texts(self.step(seq)), len(lengths))
+        enough = -(-_ENOUGH_TOKENS // seq)
+        shorter = (i for i in range(enough, fitting) if lengths[i] * 8 < seq * 7)
+        return next(shorter, fitting)
 
     def run(self, batch: Batch, result: str = "embedding") -> Any:
         """One row per text of the batch."""
