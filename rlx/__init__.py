@@ -46,13 +46,16 @@ _HOMES = {
     "rlx.specialize.dispatch": "KernelDispatchConfig KernelPolicy",
     "rlx.specialize.manifest": "BindingManifest ManifestEntry",
     "rlx.specialize.options": "CompileOptions",
-    "rlx.specialize.profile": "CompileProfile",
+    "rlx.specialize.profile": "CompileProfile register_profile",
     "rlx.specialize.variant": "ModelPhase ModelVariant",
     "rlx.backends.registry": "Device available_devices register_backend",
     "rlx.models.encoders.embed": "EncoderModel Ranked",
     "rlx.models.language": "Generation LanguageModel",
     "rlx.models.load": "load",
     "rlx.models.sampling": "GenerationSettings",
+    "rlx.runtime.aot": "AotCache",
+    "rlx.runtime.buckets": "BucketedCompileCache",
+    "rlx.runtime.bundle": "Bundle compile_bundle load_bundle write_bundle",
     "rlx.runtime.cache": "CompileCache",
     "rlx.runtime.compiled": "CompiledGraph",
     "rlx.runtime.pipeline": "ModelCompilePipeline",
@@ -133,6 +136,14 @@ if TYPE_CHECKING:
     from rlx.models.language import Generation as Generation, LanguageModel as LanguageModel
     from rlx.models.load import load as load
     from rlx.models.sampling import GenerationSettings as GenerationSettings
+    from rlx.runtime.aot import AotCache as AotCache
+    from rlx.runtime.buckets import BucketedCompileCache as BucketedCompileCache
+    from rlx.runtime.bundle import (
+        Bundle as Bundle,
+        compile_bundle as compile_bundle,
+        load_bundle as load_bundle,
+        write_bundle as write_bundle,
+    )
     from rlx.runtime.cache import CompileCache as CompileCache
     from rlx.runtime.compiled import CompiledGraph as CompiledGraph
     from rlx.runtime.params import ParamStore as ParamStore
@@ -152,7 +163,10 @@ if TYPE_CHECKING:
         ManifestEntry as ManifestEntry,
     )
     from rlx.specialize.options import CompileOptions as CompileOptions
-    from rlx.specialize.profile import CompileProfile as CompileProfile
+    from rlx.specialize.profile import (
+        CompileProfile as CompileProfile,
+        register_profile as register_profile,
+    )
     from rlx.specialize.variant import ModelPhase as ModelPhase, ModelVariant as ModelVariant
 else:
 

@@ -180,6 +180,11 @@ def forget() -> None:
         _kernels.clear()
 
 
+def has_compiler() -> bool:
+    """Whether code can be made here at all; what is stored runs in any case."""
+    return importlib.util.find_spec("llvmlite") is not None
+
+
 @cache
 def compiler_version() -> str:
     """Identity of the LLVM in use, found without importing it."""

@@ -88,15 +88,15 @@ class ModelCompilePipeline:
 
     # -- the three steps --------------------------------------------------------------------------
 
-    def build_template(self, build_hir: BuildHir, options: Options = None) -> Template:
+    def build_template(
+        self, build_hir: BuildHir, options: Options = None, composition_key: str = ""
+    ) -> Template:
         """Lowering, fusion and legalisation on symbolic HIR, once per (HIR, options)."""
-        return self._template(build_hir, CompileOptions.of(options), "")
-
-    def _template(self, build_hir: BuildHir, options: CompileOptions, composition: str) -> Template:
-        module, content = self._module(build_hir, composition)
-        plain = replace(options, binding=DimBinding())
+        chosen = CompileOptions.of(options)
+        module, content = self._module(build_hir, composition_key)
+        plain = replace(chosen, binding=DimBinding())
         template = self._templates.get_or_make(
-            (content, options.template_key()), lambda: self.session.template(module, plain)
+            (content, chosen.template_key()), lambda: self.session.template(module, plain)
         )
         self._last = template
         return template
@@ -139,7 +139,7 @@ class ModelCompilePipeline:
 
         def make() -> CompiledGraph:
             chosen = CompileOptions.of(options)
-            template = self._template(build_hir, chosen, "")
+            template = self.build_template(build_hir, chosen)
             return self._compiled(self.specialize_template(binding, chosen, template))
 
         compiled = self.cache.get_or_make(
@@ -161,7 +161,7 @@ class ModelCompilePipeline:
 
         def make() -> CompiledGraph:
             chosen = CompileOptions.of(options).for_component(component)
-            template = self._template(build_hir, chosen, component.layer_composition_key)
+            template = self.build_template(build_hir, chosen, component.layer_composition_key)
             specialized = self.specialize_template(component.dim_binding(), chosen, template)
             lazy = component.compilation_mode is CompilationMode.LAZY
             return self._compiled(specialized, lazy)
@@ -208,7 +208,7 @@ class ModelCompilePipeline:
             found = self._load(disk, name, material, backend, chosen) if disk else None
             if found is not None:
                 return found
-            template = self._template(build_hir, chosen, composition)
+            template = self.build_template(build_hir, chosen, composition)
             specialized = self.specialize_template(component.dim_binding(), chosen, template)
             if disk is None:
                 return self._compiled(specialized)

@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlx.backends.base import Backend, Parts, Stored
 from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.place import place
 from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.stored import read_parts, write_parts
+from rlx.codegen.jit import has_compiler
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
@@ -69,7 +73,10 @@ class CpuBackend(Backend):
         return self._compiler.scratch(node, usable_cores())
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        return self._compiler.prepare(graph, params)
+        if has_compiler():
+            return self._compiler.prepare(graph, params)
+        made = [np.ascontiguousarray(a) for a in evaluate(graph, params)]  # slower, and the same
+        return dict(zip(graph.output_names, made, strict=True))
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
