@@ -148,8 +148,8 @@ def _spoken(name: str) -> Progress:
 
 
 @contextmanager
-def counted(what: str, total: int) -> Iterator[Any]:
-    """A function to call after each of `total` things; a bar on a terminal."""
+def counted(what: str, total: int | None) -> Iterator[Any]:
+    """A function to call after each of `total` things (None: nobody knows); a bar on a terminal."""
     out = screen(stderr=True)
     if not out.is_terminal:
         yield lambda: None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlx.cli import console
+from rlx.cli import console, vectors
 from rlx.cli.opening import is_model, load_encoder
 from rlx.cli.options import Json, model_names
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rlx.models.encoders.embed import EncoderModel
 
 DEFAULT_ENCODER = "all-minilm-l6-v2"
+_MOST_COMPARED = 20  # texts whose similarities a screen can show
 
 
 def embed(
@@ -33,10 +35,21 @@ def embed(
         typer.Argument(metavar="TEXT", help="Texts; without any, the lines of standard input."),
     ] = None,
     *,
+    source: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", metavar="FILE", help="Take the lines of this file."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write a .npy or .jsonl file."),
+    ] = None,
     query: Annotated[
         str | None,
         typer.Option("--query", "-q", help="Rank the texts by how well they answer this."),
     ] = None,
+    similarity: Annotated[
+        bool, typer.Option("--similarity", help="Show how alike the texts are, two by two.")
+    ] = False,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", help="A text to put before each, or the name of one."),
@@ -44,46 +57,106 @@ def embed(
     dimensions: Annotated[
         int | None, typer.Option("--dimensions", help="Keep the first numbers of each vector.")
     ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the model."),
+    ] = None,
+    overlong: Annotated[
+        str, typer.Option("--overlong", help="What is too long: warn and cut, cut, or error.")
+    ] = "warn",
+    batch: Annotated[int | None, typer.Option("--batch", help="Most texts at once.")] = None,
+    quant: Annotated[
+        str | None, typer.Option("--quant", help="Quantise the weights, for instance int8.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", "-d", help="Where it runs.")] = "cpu",
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="Workers.")] = None,
     json: Json = False,
 ) -> None:
     """Turn texts into vectors, or rank them.
 
-    Prints a vector per line as JSON numbers; with --query, the texts with their scores, the best
-    first.
+    Prints a vector per line as JSON numbers as they are made, however many lines there are; with
+    --query, the texts with their scores, the best first.
     """
-    model, given = _arguments([] if first is None else [first, *(texts or [])])
-    with load_encoder(model, device, threads) as encoder:
-        with console.working("embedding"):
-            if query is not None:
-                found = [(r.score, given[r.index]) for r in encoder.rerank(query, given)]
-            else:
-                rows = encoder.embed(given, prompt=prompt, truncate_dim=dimensions).tolist()
+    if output is not None:
+        vectors.require_suffix(output)
+    model, given = _arguments([] if first is None else [first, *(texts or [])], source)
+    options: dict[str, Any] = {"overlong": overlong, "batch": batch}
+    wanted = {"prompt": prompt, "truncate_dim": dimensions, "normalize": normalize}
+    with load_encoder(model, device, threads, quant) as encoder:
         if query is not None:
-            _print_ranked(found, json)
+            _rank(encoder, query, list(given), json, options)
+        elif similarity:
+            _compare(encoder, list(given), json)
+        elif json:
+            _print_object(encoder, list(given), options | wanted)
         else:
-            _print_vectors(encoder, given, rows, json)
+            _stream(encoder, given, output, options | wanted)
 
 
-def _arguments(words: list[str]) -> tuple[str, list[str]]:
+def _arguments(words: list[str], source: Path | None) -> tuple[str, Iterable[str]]:
     """Model and texts out of what was given."""
     model = DEFAULT_ENCODER
     if words and is_model(words[0]):
         model, *words = words
+    if source is not None:
+        if words:
+            raise typer.BadParameter("texts and --input; give one of them")
+        return model, _lines_of(source)
     return model, words or _lines()
 
 
-def _lines() -> list[str]:
+def _lines() -> Iterator[str]:
+    """Standard input line by line, at least one."""
     if sys.stdin.isatty():
         raise typer.BadParameter("no texts")
-    found = sys.stdin.read().splitlines()
-    if not found:
+    lines = _decoded(sys.stdin.buffer)
+    first = next(lines, None)
+    if first is None:
         raise typer.BadParameter("no texts on standard input")
-    return found
+    return _chained(first, lines)
 
 
-def _print_ranked(found: list[tuple[float, str]], json: bool) -> None:
+def _lines_of(source: Path) -> Iterator[str]:
+    with open(source, "rb") as file:
+        yield from _decoded(file)
+
+
+def _chained(first: str, rest: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+    """What is no UTF-8 stays recognisable, and is refused by its number where it is used."""
+    for line in lines:
+        yield line.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+
+
+def _stream(
+    encoder: EncoderModel, texts: Iterable[str], output: Path | None, options: dict[str, Any]
+) -> None:
+    total = len(texts) if isinstance(texts, list) else None
+    with console.counted("embedding", total) as done:
+        rows = _each(encoder.embed_stream(texts, **options), done)
+        if output is None:
+            vectors.print_lines(rows)
+        else:
+            count = vectors.write_file(output, rows)
+    if output is not None:
+        console.note(f"wrote {count} vectors to {output}")
+
+
+def _each(rows: Iterable[Any], done: Any) -> Iterator[Any]:
+    for row in rows:
+        yield row
+        done()
+
+
+def _rank(
+    encoder: EncoderModel, query: str, texts: list[str], json: bool, options: dict[str, Any]
+) -> None:
+    with console.working("ranking"):
+        found = [(r.score, texts[r.index]) for r in encoder.rerank(query, texts, **options)]
     if json:
         console.write_json([{"score": score, "text": text} for score, text in found])
         return
@@ -91,12 +164,24 @@ def _print_ranked(found: list[tuple[float, str]], json: bool) -> None:
         console.write(f"{score:8.4f}  {text}\n")
 
 
-def _print_vectors(
-    encoder: EncoderModel, texts: list[str], rows: list[list[float]], json: bool
-) -> None:
+def _compare(encoder: EncoderModel, texts: list[str], json: bool) -> None:
+    if len(texts) > _MOST_COMPARED:
+        raise typer.BadParameter(f"--similarity is for at most {_MOST_COMPARED} texts")
+    with console.working("embedding"):
+        found = encoder.similarity(texts, texts).tolist()
     if json:
-        made: Any = [{"text": t, "vector": r} for t, r in zip(texts, rows, strict=True)]
-        console.write_json({"model": str(encoder.model.path), "embeddings": made})
+        console.write_json({"texts": texts, "similarity": found})
         return
-    for row in rows:
-        print(jsonlib.dumps(row))
+    numbers = [str(i + 1) for i in range(len(texts))]
+    rows = [
+        [number, *(f"{value:.3f}" for value in row), text]
+        for number, row, text in zip(numbers, found, texts, strict=True)
+    ]
+    console.table(["", *numbers, "text"], rows, right=" ".join(numbers))
+
+
+def _print_object(encoder: EncoderModel, texts: list[str], options: dict[str, Any]) -> None:
+    with console.working("embedding"):
+        rows = encoder.embed(texts, **options).tolist()
+    made = [{"text": t, "vector": r} for t, r in zip(texts, rows, strict=True)]
+    console.write_json({"model": str(encoder.model.path), "embeddings": made})

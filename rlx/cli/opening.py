@@ -61,14 +61,16 @@ def load_model(name: str, loading: Loading) -> LanguageModel:
     return model
 
 
-def load_encoder(name: str, device: str, threads: int | None) -> EncoderModel:
+def load_encoder(
+    name: str, device: str, threads: int | None, quant: str | None = None
+) -> EncoderModel:
     """A model that turns texts into vectors, ready to run."""
     path = find_model(name)
     with console.working(f"loading {name}"):
         from rlx.models.encoders.embed import EncoderModel
         from rlx.models.load import load
 
-        model = load(path, device=device, threads=threads)
+        model = load(path, device=device, threads=threads, quant=quant)
     if not isinstance(model, EncoderModel):
         model.close()
         raise UnsupportedError(

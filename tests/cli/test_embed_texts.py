@@ -67,6 +67,43 @@ def test_ranking(rlx: Any, encoder: Path, expected: Any) -> None:
     assert len(lines) == 3
 
 
+def test_files_in_and_out(rlx: Any, encoder: Path, expected: Any, tmp_path: Path) -> None:
+    source, made = tmp_path / "lines.txt", tmp_path / "out.npy"
+    source.write_bytes("".join(f"{t}\r\n" for t in TEXTS).encode())
+    done = rlx("embed", encoder, "-i", source, "-o", made, *REFERENCE)
+    assert done.exit_code == 0, done.output
+    assert "wrote 3 vectors" in done.stderr
+    found = np.load(made)
+    assert found.dtype == np.float32
+    close(found, expected)
+    rlx("embed", encoder, "-i", source, "-o", tmp_path / "out.jsonl", *REFERENCE)
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    close([json.loads(line) for line in lines], expected)
+    unit = json.loads(rlx("embed", encoder, TEXTS[0], "--normalize", *REFERENCE).stdout)
+    assert np.linalg.norm(unit) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_lines_that_are_no_text_leave_no_file(rlx: Any, encoder: Path, tmp_path: Path) -> None:
+    source, made = tmp_path / "lines.txt", tmp_path / "out.npy"
+    source.write_bytes(b"the cat\n\xff\n")
+    done = rlx("embed", encoder, "-i", source, "-o", made, *REFERENCE)
+    assert done.exit_code == 1
+    assert "text 1" in done.stderr
+    assert not list(tmp_path.glob("out*"))
+    assert rlx("embed", encoder, "a", "-o", tmp_path / "out.txt", *REFERENCE).exit_code == 2
+    assert rlx("embed", encoder, "a", "-i", source, *REFERENCE).exit_code == 2
+    assert rlx("embed", encoder, "a " * 99, "--overlong", "error", *REFERENCE).exit_code == 1
+
+
+def test_similarity_at_a_glance(rlx: Any, encoder: Path, expected: Any) -> None:
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    found = json.loads(rlx("embed", encoder, *TEXTS, "--similarity", "--json", *REFERENCE).stdout)
+    close(found["similarity"], unit @ unit.T)
+    shown = rlx("embed", encoder, *TEXTS, "--similarity", *REFERENCE).stdout.splitlines()
+    assert shown[1].split()[:2] == ["1", "1.000"]
+    assert shown[3].endswith("42")
+
+
 def test_the_default_encoder(rlx: Any, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
