@@ -26,9 +26,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(encoder: Path) -> Any:
-    with api.load(encoder, device="reference") as model:
-        yield model.embed(TEXTS)
+def expected(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLX_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        with api.load(encoder, device="reference") as model:
+            return model.embed(TEXTS)
 
 
 def close(got: Any, wanted: Any) -> None:

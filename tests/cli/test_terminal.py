@@ -68,12 +68,15 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str, **environment: str) -> Iterator[Terminal]:
+def terminal(
+    *arguments: str, python: tuple[str, ...] = ("-m", "rlx"), **environment: str
+) -> Iterator[Terminal]:
+    """`python -m rlx …`, or other arguments of Python's, on a terminal."""
     process, keys = pty.fork()
     if not process:
         os.environ.pop("NO_COLOR", None)
         os.environ |= {"TERM": "xterm-256color"} | environment
-        os.execv(sys.executable, [sys.executable, "-m", "rlx", *arguments])
+        os.execv(sys.executable, [sys.executable, *python, *arguments])
     screen = Terminal(process, keys)
     try:
         yield screen
@@ -144,3 +147,28 @@ def test_run_without_a_prompt_says_so() -> None:
     with terminal("run") as screen:
         screen.expect("no prompt")
         assert screen.leave() == 2
+
+
+def test_bars_show_how_far_a_download_is() -> None:
+    code = """
+import time
+from rlx.cli import console
+with console.transfer("smollm2") as show:
+    for done in range(5):
+        show("download", done * 25_000_000, 100_000_000)
+        time.sleep(0.15)
+print("done")
+"""
+    with terminal(python=("-c", code)) as screen:
+        assert screen.leave() == 0
+        assert "download smollm2" in screen.text
+        assert re.search(r"50\.0/100\.0 MB", screen.text)
+        assert screen.text.endswith("done\r\n")
+
+
+def test_a_bench_shows_that_it_works(tiny: Path) -> None:
+    command = ("bench", str(tiny), "--device", "reference", "-p", "4", "-n", "2", "-r", "1")
+    with terminal(*command) as screen:
+        screen.expect("measuring")
+        screen.expect("decode +2 +4 ")
+        assert screen.leave() == 0
