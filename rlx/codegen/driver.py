@@ -32,6 +32,7 @@ from rlx.codegen.driver_layout import (
     BARRIER_YIELD,
     BEGIN,
     BUDGET,
+    CPUS,
     END,
     EPOCH,
     FINISHED,
@@ -77,7 +78,7 @@ def driver_unit(target: Target, futex: bool | None = None) -> Unit:
         futex = sys.platform == "linux"
     m = Module(target)
     wait, wake = (_futex_wait, _futex_wake) if futex else (_sleep_a_little, _wake_nobody)
-    drive = _emit_drive(m, _emit_barrier(m, wait, wake))
+    drive = _emit_drive(m, _emit_barrier(m, wait, wake), futex)
     _emit_worker(m, drive, _emit_finish(m, wake), futex)
     _emit_run(m, drive, _emit_join(m, wait), futex)
     _emit_stop(m, futex)
@@ -211,12 +212,14 @@ def _emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Fun
     return f
 
 
-def _emit_drive(m: Module, barrier: Function) -> Function:
+def _emit_drive(m: Module, barrier: Function, says_where: bool) -> Function:
     """Run steps [first, last) as worker tid of nth; gives the step to go on from."""
     params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
     f = m.function("drive", [*params, ("tid", i32), ("nth", i32)], i64, internal=True)
     state, program, tid, nth = f["state"], f["program"], f["tid"], f["nth"]
     steps, profile = f.load(program, ptr, STEPS), f.load(program, ptr, PROFILE)
+    if says_where:
+        f.store(f.intrinsic("sched_getcpu", i32), f.gep(f.gep(state, CPUS), tid.to(i64), 4))
     budget, begin = f.load(state, i64, BUDGET), f.clock()
     row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), STAMP_BYTES)
     leads, profiling = tid.eq(0), profile.ne(f.null())

@@ -5,7 +5,7 @@ Apart from the driver's code, so that a program from disk runs without what emit
 
 from __future__ import annotations
 
-ABI = 1
+ABI = 2
 """Counts the changes of what is below: code on disk fits only a driver of its own number."""
 
 BARRIER, ALONE, JUMP, HOST = 1, 2, 4, 8
@@ -15,7 +15,8 @@ EPOCH, SLEEPERS, ARRIVED, GENERATION, BARRIER_SLEEPERS = 0, 64, 128, 192, 256
 FINISHED, PROGRAM, FIRST, LAST, YIELD_AT = 320, 384, 392, 400, 408
 STOP, WORKERS, WAKE = 448, 452, 456
 SPIN, IDLE_YIELD, BARRIER_YIELD, BUDGET = 464, 472, 480, 488
-STATE_BYTES = 512
+CPUS = 512  # an i32 for each worker: where it was when its run began
+STATE_BYTES = CPUS + 4 * 256
 
 # A program: byte offsets of its header, and of one step.
 STEPS, PATCHES, PATCH_COUNT, WORDS, LIVE, PROFILE, STEP_COUNT, USE_WORKERS = range(0, 64, 8)

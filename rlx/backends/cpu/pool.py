@@ -65,6 +65,7 @@ class _Crew:
         self._memory = np.zeros(driver.STATE_BYTES + 64, np.uint8)
         self.state: int = -(-self._memory.ctypes.data // 64) * 64
         self._wake = ctypes.CFUNCTYPE(None)(self._release)
+        self.cpus = (ctypes.c_int32 * workers).from_address(self.state + driver.CPUS)
         rate = self.native.rate
         crowded = workers > usable_cores()
         self._set(ctypes.c_int32, driver.WORKERS, workers)
@@ -89,6 +90,26 @@ class _Crew:
             )
             self.threads.append(thread)
             thread.start()
+
+    def spread(self) -> None:
+        """Move workers that shared a core with another in the last run to cores of their own.
+
+        The system may put a woken worker where the caller runs and leave it there, which makes
+        every barrier wait for a time slice. The worker is bound to a free core and let go again:
+        it stays there until the system has a reason to move it.
+        """
+        cpus = self.cpus[:]
+        if len(set(cpus)) == len(cpus):
+            return
+        allowed = os.sched_getaffinity(0)
+        free = allowed - set(cpus)
+        for tid, thread in enumerate(self.threads, 1):
+            if free and cpus[tid] in cpus[:tid] and thread.native_id is not None:
+                try:
+                    os.sched_setaffinity(thread.native_id, {free.pop()})
+                    os.sched_setaffinity(thread.native_id, allowed)
+                except OSError:
+                    return  # the thread is gone, or the system does not let us
 
     def _serve(self, tid: int) -> None:
         seen, slept = 0, 0
@@ -127,6 +148,7 @@ class Pool:
         else:
             self.workers = worker_count(workers)
         self._futex = sys.platform == "linux" if futex is None else futex
+        self._spreads = self._futex and 1 < self.workers <= usable_cores()
         self._renew()
         _pools.add(self)
 
@@ -162,6 +184,8 @@ class Pool:
                     self._crew.start()
                     self._started = True
                 at = self._crew.native.run(self._crew.state, program.address, at, end)
+                if self._spreads:
+                    self._crew.spread()
             if at < end and program.is_host(at):
                 if on_host is None:
                     raise ValueError(f"step {at} is the caller's, who gave no function for it")
