@@ -210,12 +210,12 @@ class Graph(Builder):
     def symbols(self) -> frozenset[str]:
         """Every symbol in shapes, attributes and nested graphs."""
         found: set[str] = set()
-        for node in self.nodes:
-            for v in node.outputs:
-                if not v.shape.is_static:
-                    found |= v.shape.symbols
-            if node.op.fields and node.op.has_symbols:
-                for value in node.op.attributes().values():
+        for shape in {v.shape for node in self.nodes for v in node.outputs}:
+            if not shape.is_static:
+                found |= shape.symbols
+        for op in {id(node.op): node.op for node in self.nodes}.values():
+            if op.fields and op.has_symbols:
+                for value in op.attributes().values():
                     _symbols_of(value, found)
         return frozenset(found)
 

@@ -13,11 +13,16 @@ from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 
 
-def bind_graph(graph: Graph, binding: DimBinding | Mapping[str, int]) -> Graph:
+def bind_graph(
+    graph: Graph,
+    binding: DimBinding | Mapping[str, int],
+    symbols: frozenset[str] | None = None,
+) -> Graph:
     """A copy with symbols replaced by sizes: ids, edges, names and outputs unchanged.
 
     Attributes and nested graphs are bound too. Live symbols stay, and the graph remembers their
-    bounds; symbols the binding does not mention stay as they are.
+    bounds; symbols the binding does not mention stay as they are. `symbols` are those the graph
+    uses, where that is known already.
     """
     if not isinstance(binding, DimBinding):
         binding = DimBinding(binding)
@@ -37,7 +42,8 @@ def bind_graph(graph: Graph, binding: DimBinding | Mapping[str, int]) -> Graph:
 
     new = graph.rebuild(bind)
     if binding.live:
-        used = {f for s in graph.symbols() for f in (DERIVED[s].symbols if s in DERIVED else {s})}
+        found = graph.symbols() if symbols is None else symbols
+        used = {f for s in found for f in (DERIVED[s].symbols if s in DERIVED else {s})}
         new.live |= {s: bound for s, bound in binding.live.items() if s in used}
     return new
 

@@ -96,7 +96,7 @@ class BucketedCompileCache:
     def _compile(self, bucket: Bucket) -> CompiledGraph:
         options = self._template.options
         bound = options.binding.with_size(self.symbol, UpTo(bucket.high))
-        template = replace(self._template, options=replace(options, binding=bound))
+        template = self._template.with_options(replace(options, binding=bound))
         compiled = CompiledGraph(template, self.params)
         for name, shape in self.signature.states.items():
             if shape.is_static:

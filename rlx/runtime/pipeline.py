@@ -117,7 +117,7 @@ class ModelCompilePipeline:
         """Bind and plan the template of these options (the last one built, unless given)."""
         chosen = CompileOptions.of(options)
         base = template or self._template_for(chosen)
-        bound = replace(base, options=replace(chosen, binding=binding))
+        bound = base.with_options(replace(chosen, binding=binding))
         if bound.open_symbols:
             raise OptionError(
                 "a binding leaves symbols open", where=bound.source.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,10 +42,17 @@ class Template:
         """Live symbols that the graph uses, and their bounds."""
         return {s: b for s, b in self.binding.live.items() if s in self._symbols}
 
+    def with_options(self, options: CompileOptions) -> Template:
+        """The same template with other sizes; what was found out about it is kept."""
+        made = replace(self, options=options)
+        made.__dict__["_symbols"] = self._symbols
+        made.__dict__["signature"] = self.signature
+        return made
+
     @cached_property
     def _symbols(self) -> frozenset[str]:
         found: set[str] = set()
-        for s in self.source.symbols():
+        for s in self.source.symbols() | self.result.graph.symbols():
             found |= DERIVED[s].symbols if s in DERIVED else {s}
         return frozenset(found)
 
@@ -67,7 +74,7 @@ class Template:
         binding = DimBinding(dict(self.binding.items()))
         for symbol, size in open_sizes.items():
             binding.set(symbol, size)
-        bound = self.backend.lower_bound(bind_graph(self.result.graph, binding))
+        bound = self.backend.lower_bound(bind_graph(self.result.graph, binding, self._symbols))
         lir = plan(bound, prepare=self.prepare, scratch=_once(self.backend.scratch))
         verify(lir.graph, after="plan")
         if debug_level() >= 4:

@@ -36,13 +36,14 @@ class BindingManifest:
 
     @staticmethod
     def of(lir: Lir) -> BindingManifest:
+        sizes: dict[Shape, int] = {}
         found = [
-            _entry(lir, role, node.name, node.output)
+            _entry(lir, role, node.name, node.output, sizes)
             for role, nodes in (("input", lir.inputs), ("param", lir.params), ("state", lir.states))
             for node in nodes
         ]
         named = zip(lir.graph.output_names, lir.outputs, strict=True)
-        found += [_entry(lir, "output", name, value) for name, value in named]
+        found += [_entry(lir, "output", name, value, sizes) for name, value in named]
         return BindingManifest(tuple(found), lir.arena_size)
 
     def role(self, role: str) -> list[ManifestEntry]:
@@ -101,9 +102,11 @@ class BindingManifest:
         return "\n".join(lines)
 
 
-def _entry(lir: Lir, role: str, name: str, value: Value) -> ManifestEntry:
+def _entry(lir: Lir, role: str, name: str, value: Value, sizes: dict[Shape, int]) -> ManifestEntry:
     slot = lir.slots[value]
-    size = value.shape.upper_bytes(lir.live)
+    size = sizes.get(value.shape)
+    if size is None:
+        size = sizes[value.shape] = value.shape.upper_bytes(lir.live)
     return ManifestEntry(
         role,
         name,

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlx.backends.cpu.sources import compiled
 from rlx.errors import BindingError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.shape import normalize_axis
+
+_NESTING = frozenset({"cond", "while_loop", "scan", "elementwise_region"})
 
 
 class Limit(NamedTuple):
@@ -30,10 +33,15 @@ class Limit(NamedTuple):
 def limits_of(graph: Graph) -> list[Limit]:
     """Distinct conditions `value <= most` that depend on live dimensions."""
     found: dict[tuple[Dim, Dim, str], Limit] = {}
-    for node in _all_nodes(graph):
+    seen: set[tuple[Any, ...]] = set()
+    for node in _all_nodes(graph) if graph.live else ():
         rule = _RULES.get(node.op.name)
         if rule is None:
             continue
+        kind = (node.op, *[v.shape for v in node.inputs])
+        if kind in seen:  # another layer asks the same
+            continue
+        seen.add(kind)
         for value, most, what in rule(node, node.op):
             if isinstance(value, Expr) or isinstance(most, Expr):
                 limit = Limit(value, most, what, node.op.name, str(node.origin))
@@ -45,10 +53,11 @@ def _all_nodes(graph: Graph) -> Iterator[Node]:
     """Nodes of the graph, and of the graphs nested in it."""
     for node in graph.nodes:
         yield node
-        for field in node.op.fields:
-            body = getattr(node.op, field)
-            if isinstance(body, Body):
-                yield from _all_nodes(body.graph)
+        if node.op.name in _NESTING:
+            for field in node.op.fields:
+                body = getattr(node.op, field)
+                if isinstance(body, Body):
+                    yield from _all_nodes(body.graph)
 
 
 def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., int]:
@@ -58,7 +67,7 @@ def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., in
         lines.append(f"    if not 0 <= ({limit.value}) <= ({limit.most}): return {i}")
     lines.append("    return -1")
     scope: dict[str, Any] = {}
-    exec("\n".join(lines), scope)  # names are checked identifiers, the rest integers
+    exec(compiled("\n".join(lines)), scope)  # names are checked identifiers, the rest integers
     made: Callable[..., int] = scope["check"]
     return made
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.listing import ARENA, CONSTANT, STATUS, WORDS, Base, Late, Listing
+from rlx.backends.cpu.listing import ARENA, CONSTANT, NUMBER, STATUS, WORDS, Base, Late, Listing
+from rlx.backends.cpu.sources import compiled
 from rlx.codegen.jit import Kernel
 from rlx.codegen.program import Program, StepTable
 from rlx.ir.lir import ALIGNMENT
@@ -36,14 +37,14 @@ class PlacedWords:
         lines = [f"def fill(live, bases{''.join(', ' + s for s in symbols)}):"]
         for i, (anchor, base, offset) in enumerate(self.listing.live):
             terms = [] if base is None else [f"bases[{bases[base]}]"]
-            if self.addresses[anchor]:
-                terms.append(str(self.addresses[anchor]))
+            if anchor != NUMBER:
+                terms.append(f"anchors[{anchor}]")
             if offset != 0 or not terms:
                 terms.append(f"({offset})")
             lines.append(f"    live[{i}] = {' + '.join(terms)}")
         lines.append("    return")
-        scope: dict[str, Any] = {}
-        exec("\n".join(lines), scope)  # names are checked identifiers, the rest integers
+        scope: dict[str, Any] = {"anchors": self.addresses}
+        exec(compiled("\n".join(lines)), scope)  # names are checked identifiers, the rest integers
         made: Callable[..., None] = scope["fill"]
         return made
 

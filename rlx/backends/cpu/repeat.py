@@ -25,20 +25,22 @@ from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
 
 # Their lowerings look at what stands around the node, or make steps of nested graphs.
-_LOOKING_AROUND = frozenset(
-    {"gated_delta_net", "selective_scan", "state_update", "cond", "while_loop", "scan"}
-)
+_LOOKING_AROUND = frozenset({"gated_delta_net", "selective_scan", "cond", "while_loop", "scan"})
+
+
+def _looks_around(node: Node) -> bool:
+    kind = node.op.name
+    if kind == "state_update":  # it may find that a recurrence has written the state already
+        kind = node.inputs[1].node.op.name
+    return kind in _LOOKING_AROUND
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The words of a step in terms of a node's values: operands first, then results.
+    """The words of a step in terms of a node's values: operands first, then results."""
 
-    `plain` has the words that are the same for every node, 0 for the others.
-    """
-
-    plain: list[Word]
-    fixed: list[int] | None  # the plain words, where all of them are numbers
+    fixed: list[int]  # the words that are numbers, 0 in the place of others
+    others: list[tuple[int, Word]]  # position, a word that is the same for every node
     pointers: list[tuple[int, int, Dim]]  # position, number of the value, shift
     scratch: list[tuple[int, int, Dim]]  # position, offset, shift
     numbers: list[int]  # positions of the node's number
@@ -54,14 +56,16 @@ class Told(Sequence[Word]):
         self.recipe, self.node, self.steps = recipe, node, steps
 
     def __len__(self) -> int:
-        return len(self.recipe.plain)
+        return len(self.recipe.fixed)
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
 
     def __iter__(self) -> Iterator[Word]:
         r, node = self.recipe, self.node
-        words = list(r.plain)
+        words: list[Word] = list(r.fixed)
+        for at, word in r.others:
+            words[at] = word
         values = (*node.inputs, *node.outputs)
         for at, number, shift in r.pointers:
             words[at] = Pointer(values[number], shift)
@@ -92,7 +96,7 @@ class Repeats:
         self._known: dict[tuple[Any, ...], list[_Pattern] | None] = {}
 
     def lower(self, node: Node, lowering: Lowering) -> list[Step]:
-        if node.op.name in _LOOKING_AROUND:
+        if _looks_around(node):
             return lowering(node, self.ctx)
         key = self._key(node)
         if key not in self._known:
@@ -147,7 +151,7 @@ def _patterns(node: Node, steps: list[Step]) -> list[_Pattern] | None:
 def _recipe(node: Node, step: Step, steps: list[Step], numbers: dict[Value, int]) -> Recipe | None:
     made = Recipe([], [], [], [], [], [])
     for at, word in enumerate(step.words):
-        plain: Word = 0
+        made.fixed.append(word if isinstance(word, int) else 0)
         if isinstance(word, Pointer):
             if word.value not in numbers:
                 return None
@@ -165,9 +169,6 @@ def _recipe(node: Node, step: Step, steps: list[Step], numbers: dict[Value, int]
             if place is None:
                 return None
             made.links.append((at, place, word.index))
-        else:
-            plain = word
-        made.plain.append(plain)
-    all_ints = [w for w in made.plain if isinstance(w, int)]
-    fixed = all_ints if len(all_ints) == len(made.plain) else None
-    return Recipe(made.plain, fixed, made.pointers, made.scratch, made.numbers, made.links)
+        elif not isinstance(word, int):
+            made.others.append((at, word))
+    return made

@@ -57,8 +57,8 @@ class WordTable:
     def extend(self, words: Sequence[Word]) -> None:
         """The words of the next step."""
         start = len(self.offsets)
-        if isinstance(words, Told) and words.recipe.fixed is not None:
-            self._tell(words, words.recipe.fixed, start)
+        if type(words) is Told:
+            self._tell(words, start)
             return
         self.anchors += [NUMBER] * len(words)
         self.offsets += [0] * len(words)
@@ -68,11 +68,13 @@ class WordTable:
             else:
                 _RULES[type(word)](self, at, word)
 
-    def _tell(self, words: Told, fixed: list[int], start: int) -> None:
+    def _tell(self, words: Told, start: int) -> None:
         """The same for a step that differs from an earlier one in its values alone."""
         recipe, node = words.recipe, words.node
-        self.anchors += [NUMBER] * len(fixed)
-        self.offsets += fixed
+        self.anchors += [NUMBER] * len(recipe.fixed)
+        self.offsets += recipe.fixed
+        for at, word in recipe.others:
+            _RULES[type(word)](self, start + at, word)
         values = (*node.inputs, *node.outputs)
         for at, number, shift in recipe.pointers:
             self._point(start + at, values[number], shift)
