@@ -254,15 +254,19 @@ class Graph(Builder):
     ) -> Graph:
         """A copy whose ops and shapes went through `change`; ids, edges and names unchanged."""
         new = Graph(self.name)
-        values: dict[Value, Value] = {}
-        for old in self.nodes:
-            op, shapes = change(old.op, tuple([v.shape for v in old.outputs]))
+        nodes, values = new.nodes, dict[Value, Value]()
+        for position, old in enumerate(self.nodes):
+            outputs = old.outputs
+            op, shapes = change(old.op, tuple([v.shape for v in outputs]))
             inputs = tuple([values[v] for v in old.inputs])
-            node = Node(new, len(new.nodes), op, inputs, old.name, old.origin)
-            node.outputs = tuple([Value(node, i, s) for i, s in enumerate(shapes)])
-            new.nodes.append(node)
-            for a, b in zip(old.outputs, node.outputs, strict=True):
-                values[a] = b
+            node = Node(new, position, op, inputs, old.name, old.origin)
+            if len(outputs) == 1 == len(shapes):
+                made = values[outputs[0]] = Value(node, 0, shapes[0])
+                node.outputs = (made,)
+            else:
+                node.outputs = tuple([Value(node, i, s) for i, s in enumerate(shapes)])
+                values.update(zip(outputs, node.outputs, strict=True))
+            nodes.append(node)
             if op.is_source and old.name:
                 new._sources[old.name] = node
         new.outputs = [values[v] for v in self.outputs]

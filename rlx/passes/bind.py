@@ -27,18 +27,17 @@ def bind_graph(
     if not isinstance(binding, DimBinding):
         binding = DimBinding(binding)
     sizes = binding.sizes
-    shapes_seen: dict[Shape, Shape] = {}
+    done: dict[tuple[int, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]] = {}
 
     def bind(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
-        bound = []
-        for s in shapes:
-            known = shapes_seen.get(s)
-            if known is None:
-                known = shapes_seen[s] = s.bind(sizes)
-            bound.append(known)
-        if op.name == "reshape":  # a dimension given as −1 cannot be found again once others are 0
-            op = op.replace(dims=shapes[0].dims)
-        return bind_op(op, sizes), tuple(bound)
+        key = (id(op), shapes)  # the graph keeps its ops, so the id is theirs
+        found = done.get(key)
+        if found is None:
+            bound = tuple([s.bind(sizes) for s in shapes])
+            # a dimension given as −1 cannot be found again once others are 0
+            exact = op.replace(dims=shapes[0].dims) if op.name == "reshape" else op
+            found = done[key] = bind_op(exact, sizes), bound
+        return found
 
     new = graph.rebuild(bind)
     if binding.live:

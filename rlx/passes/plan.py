@@ -34,13 +34,16 @@ def plan(
 ) -> Lir:
     """The graph with a place for every value. `graph` gains copies of outputs that are views.
 
-    Inputs and outputs of a `nested` graph get none: they lie where the node around it has them.
+    `phases` are those of the graph's nodes, where they are known already. Inputs and outputs of a
+    `nested` graph get no place: they lie where the node around it has them.
     """
     counters.plans += 1
     require_bound(graph)
-    views = find_views(graph.nodes)
+    views, nodes = find_views(graph.nodes), len(graph)
     _own_outputs(graph, views)
-    return _Planner(graph, views, scratch, nested).run(prepare, phases or derive_phases(graph))
+    if phases is None or len(graph) != nodes:
+        phases = derive_phases(graph)
+    return _Planner(graph, views, scratch, nested).run(prepare, phases)
 
 
 def _own_outputs(graph: Graph, views: dict[Value, Placed]) -> None:

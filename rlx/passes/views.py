@@ -18,13 +18,19 @@ Placed = tuple[Value, View]  # whose memory, and how
 def find_views(nodes: list[Node]) -> dict[Value, Placed]:
     """Each value that needs no memory of its own, with its root and the way it lies there."""
     views: dict[Value, Placed] = {}
+    known: dict[tuple[int, Shape, View | None], View | None] = {}  # the same for alike nodes
     for node in nodes:
         rule = _RULES.get(node.op.name)
         if rule is None:
             continue
         source = node.inputs[0]
-        root, view = views.get(source) or (source, plain_view(source.shape))
-        placed = rule(node.op, source.shape, node.outputs[0].shape, view)
+        root, view = views.get(source) or (source, None)
+        key = (id(node.op), source.shape, view)
+        if key in known:
+            placed = known[key]
+        else:
+            start = plain_view(source.shape) if view is None else view
+            placed = known[key] = rule(node.op, source.shape, node.outputs[0].shape, start)
         if placed is not None:
             views[node.outputs[0]] = (root, placed)
     return views

@@ -15,6 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import FusionPolicy, GraphModule
 from rlx.ir.node import Node
+from rlx.ir.phase import PhaseSchedule, derive_phases
 from rlx.ir.text import inspect_graph, inspect_lir
 from rlx.ir.verify import verify
 from rlx.passes.bind import bind_graph
@@ -47,6 +48,7 @@ class Template:
         made = replace(self, options=options)
         made.__dict__["_symbols"] = self._symbols
         made.__dict__["signature"] = self.signature
+        made.__dict__["_phases"] = self._phases
         return made
 
     @cached_property
@@ -55,6 +57,10 @@ class Template:
         for s in self.source.symbols() | self.result.graph.symbols():
             found |= DERIVED[s].symbols if s in DERIVED else {s}
         return frozenset(found)
+
+    @cached_property
+    def _phases(self) -> PhaseSchedule:
+        return derive_phases(self.result.graph)
 
     @cached_property
     def open_symbols(self) -> frozenset[str]:
@@ -75,7 +81,9 @@ class Template:
         for symbol, size in open_sizes.items():
             binding.set(symbol, size)
         bound = self.backend.lower_bound(bind_graph(self.result.graph, binding, self._symbols))
-        lir = plan(bound, prepare=self.prepare, scratch=_once(self.backend.scratch))
+        # sizes do not change what depends on what; nodes put in by the device do
+        phases = self._phases if len(bound) == len(self.result.graph) else None
+        lir = plan(bound, prepare=self.prepare, phases=phases, scratch=_once(self.backend.scratch))
         verify(lir.graph, after="plan")
         if debug_level() >= 4:
             debug(4, inspect_lir(lir))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from rlx.codegen.program import Program, step_flags
 from rlx.codegen.target import Target
 from rlx.ir.lir import Lir
 from rlx.ir.op import Array
+from rlx.ir.phase import Phase
 
 
 @dataclass
@@ -115,14 +117,32 @@ def _columns(
         workers=0,
         reports=words.reports,
         hosts={i: _host_call(s) for i, s in enumerate(steps) if s.host is not None},
-        marks=[Mark(s.label, -1 if s.node is None else s.node.id, s.flops, s.bytes) for s in steps],
+        marks=StepMarks(steps),
     )
+
+
+class StepMarks(Sequence[Mark]):
+    """Marks of steps, made when somebody looks: a variant that only runs needs none."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        step = self.steps[index]
+        number = -1 if step.node is None else step.node.id
+        return Mark(step.label, number, step.flops, step.bytes)
 
 
 def _phases(lir: Lir, steps: Sequence[Step]) -> npt.NDArray[np.int32]:
     """The phase of every step, ascending: one that stands before an earlier phase belongs to it."""
-    orders = {node: phase.order for node, phase in lir.phases}
-    found = [orders.get(s.node.id, 0) if s.node is not None else 0 for s in steps]
+    orders: dict[Phase | None, int] = {phase: phase.order for phase in Phase} | {None: 0}
+    phase_of = lir.phases.get
+    found = [0 if s.node is None else orders[phase_of(s.node)] for s in steps]
     return np.minimum.accumulate(np.array(found[::-1], np.int32))[::-1]
 
 

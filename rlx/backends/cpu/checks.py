@@ -35,9 +35,7 @@ def limits_of(graph: Graph) -> list[Limit]:
     found: dict[tuple[Dim, Dim, str], Limit] = {}
     seen: set[tuple[Any, ...]] = set()
     for node in _all_nodes(graph) if graph.live else ():
-        rule = _RULES.get(node.op.name)
-        if rule is None:
-            continue
+        rule = _RULES[node.op.name]
         kind = (node.op, *[v.shape for v in node.inputs])
         if kind in seen:  # another layer asks the same
             continue
@@ -50,10 +48,12 @@ def limits_of(graph: Graph) -> list[Limit]:
 
 
 def _all_nodes(graph: Graph) -> Iterator[Node]:
-    """Nodes of the graph, and of the graphs nested in it."""
+    """Nodes with a rule, of the graph and of the graphs nested in it."""
     for node in graph.nodes:
-        yield node
-        if node.op.name in _NESTING:
+        name = node.op.name
+        if name in _RULES:
+            yield node
+        elif name in _NESTING:
             for field in node.op.fields:
                 body = getattr(node.op, field)
                 if isinstance(body, Body):

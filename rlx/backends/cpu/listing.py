@@ -9,6 +9,7 @@ comes with each run, are sources in `live`, patched into place by the native dri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ class Listing:
     workers: int  # most that may run it
     reports: dict[int, Report] = field(default_factory=dict)
     hosts: dict[int, HostCall] = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
+    marks: Sequence[Mark] = ()
 
     def __len__(self) -> int:
         return len(self.calls)

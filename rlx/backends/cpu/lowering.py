@@ -184,6 +184,9 @@ def steps_of(ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
             )  # fmt: skip
         made = lowerer.lower(node, entry.lower) if lowerer else entry.lower(node, ctx)
         for step in made:
+            if step.node is node:  # told after one of a node alike, complete
+                steps.append(step)
+                continue
             step.node = node
             if not step.label:
                 step.label = node.op.name if step.spec is None else step.spec.label

@@ -109,12 +109,21 @@ class Repeats:
         return _retold(node, patterns)
 
     def _key(self, node: Node) -> tuple[Any, ...]:
-        """All that a lowering may look at; which operands are the same value counts too."""
+        """All that a lowering may look at; which operands are the same value counts too.
+
+        Ops and views are told apart by identity: the graph shares equal ones, and where it does
+        not, a node is only lowered once more.
+        """
         slots, inputs = self.ctx.lir.slots, node.inputs
-        views = [slots[v].view for v in inputs]
-        same = tuple([inputs.index(v) for v in inputs]) if len(set(inputs)) < len(inputs) else ()
-        shapes = [v.shape for v in (*inputs, *node.outputs)]
-        return (node.op, same, *shapes, *views)
+        key: list[Any] = [id(node.op)]
+        for v in inputs:
+            view = slots[v].view
+            key += (v.shape, None if view is None else id(view))
+        for v in node.outputs:
+            key.append(v.shape)
+        if len(inputs) > 1 and len(set(inputs)) < len(inputs):
+            key.append(tuple([inputs.index(v) for v in inputs]))
+        return tuple(key)
 
 
 def _retold(node: Node, patterns: list[_Pattern]) -> list[Step]:

@@ -15,11 +15,12 @@ _ALL = 1 << 62
 def place_barriers(steps: Sequence[Step], lir: Lir) -> list[bool]:
     """For each step, whether all workers must have finished it before the next one begins."""
     after = [False] * len(steps)
+    known: dict[Value, list[Span]] = {}
     read: list[Span] = []
     written: list[Span] = []
     for i, step in enumerate(steps):
-        reads = list(_spans(step.reads, lir))
-        writes = list(_spans(step.writes, lir))
+        reads = _spans(step.reads, lir, known)
+        writes = _spans(step.writes, lir, known)
         if step.uses_scratch and step.node is not None and step.node.id in lir.scratch:
             offset, size = lir.scratch[step.node.id]
             writes.append(("arena", offset, offset + size))
@@ -34,16 +35,29 @@ def place_barriers(steps: Sequence[Step], lir: Lir) -> list[bool]:
     return after
 
 
-def _spans(values: Iterable[Value], lir: Lir) -> Iterable[Span]:
+def _spans(values: Iterable[Value], lir: Lir, known: dict[Value, list[Span]]) -> list[Span]:
+    found: list[Span] = []
     for value in values:
-        root, slot = lir.home(value)
-        if slot.kind in ("param", "constant"):
-            continue  # never written
-        if slot.offset is not None:
-            yield ("arena", slot.offset, slot.offset + aligned(slot.size))
-        if slot.kind != "arena":  # a run may bring memory of its own for inputs and outputs
-            yield (root, 0, _ALL)
+        spans = known.get(value)
+        if spans is None:
+            spans = known[value] = list(_spans_of(value, lir))
+        found += spans
+    return found
+
+
+def _spans_of(value: Value, lir: Lir) -> Iterable[Span]:
+    root, slot = lir.home(value)
+    if slot.kind in ("param", "constant"):
+        return  # never written
+    if slot.offset is not None:
+        yield ("arena", slot.offset, slot.offset + aligned(slot.size))
+    if slot.kind != "arena":  # a run may bring memory of its own for inputs and outputs
+        yield (root, 0, _ALL)
 
 
 def _meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
-    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others)
+    for space, start, end in some:
+        for other, first, last in others:
+            if start < last and first < end and space == other:
+                return True
+    return False

@@ -75,9 +75,20 @@ class WordTable:
         self.offsets += recipe.fixed
         for at, word in recipe.others:
             _RULES[type(word)](self, start + at, word)
-        values = (*node.inputs, *node.outputs)
+        values, homes = (*node.inputs, *node.outputs), self._homes
+        anchors, offsets = self.anchors, self.offsets
         for at, number, shift in recipe.pointers:
-            self._point(start + at, values[number], shift)
+            value = values[number]
+            home = homes.get(value)
+            if home is None:
+                home = homes[value] = self._home(value)
+            anchor, base, offset, size = home
+            if shift:
+                offset = offset + shift * size
+            if base is None and type(offset) is int:
+                anchors[start + at], offsets[start + at] = anchor, offset
+            else:
+                self._relative(start + at, anchor, base, offset)
         if recipe.scratch:
             begin = self.lir.scratch[node.id][0]
             for at, offset, shift in recipe.scratch:
