@@ -141,7 +141,6 @@ def test_artifacts_are_kept_and_checked(rlx: Any, encoder: Path, own_cache: Path
     assert rlx("embed", encoder, "the cat").exit_code == 0  # natively, which stores what it made
     sizes = json.loads(rlx("cache", "size", "--json").stdout)
     assert sizes["artifacts"]["count"] > 0
-    assert sizes["kernels"]["count"] > 0
     assert rlx("cache", "verify").exit_code == 0
     kept = [
         k for k in json.loads(rlx("cache", "list", "--json").stdout) if k["kind"] == "artifacts"
