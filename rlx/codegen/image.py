@@ -13,7 +13,9 @@ from rlx.errors import CodegenError
 
 # What generated code may call outside itself. LLVM makes the first three up for large copies; the
 # others serve the worker pool.
-ALLOWED = frozenset({"memcpy", "memset", "memmove", "syscall", "sched_yield", "sched_getcpu", "usleep"})
+ALLOWED = frozenset(
+    {"memcpy", "memset", "memmove", "syscall", "sched_yield", "sched_getcpu", "usleep"}
+)
 
 
 class Image:
