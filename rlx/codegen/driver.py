@@ -218,8 +218,7 @@ def _emit_drive(m: Module, barrier: Function, says_where: bool) -> Function:
     f = m.function("drive", [*params, ("tid", i32), ("nth", i32)], i64, internal=True)
     state, program, tid, nth = f["state"], f["program"], f["tid"], f["nth"]
     steps, profile = f.load(program, ptr, STEPS), f.load(program, ptr, PROFILE)
-    if says_where:
-        f.store(f.intrinsic("sched_getcpu", i32), f.gep(f.gep(state, CPUS), tid.to(i64), 4))
+    place = f.gep(f.gep(state, CPUS), tid.to(i64), 4)
     budget, begin = f.load(state, i64, BUDGET), f.clock()
     row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), STAMP_BYTES)
     leads, profiling = tid.eq(0), profile.ne(f.null())
@@ -262,6 +261,8 @@ def _emit_drive(m: Module, barrier: Function, says_where: bool) -> Function:
 
     carry = [f["first"], f["last"], f.i64(0)]
     at, _, _ = f.while_(carry, lambda step, limit, turn: step < limit, body)
+    if says_where:
+        f.store(f.intrinsic("sched_getcpu", i32), place)
     f.ret(at)
     return f
 

@@ -15,7 +15,7 @@ EPOCH, SLEEPERS, ARRIVED, GENERATION, BARRIER_SLEEPERS = 0, 64, 128, 192, 256
 FINISHED, PROGRAM, FIRST, LAST, YIELD_AT = 320, 384, 392, 400, 408
 STOP, WORKERS, WAKE = 448, 452, 456
 SPIN, IDLE_YIELD, BARRIER_YIELD, BUDGET = 464, 472, 480, 488
-CPUS = 512  # an i32 for each worker: where it was when its run began
+CPUS = 512  # an i32 for each worker: the core it was on when its last run ended
 STATE_BYTES = CPUS + 4 * 256
 
 # A program: byte offsets of its header, and of one step.
