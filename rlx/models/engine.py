@@ -13,6 +13,7 @@ import numpy as np
 from rlx.errors import InputError
 from rlx.ir.binding import DimBinding
 from rlx.ir.module import GraphModule
+from rlx.ir.phase import Phase
 from rlx.models.build import Described, ModelFile, describe
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
@@ -136,18 +137,20 @@ class Engine:
         extra: dict[str, Any] = (
             {} if penalties is None else {"factor": penalties.factor, "bias": penalties.bias}
         )
-        token, after = -1, rng
+        results: tuple[Any, ...] = ()
         for start in range(0, len(tokens), CHUNK):
             part = tokens[start : start + CHUNK]
             graph = use.decode if len(part) == 1 else use.prefill
             ids = np.array([part], np.int32)
             sizes = {"past_seq": len(self.tokens)}
-            drawn, after, self.last_logits = graph.run(
-                ids=ids, rng=rng, settings=settings, sizes=sizes, **extra
-            )
+            more = start + CHUNK < len(tokens)  # then nothing is drawn yet
+            results = graph.run(
+                ids=ids, rng=rng, settings=settings, sizes=sizes,
+                until=Phase.STEADY_STATE if more else None, **extra,
+            )  # fmt: skip
             self.tokens.extend(part)
-            token = int(drawn[0])
-        return token, after
+        drawn, after, self.last_logits = results
+        return int(drawn[0]), after
 
     def logits(self, tokens: Sequence[int]) -> Any:
         """Logits of every token, [n, vocab]."""

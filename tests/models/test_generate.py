@@ -255,3 +255,13 @@ def test_an_unknown_architecture_names_the_nearest(folder: Path, tmp_path: Path)
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(rlx.UnsupportedError, match="nearest is llama"):
         ModelFile.open(tmp_path)
+
+
+def test_a_prompt_in_chunks_draws_once(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
+    monkeypatch.setattr("rlx.models.engine.CHUNK", 5)
+    model.engine.tokens = []
+    chunks = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
+    assert chunks.tokens == whole.tokens
