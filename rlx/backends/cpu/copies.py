@@ -21,7 +21,7 @@ def insert_copies(graph: Graph) -> Graph:
     for node in list(graph.nodes):
         entry = TABLE.get(node.op.name)
         lost_view = node.op.is_view and node.outputs[0] not in views
-        if lost_view or (not node.op.is_view and (entry is None or not entry.strided)):
+        if lost_view or (not node.op.is_view and (entry is None or not entry.reads_strided(node))):
             node.inputs = tuple([_plain(graph, v, views, copied, order) for v in node.inputs])
         order.append(node)
     graph.nodes = order

@@ -78,6 +78,20 @@ def lower_scatter(node: Node, ctx: Context) -> list[Step]:
     return steps
 
 
+def write_at(node: Node) -> Step:
+    """The slices of a `state_update` written at its slots."""
+    op: Any = node.op
+    state, update, slots = node.inputs
+    outer, size, inner = _cut(state.shape, op.axis)
+    plain = _PLAIN[state.dtype.bytes]
+    words = [Pointer(state), Pointer(slots), Pointer(update), outer, size, inner]
+    return Step(
+        Scatter(plain, plain, slots.dtype, add=False),
+        [*words, slots.shape.dims[0], Status(), Number(node)],
+        [update, slots], [state, *node.outputs], bytes=update.shape.size_bytes * 2,
+    )  # fmt: skip
+
+
 # -- cumsum -----------------------------------------------------------------------------------
 
 

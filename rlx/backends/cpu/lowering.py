@@ -129,14 +129,17 @@ ScratchSize = Callable[[Node, Target, int], int]
 class Entry:
     """How a kind of op becomes native: steps, when it applies, scratch it wants.
 
-    `strided` says whether the kernel reads operands that are strided views; where it does not, a
-    copy is put in front of it.
+    `strided` says whether the kernel (for this node) reads operands that are strided views; where
+    it does not, a copy is put in front of it.
     """
 
     lower: Lowering
     when: Condition | None = None
     scratch: ScratchSize | None = None
-    strided: bool = False
+    strided: bool | Condition = False
+
+    def reads_strided(self, node: Node) -> bool:
+        return self.strided(node) if callable(self.strided) else self.strided
 
 
 TABLE: dict[str, Entry] = {}
@@ -146,7 +149,7 @@ def lowers(
     *kinds: str,
     when: Condition | None = None,
     scratch: ScratchSize | None = None,
-    strided: bool = False,
+    strided: bool | Condition = False,
 ) -> Callable[[Lowering], Lowering]:
     """Register a lowering for op kinds; `when` limits it to nodes it can do."""
 

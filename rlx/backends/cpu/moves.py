@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlx.backends.cpu.carry import is_written
+from rlx.backends.cpu.indexing import write_at
 from rlx.backends.cpu.lowering import Context, Step, lowers
 from rlx.backends.cpu.region import step_for
 from rlx.codegen.region.copies import Box, copy, fill
@@ -49,12 +50,14 @@ def lower_concat(node: Node, ctx: Context) -> list[Step]:
     return _steps(node, ctx, kernels)
 
 
-@lowers("state_update", strided=True)
+@lowers("state_update", strided=lambda node: len(node.inputs) == 2)
 def lower_state_update(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
-    state, update = node.inputs
+    state, update, *slots = node.inputs
     if 0 in update.shape.dims or is_written(node, ctx):
         return []
+    if slots:
+        return [write_at(node)]
     strides = ctx.strides(state)
     shift = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
     target = Box(Place("operand", 0), state.dtype, strides, shift)

@@ -64,6 +64,7 @@ class Constant(_Source):
 class StateUpdate(Op):
     """The state with `update` written at `start` along `axis`; the buffer itself changes.
 
+    With `slots` [n], slice i of the update goes to slots[i] instead; of equal ones the last wins.
     The result is the state after the write: read it, not the older value. An older value must not
     be read after the write (the verifier checks the order).
     """
@@ -71,7 +72,7 @@ class StateUpdate(Op):
     axis: int = 0
     start: Dim = 0
 
-    def infer(self, state: Shape, update: Shape) -> Shape:
+    def infer(self, state: Shape, update: Shape, slots: Shape | None = None) -> Shape:
         axis = normalize_axis(self.axis, state.rank)
         if update.dtype is not state.dtype:
             raise DTypeError("update of another type", got=update.dtype, expected=state.dtype)
@@ -80,10 +81,20 @@ class StateUpdate(Op):
             same(update.dims[i], state.dims[i]) for i in others
         ):
             raise ShapeError("update does not fit the state", got=update, expected=state)
+        if slots is not None:
+            self._check_slots(slots, update.dims[axis])
         return state
 
-    def reference(self, state: Array, update: Array) -> Array:
+    def _check_slots(self, slots: Shape, count: Dim) -> None:
+        if not slots.dtype.is_integer or slots.rank != 1 or not same(slots.dims[0], count):
+            raise ShapeError("slots do not fit the update", got=slots, expected=f"i32[{count}]")
+        if self.start != 0:
+            raise ShapeError("slots or a start, not both", got=f"start={self.start}")
+
+    def reference(self, state: Array, update: Array, slots: Array | None = None) -> Array:
         axis = self.axis % state.ndim
+        if slots is not None:
+            return self._scattered(state, update, slots, axis)
         start: Any = self.start
         stop = start + update.shape[axis]
         if start < 0 or stop > state.shape[axis]:
@@ -94,4 +105,15 @@ class StateUpdate(Op):
             )  # fmt: skip
         result = np.array(state)
         result[(slice(None),) * axis + (slice(start, stop),)] = update
+        return result
+
+    def _scattered(self, state: Array, update: Array, slots: Array, axis: int) -> Array:
+        wrong = [int(s) for s in slots if not 0 <= s < state.shape[axis]]
+        if wrong:
+            raise ShapeError(
+                "no such slot of a state", where=self.name, got=wrong[0],
+                expected=f"0 … {state.shape[axis] - 1}",
+            )  # fmt: skip
+        result = np.array(state)
+        result[(slice(None),) * axis + (slots,)] = update
         return result

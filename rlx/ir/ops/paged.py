@@ -1,0 +1,124 @@
+"""Attention of tokens of many sequences at once, whose keys and values lie in pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlx.errors import AttributeValueError, ShapeError
+from rlx.ir.dim import same
+from rlx.ir.dtype import DType
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import (
+    compute,
+    quiet,
+    require_float,
+    require_indices,
+    require_integer,
+    require_rank,
+    require_same,
+    rounded,
+)
+from rlx.ir.shape import Shape
+
+
+@op("paged_attention", group="attention")
+class PagedAttention(Op):
+    """Each token attends to its own sequence, up to and with itself.
+
+    q is [1, T, H*D], tokens of any sequences in any order; k and v are [1, KV, slots, D], cut along
+    the slots into pages of `page`. Token t belongs to sequence rows[t] and stands at positions[t]
+    in it; position p of sequence b lies in slot table[b, p // page] * page + p % page. `window`
+    limits how many positions a token sees (0: all). Scale and softcap are those of `attention`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page: int
+    window: int = 0
+    scale: float | None = None
+    softcap: float = 0.0
+
+    def check(self) -> None:
+        for field in ("num_heads", "num_kv_heads", "head_dim", "page"):
+            if getattr(self, field) < 1:
+                raise AttributeValueError(
+                    "must be positive", where=f"{self.name}.{field}", got=getattr(self, field)
+                )
+        if self.num_heads % self.num_kv_heads:
+            raise AttributeValueError(
+                "query heads do not divide among the key heads", where=self.name,
+                got=f"num_heads={self.num_heads}", expected=f"a multiple of {self.num_kv_heads}",
+            )  # fmt: skip
+        for field in ("window", "softcap"):
+            if getattr(self, field) < 0:
+                raise AttributeValueError(
+                    "negative", where=f"{self.name}.{field}", got=getattr(self, field),
+                    expected="a positive number, or 0 for none",
+                )  # fmt: skip
+
+    @property
+    def score_scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    def infer(
+        self, q: Shape, k: Shape, v: Shape, table: Shape, rows: Shape, positions: Shape
+    ) -> Shape:
+        require_float(q, "q")
+        require_rank(q, 3, "q")
+        require_same(q.dims[0], 1, "batch of q")
+        require_same(q.dims[2], self.num_heads * self.head_dim, "width of q")
+        for x, what in ((k, "k"), (v, "v")):
+            require_float(x, what)
+            require_rank(x, 4, what)
+            expected = (1, self.num_kv_heads, k.dims[2], self.head_dim)
+            if not all(map(same, x.dims, expected)):
+                raise ShapeError(f"{what} has the wrong shape", got=x, expected=expected)
+        for x, what, rank in ((table, "table", 2), (rows, "rows", 1), (positions, "positions", 1)):
+            require_integer(x, what)
+            require_rank(x, rank, what)
+        for x, what in ((rows, "rows"), (positions, "positions")):
+            require_same(x.dims[0], q.dims[1], f"length of {what} against the tokens of q")
+        return q
+
+    def reference(
+        self, q: Array, k: Array, v: Array, table: Array, rows: Array, positions: Array
+    ) -> Array:
+        require_indices(rows, table.shape[0], "rows")
+        require_indices(positions, table.shape[1] * self.page, "positions")
+        keys, values = compute(k[0]), compute(v[0])
+        heads = compute(q[0]).reshape(-1, self.num_kv_heads, self._group, self.head_dim)
+        out = np.zeros_like(heads)
+        for t, (row, position) in enumerate(zip(rows, positions, strict=True)):
+            first = max(0, int(position) + 1 - self.window) if self.window else 0
+            seen = np.arange(first, int(position) + 1)
+            slots = np.asarray(table[row], np.int64)[seen // self.page] * self.page
+            slots += seen % self.page
+            require_indices(slots, k.shape[2], "slots")
+            out[t] = self._attend(heads[t], keys[:, slots], values[:, slots])
+        return rounded(out.reshape(q.shape), DType.of(q.dtype))
+
+    @property
+    def _group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    def _attend(self, q: Array, k: Array, v: Array) -> Array:
+        """One token: q [KV, group, D], k and v [KV, n, D]."""
+        with quiet():
+            scores = (q @ k.transpose(0, 2, 1)) * q.dtype.type(self.score_scale)
+            if self.softcap:
+                scores = self.softcap * np.tanh(scores / self.softcap)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            return (weights / weights.sum(-1, keepdims=True)) @ v
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        """As if every token saw half of the longest sequence: the truth is in the data."""
+        q, k, _, table, *_ = inputs
+        seen = self.window or table.dims[1] * self.page
+        tokens = q.dims[1]
+        read = tokens * seen * (self.num_kv_heads * self.head_dim * k.dtype.bytes)
+        flops = tokens * seen * (2 * self.num_heads * self.head_dim)
+        return Cost(flops, q.size_bytes * 2 + read)
