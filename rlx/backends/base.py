@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.backends.timing import Profile
+from rlx.backends.timing import Recording
 from rlx.errors import NumericsError, OptionError, UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -67,13 +68,8 @@ class Executable(ABC):
         """
 
     @abstractmethod
-    def profile(
-        self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
-        sizes: Mapping[str, int],
-    ) -> Profile:
-        """Run once as `run` does, and say where the time went."""
+    def recording(self) -> AbstractContextManager[Recording]:
+        """Runs inside it are timed, step by step and worker by worker."""
 
     @abstractmethod
     def run_checked(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from rlx.backends.base import Backend, Executable, Parts, Span, Stored, check_numbers
-from rlx.backends.timing import Profile, Timing
+from rlx.backends.timing import Profile, Recording, Slice, Timing, median_of
 from rlx.ir.bind import bind_nodes
 from rlx.ir.dim import evaluate
 from rlx.ir.graph import Graph
@@ -30,6 +32,7 @@ class ReferenceExecutable(Executable):
         self._given: dict[str, Array] = {}
         self._states: Mapping[str, Array] = {}
         self._programs: dict[tuple[tuple[str, int], ...], Program] = {}
+        self.watched_by: ReferenceRecording | None = None
         self._kept: dict[Value, Array] = {}  # what the last part of a run left for the next
 
     @property
@@ -54,6 +57,8 @@ class ReferenceExecutable(Executable):
         if span is not None:
             first, last = self._end_of(span[0].order - 1), self._end_of(span[1].order)
             values = self._kept if first else values
+        if on_node is None and self.watched_by is not None:
+            on_node = self.watched_by.new_run(sizes)
         program.run_part(values, given, first, last, on_node)
         self._kept = {} if span is None else values
         for name, array in program.states_in(values).items():
@@ -86,29 +91,8 @@ class ReferenceExecutable(Executable):
                 return position
         return 0
 
-    def profile(
-        self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
-        sizes: Mapping[str, int],
-    ) -> Profile:
-        rows: list[Timing] = []
-        last = time.perf_counter()
-
-        def stamp(node: Node, results: Sequence[Array]) -> None:
-            nonlocal last
-            now = time.perf_counter()
-            if not node.op.is_source:
-                shapes = [[v.shape.bind(sizes) for v in vs] for vs in (node.inputs, node.outputs)]
-                cost = node.op.cost(*shapes)
-                flops, moved = evaluate(cost.flops, sizes), evaluate(cost.bytes, sizes)
-                label = f"%{node.id} {node.op.name}"
-                spent = now - last
-                rows.append(Timing(node.op.name, label, node.origin.block, spent, flops, moved))
-            last = time.perf_counter()
-
-        self.run(inputs, outputs, sizes, on_node=stamp)
-        return Profile(tuple(rows))
+    def recording(self) -> AbstractContextManager[ReferenceRecording]:
+        return ReferenceRecording(self).watch()
 
     def run_checked(
         self,
@@ -131,6 +115,55 @@ class ReferenceExecutable(Executable):
         start = offset or 0
         size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
         return self.arena[start : start + size].view(shape.dtype.numpy).reshape(shape.static_dims)
+
+
+class ReferenceRecording(Recording):
+    """Runs in NumPy; a step is a node."""
+
+    def __init__(self, executable: ReferenceExecutable) -> None:
+        self._executable = executable
+        self._runs: list[list[Timing]] = []
+        self._slices: list[Slice] = []
+
+    @contextmanager
+    def watch(self) -> Iterator[ReferenceRecording]:
+        self._executable.watched_by = self
+        try:
+            yield self
+        finally:
+            self._executable.watched_by = None
+
+    def new_run(self, sizes: Mapping[str, int]) -> Hook:
+        rows: list[Timing] = []
+        self._runs.append(rows)
+        last = time.perf_counter()
+
+        def stamp(node: Node, results: Sequence[Array]) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if not node.op.is_source:
+                shapes = [[v.shape.bind(sizes) for v in vs] for vs in (node.inputs, node.outputs)]
+                cost = node.op.cost(*shapes)
+                flops, moved = evaluate(cost.flops, sizes), evaluate(cost.bytes, sizes)
+                names = node.op.name, f"%{node.id} {node.op.name}", node.origin.block
+                rows.append(Timing(*names, now - last, flops, moved))
+                self._slices.append(Slice(0, *names, last, now))
+            last = time.perf_counter()
+
+        return stamp
+
+    def profile(self) -> Profile:
+        if not self._runs:
+            return Profile(())
+        longest = max(len(rows) for rows in self._runs)
+        whole = [rows for rows in self._runs if len(rows) == longest]  # not runs of a part
+        middle = whole[len(whole) // 2]
+        times = [median_of(r.seconds for r in same) for same in zip(*whole, strict=True)]
+        rows = tuple(replace(r, seconds=t) for r, t in zip(middle, times, strict=True))
+        return Profile(rows, median_of(sum(r.seconds for r in run) for run in whole))
+
+    def slices(self) -> list[Slice]:
+        return self._slices
 
 
 class ReferenceBackend(Backend):

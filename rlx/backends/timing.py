@@ -1,9 +1,18 @@
-"""Where the time of a run goes: a row per kernel and node, with bytes and flops per second."""
+"""Where the time of runs goes: a row per step, a record per kernel, and what each worker did when.
+
+An executable's `recording()` watches the runs inside it. Its `profile()` is the median of them,
+its `slices()` are the timeline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_MOST_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -16,6 +25,50 @@ class Timing:
     seconds: float
     flops: int
     bytes: int
+    calls: int = 1  # rounds of a step in a loop; 0: it was jumped over
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All steps of one kernel."""
+
+    kernel: str
+    blocks: tuple[str, ...]  # what it serves, blocks that differ in a number once: blk.*.rope
+    calls: int
+    seconds: float
+    flops: int
+    bytes: int
+
+    @property
+    def gb_per_second(self) -> float:
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def gflop_per_second(self) -> float:
+        return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def serves(self) -> str:
+        """The blocks in a few words."""
+        more = len(self.blocks) - _MOST_BLOCKS
+        shown = ", ".join(self.blocks[:_MOST_BLOCKS])
+        return f"{shown} and {more} more" if more > 0 else shown
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a worker did from one moment to another, in seconds of a clock that all runs share."""
+
+    worker: int
+    label: str  # the kernel, or WAIT
+    node: str
+    block: str
+    begin: float
+    end: float
+
+
+WAIT = "wait"
+"""The label of a slice in which a worker waits for others."""
 
 
 @dataclass(frozen=True)
@@ -23,48 +76,70 @@ class Profile:
     """Timings of one run (the median of several), in schedule order."""
 
     rows: tuple[Timing, ...]
+    elapsed: float = 0.0  # from the begin of the first step to the end of the last
 
     @property
     def seconds(self) -> float:
+        """The time that belongs to steps."""
         return sum(r.seconds for r in self.rows)
 
-    def by_kernel(self) -> list[tuple[str, int, float, int, int]]:
-        """(kernel, calls, seconds, flops, bytes), the costliest first."""
+    @property
+    def waiting(self) -> float:
+        """The time between steps: barriers, and workers that wait for others."""
+        return max(0.0, self.elapsed - self.seconds)
+
+    def by_kernel(self) -> list[KernelTime]:
+        """The costliest first."""
         table: dict[str, list[Timing]] = {}
         for row in self.rows:
             table.setdefault(row.label, []).append(row)
-        found = [
-            (
-                label,
-                len(rows),
-                sum(r.seconds for r in rows),
-                sum(r.flops for r in rows),
-                sum(r.bytes for r in rows),
-            )
-            for label, rows in table.items()
-        ]
-        return sorted(found, key=lambda r: -r[2])
+        found = [_together(label, rows) for label, rows in table.items()]
+        return sorted(found, key=lambda k: -k.seconds)
 
     def __str__(self) -> str:
-        total = self.seconds or 1e-30
+        total = self.seconds + self.waiting or 1e-30
         lines = ["kernel                    calls        time   share     GB/s   GFLOP/s"]
-        for label, calls, seconds, flops, moved in self.by_kernel():
-            spent = seconds or 1e-30
+        for k in self.by_kernel():
             lines.append(
-                f"{label[:24]:24} {calls:6d} {seconds * 1e6:9.1f} µs {100 * seconds / total:6.1f}% "
-                f"{moved / spent / 1e9:8.1f} {flops / spent / 1e9:9.1f}"
+                f"{k.kernel[:24]:24} {k.calls:6d} {k.seconds * 1e6:9.1f} µs "
+                f"{100 * k.seconds / total:6.1f}% {k.gb_per_second:8.1f} {k.gflop_per_second:9.1f}"
             )
-        lines.append(f"{'total':24} {len(self.rows):6d} {self.seconds * 1e6:9.1f} µs")
+        if self.waiting:
+            spent = f"{self.waiting * 1e6:9.1f} µs {100 * self.waiting / total:6.1f}%"
+            lines.append(f"{'between steps':24} {'':6} {spent}")
+        lines.append(f"{'total':24} {len(self.rows):6d} {total * 1e6:9.1f} µs")
         return "\n".join(lines)
 
 
-def median_profile(profiles: Iterable[Profile]) -> Profile:
-    """Row by row the median time of several runs of one program."""
-    runs = list(profiles)
-    rows = []
-    for same in zip(*(p.rows for p in runs), strict=True):
-        times = sorted(r.seconds for r in same)
-        first = same[0]
-        middle = times[len(times) // 2]
-        rows.append(Timing(first.label, first.node, first.block, middle, first.flops, first.bytes))
-    return Profile(tuple(rows))
+class Recording(ABC):
+    """The runs of an executable while it was watched."""
+
+    @abstractmethod
+    def profile(self) -> Profile:
+        """Step by step the median of all runs; costs are those of the run in the middle."""
+
+    @abstractmethod
+    def slices(self) -> list[Slice]:
+        """What every worker did, run by run."""
+
+
+def _together(label: str, rows: Sequence[Timing]) -> KernelTime:
+    return KernelTime(
+        label,
+        tuple(dict.fromkeys(block_pattern(r.block) for r in rows if r.block)),
+        sum(r.calls for r in rows),
+        sum(r.seconds for r in rows),
+        sum(r.flops for r in rows),
+        sum(r.bytes for r in rows),
+    )
+
+
+def block_pattern(block: str) -> str:
+    """`blk.7.rope` as `blk.*.rope`: the layers of a model are alike."""
+    return _NUMBER.sub("*", block)
+
+
+def median_of(values: Iterable[float]) -> float:
+    """The upper median; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0

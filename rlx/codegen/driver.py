@@ -212,16 +212,36 @@ def _emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Fun
     return f
 
 
+_DRIVE = [
+    ("state", ptr),
+    ("program", ptr),
+    ("first", i64),
+    ("last", i64),
+    ("tid", i32),
+    ("nth", i32),
+]
+
+
 def _emit_drive(m: Module, barrier: Function, says_where: bool) -> Function:
-    """Run steps [first, last) as worker tid of nth; gives the step to go on from."""
-    params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
-    f = m.function("drive", [*params, ("tid", i32), ("nth", i32)], i64, internal=True)
+    """Run steps [first, last) as worker tid of nth; gives the step to go on from. Steps of a
+    program that is not profiled pay nothing for those that are: each kind has its own code."""
+    plain = _emit_steps(m, barrier, says_where, timed=False)
+    timed = _emit_steps(m, barrier, says_where, timed=True)
+    f = m.function("drive", _DRIVE, i64, internal=True)
+    given = [f[name] for name, _ in _DRIVE]
+    profiled = f.load(f["program"], ptr, PROFILE).ne(f.null())
+    f.ret(*f.if_(profiled, lambda: f.call(timed, *given), lambda: f.call(plain, *given)))
+    return f
+
+
+def _emit_steps(m: Module, barrier: Function, says_where: bool, timed: bool) -> Function:
+    f = m.function("drive_timed" if timed else "drive_plain", _DRIVE, i64, internal=True)
     state, program, tid, nth = f["state"], f["program"], f["tid"], f["nth"]
     steps, profile = f.load(program, ptr, STEPS), f.load(program, ptr, PROFILE)
     place = f.gep(f.gep(state, CPUS), tid.to(i64), 4)
     budget, begin = f.load(state, i64, BUDGET), f.clock()
     row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), STAMP_BYTES)
-    leads, profiling = tid.eq(0), profile.ne(f.null())
+    leads = tid.eq(0)
 
     def sync(turn: Value) -> Value:
         """A barrier; whether the run is to be left there. Its number is that of the turn and not of
@@ -238,7 +258,7 @@ def _emit_drive(m: Module, barrier: Function, says_where: bool) -> Function:
         f.if_((flags & HOST).ne(0), lambda: f.ret(step))
 
         def work() -> Value:
-            [start] = f.if_(profiling, f.clock, lambda: f.i64(0))
+            start = f.clock() if timed else None
             share = f.select(alone, f.i32(1), nth)
             call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS), tid, share
 
@@ -250,7 +270,8 @@ def _emit_drive(m: Module, barrier: Function, says_where: bool) -> Function:
                 return f.call_pointer(call[0], i64, *call[1:])
 
             [distance] = f.if_((flags & JUMP).ne(0), jump, plain)
-            f.if_(profiling, lambda: _record(f, f.gep(row, step, STAMP_BYTES), start))
+            if start is not None:
+                _record(f, f.gep(row, step, STAMP_BYTES), start)
             return distance
 
         [distance] = f.if_(leads | ~alone, work, lambda: one)

@@ -98,7 +98,7 @@ class Program:
         self.steps["fn"], self.steps["flags"] = table.fns, table.flags
         self.steps["phase"] = table.phases
         self.steps["words"] = self._starts[:-1] * 8 + self.words.ctypes.data
-        self._profile: npt.NDArray[np.int64] | None = None
+        self._profile: list[npt.NDArray[np.int64]] | None = None
         self._header = np.zeros(driver.HEADER_BYTES // 8, np.int64)
         self._set(driver.STEPS, self.steps.ctypes.data)
         self._set(driver.PATCHES, self.patches.ctypes.data)
@@ -137,25 +137,26 @@ class Program:
         """Where a word lies, for steps that change those of others."""
         return int(self.words.ctypes.data) + 8 * word
 
-    def profile(self, workers: int) -> npt.NDArray[np.int64]:
-        """Ask for time stamps: an array [worker, step, (begin, end, rounds)] for every run to fill.
+    def profile(self, workers: int) -> list[npt.NDArray[np.int64]]:
+        """Ask for time stamps: every run adds an array [worker, step, (begin, end, rounds)].
 
         A step in a loop has the begin of its first round, and an end such that the difference is
         the time of all its rounds; one that was jumped over has none.
         """
-        self._profile = np.zeros((workers, len(self), 3), np.int64)
-        self._set(driver.PROFILE, self._profile.ctypes.data)
+        self._profile = []
+        self._workers = workers
         return self._profile
 
-    def begin_run(self, first: int, last: int) -> None:
-        """Forget the time stamps of an earlier run of these steps."""
+    def begin_run(self) -> None:
+        """Make room for the time stamps of a run."""
         if self._profile is not None:
-            self._profile[:, first:last] = 0
+            self._profile.append(np.zeros((self._workers, len(self), 3), np.int64))
+            self._set(driver.PROFILE, self._profile[-1].ctypes.data)
 
     def record(self, step: int, begin: int, end: int) -> None:
         """Time stamps of a step that the caller did, as the driver keeps them."""
         if self._profile is not None:
-            stamps = self._profile[0, step]
+            stamps = self._profile[-1][0, step]
             if not stamps[2]:
                 stamps[:2] = begin
             stamps[1:] += end - begin, 1

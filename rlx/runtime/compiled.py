@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.base import Executable, Span
-from rlx.backends.timing import Profile, median_profile
+from rlx.backends.timing import Profile, Recording
 from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
 from rlx.ir.dim import upper_bound
@@ -155,7 +156,9 @@ class CompiledGraph:
         if check_nan():
             executable.run_checked(inputs, results, live)
         if debug_level() >= 2:
-            debug(2, f"{self._signature.name}\n{executable.profile(inputs, results, live)}")
+            with executable.recording() as recording:
+                executable.run(inputs, results, live)
+            debug(2, f"{self._signature.name}\n{recording.profile()}")
         elif not check_nan():
             executable.run(inputs, results, live)
 
@@ -198,8 +201,15 @@ class CompiledGraph:
             executable, live = self._selected()
             given = [arrays[i] for i in self._order(executable)]
             results = [None] * len(executable.manifest.outputs)
-            runs = [executable.profile(given, results, live) for _ in range(max(1, repeat))]
-        return median_profile(runs)
+            with executable.recording() as recording:
+                for _ in range(max(1, repeat)):
+                    executable.run(given, results, live)
+        return recording.profile()
+
+    def recording(self) -> AbstractContextManager[Recording]:
+        """Watch the runs of the current variant, made by whomever: its `profile()` is their
+        median, its `slices()` what each worker did when."""
+        return self.executable.recording()
 
     def slot(self, name: str) -> Array:
         """The arena memory of an input or output of the current variant, as an array."""

@@ -128,8 +128,9 @@ def test_profile_records_each_worker(pool):
     kernel = wait_kernel()
     ticks = int(pool.ticks_per_second * 1e-3)
     program = Program([Step(kernel.address(), (ticks,)), Step(kernel.address(), (2 * ticks,))])
-    stamps = program.profile(pool.workers)
+    runs = program.profile(pool.workers)
     pool.run(program)
+    [stamps] = runs
     spent = stamps[:, :, 1] - stamps[:, :, 0]
     assert (spent[:, 0] >= ticks).all()
     assert (spent[:, 1] >= 2 * ticks).all()
@@ -138,6 +139,7 @@ def test_profile_records_each_worker(pool):
     before = stamps.copy()
     pool.run(program)
     assert (stamps == before).all()
+    assert len(runs) == 1
 
 
 def test_several_python_threads_share_a_pool():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 from rlx.backends.base import Executable, Span, Stored, check_numbers
@@ -11,8 +12,7 @@ from rlx.backends.cpu.hostcall import call_host
 from rlx.backends.cpu.memory import RunMemory
 from rlx.backends.cpu.place import Placed, address_of
 from rlx.backends.cpu.pool import Pool
-from rlx.backends.cpu.profile import profile_run
-from rlx.backends.timing import Profile
+from rlx.backends.cpu.profile import CpuRecording
 from rlx.errors import InputError
 from rlx.ir.lir import Lir
 from rlx.ir.op import Array
@@ -32,6 +32,7 @@ class CpuExecutable(Executable):
         self._addresses: dict[tuple[str, str], int] = {}
         self._attached: dict[str, Array] = {}
         self._sizes: Mapping[str, int] = {}
+        self.watched_by: CpuRecording | None = None
         self._inputs = [e.name for e in manifest.inputs]
         self._outputs = [e.name for e in manifest.outputs]
         self._outside = [*manifest.params, *manifest.states]
@@ -67,6 +68,8 @@ class CpuExecutable(Executable):
         span: Span | None = None,
     ) -> None:
         self._begin(inputs, outputs, sizes)
+        if self.watched_by is not None:
+            self.watched_by.sizes.append(sizes)
         first, last = self._steps(span)
         self.pool.run(self.made.program, first, last, self._on_host)
         if self.made.status[0]:
@@ -131,13 +134,8 @@ class CpuExecutable(Executable):
     def _on_host(self, index: int) -> None:
         call_host(self.listing.hosts[index], self.made.program.words_of(index), self._sizes)
 
-    def profile(
-        self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
-        sizes: Mapping[str, int],
-    ) -> Profile:
-        return profile_run(self, inputs, outputs, sizes)
+    def recording(self) -> AbstractContextManager[CpuRecording]:
+        return CpuRecording(self).watch()
 
     def _raise_status(self) -> None:
         report = self.listing.reports[int(self.made.status[0])]

@@ -176,7 +176,7 @@ class Pool:
         end = len(program) if last is None else last
         if not 0 <= first <= end <= len(program):
             raise ValueError(f"steps {first} to {end} of {len(program)}")
-        program.begin_run(first, end)
+        program.begin_run()
         at = first
         while at < end:
             with self._crew.lock:

@@ -1,55 +1,134 @@
-"""Time stamps of a native run, read as a profile."""
+"""Time stamps of native runs, read as a profile and as a timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlx.backends.cpu.listing import Mark
-from rlx.backends.timing import Profile, Timing
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.timing import WAIT, Profile, Recording, Slice, Timing, median_of
+from rlx.codegen.driver_layout import BARRIER
 from rlx.ir.dim import Dim, evaluate
-from rlx.ir.node import Node
-from rlx.ir.op import Array
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.executable import CpuExecutable
 
-
-def profile_run(
-    executable: CpuExecutable,
-    inputs: Sequence[Array | None],
-    outputs: Sequence[Array | None],
-    sizes: Mapping[str, int],
-) -> Profile:
-    """Run once with time stamps. A step lasts from its first worker's begin to its last one's end;
-    waiting at barriers is nobody's."""
-    program, pool = executable.made.program, executable.pool
-    stamps = program.profile(pool.workers)
-    try:
-        executable.run(inputs, outputs, sizes)
-    finally:
-        program.stop_profile()
-    rows = []
-    nodes = executable.lir.graph.nodes
-    for i, mark in enumerate(executable.listing.marks):
-        begin, end = stamps[:, i, 0], stamps[:, i, 1]
-        took = begin > 0  # a step done by one worker leaves the others' stamps alone
-        ticks = int(end[took].max() - begin[took].min()) if took.any() else 0
-        rounds = int(stamps[:, i, 2].max())
-        node = nodes[mark.node] if mark.node >= 0 else None
-        rows.append(_timing(mark, node, ticks / pool.ticks_per_second, rounds, sizes))
-    return Profile(tuple(rows))
+Stamps = npt.NDArray[np.int64]  # [worker, step, (begin, end, rounds)]
 
 
-def _timing(
-    mark: Mark, node: Node | None, seconds: float, rounds: int, sizes: Mapping[str, int]
-) -> Timing:
-    flops: Dim = mark.flops
-    moved: Dim = mark.bytes
-    if node is not None and not flops and not moved:
-        cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-        flops, moved = cost.flops, cost.bytes
-    name = "" if node is None else f"%{node.id} {node.op.name}"
-    block = "" if node is None else node.origin.block
-    done, touched = (rounds * evaluate(cost, sizes) for cost in (flops, moved))
-    return Timing(mark.label, name, block, seconds, done, touched)
+class CpuRecording(Recording):
+    """What the driver wrote while `watch` was on. Reading it is left for afterwards."""
+
+    def __init__(self, executable: CpuExecutable) -> None:
+        self._executable = executable
+        self._rate = executable.pool.ticks_per_second
+        self.stamps: list[Stamps] = []  # of each run
+        self.sizes: list[Mapping[str, int]] = []
+
+    @contextmanager
+    def watch(self) -> Iterator[CpuRecording]:
+        executable, program = self._executable, self._executable.made.program
+        self.stamps = program.profile(executable.pool.workers)
+        executable.watched_by = self
+        try:
+            yield self
+        finally:
+            executable.watched_by = None
+            program.stop_profile()
+
+    # -- profile ------------------------------------------------------------------------------
+
+    def profile(self) -> Profile:
+        """A step lasts from its first worker's begin to its last one's end."""
+        spans = [_spans(stamps) for stamps in self.stamps]
+        if not spans:
+            return Profile(())
+        begins, ends, rounds = (np.stack(column) for column in zip(*spans, strict=True))
+        seconds, taken = (ends - begins) / self._rate, rounds > 0
+        middle = len(spans) // 2
+        rows = [
+            self._timing(i, median_of(seconds[taken[:, i], i]), int(rounds[middle, i]), middle)
+            for i in range(rounds.shape[1])
+        ]
+        elapsed = [
+            (end[ran].max() - begin[ran].min()) / self._rate
+            for begin, end, ran in zip(begins, ends, taken, strict=True)
+            if ran.any()
+        ]
+        return Profile(tuple(rows), float(median_of(elapsed)))
+
+    def _timing(self, step: int, seconds: float, rounds: int, run: int) -> Timing:
+        mark, sizes = self._executable.listing.marks[step], self.sizes[run]
+        flops: Dim = mark.flops
+        moved: Dim = mark.bytes
+        if mark.node >= 0 and not flops and not moved:
+            node = self._executable.lir.graph.nodes[mark.node]
+            cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
+            flops, moved = cost.flops, cost.bytes
+        label, name, block = self._names(step)
+        done, touched = (rounds * evaluate(cost, sizes) for cost in (flops, moved))
+        return Timing(label, name, block, float(seconds), done, touched, rounds)
+
+    def _names(self, step: int) -> tuple[str, str, str]:
+        """Kernel, node and block of a step."""
+        mark = self._executable.listing.marks[step]
+        if mark.node < 0:
+            return mark.label, "", ""
+        node = self._executable.lir.graph.nodes[mark.node]
+        return mark.label, f"%{node.id} {node.op.name}", node.origin.block
+
+    # -- timeline -----------------------------------------------------------------------------
+
+    def slices(self) -> list[Slice]:
+        """Steps of every worker, and its waiting at barriers. The rounds of a loop are one slice:
+        the driver keeps their sum."""
+        names = [self._names(i) for i in range(len(self._executable.listing))]
+        waits = (self._executable.listing.flags & BARRIER) != 0
+        found: list[Slice] = []
+        for stamps in self.stamps:
+            _, ends, rounds = _spans(stamps)
+            last = int(ends.max())
+            for worker, own in enumerate(stamps):
+                found += self._of_worker(worker, own, rounds > 1, last, names, waits)
+        return found
+
+    def _of_worker(
+        self,
+        worker: int,
+        stamps: Stamps,
+        looped: npt.NDArray[np.bool_],
+        last: int,
+        names: list[tuple[str, str, str]],
+        waits: npt.NDArray[np.bool_],
+    ) -> Iterator[Slice]:
+        steps = [int(i) for i in np.nonzero(stamps[:, 2])[0]]
+        starts = [int(t) for t in stamps[steps, 0]] + [last]
+        at = 0
+        while at < len(steps):
+            after = at + 1
+            if looped[steps[at]]:
+                while after < len(steps) and looped[steps[after]]:
+                    after += 1
+                end, label = starts[after], ("loop", *names[steps[at]][1:])
+            else:
+                end, label = int(stamps[steps[at], 1]), names[steps[at]]
+            yield self._slice(worker, label, starts[at], end)
+            following = steps[after] if after < len(steps) else len(waits)
+            if end < starts[after] and waits[steps[at] : following].any():
+                yield self._slice(worker, (WAIT, "", ""), end, starts[after])
+            at = after
+
+    def _slice(self, worker: int, names: tuple[str, str, str], begin: int, end: int) -> Slice:
+        return Slice(worker, *names, begin / self._rate, end / self._rate)
+
+
+def _spans(stamps: Stamps) -> tuple[Stamps, Stamps, Stamps]:
+    """Of each step its first worker's begin, its last one's end, and its rounds; 0 of one that was
+    jumped over. A step done by one worker leaves the others' stamps alone."""
+    begins, ends, rounds = stamps[..., 0], stamps[..., 1], stamps[..., 2]
+    taken = rounds.max(0) > 0
+    first = np.where(rounds > 0, begins, np.iinfo(np.int64).max).min(0)
+    return np.where(taken, first, 0), ends.max(0), rounds.max(0)
