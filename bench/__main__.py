@@ -9,7 +9,7 @@ from pathlib import Path
 
 import bench
 
-_HELPERS = {"__main__", "common", "results", "limits"}
+_HELPERS = {"__main__", "common", "results"}
 
 
 def names() -> list[str]:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish
-from bench.limits import read_bandwidth
 from bench.peers.pipe import Peer, PeerMissing
 from rlx import load
+from rlx.backends.cpu.limits import read_bandwidth
 from rlx.formats.gguf import GgufFile
 
 # ratio to llama.cpp by weight type: decode, prefill; share of read bandwidth in decode

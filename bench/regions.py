@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
-from bench.limits import read_bandwidth
 from bench.peers.pipe import Peer, PeerMissing
 from rlx import CompileOptions, DimBinding, Graph, Session
+from rlx.backends.cpu.limits import read_bandwidth
 
 WIDTH = 1024
 
