@@ -21,6 +21,7 @@ ARROW = [
     "runtime",
     "models",
     "serve",
+    "viz",
     "cli",
 ]
 

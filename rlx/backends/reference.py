@@ -134,7 +134,7 @@ class ReferenceRecording(Recording):
             self._executable.watched_by = None
 
     def new_run(self, sizes: Mapping[str, int]) -> Hook:
-        rows: list[Timing] = []
+        run, rows = len(self._runs), list[Timing]()
         self._runs.append(rows)
         last = time.perf_counter()
 
@@ -147,7 +147,7 @@ class ReferenceRecording(Recording):
                 flops, moved = evaluate(cost.flops, sizes), evaluate(cost.bytes, sizes)
                 names = node.op.name, f"%{node.id} {node.op.name}", node.origin.block
                 rows.append(Timing(*names, now - last, flops, moved))
-                self._slices.append(Slice(0, *names, last, now))
+                self._slices.append(Slice(run, 0, *names, last, now))
             last = time.perf_counter()
 
         return stamp

@@ -59,6 +59,7 @@ class KernelTime:
 class Slice:
     """What a worker did from one moment to another, in seconds of a clock that all runs share."""
 
+    run: int
     worker: int
     label: str  # the kernel, or WAIT
     node: str

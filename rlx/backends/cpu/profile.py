@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,10 @@ from rlx.ir.dim import Dim, evaluate
 if TYPE_CHECKING:
     from rlx.backends.cpu.executable import CpuExecutable
 
+Names = tuple[str, str, str]  # kernel, node and block of a step
 Stamps = npt.NDArray[np.int64]  # [worker, step, (begin, end, rounds)]
+LOOP = "loop"
+"""The label of a slice that is all rounds of a loop."""
 
 
 class CpuRecording(Recording):
@@ -72,8 +75,7 @@ class CpuRecording(Recording):
         done, touched = (rounds * evaluate(cost, sizes) for cost in (flops, moved))
         return Timing(label, name, block, float(seconds), done, touched, rounds)
 
-    def _names(self, step: int) -> tuple[str, str, str]:
-        """Kernel, node and block of a step."""
+    def _names(self, step: int) -> Names:
         mark = self._executable.listing.marks[step]
         if mark.node < 0:
             return mark.label, "", ""
@@ -88,41 +90,42 @@ class CpuRecording(Recording):
         names = [self._names(i) for i in range(len(self._executable.listing))]
         waits = (self._executable.listing.flags & BARRIER) != 0
         found: list[Slice] = []
-        for stamps in self.stamps:
+        for run, stamps in enumerate(self.stamps):
             _, ends, rounds = _spans(stamps)
             last = int(ends.max())
             for worker, own in enumerate(stamps):
-                found += self._of_worker(worker, own, rounds > 1, last, names, waits)
+                parts = _parts(own, rounds > 1, last, names, waits)
+                found += [
+                    Slice(run, worker, *about, begin / self._rate, end / self._rate)
+                    for about, begin, end in parts
+                ]
         return found
 
-    def _of_worker(
-        self,
-        worker: int,
-        stamps: Stamps,
-        looped: npt.NDArray[np.bool_],
-        last: int,
-        names: list[tuple[str, str, str]],
-        waits: npt.NDArray[np.bool_],
-    ) -> Iterator[Slice]:
-        steps = [int(i) for i in np.nonzero(stamps[:, 2])[0]]
-        starts = [int(t) for t in stamps[steps, 0]] + [last]
-        at = 0
-        while at < len(steps):
-            after = at + 1
-            if looped[steps[at]]:
-                while after < len(steps) and looped[steps[after]]:
-                    after += 1
-                end, label = starts[after], ("loop", *names[steps[at]][1:])
-            else:
-                end, label = int(stamps[steps[at], 1]), names[steps[at]]
-            yield self._slice(worker, label, starts[at], end)
-            following = steps[after] if after < len(steps) else len(waits)
-            if end < starts[after] and waits[steps[at] : following].any():
-                yield self._slice(worker, (WAIT, "", ""), end, starts[after])
-            at = after
 
-    def _slice(self, worker: int, names: tuple[str, str, str], begin: int, end: int) -> Slice:
-        return Slice(worker, *names, begin / self._rate, end / self._rate)
+def _parts(
+    stamps: Stamps,
+    looped: npt.NDArray[np.bool_],
+    last: int,
+    names: Sequence[Names],
+    waits: npt.NDArray[np.bool_],
+) -> Iterator[tuple[Names, int, int]]:
+    """What one worker did, in ticks. A gap counts as waiting where a barrier stands in it."""
+    steps = [int(i) for i in np.nonzero(stamps[:, 2])[0]]
+    starts = [*map(int, stamps[steps, 0]), last]
+    at = 0
+    while at < len(steps):
+        step, after = steps[at], at + 1
+        if looped[step]:
+            while after < len(steps) and looped[steps[after]]:
+                after += 1
+            yield (LOOP, *names[step][1:]), starts[at], starts[after]
+        else:
+            end = int(stamps[step, 1])
+            yield names[step], starts[at], end
+            following = steps[after] if after < len(steps) else len(waits)
+            if end < starts[after] and waits[step:following].any():
+                yield (WAIT, "", ""), end, starts[after]
+        at = after
 
 
 def _spans(stamps: Stamps) -> tuple[Stamps, Stamps, Stamps]:
