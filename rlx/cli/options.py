@@ -77,9 +77,7 @@ class Loading:
             help="Workers.", show_default="RLX_NUM_THREADS, or every physical core",
         ),
     ] = None  # fmt: skip
-    kv: Annotated[
-        str, _load("--kv", help="Element type of the key-value cache: f16, bf16 or f32.")
-    ] = "f16"
+    kv: Annotated[str, _load("--kv", help="What the cache holds: f16, bf16, f32 or q8_0.")] = "f16"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ class Problem:
     """What is constant in the code. The result has the element type of q.
 
     `gaps` names the operands (of "qkv") whose elements of one head do not lie side by side;
-    `mask_rows` says that a mask tensor differs from query to query or from head to head.
+    `mask_rows` says that a mask tensor differs from query to query or from head to head; `packed`
+    that keys and values are bytes, blocks of Q8_0.
     """
 
     q: DType
@@ -41,6 +42,7 @@ class Problem:
     mask: DType | None = None
     mask_rows: bool = False
     gaps: str = ""
+    packed: bool = False
 
     @property
     def sums(self) -> Type:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlx.codegen.attention import Problem
+from rlx.codegen.attention_blocks import load_packed
 from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
 from rlx.codegen.storage import load, memory_type
@@ -32,7 +33,11 @@ def emit_copy(m: Module, name: str, problem: Problem, t: Tiling) -> Function:
             to = f.gep(dst, first // width * jump)
             for d in _each(f, min(width, t.head_dim - first), lanes):
                 at = d + first
-                value = _read(f, src, at, f["step"], dtype, lanes, problem, name in problem.gaps)
+                if problem.packed:
+                    value = load_packed(f, src, at, lanes, problem.sums)
+                else:
+                    gaps = name in problem.gaps
+                    value = _read(f, src, at, f["step"], dtype, lanes, problem, gaps)
                 f.store(value, f.gep(to, d, t.sums))
     return f
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlx.codegen.attention import AttentionKernel, Rows, Words
+from rlx.codegen.attention_blocks import load_packed
 from rlx.codegen.attention_finish import emit_finish, sums_of_piece, working_memory
 from rlx.codegen.attention_fold import fold
 from rlx.codegen.attention_rows import RowScores
@@ -213,6 +214,8 @@ class _Part:
     def _load(self, name: str, row: Value, at: Value, offset: int = 0) -> Value:
         """A vector of a key or value, from dimension `at` + `offset` on."""
         f, dtype, lanes = self.f, self.problem.dtype(name), self.lanes[name]
+        if self.problem.packed:
+            return load_packed(f, row, at + offset, lanes, self.type)
         if name in self.problem.gaps:
             step = self.words.row_bytes(name, self.problem, "step")
             return load(f, f.gep(row, (at + offset) * step), dtype, lanes, self.type)

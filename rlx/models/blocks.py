@@ -13,6 +13,7 @@ import numpy as np
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
 from rlx.models.config import ModelConfig, RopeConfig
+from rlx.models.kv import CacheType
 from rlx.models.parts import Parts, Tensor
 from rlx.models.rope_tables import rope_tables
 
@@ -23,7 +24,7 @@ class Net(Parts):
 
     config: ModelConfig
     context: int
-    kv_dtype: str = "f16"
+    kv: CacheType
 
     # -- weights ------------------------------------------------------------------------------
 
@@ -72,6 +73,7 @@ class Net(Parts):
         return self.g.attention(
             q, keys, values, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim,
             mask_kind=mask, scale=c.attention_scale, softcap=c.attention_softcap, kv_layout="bhsd",
+            kv_scheme=self.kv.scheme,
         )  # fmt: skip
 
     def _rotate(self, x: Tensor, gamma: Tensor, rope: RopeConfig, past: Dim) -> Tensor:
@@ -97,9 +99,11 @@ class Net(Parts):
 
         Heads come first, so that what a head reads lies in one piece.
         """
-        c, seq = self.config, x.shape.dims[1]
-        state = self.g.state(name, [1, c.kv_heads, self.context, c.head_dim], self.kv_dtype)
-        heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, c.head_dim))
+        c, seq, width = self.config, x.shape.dims[1], self.kv.width(self.config.head_dim)
+        state = self.g.state(name, [1, c.kv_heads, self.context, width], self.kv.dtype)
+        if self.kv.scheme is not None:
+            x = self.g.hir_mir("quantize_blocks", [x], scheme=self.kv.scheme)
+        heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, width))
         rows = self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
         return self.g.cache_append(state, rows, start=past, axis=2)
 

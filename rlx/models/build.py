@@ -17,6 +17,7 @@ from rlx.ir.op import Array
 from rlx.models.architectures import architecture
 from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig, from_gguf, from_hf
+from rlx.models.kv import CacheType
 from rlx.models.weights import Weights
 
 
@@ -64,7 +65,7 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
     nets: list[Net] = []
 
     def build(g: GraphModule) -> dict[str, Tensor]:
-        net = Net(g, model.config, weights, context, kv)
+        net = Net(g, model.config, weights, context, CacheType.of(kv, model.config.head_dim))
         nets.append(net)
         x = _body(net, model, g.input("ids", [1, "seq"], "i32"))
         logits = net.head(x, last_only=use != "logits")

@@ -15,6 +15,7 @@ from rlx.ir.binding import DimBinding
 from rlx.ir.module import GraphModule
 from rlx.ir.phase import Phase
 from rlx.models.build import Described, ModelFile, describe
+from rlx.models.kv import CacheType
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
@@ -171,8 +172,8 @@ class Engine:
     @cached_property
     def cache_bytes(self) -> int:
         c = self.model.config
-        element = {"f32": 4, "f16": 2, "bf16": 2}[self.kv]
-        return 2 * c.layers * self.context * c.kv_heads * c.head_dim * element
+        row = CacheType.of(self.kv, c.head_dim).row_bytes(c.head_dim)
+        return 2 * c.layers * self.context * c.kv_heads * row
 
     def close(self) -> None:
         """Let go of executables, weights and cache."""

@@ -15,6 +15,7 @@ from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
 from rlx.models.build import ModelFile
 from rlx.models.engine import Engine
+from rlx.models.kv import CacheType
 from rlx.models.sampling import GenerationSettings, Penalties
 from rlx.models.stops import StopWatch
 
@@ -242,9 +243,8 @@ def load(
     kv: str = "f16",
 ) -> LanguageModel:
     """A language model from a GGUF file, a Hugging Face folder, or the catalogue."""
-    if kv not in ("f16", "f32", "bf16"):
-        raise OptionError("unknown cache type", where="kv", got=kv, expected="f16, bf16 or f32")
     model = ModelFile.open(resolve(path_or_name))
+    CacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
     engine = Engine(model, device=device, context=context, kv=kv, threads=threads)
     return LanguageModel(model, engine)
 

@@ -18,11 +18,13 @@ from rlx.backends.cpu import attention  # noqa: F401
 from rlx.codegen.attention_decode import Decode
 from rlx.codegen.attention_finish import Join
 from rlx.codegen.attention_prefill import Prefill
+from rlx.errors import UnsupportedError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.binding import DimBinding
 from rlx.ir.dim import sym
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.quant import GGUF_SCHEMES, encode
 from rlx.runtime.session import Session
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -357,3 +359,56 @@ def test_a_session_extends_the_cache(layout):
             np.testing.assert_array_equal(native.read_state(name), oracle.read_state(name))
         values = heads_first(oracle.read_state("values"), layout)[:, :, :past]
         close(got, want.astype(np.float64), 16, values)
+
+
+# -- packed keys and values -------------------------------------------------------------------
+
+
+def decoded(packed):
+    """scale · codes of every block, in f64."""
+    blocks = packed.reshape(*packed.shape[:-1], -1, 34)
+    scale = blocks[..., :2].copy().view(np.float16).astype(np.float64)
+    return (scale * blocks[..., 2:].view(np.int8)).reshape(*packed.shape[:-1], -1)
+
+
+@pytest.mark.parametrize(
+    ("dims", "layout", "kernel"),
+    [
+        ((1, 1, 300, 4, 2, 128), "bhsd", Decode),
+        ((2, 1, 70, 6, 2, 96), "bshd", Decode),
+        ((1, 2, 33, 2, 1, 256), "bhsd", Decode),
+        ((1, 130, 200, 4, 2, 64), "bhsd", Prefill),
+        ((2, 20, 45, 2, 1, 32), "bshd", Prefill),
+    ],
+)
+def test_packed_keys_and_values(dims, layout, kernel):
+    """Blocks are multiplied out exactly in f32 (8 bits of a code, 11 of a scale), so that the
+    bound is the one of plain numbers."""
+    batch, rows, keys, heads, kv_heads, dim = dims
+    scheme, q = GGUF_SCHEMES["Q8_0"], draw(1, batch, heads, rows, dim)
+    k, v = (encode(scheme, draw(n, batch, kv_heads, keys, dim)).data for n in (2, 3))
+    want = expected(q, decoded(k), decoded(v), 1 / math.sqrt(dim), MaskKind.CAUSAL)
+    given = {"q": q, "k": heads_first(k, layout), "v": heads_first(v, layout)}
+    g = Graph("packed")
+    values = [g.input(n, list(a.shape), dtype=DType.of(a.dtype)) for n, a in given.items()]
+    out = g.attention(
+        *values, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, mask_kind="causal",
+        q_layout="bhsd", kv_layout=layout, kv_scheme="Q8_0",
+    )  # fmt: skip
+    g.set_outputs(out)
+    for target, workers in SETUPS:
+        native = Native(g, target, workers, {})
+        assert kernel in {type(s.spec) for s in native.made.steps}
+        (got,) = native.run({n: np.ascontiguousarray(a) for n, a in given.items()})
+        close(got, want, dim, decoded(v))
+
+
+def test_packed_keys_are_not_read_with_gaps():
+    g = Graph("gaps")
+    q, k = g.input("q", [1, 1, 2, 34]), g.input("k", [1, 34, 1, 9], "u8")
+    turned = g.transpose(k, perm=(0, 3, 2, 1))
+    rows = g.narrow(q, axis=3, start=0, length=32)
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
+    g.set_outputs(g.attention(rows, turned, turned, **sizes, kv_scheme="Q8_0"))
+    with pytest.raises(UnsupportedError, match="side by side"):
+        Native(g, HOST, 1, {})

@@ -14,6 +14,7 @@ from rlx.ir.attrs import MaskKind
 from rlx.ir.dtype import f16, i32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
+from rlx.ir.quant import GGUF_SCHEMES, encode
 from rlx.ir.shape import Shape
 
 rng = np.random.default_rng(17)
@@ -223,6 +224,26 @@ Q, K = [2, 3, 16], [2, 5, 8]
 HEADS = heads(4, 2, 4)
 
 
+BLOCKS = {"head_dim": 32, "kv_scheme": "Q8_0"}
+W, P, PACKED = [2, 3, 128], [2, 5, 2, 34], Shape([2, 5, 2, 34], "u8")
+
+
+def test_packed_keys_are_what_their_blocks_say():
+    q, k, v = (normal(2, 4, n, 64) for n in (3, 7, 7))
+    k, v = (encode(GGUF_SCHEMES["Q8_0"], x[:, :2].astype(np.float32)).data for x in (k, v))
+    options = {**heads(4, 2, 64), "q_layout": "bhsd", "kv_layout": "bhsd"}
+    found = run("attention", q, k, v, **options, kv_scheme="Q8_0")
+    plain = [blocks(x) for x in (k, v)]
+    np.testing.assert_array_equal(found, run("attention", q, *plain, **options))
+
+
+def blocks(x):
+    """scale · codes, block by block."""
+    x = x.reshape(*x.shape[:-1], -1, 34)
+    scale = x[..., :2].copy().view(np.float16).astype(np.float32)
+    return (scale * x[..., 2:].view(np.int8)).reshape(*x.shape[:-2], -1)
+
+
 @pytest.mark.parametrize(
     ("shapes", "changes", "kind", "part"),
     [
@@ -257,6 +278,10 @@ HEADS = heads(4, 2, 4)
         ((Q, K, K), {"scale": math.inf}, AttributeValueError, "attention.scale"),
         ((Q, K, K), {"kv_layout": "sbhd"}, AttributeValueError, "attention.kv_layout"),
         ((Q, K, K), {"mask_kind": "blind"}, AttributeValueError, "unknown mask kind"),
+        ((Q, K, K), {"kv_scheme": "Q4_0"}, AttributeValueError, "expected none or Q8_0"),
+        ((Q, K, K), {"kv_scheme": "Q8_0"}, ShapeError, "got 4 columns"),
+        ((W, P, PACKED), {**BLOCKS}, ShapeError, "packed k is not bytes by head"),
+        ((W, Shape([2, 5, 2, 32], "u8"), PACKED), {**BLOCKS}, ShapeError, "whole heads"),
     ],
 )
 def test_attention_refuses(shapes, changes, kind, part):

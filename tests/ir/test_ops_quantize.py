@@ -155,3 +155,31 @@ def test_refuses(name, shapes, attributes, kind, part):
     with pytest.raises(kind) as error:
         infer(name, *shapes, **attributes)
     assert part in str(error.value)
+
+
+# -- blocks -----------------------------------------------------------------------------------
+
+
+def test_blocks_hold_their_scale_and_round_halves_away_from_zero():
+    x = np.zeros((2, 64), np.float32)
+    x[0, :5] = [127, 0.5, -0.5, 1.5, 0.49999997]
+    x[1, 32:34] = [-254, 3]
+    found = run("quantize_blocks", x).reshape(2, 2, 34)
+    scales = found[..., :2].copy().view(np.float16)[..., 0]
+    assert scales.tolist() == [[1, 0], [0, 2]]
+    codes = found[..., 2:].view(np.int8)
+    assert codes[0, 0, :5].tolist() == [127, 1, -1, 2, 0]
+    assert codes[1, 1, :2].tolist() == [-127, 2]
+    assert not codes[0, 1].any() and not codes[1, 0].any()
+
+
+def test_blocks_infer_and_refuse():
+    assert infer("quantize_blocks", Shape(["seq", 96], f16)) == "[seq, 102] u8"
+    for shape, part in (
+        ([3, 40], "got 40 columns; expected a multiple of 32"),
+        ([3, "n"], "rows of no known length"),
+    ):
+        with pytest.raises(ShapeError, match=part):
+            infer("quantize_blocks", shape)
+    with pytest.raises(AttributeValueError, match="expected Q8_0"):
+        infer("quantize_blocks", [3, 64], scheme="Q4_0")

@@ -451,6 +451,11 @@ def quantised() -> Iterator[Case]:
             "dequantize", t, {"x": Arg(("n", 9), t, -20, 20)},
             lambda g, x: g.dequantize(x, g.constant(0.125)),
         )  # fmt: skip
+    for t in ("f32", "f16", "bf16"):
+        yield Case(
+            "quantize_blocks", t, {"x": Arg(("n", 96), t, -20, 20)},
+            lambda g, x: g.quantize_blocks(x),
+        )  # fmt: skip
     yield Case(
         "fake_quantize", "f32", {"x": Arg(("n", 9), "f32", -20, 20)},
         lambda g, x: g.fake_quantize(x, g.constant(0.125)),
@@ -458,6 +463,43 @@ def quantised() -> Iterator[Case]:
 
 
 # -- attention, convolution, recurrences, transforms -----------------------
+
+
+def paged() -> Iterator[Case]:
+    """Tokens of three sequences: runs of one that a kernel may take together, and single ones."""
+
+    def rows(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return (np.arange(dims[0]) // 9 % 3).astype(np.int32)
+
+    def positions(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return (np.arange(dims[0]) * (1 + np.arange(dims[0]) // 40) % 190).astype(np.int32)
+
+    def table(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+        return rng.permutation(12)[: dims[0] * dims[1]].reshape(dims).astype(np.int32)
+
+    for cache, kv, dim in (("f32", 2, 16), ("f16", 2, 64), ("bf16", 4, 20), ("f16", 1, 128)):
+        args = {
+            "q": Arg((1, "n", 4 * dim)),
+            **{x: Arg((1, kv, 12 * 64, dim), cache) for x in "kv"},
+            "table": Arg((3, 3), "i32", data=table),
+            "rows": Arg(("n",), "i32", data=rows),
+            "positions": Arg(("n",), "i32", data=positions),
+        }
+        for window, cap in ((0, 0.0), (70, 5.0)):
+            yield Case(
+                "paged_attention", f"{cache}-{kv}-{dim}-{window}", args,
+                lambda g, *xs, kv=kv, dim=dim, window=window, cap=cap: g.paged_attention(
+                    *xs, num_heads=4, num_kv_heads=kv, head_dim=dim, page=64, window=window,
+                    softcap=cap,
+                ), 24, "sum",
+            )  # fmt: skip
+
+
+def _packed(dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Rows of numbers in blocks of Q8_0."""
+    scheme = GGUF_SCHEMES["Q8_0"]
+    numbers = rng.standard_normal((*dims[:-1], scheme.row_elements(dims[-1])))
+    return encode(scheme, numbers.astype(np.float32)).data
 
 
 def attention() -> Iterator[Case]:
@@ -478,6 +520,16 @@ def attention() -> Iterator[Case]:
         lambda g, q, k, v: g.attention(q, k, v, **heads, mask_kind="causal"), 24, "sum",
         sizes=(1, 5, 67),
     )  # fmt: skip
+    packed = Arg((1, 2, "n", 68), "u8", data=_packed)
+    for label, rows in (("decode", 1), ("prefill", "n")):
+        yield Case(
+            "attention", f"{label}-q8_0-cache",
+            {"q": Arg((1, rows, 256)), "k": packed, "v": packed},
+            lambda g, q, k, v: g.attention(
+                q, k, v, num_heads=4, num_kv_heads=2, head_dim=64, mask_kind="causal",
+                kv_layout="bhsd", kv_scheme="Q8_0",
+            ), 24, "sum", sizes=(1, 5, 67),
+        )  # fmt: skip
     full = {"q": Arg((2, "n", 64)), "k": Arg((2, "n", 32)), "v": Arg((2, "n", 32))}
     for kind, t in (("custom", "bool"), ("bias", "f32")):
         yield Case(
@@ -485,6 +537,7 @@ def attention() -> Iterator[Case]:
             lambda g, q, k, v, m, kind=kind: g.attention(q, k, v, m, **heads, mask_kind=kind),
             24, "sum",
         )  # fmt: skip
+    yield from paged()
     for t in ("f32", "f16"):
         for pairs in (False, True):
             for n_rot in (0, 8):

@@ -10,6 +10,7 @@ import numpy as np
 from block_cases import CASES, SIZES, B, Case, S, case, rms, rng, softmax
 
 from rlx.ir.attrs import MaskKind
+from rlx.ir.quant import GGUF_SCHEMES, encode
 
 __all__ = ["CASES", "SIZES", "Case"]
 
@@ -138,6 +139,28 @@ case(
     lambda q, k, v: attend(q, k, v, keep=np.arange(3)[None] <= np.arange(S)[:, None] + 3 - S),
     q=["batch", "seq", 2, 8], k=["batch", 3, 2, 8], v=["batch", 3, 2, 8],
 )  # fmt: skip
+
+
+def _unpacked(packed: Any) -> Any:
+    """scale · codes of every block."""
+    blocks = packed.reshape(*packed.shape[:-1], -1, 34)
+    scale = blocks[..., :2].copy().view(np.float16).astype(np.float64)
+    return (scale * blocks[..., 2:].view(np.int8)).reshape(*packed.shape[:-1], -1)
+
+
+_blocks = [encode(GGUF_SCHEMES["Q8_0"], rng.normal(size=(B, 2, S, 32)).astype(np.float32)).data]
+_blocks.append(_blocks[0][:, ::-1].copy())
+case(
+    "attention/packed",
+    lambda m, q, k, v: m.attention(
+        q, k, v, num_heads=4, num_kv_heads=2, head_dim=32, kv_layout="bhsd", kv_scheme="Q8_0"
+    ),
+    lambda q, k, v: attend(_split(q, 4), *(_unpacked(t).swapaxes(1, 2) for t in _blocks)).reshape(
+        q.shape
+    ),
+    q=["batch", "seq", 128],
+    **{t: (["batch", 2, "seq", 34], a) for t, a in zip("kv", _blocks, strict=True)},
+)
 
 # -- recurrence -------------------------------------------------------------------------------
 

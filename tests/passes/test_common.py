@@ -30,6 +30,7 @@ _PRIMITIVES = """
     sum prod max min any all argmax argmin top_k sample
     reshape transpose narrow slice expand concat gather take_along scatter scatter_add
     iota dim_value contiguous matmul solve real imag complex cond while_loop scan custom
+    quantize_blocks
 """
 PRIMITIVES = _PRIMITIVES.split()
 
@@ -150,6 +151,12 @@ def attention_cases() -> Iterable[Case]:
     heads = [f(2, 4, 3, 8, dtype=np.float16), f(2, 2, 5, 8, dtype=np.float16)]
     layouts = {"q_layout": "bhsd", "kv_layout": "bhsd"}
     yield "attention", [*heads, heads[1] * 2], {**sizes, **layouts}
+    pool = [f(1, 2, 12, 4, scale=2.0), f(1, 2, 12, 4)]
+    table = np.array([[2, 0], [1, 1]], np.int32)
+    places = [np.array([1, 0, 0], np.int32), np.array([2, 5, 3], np.int32)]
+    paged = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "page": 4}
+    for extra in ({}, {"window": 3, "softcap": 2.0}):
+        yield "paged_attention", [f(1, 3, 16), *pool, table, *places], {**paged, **extra}
     tables = [f(9, 4), f(9, 4)]
     for interleaved in (False, True):
         options = {"head_dim": 8, "interleaved": interleaved}

@@ -23,7 +23,7 @@ from rlx.passes.lower_hir import lower_hir
 POLICIES = list(FusionPolicy)
 # what a fusable lowering may be made of; the last line are ops that have no primitive form
 PRIMITIVE_GROUPS = {"elementwise", "binary", "reduce", "layout", "matmul", "source"}
-KEPT = {"conv", "dequant_matmul", "scan", "state_update"}
+KEPT = {"conv", "dequant_matmul", "dequant_gather", "scan", "state_update"}
 
 
 def built(case: Case, dtype: Any = None) -> HirModule:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
 from rlx.codegen.attention import WORDS, AttentionKernel, Problem
+from rlx.codegen.attention_blocks import Q8_0, QuantizeBlocks
 from rlx.codegen.attention_decode import MOST_ROWS, Decode
 from rlx.codegen.attention_finish import Join
 from rlx.codegen.attention_prefill import Prefill
 from rlx.codegen.target import Target
+from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, same
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value
@@ -34,14 +36,15 @@ def _problem(node: Node) -> Problem:
         kind=op.mask_kind,
         softcap=op.softcap,
         mask=node.inputs[3].dtype if len(node.inputs) > 3 else None,
+        packed=op.kv_scheme is not None,
     )
 
 
 def _sizes(node: Node, name: str) -> Heads:
     op = node.op
     assert isinstance(op, Attention)
-    layout = op.q_layout if name == "q" else op.kv_layout
-    return head_sizes(node.inputs["qkv".index(name)].shape, op.head_dim, layout, name)
+    layout, width = (op.q_layout, op.head_dim) if name == "q" else (op.kv_layout, op.row_width())
+    return head_sizes(node.inputs["qkv".index(name)].shape, width, layout, name)
 
 
 def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[AttentionKernel]:
@@ -76,6 +79,11 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
     problem = _problem(node)
     strides = _strides(node, ctx)
     gaps = "".join(n for n in "qkv" if problem.head_dim > 1 and strides[f"{n}_step"] != 1)
+    if problem.packed and gaps.strip("q"):
+        raise UnsupportedError(
+            "the bytes of packed keys do not lie side by side", where=node.op.name,
+            got=repr(node), hint="give keys and values whose last axis was not moved",
+        )  # fmt: skip
     by_row = any(strides[f"mask_{axis}"] != 0 for axis in ("head", "row"))
     problem = replace(problem, gaps=gaps, mask_rows=by_row)
     words = _words(node, strides)
@@ -89,6 +97,15 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
     main = [step for step in steps if not isinstance(step.spec, Join)][-1]
     main.flops, main.bytes = cost.flops, cost.bytes
     return steps
+
+
+@lowers("quantize_blocks")
+def lower_quantize_blocks(node: Node, ctx: Context) -> list[Step]:
+    (x,) = node.inputs
+    words: list[Word] = [Pointer(x), Pointer(node.output), x.shape.num_elements // Q8_0.block_size]
+    cost = node.op.cost([x.shape], [node.output.shape])
+    spec = QuantizeBlocks(x.dtype)
+    return [Step(spec, words, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
 
 
 def _heads_together(problem: Problem, strides: dict[str, Dim]) -> int:

@@ -11,6 +11,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops.attention import Attention as AttentionOp
+from rlx.ir.quant import QuantScheme
 from rlx.ir.shape import normalize_axis
 
 _MASKED = float("-inf")
@@ -23,7 +24,8 @@ class Attention(Block):
     q, k, v are [B, S, H*D], [B, S, H, D] or, with layout "bhsd", [B, H, S, D]; the result is like
     q. `num_kv_heads` defaults to `num_heads`, `head_dim` to what q has, `scale` to 1/√head_dim, and
     `mask_kind` to what the mask says: NONE without one, CUSTOM for flags, BIAS for numbers. Query i
-    stands at position Sk - Sq + i; a query without any key gives zeros.
+    stands at position Sk - Sq + i; a query without any key gives zeros. `kv_scheme` says how
+    keys and values are packed, where they are.
     """
 
     num_heads: int
@@ -34,6 +36,7 @@ class Attention(Block):
     softcap: float = 0.0
     q_layout: str = "bshd"
     kv_layout: str = "bshd"
+    kv_scheme: QuantScheme | None = None
 
     def op(self, q: Value, mask: Value | None) -> AttentionOp:
         """The MIR op, defaults filled in."""
@@ -50,7 +53,7 @@ class Attention(Block):
         kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
         return AttentionOp(
             self.num_heads, kv_heads, head_dim, kind, self.scale, self.softcap, self.q_layout,
-            self.kv_layout,
+            self.kv_layout, self.kv_scheme,
         )  # fmt: skip
 
     def direct(self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
@@ -59,6 +62,7 @@ class Attention(Block):
 
     def fusable(self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
         op = self.op(q, mask)
+        k, v = (_unpacked(g, t, op) for t in (k, v))
         rows = _by_head(g, q, op.head_dim, op.q_layout)
         keys, values = (_repeated(g, _by_head(g, t, op.head_dim, op.kv_layout), op) for t in (k, v))
         scores = g.mul(g.matmul(rows, g.transpose(keys, perm=(0, 1, 3, 2))), op.score_scale)
@@ -68,6 +72,15 @@ class Attention(Block):
         if op.q_layout == "bshd":
             y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), dims=q.shape.dims)
         return cast(g, y, q.shape.dtype)
+
+
+def _unpacked(g: Graph, x: Value, op: AttentionOp) -> Value:
+    """Packed keys or values as f32."""
+    if op.kv_scheme is None:
+        return x
+    rows = g.reshape(x, dims=(-1, op.row_width()))
+    numbers = g.dequant_gather(rows, g.iota(dims=rows.shape.dims[:1]), scheme=op.kv_scheme)
+    return g.reshape(numbers, dims=(*x.shape.dims[:-1], op.head_dim))
 
 
 def _by_head(g: Graph, x: Value, head_dim: int, layout: str) -> Value:

@@ -11,9 +11,10 @@ import numpy as np
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, u8
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import compute, quiet, require_float, require_same, rounded, upcast
+from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.shape import Shape, broadcast_dims
 
 LAYOUTS = ("bshd", "bhsd")
@@ -71,6 +72,7 @@ class Attention(Op):
     Query i stands at position Sk - Sq + i. With a softcap c the scaled scores s become
     c·tanh(s/c) before the mask. A mask tensor broadcasts to [B, H, Sq, Sk]: flags of the keys to
     keep (CUSTOM), or numbers added to the scores (BIAS). A query without any key gives zeros.
+    With a `kv_scheme` k and v are bytes of rank 4, each head of a token packed by the scheme.
     """
 
     num_heads: int
@@ -81,6 +83,7 @@ class Attention(Op):
     softcap: float = 0.0
     q_layout: str = "bshd"
     kv_layout: str = "bshd"
+    kv_scheme: QuantScheme | None = None
 
     def check(self) -> None:
         for field in ("num_heads", "num_kv_heads", "head_dim"):
@@ -104,6 +107,16 @@ class Attention(Op):
             )
         require_layout(self.q_layout, f"{self.name}.q_layout")
         require_layout(self.kv_layout, f"{self.name}.kv_layout")
+        if self.kv_scheme not in (None, GGUF_SCHEMES["Q8_0"]):
+            raise AttributeValueError(
+                "not a scheme of keys and values", where=f"{self.name}.kv_scheme",
+                got=self.kv_scheme, expected="none or Q8_0",
+            )  # fmt: skip
+        self.row_width()
+
+    def row_width(self) -> int:
+        """Elements of a key or value of one head as it is stored."""
+        return self.kv_scheme.row_bytes(self.head_dim) if self.kv_scheme else self.head_dim
 
     @property
     def score_scale(self) -> float:
@@ -116,8 +129,9 @@ class Attention(Op):
             (k, "k", self.kv_layout, self.num_kv_heads),
             (v, "v", self.kv_layout, self.num_kv_heads),
         ):
-            require_float(x, what)
-            found = head_sizes(x, self.head_dim, layout, what)
+            packed = self.kv_scheme is not None and what != "q"
+            _require_packed(x, what) if packed else require_float(x, what)
+            found = head_sizes(x, self.row_width() if packed else self.head_dim, layout, what)
             require_same(found.heads, heads, f"heads of {what} {x}")
             sizes.append(found)
         for found, what in ((sizes[1], "k"), (sizes[2], "v")):
@@ -152,6 +166,8 @@ class Attention(Op):
 
     def reference(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         dtype = DType.of(q.dtype)
+        if self.kv_scheme is not None:
+            k, v = (decode(self.kv_scheme, x) for x in (k, v))
         with quiet():
             scores = self._scores(*upcast(q, k))
             if mask is not None and self.mask_kind == MaskKind.BIAS:
@@ -187,7 +203,7 @@ class Attention(Op):
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Two products per visible pair of query and key: half of them under a causal mask."""
         batch, rows, _ = head_sizes(inputs[0], self.head_dim, self.q_layout, "q")
-        _, keys, _ = head_sizes(inputs[1], self.head_dim, self.kv_layout, "k")
+        _, keys, _ = head_sizes(inputs[1], self.row_width(), self.kv_layout, "k")
         traffic: Dim = 0
         for shape in (*inputs, *outputs):
             traffic = traffic + shape.size_bytes
@@ -204,6 +220,14 @@ class Attention(Op):
             return 2 * int(seen.sum())
         # a window is taken as full for every query, which long sequences come near
         return rows * (2 * window) if window else rows * (keys * 2 - rows + 1)
+
+
+def _require_packed(x: Shape, what: str) -> None:
+    if x.rank != 4 or x.dtype is not u8:
+        raise ShapeError(
+            f"packed {what} is not bytes by head", got=x, expected="rank 4, u8",
+            hint="make them with quantize_blocks",
+        )  # fmt: skip
 
 
 def _softmax(scores: Array) -> Array:

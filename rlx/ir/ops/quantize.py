@@ -1,6 +1,7 @@
 """Between real numbers and the integers (or 8-bit floats) that stand for them.
 
-real = (q - zp) * scale, with one scale for the tensor, or one per entry of `axis`.
+real = (q - zp) * scale, with one scale for the tensor, or one per entry of `axis`; in blocks, one
+for each block of a row, stored with it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rlx.ir.dim import same
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import compute, quiet, require_float, rounded, upcast
+from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, encode
 from rlx.ir.shape import Shape, normalize_axis
 
 TARGETS = (dt.i8, dt.u8, dt.i16, dt.u16, dt.i32, dt.f8e4m3, dt.f8e5m2)
@@ -163,3 +165,31 @@ class FakeQuantize(Op):
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return _cost(inputs, outputs, 6)
+
+
+@op("quantize_blocks")
+class QuantizeBlocks(Op):
+    """Rows x [..., K] packed in blocks that hold their own scale: bytes [..., row bytes]."""
+
+    scheme: QuantScheme = GGUF_SCHEMES["Q8_0"]
+
+    def check(self) -> None:
+        if self.scheme.name != "Q8_0":
+            raise AttributeValueError(
+                "not a scheme to pack activations in", where=f"{self.name}.scheme",
+                got=self.scheme, expected="Q8_0",
+            )  # fmt: skip
+
+    def infer(self, x: Shape) -> Shape:
+        require_float(x, "x")
+        width = x.dims[-1] if x.rank else None
+        if not isinstance(width, int):
+            raise ShapeError("rows of no known length", got=x, expected="[..., K], K a number")
+        return Shape((*x.dims[:-1], self.scheme.row_bytes(width)), dt.u8)
+
+    def reference(self, x: Array) -> Array:
+        with quiet():
+            return encode(self.scheme, x).data
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return Cost(inputs[0].num_elements * 6, inputs[0].size_bytes + outputs[0].size_bytes)

@@ -8,6 +8,7 @@ Primitive ops have no body; a backend runs them itself:
 - views, concat, gather, take_along, scatter, iota, dim_value, contiguous
 - matmul, `solve`, real, imag, complex
 - cond, while_loop, scan, state_update, custom ops
+- `quantize_blocks`, for caches in blocks
 
 and of `dequant_moe_weights` the schemes whose scales lie inside the blocks (GGUF).
 """
