@@ -52,6 +52,7 @@ _HOMES = {
     "rlx.models.encoders.embed": "EncoderModel Ranked",
     "rlx.models.language": "Generation LanguageModel",
     "rlx.models.load": "load",
+    "rlx.models.measuring": "profile_model",
     "rlx.models.sampling": "GenerationSettings",
     "rlx.runtime.aot": "AotCache",
     "rlx.runtime.buckets": "BucketedCompileCache",
@@ -135,6 +136,7 @@ if TYPE_CHECKING:
     from rlx.models.encoders.embed import EncoderModel as EncoderModel, Ranked as Ranked
     from rlx.models.language import Generation as Generation, LanguageModel as LanguageModel
     from rlx.models.load import load as load
+    from rlx.models.measuring import profile_model as profile_model
     from rlx.models.sampling import GenerationSettings as GenerationSettings
     from rlx.runtime.aot import AotCache as AotCache
     from rlx.runtime.buckets import BucketedCompileCache as BucketedCompileCache

@@ -11,7 +11,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlx.cli import bench, cache, chat, console, doctor, embed, inspect, listing, pull, run
+from rlx.cli import (
+    bench,
+    cache,
+    chat,
+    console,
+    doctor,
+    embed,
+    inspect,
+    listing,
+    profile,
+    pull,
+    run,
+)
 from rlx.errors import OptionError, RlxError
 from rlx.settings import setting
 
@@ -105,6 +117,7 @@ _add("embed", "Models", embed.embed)
 _add("pull", "Models", pull.pull)
 _add("list", "Models", listing.list_models)
 _add("inspect", "See inside", inspect.inspect)
+_add("profile", "See inside", profile.profile)
 _add("bench", "See inside", bench.bench)
 _add("doctor", "This machine", doctor.doctor)
 app.add_typer(cache.app, name="cache", rich_help_panel="This machine")

@@ -80,6 +80,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: str
         out.print(line(row))
 
 
+def heading(text: str, *, first: bool = False) -> None:
+    """A line above a table, apart from what stands before it."""
+    screen().print(plain(text) if first else f"\n{plain(text)}", style="bold cyan")
+
+
 def facts(pairs: Sequence[tuple[str, object]]) -> None:
     """A column of names and one of values."""
     width = max((len(name) for name, _ in pairs), default=0)

@@ -39,20 +39,26 @@ def find_model(name: str) -> Path:
         return resolve(name, progress=progress)
 
 
-def load_model(name: str, loading: Loading) -> LanguageModel:
-    """A model that writes text, ready to run."""
+def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
+    """A model of any kind, ready to run."""
     path = find_model(name)
     with console.working(f"loading {name}"):
-        from rlx.models.language import LanguageModel
         from rlx.models.load import load
 
-        model = load(
+        return load(
             path,
             device=loading.device,
             context=loading.context,
             threads=loading.threads,
             kv=loading.kv,
         )
+
+
+def load_model(name: str, loading: Loading) -> LanguageModel:
+    """A model that writes text, ready to run."""
+    model = load_any(name, loading)
+    from rlx.models.language import LanguageModel
+
     if not isinstance(model, LanguageModel):
         model.close()
         raise UnsupportedError(

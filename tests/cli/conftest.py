@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
 from cli_support import write_tiny
+from encoder_files import write_model
 from typer.testing import CliRunner
 
 from rlx.cli.app import app
@@ -26,6 +30,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same without a chat template."""
     return write_tiny(tmp_path_factory.mktemp("models") / "base.gguf", template=None)
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
-from encoder_files import write_model
-
 import rlx as api
 
 TEXTS = ["the cat", "the cats!", "42"]
 REFERENCE = ("--device", "reference")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture(scope="module")

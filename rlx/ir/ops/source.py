@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, same
-from rlx.ir.op import Array, Op, op
+from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.shape import Shape, normalize_axis
 
 
@@ -90,6 +91,10 @@ class StateUpdate(Op):
             raise ShapeError("slots do not fit the update", got=slots, expected=f"i32[{count}]")
         if self.start != 0:
             raise ShapeError("slots or a start, not both", got=f"start={self.start}")
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        """The update is read and written; the rest of the state stays as it is."""
+        return Cost(0, 2 * inputs[1].size_bytes)
 
     def reference(self, state: Array, update: Array, slots: Array | None = None) -> Array:
         axis = self.axis % state.ndim

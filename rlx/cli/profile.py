@@ -1,0 +1,105 @@
+"""`rlx profile`: where the time of a model goes, kernel by kernel and worker by worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlx.cli import console
+from rlx.cli.opening import load_any
+from rlx.cli.options import Json, Loading, ModelName, spread
+from rlx.cli.run import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rlx.models.measuring import Recorded
+
+_HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
+
+
+@spread
+def profile(
+    name: ModelName = DEFAULT_MODEL,
+    *,
+    prompt: Annotated[
+        int, typer.Option("--prompt", "-p", min=2, help="Tokens of the prompt, or of each text.")
+    ] = 128,
+    new: Annotated[
+        int, typer.Option("--new", "-n", min=1, help="Tokens generated after the prompt.")
+    ] = 16,
+    batch: Annotated[
+        int, typer.Option("--batch", "-b", min=1, help="Texts that an encoder reads at once.")
+    ] = 8,
+    repeat: Annotated[
+        int, typer.Option("--repeat", "-r", min=1, help="Runs of the prompt, or of the batch.")
+    ] = 5,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Write what each worker did when, for ui.perfetto.dev or chrome://tracing.",
+        ),
+    ] = None,
+    json: Json = False,
+    loading: Loading,
+) -> None:
+    """Show where the time goes: every kernel's calls, time, bytes and flops, medians of the runs.
+
+    Of a language model the prompt (prefill) and a token after it (decode), of an encoder a batch
+    of texts. Bytes and flops are those that the operations need; what a kernel reads from a cache
+    counts too.
+    """
+    from rlx.models.measuring import profile_model
+
+    with load_any(name, loading) as model, console.working("measuring"):
+        found = profile_model(model, prompt=prompt, new=new, batch=batch, repeat=repeat)
+    if trace is not None:
+        from rlx.viz.trace import write_trace
+
+        write_trace(trace, {part: recorded.slices for part, recorded in found.items()})
+        console.note(f"wrote {trace}: open it in ui.perfetto.dev or chrome://tracing")
+    if json:
+        console.write_json({"model": name, **{part: _as_json(r) for part, r in found.items()}})
+    else:
+        _print(found)
+
+
+def _as_json(recorded: Recorded) -> dict[str, Any]:
+    profile = recorded.profile
+    return {
+        "tokens": recorded.tokens,
+        "seconds": profile.elapsed,
+        "waiting_seconds": profile.waiting,
+        "kernels": [asdict(kernel) for kernel in profile.by_kernel()],
+    }
+
+
+def _print(found: Mapping[str, Recorded]) -> None:
+    for i, (part, recorded) in enumerate(found.items()):
+        profile, workers = recorded.profile, len({s.worker for s in recorded.slices})
+        tokens = f"{recorded.tokens} tokens" if recorded.tokens > 1 else "a token"
+        console.heading(
+            f"{part}: {tokens} in {1e3 * profile.elapsed:.2f} ms, "
+            f"{recorded.tokens / profile.elapsed:.1f} tokens/s, {workers} workers",
+            first=i == 0,
+        )
+        total = profile.seconds + profile.waiting
+        rows: list[tuple[object, ...]] = [
+            (
+                k.kernel, k.calls, _time(k.seconds), f"{k.seconds / total:.1%}",
+                f"{k.bytes / 1e6:.2f}", f"{k.gb_per_second:.1f}", f"{k.gflop_per_second:.1f}",
+                k.serves,
+            )
+            for k in profile.by_kernel()
+            if k.calls
+        ]  # fmt: skip
+        waiting = ("between steps", "", _time(profile.waiting), f"{profile.waiting / total:.1%}")
+        console.table(_HEADER, [*rows, (*waiting, "", "", "", "")], right=" ".join(_HEADER[1:7]))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"

@@ -1,0 +1,129 @@
+"""Models under measurement: the same tokens again and again, timed as a whole or by kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.backends.timing import Profile, Recording, Slice
+from rlx.errors import InputError
+from rlx.models.encoders.build import Use
+from rlx.models.encoders.embed import EncoderModel
+from rlx.models.encoders.engine import Batch
+from rlx.models.encoders.text import Tokens
+from rlx.models.language import LanguageModel
+from rlx.models.sampling import GenerationSettings
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was seen of several runs alike."""
+
+    tokens: int  # of each run
+    profile: Profile
+    slices: list[Slice]
+
+    @staticmethod
+    def of(tokens: int, recording: Recording) -> Recorded:
+        return Recorded(tokens, recording.profile(), recording.slices())
+
+
+class LanguageRuns:
+    """Prompts into an empty cache, and tokens one by one after them."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.engine, self._vocab = model.engine, model.config.vocab
+        settings = GenerationSettings(temperature=0.0, seed=0)
+        self._rng, self._row = settings.rng(), settings.row()
+
+    def check(self, prompt: int, new: int) -> None:
+        """Raise where the context has no room for both."""
+        self.engine.check([0] * (prompt + new))
+
+    def prefill(self, count: int) -> float:
+        """Seconds of a prompt of so many tokens."""
+        tokens = _tokens(count, self._vocab)
+        with self.engine.lock:
+            self.engine.tokens.clear()
+            return self._timed([tokens])
+
+    def decode(self, count: int) -> float:
+        """Seconds of so many tokens after what the cache holds."""
+        with self.engine.lock:
+            return self._timed([token] for token in _tokens(count, self._vocab))
+
+    def _timed(self, parts: Any) -> float:
+        start = time.perf_counter()
+        for part in parts:
+            self.engine.feed(part, self._rng, self._row)
+        return time.perf_counter() - start
+
+    def record(self, prompt: int, new: int, repeat: int) -> dict[str, Recorded]:
+        """Runs of a prompt, and of a token after it. A prompt of several chunks is so many runs."""
+        self.check(prompt, new)
+        if prompt < 2:
+            raise InputError("a prompt of one token is a decode", got=prompt, expected="2 or more")
+        self.prefill(prompt)
+        self.decode(1)
+        use = self.engine.use("sample")
+        with use.prefill.recording() as prefill:
+            for _ in range(repeat):
+                self.prefill(prompt)
+        with use.decode.recording() as decode:
+            self.decode(new)
+        return {"prefill": Recorded.of(prompt, prefill), "decode": Recorded.of(1, decode)}
+
+
+class EncoderRuns:
+    """Batches of texts, all of one length."""
+
+    def __init__(self, model: EncoderModel) -> None:
+        self.engine, self._vocab, self._most = model.engine, model.config.vocab, model.max_tokens
+        self._result = "scores" if model.is_reranker else "embedding"
+
+    def encode(self, texts: int, tokens: int) -> float:
+        """Seconds of a batch."""
+        batch = self._batch(texts, tokens)
+        start = time.perf_counter()
+        self.engine.run(batch, self._result)
+        return time.perf_counter() - start
+
+    def _batch(self, texts: int, tokens: int) -> Batch:
+        if tokens > self._most:
+            raise InputError("longer than the model reads", got=tokens, expected=self._most)
+        most = self.engine.most_texts(self.engine.step(tokens))
+        if texts > most:
+            raise InputError(
+                "more texts than run at once", got=texts, expected=f"{most} of {tokens} tokens"
+            )
+        return Batch([*range(texts)], [Tokens(_tokens(tokens, self._vocab))] * texts)
+
+    def record(self, texts: int, tokens: int, repeat: int) -> dict[str, Recorded]:
+        self.encode(texts, tokens)
+        graph = self.engine.graph(Use(self._result, padded=False), tokens)
+        with graph.recording() as recording:
+            for _ in range(repeat):
+                self.encode(texts, tokens)
+        return {"encode": Recorded.of(texts * tokens, recording)}
+
+
+def profile_model(
+    model: LanguageModel | EncoderModel,
+    *,
+    prompt: int = 128,
+    new: int = 16,
+    batch: int = 8,
+    repeat: int = 5,
+) -> Mapping[str, Recorded]:
+    """Where the time of a model goes: "prefill" of `prompt` tokens and "decode" of `new` after
+    them; of an encoder, "encode" of `batch` texts of `prompt` tokens each."""
+    if isinstance(model, LanguageModel):
+        return LanguageRuns(model).record(prompt, new, repeat)
+    return EncoderRuns(model).record(batch, prompt, repeat)
+
+
+def _tokens(count: int, vocab: int) -> list[int]:
+    """Some tokens; which ones does not matter for the time."""
+    return [(7 * i + 1) % vocab for i in range(count)]
