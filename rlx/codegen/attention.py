@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from math import gcd
+from typing import ClassVar
 
 from rlx.codegen import math
 from rlx.codegen.emit import Function, Type, Value, f32, f64, i64, ptr
@@ -89,12 +90,15 @@ no mask; `step` is the stride of the last axis."""
 class Words:
     """A kernel's words, read where they are used."""
 
+    names: ClassVar[tuple[str, ...]] = WORDS
+    pointers: ClassVar[tuple[str, ...]] = POINTERS
+
     def __init__(self, f: Function) -> None:
         self.f = f
 
     def __getitem__(self, name: str) -> Value:
-        kind = ptr if name in POINTERS else i64
-        return self.f.word(self.f["words"], WORDS.index(name), kind)
+        kind = ptr if name in self.pointers else i64
+        return self.f.word(self.f["words"], self.names.index(name), kind)
 
     def row_bytes(self, name: str, problem: Problem, axis: str = "row") -> Value:
         """Bytes from one row (or step) of an operand to the next."""

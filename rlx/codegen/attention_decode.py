@@ -63,7 +63,7 @@ class Decode(AttentionKernel):
         return (queries + self.rows * (self.block + 1)) * self.problem.sums.bytes
 
     def emit(self, m: Module) -> None:
-        part = _emit_part(m, self)
+        part = emit_part(m, self)
         finish = emit_finish(m, self)
         f = m.kernel()
         schedule = Schedule(f, self)
@@ -93,7 +93,7 @@ def _next_item(f: Function, kernel: Decode, piece: Piece, first: Value) -> Value
     return f.gep(words.head("k", problem, batch, head), first * words.row_bytes("k", problem))
 
 
-def _emit_part(m: Module, kernel: Decode) -> Function:
+def emit_part(m: Module, kernel: Decode, body: type[Part] | None = None) -> Function:
     """void part(words, space, sums, batch, head, row, first, last, following)
 
     The sums of all rows over keys [first, last). `following` are the keys that come after them.
@@ -101,14 +101,18 @@ def _emit_part(m: Module, kernel: Decode) -> Function:
     item = [("batch", i64), ("head", i64), ("row", i64), ("first", i64), ("last", i64)]
     params = [("words", ptr), ("space", ptr), ("sums", ptr), *item, ("following", ptr)]
     f = m.function("part", params, internal=True)
-    _Part(f, kernel).emit()
+    (body or Part)(f, kernel).emit()
     return f
 
 
-class _Part:
+class Part:
+    """The body of `part`. Where the first row of a block lies, what is fetched ahead of it, and
+    what a row sees (`where`) may be another kernel's own."""
+
     def __init__(self, f: Function, kernel: Decode) -> None:
         self.f, self.kernel, self.problem, self.rows = f, kernel, kernel.problem, kernel.rows
         self.words, self.type, self.block = Words(f), kernel.problem.sums, kernel.block
+        self.where = Rows(f, kernel.problem)
         size = self.type.bytes
         self.head_bytes = self.rows * self.problem.head_dim * size
         self.scores = f.gep(f["space"], kernel.heads * self.head_bytes)
@@ -140,11 +144,11 @@ class _Part:
             count = f.min(f["last"] - key, self.block)
             for h in f.range(0, self.kernel.heads):
                 self._enter(h)
-                k, v = self._first_row("k", key), self._first_row("v", key)
+                k, v = self.first_row("k", key), self.first_row("v", key)
                 if not self.in_order:
-                    self._look_ahead(key, v)
+                    self.look_ahead(key, v)
                 self._scores(k, count)
-                parts = (self.scores, self.head, key, count)
+                parts = (self.scores, self.head, key, count, self.where)
                 scores = RowScores(f, self.problem, self.rows, self.block, *parts)
                 scores.weigh(self.maxima, self.totals, self.factors)
                 self._values(v, count)
@@ -160,11 +164,11 @@ class _Part:
         self.maxima = f.gep(f.gep(f["sums"], self.kernel.maxima(target)), h, line)
         self.totals = f.gep(f.gep(f["sums"], self.kernel.totals(target)), h, line)
 
-    def _first_row(self, name: str, key: Value) -> Value:
+    def first_row(self, name: str, key: Value) -> Value:
         at = key * self.row_bytes[name] + self.h * self.step_bytes[name]
         return self.f.gep(self.bases[name], at)
 
-    def _look_ahead(self, key: Value, v: Value) -> None:
+    def look_ahead(self, key: Value, v: Value) -> None:
         """What to fetch during the two products of a block: (name, first row) for each.
 
         One head by itself: its values now, the next block's keys then. Heads together: the next
@@ -198,10 +202,10 @@ class _Part:
     def _prepare(self) -> None:
         """Queries scaled and widened; sums empty."""
         f, p = self.f, self.problem
-        rows, lanes = Rows(f, p), p.chunk("q", f.target)
+        lanes = p.chunk("q", f.target)
         step = self.words.row_bytes("q", p, "step")
         for r in f.range(0, self.rows):
-            row = rows.address("q", f["batch"], self.head, f["row"] + r)
+            row = self.where.address("q", f["batch"], self.head, f["row"] + r)
             for d in f.range(0, p.head_dim, lanes):
                 at = f.gep(row, d * step) if "q" in p.gaps else f.gep(row, d, memory_type(p.q))
                 value = load(f, at, p.q, lanes, self.type) * p.query_factor

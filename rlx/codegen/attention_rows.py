@@ -14,7 +14,8 @@ from rlx.codegen.storage import memory_type, widen
 class RowScores:
     """The scores of `rows` rows of a key head in a block of keys.
 
-    Inside a function that has `words`, `batch` and `row`, the first row's number.
+    Inside a function that has `words`, `batch` and `row`, the first row's number; `seen` says which
+    keys a row sees.
     """
 
     f: Function
@@ -26,6 +27,7 @@ class RowScores:
     key: Value
     """The block's first key; all other keys are counted from it."""
     count: Value
+    seen: Rows
 
     @property
     def type(self) -> Type:
@@ -40,10 +42,10 @@ class RowScores:
 
         `old` receives the factors by which sums made so far must be multiplied.
         """
-        f, rows = self.f, Rows(self.f, self.problem)
+        f = self.f
         for r in f.range(0, self.rows):
             line = f.gep(self.scores, r, self.block * self.type.bytes)
-            found = self._adjust(line, rows, f["row"] + r)
+            found = self._adjust(line, f["row"] + r)
             place = f.gep(maxima, r, self.type)
             before = f.load(place, self.type)
             after = f.max(before, f.reduce("max", found))
@@ -54,9 +56,9 @@ class RowScores:
             total = f.gep(totals, r, self.type)
             f.store(f.fma(f.load(total, self.type), factor, self._exponentials(line, top)), total)
 
-    def _adjust(self, line: Value, rows: Rows, row: Value) -> Value:
+    def _adjust(self, line: Value, row: Value) -> Value:
         """Softcap, mask and visibility on a row of scores; gives the largest in each lane."""
-        f, p = self.f, self.problem
+        f, p, rows = self.f, self.problem, self.seen
         wide = vec(self.lanes, self.type)
         numbers = f.iota(vec(self.lanes, i32))
         end = f.min(rows.end(row) - self.key, self.count).to(i32)

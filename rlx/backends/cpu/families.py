@@ -15,6 +15,7 @@ from rlx.backends.cpu import (  # noqa: F401
     matmul_steps,
     moves,
     pack,
+    paged,
     pooling,
     qmatmul,
     qmatmul_rewrite,
