@@ -26,6 +26,7 @@ SETTINGS = (
     Setting("RLX_CACHE", "1", "0 turns the disk cache off"),
     Setting("RLX_CACHE_DIR", "", "where the disk cache is; empty: the user's cache directory"),
     Setting("RLX_CACHE_LIMIT", "4096", "most MiB of artifacts kept there; the oldest go first"),
+    Setting("RLX_CACHE_WEIGHTS", "2048", "most MiB of packed weights of one model there; 0: none"),
     Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
     Setting("RLX_CHECK_NAN", "0", "1 checks every result and names the first bad node"),
 )
@@ -35,6 +36,14 @@ _DEFAULTS = {s.name: s.default for s in SETTINGS}
 def setting(name: str) -> str:
     """The value of a setting of the table."""
     return os.environ.get(name, _DEFAULTS[name]).strip()
+
+
+def mebibytes(name: str, least: int = 1) -> int:
+    """A setting that is a size in MiB, as bytes."""
+    text = setting(name)
+    if not text.isdigit() or int(text) < least:
+        raise OptionError("not a size", where=name, got=repr(text), expected="MiB")
+    return int(text) << 20
 
 
 def debug_level() -> int:

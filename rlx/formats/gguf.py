@@ -99,6 +99,11 @@ class GgufFile:
             )
         return value
 
+    def release(self) -> None:
+        """Gives memory back to the system; arrays stay valid and are read again when used."""
+        for file in self._files:
+            file.release()
+
     def close(self) -> None:
         """Lets go of the files; arrays handed out stay valid."""
         self._files = []

@@ -68,6 +68,15 @@ class HfFolder:
             )
         return tokenizer_from_file(path)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the weights."""
+        return self.weights.files
+
+    def release(self) -> None:
+        """Gives memory back to the system; arrays stay valid and are read again when used."""
+        self.weights.release()
+
     def close(self) -> None:
         """Lets go of the files; arrays handed out stay valid."""
         self.weights.close()

@@ -30,6 +30,11 @@ class MappedFile:
         """An array over the bytes at `offset`; the caller has checked that they exist."""
         return np.ndarray(shape, dtype.numpy, buffer=self.data, offset=offset)
 
+    def release(self) -> None:
+        """Tell the system that no page is needed now; views read them again when they are."""
+        if hasattr(self.data, "madvise"):
+            self.data.madvise(mmap.MADV_DONTNEED)
+
 
 def _map(path: Path, name: str) -> mmap.mmap:
     try:

@@ -83,6 +83,11 @@ class SafetensorsFile:
             raise InputError("the file is closed", where=self.name)
         return self._files[info.part].view(info.offset, info.shape, info.dtype)
 
+    def release(self) -> None:
+        """Gives memory back to the system; arrays stay valid and are read again when used."""
+        for file in self._files:
+            file.release()
+
     def close(self) -> None:
         """Lets go of the files; arrays handed out stay valid."""
         self._files = []

@@ -5,23 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import InputError
-from rlx.ir.binding import DimBinding
-from rlx.ir.module import GraphModule
+from rlx.ir.binding import UpTo
 from rlx.ir.phase import Phase
 from rlx.models.build import Described, ModelFile, describe
+from rlx.models.executables import Executables
 from rlx.models.kv import CacheType
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.params import ParamStore
-from rlx.runtime.pipeline import ModelCompilePipeline
 from rlx.specialize.options import CompileOptions
+from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
 
@@ -51,8 +50,7 @@ class Engine:
         self.kv = kv
         self.lock = threading.Lock()
         self.tokens: list[int] = []  # what the cache holds
-        self._options = CompileOptions(threads=threads)
-        self._pipeline = ModelCompilePipeline(device, capacity=16, params=ParamStore())
+        self._executables = Executables(model.file, device, CompileOptions(threads=threads))
         self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
         self._uses: dict[str, Use] = {}
@@ -71,18 +69,14 @@ class Engine:
     def use(self, kind: str) -> Use:
         """The executables for "sample", "adjust" or "logits", made on first use."""
         if kind not in self._uses:
-            described = self.describe(kind)
-            for name, array in described.params.items():
-                if name not in self._pipeline.params:
-                    self._pipeline.params.set(name, array)
-            chunk = min(CHUNK, self.context)
-            past = max(self.context - 1, 1)
-            seqs = {
-                "prefill": DimBinding().set_live("seq", chunk).set_live("past_seq", past),
-                "decode": DimBinding(seq=1).set_live("past_seq", past),
+            chunk, past = min(CHUNK, self.context), UpTo(max(self.context - 1, 1))
+            variants = {
+                "prefill": ModelVariant.decode(1, past, UpTo(chunk)),
+                "decode": ModelVariant.decode(1, past),
             }
-            module = described.module
-            made = {name: self._compile(kind, name, module, b) for name, b in seqs.items()}
+            made = self._executables.make(kind, partial(self.describe, kind), variants)
+            for graph in made.values():
+                self._share_states(graph)
             self._uses[kind] = Use(**made)
         return self._uses[kind]
 
@@ -90,19 +84,13 @@ class Engine:
         """The graph and parameters of a use; an engine for an edited graph has another one."""
         return describe(self.model, self._weights, self.context, self.kv, kind)
 
-    def _compile(
-        self, kind: str, name: str, module: GraphModule, binding: DimBinding
-    ) -> CompiledGraph:
-        template = self._pipeline.build_template(lambda: module, self._options)
-        specialized = self._pipeline.specialize_template(binding, self._options, template)
-        executable = self._pipeline.compile_lir(specialized, self._options)
-        compiled = CompiledGraph(specialized.template, self._pipeline.params, executable)
-        for node in specialized.lir.states:
-            if node.name in self._states:
-                compiled.bind_state(node.name, self._states[node.name])
+    def _share_states(self, graph: CompiledGraph) -> None:
+        """One cache for all executables."""
+        for state in graph.manifest.states:
+            if state.name in self._states:
+                graph.bind_state(state.name, self._states[state.name])
             else:
-                self._states[node.name] = compiled.read_state(node.name)
-        return compiled
+                self._states[state.name] = graph.read_state(state.name)
 
     # -- running ------------------------------------------------------------------------------
 
@@ -180,5 +168,5 @@ class Engine:
         self._uses.clear()
         self._states.clear()
         self.tokens.clear()
-        self._pipeline = ModelCompilePipeline(self._pipeline.session.device)
+        self._executables.close()
         self.model.file.close()

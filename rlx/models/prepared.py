@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlx.runtime.aot import AotCache
 from rlx.runtime.artifact import compiler_stamp
 from rlx.runtime.params import ParamStore
+from rlx.settings import debug, mebibytes
 from rlx.specialize.key import make_key
-
-_LARGEST = 1 << 29  # bytes; beyond, packing again is cheaper than filling the user's disk
 
 
 class PreparedWeights:
-    """What was packed from one model file in one way. Nothing is kept where the cache is off."""
+    """What was packed from the files of a model in one way. Nothing is kept where the cache is off,
+    nor what would fill the user's disk."""
 
-    def __init__(self, model: Path, *settings: object) -> None:
-        files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
-        stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    def __init__(self, files: Sequence[Path], *settings: object) -> None:
+        stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(files)]
         material = {"files": stats, "settings": [str(s) for s in settings]}
         self._source = make_key("prepared", {**material, "compiler": compiler_stamp()})
         self._name = f"rlx_{make_key('prepared', material)[:16]}"
@@ -32,10 +33,26 @@ class PreparedWeights:
             self._kept = frozenset(found)
 
     def keep(self, params: ParamStore) -> None:
-        """Keep what is prepared, unless it is all there."""
+        """Keep what is prepared, unless it is all there, and go on with what is on disk: memory
+        that the system can take back, and that processes share."""
         prepared = params.prepared
         if self._disk is None or prepared.keys() <= self._kept:
             return
         self._kept = frozenset(prepared)
-        if sum(a.nbytes for a in prepared.values()) <= _LARGEST:
-            self._disk.store_weights(self._name, prepared, self._source)
+        if not self._has_room(self._disk, sum(a.nbytes for a in prepared.values())):
+            return
+        if self._disk.store_weights(self._name, prepared, self._source):
+            mapped = self._disk.load_weights(self._name, self._source, check=False)
+            params.adopt(mapped or {}, instead=True)
+
+    def _has_room(self, disk: AotCache, size: int) -> bool:
+        """A model must not push all others out of the cache, nor take the last of the disk."""
+        most = min(mebibytes("RLX_CACHE_WEIGHTS", 0), disk.limit_bytes)
+        place = next(p for p in (disk.root, *disk.root.parents) if p.exists())
+        free = shutil.disk_usage(place).free
+        if size <= most and 2 * size <= free:
+            return True
+        debug(
+            1, f"packed weights not kept: {size >> 20} MiB, {most >> 20} allowed, {free >> 20} free"
+        )
+        return False

@@ -23,10 +23,9 @@ from rlx.errors import OptionError, RlxError
 from rlx.ir.op import Array
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, compiler_stamp
-from rlx.settings import debug, setting
+from rlx.settings import debug, mebibytes
 
 ARTIFACT, WEIGHTS = ".rlx", ".weights"
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class AotCache:
         if limit_bytes is not None and limit_bytes < 1:
             raise OptionError("not a size", where="limit_bytes", got=limit_bytes)
         self.root = Path(root)
-        self.limit_bytes = _default_limit() if limit_bytes is None else limit_bytes
+        self.limit_bytes = mebibytes("RLX_CACHE_LIMIT") if limit_bytes is None else limit_bytes
         self.counters = AotCounters()
 
     @staticmethod
@@ -116,11 +115,12 @@ class AotCache:
         """Keep prepared parameters; `source` says what they were made of."""
         return self._write(self.path(name, WEIGHTS), {"source": source.encode()}, tensors)
 
-    def load_weights(self, name: str, source: str) -> dict[str, Array] | None:
-        """Prepared parameters made of `source`, mapped from disk, or None."""
+    def load_weights(self, name: str, source: str, check: bool = True) -> dict[str, Array] | None:
+        """Prepared parameters made of `source`, mapped from disk, or None; unchecked ones are for
+        who has just stored them."""
         path = self.path(name, WEIGHTS)
         try:
-            found = container.read(path)
+            found = container.read(path, check=check)
         except FileNotFoundError:
             return None
         except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
@@ -228,10 +228,3 @@ def _brief(error: Exception) -> str:
         return str(error).splitlines()[0]
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return text or type(error).__name__
-
-
-def _default_limit() -> int:
-    text = setting("RLX_CACHE_LIMIT")
-    if not text.isdigit() or int(text) < 1:
-        raise OptionError("not a size", where="RLX_CACHE_LIMIT", got=repr(text), expected="MiB")
-    return int(text) * _MIB

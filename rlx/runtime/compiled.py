@@ -83,6 +83,12 @@ class CompiledGraph:
             self.set_param(name, array)
         return self
 
+    def prepare(self) -> CompiledGraph:
+        """Compute now what the current variant needs of its parameters, not with the first run."""
+        with self._lock:
+            self._prepare(self._selected()[0])
+        return self
+
     def bind_state(self, name: str, array: Any) -> CompiledGraph:
         """Use `array` itself as the buffer of a state, to share it or to begin from it."""
         shape = self._known(self._states, name, "state")
@@ -346,12 +352,17 @@ class CompiledGraph:
         latest = (self.params.version, self._states_version)
         if self._attached.get(executable) == latest:
             return
-        names = executable.manifest.param_names
-        if any(n not in self.params for n in names):  # an artifact's plan is read for this alone
-            self.params.ensure(names, self.template.prepare, self.template.backend)
+        names = self._prepare(executable)
         self._allocate_states(executable)
         executable.attach({n: self.params.get(n) for n in names}, self._arrays)
         self._attached[executable] = latest
+
+    def _prepare(self, executable: Executable) -> list[str]:
+        """See that all parameters are there, those computed from others included; their names."""
+        names = executable.manifest.param_names
+        if any(n not in self.params for n in names):  # an artifact's plan is read for this alone
+            self.params.ensure(names, self.template.prepare, self.template.backend)
+        return names
 
     def _allocate_states(self, executable: Executable | None) -> None:
         shapes: Mapping[str, Shape] = self._states

@@ -59,8 +59,9 @@ class ParamStore:
         if name.startswith(PREPARED):
             raise InputError("a name kept for prepared parameters", got=name)
         with self._lock:
+            if name in self._arrays:  # a new one cannot have been used yet
+                self._prepared.clear()
             self._arrays[name] = array if isinstance(array, np.ndarray) else np.asarray(array)
-            self._prepared.clear()
             self.version += 1
 
     def get(self, name: str) -> Array:
@@ -86,9 +87,13 @@ class ParamStore:
                 self.adopt(made)
                 self.preparations += 1
 
-    def adopt(self, prepared: Mapping[str, Array]) -> None:
-        """Take prepared parameters, made here or mapped from disk; those that are there stay."""
+    def adopt(self, prepared: Mapping[str, Array], *, instead: bool = False) -> None:
+        """Take prepared parameters, made here or mapped from disk; those that are there stay, or
+        give way to the same numbers in another place."""
         with self._lock:
+            if instead:
+                self._prepared |= prepared
+                self.version += 1
             for name, array in prepared.items():
                 self._prepared.setdefault(name, array)
 

@@ -162,24 +162,24 @@ def test_any_shape_runs_on_few_executables(folder: Path) -> None:
         for text in many(40):
             model.embed([text, "cat", text])
         assert len(model.engine._graphs) <= 4  # two steps of lengths, padded or not
-        assert len(model.engine._uses) <= 2
+        assert len(model.engine._executables._uses) <= 2
 
 
 def test_a_second_start_neither_compiles_nor_packs(tmp_path: Path) -> None:
     write_model(tmp_path, "nomic_bert")
     with rlx.load(tmp_path) as first:
         wanted = first.embed(["the cat", "a"])
-        assert first.engine._params.preparations > 0
+        assert first.engine._executables.params.preparations > 0
     before = counters.passes
     with rlx.load(tmp_path) as second:
         assert np.array_equal(second.embed(["the cat", "a"]), wanted)
-        assert second.engine._params.preparations == 0
+        assert second.engine._executables.params.preparations == 0
     assert counters.passes == before
     stamp = (tmp_path / "model.safetensors").stat()
     os.utime(tmp_path / "model.safetensors", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
     with rlx.load(tmp_path) as changed:  # the file may have other weights now
         changed.embed("a")
-        assert changed.engine._params.preparations > 0
+        assert changed.engine._executables.params.preparations > 0
 
 
 def test_threads_may_share_a_model(model: Any) -> None:

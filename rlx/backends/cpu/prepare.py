@@ -29,11 +29,17 @@ def prepare_params(graph: Graph, params: Mapping[str, Array]) -> list[Array]:
     """The outputs of a prepare graph, row-major: kernels trust that."""
     given = {n.name: params[n.name] for n in graph.sources("param")}
 
+    views: dict[Node, list[Array]] = {}  # the parameters that a node shows without reading them
+
     def release(node: Node, results: Sequence[Array]) -> None:
-        if not node.op.is_source:
-            for value in node.inputs:
-                if value.node.name in given:
-                    give_back(given[value.node.name])
+        seen = [a for v in node.inputs for a in views.get(v.node, ())]
+        if node.name in given and node.op.is_source:
+            views[node] = [given[node.name]]
+        elif node.op.is_view:
+            views[node] = seen
+        else:
+            for array in seen:
+                give_back(array)
 
     results = evaluate(graph.rebuild(_native), given, on_node=release)
     return [np.ascontiguousarray(a) for a in results]

@@ -10,29 +10,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import OptionError
 from rlx.ir.binding import UpTo
-from rlx.ir.module import GraphModule
 from rlx.ir.quant import QuantScheme
 from rlx.models.encoders.build import EncoderFile, Use, describe
 from rlx.models.encoders.text import Tokens
-from rlx.models.prepared import PreparedWeights
+from rlx.models.executables import Executables
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.params import ParamStore
-from rlx.runtime.pipeline import ModelCompilePipeline
-from rlx.specialize.component import CompilationMode, ModelComponent
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 BATCH_TOKENS = 4096  # of a batch, padding included: weights are read once, activations stay near
 _ENOUGH_TOKENS = 1024  # a batch of so many runs about as fast as a larger one
 _SHORTEST, _STRIDE = 64, 4  # bound of the first step, and how much further the next one reaches
-_MOST_STEPS = 32  # more than there can be
 _TYPES = ("f32", "f16", "bf16")
 
 
@@ -61,12 +57,10 @@ class EncoderEngine:
         dtype: str | None = None,
         quant: str | None = None,
     ) -> None:
-        self.model, self.longest, self.device = model, longest, device
-        self._options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
-        self._params = ParamStore()
-        self._prepared = PreparedWeights(model.path, dtype, quant, device)
+        self.model, self.longest = model, longest
+        options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
+        self._executables = Executables(model.file, device, options, dtype, quant)
         self._weights: Weights = model.weights(dtype)
-        self._uses: dict[Use, tuple[ModelCompilePipeline, GraphModule]] = {}
         self._graphs: dict[tuple[Use, int], CompiledGraph] = {}
         self._lock = threading.Lock()
         types = self._weights.find("token_types.weight")
@@ -121,7 +115,6 @@ class EncoderEngine:
             if typed and tokens.second >= 0:
                 given["types"][i, tokens.second : len(tokens)] = 1
         (found,) = self.graph(Use(result, padded, typed), seq).run(given)
-        self._prepared.keep(self._params)
         return found
 
     # -- executables --------------------------------------------------------------------------
@@ -138,29 +131,14 @@ class EncoderEngine:
         return graph
 
     def _compile(self, use: Use, bound: int) -> CompiledGraph:
-        """From disk where it was made before, without passes and without a compiler."""
         sizes = ModelVariant.encoder(UpTo(self.most_texts(bound)), UpTo(bound))
-        component = ModelComponent(sizes, compilation_mode=CompilationMode.AOT)
-        pipeline, module = self._use(use)
-        found, _ = pipeline.get_or_compile_component(component, lambda: module, self._options)
-        return found
-
-    def _use(self, use: Use) -> tuple[ModelCompilePipeline, GraphModule]:
-        if use not in self._uses:
-            described = describe(self.model, self._weights, use)
-            for name, array in described.params.items():
-                if name not in self._params:
-                    self._params.set(name, array)
-            self._prepared.load(self._params)
-            pipeline = ModelCompilePipeline(self.device, _MOST_STEPS, params=self._params)
-            self._uses[use] = pipeline, described.module
-        return self._uses[use]
+        described = partial(describe, self.model, self._weights, use)
+        return self._executables.make(use, described, {"encoder": sizes})["encoder"]
 
     def close(self) -> None:
         """Let go of executables and weights."""
         self._graphs.clear()
-        self._uses.clear()
-        self._params = ParamStore()
+        self._executables.close()
         self.model.file.close()
 
 
