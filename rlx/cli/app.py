@@ -22,6 +22,7 @@ from rlx.cli import (
     listing,
     profile,
     pull,
+    quantize,
     run,
 )
 from rlx.errors import OptionError, RlxError
@@ -116,6 +117,7 @@ _add("chat", "Models", chat.chat)
 _add("embed", "Models", embed.embed)
 _add("pull", "Models", pull.pull)
 _add("list", "Models", listing.list_models)
+_add("quantize", "Models", quantize.quantize)
 _add("inspect", "See inside", inspect.inspect)
 _add("profile", "See inside", profile.profile)
 _add("bench", "See inside", bench.bench)

@@ -14,7 +14,9 @@ Without a block the scale is per output channel: [N, 1]. A value is `(q - zero_p
 from __future__ import annotations
 
 import difflib
+import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,6 +25,9 @@ from rlx.errors import DTypeError, OptionError, ShapeError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+# Weights packed at once: fewer would be held up by the interpreter, more by memory.
+_PIECE = 1 << 18
 
 _NUMPY_NAMES = {
     "u8": "uint8",
@@ -287,8 +292,9 @@ def decode(
     return blocks.decode_rows(scheme, data, k)
 
 
-def encode(scheme: QuantScheme, weights: npt.ArrayLike) -> Packed:
-    """Packs weights [..., K] by the plain rule of the scheme, with no search for better scales."""
+def encode(scheme: QuantScheme, weights: npt.ArrayLike, *, threads: int = 1) -> Packed:
+    """Packs weights [..., K]. Q2_K to Q6_K search for the scales with the least squared error;
+    other schemes lay the largest weight of a block on the last code, as their standard has it."""
     import numpy as np
 
     from rlx.ir.quant_decode import blocks, plain
@@ -302,11 +308,37 @@ def encode(scheme: QuantScheme, weights: npt.ArrayLike) -> Packed:
         raise ShapeError(
             f"{scheme} weights have rows", where="quant", got="a scalar", expected="[..., K]"
         )
-    scheme.row_bytes(values.shape[-1])
-    values = np.ascontiguousarray(values, dtype=np.float32)
-    if scheme.ggml_type is None:
-        return Packed(*plain.encode_rows(scheme, values))
-    return Packed(blocks.encode_rows(scheme, values))
+    *outer, k = values.shape
+    rows = values.reshape(math.prod(outer), k)
+    made = _room(scheme, len(rows), k)
+
+    def pack(piece: slice) -> None:
+        part = np.ascontiguousarray(rows[piece], dtype=np.float32)
+        if scheme.ggml_type is not None:
+            made[0][piece] = blocks.encode_rows(scheme, part)
+            return
+        parts = (p for p in plain.encode_rows(scheme, part) if p is not None)
+        for out, found in zip(made, parts, strict=True):
+            out[piece] = found
+
+    step = max(1, _PIECE // max(k, 1))
+    pieces = [slice(i, i + step) for i in range(0, len(rows), step)]
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        for _ in pool.map(pack, pieces):  # raises what a piece raised
+            pass
+    return Packed(*[a.reshape(*outer, a.shape[-1]) for a in made])
+
+
+def _room(scheme: QuantScheme, n: int, k: int) -> list[npt.NDArray[Any]]:
+    """Packed rows, scale and zero point of a weight, as far as the scheme has them."""
+    import numpy as np
+
+    room = [np.empty(scheme.packed_shape(n, k), _NUMPY_NAMES[scheme.packed_dtype])]
+    for dtype in ("f32" if scheme.has_scale else None, scheme.zero_point_dtype):
+        groups = scheme.scale_shape(n, k)
+        if dtype is not None and groups is not None:
+            room.append(np.empty(groups, _NUMPY_NAMES[dtype]))
+    return room
 
 
 def _side(

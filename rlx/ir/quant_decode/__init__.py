@@ -3,6 +3,6 @@
 Importing the families enters their layouts into the tables of `blocks`.
 """
 
-from rlx.ir.quant_decode import iq, kquants, legacy, microscale, plain, ternary
+from rlx.ir.quant_decode import iq, kencode, kquants, legacy, microscale, plain, ternary
 
-__all__ = ["iq", "kquants", "legacy", "microscale", "plain", "ternary"]
+__all__ = ["iq", "kencode", "kquants", "legacy", "microscale", "plain", "ternary"]

@@ -79,8 +79,10 @@ def encode_rows(scheme: QuantScheme, values: F32) -> Array:
         require_finite(scheme, values)
     blocks = values.reshape(-1, scheme.block_size)
     records = np.zeros(len(blocks), LAYOUTS[scheme.name])
-    with np.errstate(invalid="ignore", over="ignore"):  # scales are checked below
-        ENCODERS[scheme.name](blocks, records)
+    if len(blocks):
+        # scales are checked below
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            ENCODERS[scheme.name](blocks, records)
     _require_scales(scheme, records)
     return records.view(np.uint8).reshape(*values.shape[:-1], scheme.row_bytes(values.shape[-1]))
 
@@ -96,7 +98,7 @@ def require_finite(scheme: QuantScheme, values: F32) -> None:
 
 
 def _require_scales(scheme: QuantScheme, records: Array) -> None:
-    for field in ("d", "m"):
+    for field in ("d", "m", "dmin"):
         if field in (records.dtype.names or ()) and np.isinf(records[field]).any():
             raise NumericsError(
                 f"a block scale of {scheme} does not fit f16",

@@ -1,0 +1,85 @@
+"""`rlx quantize`: a model file with smaller weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlx.cli import console
+from rlx.cli.opening import find_model
+from rlx.cli.options import Json, ModelName
+
+
+def _types() -> list[str]:
+    from rlx.formats.mixture import NAMES
+
+    return [*NAMES]
+
+
+def quantize(
+    model: ModelName,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
+    type: Annotated[
+        str,
+        typer.Option(
+            "--type",
+            "-q",
+            help="Q4_K_M, Q8_0, Q6_K, Q5_K_M, Q4_0, F16, BF16, …",
+            autocompletion=_types,
+        ),
+    ] = "Q4_K_M",
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace OUT.")] = False,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Also weights that are quantised already.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", "-t", help="Workers.", show_default="every physical core"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a model as GGUF with its weights packed into fewer bits.
+
+    MODEL is best a file of floats (F32, F16, BF16). OUT appears when it is complete, and runs here
+    and wherever else GGUF does.
+    """
+    from rlx.formats.mixture import Mixture
+    from rlx.models.quantize import quantize_model
+
+    mixture = Mixture.parse(type)
+    path = find_model(model)
+    start = time.perf_counter()
+    with console.transfer(str(out)) as progress:
+        written = quantize_model(
+            path, out, mixture, threads=threads, requantize=requantize,
+            overwrite=force, progress=progress,
+        )  # fmt: skip
+    seconds, size = time.perf_counter() - start, out.stat().st_size
+    kinds: dict[str, int] = {}
+    for tensor in written:
+        kinds[tensor.after] = kinds.get(tensor.after, 0) + tensor.nbytes
+    if json:
+        console.write_json(
+            {
+                "path": str(out),
+                "type": mixture.name,
+                "bytes": size,
+                "seconds": seconds,
+                "types": kinds,
+                "tensors": [
+                    {"name": t.name, "shape": list(t.shape), "before": t.before, "after": t.after}
+                    for t in written
+                ],
+            }
+        )
+        return
+    parts = ", ".join(f"{k} {console.size(n)}" for k, n in sorted(kinds.items(), key=_by_size))
+    console.note(f"{console.size(size)} in {seconds:.1f} s: {parts}")
+    print(out)
+
+
+def _by_size(kind: tuple[str, int]) -> int:
+    return -kind[1]
