@@ -60,26 +60,19 @@ class Net(Parts):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, rope: bool = True) -> Tensor:
         """Rotate, append to the cache, attend to all of it. q, k, v are [1, seq, heads · dim]."""
-        c, past = self.config, sym.PAST_SEQ
+        c = self.config
         settings = c.local_rope if c.slides(layer) and c.local_rope is not None else c.rope
         names = [f"blk.{layer}.attn_{p}_norm.weight" for p in ("q", "k")]
         gammas = [self.gamma(n) if n in self.weights else None for n in names]
         if rope:
-            q, k = (self._rotate(t, w, settings, past) for t, w in zip((q, k), gammas, strict=True))
-        keys = self._cached(k, f"k.{layer}", past)
-        values = self._cached(v, f"v.{layer}", past)
-        window = c.slides(layer)
-        mask = MaskKind.SLIDING_WINDOW(c.sliding_window) if window else MaskKind.CAUSAL
-        return self.g.attention(
-            q, keys, values, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim,
-            mask_kind=mask, scale=c.attention_scale, softcap=c.attention_softcap, kv_layout="bhsd",
-            kv_scheme=self.kv.scheme,
-        )  # fmt: skip
+            q, k = (self._rotate(t, w, settings) for t, w in zip((q, k), gammas, strict=True))
+        keys, values = self.cached(k, f"k.{layer}"), self.cached(v, f"v.{layer}")
+        return self.scored(q, keys, values, c.sliding_window if c.slides(layer) else 0)
 
-    def _rotate(self, x: Tensor, gamma: Tensor, rope: RopeConfig, past: Dim) -> Tensor:
+    def _rotate(self, x: Tensor, gamma: Tensor, rope: RopeConfig) -> Tensor:
         cos, sin = self._tables(rope)
         options: dict[str, Any] = {"head_dim": self.config.head_dim, "n_rot": rope.n_rot}
-        options |= {"interleaved": rope.interleaved, "offset": past}
+        options |= {"interleaved": rope.interleaved, **self.place()}
         if gamma is not None:
             return self.g.qk_norm_rope(x, gamma, cos, sin, eps=self.config.eps, **options)
         return self.g.rope(x, cos, sin, **options)
@@ -94,18 +87,44 @@ class Net(Parts):
             self.param(f"{kind}.sin", lambda: sin)
         return self._values[f"{kind}.cos"], self._values[f"{kind}.sin"]
 
-    def _cached(self, x: Tensor, name: str, past: Dim) -> Tensor:
-        """The state with x written behind what is there: everything up to now.
+    # -- where tokens stand, and the cache of one sequence -----------------------------------------
+
+    def place(self) -> dict[str, Any]:
+        """Positions of the tokens, as a rotation takes them."""
+        return {"offset": sym.PAST_SEQ}
+
+    def learned(self, table: Tensor, seq: Dim) -> Tensor:
+        """Rows of a table of positions for the tokens."""
+        return self.g.hir_mir("narrow", [table], axis=0, start=sym.PAST_SEQ, length=seq)
+
+    def cached(self, x: Tensor, name: str) -> Tensor:
+        """The state with x written behind what is there: everything up to now."""
+        state, rows = self.cache_rows(x, name, self.context)
+        return self.g.cache_append(state, rows, start=sym.PAST_SEQ, axis=2)
+
+    def cache_rows(self, x: Tensor, name: str, length: int) -> tuple[Tensor, Tensor]:
+        """A state for so many tokens, and x in its form.
 
         Heads come first, so that what a head reads lies in one piece.
         """
         c, seq, width = self.config, x.shape.dims[1], self.kv.width(self.config.head_dim)
-        state = self.g.state(name, [1, c.kv_heads, self.context, width], self.kv.dtype)
+        state = self.g.state(name, [1, c.kv_heads, length, width], self.kv.dtype)
         if self.kv.scheme is not None:
             x = self.g.hir_mir("quantize_blocks", [x], scheme=self.kv.scheme)
         heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, width))
-        rows = self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
-        return self.g.cache_append(state, rows, start=past, axis=2)
+        return state, self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
+
+    def scored(self, q: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+        """Attention to the cache, or to its last `window` tokens (0: all)."""
+        c = self.config
+        mask = MaskKind.SLIDING_WINDOW(window) if window else MaskKind.CAUSAL
+        return self.g.attention(
+            q, keys, values, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim,
+            mask_kind=mask, scale=c.attention_scale, softcap=c.attention_softcap, kv_layout="bhsd",
+            kv_scheme=self.kv.scheme,
+        )  # fmt: skip
+
+    # -- layers ------------------------------------------------------------------------------------
 
     def gated_ffn(self, x: Tensor, layer: int, activation: str = "silu") -> Tensor:
         """down(act(gate(x)) · up(x))"""

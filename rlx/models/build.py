@@ -67,15 +67,19 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
     def build(g: GraphModule) -> dict[str, Tensor]:
         net = Net(g, model.config, weights, context, CacheType.of(kv, model.config.head_dim))
         nets.append(net)
-        x = _body(net, model, g.input("ids", [1, "seq"], "i32"))
+        x = body(net, model, g.input("ids", [1, "seq"], "i32"))
         logits = net.head(x, last_only=use != "logits")
-        return {"logits": logits} if use == "logits" else _draw(net, logits, use == "adjust")
+        if use == "logits":
+            return {"logits": logits}
+        row = g.hir_mir("reshape", [logits], dims=(1, model.config.vocab))
+        return {**draw(g, row, use == "adjust"), "logits": row}
 
     module = GraphModule.define(model.config.arch, build)
     return Described(module, nets[0].params)
 
 
-def _body(net: Net, model: ModelFile, ids: Tensor) -> Tensor:
+def body(net: Net, model: ModelFile, ids: Tensor) -> Tensor:
+    """From ids to what the head reads."""
     x = model.arch.embed(net, ids)
     for i in range(model.config.layers):
         x = net.g.named(f"blk.{i}", partial(_layer, net, model, x, i))
@@ -86,15 +90,13 @@ def _layer(net: Net, model: ModelFile, x: Tensor, i: int, _: object) -> Tensor:
     return model.arch.layer(net, x, i)
 
 
-def _draw(net: Net, logits: Tensor, adjust: bool) -> dict[str, Tensor]:
-    """Sampling, in the graph: logits never leave native memory unless somebody asks."""
-    g, vocab = net.g, net.config.vocab
-    row = g.hir_mir("reshape", [logits], dims=(1, vocab))
-    drawn_from = row
+def draw(g: GraphModule, row: Tensor, adjust: bool) -> dict[str, Tensor]:
+    """Sampling from logits [1, vocab], in the graph: they need not leave native memory."""
     if adjust:
+        vocab = row.shape.dims[1]
         factor, bias = g.input("factor", [vocab]), g.input("bias", [vocab])
         shrunk = g.hir_mir("where", [g.hir_mir("gt", [row, 0.0]), row / factor, row * factor])
-        drawn_from = shrunk + bias
+        row = shrunk + bias
     rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
-    token, after = g.hir_mir("sample", [drawn_from, rng, settings])
-    return {"token": token, "rng_next": after, "logits": row}
+    token, after = g.hir_mir("sample", [row, rng, settings])
+    return {"token": token, "rng_next": after}

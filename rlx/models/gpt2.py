@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlx.ir.dim import sym
 from rlx.models.blocks import Net, Tensor
 
 _PARTS = {
@@ -31,10 +30,7 @@ HF_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_
 def embed(net: Net, ids: Tensor) -> Tensor:
     seq = ids.shape.dims[1]
     table = net.param("position_embd.weight")
-    rows = net.g.hir_mir("narrow", [table], axis=0, start=sym.PAST_SEQ, length=seq)
-    if rows.shape.dtype.name != "f32":
-        rows = net.g.hir_mir("cast", [rows], dtype="f32")
-    return net.embed(ids) + rows
+    return net.embed(ids) + net.wide(net.learned(table, seq))
 
 
 def layer(net: Net, x: Tensor, i: int) -> Tensor:
