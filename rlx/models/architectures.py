@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import pkgutil
 from types import ModuleType
 
+import rlx.models
 from rlx.errors import UnsupportedError
-
-SUPPORTED = ("gemma2", "gemma3", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
 
 
 def architecture(name: str, where: str = "") -> ModuleType:
     """The module of an architecture; an unknown one gets a list and the nearest."""
-    if name not in SUPPORTED:
-        near = difflib.get_close_matches(name, SUPPORTED, 1, 0.5)
+    module = _module(name) if name in _names() else None
+    if module is None:
+        known = supported()
+        near = difflib.get_close_matches(name, known, 1, 0.5)
         raise UnsupportedError(
             "unknown architecture",
             where=where,
             got=name,
-            expected=", ".join(SUPPORTED),
+            expected=", ".join(known),
             hint=f"the nearest is {near[0]}" if near else "see docs/adding-a-model.md",
         )
-    return importlib.import_module(f"rlx.models.{name}")
+    return module
+
+
+def supported() -> tuple[str, ...]:
+    """The names of all architectures."""
+    return tuple(name for name in _names() if _module(name) is not None)
+
+
+def _names() -> list[str]:
+    return sorted(m.name for m in pkgutil.iter_modules(rlx.models.__path__) if not m.ispkg)
+
+
+def _module(name: str) -> ModuleType | None:
+    """A module beside this one, if it builds layers."""
+    module = importlib.import_module(f"rlx.models.{name}")
+    return module if hasattr(module, "layer") else None

@@ -13,6 +13,7 @@ import numpy as np
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
 from rlx.models.config import ModelConfig, RopeConfig
+from rlx.models.experts import experts_ffn, has_experts
 from rlx.models.kv import CacheType
 from rlx.models.parts import Parts, Tensor
 from rlx.models.rope_tables import rope_tables
@@ -30,11 +31,11 @@ class Net(Parts):
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """RMS norm, or layer norm where the file has a bias for it."""
-        weight = f"{name}.weight"
-        if f"{name}.bias" in self.weights:
-            return self.g.layer_norm(
-                x, self.param(weight), self.param(f"{name}.bias"), eps=self.config.eps
-            )
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        if bias in self.weights:
+            return self.g.layer_norm(x, self.param(weight), self.param(bias), eps=self.config.eps)
+        if self.config.centred_norms:
+            return self.g.layer_norm(x, self.param(weight), eps=self.config.eps)
         return self.g.rms_norm(x, self.gamma(weight), eps=self.config.eps)
 
     def gamma(self, name: str) -> Tensor:
@@ -52,7 +53,10 @@ class Net(Parts):
             seq = x.shape.dims[1]
             x = self.g.hir_mir("narrow", [x], axis=1, start=seq - 1, length=1)
         name = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
-        logits = self.product(x, self.weights.get(name))
+        bias = self.param("output.bias") if "output.bias" in self.weights else None
+        logits = self.product(x, self.weights.get(name), bias)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
         cap = self.config.final_softcap
         if cap:
             logits = self.g.hir_mir("tanh", [logits * (1 / cap)]) * cap
@@ -62,16 +66,27 @@ class Net(Parts):
         """Rotate, append to the cache, attend to all of it. q, k, v are [1, seq, heads · dim]."""
         c = self.config
         settings = c.local_rope if c.slides(layer) and c.local_rope is not None else c.rope
-        names = [f"blk.{layer}.attn_{p}_norm.weight" for p in ("q", "k")]
-        gammas = [self.gamma(n) if n in self.weights else None for n in names]
         if rope:
-            q, k = (self._rotate(t, w, settings) for t, w in zip((q, k), gammas, strict=True))
+            names = [f"blk.{layer}.attn_{p}_norm.weight" for p in ("q", "k")]
+            q, k = (self._turned(t, n, settings) for t, n in zip((q, k), names, strict=True))
         keys, values = self.cached(k, f"k.{layer}"), self.cached(v, f"v.{layer}")
         return self.scored(q, keys, values, c.sliding_window if c.slides(layer) else 0)
 
-    def _rotate(self, x: Tensor, gamma: Tensor, rope: RopeConfig) -> Tensor:
+    def _turned(self, x: Tensor, norm: str, rope: RopeConfig) -> Tensor:
+        """Heads turned by their position, after a norm of each or of all together."""
+        if norm not in self.weights:
+            return self.rotate(x, rope, self.config.head_dim)
+        gamma = self.gamma(norm)
+        if gamma.shape.dims[0] != self.config.head_dim:
+            x = self.g.rms_norm(x, gamma, eps=self.config.eps)
+            return self.rotate(x, rope, self.config.head_dim)
+        return self.rotate(x, rope, self.config.head_dim, gamma)
+
+    def rotate(
+        self, x: Tensor, rope: RopeConfig, head_dim: int, gamma: Tensor | None = None
+    ) -> Tensor:
         cos, sin = self._tables(rope)
-        options: dict[str, Any] = {"head_dim": self.config.head_dim, "n_rot": rope.n_rot}
+        options: dict[str, Any] = {"head_dim": head_dim, "n_rot": rope.n_rot}
         options |= {"interleaved": rope.interleaved, **self.place()}
         if gamma is not None:
             return self.g.qk_norm_rope(x, gamma, cos, sin, eps=self.config.eps, **options)
@@ -126,11 +141,20 @@ class Net(Parts):
 
     # -- layers ------------------------------------------------------------------------------------
 
-    def gated_ffn(self, x: Tensor, layer: int, activation: str = "silu") -> Tensor:
+    def ffn(self, x: Tensor, layer: int) -> Tensor:
+        """Experts where the layer has them, else a gated network."""
+        return experts_ffn(self, x, layer) if has_experts(self, layer) else self.gated_ffn(x, layer)
+
+    def gated_ffn(self, x: Tensor, layer: int, activation: str = "silu", part: str = "") -> Tensor:
         """down(act(gate(x)) · up(x))"""
-        gate = self.linear(x, f"blk.{layer}.ffn_gate")
-        up = self.linear(x, f"blk.{layer}.ffn_up")
-        return self.linear(self.g.hir_mir(activation, [gate]) * up, f"blk.{layer}.ffn_down")
+        gate = self.linear(x, f"blk.{layer}.ffn_gate{part}")
+        up = self.linear(x, f"blk.{layer}.ffn_up{part}")
+        return self.linear(self.g.hir_mir(activation, [gate]) * up, f"blk.{layer}.ffn_down{part}")
+
+    def plain_ffn(self, x: Tensor, layer: int, activation: str) -> Tensor:
+        """down(act(up(x)))"""
+        up = self.linear(x, f"blk.{layer}.ffn_up", activation)
+        return self.linear(up, f"blk.{layer}.ffn_down")
 
     def qkv(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (self.linear(x, f"blk.{layer}.attn_{p}") for p in ("q", "k", "v"))

@@ -40,7 +40,7 @@ class ModelFile:
 
     def weights(self) -> Weights:
         turned = getattr(self.arch, "HF_TRANSPOSED", ())
-        return Weights(self.file, self.arch.HF_NAMES, turned)
+        return Weights(self.file, self.arch.HF_NAMES, turned, config=self.config)
 
     def tokenizer(self) -> Tokenizer:
         if isinstance(self.file, GgufFile):

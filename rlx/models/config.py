@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.errors import FormatError
+from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
+
+# model_type of what GGUF calls otherwise
+GGUF_NAMES = {
+    "deepseek2": "deepseek_v2",
+    "gpt-oss": "gpt_oss",
+    "gptneox": "gpt_neox",
+    "phi2": "phi",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+}
+_RAW_SCORES = ("deepseek_v2", "olmoe", "qwen2_moe")  # do not normalise, unless the file says so
 
 
 @dataclass(frozen=True)
@@ -26,8 +38,30 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 0.0  # 0: what the scaling's own formula says
+    whole_steps: bool = True  # yarn blends from a whole dimension to another
+    log_factor: float = 0.0  # of log(factor) / 10, by which yarn makes latent attention sharper
     long_factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """A mixture of experts: how many there are, and how tokens choose among them."""
+
+    count: int
+    active: int
+    normalize: bool = True  # the scores of the chosen ones sum to 1
+    scale: float = 1.0  # of their sum
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Keys and values as one short vector per token, common to all heads."""
+
+    rank: int  # of keys and values
+    plain: int  # dimensions of a head that do not turn
+    turned: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +85,13 @@ class ModelConfig:
     final_softcap: float = 0.0
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a layer adds
+    logit_scale: float = 1.0
     norm_offset: float = 0.0  # added to norm weights that are stored less one
+    parallel: bool = True  # attention and network side by side, where an architecture may choose
+    centred_norms: bool = False  # layer norms, also where the file has no bias for them
+    experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
 
     def slides(self, layer: int) -> bool:
         """Whether a layer sees a window of the past only."""
@@ -79,6 +119,7 @@ class ModelConfig:
 def from_gguf(file: GgufFile) -> ModelConfig:
     """The configuration in a GGUF file's metadata."""
     arch = file.need("general.architecture", str)
+    name = GGUF_NAMES.get(arch, arch)
 
     def need(name: str) -> int:
         return file.need(f"{arch}.{name}", int)
@@ -92,8 +133,9 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     if embedding is None:
         raise FormatError("no token embedding", where=file.name, expected="token_embd.weight")
     eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon", 1e-5))
+    scale = get("attention.scale", 0.0)
     config = ModelConfig(
-        arch=arch,
+        arch=name,
         vocab=embedding.shape[0],
         hidden=hidden,
         layers=need("block_count"),
@@ -107,8 +149,43 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         sliding_window=get("attention.sliding_window", 0),
         attention_softcap=get("attn_logit_softcapping", 0.0),
         final_softcap=get("final_logit_softcapping", 0.0),
+        attention_scale=scale or None,
+        embedding_scale=get("embedding_scale", 1.0),
+        residual_scale=get("residual_scale", 1.0),
+        logit_scale=get("logit_scale", 1.0) ** (-1 if arch == "granite" else 1),
+        parallel=get("use_parallel_residual", True),
+        experts=_gguf_experts(file, arch),
+        latent=_gguf_latent(file, arch),
     )
     return config.check(file.name)
+
+
+def _gguf_experts(file: GgufFile, arch: str) -> ExpertConfig | None:
+    def get(name: str, default: Any) -> Any:
+        return file.get(f"{arch}.expert_{name}", type(default), default)
+
+    count, gating = get("count", 0), get("gating_func", 1)
+    if not count:
+        return None
+    if gating not in (0, 1, 3):  # unset, softmax, softmax of the chosen ones alone
+        raise UnsupportedError(
+            "unknown scoring of experts", where=file.name, got=gating, expected="softmax"
+        )
+    normalize = get("weights_norm", GGUF_NAMES.get(arch, arch) not in _RAW_SCORES)
+    return ExpertConfig(count, get("used_count", 1), normalize, get("weights_scale", 1.0) or 1.0)
+
+
+def _gguf_latent(file: GgufFile, arch: str) -> LatentConfig | None:
+    def get(name: str, default: int = 0) -> int:
+        return file.get(f"{arch}.{name}", int, default)
+
+    rank, turned = get("attention.kv_lora_rank"), get("rope.dimension_count")
+    if not rank:
+        return None
+    # newer files state the sizes of the latent attention itself as key_length and value_length
+    key = get("attention.key_length_mla", get("attention.key_length"))
+    value = get("attention.value_length_mla", get("attention.value_length"))
+    return LatentConfig(rank, key - turned, turned, value)
 
 
 def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
@@ -119,12 +196,13 @@ def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
     return RopeConfig(
         theta=get("freq_base", 10000.0),
         n_rot=get("dimension_count", 0),
-        # GGUF reorders q and k of this architecture so that pairs are neighbours
-        interleaved=arch == "llama",
+        # GGUF reorders q and k of these architectures so that pairs are neighbours
+        interleaved=arch in ("llama", "granite"),
         scaling="factors" if factors else get("scaling.type", "none"),
         factor=get("scaling.factor", 1.0),
         original_context=get("scaling.original_context_length", 0),
         attention_factor=get("scaling.attn_factor", 0.0),
+        log_factor=get("scaling.yarn_log_multiplier", 0.0) * 10,
     )
 
 
@@ -139,6 +217,7 @@ def from_hf(folder: HfFolder) -> ModelConfig:
         arch = "gemma3"
     if arch == "gpt2":
         return _hf_gpt2(c).check(folder.name)
+    _refuse(c, folder)
     hidden, heads = _need(c, "hidden_size", folder), _need(c, "num_attention_heads", folder)
     head_dim = c.get("head_dim") or hidden // max(heads, 1)
     scalar = c.get("query_pre_attn_scalar")
@@ -153,15 +232,48 @@ def from_hf(folder: HfFolder) -> ModelConfig:
         head_dim=head_dim,
         ffn=_need(c, "intermediate_size", folder),
         context=c.get("max_position_embeddings", 2048),
-        eps=c.get("rms_norm_eps", c.get("layer_norm_eps", 1e-5)),
+        eps=_hf_eps(c),
         rope=rope,
         sliding_window=_hf_window(c),
         attention_softcap=c.get("attn_logit_softcapping") or 0.0,
         final_softcap=c.get("final_logit_softcapping") or 0.0,
-        attention_scale=scalar**-0.5 if scalar else None,
+        attention_scale=scalar**-0.5 if scalar else c.get("attention_multiplier"),
+        embedding_scale=c.get("embedding_multiplier", 1.0),
+        residual_scale=c.get("residual_multiplier", 1.0),
+        logit_scale=c.get("logit_scale") or 1 / c.get("logits_scaling", 1.0),
+        parallel=c.get("use_parallel_residual", True),
         norm_offset=1.0 if arch.startswith("gemma") else 0.0,
+        experts=_hf_experts(c, arch, folder),
+        latent=_hf_latent(c),
     )
     return config.check(folder.name)
+
+
+def _hf_eps(c: Mapping[str, Any]) -> float:
+    names = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+    return float(next((c[n] for n in names if n in c), 1e-5))
+
+
+def _hf_experts(c: Mapping[str, Any], arch: str, folder: HfFolder) -> ExpertConfig | None:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    count = next((c[n] for n in names if c.get(n)), 0)
+    if not count:
+        return None
+    if c.get("topk_method", "greedy") != "greedy":
+        raise UnsupportedError(
+            "unknown way to choose experts", where=folder.name, got=c["topk_method"],
+            expected="greedy",
+        )  # fmt: skip
+    normalize = c.get("norm_topk_prob", arch not in _RAW_SCORES)
+    scale = c.get("routed_scaling_factor") or 1.0
+    return ExpertConfig(count, _need(c, "num_experts_per_tok", folder), bool(normalize), scale)
+
+
+def _hf_latent(c: Mapping[str, Any]) -> LatentConfig | None:
+    if not c.get("kv_lora_rank"):
+        return None
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return LatentConfig(*(int(c[n]) for n in names))
 
 
 def _hf_gpt2(c: Mapping[str, Any]) -> ModelConfig:
@@ -192,7 +304,7 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
     if "full_attention" in given:  # one table per kind of layer
         given = given["full_attention"]
     kind = given.get("rope_type", given.get("type", "none"))
-    theta = given.get("rope_theta", c.get("rope_theta", 10000.0))
+    theta = given.get("rope_theta", c.get("rope_theta", c.get("rotary_emb_base", 10000.0)))
     original = int(
         given.get("original_max_position_embeddings")
         or c.get("original_max_position_embeddings")
@@ -201,21 +313,41 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
     # longrope states how far it stretches by the two lengths
     longest = c.get("max_position_embeddings", 0)
     stretch = longest / original if original and "long_factor" in given else 1.0
-    share = given.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+    turned = c.get("partial_rotary_factor", c.get("rotary_pct", 1.0))
+    share = given.get("partial_rotary_factor", turned)
+    factor = float(given.get("factor") or stretch)
     return RopeConfig(
         theta=float(theta),
         n_rot=int(head_dim * share) if share != 1.0 else 0,
         scaling={"default": "none", "su": "longrope"}.get(kind, kind),
-        factor=float(given.get("factor") or stretch),
+        factor=factor,
         original_context=original,
         low_freq_factor=float(given.get("low_freq_factor", 1.0)),
         high_freq_factor=float(given.get("high_freq_factor", 4.0)),
         beta_fast=float(given.get("beta_fast") or 32.0),
         beta_slow=float(given.get("beta_slow") or 1.0),
-        attention_factor=float(given.get("attention_factor") or 0.0),
+        attention_factor=float(given.get("attention_factor") or _hf_sharpness(given, factor)),
+        whole_steps=bool(given.get("truncate", True)),
+        log_factor=float(given.get("mscale_all_dim") or 0.0),
         long_factors=tuple(given.get("long_factor") or ()),
         short_factors=tuple(given.get("short_factor") or ()),
     )
+
+
+def _hf_sharpness(given: Mapping[str, Any], factor: float) -> float:
+    """yarn's factor of all angles where it is stated by two numbers; else 0."""
+    mscale, of_scores = given.get("mscale"), given.get("mscale_all_dim")
+    if not mscale or not of_scores:
+        return 0.0
+    grown = 0.1 * math.log(factor) if factor > 1 else 0.0
+    return float((mscale * grown + 1) / (of_scores * grown + 1))
+
+
+def _refuse(c: Mapping[str, Any], folder: HfFolder) -> None:
+    """Raise for what would change results and is not built."""
+    for name in ("clip_qkv", "qk_layernorm"):
+        if c.get(name):
+            raise UnsupportedError(f"{name} is not supported", where=folder.name, got=c[name])
 
 
 def _need(c: Mapping[str, Any], name: str, folder: HfFolder) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig
 from rlx.models.llama import HF_NAMES as _LLAMA
-from rlx.models.llama import finish
+from rlx.models.llama import embed, finish
 
 HF_NAMES = {
     **_LLAMA,
@@ -25,10 +25,6 @@ def configure(config: ModelConfig) -> ModelConfig:
         config, activation="gelu_tanh", window_pattern=2, attention_scale=scale,
         embedding_scale=float(config.hidden) ** 0.5,
     )  # fmt: skip
-
-
-def embed(net: Net, ids: Tensor) -> Tensor:
-    return net.embed(ids, net.config.embedding_scale)
 
 
 def layer(net: Net, x: Tensor, i: int) -> Tensor:

@@ -36,8 +36,7 @@ def embed(net: Net, ids: Tensor) -> Tensor:
 def layer(net: Net, x: Tensor, i: int) -> Tensor:
     q, k, v = net.split_qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     x = x + net.linear(net.attend(q, k, v, i, rope=False), f"blk.{i}.attn_output")
-    h = net.linear(net.norm(x, f"blk.{i}.ffn_norm"), f"blk.{i}.ffn_up", "gelu_tanh")
-    return x + net.linear(h, f"blk.{i}.ffn_down")
+    return x + net.plain_ffn(net.norm(x, f"blk.{i}.ffn_norm"), i, "gelu_tanh")
 
 
 def finish(net: Net, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Llama and its kin (SmolLM2, Mistral by its GGUF name): pre-norm, rotary, gated by silu."""
+"""Llama and its kin (SmolLM2; Mistral and Mixtral by their GGUF name): pre-norm, rotary, gated."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ HF_NAMES = {
 
 
 def embed(net: Net, ids: Tensor) -> Tensor:
-    return net.embed(ids)
+    return net.embed(ids, net.config.embedding_scale)
 
 
 def layer(net: Net, x: Tensor, i: int) -> Tensor:
     q, k, v = net.qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     x = x + net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
-    return x + net.gated_ffn(net.norm(x, f"blk.{i}.ffn_norm"), i)
+    return x + net.ffn(net.norm(x, f"blk.{i}.ffn_norm"), i)
 
 
 def finish(net: Net, x: Tensor) -> Tensor:

@@ -56,6 +56,19 @@ class Parts:
         y = y if bias is None else y + bias
         return y if activation is None else self.g.hir_mir(activation, [y])
 
+    def grouped(self, x: Tensor, name: str, group: Tensor) -> Tensor:
+        """Each row of x [rows, in] · its own of the weights [groups, out, in] (+ its bias)."""
+        weight = self.weights.get(f"{name}.weight")
+        w = self.param(weight.name)
+        if weight.scheme is None:
+            w = self.g.hir_mir("transpose", [w], perm=(0, 2, 1))
+            y = self.g.hir_mir("grouped_matmul", [x, w, group])
+        else:
+            y = self.g.hir_mir("dequant_grouped_matmul", [x, w, group], scheme=weight.scheme)
+        if f"{name}.bias" not in self.weights:
+            return y
+        return y + self.g.hir_mir("gather", [self.param(f"{name}.bias"), group], axis=0)
+
     def embed(self, ids: Tensor, scale: float = 1.0, table: str = "token_embd.weight") -> Tensor:
         """Rows of the token table, as f32."""
         weight, rows = self.weights.get(table), self.param(table)

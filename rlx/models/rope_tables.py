@@ -63,8 +63,10 @@ def _yarn(rope: RopeConfig, frequencies: Any, turned: int) -> tuple[Any, float]:
         wave = rope.original_context / (turns * 2 * math.pi)
         return turned * math.log(wave) / (2 * math.log(rope.theta))
 
-    first = max(math.floor(dimension(rope.beta_fast)), 0)
-    last = min(math.ceil(dimension(rope.beta_slow)), turned - 1)
+    first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.whole_steps:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, turned - 1)
     ramp = (np.arange(turned // 2) - first) / max(last - first, 0.001)
     kept = 1 - np.clip(ramp, 0, 1)
     scale = rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0

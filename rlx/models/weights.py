@@ -1,13 +1,17 @@
 """Weights by one set of names, whatever file they are in.
 
 Names are those of GGUF (`blk.0.attn_q.weight`); a Hugging Face folder's are translated, the table
-of each architecture in its own file. Arrays are mapped from disk, never copied here.
+of each architecture in its own file. Arrays are mapped from disk, never copied here, unless a
+weight must be put together from several tensors: that waits until it is wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from rlx.errors import FormatError
 from rlx.formats.gguf import GgufFile
@@ -17,8 +21,22 @@ from rlx.formats.tensor import TensorInfo
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
 from rlx.ir.quant import QuantScheme
+from rlx.runtime.params import Deferred
 
-Names = Mapping[str, str]  # our name → the file's, with {i} for the layer
+
+@dataclass(frozen=True)
+class Made:
+    """A weight made of tensors of the file: `make(config, *arrays)`."""
+
+    names: tuple[str, ...]
+    make: Callable[..., Array]
+    scheme: QuantScheme | None = None
+
+
+Source = str | Made
+# our name → the file's, with {i} for the layer, {e} for an expert (all of them are one weight);
+# several where files differ
+Names = Mapping[str, Source | tuple[Source, ...]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,7 @@ class Weight:
     """One tensor: rows of out features, last axis the in features."""
 
     name: str
-    array: Array
+    array: Any  # an array, or a Deferred one
     shape: tuple[int, ...]
     scheme: QuantScheme | None  # None: plain elements
 
@@ -44,49 +62,92 @@ class Weights:
         names: Names | None = None,
         transposed: tuple[str, ...] = (),
         element: DType | None = None,
+        config: Any = None,
     ) -> None:
-        self.file = file
+        self.file, self._config = file, config
         self.is_gguf = isinstance(file, GgufFile)
         self._names, self._element = names or {}, element
         self._transposed = () if self.is_gguf else transposed  # kept as [in, out] in the file
         self.used: dict[str, Weight] = {}
 
     def __contains__(self, name: str) -> bool:
-        return self._stored(name) in self.file.tensors
+        return any(self._has(s) for s in self._sources(name))
 
     def get(self, name: str) -> Weight:
         """The weight `name`; an error names what the file has instead."""
         found = self.used.get(name)
         if found is None:
-            stored = self._stored(name)
-            info: TensorInfo | None = self.file.tensors.get(stored)
-            if info is None:
-                raise FormatError(
-                    "a weight is missing", where=self.file.name, expected=stored,
-                    hint=close_names(stored, self.file.tensors),
-                )  # fmt: skip
-            scheme = info.scheme if info.packed else None
-            array, shape = self.file.array(stored), info.shape
-            if self._transposed and name.endswith(self._transposed):
-                array, shape = array.T, shape[::-1]
-            if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
-                array = array.astype(self._element.numpy)
-            found = Weight(name, array, shape, scheme)
+            sources = self._sources(name)
+            source = next((s for s in sources if self._has(s)), sources[0])
+            if isinstance(source, Made):
+                found = self._made(name, source)
+            elif "{e}" in source:
+                found = self._stacked(name, source)
+            else:
+                found = self._plain(name, source)
             self.used[name] = found
         return found
+
+    def _plain(self, name: str, stored: str) -> Weight:
+        info = self._info(stored)
+        scheme = info.scheme if info.packed else None
+        array, shape = self.file.array(stored), info.shape
+        if self._transposed and name.endswith(self._transposed):
+            array, shape = array.T, shape[::-1]
+        if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
+            array = array.astype(self._element.numpy)
+        return Weight(name, array, shape, scheme)
+
+    def _stacked(self, name: str, stored: str) -> Weight:
+        """One weight of all experts."""
+        first, count = self._info(stored.replace("{e}", "0")), 0
+        while stored.replace("{e}", str(count)) in self.file.tensors:
+            count += 1
+        names = [stored.replace("{e}", str(e)) for e in range(count)]
+        shape = (count, *first.shape)
+        array = Deferred(shape, first.dtype, lambda: np.stack([self.file.array(n) for n in names]))
+        return Weight(name, array, shape, None)
+
+    def _made(self, name: str, source: Made) -> Weight:
+        arrays = [self.file.array(self._info(n).name) for n in source.names]
+        array = source.make(self._config, *arrays)
+        shape = array.shape
+        if source.scheme is not None:
+            shape = (*shape[:-1], source.scheme.row_elements(shape[-1]))
+        return Weight(name, array, shape, source.scheme)
+
+    def _has(self, source: Source) -> bool:
+        names = source.names if isinstance(source, Made) else (source.replace("{e}", "0"),)
+        return all(n in self.file.tensors for n in names)
+
+    def _info(self, stored: str) -> TensorInfo:
+        info: TensorInfo | None = self.file.tensors.get(stored)
+        if info is None:
+            raise FormatError(
+                "a weight is missing", where=self.file.name, expected=stored,
+                hint=close_names(stored, self.file.tensors),
+            )  # fmt: skip
+        return info
 
     def find(self, name: str) -> Weight | None:
         return self.get(name) if name in self else None
 
-    def _stored(self, name: str) -> str:
+    def _sources(self, name: str) -> tuple[Source, ...]:
+        """What the file may have the weight as."""
         if self.is_gguf:
-            return name
+            return (name,)
         head, _, rest = name.partition(".")
-        if head != "blk":
-            return self._names.get(name, name)
         layer, _, part = rest.partition(".")
-        pattern = self._names.get(f"blk.{{i}}.{part}")
-        return pattern.replace("{i}", layer) if pattern else name
+        pattern = f"blk.{{i}}.{part}" if head == "blk" else name
+        found = self._names.get(pattern, name)
+        several = found if isinstance(found, tuple) else (found,)
+        return tuple(_of_layer(s, layer) for s in several)
+
+
+def _of_layer(source: Source, layer: str) -> Source:
+    if isinstance(source, str):
+        return source.replace("{i}", layer)
+    return replace(source, names=tuple(n.replace("{i}", layer) for n in source.names))
 
 
 def _is_matrix_of_layer(name: str, shape: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ from rlx.ir.dim import upper_bound
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
-from rlx.runtime.params import ParamStore, as_array
+from rlx.runtime.params import Deferred, ParamStore, as_array
 from rlx.runtime.variants import Variants
 from rlx.settings import check_nan, debug, debug_level
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
@@ -70,7 +70,7 @@ class CompiledGraph:
     def set_param(self, name: str, array: Any) -> CompiledGraph:
         """Give one parameter; it is used in place and shared by every variant."""
         shape = self._known(self._params, name, "parameter")
-        checked = as_array(name, array, shape)
+        checked = array if isinstance(array, Deferred) else as_array(name, array, shape)
         infer_sizes([(name, shape, checked.shape)], self.template.binding.sizes)
         with self._lock:
             self.params.set(name, checked)

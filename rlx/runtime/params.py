@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.base import Backend
 from rlx.errors import InputError
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
@@ -38,6 +41,22 @@ def _element(shape: Shape) -> Any:
     return shape.dtype.numpy
 
 
+@dataclass(frozen=True)
+class Deferred:
+    """An array that is made when something is prepared from it, and let go again."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    make: Callable[[], Array]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.bytes
+
+    def copy(self) -> Array:
+        return self.make()
+
+
 class ParamStore:
     """Arrays by name, and what was computed from them once.
 
@@ -46,7 +65,7 @@ class ParamStore:
     """
 
     def __init__(self, arrays: Mapping[str, Any] | None = None) -> None:
-        self._arrays: dict[str, Array] = {}
+        self._arrays: dict[str, Array | Deferred] = {}
         self._prepared: dict[str, Array] = {}
         self._lock = threading.RLock()
         self.version = 0
@@ -61,15 +80,19 @@ class ParamStore:
         with self._lock:
             if name in self._arrays:  # a new one cannot have been used yet
                 self._prepared.clear()
-            self._arrays[name] = array if isinstance(array, np.ndarray) else np.asarray(array)
+            given = isinstance(array, np.ndarray | Deferred)
+            self._arrays[name] = array if given else np.asarray(array)
             self.version += 1
 
     def get(self, name: str) -> Array:
-        if name in self._arrays:
-            return self._arrays[name]
         if name in self._prepared:
             return self._prepared[name]
-        raise InputError("parameter not given", got=name, hint=f"set_param({name!r}, array)")
+        if name not in self._arrays:
+            raise InputError("parameter not given", got=name, hint=f"set_param({name!r}, array)")
+        array = self._arrays[name]
+        if isinstance(array, Deferred):  # used as it is: then it stays
+            array = self._arrays[name] = array.make()
+        return array
 
     def ensure(self, names: Sequence[str], prepare: Graph | None, backend: Backend) -> None:
         """See that all parameters of these names are there: prepare those that are not yet, by the
@@ -79,13 +102,33 @@ class ParamStore:
         with self._lock:
             missing = [n for n in names if n not in self]
             wanted = [n for n in missing if prepare is not None and n in prepare.output_names]
-            part = _only(prepare, wanted) if prepare is not None and wanted else None
-            needed = [n.name for n in part.sources("param")] if part is not None else []
+            graph = _only(prepare, wanted) if prepare is not None and wanted else None
+            needed = [n.name for n in graph.sources("param")] if graph is not None else []
             self.require([n for n in missing if n not in wanted] + needed)
-            if part is not None:
-                made = backend.prepare(part, {n: self._arrays[n] for n in needed})
-                self.adopt(made)
+            if graph is not None:
+                for part in self._parts(graph):
+                    self._prepare(part, backend)
                 self.preparations += 1
+
+    def _parts(self, graph: Graph) -> Iterator[Graph]:
+        """What is made of deferred arrays is prepared one by one, so that few are there at once."""
+        params = graph.sources("param")
+        late = {n for n in params if isinstance(self._arrays[n.name], Deferred)}
+        for node in graph.nodes:
+            if any(v.node in late for v in node.inputs):
+                late.add(node)
+        named = dict(zip(graph.output_names, graph.outputs, strict=True))
+        at_once = [n for n, v in named.items() if v.node not in late]
+        if at_once:
+            yield _only(graph, at_once)
+        for name, value in named.items():
+            if value.node in late:
+                yield _only(graph, [name])
+
+    def _prepare(self, part: Graph, backend: Backend) -> None:
+        given = {n.name: self._arrays[n.name] for n in part.sources("param")}
+        arrays = {n: a.make() if isinstance(a, Deferred) else a for n, a in given.items()}
+        self.adopt(backend.prepare(part, arrays))
 
     def adopt(self, prepared: Mapping[str, Array], *, instead: bool = False) -> None:
         """Take prepared parameters, made here or mapped from disk; those that are there stay, or

@@ -1,13 +1,14 @@
 """Makes the goldens of tests/models with Hugging Face transformers.
 
     pip install torch==2.13.0 transformers numpy
-    python tests/goldens/make.py
+    python tests/goldens/make.py [NAME …]
 
 Writes logits_<name>.npz: greedy tokens and the logits of prompt and steps, in f32.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -37,5 +38,5 @@ def make(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in CONFIGS:
+    for each in sys.argv[1:] or CONFIGS:
         make(each)

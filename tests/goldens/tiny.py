@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV, HEAD, FFN = 160, 64, 3, 4, 2, 16, 96
+EXPERTS = 6
 
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -37,6 +38,19 @@ _LONG = {
     "short_factor": [1.0 + 0.1 * i for i in range(HEAD // 2)],
     "long_factor": [1.5 + 0.3 * i for i in range(HEAD // 2)],
     "original_max_position_embeddings": 32,
+}
+_MOE = {"num_experts": EXPERTS, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_LATENT = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": HEADS,
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
 }
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 
@@ -70,42 +84,216 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "gpt2", "vocab_size": VOCAB, "n_embd": HIDDEN, "n_layer": LAYERS,
         "n_head": HEADS, "n_positions": 128, "layer_norm_epsilon": 1e-5,
     },
+    "mixtral": {
+        **_BASE, "model_type": "mixtral", "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
+    },
+    "qwen2_moe": {
+        **_BASE, **_MOE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": False, "mlp_only_layers": [1],
+    },
+    "qwen3_moe": {**_BASE, **_MOE, "model_type": "qwen3_moe", "norm_topk_prob": True},
+    "olmoe": {
+        **_BASE, "model_type": "olmoe", "num_experts": EXPERTS, "num_experts_per_tok": 3,
+    },
+    "deepseek_v2": {
+        **_BASE, **_LATENT, "model_type": "deepseek_v2", "q_lora_rank": None, "rope_scaling": {
+            **_YARN, "mscale": 0.707, "mscale_all_dim": 0.707,
+        },
+    },
+    "deepseek_v2_rank": {
+        **_BASE, **_LATENT, "model_type": "deepseek_v2", "q_lora_rank": 24,
+        "routed_scaling_factor": 2.0,
+    },
+    "olmo2": {**_BASE, "model_type": "olmo2"},
+    "starcoder2": {
+        **_BASE, "model_type": "starcoder2", "norm_epsilon": 1e-5, "tie_word_embeddings": True,
+        "sliding_window": 5, "use_bias": True,
+    },
+    "stablelm": {**_BASE, "model_type": "stablelm", "partial_rotary_factor": 0.25},
+    "stablelm_parallel": {
+        **_BASE, "model_type": "stablelm", "partial_rotary_factor": 0.5,
+        "use_parallel_residual": True,
+    },
+    "granite": {
+        **_BASE, "model_type": "granite", "embedding_multiplier": 1.5, "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3, "logits_scaling": 2.5,
+    },
+    "cohere2": {
+        **_BASE, "model_type": "cohere2", "tie_word_embeddings": True, "sliding_window": 5,
+        "logit_scale": 0.25, "layer_norm_eps": 1e-5, "num_hidden_layers": 4,
+    },
+    "phi": {
+        **_BASE, "model_type": "phi", "num_key_value_heads": HEADS, "partial_rotary_factor": 0.5,
+        "layer_norm_eps": 1e-5,
+    },
+    "gpt_neox": {
+        **_BASE, "model_type": "gpt_neox", "num_key_value_heads": HEADS, "rotary_pct": 0.25,
+        "layer_norm_eps": 1e-5,
+    },
 }  # fmt: skip
+
+
+# values are drawn in this order, which goldens depend on
+_LATE = ((1, "_norm.weight"), (2, "o_proj.weight"), (3, "mlp.down_proj.weight"))
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Tensor names and shapes as Hugging Face has them."""
     kind = config["model_type"]
-    if kind == "gpt2":
-        return _gpt2_shapes()
+    if kind in ("gpt2", "gpt_neox", "phi"):
+        return {"gpt2": _gpt2_shapes, "gpt_neox": _gpt_neox_shapes, "phi": _phi_shapes}[kind]()
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
         "model.norm.weight": (HIDDEN,),
     }
+    if kind in ("starcoder2", "stablelm"):
+        found["model.norm.bias"] = (HIDDEN,)
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = (VOCAB, HIDDEN)
     for i in range(config["num_hidden_layers"]):
-        p = f"model.layers.{i}."
-        norms = ["input_layernorm", "post_attention_layernorm"]
-        if kind.startswith("gemma"):
-            norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-        found |= {f"{p}{n}.weight": (HIDDEN,) for n in norms}
-        q, kv = HEADS * HEAD, KV * HEAD
-        if kind == "phi3":
-            found[p + "self_attn.qkv_proj.weight"] = (q + 2 * kv, HIDDEN)
-            found[p + "mlp.gate_up_proj.weight"] = (2 * FFN, HIDDEN)
-        else:
-            for n, width in (("q", q), ("k", kv), ("v", kv)):
-                found[f"{p}self_attn.{n}_proj.weight"] = (width, HIDDEN)
-                if kind == "qwen2":
-                    found[f"{p}self_attn.{n}_proj.bias"] = (width,)
-            found[p + "mlp.gate_proj.weight"] = (FFN, HIDDEN)
-            found[p + "mlp.up_proj.weight"] = (FFN, HIDDEN)
-        if kind in ("qwen3", "gemma3_text"):
-            found |= {f"{p}self_attn.{n}_norm.weight": (HEAD,) for n in "qk"}
-        found[p + "self_attn.o_proj.weight"] = (HIDDEN, q)
-        found[p + "mlp.down_proj.weight"] = (HIDDEN, FFN)
+        parts = _norms(config) | _attention(config) | _network(config, i)
+        names = sorted(parts, key=lambda n: next((j for j, e in _LATE if n.endswith(e)), 0))
+        found |= {f"model.layers.{i}.{n}": parts[n] for n in names}
     return found
+
+
+def _norms(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    kind = config["model_type"]
+    names = ["input_layernorm", "post_attention_layernorm"]
+    if kind.startswith("gemma"):
+        names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if kind == "olmo2":
+        names = ["post_attention_layernorm", "post_feedforward_layernorm"]
+    if kind == "cohere2" or config.get("use_parallel_residual"):
+        names = ["input_layernorm"]
+    parts = ("weight", "bias") if kind in ("starcoder2", "stablelm") else ("weight",)
+    return {f"{n}.{p}": (HIDDEN,) for n in names for p in parts}
+
+
+def _attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    kind, q, kv = config["model_type"], HEADS * HEAD, KV * HEAD
+    if kind == "deepseek_v2":
+        return _latent_attention(config)
+    found: dict[str, tuple[int, ...]] = {"self_attn.o_proj.weight": (HIDDEN, q)}
+    if kind == "phi3":
+        found["self_attn.qkv_proj.weight"] = (q + 2 * kv, HIDDEN)
+    else:
+        for n, width in (("q", q), ("k", kv), ("v", kv)):
+            found[f"self_attn.{n}_proj.weight"] = (width, HIDDEN)
+            if kind in ("qwen2", "qwen2_moe", "starcoder2", "gpt_oss"):
+                found[f"self_attn.{n}_proj.bias"] = (width,)
+    if kind in ("starcoder2", "gpt_oss"):
+        found["self_attn.o_proj.bias"] = (HIDDEN,)
+    if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+        found |= {f"self_attn.{n}_norm.weight": (HEAD,) for n in "qk"}
+    if kind in ("olmoe", "olmo2"):
+        found |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
+    if kind == "gpt_oss":
+        found["self_attn.sinks"] = (HEADS,)
+    return found
+
+
+def _latent_attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    found: dict[str, tuple[int, ...]] = {
+        "kv_a_proj_with_mqa.weight": (rank + turned, HIDDEN),
+        "kv_a_layernorm.weight": (rank,),
+        "kv_b_proj.weight": (HEADS * (plain + value), rank),
+        "o_proj.weight": (HIDDEN, HEADS * value),
+    }
+    low = config["q_lora_rank"]
+    if low is None:
+        found["q_proj.weight"] = (HEADS * (plain + turned), HIDDEN)
+    else:
+        found |= {"q_a_proj.weight": (low, HIDDEN), "q_a_layernorm.weight": (low,)}
+        found["q_b_proj.weight"] = (HEADS * (plain + turned), low)
+    return {f"self_attn.{n}": dims for n, dims in found.items()}
+
+
+def _network(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+    kind = config["model_type"]
+    if kind == "phi3":
+        return {"mlp.gate_up_proj.weight": (2 * FFN, HIDDEN), "mlp.down_proj.weight": (HIDDEN, FFN)}
+    if kind == "starcoder2":
+        return {
+            "mlp.c_fc.weight": (FFN, HIDDEN), "mlp.c_fc.bias": (FFN,),
+            "mlp.c_proj.weight": (HIDDEN, FFN), "mlp.c_proj.bias": (HIDDEN,),
+        }  # fmt: skip
+    if kind == "gpt_oss":
+        return _joined_experts()
+    width = config.get("moe_intermediate_size", FFN)
+    if kind == "mixtral":
+        moe, names = "block_sparse_moe", ("w1", "w3", "w2")
+    else:
+        moe, names = "mlp", ("gate_proj", "up_proj", "down_proj")
+    if not _has_experts(config, layer):
+        return _gated("mlp", names, FFN)
+    found: dict[str, tuple[int, ...]] = {f"{moe}.gate.weight": (EXPERTS, HIDDEN)}
+    for e in range(EXPERTS):
+        found |= _gated(f"{moe}.experts.{e}", names, width)
+    if kind == "qwen2_moe":
+        found |= _gated("mlp.shared_expert", names, config["shared_expert_intermediate_size"])
+        found["mlp.shared_expert_gate.weight"] = (1, HIDDEN)
+    if kind == "deepseek_v2":
+        found |= _gated("mlp.shared_experts", names, width * config["n_shared_experts"])
+    return found
+
+
+def _has_experts(config: dict[str, Any], layer: int) -> bool:
+    there = "num_experts_per_tok" in config and layer >= config.get("first_k_dense_replace", 0)
+    return there and layer not in config.get("mlp_only_layers", ())
+
+
+def _gated(base: str, names: tuple[str, ...], width: int) -> dict[str, tuple[int, ...]]:
+    gate, up, down = (f"{base}.{n}.weight" for n in names)
+    return {gate: (width, HIDDEN), up: (width, HIDDEN), down: (HIDDEN, width)}
+
+
+def _joined_experts() -> dict[str, tuple[int, ...]]:
+    """gpt_oss: [experts, in, out], gate and up in turn."""
+    return {
+        "mlp.router.weight": (EXPERTS, HIDDEN),
+        "mlp.router.bias": (EXPERTS,),
+        "mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * FFN),
+        "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * FFN),
+        "mlp.experts.down_proj": (EXPERTS, FFN, HIDDEN),
+        "mlp.experts.down_proj_bias": (EXPERTS, HIDDEN),
+    }
+
+
+def _with_biases(found: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Names without an end, as weights [out, in] or [out] with a bias [out] each."""
+    made: dict[str, tuple[int, ...]] = {}
+    for name, dims in found.items():
+        made |= {f"{name}.weight": dims, f"{name}.bias": dims[:1]}
+    return made
+
+
+def _gpt_neox_shapes() -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"gpt_neox.final_layer_norm": (HIDDEN,)}
+    for i in range(LAYERS):
+        p = f"gpt_neox.layers.{i}."
+        found |= {
+            p + "input_layernorm": (HIDDEN,), p + "post_attention_layernorm": (HIDDEN,),
+            p + "attention.query_key_value": (3 * HIDDEN, HIDDEN),
+            p + "attention.dense": (HIDDEN, HIDDEN),
+            p + "mlp.dense_h_to_4h": (FFN, HIDDEN), p + "mlp.dense_4h_to_h": (HIDDEN, FFN),
+        }  # fmt: skip
+    ends = {"gpt_neox.embed_in.weight": (VOCAB, HIDDEN), "embed_out.weight": (VOCAB, HIDDEN)}
+    return ends | _with_biases(found)
+
+
+def _phi_shapes() -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {
+        "model.final_layernorm": (HIDDEN,), "lm_head": (VOCAB, HIDDEN),
+    }  # fmt: skip
+    for i in range(LAYERS):
+        p = f"model.layers.{i}."
+        found |= {p + "input_layernorm": (HIDDEN,), p + "self_attn.dense": (HIDDEN, HIDDEN)}
+        found |= {p + f"self_attn.{n}_proj": (HIDDEN, HIDDEN) for n in "qkv"}
+        found |= {p + "mlp.fc1": (FFN, HIDDEN), p + "mlp.fc2": (HIDDEN, FFN)}
+    return {"model.embed_tokens.weight": (VOCAB, HIDDEN)} | _with_biases(found)
 
 
 def _gpt2_shapes() -> dict[str, tuple[int, ...]]:
