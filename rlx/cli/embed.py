@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console, vectors
-from rlx.cli.opening import is_model, load_encoder
+from rlx.cli.opening import is_model, load_embedder
 from rlx.cli.options import Json, model_names
 
 if TYPE_CHECKING:
+    from rlx.cli.embedders import LanguageEmbedder
     from rlx.models.encoders.embed import EncoderModel
+
+    Embedder = EncoderModel | LanguageEmbedder
 
 DEFAULT_ENCODER = "all-minilm-l6-v2"
 _MOST_COMPARED = 20  # texts whose similarities a screen can show
@@ -25,7 +28,7 @@ def embed(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="An encoder: a file, a folder or a name; what is none of them is a text.",
+            help="A file, a folder or a name; what is none of them is a text.",
             autocompletion=model_names,
             show_default=DEFAULT_ENCODER,
         ),
@@ -61,6 +64,14 @@ def embed(
         bool | None,
         typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the model."),
     ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling",
+            help="For language models: the mean of all states, or the last.",
+            show_default="mean",
+        ),
+    ] = None,
     overlong: Annotated[
         str, typer.Option("--overlong", help="What is too long: warn and cut, cut, or error.")
     ] = "warn",
@@ -82,7 +93,7 @@ def embed(
     model, given = _arguments([] if first is None else [first, *(texts or [])], source)
     options: dict[str, Any] = {"overlong": overlong, "batch": batch}
     wanted = {"prompt": prompt, "truncate_dim": dimensions, "normalize": normalize}
-    with load_encoder(model, device, threads, quant) as encoder:
+    with load_embedder(model, device, threads, quant, pooling) as encoder:
         if query is not None:
             _rank(encoder, query, list(given), json, options)
         elif similarity:
@@ -133,7 +144,7 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def _stream(
-    encoder: EncoderModel, texts: Iterable[str], output: Path | None, options: dict[str, Any]
+    encoder: Embedder, texts: Iterable[str], output: Path | None, options: dict[str, Any]
 ) -> None:
     total = len(texts) if isinstance(texts, list) else None
     with console.counted("embedding", total) as done:
@@ -153,7 +164,7 @@ def _each(rows: Iterable[Any], done: Any) -> Iterator[Any]:
 
 
 def _rank(
-    encoder: EncoderModel, query: str, texts: list[str], json: bool, options: dict[str, Any]
+    encoder: Embedder, query: str, texts: list[str], json: bool, options: dict[str, Any]
 ) -> None:
     with console.working("ranking"):
         found = [(r.score, texts[r.index]) for r in encoder.rerank(query, texts, **options)]
@@ -164,7 +175,7 @@ def _rank(
         console.write(f"{score:8.4f}  {text}\n")
 
 
-def _compare(encoder: EncoderModel, texts: list[str], json: bool) -> None:
+def _compare(encoder: Embedder, texts: list[str], json: bool) -> None:
     if len(texts) > _MOST_COMPARED:
         raise typer.BadParameter(f"--similarity is for at most {_MOST_COMPARED} texts")
     with console.working("embedding"):
@@ -180,7 +191,7 @@ def _compare(encoder: EncoderModel, texts: list[str], json: bool) -> None:
     console.table(["", *numbers, "text"], rows, right=" ".join(numbers))
 
 
-def _print_object(encoder: EncoderModel, texts: list[str], options: dict[str, Any]) -> None:
+def _print_object(encoder: Embedder, texts: list[str], options: dict[str, Any]) -> None:
     with console.working("embedding"):
         rows = encoder.embed(texts, **options).tolist()
     made = [{"text": t, "vector": r} for t, r in zip(texts, rows, strict=True)]

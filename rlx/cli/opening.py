@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from rlx.cli import console
 from rlx.cli.options import Loading
-from rlx.errors import UnsupportedError
+from rlx.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
+    from rlx.cli.embedders import LanguageEmbedder
     from rlx.models.encoders.embed import EncoderModel
     from rlx.models.language import LanguageModel
 
@@ -67,9 +68,9 @@ def load_model(name: str, loading: Loading) -> LanguageModel:
     return model
 
 
-def load_encoder(
-    name: str, device: str, threads: int | None, quant: str | None = None
-) -> EncoderModel:
+def load_embedder(
+    name: str, device: str, threads: int | None, quant: str | None, pooling: str | None
+) -> EncoderModel | LanguageEmbedder:
     """A model that turns texts into vectors, ready to run."""
     path = find_model(name)
     with console.working(f"loading {name}"):
@@ -78,9 +79,13 @@ def load_encoder(
 
         model = load(path, device=device, threads=threads, quant=quant)
     if not isinstance(model, EncoderModel):
+        from rlx.cli.embedders import LanguageEmbedder
+
+        return LanguageEmbedder(model, pooling or "mean")
+    if pooling is not None:
         model.close()
-        raise UnsupportedError(
-            "a language model has no vectors to give", where=name, expected="an encoder",
-            hint="leave the model out for the default encoder",
+        raise OptionError(
+            "an encoder pools as it was trained to", where="--pooling", got=pooling,
+            hint="it is for language models",
         )  # fmt: skip
     return model

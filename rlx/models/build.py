@@ -59,7 +59,8 @@ class Described:
 def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str) -> Described:
     """The model for one use.
 
-    "logits": those of every token. "sample": the last token's, and the next token drawn from them.
+    "logits": those of every token. "hidden": the states they are made from, after the last norm.
+    "sample": the last token's logits, and the next token drawn from them.
     "adjust": the same after penalties and biases, given as inputs.
     """
     nets: list[Net] = []
@@ -75,6 +76,8 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
         return {**draw(g, row, use == "adjust"), "logits": row}
 
     module = GraphModule.define(model.config.arch, build)
+        if use == "hidden":
+            return {"hidden": net.wide(x)}
     return Described(module, nets[0].params)
 
 

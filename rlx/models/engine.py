@@ -67,7 +67,7 @@ class Engine:
         return asked
 
     def use(self, kind: str) -> Use:
-        """The executables for "sample", "adjust" or "logits", made on first use."""
+        """The executables for "sample", "adjust", "logits" or "hidden", made on first use."""
         if kind not in self._uses:
             chunk, past = min(CHUNK, self.context), UpTo(max(self.context - 1, 1))
             variants = {
@@ -141,10 +141,10 @@ class Engine:
         drawn, after, self.last_logits = results
         return int(drawn[0]), after
 
-    def logits(self, tokens: Sequence[int]) -> Any:
-        """Logits of every token, [n, vocab]."""
+    def rows(self, tokens: Sequence[int], kind: str = "logits") -> Any:
+        """What the use "logits" or "hidden" gives for every token, [n, …]."""
         self.check(tokens)
-        use = self.use("logits")
+        use = self.use(kind)
         self.tokens = []
         rows = []
         for start in range(0, len(tokens), CHUNK):

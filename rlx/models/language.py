@@ -18,6 +18,7 @@ from rlx.models.engine import Engine
 from rlx.models.kv import CacheType
 from rlx.models.sampling import GenerationSettings, Penalties
 from rlx.models.stops import StopWatch
+from rlx.models.vectors import normalized, pooled
 
 
 @dataclass
@@ -181,7 +182,20 @@ class LanguageModel:
         """Logits after each token, f32 [n, vocab]."""
         self._require_open()
         with self.engine.lock:
-            return self.engine.logits(tokens)
+            return self.engine.rows(tokens)
+
+    def embed(
+        self, texts: str | Sequence[str], *, pooling: str = "mean", normalize: bool = True
+    ) -> Any:
+        """A vector for each text, in order: f32 [texts, hidden]; of one string, [hidden].
+
+        It is the state after the last norm: the "mean" over the tokens, or that of the "last" one.
+        """
+        self._require_open()
+        many = [texts] if isinstance(texts, str) else texts
+        found = pooled(self.engine, [self.tokenize(t) for t in many], pooling)
+        found = normalized(found) if normalize else found
+        return found[0] if isinstance(texts, str) else found
 
     def perplexity(self, text: str | Sequence[int]) -> float:
         """exp of the mean negative log probability of each token after the first."""

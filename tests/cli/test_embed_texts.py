@@ -109,10 +109,31 @@ def test_the_wrong_kind_of_model(rlx: Any, encoder: Path, tiny: Path) -> None:
     done = rlx("run", encoder, "Hi", *REFERENCE)
     assert done.exit_code == 1
     assert "an encoder does not write text" in done.stderr
-    done = rlx("embed", tiny, "Hi", *REFERENCE)
-    assert done.exit_code == 1
-    assert "a language model has no vectors to give" in done.stderr
     assert rlx("embed", encoder, *REFERENCE, input="").exit_code == 2
+
+
+def test_a_language_model_gives_vectors(rlx: Any, tiny: Path, encoder: Path) -> None:
+    with api.load(tiny, device="reference") as model:
+        mean, last = (model.embed(TEXTS, pooling=p) for p in ("mean", "last"))
+    found = rlx("embed", tiny, *TEXTS, *REFERENCE)
+    assert found.exit_code == 0, found.output
+    close([json.loads(line) for line in found.stdout.splitlines()], mean)
+    json_found = rlx("embed", tiny, *TEXTS, *REFERENCE, "--json", "--pooling", "last").stdout
+    close([e["vector"] for e in json.loads(json_found)["embeddings"]], last)
+    ranked = rlx("embed", tiny, *TEXTS, "--query", TEXTS[1], "--json", *REFERENCE)
+    assert [r["text"] for r in json.loads(ranked.stdout)] == [
+        TEXTS[i] for i in np.argsort(-(mean @ mean[1]))
+    ]
+    alike = rlx("embed", tiny, *TEXTS, "--similarity", "--json", *REFERENCE)
+    close(json.loads(alike.stdout)["similarity"], mean @ mean.T)
+    for option, model, part in (
+        (("--dimensions", "3"), tiny, "--dimensions is for encoders"),
+        (("--pooling", "first"), tiny, "unknown pooling"),
+        (("--pooling", "last"), encoder, "an encoder pools as it was trained to"),
+    ):
+        done = rlx("embed", model, "the cat", *REFERENCE, *option)
+        assert done.exit_code == 2
+        assert part in done.stderr
 
 
 def test_encoders_are_inspected_and_measured(rlx: Any, encoder: Path) -> None:

@@ -178,6 +178,29 @@ def test_logits_and_perplexity(model: LanguageModel) -> None:
     assert model.perplexity(tokens) == pytest.approx(expected, rel=1e-4)
 
 
+def test_vectors_are_pooled_states(model: LanguageModel, folder: Path) -> None:
+    """Logits are the states times the head, so the states of the goldens are known through it."""
+    head = ModelFile.open(folder).weights().get("output.weight").array.astype(np.float64)
+    wanted = np.load(GOLDENS / "logits_llama.npz")["logits"][: len(PROMPT)]
+    states = np.linalg.lstsq(head, wanted.astype(np.float64).T, rcond=None)[0].T
+    raw = {p: model.embed(text(PROMPT), pooling=p, normalize=False) for p in ("mean", "last")}
+    # 160 equations for 64 numbers: errors of the logits (1e-4 of the largest) are averaged
+    np.testing.assert_allclose(raw["mean"], states.mean(0), atol=1e-3)
+    np.testing.assert_allclose(raw["last"], states[-1], atol=1e-3)
+    many = model.embed([text(PROMPT[:5]), "", text(PROMPT)])
+    assert many.shape == (3, head.shape[1]) and many.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(many, axis=1), [1, 0, 1], atol=1e-6)
+    unit = raw["mean"] / np.linalg.norm(raw["mean"])
+    np.testing.assert_allclose(many[2], unit, atol=1e-6)
+    # answers after it are what they were
+    done = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=STEPS)
+    assert done.tokens == golden()[len(PROMPT) :]
+    with pytest.raises(rlx.OptionError, match="unknown pooling; got first; expected mean or last"):
+        model.embed("", pooling="first")
+    with pytest.raises(rlx.InputError, match="longer than the context"):
+        model.embed(text([1] * 41))
+
+
 def test_threads_and_asyncio(model: LanguageModel) -> None:
     expected = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=6)
     found: list[list[int]] = []

@@ -13,6 +13,7 @@ from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.models.encoders.build import EncoderFile
 from rlx.models.encoders.engine import EncoderEngine
 from rlx.models.encoders.text import TextReader, Tokens
+from rlx.models.vectors import normalized
 
 Vectors = Any  # f32 [texts, width]
 WINDOW = 4096  # texts of a stream that are sorted by length together
@@ -180,8 +181,7 @@ class EncoderModel:
         if truncate_dim is not None:
             rows = np.ascontiguousarray(rows[:, :truncate_dim])
         if self.sentence.normalize if normalize is None else normalize:
-            norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
-            rows /= np.maximum(norms, np.float32(1e-12))
+            rows = normalized(rows)
         return rows
 
     def _prompt(self, prompt: str | None) -> str:
