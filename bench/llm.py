@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish
-from bench.peers.pipe import Peer, PeerMissing
+from bench.peers.pipe import PeerMissing
 from rlx import load
 from rlx.backends.cpu.limits import read_bandwidth
+from rlx.cli.peers.llama import start_llama_cpp
 from rlx.formats.gguf import GgufFile
 
 # ratio to llama.cpp by weight type: decode, prefill; share of read bandwidth in decode
@@ -86,10 +87,7 @@ def measure(path: str, options: Any) -> list[Bar]:
     decode_goal, prefill_goal, share_goal = GOALS.get(kind, (1.0, 1.0, 0.75))
     ours = Ours(path, options.threads)
     name = f"{Path(path).stem}"
-    with Peer(
-        options.peer_python, "llama_cpp_server.py", path, options.threads, CONTEXT,
-        requirements="requirements-llm.txt",
-    ) as peer:  # fmt: skip
+    with start_llama_cpp(options.peer_python, path, options.threads, CONTEXT) as peer:
         rounds = 3 if options.quick else 7
         fast: dict[str, list[float]] = {"prefill": [], "decode": []}
         slow: dict[str, list[float]] = {"prefill": [], "decode": []}

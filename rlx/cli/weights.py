@@ -24,10 +24,13 @@ def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def bytes_per_token(model: ModelFile) -> int:
-    """What making one token reads: every weight, but of a token table only a row."""
+def bytes_per_run(model: ModelFile | EncoderFile) -> int:
+    """What a run reads: every weight, but of a token table only rows."""
+    from rlx.models.build import ModelFile
+
     total = sum(info.nbytes for info in model.file.tensors.values())
     weights = model.weights()
-    if "output.weight" not in weights:  # the table is the last matrix too
+    tied = isinstance(model, ModelFile) and "output.weight" not in weights
+    if tied:  # the table is the last matrix too
         return total
     return total - int(weights.get("token_embd.weight").array.nbytes)

@@ -1,14 +1,13 @@
-"""`rlx doctor`, `bench`, `cache`, `list` and `pull`."""
+"""`rlx doctor`, `cache`, `list` and `pull`."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import CONTEXT, HIDDEN, KV_HEADS, LAYERS, VOCAB
+from cli_support import CONTEXT, KV_HEADS, LAYERS
 
 from rlx.cli import machine
 from rlx.codegen.diskcache import DiskCache
@@ -80,35 +79,6 @@ def test_a_container_bounds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert machine.total_memory() == 1000 * 1024
     assert machine.free_memory() == 800 * 1024
-
-
-def test_bench(rlx: Any, tiny: Path) -> None:
-    command = ("bench", tiny, "--device", "reference", "-p", "8", "-p", "20", "-n", "3", "-r", "1")
-    done = rlx(*command, "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    table = VOCAB * HIDDEN * 4
-    assert found["weight_bytes"] == os.stat(tiny).st_size - _header(tiny) - table
-    tests = [(t["test"], t["tokens"], t["past"]) for t in found["tests"]]
-    assert tests == [("prefill", 8, 0), ("decode", 3, 8), ("prefill", 20, 0), ("decode", 3, 20)]
-    for t in found["tests"]:
-        assert t["tokens_per_second"] == pytest.approx(t["tokens"] / t["seconds"])
-    decode = found["tests"][1]
-    rate = found["weight_bytes"] * decode["tokens_per_second"] / 1e9
-    assert decode["weights_gb_per_second"] == pytest.approx(rate)
-    lines = rlx(*command).stdout.splitlines()
-    assert lines[3].split() == ["test", "tokens", "past", "tokens/s", "ms/token", "GB/s"]
-    assert [len(line.split()) for line in lines[4:]] == [5, 6, 5, 6]
-    short = rlx("bench", tiny, "--device", "reference", "-p", CONTEXT, "-n", "1")
-    assert short.exit_code == 1
-
-
-def _header(path: Path) -> int:
-    """Bytes of a GGUF file that are no weights: all tensors here are multiples of the alignment."""
-    from rlx.formats.gguf import GgufFile
-
-    with GgufFile(path) as file:
-        return path.stat().st_size - sum(t.nbytes for t in file.tensors.values())
 
 
 @pytest.fixture

@@ -1,0 +1,90 @@
+"""What `rlx bench` measures: a model at several sizes, and a peer in turn with it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlx.cli.peers.pipe import Peer
+    from rlx.models.measuring import EncoderRuns, LanguageRuns
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The median of several runs of one test."""
+
+    test: str  # prefill, decode or encode
+    batch: int  # sequences at once
+    tokens: int  # of each sequence
+    past: int  # tokens in the cache before
+    seconds: float
+    tokens_per_second: float
+    weights_gb_per_second: float | None  # None: weights are read once for many tokens
+    peer_tokens_per_second: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as the peer."""
+        peer = self.peer_tokens_per_second
+        return self.tokens_per_second / peer if peer else None
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How often, what a run reads from memory, whom to compare with, whom to tell of progress."""
+
+    repeat: int
+    read: int
+    peer: Peer | None
+    done: Callable[[], object]
+
+    def language(self, runs: LanguageRuns, length: int, new: int) -> list[Measured]:
+        """A prompt of `length` tokens and `new` after it."""
+        runs.check(length, new)
+        prefill, decode = self._rounds(
+            lambda: (runs.prefill(length), runs.decode(new)),
+            [("prefill", {"tokens": length}), ("decode", {"past": length, "steps": new})],
+        )
+        speed = self.read * new / decode[0] / 1e9
+        return [
+            _measured("prefill", 1, length, 0, None, *prefill),
+            _measured("decode", 1, new, length, speed, *decode),
+        ]
+
+    def encoder(self, runs: EncoderRuns, texts: int, length: int) -> Measured:
+        """A batch of texts of `length` tokens."""
+        [encode] = self._rounds(lambda: (runs.encode(texts, length),), [])
+        speed = self.read / encode[0] / 1e9
+        return _measured("encode", texts, length, 0, speed, *encode)
+
+    def _rounds(
+        self, ours: Callable[[], tuple[float, ...]], asked: Sequence[tuple[str, dict[str, int]]]
+    ) -> list[tuple[float, float | None]]:
+        """Median seconds of each part, ours and the peer's, in turn so that a noisy minute hits
+        both. The first round does not count: it compiles and packs."""
+        mine, theirs = [], []
+        for _ in range(self.repeat + 1):
+            mine.append(ours())
+            if self.peer is not None:
+                theirs.append([self.peer.ask(do, **given)["seconds"] for do, given in asked])
+            self.done()
+        medians = [statistics.median(part) for part in zip(*mine[1:], strict=True)]
+        peers: list[float | None] = [statistics.median(p) for p in zip(*theirs[1:], strict=True)]
+        return list(zip(medians, peers or [None] * len(medians), strict=True))
+
+
+def _measured(
+    test: str,
+    batch: int,
+    tokens: int,
+    past: int,
+    speed: float | None,
+    seconds: float,
+    peer: float | None,
+) -> Measured:
+    count = batch * tokens
+    beside = None if peer is None else count / peer
+    return Measured(test, batch, tokens, past, seconds, count / seconds, speed, beside)
