@@ -31,9 +31,11 @@ class MappedFile:
         return np.ndarray(shape, dtype.numpy, buffer=self.data, offset=offset)
 
     def release(self) -> None:
-        """Tell the system that no page is needed now; views read them again when they are."""
-        if hasattr(self.data, "madvise"):
-            self.data.madvise(mmap.MADV_DONTNEED)
+        """Tell the system that no page is needed now; views read them again when they are, and then
+        a row here and there: not worth a page of two MiB each."""
+        for advice in ("MADV_DONTNEED", "MADV_NOHUGEPAGE"):
+            if hasattr(mmap, advice):
+                self.data.madvise(getattr(mmap, advice))
 
 
 def _map(path: Path, name: str) -> mmap.mmap:

@@ -197,15 +197,15 @@ def _bpe(s: Source, merges: Pairs, **options: Any) -> Any:
 def _merges(s: Source) -> Pairs:
     """The file's merges, each written as `left right`."""
     lines = s.file.need(KEY + "merges", StringArray)
-    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
-    for i, pair in enumerate(pairs):
-        if not all(pair):
-            raise FormatError(
-                "a merge that is not two tokens",
-                where=s.file.name,
-                got=f"{KEY}merges[{i}] = {lines[i]!r}"[:80],
-            )
-    return pairs
+    pairs: Any = [line.partition(" ")[::2] for line in lines]
+    if not all(map(all, pairs)):
+        i = next(i for i, pair in enumerate(pairs) if not all(pair))
+        raise FormatError(
+            "a merge that is not two tokens",
+            where=s.file.name,
+            got=f"{KEY}merges[{i}] = {lines[i]!r}"[:80],
+        )
+    return pairs  # type: ignore[no-any-return]
 
 
 def _merges_by_score(s: Source) -> Pairs:

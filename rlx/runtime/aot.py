@@ -127,7 +127,7 @@ class AotCache:
             self._refuse(path, _brief(error))
             return None
         if found.parts.get("source") != source.encode():
-            self._refuse(path, "made of other weights")
+            self._refuse(path, "made of other weights, or by another version of the compiler")
             return None
         _touch(path)
         return found.tensors

@@ -13,13 +13,16 @@ from qmatmul_support import INTEGER, SCHEMES, columns, named, random_weight, wei
 
 import rlx
 from rlx.backends.cpu.prepare import give_back, prepare_params
+from rlx.backends.cpu.qmatmul_rewrite import pack_quantised
+from rlx.codegen.qmatmul.gather import has_strip_rows
 from rlx.errors import InputError
 from rlx.formats.mapped import MappedFile
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.quant_rows import RowLayout, dequantized_rows, quantize_rows
-from rlx.ir.quant_strips import pack_strips, strip_layout, unpack_strips
+from rlx.ir.quant_strips import STRIP_TYPES, pack_strips, strip_layout, unpack_strips
 from rlx.ir.shape import Shape
 
 HALVES = (0, 0x8000, 1, 0x3FF, 0x400, 0x3C00, 0xBC00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00)
@@ -150,6 +153,29 @@ def test_quantised_rows_are_those_of_the_reference(layout, dtype):
             np.testing.assert_array_equal(numbers, dequantized_rows(parsed, want, rows, k))
             if rows == 8 or rows == 1:
                 np.testing.assert_array_equal(got[:rows], want[:rows])
+
+
+@pytest.mark.parametrize("name", [s.name for s in STRIP_TYPES if has_strip_rows(s)])
+def test_rows_of_strips_are_those_of_the_table(name):
+    """A table that is also multiplied with is kept once: its rows come out of the strips."""
+    scheme, k = GGUF_SCHEMES[name], columns(GGUF_SCHEMES[name])
+    (table,) = random_weight(scheme, (37,), k, np.random.default_rng(5))
+    ids = np.array([[0, 36, 15, 16, 17, 5]], np.int32)
+    g = gather_graph(scheme, [table], ids)
+    rows = g.outputs[0]
+    product = g.dequant_matmul(rows, g.find("w0"), scheme=scheme)
+    g.set_outputs({"rows": rows, "product": product})
+    packed = pack_quantised(g.copy(), HOST)
+    kinds = [n.op.name for n in packed.nodes]
+    assert "dequant_gather" not in kinds and "packed_dequant_gather" in kinds
+    want = decode(scheme, table)[ids]
+    by_reference = evaluate(packed, {"ids": ids, "w0": table})[0]
+    same_bits(by_reference, want)
+    f = rlx.Session("cpu").compile(g)
+    f.set_params({"w0": table})
+    same_bits(f.run(ids=ids)[0], want)
+    with pytest.raises(InputError):
+        f.run(ids=ids + 1)
 
 
 # -- prepare ----------------------------------------------------------------------------------

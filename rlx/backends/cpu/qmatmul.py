@@ -10,7 +10,7 @@ from rlx.codegen.grouped_matmul import Route, table_bytes
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_finish import Epilogue
 from rlx.codegen.qmatmul.decoded import DecodedGrouped, DecodedMatmul
-from rlx.codegen.qmatmul.gather import LINES, DecodeExperts, DecodeRows
+from rlx.codegen.qmatmul.gather import LINES, DecodeExperts, DecodeRows, DecodeStripRows
 from rlx.codegen.qmatmul.grouped import QuantGrouped, RoutedRows, routed_rows
 from rlx.codegen.qmatmul.product import QuantMatmul
 from rlx.codegen.qmatmul.repack import RepackStrips
@@ -57,6 +57,21 @@ def lower_gather(node: Node, ctx: Context) -> list[Step]:
     words += [Pointer(ids), Pointer(node.output), count, table.shape.dims[0], k]
     spec = DecodeRows(op.scheme, ids.dtype)
     return [_step(node, spec, words)]
+
+
+def _strip_row_scratch(node: Node, target: Target, threads: int) -> int:
+    op: Any = node.op
+    return aligned(op.scheme.row_bytes(op.k)) * threads
+
+
+@lowers("packed_dequant_gather", scratch=_strip_row_scratch)
+def lower_strip_gather(node: Node, ctx: Context) -> list[Step]:
+    op: Any = node.op
+    packed, ids = node.inputs
+    words: list[Word] = [Pointer(packed), Scratch(node), _strip_row_scratch(node, ctx.target, 1)]
+    words += [Status(), Number(node), Pointer(ids), Pointer(node.output), ids.shape.num_elements]
+    words += [op.n, op.k, packed.shape.dims[-1]]
+    return [_step(node, DecodeStripRows(op.scheme, ids.dtype), words, scratch=True)]
 
 
 def _experts_scratch(node: Node, target: Target, threads: int) -> int:

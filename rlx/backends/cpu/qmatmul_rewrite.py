@@ -6,11 +6,19 @@ from functools import partial
 from typing import Any
 
 from rlx.backends.cpu.qmatmul_epilogue import EPILOGUES, join_biases
+from rlx.codegen.qmatmul.gather import has_strip_rows
 from rlx.codegen.qmatmul.product import has_integer_path, row_layout
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.ir.ops.qpack import PackedDequantGrouped, PackedDequantMatMul, PackQuant, QuantizeRows
+from rlx.ir.ops.qpack import (
+    PackedDequantGather,
+    PackedDequantGrouped,
+    PackedDequantMatMul,
+    PackQuant,
+    QuantizeRows,
+)
+from rlx.ir.quant import QuantScheme
 from rlx.passes.rewrite import Editor, apply
 
 NAME = "pack_quantised"
@@ -24,11 +32,12 @@ def pack_quantised(graph: Graph, target: Target) -> Graph:
         return graph
     editor = Editor(graph, NAME)
     packer = _Packer(editor, target)
-    for node in list(graph.nodes):
-        if node.op.name in _KINDS and packer.fits(node):
-            make = packer.grouped if node.op.name == "dequant_grouped_matmul" else packer.product
-            result, _ = editor.build(node, partial(make, node))
-            editor.replace(node.output, result)
+    fitting = [n for n in graph.nodes if n.op.name in _KINDS and packer.fits(n)]
+    tables = {n.inputs[1] for n in fitting if n.op.name == "dequant_matmul"}
+    lookups = [n for n in graph.nodes if n.op.name == "dequant_gather" and n.inputs[0] in tables]
+    for node in [*fitting, *[n for n in lookups if has_strip_rows(_scheme(n))]]:
+        result, _ = editor.build(node, partial(_MAKERS[node.op.name], packer, node))
+        editor.replace(node.output, result)
     return apply(join_biases(editor.finish()), EPILOGUES, NAME)
 
 
@@ -69,9 +78,29 @@ class _Packer:
         made = PackedDequantGrouped(record.scheme, layout, n, k)
         return self.append(made, x, packed, expert)
 
+    def lookup(self, node: Node) -> Value:
+        """Rows of a table that is multiplied with as well: kept once, in strips."""
+        table, ids = node.inputs
+        scheme, n = _scheme(node), table.shape.static_dims[0]
+        packed = self.append(PackQuant(scheme), table)
+        return self.append(PackedDequantGather(scheme, n, _columns(node.output)), packed, ids)
+
     def append(self, record: Any, *operands: Value) -> Value:
         made: Value = self.graph.append(record, operands)
         return made
+
+
+_MAKERS = {
+    "dequant_matmul": _Packer.product,
+    "dequant_grouped_matmul": _Packer.grouped,
+    "dequant_gather": _Packer.lookup,
+}
+
+
+def _scheme(node: Node) -> QuantScheme:
+    record: Any = node.op
+    scheme: QuantScheme = record.scheme
+    return scheme
 
 
 def _columns(x: Value) -> int:

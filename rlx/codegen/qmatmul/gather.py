@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlx.codegen.emit import Function, Module, Value, f32, i64
+from rlx.codegen.emit import Function, Module, Value, f32, i32, i64
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.qmatmul.decode import emit_decode
+from rlx.codegen.qmatmul.repack import SIZES, word_places
 from rlx.codegen.storage import memory_type
 from rlx.ir.dtype import DType
 from rlx.ir.quant import QuantScheme
+from rlx.ir.quant_strips import BLOCKS, LINE, ROWS, strip_layout
 
 
 class _Table:
@@ -69,6 +72,63 @@ class DecodeRows(KernelSpec):
             entry = checked_index(f, ids, self.index, i, rows)
             place = f.gep(out, i * k, 4)
             f.call(decode, *table.row(entry, f.i64(0)), f.i64(0), k, place)
+
+
+def has_strip_rows(scheme: QuantScheme) -> bool:
+    """Whether rows can be read out of strips: where top bits were spread, they cannot."""
+    return scheme.name in BLOCKS and BLOCKS[scheme.name].top is None
+
+
+@dataclass(frozen=True)
+class DecodeStripRows(KernelSpec):
+    """words: packed, scratch, step, status, number, ids, out, count, rows, k, strip
+
+    The same from strips of `strip` bytes: a row is put together in `scratch`, of which each worker
+    has `step` bytes, and decoded there.
+    """
+
+    scheme: QuantScheme
+    index: DType
+
+    @property
+    def label(self) -> str:
+        return f"decode_strip_rows {self.scheme}"
+
+    def emit(self, m: Module) -> None:
+        decode = emit_decode(m, self.scheme)
+        f = m.kernel()
+        packed, scratch, ids, out = (f.word(f["words"], i) for i in (0, 1, 5, 6))
+        step, count, rows, k, strip = (f.word(f["words"], i, i64) for i in (2, 7, 8, 9, 10))
+        buffer = f.gep(scratch, f["tid"].to(i64) * step)
+        blocks = k.udiv(self.scheme.block_size)
+        place = word_places(f, BLOCKS[self.scheme.name])
+        lo, hi = f.split(count)
+        for i in f.range(lo, hi):
+            entry = checked_index(f, ids, self.index, i, rows)
+            source = f.gep(packed, entry.udiv(ROWS) * strip)
+            for b in f.range(0, blocks):
+                to = f.gep(buffer, b, self.scheme.bytes_per_block)
+                self._block(f, source, entry.urem(ROWS), b, to, place)
+            f.call(decode, buffer, packed, packed, f.i64(0), k, f.gep(out, i * k, 4))
+
+    def _block(
+        self, f: Function, strip: Value, r: Value, b: Value, to: Value,
+        place: Callable[[Value], Value],
+    ) -> None:  # fmt: skip
+        """Block b of row r of a strip as it was in its row."""
+        found = BLOCKS[self.scheme.name]
+        layout = strip_layout(self.scheme, self.scheme.block_size * 16)
+        assert layout is not None
+        inside = b & layout.group - 1
+        group = f.gep(strip, b.udiv(layout.group), layout.group_bytes)
+        for (at, size), offset in zip(found.fields, layout.field_offsets, strict=False):
+            field = f.gep(f.gep(group, offset), inside * ROWS + r, size)
+            f.store(f.load(field, SIZES[size]), f.gep(to, at), align=1)
+        body = f.gep(f.gep(group, layout.field_offsets[-1]), inside * layout.words, LINE)
+        words = f.gep(to, found.first)
+        for j in f.range(0, layout.words):
+            word = f.load(f.gep(f.gep(body, place(j), LINE), r, 4), i32)
+            f.store(word, f.gep(words, j, 4), align=1)
 
 
 LINES = 16  # rows of a weight that are decoded before they are turned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +13,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_strips import BLOCKS, LINE, ROWS, BlockMap, strip_layout
 
-_SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
+SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,7 @@ class _Repack:
         assert layout is not None
         self.layout = layout
         self.map: BlockMap = BLOCKS.get(scheme.name, BlockMap(0, 0))
-        order = self.map.order
-        if order is not None:
-            places = [order.index(i) for i in range(len(order))]
-            self.places = f.module.table(f, struct.pack(f"<{len(places)}i", *places))
+        self.place = word_places(f, self.map)
 
     def emit(self) -> None:
         f, size = self.f, self.size
@@ -94,7 +92,7 @@ class _Repack:
             beside = (self.scale, self.zp)[i]
             at = f.gep(source, found.fields[i][0]) if found.fields else f.gep(beside, index, size)
             to = f.gep(f.gep(group, layout.field_offsets[i]), inside * ROWS + r, size)
-            f.store(f.load(at, _SIZES[size], align=1), to)
+            f.store(f.load(at, SIZES[size], align=1), to)
         words = f.i64(layout.words) if known else self.size["words"]
         body = f.gep(group, layout.field_offsets[-1])
         to = f.gep(f.gep(body, inside * words, LINE), r, 4)
@@ -106,12 +104,21 @@ class _Repack:
             word = f.load(f.gep(source, j, 4), i32, align=1)
             if self.scheme.packed_dtype == "u8" and self.scheme.ggml_type is None:
                 word = spread_nibbles(word) | spread_nibbles(word >> 16) << 4
-            place = j if found.order is None else f.load(f.gep(self.places, j, 4), i32).to(i64)
-            f.store(word, f.gep(to, place, LINE))
+            f.store(word, f.gep(to, self.place(j), LINE))
         if found.top is not None:
             at = found.top - found.first
             top = f.load(source, i32, at, align=1)
             f.store(spread_bits(f, top), to, at // 4 * LINE)
+
+
+def word_places(f: Function, found: BlockMap) -> Callable[[Value], Value]:
+    """Where in a strip word j of a block is."""
+    order = found.order
+    if order is None:
+        return lambda j: j
+    places = [order.index(i) for i in range(len(order))]
+    table = f.module.table(f, struct.pack(f"<{len(places)}i", *places))
+    return lambda j: f.load(f.gep(table, j, 4), i32).to(i64)
 
 
 def spread_nibbles(word: Value) -> Value:

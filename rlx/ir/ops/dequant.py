@@ -173,7 +173,7 @@ class DequantMoeWeights(Op):
         return np.ascontiguousarray(weights.transpose(0, 2, 1))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return _lookup_cost(inputs, outputs)
+        return lookup_cost(inputs, outputs)
 
 
 @op("dequant_gather", group="matmul")
@@ -198,10 +198,10 @@ class DequantGather(Op):
             return _decode_at(self.scheme, ids, table, scale, zp)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return _lookup_cost(inputs, outputs)
+        return lookup_cost(inputs, outputs)
 
 
-def _lookup_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+def lookup_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
     """A scale and an offset per element; of the packed weight only the chosen rows are read."""
     chosen = inputs[1]
     traffic: Dim = chosen.size_bytes + outputs[0].size_bytes

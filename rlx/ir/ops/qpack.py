@@ -19,16 +19,17 @@ from rlx.ir.ops._common import (
     quiet,
     require_float,
     require_indices,
+    require_integer,
     require_rank,
     require_same,
     rounded,
 )
 from rlx.ir.ops.activation import activate, activation_flops, require_activation
-from rlx.ir.ops.dequant import packed_columns
+from rlx.ir.ops.dequant import lookup_cost, packed_columns
 from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_rows import RowLayout, dequantized_rows, quantize_rows
-from rlx.ir.quant_strips import pack_strips, strip_count, strip_layout, unpack_strips
+from rlx.ir.quant_strips import ROWS, pack_strips, strip_count, strip_layout, unpack_strips
 from rlx.ir.shape import Shape
 
 
@@ -210,3 +211,28 @@ class PackedDequantGrouped(Op):
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return grouped_cost(inputs, outputs)
+
+
+@op("packed_dequant_gather")
+class PackedDequantGather(Op):
+    """Rows `ids` of a weight of n rows in strips, as f32: a table that is multiplied with too."""
+
+    scheme: QuantScheme
+    n: int
+    k: int
+
+    def infer(self, packed: Shape, ids: Shape) -> Shape:
+        require_integer(ids, "ids")
+        require_rank(packed, 2, "packed")
+        _require_strips(self.scheme, packed, strip_count(self.n), self.k)
+        return Shape((*ids.dims, self.k), f32)
+
+    def reference(self, packed: Array, ids: Array) -> Array:
+        require_indices(ids, self.n, "ids")
+        found, places = np.unique(ids // ROWS, return_inverse=True)
+        with quiet():
+            rows = unpack_strips(self.scheme, packed[found], len(found) * ROWS, self.k)
+        return rows.reshape(-1, ROWS, self.k)[places.reshape(ids.shape), ids % ROWS]
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return lookup_cost(inputs, outputs)
