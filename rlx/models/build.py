@@ -69,6 +69,8 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
         net = Net(g, model.config, weights, context, CacheType.of(kv, model.config.head_dim))
         nets.append(net)
         x = body(net, model, g.input("ids", [1, "seq"], "i32"))
+        if use == "hidden":
+            return {"hidden": net.wide(x)}
         logits = net.head(x, last_only=use != "logits")
         if use == "logits":
             return {"logits": logits}
@@ -76,8 +78,6 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
         return {**draw(g, row, use == "adjust"), "logits": row}
 
     module = GraphModule.define(model.config.arch, build)
-        if use == "hidden":
-            return {"hidden": net.wide(x)}
     return Described(module, nets[0].params)
 
 
