@@ -45,12 +45,12 @@ _MIXTURES = {
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 NAMES = tuple(_MIXTURES)
 
-_FLOATS = ("F32", "F16", "BF16")
+_SAMPLES = "Q4_K_M, Q8_0, int8, int4_b32, …"
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _LEFT_ALONE = re.compile(
     r"_norm\.weight$|^position_embd|^token_types|ffn_gate_inp|ssm_conv1d|^rope_(freqs|factors)"
 )
-_IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+?)(?:_exps|_shexp)?\.weight")
 
 
 def _more_bits(i: int, n: int) -> bool:
@@ -90,7 +90,7 @@ class Mixture:
 
     name: str
     scheme: QuantScheme  # of what has no rule of its own
-    file_type: int
+    file_type: int | None  # None: no file can say so
 
     @staticmethod
     def parse(name: str) -> Mixture:
@@ -104,6 +104,22 @@ class Mixture:
         scheme, number = _MIXTURES[found]
         return Mixture(found, GGUF_SCHEMES[scheme], number)
 
+    @staticmethod
+    def of(name: str) -> Mixture:
+        """What `quant=` asks for: a mixture, or one scheme for all, such as int8 or int4_b32."""
+        found = name.strip().upper()
+        if found in _MIXTURES or found in _ALIASES:
+            mixture = Mixture.parse(name)
+        elif found == "INT8":
+            # one scale for a row loses too much where a few activations are far above the others
+            mixture = Mixture("int8", QuantScheme.int8(64), None)
+        else:
+            scheme = QuantScheme.parse(name)
+            mixture = Mixture(scheme.name, scheme, None)
+        if mixture.scheme.is_float:
+            raise OptionError("floats are not packed", where="quant", got=name, expected=_SAMPLES)
+        return mixture
+
     def pick(
         self, name: str, shape: tuple[int, ...], *, layers: int, tied: bool
     ) -> QuantScheme | None:
@@ -113,12 +129,14 @@ class Mixture:
         """
         if len(shape) < 2 or not name.endswith("weight") or _LEFT_ALONE.search(name):
             return None
+        if self.file_type is None:
+            return None if shape[-1] % self.scheme.block_size else self.scheme
         return _fitting(self._wanted(name, layers, tied), shape[-1])
 
     def _wanted(self, name: str, layers: int, tied: bool) -> str:
         plain = self.scheme.name
         if name == ("token_embd.weight" if tied else "output.weight"):
-            return plain if plain in (*_FLOATS, "Q8_0") else "Q6_K"
+            return plain if self.scheme.is_float or plain == "Q8_0" else "Q6_K"
         match = _IN_LAYER.fullmatch(name)
         if match is None:
             return plain

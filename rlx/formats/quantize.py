@@ -53,7 +53,7 @@ class Source:
 
     @property
     def packed(self) -> bool:
-        return self.scheme is not None and self.scheme.block_size > 1
+        return self.scheme is not None and not self.scheme.is_float
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,12 @@ def repacked(
 ) -> npt.NDArray[np.uint8]:
     """Stored rows [..., K or row_bytes] packed anew, some at a time."""
     rows = array.reshape(-1, array.shape[-1])
-    columns = before.row_elements(rows.shape[1]) if before.block_size > 1 else rows.shape[1]
+    columns = rows.shape[1] if before.is_float else before.row_elements(rows.shape[1])
     out = np.empty(after.packed_shape(len(rows), columns), np.uint8)
     step = max(1, _SLAB // max(columns, 1))
     for start in range(0, len(rows), step):
         slab = rows[start : start + step]
-        opened = decode(before, slab) if before.block_size > 1 else slab
+        opened = slab if before.is_float else decode(before, slab)
         out[start : start + step] = encode(after, opened, threads=threads).data
     if after.name == "F16" and not np.isfinite(out.view(np.float16)).all():
         raise NumericsError(

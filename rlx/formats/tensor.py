@@ -25,7 +25,7 @@ class TensorInfo:
     @property
     def packed(self) -> bool:
         """Whether the stored array holds blocks, not elements."""
-        return self.scheme is not None and self.scheme.name not in ("F32", "F16", "BF16")
+        return self.scheme is not None and not self.scheme.is_float
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -57,6 +57,11 @@ class QuantScheme:
         return 8 * self.bytes_per_block / self.block_size
 
     @property
+    def is_float(self) -> bool:
+        """Whether it is one of the floats of a file, not packed at all."""
+        return self.name in ("F32", "F16", "BF16")
+
+    @property
     def zero_point_dtype(self) -> str | None:
         return self.packed_dtype if self.has_zero_point else None
 

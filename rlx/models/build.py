@@ -10,6 +10,7 @@ from types import ModuleType
 
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
+from rlx.formats.mixture import Mixture
 from rlx.formats.tokenizer import Tokenizer
 from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
 from rlx.ir.module import GraphModule
@@ -29,18 +30,21 @@ class ModelFile:
     file: GgufFile | HfFolder
     config: ModelConfig
     arch: ModuleType
+    quant: Mixture | None = None  # how plain weights are packed when the model is prepared
 
     @staticmethod
-    def open(path: Path) -> ModelFile:
+    def open(path: Path, quant: str | None = None) -> ModelFile:
         file: GgufFile | HfFolder = HfFolder(path) if path.is_dir() else GgufFile(path)
         config = from_gguf(file) if isinstance(file, GgufFile) else from_hf(file)
         arch = architecture(config.arch, str(path))
         configure: Callable[[ModelConfig], ModelConfig] | None = getattr(arch, "configure", None)
-        return ModelFile(path, file, configure(config) if configure else config, arch)
+        config = configure(config) if configure else config
+        return ModelFile(path, file, config, arch, Mixture.of(quant) if quant else None)
 
     def weights(self) -> Weights:
         turned = getattr(self.arch, "HF_TRANSPOSED", ())
-        return Weights(self.file, self.arch.HF_NAMES, turned, config=self.config)
+        names, quant = self.arch.HF_NAMES, self.quant
+        return Weights(self.file, names, turned, config=self.config, quant=quant)
 
     def tokenizer(self) -> Tokenizer:
         if isinstance(self.file, GgufFile):

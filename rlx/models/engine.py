@@ -50,7 +50,8 @@ class Engine:
         self.kv = kv
         self.lock = threading.Lock()
         self.tokens: list[int] = []  # what the cache holds
-        self._executables = Executables(model.file, device, CompileOptions(threads=threads))
+        options = CompileOptions(threads=threads)
+        self._executables = Executables(model.file, device, options, model.quant or "as stored")
         self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
         self._uses: dict[str, Use] = {}

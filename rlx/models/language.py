@@ -255,9 +255,10 @@ def load(
     context: int | None = None,
     threads: int | None = None,
     kv: str = "f16",
+    quant: str | None = None,
 ) -> LanguageModel:
     """A language model from a GGUF file, a Hugging Face folder, or the catalogue."""
-    model = ModelFile.open(resolve(path_or_name))
+    model = ModelFile.open(resolve(path_or_name), quant)
     CacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
     engine = Engine(model, device=device, context=context, kv=kv, threads=threads)
     return LanguageModel(model, engine)

@@ -25,8 +25,9 @@ def load(
 ) -> LanguageModel | EncoderModel:
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
-    `context` limits how many tokens are read at once. `kv` is the type of a language model's cache;
-    `dtype` ("bf16", "f16") and `quant` ("int8") say how the weights of an encoder are kept.
+    `context` limits how many tokens are read at once. `kv` is the type of a language model's cache.
+    `quant` ("int8", "Q8_0", "Q4_K_M", …) packs weights that are floats in the file, `dtype`
+    ("bf16", "f16") says how those of an encoder are kept otherwise.
     """
     path = resolve(path_or_name)
     file = open_model(path)
@@ -36,7 +37,6 @@ def load(
             dtype=dtype, quant=quant,
         )  # fmt: skip
     file.close()
-    for name, value in (("dtype", dtype), ("quant", quant)):
-        if value is not None:
-            raise OptionError("for encoders only", where=name, got=value)
-    return load_language(path, device=device, context=context, threads=threads, kv=kv)
+    if dtype is not None:
+        raise OptionError("for encoders only", where="dtype", got=dtype)
+    return load_language(path, device=device, context=context, threads=threads, kv=kv, quant=quant)

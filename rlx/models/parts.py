@@ -26,6 +26,7 @@ class Parts:
     weights: Weights
     params: dict[str, Array] = field(default_factory=dict, kw_only=True)
     _values: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
+    _packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, kw_only=True)
 
     def param(self, name: str, make: Callable[[], Array] | None = None) -> Tensor:
         """A parameter of the graph: from the file, or computed by `make`."""
@@ -49,33 +50,52 @@ class Parts:
     def product(
         self, x: Tensor, weight: Weight, bias: Tensor = None, activation: str | None = None
     ) -> Tensor:
-        w = self.param(weight.name)
-        if weight.scheme is None:
+        packed = self.packed(weight)
+        if packed is None:
+            w = self.param(weight.name)
             return self.g.linear(x, w, bias, activation=activation, transposed=True)
-        y = self.g.dequant_matmul(x, w, scheme=weight.scheme)
+        y = self.g.dequant_matmul(x, *packed, scheme=weight.scheme or weight.wanted)
         y = y if bias is None else y + bias
         return y if activation is None else self.g.hir_mir(activation, [y])
+
+    def packed(self, weight: Weight) -> tuple[Tensor, ...] | None:
+        """A packed weight, with what its scheme keeps beside it; None where it is plain."""
+        if weight.scheme is not None:
+            return (self.param(weight.name),)
+        if weight.wanted is None:
+            return None
+        if weight.name not in self._packed:
+            made = self.g.hir_mir(
+                "quantize_weight", [self.param(weight.name)], scheme=weight.wanted
+            )
+            self._packed[weight.name] = made if isinstance(made, tuple) else (made,)
+        return self._packed[weight.name]
 
     def grouped(self, x: Tensor, name: str, group: Tensor) -> Tensor:
         """Each row of x [rows, in] · its own of the weights [groups, out, in] (+ its bias)."""
         weight = self.weights.get(f"{name}.weight")
-        w = self.param(weight.name)
-        if weight.scheme is None:
-            w = self.g.hir_mir("transpose", [w], perm=(0, 2, 1))
+        packed = self.packed(weight)
+        if packed is None:
+            w = self.g.hir_mir("transpose", [self.param(weight.name)], perm=(0, 2, 1))
             y = self.g.hir_mir("grouped_matmul", [x, w, group])
         else:
-            y = self.g.hir_mir("dequant_grouped_matmul", [x, w, group], scheme=weight.scheme)
+            w, *sides = packed
+            scheme = weight.scheme or weight.wanted
+            y = self.g.hir_mir("dequant_grouped_matmul", [x, w, group, *sides], scheme=scheme)
         if f"{name}.bias" not in self.weights:
             return y
         return y + self.g.hir_mir("gather", [self.param(f"{name}.bias"), group], axis=0)
 
     def embed(self, ids: Tensor, scale: float = 1.0, table: str = "token_embd.weight") -> Tensor:
         """Rows of the token table, as f32."""
-        weight, rows = self.weights.get(table), self.param(table)
-        if weight.scheme is not None:
-            x = self.g.hir_mir("dequant_gather", [rows, ids], scheme=weight.scheme)
+        weight = self.weights.get(table)
+        packed = self.packed(weight)
+        if packed is not None:
+            rows, *sides = packed
+            scheme = weight.scheme or weight.wanted
+            x = self.g.hir_mir("dequant_gather", [rows, ids, *sides], scheme=scheme)
             return x if scale == 1.0 else x * scale
-        x = self.wide(self.g.embedding(ids, rows))
+        x = self.wide(self.g.embedding(ids, self.param(table)))
         return x if scale == 1.0 else x * scale
 
     def wide(self, x: Tensor) -> Tensor:

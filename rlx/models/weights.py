@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import FormatError
+from rlx.errors import FormatError, InputError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
+from rlx.formats.mixture import Mixture
 from rlx.formats.names import close_names
 from rlx.formats.tensor import TensorInfo
 from rlx.ir.dtype import DType
@@ -47,14 +48,12 @@ class Weight:
     array: Any  # an array, or a Deferred one
     shape: tuple[int, ...]
     scheme: QuantScheme | None  # None: plain elements
-
-    @property
-    def packed(self) -> bool:
-        return self.scheme is not None
+    wanted: QuantScheme | None = None  # plain elements are packed so when the model is prepared
 
 
 class Weights:
-    """The tensors of a model file; plain matrices of layers are cast to `element` if given."""
+    """The tensors of a model file; plain matrices of layers are cast to `element` if given, those
+    that `quant` picks are packed once."""
 
     def __init__(
         self,
@@ -63,8 +62,9 @@ class Weights:
         transposed: tuple[str, ...] = (),
         element: DType | None = None,
         config: Any = None,
+        quant: Mixture | None = None,
     ) -> None:
-        self.file, self._config = file, config
+        self.file, self._config, self._quant = file, config, quant
         self.is_gguf = isinstance(file, GgufFile)
         self._names, self._element = names or {}, element
         self._transposed = () if self.is_gguf else transposed  # kept as [in, out] in the file
@@ -85,7 +85,7 @@ class Weights:
                 found = self._stacked(name, source)
             else:
                 found = self._plain(name, source)
-            self.used[name] = found
+            found = self.used[name] = self._to_be_packed(found)
         return found
 
     def _plain(self, name: str, stored: str) -> Weight:
@@ -97,6 +97,22 @@ class Weights:
         if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
             array = array.astype(self._element.numpy)
         return Weight(name, array, shape, scheme)
+
+    def _to_be_packed(self, weight: Weight) -> Weight:
+        """The weight, marked with what `quant` picks for it."""
+        if self._quant is None:
+            return weight
+        tied, layers = "output.weight" not in self, self._config.layers
+        picked = self._quant.pick(weight.name, weight.shape, layers=layers, tied=tied)
+        if picked is None or picked is weight.scheme or picked.is_float:
+            return weight
+        if weight.scheme is None:
+            return replace(weight, wanted=picked)
+        raise InputError(
+            "a weight is quantised already", where=self.file.name,
+            got=f"{weight.name}: {weight.scheme}", expected=f"floats, to make {self._quant} of",
+            hint="load it without quant=, or write another file: rlx quantize --requantize",
+        )  # fmt: skip
 
     def _stacked(self, name: str, stored: str) -> Weight:
         """One weight of all experts."""

@@ -22,6 +22,8 @@ from rlx.ir.interp import evaluate
 from rlx.ir.node import Node
 from rlx.ir.op import Array, Op
 from rlx.ir.ops.qpack import PackQuant
+from rlx.ir.ops.qpack_weight import QuantizeWeight
+from rlx.ir.quant import encode
 from rlx.ir.shape import Shape
 
 
@@ -47,7 +49,9 @@ def prepare_params(graph: Graph, params: Mapping[str, Array]) -> list[Array]:
 
 def _native(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
     """The op whose reference is a kernel, where there is one; shapes stay."""
-    return NativePack(**op.attributes()) if isinstance(op, PackQuant) else op, shapes
+    if isinstance(op, PackQuant):
+        return NativePack(**op.attributes()), shapes
+    return ThreadedQuantize(op.scheme) if isinstance(op, QuantizeWeight) else op, shapes
 
 
 class NativePack(PackQuant):
@@ -66,6 +70,14 @@ class NativePack(PackQuant):
         program = Program([Step(kernel.address(), words)], keep=(kernel, parts))  # type: ignore[arg-type]
         get_pool().run(program)
         return out
+
+
+class ThreadedQuantize(QuantizeWeight):
+    """`quantize_weight` on as many cores as there are workers."""
+
+    def reference(self, w: Array) -> tuple[Array, ...]:
+        parts = encode(self.scheme, w, threads=get_pool().workers)
+        return tuple(part for part in parts if part is not None)
 
 
 def give_back(array: Array) -> None:
