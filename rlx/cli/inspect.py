@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,96 @@ if TYPE_CHECKING:
     from rlx.backends.base import Backend
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What of the program is shown, and where."""
+
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            "--stage", "-s",
+            help="One of hir, mir, lir, program, llvm, asm.",
+            show_default="a summary",
+            autocompletion=lambda: [*STAGES],
+        ),
+    ] = None  # fmt: skip
+    block: Annotated[
+        str,
+        typer.Option("--block", "-b", help="Only this block and those inside, such as blk.0."),
+    ] = ""
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="PASS", help="MIR after this pass.")
+    ] = None
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--diff", metavar="PASS PASS", help="What changed between two passes."),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o",
+            help="Write to a file, in a form that can be read back. - for stdout.",
+        ),
+    ] = None  # fmt: skip
+    json: Json = False
+
+    def check(self) -> None:
+        if self.stage is not None and self.stage not in STAGES:
+            raise typer.BadParameter(f"no stage {self.stage!r}; there are {', '.join(STAGES)}")
+        if self.json and not self.is_summary:
+            raise typer.BadParameter("--json goes with the summary, not with a stage")
+
+    @property
+    def is_summary(self) -> bool:
+        return not (self.stage or self.after or self.diff)
+
+    def text(self, stages: Stages) -> str:
+        """The stage, the graph after a pass, or the difference of two."""
+        if self.diff is not None:
+            return stages.diff(*self.diff)
+        exact = self.output is not None
+        color = not exact and console.screen().color_system is not None
+        if self.after is not None:
+            return stages.after(self.after, exact=exact, color=color)
+        assert self.stage is not None
+        return stages.text(self.stage, exact=exact, color=color)
+
+    def deliver(self, text: str) -> None:
+        if self.output is None or str(self.output) == "-":
+            sys.stdout.write(text)
+        else:
+            self.output.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """For which sizes, and which machine, the program is made."""
+
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            "--variant", "-v",
+            help="Sizes: decode:1, prefill:1, prefill:1x128 (batch x tokens).",
+            show_default="decode:1, or encoder:1, for the stages after mir",
+        ),
+    ] = None  # fmt: skip
+    bind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bind",
+            metavar="NAME=SIZE",
+            help="The size of a symbol; NAME<=BOUND leaves it live. May be repeated.",
+        ),
+    ] = None
+    cpu: Annotated[
+        str | None, typer.Option("--cpu", help="Make code for another CPU, such as x86-64-v3.")
+    ] = None
+
+    @property
+    def asked(self) -> bool:
+        return self.variant is not None or bool(self.bind)
+
+
 @spread
 def inspect(
     name: Annotated[
@@ -30,102 +121,43 @@ def inspect(
         ),
     ],
     *,
-    stage: Annotated[
-        str | None,
-        typer.Option(
-            "--stage", "-s",
-            help="One of hir, mir, lir, program, llvm, asm.",
-            show_default="a summary",
-            autocompletion=lambda: [*STAGES],
-        ),
-    ] = None,
-    variant: Annotated[
-        str | None,
-        typer.Option(
-            "--variant", "-v",
-            help="Sizes: decode:1, prefill:1, prefill:1x128 (batch x tokens).",
-            show_default="decode:1, or encoder:1, for the stages after mir",
-        ),
-    ] = None,
-    bind: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--bind",
-            metavar="NAME=SIZE",
-            help="The size of a symbol; NAME<=BOUND leaves it live. May be repeated.",
-        ),
-    ] = None,
-    block: Annotated[
-        str,
-        typer.Option("--block", "-b", help="Only this block and those inside, such as blk.0."),
-    ] = "",
-    after: Annotated[
-        str | None, typer.Option("--after", metavar="PASS", help="MIR after this pass.")
-    ] = None,
-    diff: Annotated[
-        tuple[str, str] | None,
-        typer.Option("--diff", metavar="PASS PASS", help="What changed between two passes."),
-    ] = None,
-    cpu: Annotated[
-        str | None, typer.Option("--cpu", help="Make code for another CPU, such as x86-64-v3.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o",
-            help="Write to a file; hir and mir in a form that can be read back. - for stdout.",
-        ),
-    ] = None,
-    json: Json = False,
+    wanted: Wanted,
+    sizes: Sizes,
     loading: Loading,
-) -> None:  # fmt: skip
+) -> None:
     """Show a model at a stage of the compiler.
 
     hir: blocks, as the model was written. mir: tensor operations, before the passes, or after
     one of them. lir: the optimised program with its memory plan. program: the table of kernel
     calls. llvm, asm: the code of each distinct kernel. Without a stage, a summary.
     """
-    if stage is not None and stage not in STAGES:
-        raise typer.BadParameter(f"no stage {stage!r}; there are {', '.join(STAGES)}")
-    if json and (stage or after or diff):
-        raise typer.BadParameter("--json goes with the summary, not with a stage")
+    wanted.check()
     subject = open_subject(name, loading.context, loading.kv)
-    stages = _stages(subject, stage, variant, bind or [], block, cpu, loading)
+    symbolic = wanted.stage in ("hir", "mir") and not sizes.asked
+    stages = _stages(subject, sizes, symbolic, wanted.block, loading)
+    if not wanted.is_summary:
+        with console.working("compiling"):
+            text = wanted.text(stages)
+        wanted.deliver(text)
+        return
     with console.working("compiling"):
-        if diff is not None:
-            text = stages.diff(*diff)
-        elif after is not None:
-            text = stages.after(after, exact=output is not None, color=_colored(output))
-        elif stage is not None:
-            text = stages.text(stage, exact=output is not None, color=_colored(output))
-        else:
-            summary = _summary(subject, stages)
-            text = ""
-    if text:
-        _deliver(text, output)
-    elif json:
+        summary = _summary(subject, stages)
+    if wanted.json:
         console.write_json(summary)
-    else:
-        console.facts([(key.replace("_", " "), _shown(v)) for key, v in summary.items()])
-        _deliver(f"\n{stages.result.explain()}\n", output)
+        return
+    console.facts([(key.replace("_", " "), _shown(v)) for key, v in summary.items()])
+    wanted.deliver(f"\n{stages.result.explain()}\n")
 
 
-def _stages(
-    subject: Subject,
-    stage: str | None,
-    variant: str | None,
-    bind: list[str],
-    block: str,
-    cpu: str | None,
-    loading: Loading,
-) -> Stages:
+def _stages(subject: Subject, sizes: Sizes, symbolic: bool, block: str, loading: Loading) -> Stages:
     from rlx.ir.binding import DimBinding
     from rlx.specialize.options import CompileOptions
 
-    symbolic = stage in ("hir", "mir") and variant is None and not bind
-    binding = DimBinding() if symbolic else binding_for(subject, variant, bind)
+    binding = DimBinding()
+    if not symbolic:
+        binding = binding_for(subject, sizes.variant, sizes.bind or [])
     options = CompileOptions(binding=binding, threads=loading.threads)
-    return Stages(subject.module, _backend(loading.device, cpu), options, block)
+    return Stages(subject.module, _backend(loading.device, sizes.cpu), options, block)
 
 
 def _backend(device: str, cpu: str | None) -> Backend:
@@ -139,17 +171,6 @@ def _backend(device: str, cpu: str | None) -> Backend:
     from rlx.codegen.target import Target
 
     return CpuBackend(Target.named(cpu))
-
-
-def _colored(output: Path | None) -> bool:
-    return output is None and console.screen().color_system is not None
-
-
-def _deliver(text: str, output: Path | None) -> None:
-    if output is None or str(output) == "-":
-        sys.stdout.write(text)
-    else:
-        output.write_text(text, encoding="utf-8")
 
 
 def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:
