@@ -42,6 +42,7 @@ class Problem:
     softcap: float = 0.0
     mask: DType | None = None
     mask_rows: bool = False
+    sinks: DType | None = None
     gaps: str = ""
     packed: bool = False
 
@@ -75,7 +76,7 @@ class Problem:
         return 1 if name in self.gaps else gcd(self.head_dim, self.lanes(target))
 
 
-POINTERS = ("q", "k", "v", "mask", "out", "scratch")
+POINTERS = ("q", "k", "v", "mask", "sinks", "out", "scratch")
 SIZES = ("batch", "queries", "keys")
 STRIDES = (
     *(f"{x}_{axis}" for x in "qkv" for axis in ("batch", "row", "head", "step")),

@@ -9,7 +9,7 @@ from rlx.codegen.attention import AttentionKernel, Rows, or_zero, weight
 from rlx.codegen.attention_schedule import Piece, Schedule
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
-from rlx.codegen.storage import memory_type, store
+from rlx.codegen.storage import load, memory_type, store
 
 
 def sums_of(f: Function, kernel: AttentionKernel, worker: Value, number: Value | int) -> Value:
@@ -42,6 +42,23 @@ class _Item:
         left = f.min(self.rows.count - f["row"], self.block)
         self.count = f.i64(self.block * kernel.together) if kernel.together > 1 else left
 
+    def place(self, row: Value) -> tuple[Value, Value]:
+        """(key head, row of that head) of a row of the item."""
+        f = self.f
+        skipped = row.udiv(self.block) if self.kernel.together > 1 else f.i64(0)
+        return f["head"] + skipped, f["row"] + row - skipped * self.block
+
+    def with_sink(self, total: Value, top: Value, row: Value) -> Value:
+        """The total of a row's weights, and the weight of its head's sink where there is one."""
+        dtype = self.problem.sinks
+        if dtype is None:
+            return total
+        head, inside = self.place(row)
+        number = head * self.problem.group + self.rows.place(inside)[1]
+        at = self.f.gep(self.rows.words["sinks"], number, memory_type(dtype))
+        sink = self.f.extract(load(self.f, at, dtype, 1, self.type), 0)
+        return total + weight(sink - or_zero(top))
+
     def total(self, sums: Value, row: Value) -> Value:
         f = self.f
         return f.gep(f.gep(sums, self.kernel.totals(f.target)), row, self.type)
@@ -53,9 +70,7 @@ class _Item:
     def write(self, row: Value, column: Callable[[Value, int], Value]) -> None:
         """Write a row; `column` gives `lanes` numbers of it from a byte offset in the sums on."""
         f, dtype = self.f, self.problem.dtype("out")
-        skipped = row.udiv(self.block) if self.kernel.together > 1 else f.i64(0)
-        inside = f["row"] + row - skipped * self.block
-        out = self.rows.address("out", f["batch"], f["head"] + skipped, inside)
+        out = self.rows.address("out", f["batch"], *self.place(row))
         lanes = self.problem.chunk("out", f.target)
         for d in f.range(0, self.problem.head_dim, lanes):
             value = column(d * self.type.bytes, lanes)
@@ -70,7 +85,8 @@ def emit_finish(m: Module, kernel: AttentionKernel) -> Function:
     f = m.function("finish", [("words", ptr), *_PLACE, ("sums", ptr)], internal=True)
     item = _Item(f, kernel)
     for r in f.range(0, item.count):
-        scale = inverse(f.load(item.total(f["sums"], r), item.type))
+        total, top = (f.load(at(f["sums"], r), item.type) for at in (item.total, item.maximum))
+        scale = inverse(item.with_sink(total, top, r))
         values = f.gep(f["sums"], r, item.row_bytes)
 
         def column(at: Value, lanes: int, values: Value = values, scale: Value = scale) -> Value:
@@ -187,4 +203,5 @@ def _weigh_parts(f: Function, item: _Item, row: Value) -> Value:
 
     lowest = f.const(float("-inf"), item.type)
     top = or_zero(f.loop(0, f["count"], 1, [lowest], larger)[0])
-    return f.loop(0, f["count"], 1, [f.const(0.0, item.type)], add)[0]
+    total = f.loop(0, f["count"], 1, [f.const(0.0, item.type)], add)[0]
+    return item.with_sink(total, top, row)

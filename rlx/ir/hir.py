@@ -244,7 +244,7 @@ def _operands(cls: type[Block], tensors: dict[str, Any], attributes: dict[str, A
         if value is None and i < cls.num_required:
             raise InputError("missing tensor", got=f"no {tensor}", expected=_usage(cls))
         if value is not None:
-            if absent:
+            if absent and f"has_{tensor}" not in cls.fields:
                 raise InputError(f"{tensor} needs {absent}", got=f"{tensor} alone")
             operands.append(value)
     return operands

@@ -70,7 +70,9 @@ class Net(Parts):
             names = [f"blk.{layer}.attn_{p}_norm.weight" for p in ("q", "k")]
             q, k = (self._turned(t, n, settings) for t, n in zip((q, k), names, strict=True))
         keys, values = self.cached(k, f"k.{layer}"), self.cached(v, f"v.{layer}")
-        return self.scored(q, keys, values, c.sliding_window if c.slides(layer) else 0)
+        sinks = f"blk.{layer}.attn_sinks.weight"
+        given = {"sinks": self.param(sinks)} if sinks in self.weights else {}
+        return self.scored(q, keys, values, c.sliding_window if c.slides(layer) else 0, **given)
 
     def _turned(self, x: Tensor, norm: str, rope: RopeConfig) -> Tensor:
         """Heads turned by their position, after a norm of each or of all together."""
@@ -129,14 +131,16 @@ class Net(Parts):
         heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, width))
         return state, self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
 
-    def scored(self, q: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+    def scored(
+        self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention to the cache, or to its last `window` tokens (0: all)."""
         c = self.config
         mask = MaskKind.SLIDING_WINDOW(window) if window else MaskKind.CAUSAL
         return self.g.attention(
-            q, keys, values, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim,
-            mask_kind=mask, scale=c.attention_scale, softcap=c.attention_softcap, kv_layout="bhsd",
-            kv_scheme=self.kv.scheme,
+            q, keys, values, sinks=sinks, num_heads=c.heads, num_kv_heads=c.kv_heads,
+            head_dim=c.head_dim, mask_kind=mask, scale=c.attention_scale,
+            softcap=c.attention_softcap, kv_layout="bhsd", kv_scheme=self.kv.scheme,
         )  # fmt: skip
 
     # -- layers ------------------------------------------------------------------------------------

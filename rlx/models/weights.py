@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,15 @@ from rlx.runtime.params import Deferred
 
 @dataclass(frozen=True)
 class Made:
-    """A weight made of tensors of the file: `make(config, *arrays)`."""
+    """A weight made of tensors of the file: `make(config, *arrays)`.
+
+    One that is made `by_expert`, each from the same entry of all tensors, waits until it is wanted.
+    """
 
     names: tuple[str, ...]
     make: Callable[..., Array]
     scheme: QuantScheme | None = None
+    by_expert: bool = False
 
 
 Source = str | Made
@@ -126,7 +131,11 @@ class Weights:
 
     def _made(self, name: str, source: Made) -> Weight:
         arrays = [self.file.array(self._info(n).name) for n in source.names]
-        array = source.make(self._config, *arrays)
+        make = partial(source.make, self._config)
+        array: Any = make(*(a[:1] for a in arrays)) if source.by_expert else make(*arrays)
+        if source.by_expert:
+            shape = (len(arrays[0]), *array.shape[1:])
+            array = Deferred(shape, DType.of(array.dtype), lambda: make(*arrays))
         shape = array.shape
         if source.scheme is not None:
             shape = (*shape[:-1], source.scheme.row_elements(shape[-1]))

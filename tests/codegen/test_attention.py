@@ -35,7 +35,7 @@ def draw(seed, *dims, dtype="f32"):
     return rng.standard_normal(dims).astype(DType.of(dtype).numpy)
 
 
-def expected(q, k, v, scale, kind=MaskKind.NONE, softcap=0.0, mask=None):
+def expected(q, k, v, scale, kind=MaskKind.NONE, softcap=0.0, mask=None, sinks=None):
     """The formula on [B, H, S, D] arrays, row by row, in f64."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     batch, heads, rows, _ = q.shape
@@ -60,7 +60,11 @@ def expected(q, k, v, scale, kind=MaskKind.NONE, softcap=0.0, mask=None):
         if seen.any():
             with np.errstate(invalid="ignore"):
                 weights = np.exp(scores[seen] - scores[seen].max())
-            out[b, h, i] = weights @ v[b, h // group][seen] / weights.sum()
+            total = weights.sum()
+            if sinks is not None:
+                with np.errstate(over="ignore"):
+                    total += np.exp(np.float64(sinks[h]) - scores[seen].max())
+            out[b, h, i] = weights @ v[b, h // group][seen] / total
     return out
 
 
@@ -80,7 +84,7 @@ def heads_first(x, layout):
 
 def check(
     dims, kind="none", types="f32 f32", layouts="bshd bshd", mask=None, softcap=0.0, scale=None,
-    setups=SETUPS, rank3=False,
+    setups=SETUPS, rank3=False, sinks=None,
 ):  # fmt: skip
     """dims: batch, queries, keys, heads, key heads, head_dim."""
     batch, rows, keys, heads, kv_heads, dim = dims
@@ -96,16 +100,19 @@ def check(
     }
     if mask is not None:
         arrays["mask"] = mask
+    if sinks is not None:
+        sinks = np.array(sinks, DType.of(q_type).numpy)
     want = expected(
         *(heads_first(arrays[n], ql if n == "q" else kl) for n in "qkv"),
-        1 / math.sqrt(dim) if scale is None else scale, kind, softcap, mask,
+        1 / math.sqrt(dim) if scale is None else scale, kind, softcap, mask, sinks,
     )  # fmt: skip
     given = {n: a.reshape(*a.shape[:2], -1) if rank3 else a for n, a in arrays.items()}
+    given |= {} if sinks is None else {"sinks": sinks}
     g = Graph("attention")
     values = [g.input(n, list(a.shape), dtype=DType.of(a.dtype)) for n, a in given.items()]
     out = g.attention(
         *values, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, mask_kind=kind, scale=scale,
-        softcap=softcap, q_layout=ql, kv_layout=kl,
+        softcap=softcap, q_layout=ql, kv_layout=kl, has_sinks=sinks is not None,
     )  # fmt: skip
     g.set_outputs(out)
     for target, workers in setups:
@@ -142,6 +149,8 @@ MANY = {
     "eight bits": case(1, 20, 45, 2, 1, 64, types="f32 f8e4m3", kind="causal"),
     "no keys": case(1, 30, 0, 2, 1, 16),
     "one key": case(1, 30, 1, 2, 1, 16),
+    "sinks": case(2, 30, 45, 6, 2, 32, kind="sliding_window(9)", sinks=[-9, 0, 1, 2, 4, 200]),
+    "half sinks": case(1, 33, 70, 4, 4, 80, types="f16 f16", sinks=[0, 1, 2, 3]),
 }
 
 FEW = {
@@ -158,6 +167,8 @@ FEW = {
     "no keys": case(1, 1, 0, 2, 1, 16),
     "one key": case(2, 1, 1, 2, 1, 16, layouts="bhsd bhsd"),
     "rank 3": case(2, 1, 45, 4, 2, 32, rank3=True),
+    "sinks": case(2, 1, 45, 6, 2, 32, kind="causal", sinks=[-9, 0, 1, 2, 4, 200]),
+    "sinks, heads in turn": case(1, 1, 300, 6, 3, 64, layouts="bshd bhsd", sinks=[1] * 6),
 }
 
 

@@ -104,6 +104,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_BASE, **_LATENT, "model_type": "deepseek_v2", "q_lora_rank": 24,
         "routed_scaling_factor": 2.0,
     },
+    "gpt_oss": {
+        **_BASE, "model_type": "gpt_oss", "num_local_experts": EXPERTS, "num_experts_per_tok": 3,
+        "sliding_window": 5, "num_hidden_layers": 4,
+        "rope_scaling": {**_YARN, "factor": 8.0, "truncate": False},
+    },
     "olmo2": {**_BASE, "model_type": "olmo2"},
     "starcoder2": {
         **_BASE, "model_type": "starcoder2", "norm_epsilon": 1e-5, "tie_word_embeddings": True,

@@ -537,6 +537,12 @@ def attention() -> Iterator[Case]:
             lambda g, q, k, v, m, kind=kind: g.attention(q, k, v, m, **heads, mask_kind=kind),
             24, "sum",
         )  # fmt: skip
+    yield Case(
+        "attention", "sinks", full | {"s": Arg((4,), "f32", -2, 4)},
+        lambda g, q, k, v, s: g.attention(
+            q, k, v, s, **heads, mask_kind="sliding_window(7)", has_sinks=True
+        ), 24, "sum",
+    )  # fmt: skip
     yield from paged()
     for t in ("f32", "f16"):
         for pairs in (False, True):

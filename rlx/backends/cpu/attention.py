@@ -25,6 +25,7 @@ def _problem(node: Node) -> Problem:
     op = node.op
     assert isinstance(op, Attention)
     q, k, v = (value.dtype for value in node.inputs[:3])
+    mask, sinks = op.extras(*node.inputs[3:])
     return Problem(
         q=q,
         k=k,
@@ -35,7 +36,8 @@ def _problem(node: Node) -> Problem:
         scale=op.score_scale,
         kind=op.mask_kind,
         softcap=op.softcap,
-        mask=node.inputs[3].dtype if len(node.inputs) > 3 else None,
+        mask=None if mask is None else mask.dtype,
+        sinks=None if sinks is None else sinks.dtype,
         packed=op.kv_scheme is not None,
     )
 
@@ -116,9 +118,13 @@ def _heads_together(problem: Problem, strides: dict[str, Dim]) -> int:
 
 
 def _words(node: Node, strides: dict[str, Dim]) -> list[Word]:
-    q, k, v, *mask = node.inputs
-    found: dict[str, Word] = {n: Pointer(x) for n, x in (("q", q), ("k", k), ("v", v))}
-    found["mask"] = Pointer(mask[0]) if mask else 0
+    op = node.op
+    assert isinstance(op, Attention)
+    given = (*node.inputs[:3], *op.extras(*node.inputs[3:]))
+    names = ("q", "k", "v", "mask", "sinks")
+    found: dict[str, Word] = {
+        n: 0 if x is None else Pointer(x) for n, x in zip(names, given, strict=True)
+    }
     found |= {"out": Pointer(node.output), "scratch": Scratch(node)}
     found |= {"batch": _sizes(node, "q").batch, "queries": _sizes(node, "q").length}
     found |= {"keys": _sizes(node, "k").length, **strides}
@@ -136,7 +142,7 @@ def _strides(node: Node, ctx: Context) -> dict[str, Dim]:
         batch, row, head, step = by_axis(strides, layout, op.head_dim)
         found |= {f"{name}_batch": batch, f"{name}_row": row}
         found |= {f"{name}_head": head, f"{name}_step": step}
-    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    mask, _ = op.extras(*node.inputs[3:])
     axes = ("batch", "head", "row", "step")
     return found | dict(zip((f"mask_{a}" for a in axes), _mask_strides(mask, ctx), strict=True))
 

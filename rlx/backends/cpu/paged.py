@@ -59,7 +59,8 @@ def _words(node: Node, op: PagedAttention) -> list[Word]:
     q, k, v, table, rows, positions = node.inputs
     slots, dim = k.shape.dims[2], op.head_dim
     found: dict[str, Word] = {
-        "q": Pointer(q), "k": Pointer(k), "v": Pointer(v), "mask": 0, "out": Pointer(node.output),
+        "q": Pointer(q), "k": Pointer(k), "v": Pointer(v), "mask": 0, "sinks": 0,
+        "out": Pointer(node.output),
         "scratch": Scratch(node), "batch": 1, "queries": q.shape.dims[1], "keys": slots,
         "table": Pointer(table), "rows": Pointer(rows), "positions": Pointer(positions),
         "status": Status(), "node": Number(node), "sequences": table.shape.dims[0],

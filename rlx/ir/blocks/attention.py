@@ -25,7 +25,8 @@ class Attention(Block):
     q. `num_kv_heads` defaults to `num_heads`, `head_dim` to what q has, `scale` to 1/√head_dim, and
     `mask_kind` to what the mask says: NONE without one, CUSTOM for flags, BIAS for numbers. Query i
     stands at position Sk - Sq + i; a query without any key gives zeros. `kv_scheme` says how
-    keys and values are packed, where they are.
+    keys and values are packed, where they are. With `has_sinks` the last operand is [H]: the scores
+    of a key more in each head, whose value is zero.
     """
 
     num_heads: int
@@ -37,6 +38,7 @@ class Attention(Block):
     q_layout: str = "bshd"
     kv_layout: str = "bshd"
     kv_scheme: QuantScheme | None = None
+    has_sinks: bool = False
 
     def op(self, q: Value, mask: Value | None) -> AttentionOp:
         """The MIR op, defaults filled in."""
@@ -53,22 +55,33 @@ class Attention(Block):
         kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
         return AttentionOp(
             self.num_heads, kv_heads, head_dim, kind, self.scale, self.softcap, self.q_layout,
-            self.kv_layout, self.kv_scheme,
+            self.kv_layout, self.kv_scheme, self.has_sinks,
         )  # fmt: skip
 
-    def direct(self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
-        operands = (q, k, v) if mask is None else (q, k, v, mask)
-        return g.append(self.op(q, mask), operands)
+    def direct(
+        self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None,
+        sinks: Value | None = None,
+    ) -> Value:  # fmt: skip
+        given = tuple(t for t in (mask, sinks) if t is not None)
+        return g.append(self.op(q, self._mask(given)), (q, k, v, *given))
 
-    def fusable(self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
-        op = self.op(q, mask)
+    def _mask(self, given: tuple[Value, ...]) -> Value | None:
+        return given[0] if len(given) > self.has_sinks else None
+
+    def fusable(
+        self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None,
+        sinks: Value | None = None,
+    ) -> Value:  # fmt: skip
+        given = tuple(t for t in (mask, sinks) if t is not None)
+        op = self.op(q, self._mask(given))
+        mask, sinks = op.extras(*given)
         k, v = (_unpacked(g, t, op) for t in (k, v))
         rows = _by_head(g, q, op.head_dim, op.q_layout)
         keys, values = (_repeated(g, _by_head(g, t, op.head_dim, op.kv_layout), op) for t in (k, v))
         scores = g.mul(g.matmul(rows, g.transpose(keys, perm=(0, 1, 3, 2))), op.score_scale)
         if op.softcap:
             scores = g.mul(g.tanh(g.div(scores, op.softcap)), op.softcap)
-        y = g.matmul(_weights(g, scores, mask, op.mask_kind), values)
+        y = g.matmul(_weights(g, scores, mask, op.mask_kind, sinks), values)
         if op.q_layout == "bshd":
             y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), dims=q.shape.dims)
         return cast(g, y, q.shape.dtype)
@@ -100,10 +113,12 @@ def _repeated(g: Graph, x: Value, op: AttentionOp) -> Value:
     return g.reshape(x, dims=(batch, op.num_heads, length, width))
 
 
-def _weights(g: Graph, scores: Value, mask: Value | None, kind: MaskKind) -> Value:
+def _weights(
+    g: Graph, scores: Value, mask: Value | None, kind: MaskKind, sinks: Value | None
+) -> Value:
     """softmax over the keys to keep; zeros in a row without any."""
     if kind == MaskKind.NONE:
-        return g.softmax(scores, axis=-1)
+        return _softmax(g, scores, sinks)
     if kind == MaskKind.BIAS:
         assert mask is not None  # the op's inference asks for it
         scores = g.add(scores, wide(g, mask))
@@ -112,7 +127,17 @@ def _weights(g: Graph, scores: Value, mask: Value | None, kind: MaskKind) -> Val
         keep = _visible(g, scores, kind) if mask is None else mask
         scores = g.where(keep, scores, _MASKED)
     # a row of -inf alone is NaN after softmax; the flags turn it into zeros
-    return g.where(keep, g.softmax(scores, axis=-1), 0.0)
+    return g.where(keep, _softmax(g, scores, sinks), 0.0)
+
+
+def _softmax(g: Graph, scores: Value, sinks: Value | None) -> Value:
+    """softmax over the keys, and over the sink of each head where there are sinks."""
+    if sinks is None:
+        return g.softmax(scores, axis=-1)
+    *outer, keys = scores.shape.dims
+    more = g.reshape(wide(g, sinks), dims=(outer[1], 1, 1))
+    joined = g.concat(scores, g.expand(more, dims=(*outer, 1)), axis=3)
+    return g.narrow(g.softmax(joined, axis=-1), axis=3, start=0, length=keys)
 
 
 def _visible(g: Graph, scores: Value, kind: MaskKind) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,15 @@ from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType, u8
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import compute, quiet, require_float, require_same, rounded, upcast
+from rlx.ir.ops._common import (
+    compute,
+    quiet,
+    require_float,
+    require_rank,
+    require_same,
+    rounded,
+    upcast,
+)
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.shape import Shape, broadcast_dims
 
@@ -73,6 +81,7 @@ class Attention(Op):
     c·tanh(s/c) before the mask. A mask tensor broadcasts to [B, H, Sq, Sk]: flags of the keys to
     keep (CUSTOM), or numbers added to the scores (BIAS). A query without any key gives zeros.
     With a `kv_scheme` k and v are bytes of rank 4, each head of a token packed by the scheme.
+    Sinks [H] are the scores of a key more in each head, whose value is zero.
     """
 
     num_heads: int
@@ -84,6 +93,7 @@ class Attention(Op):
     q_layout: str = "bshd"
     kv_layout: str = "bshd"
     kv_scheme: QuantScheme | None = None
+    has_sinks: bool = False
 
     def check(self) -> None:
         for field in ("num_heads", "num_kv_heads", "head_dim"):
@@ -122,7 +132,25 @@ class Attention(Op):
     def score_scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
-    def infer(self, q: Shape, k: Shape, v: Shape, mask: Shape | None = None) -> Shape:
+    def extras(self, *given: Any) -> tuple[Any, Any]:
+        """The operands behind v as (mask, sinks): absent ones leave no gap."""
+        there = [t for t in given if t is not None]
+        sinks = there.pop() if self.has_sinks and there else None
+        if len(there) > 1 or (sinks is None) == self.has_sinks:
+            raise ShapeError(
+                "operands and flags disagree", where=self.name, got=f"{len(there)} extra operands",
+                expected=f"a mask at most, has_sinks={self.has_sinks}",
+            )  # fmt: skip
+        return there[0] if there else None, sinks
+
+    def infer(
+        self, q: Shape, k: Shape, v: Shape, mask: Shape | None = None, sinks: Shape | None = None
+    ) -> Shape:
+        mask, sinks = self.extras(mask, sinks)
+        if sinks is not None:
+            require_float(sinks, "sinks")
+            require_rank(sinks, 1, "sinks")
+            require_same(sinks.dims[0], self.num_heads, "sinks against query heads")
         sizes = []
         for x, what, layout, heads in (
             (q, "q", self.q_layout, self.num_heads),
@@ -164,7 +192,10 @@ class Attention(Op):
                 expected=f"[{', '.join(map(str, scores))}]",
             )  # fmt: skip
 
-    def reference(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+    def reference(
+        self, q: Array, k: Array, v: Array, mask: Array | None = None, sinks: Array | None = None
+    ) -> Array:
+        mask, sinks = self.extras(mask, sinks)
         dtype = DType.of(q.dtype)
         if self.kv_scheme is not None:
             k, v = (decode(self.kv_scheme, x) for x in (k, v))
@@ -175,7 +206,7 @@ class Attention(Op):
             keep = mask if self.mask_kind == MaskKind.CUSTOM else self._visible(*scores.shape[2:])
             if keep is not None:
                 scores = np.where(keep, scores, scores.dtype.type(-np.inf))
-            out = _softmax(scores) @ self._repeated(compute(v))
+            out = _weights(scores, sinks) @ self._repeated(compute(v))
         return rounded(join_heads(out, q, self.q_layout), dtype)
 
     def _repeated(self, x: Array) -> Array:
@@ -228,6 +259,15 @@ def _require_packed(x: Shape, what: str) -> None:
             f"packed {what} is not bytes by head", got=x, expected="rank 4, u8",
             hint="make them with quantize_blocks",
         )  # fmt: skip
+
+
+def _weights(scores: Array, sinks: Array | None) -> Array:
+    """softmax over the keys of [B, H, Sq, Sk], and the sink of each head where there are sinks."""
+    if sinks is None:
+        return _softmax(scores)
+    more = compute(sinks).astype(scores.dtype)[None, :, None, None]
+    more = np.broadcast_to(more, (*scores.shape[:3], 1))
+    return _softmax(np.concatenate([scores, more], axis=-1))[..., :-1]
 
 
 def _softmax(scores: Array) -> Array:
