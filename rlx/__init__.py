@@ -50,7 +50,9 @@ _HOMES = {
     "rlx.specialize.variant": "ModelPhase ModelVariant",
     "rlx.backends.registry": "Device available_devices register_backend",
     "rlx.models.encoders.embed": "EncoderModel Ranked",
-    "rlx.models.language": "Generation LanguageModel",
+    "rlx.models.answer": "Generation",
+    "rlx.models.batch.engine": "Engine",
+    "rlx.models.language": "LanguageModel",
     "rlx.models.load": "load",
     "rlx.models.measuring": "profile_model",
     "rlx.models.sampling": "GenerationSettings",
@@ -134,7 +136,9 @@ if TYPE_CHECKING:
     from rlx.ir.verify import verify as verify
     from rlx.passes.bind import bind_graph as bind_graph
     from rlx.models.encoders.embed import EncoderModel as EncoderModel, Ranked as Ranked
-    from rlx.models.language import Generation as Generation, LanguageModel as LanguageModel
+    from rlx.models.answer import Generation as Generation
+    from rlx.models.batch.engine import Engine as Engine
+    from rlx.models.language import LanguageModel as LanguageModel
     from rlx.models.load import load as load
     from rlx.models.measuring import profile_model as profile_model
     from rlx.models.sampling import GenerationSettings as GenerationSettings

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rlx.errors import FormatError, OptionError
 
 if TYPE_CHECKING:
-    from rlx.models.language import Generation, LanguageModel, Stream
+    from rlx.models.answer import Generation
+    from rlx.models.language import LanguageModel, Stream
 
 Message = dict[str, str]
 _ROLES = ("user", "assistant")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlx.cli import console, machine
+from rlx.cli import console
 from rlx.cli.disk import bytes_in
 from rlx.cli.kept import KINDS, directory, kept_files
 from rlx.cli.options import Json, Loading, model_names, spread
+from rlx.runtime import machine
 
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject

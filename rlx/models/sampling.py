@@ -58,6 +58,15 @@ class GenerationSettings:
         object.__setattr__(self, "stop", tuple(s for s in stop if s))
         object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
 
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> GenerationSettings:
+        """From keyword arguments; an unknown one is an error that lists the known."""
+        known = GenerationSettings.__dataclass_fields__
+        wrong = [name for name in options if name not in known]
+        if wrong:
+            raise OptionError("unknown setting", got=", ".join(wrong), expected=", ".join(known))
+        return GenerationSettings(**options)
+
     @property
     def adjusts(self) -> bool:
         """Whether logits change before the draw, which needs inputs of their size."""

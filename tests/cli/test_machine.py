@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from cli_support import CONTEXT, KV_HEADS, LAYERS
 
-from rlx.cli import machine
 from rlx.codegen.diskcache import DiskCache
+from rlx.runtime import machine
 
 HEAD_BYTES = 8 * 2  # eight elements of f16
 

@@ -1,0 +1,105 @@
+"""Pages of the cache: shared beginnings, counts, and nothing lost, whatever comes and goes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rlx.models.batch.pages import Pages
+
+SIZE = 4
+
+
+def begin(pages: Pages, tokens: list[int], most: int = 0) -> list[int]:
+    found = pages.begin(tokens, most or len(tokens) + 1)
+    assert found is not None
+    return found
+
+
+def learn_all(pages: Pages, held: list[int], tokens: list[int]) -> None:
+    for number in range(len(tokens) // SIZE):
+        pages.learn(held, number, tokens[number * SIZE : (number + 1) * SIZE])
+
+
+def test_equal_beginnings_share_pages() -> None:
+    pages = Pages(8, SIZE)
+    first = begin(pages, list(range(10)))
+    learn_all(pages, first, list(range(10)))
+    second = begin(pages, [*range(8), 70, 71])
+    assert second[:2] == first[:2] and second[2] != first[2]
+    assert pages.held == 4
+
+
+def test_the_last_token_is_never_taken_from_a_page() -> None:
+    pages = Pages(8, SIZE)
+    tokens = list(range(8))
+    held = begin(pages, tokens)
+    learn_all(pages, held, tokens)
+    assert pages.shared(tokens) == held[:1]
+    assert pages.shared([*tokens, 8]) == held[:2]
+
+
+def test_contents_survive_their_sequence_until_the_page_is_needed() -> None:
+    pages = Pages(4, SIZE)
+    tokens = list(range(9))
+    held = begin(pages, tokens)
+    learn_all(pages, held, tokens)
+    pages.end(held)
+    assert pages.available == 4
+    assert pages.shared(tokens) == held[:2]
+    begin(pages, [50] * 9)  # two pages were free; one that was known goes, the later one first
+    assert pages.shared(tokens) == held[:1]
+
+
+def test_too_few_pages_give_nothing_and_take_nothing() -> None:
+    pages = Pages(3, SIZE)
+    held = begin(pages, [1] * 8)
+    assert pages.available == 0
+    assert pages.begin([2] * 4, 5) is None
+    pages.end(held)
+    assert pages.begin([2] * 4, 13) is None
+    assert pages.available == 3
+
+
+def test_idle_pages_that_are_shared_do_not_count_twice() -> None:
+    pages = Pages(2, SIZE)
+    tokens = list(range(5))
+    held = begin(pages, tokens)
+    learn_all(pages, held, tokens)
+    pages.end(held)
+    assert pages.begin(tokens, 9) is None  # three pages, though one of two is known
+    assert pages.available == 2
+    assert begin(pages, tokens, 8)[0] == held[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_page_found_for_tokens_always_contains_them(seed: int) -> None:
+    """Contents are tracked beside the pool, as a cache would have them, through random use."""
+    rng = random.Random(seed)
+    pages = Pages(12, SIZE)
+    contents: dict[int, list[int]] = {}
+    running: list[tuple[list[int], list[int]]] = []
+    for _ in range(3000):
+        if running and rng.random() < 0.5:
+            tokens, held = running.pop(rng.randrange(len(running)))
+            pages.end(held)
+            continue
+        tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
+        found = pages.begin(tokens, len(tokens) + rng.randrange(5))
+        if found is None:
+            continue
+        shared = (len(tokens) - 1) // SIZE
+        seen = pages.shared(tokens)
+        assert found[: len(seen)] == seen and len(seen) <= shared
+        for number, page in enumerate(seen):
+            assert contents[page] == tokens[: (number + 1) * SIZE]
+        for number in range(len(seen), len(tokens) // SIZE):
+            contents[found[number]] = tokens[: (number + 1) * SIZE]
+            pages.learn(found, number, tokens[number * SIZE : (number + 1) * SIZE])
+        running.append((tokens, found))
+        assert len(set(found)) == len(found)
+        assert pages.held == len({p for _, held in running for p in held})
+    for _, held in running:
+        pages.end(held)
+    assert pages.available == 12
