@@ -12,6 +12,7 @@ import typer
 from rlx.cli import console
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.cli.programs import Subject, open_subject
+from rlx.cli.report import Page, write_report
 from rlx.cli.stages import STAGES, Stages
 from rlx.cli.variants import binding_for
 from rlx.errors import OptionError
@@ -121,6 +122,7 @@ def inspect(
         ),
     ],
     *,
+    html: Page = None,
     wanted: Wanted,
     sizes: Sizes,
     loading: Loading,
@@ -132,9 +134,15 @@ def inspect(
     calls. llvm, asm: the code of each distinct kernel. Without a stage, a summary.
     """
     wanted.check()
+    if html is not None and wanted != Wanted():
+        raise typer.BadParameter("--html is a report on everything, and goes without a stage")
     subject = open_subject(name, loading.context, loading.kv)
     symbolic = wanted.stage in ("hir", "mir") and not sizes.asked
     stages = _stages(subject, sizes, symbolic, wanted.block, loading)
+    if html is not None:
+        facts = _model_facts(subject) if subject.model is not None else {}
+        write_report(html, subject, stages, [(_label(k), _shown(v)) for k, v in facts.items()])
+        return
     if not wanted.is_summary:
         with console.working("compiling"):
             text = wanted.text(stages)
@@ -145,7 +153,7 @@ def inspect(
     if wanted.json:
         console.write_json(summary)
         return
-    console.facts([(key.replace("_", " "), _shown(v)) for key, v in summary.items()])
+    console.facts([(_label(key), _shown(v)) for key, v in summary.items()])
     wanted.deliver(f"\n{stages.result.explain()}\n")
 
 
@@ -209,6 +217,10 @@ def _model_facts(subject: Subject) -> dict[str, Any]:
         "vocabulary": c.vocab,
         "context": subject.context,
     }
+
+
+def _label(key: str) -> str:
+    return key.replace("_", " ")
 
 
 def _shown(value: object) -> str:

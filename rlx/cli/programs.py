@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from rlx.errors import FormatError
 
 if TYPE_CHECKING:
     from rlx.ir.module import GraphModule
+    from rlx.ir.op import Array
     from rlx.models.build import ModelFile
     from rlx.models.encoders.build import EncoderFile
 
@@ -25,6 +27,7 @@ class Subject:
     module: GraphModule
     model: ModelFile | EncoderFile | None = None
     context: int = 0
+    params: Mapping[str, Array] | None = None  # of the model
 
     @property
     def usual_variant(self) -> str | None:
@@ -106,8 +109,8 @@ def _language(name: str, path: Path, context: int | None, kv: str) -> Subject:
 
     model = ModelFile.open(path)
     length = context or min(model.config.context, _USUAL_CONTEXT)
-    module = describe(model, model.weights(), length, kv, "sample").module
-    return Subject(name, module, model, length)
+    made = describe(model, model.weights(), length, kv, "sample")
+    return Subject(name, made.module, model, length, made.params)
 
 
 def _encoder(name: str, path: Path) -> Subject:
@@ -115,5 +118,5 @@ def _encoder(name: str, path: Path) -> Subject:
 
     model = EncoderFile.open(path)
     result = "scores" if model.config.labels else "embedding"
-    module = describe(model, model.weights(), Use(result)).module
-    return Subject(name, module, model, model.config.context)
+    made = describe(model, model.weights(), Use(result))
+    return Subject(name, made.module, model, model.config.context, made.params)

@@ -1,0 +1,138 @@
+"""What a report says, as plain records: the page is drawn from their JSON and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rlx.viz.arena import Placed
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a result of the plan lives, and from which position of the schedule to which."""
+
+    kind: str  # arena, input, output, param, state, constant, alias
+    size: int  # bytes, at the upper bounds of live sizes
+    first: int
+    last: int
+    offset: int | None = None  # bytes from the start of the arena
+    of: str = ""  # for an alias: the value whose memory it is
+
+
+@dataclass(frozen=True)
+class Result:
+    shape: str
+    dtype: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A node at one stage."""
+
+    id: int
+    op: str
+    call: str  # operands and attributes, as the text of the IR has them
+    results: Sequence[Result]
+    name: str = ""
+    source: bool = False  # an input, parameter, state or constant
+    at: str = ""  # the line that built it
+    via: Sequence[str] = ()  # passes that made or changed it
+    phase: str = ""
+    seconds: float = 0.0  # of a run
+
+
+@dataclass
+class Block:
+    """A block and what directly belongs to it: indices into the statements of each stage."""
+
+    name: str
+    path: str
+    parent: int  # index; −1: the model
+    hir: list[int] = field(default_factory=list)
+    mir: list[int] = field(default_factory=list)
+    lir: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Arena:
+    size: int
+    positions: int  # of the schedule
+    values: Sequence[Placed]
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """All calls of a kernel that do the same amount of work."""
+
+    kernel: str
+    op: str
+    shape: str
+    blocks: Sequence[str]
+    calls: int
+    seconds: float
+    flops: int
+    bytes: int
+    integer: bool  # multiplies bytes: its roof is that of integer products
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A limit of this machine: so many GFLOP/s, or so many GB/s."""
+
+    name: str
+    gflops: float = 0.0
+    gb: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Runs of this variant on this machine."""
+
+    seconds: float  # of one run, the median
+    sizes: str  # the live sizes it ran with
+    weights: str  # which values the parameters had
+    kernels: Sequence[KernelUse]
+    roofs: Sequence[Roof]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A part of the time that compiling takes."""
+
+    part: str  # passes, plan, code, llvm, program, weights
+    name: str
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Fused:
+    rule: str
+    count: int
+    blocks: Sequence[str]
+    reason: str = ""  # why it did not apply; empty where it did
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    op: str
+    outcome: str
+    nodes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    name: str
+    facts: Sequence[tuple[str, str]]
+    hir: Sequence[Statement]
+    mir: Sequence[Statement]
+    lir: Sequence[Statement]
+    blocks: Sequence[Block]  # parents before children; the first is the model itself
+    arena: Arena
+    measured: Measured | None
+    spent: Sequence[Spent]
+    fused: Sequence[Fused]
+    dispatch: Sequence[Dispatch]
