@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
+from rlx.models.answer import Answer, Generation
 from rlx.models.build import ModelFile
 from rlx.models.engine import Engine
 from rlx.models.kv import CacheType
 from rlx.models.sampling import GenerationSettings, Penalties
-from rlx.models.stops import StopWatch
 from rlx.models.vectors import normalized, pooled
-
-
-@dataclass
-class Generation:
-    """A finished answer: text, tokens, why it ended, what it took."""
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str = ""  # stop, length, cancelled
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    logprobs: list[dict[int, float]] = field(default_factory=list)
-
-    @property
-    def tokens_per_second(self) -> float:
-        steps = len(self.tokens) - 1
-        return steps / self.decode_seconds if steps > 0 and self.decode_seconds else 0.0
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Stream(Iterator[str]):
@@ -93,7 +69,7 @@ class LanguageModel:
 
     def _start(self, tokens: list[int], stream: bool, options: Mapping[str, Any]) -> Any:
         self._require_open()
-        settings = _settings(options)
+        settings = GenerationSettings.of(options)
         self.engine.check(tokens)
         result = Generation(prompt_tokens=len(tokens))
         pieces = Stream(self._pieces(tokens, settings, result), result)
@@ -108,69 +84,42 @@ class LanguageModel:
     ) -> Iterator[str]:
         with self.engine.lock:
             self._require_open()
-            result.finish_reason = "cancelled"
-            decoder = self.tokenizer.stream()
-            watch = StopWatch(settings.stop)
-            for token in self._draw(prompt, settings, result):
-                piece = watch.push(decoder.push(token))
-                if piece:
-                    result.text += piece
-                    yield piece
-                if watch.stopped:
-                    result.finish_reason = "stop"
-                    return
-            rest = watch.push(decoder.flush()) + watch.flush()
-            if rest:
-                result.text += rest
-                yield rest
+            answer = Answer(self.tokenizer, settings, result)
+            try:
+                yield from self._answer(prompt, answer)
+            finally:
+                if not answer.ended:
+                    result.finish_reason = "cancelled"
 
-    def _draw(
-        self, prompt: list[int], settings: GenerationSettings, result: Generation
-    ) -> Iterator[int]:
-        """The tokens of an answer, one native run each."""
-        engine = self.engine
-        ends = self.tokenizer.end_ids | settings.stop_tokens
+    def _answer(self, prompt: list[int], answer: Answer) -> Iterator[str]:
+        """Pieces of an answer, one native run for each token."""
+        engine, settings, result = self.engine, answer.settings, answer.result
         vocab = self.config.vocab
         penalties = Penalties(settings, vocab, prompt) if settings.adjusts else None
         rng, row = settings.rng(), settings.row()
         result.reused_tokens = engine.keep(prompt)
         pending = prompt[result.reused_tokens :]
-        clock = time.perf_counter()
-        while True:
-            if len(result.tokens) >= settings.max_tokens:
-                result.finish_reason = "length"
-                return
-            fitting = self._make_room(pending, settings, result)
+        if not settings.max_tokens:
+            answer.end("length")
+        while not answer.ended:
+            fitting = self._make_room(pending, settings)
             if fitting is None:
-                return
-            token, rng = engine.feed(fitting, rng, row, penalties)
-            now = time.perf_counter()
-            if result.tokens:
-                result.decode_seconds += now - clock
+                piece = answer.end("length")
             else:
-                result.prefill_seconds = now - clock
-            clock = now
-            result.tokens.append(token)
-            if settings.logprobs:
-                result.logprobs.append(_top(engine.last_logits[0], token, settings.logprobs))
-            if token in ends:
-                result.tokens.pop()
-                result.finish_reason = "stop"
-                return
-            if penalties is not None:
-                penalties.count(token)
-            yield token
-            pending = [token]
+                token, rng = engine.feed(fitting, rng, row, penalties)
+                piece = answer.push(token, engine.last_logits[0])
+                if penalties is not None:
+                    penalties.count(token)
+                pending = [token]
+            if piece:
+                yield piece
 
-    def _make_room(
-        self, pending: list[int], settings: GenerationSettings, result: Generation
-    ) -> list[int] | None:
+    def _make_room(self, pending: list[int], settings: GenerationSettings) -> list[int] | None:
         """What to run next when the context is full: nothing, or the younger half again."""
         engine = self.engine
         if len(engine.tokens) + len(pending) <= engine.context:
             return pending
         if settings.overflow == "error":
-            result.finish_reason = "length"
             return None
         kept = (engine.tokens + pending)[-max(engine.context // 2, 1) :]
         engine.tokens = []
@@ -230,24 +179,6 @@ class LanguageModel:
         return f"<LanguageModel {c.arch}, {c.layers} layers, context {self.engine.context}>"
 
 
-def _settings(options: Mapping[str, Any]) -> GenerationSettings:
-    try:
-        return GenerationSettings(**options)
-    except TypeError:
-        known = ", ".join(GenerationSettings.__dataclass_fields__)
-        wrong = [n for n in options if n not in GenerationSettings.__dataclass_fields__]
-        raise OptionError("unknown setting", got=", ".join(wrong), expected=known) from None
-
-
-def _top(logits: Any, token: int, count: int) -> dict[int, float]:
-    """Log probabilities of the likeliest tokens and of the one drawn."""
-    shifted = logits.astype(np.float64) - float(logits.max())
-    logs = shifted - np.log(np.exp(shifted).sum())
-    best = np.argpartition(-logs, min(count, len(logs)) - 1)[:count]
-    ranked = sorted((int(t) for t in best), key=lambda t: -logs[t])
-    return {t: float(logs[t]) for t in [*ranked, token]}
-
-
 def load(
     path_or_name: str | os.PathLike[str] = "smollm2-135m",
     *,
@@ -264,4 +195,4 @@ def load(
     return LanguageModel(model, engine)
 
 
-__all__ = ["Generation", "LanguageModel", "Stream", "load"]
+__all__ = ["LanguageModel", "Stream", "load"]
