@@ -1,0 +1,143 @@
+"""Mixtures of experts: decoding reads the chosen experts alone, at the speed of memory.
+
+Random weights in the shape of OLMoE, fewer layers. Decoding is counted in bytes of the active weights
+and compared with read bandwidth; a prompt of 512 tokens, whose rows are sorted by expert, with the
+same tokens one by one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import Bar, arguments, finish
+from rlx.backends.cpu.limits import read_bandwidth
+from rlx.formats.gguf import GgufFile
+from rlx.formats.gguf_write import PackedTensor, write_gguf
+from rlx.ir.quant import QuantScheme
+from rlx.models.build import ModelFile
+from rlx.models.engine import Engine
+
+HIDDEN, HEADS, HEAD, FFN, VOCAB, LAYERS, EXPERTS, ACTIVE = 2048, 16, 128, 1024, 32000, 4, 64, 8
+PREFILL, STEPS, PAST, CONTEXT = 512, 32, 64, 1024
+_SCALES = {"Q8_0": (0,), "Q4_K": (0, 2)}  # where a block has its f16 scales
+_BANDWIDTH, _SORTED = 0.8, 3.0  # goals: share of bandwidth, and of the speed of single tokens
+
+
+def write_model(path: Path, kind: str) -> None:
+    scheme, rng = QuantScheme.parse(kind), np.random.default_rng(0)
+    matrices = {"token_embd": (VOCAB, HIDDEN), "output": (VOCAB, HIDDEN)}
+    plain = {"output_norm": np.ones(HIDDEN, np.float32)}
+    for i in range(LAYERS):
+        blk = f"blk.{i}."
+        for name in ("attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm"):
+            plain[blk + name] = np.ones(HIDDEN, np.float32)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            matrices[blk + name] = (HIDDEN, HEADS * HEAD)
+        plain[blk + "ffn_gate_inp"] = rng.standard_normal((EXPERTS, HIDDEN), np.float32) * 0.02
+        matrices[blk + "ffn_gate_exps"] = matrices[blk + "ffn_up_exps"] = (EXPERTS, FFN, HIDDEN)
+        matrices[blk + "ffn_down_exps"] = (EXPERTS, HIDDEN, FFN)
+    tensors: dict[str, Any] = {f"{n}.weight": a for n, a in plain.items()}
+    for name, shape in matrices.items():
+        data = partial(_blocks, scheme, shape, rng)
+        tensors[f"{name}.weight"] = PackedTensor(shape=shape, scheme=scheme, data=data)
+    write_gguf(path, _metadata(), tensors)
+
+
+def _metadata() -> dict[str, Any]:
+    numbers = {
+        "context_length": 4096, "embedding_length": HIDDEN, "block_count": LAYERS,
+        "feed_forward_length": FFN, "attention.head_count": HEADS,
+        "attention.head_count_kv": HEADS, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0, "expert_count": EXPERTS, "expert_used_count": ACTIVE,
+    }  # fmt: skip
+    return {"general.architecture": "olmoe"} | {f"olmoe.{n}": v for n, v in numbers.items()}
+
+
+def _blocks(scheme: QuantScheme, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Random codes, with scales that keep activations in range."""
+    rows = int(np.prod(shape[:-1]))
+    blocks = rng.integers(0, 256, (rows * scheme.row_bytes(shape[-1]),), np.uint8)
+    blocks = blocks.reshape(-1, scheme.bytes_per_block)
+    for at in _SCALES[scheme.name]:
+        scales = rng.uniform(0, 2e-4, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks
+
+
+def active_bytes(path: Path) -> int:
+    """Bytes of weights that a decoded token reads."""
+    with GgufFile(path) as file:
+        total = 0
+        for name, info in file.tensors.items():
+            if name != "token_embd.weight":
+                total += info.nbytes * (ACTIVE / EXPERTS if "_exps." in name else 1)
+    return int(total)
+
+
+class Runs:
+    """One engine, fed with random tokens, so that any expert may be the next."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.engine = Engine(ModelFile.open(path), context=CONTEXT, threads=threads)
+        self.settings = np.array([0, 0, 1, 0], np.float32)
+        self.state = np.array([1, 0], np.uint64)
+        self.rng = np.random.default_rng(1)
+        self.prefill()
+        self.decode()
+
+    def _feed(self, count: int) -> None:
+        tokens = [int(t) for t in self.rng.integers(0, VOCAB, count)]
+        self.engine.feed(tokens, self.state, self.settings)
+
+    def prefill(self) -> float:
+        """Tokens per second of a prompt."""
+        self.engine.tokens.clear()
+        start = time.perf_counter()
+        self._feed(PREFILL)
+        return PREFILL / (time.perf_counter() - start)
+
+    def decode(self) -> float:
+        """Tokens per second of one after the other."""
+        del self.engine.tokens[PAST:]
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            self._feed(1)
+        return STEPS / (time.perf_counter() - start)
+
+
+def measure(kind: str, threads: int, rounds: int) -> list[Bar]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "moe.gguf"
+        write_model(path, kind)
+        size, runs = active_bytes(path), Runs(path, threads)
+        rates: dict[str, list[float]] = {"decode": [], "prefill": [], "band": []}
+        for _ in range(rounds):  # in turn, so that a noisy minute hits all
+            rates["decode"].append(runs.decode())
+            rates["prefill"].append(runs.prefill())
+            rates["band"].append(read_bandwidth(threads))
+        runs.engine.close()
+    decode, prefill, band = (statistics.median(r) for r in rates.values())
+    speed = decode * size / 1e9
+    print(f"{kind}: {size / 1e6:.0f} MB active; decode {decode:.1f} tok/s, prefill {prefill:.1f}")
+    return [
+        Bar(f"moe_decode_{kind}", speed, "GB/s", "read bandwidth", band, _BANDWIDTH),
+        Bar(f"moe_prefill_{kind}", prefill, "tok/s", "one by one", decode, _SORTED),
+    ]
+
+
+def main(argv: list[str]) -> int:
+    parser = arguments("moe", __doc__ or "")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--type", action="append", choices=tuple(_SCALES), metavar="TYPE")
+    options = parser.parse_args(argv)
+    bars: list[Bar] = []
+    for kind in options.type or _SCALES:
+        bars += measure(kind, options.threads, 3 if options.quick else 7)
+    return finish(bars, options.json)
