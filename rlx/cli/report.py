@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlx.cli import console, machine
+from rlx.cli import console
+from rlx.runtime import machine
 
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject
