@@ -114,8 +114,9 @@ class _Work:
 
     def require_plain(self) -> None:
         """What was rounded once is not rounded again without a word."""
-        packed = {n: s.scheme for n, s in self.sources.items() if s.packed}
-        again = sorted({str(s) for n, s in packed.items() if s is not self.scheme(n)})
+        changed = {n: self.scheme(n) for n, s in self.sources.items() if s.packed}
+        stored = {n: self.sources[n].scheme for n, s in changed.items() if s and not s.is_float}
+        again = sorted({str(s) for n, s in stored.items() if s is not changed[n]})
         if again and not self.order.requantize:
             raise InputError(
                 "the weights are quantised already", where=self.where, got=", ".join(again),

@@ -141,7 +141,10 @@ def test_packed_weights_are_packed_again_only_when_told(tmp_path: Path) -> None:
             opened = decode(GGUF_SCHEMES["Q8_0"], file.array(name))
             want = encode(GGUF_SCHEMES["Q5_K"], opened).data
             np.testing.assert_array_equal(out.array(name), want)
-        # what has its scheme already is copied, without a word
+        # what is opened, or has its scheme already and is copied, needs no word
+        quantize_gguf(file, tmp_path / "f32.gguf", Order(Mixture.parse("F32")))
+        with GgufFile(tmp_path / "f32.gguf") as plain:
+            np.testing.assert_array_equal(plain.array(name), opened)
         quantize_gguf(file, tmp_path / "same.gguf", Order(Mixture.parse("Q8_0")))
         with GgufFile(tmp_path / "same.gguf") as same:
             np.testing.assert_array_equal(same.array(name), file.array(name))
