@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import console
-from rlx.cli.opening import find_model
+from rlx.cli.opening import find_model, load_model
 from rlx.cli.options import Loading
-from rlx.cli.programs import read_program
+from rlx.cli.programs import read_program, read_text
 from rlx.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -20,6 +20,40 @@ if TYPE_CHECKING:
 
 def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
     """The model of `weights`, run by the program in a file that `rlx inspect -o` wrote."""
+    from rlx.codegen.edited import is_code
+
+    text = read_text(program)
+    if text is not None and is_code(text):
+        return _load_with_kernels(text, str(program), weights, loading)
+    return _load_with_graph(program, weights, loading)
+
+
+def _load_with_kernels(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
+    """The model as it is, but for the kernels in the file; nothing of them stays on disk."""
+    from rlx.backends.cpu.executable import CpuExecutable
+    from rlx.codegen.edited import parse_kernels
+    from rlx.codegen.target import Target
+
+    edited = parse_kernels(text, where)
+    with console.working("compiling"):
+        kernels = {k.key: k.compile(Target.host()) for k in edited}
+    model = load_model(weights, loading)
+    use = model.engine.use("sample")
+    found: set[str] = set()
+    for graph in (use.prefill, use.decode):
+        if isinstance(graph.executable, CpuExecutable):
+            found |= graph.executable.replace_kernels(kernels)
+    foreign = sorted(key[:16] for key in kernels.keys() - found)
+    if foreign:
+        model.close()
+        raise InputError(
+            "kernels that the model does not run", where=where, got=", ".join(foreign[:3]) + (" …" if foreign[3:] else ""),
+            hint="they belong to another CPU, model or version: write them again",
+        )  # fmt: skip
+    return model
+
+
+def _load_with_graph(program: Path, weights: str, loading: Loading) -> LanguageModel:
     module = read_program(program)
     path = find_model(weights)
     with console.working(f"loading {weights}"):

@@ -69,14 +69,21 @@ def read_program(path: Path) -> GraphModule:
         if isinstance(held, GraphModule):
             return held
         return GraphModule.from_lir(held) if isinstance(held, Lir) else _module(held)
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
+    text = read_text(path)
+    if text is None:
         raise FormatError(
             "neither a model nor a program", where=str(path),
             expected="a GGUF file, a model folder, or IR as text or bytes",
-        ) from None  # fmt: skip
-    return _module(parse_graph(text))
+        )  # fmt: skip
+    return _module(parse_graph(text, path.name))
+
+
+def read_text(path: Path) -> str | None:
+    """What a file says; None where it is no text."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def _module(graph: object) -> GraphModule:

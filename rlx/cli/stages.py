@@ -48,8 +48,9 @@ class Stages:
             return self._graph_text(hir, exact, color)
         if stage == "mir":
             return self._graph_text(self.mir, exact, color)
-        made = {"lir": self._lir, "program": self._program, "llvm": self._llvm, "asm": self._asm}
-        return made[stage]()
+        if stage in ("llvm", "asm"):
+            return self._code(exact, assembly=stage == "asm")
+        return self._lir() if stage == "lir" else self._program()
 
     @property
     def binding(self) -> DimBinding:
@@ -257,19 +258,27 @@ class Stages:
         ]
         return "\n".join([head, *lines]) + "\n"
 
-    def _llvm(self) -> str:
-        return "\n".join(f"{_title(used)}\n{unit.text}" for unit, used in self.kernels().items())
+    def _code(self, exact: bool, assembly: bool) -> str:
+        from rlx.codegen.edited import write_kernel
 
-    def _asm(self) -> str:
-        kernels = self.kernels().items()
-        return "\n".join(f"{_title(used)}\n{unit.assembly()}" for unit, used in kernels)
+        kernels = self.kernels()
+        if not kernels:
+            self._check_block(self.lir.graph)
+        if exact:
+            return "\n".join(
+                write_kernel(unit, _title(used), assembly=assembly)
+                for unit, used in kernels.items()
+            )
+        return "\n".join(
+            f"; {_title(used)}\n{unit.assembly() if assembly else unit.text}"
+            for unit, used in kernels.items()
+        )
 
 
 def _title(used: list[Step]) -> str:
-    """A comment in LLVM IR; assemblers take it too where a line begins with ;"""
     first = used[0]
     more = f" and {len(used) - 1} more" if used[1:] else ""
-    return f"; {first.label}: {_node(first)} {_block(first)}{more}".rstrip()
+    return f"{first.label}: {_node(first)} {_block(first)}{more}".rstrip()
 
 
 def _node(step: Step) -> str:

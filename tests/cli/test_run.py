@@ -140,3 +140,39 @@ def test_edited_programs_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -
     program.write_text(program.read_text().replace('as "token"', 'as "word"'))
     assert "other results than the model's; got word" in rlx(*command).stderr
     assert rlx("run", "Hi", "--weights", tiny).exit_code == 2
+
+
+@pytest.mark.parametrize("stage", ["llvm", "asm"])
+def test_edited_kernels_run(rlx: Any, tiny: Path, tmp_path: Path, stage: str) -> None:
+    """As they were written the model answers the same; with one that does nothing it does not."""
+    file = tmp_path / f"edited.{stage}"
+    rlx("inspect", tiny, "--stage", stage, "-o", file)
+    greedy = ("--temperature", "0", "-n", "6", "--json")
+    command = ("run", file, "Hi", "--weights", tiny, *greedy)
+    plain = json.loads(rlx("run", tiny, "Hi", *greedy).stdout)["tokens"]
+    assert json.loads(rlx(*command).stdout)["tokens"] == plain
+    text = file.read_text()
+    head, attention, after = re.split(r"(?m)^(; kernel .*blk\.0\.rms_norm.*\n)", text)[:3]
+    empty = "define void @kernel(ptr %words, i32 %tid, i32 %nth) {\n  ret void\n}\n"
+    if stage == "asm":
+        empty = "\t.globl kernel\nkernel:\n\tret\n"
+    rest = after[after.find("\n; kernel ") + 1 :] if "\n; kernel " in after else ""
+    file.write_text(head + attention + empty + rest)
+    assert json.loads(rlx(*command).stdout)["tokens"] != plain
+    assert json.loads(rlx("run", tiny, "Hi", *greedy).stdout)["tokens"] == plain  # nothing stays
+
+
+def test_edited_kernels_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "edited.asm"
+    command = ("run", file, "Hi", "--weights", tiny, "-n", "1")
+    rlx("inspect", tiny, "--stage", "asm", "--cpu", "x86-64-v2", "-o", file)
+    assert "kernels that the model does not run" in rlx(*command).stderr
+    rlx("inspect", tiny, "--stage", "asm", "--block", "blk.0.rope", "-o", file)
+    text = file.read_text()
+    file.write_text(text.replace("kernel:\n", "kernel:\n\tnonsense %rax\n"))
+    refused = rlx(*command)
+    assert refused.exit_code == 1
+    assert "LLVM refuses the assembly" in refused.stderr
+    assert "nonsense" in refused.stderr
+    file.write_text(re.sub("; kernel [0-9a-f]*", "; kernel", text))
+    assert "a kernel without its line" in rlx(*command).stderr

@@ -13,6 +13,7 @@ from rlx.backends.cpu.memory import RunMemory
 from rlx.backends.cpu.place import Placed, address_of
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import CpuRecording
+from rlx.codegen.jit import Kernel
 from rlx.errors import InputError
 from rlx.ir.lir import Lir
 from rlx.ir.op import Array
@@ -33,6 +34,7 @@ class CpuExecutable(Executable):
         self._attached: dict[str, Array] = {}
         self._sizes: Mapping[str, int] = {}
         self.watched_by: CpuRecording | None = None
+        self._replaced: dict[str, Kernel] = {}  # held while the program points into them
         self._inputs = [e.name for e in manifest.inputs]
         self._outputs = [e.name for e in manifest.outputs]
         self._outside = [*manifest.params, *manifest.states]
@@ -69,7 +71,7 @@ class CpuExecutable(Executable):
     ) -> None:
         self._begin(inputs, outputs, sizes)
         if self.watched_by is not None:
-            self.watched_by.sizes.append(sizes)
+            self.watched_by.sizes.append(dict(sizes))  # callers may use one mapping again
         first, last = self._steps(span)
         self.pool.run(self.made.program, first, last, self._on_host)
         if self.made.status[0]:
@@ -133,6 +135,15 @@ class CpuExecutable(Executable):
 
     def _on_host(self, index: int) -> None:
         call_host(self.listing.hosts[index], self.made.program.words_of(index), self._sizes)
+
+    def replace_kernels(self, kernels: Mapping[str, Kernel]) -> set[str]:
+        """Run other code for the kernels of these keys from now on; the keys that are there."""
+        found = set(kernels) & set(self.listing.kernels)
+        for number, key in enumerate(self.listing.kernels):
+            if key in found:
+                self.made.program.steps["fn"][self.listing.calls == number] = kernels[key].address()
+        self._replaced.update({key: kernels[key] for key in found})
+        return found
 
     def recording(self) -> AbstractContextManager[CpuRecording]:
         return CpuRecording(self).watch()
