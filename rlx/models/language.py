@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError, OptionError
+from rlx.errors import InputError
 from rlx.formats.fetch import resolve
 from rlx.models.answer import Answer, Generation
 from rlx.models.build import ModelFile

@@ -124,10 +124,11 @@ class Engine:
     def close(self) -> None:
         """Cancel what runs, end the thread, free memory. A second call does nothing."""
         with self._wake:
-            self._closed = True
+            again, self._closed = self._closed, True
             self._wake.notify()
         self._thread.join()
-        self.model.close()
+        if not again:
+            self.model.close()
 
     def __enter__(self) -> Engine:
         return self

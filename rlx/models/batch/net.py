@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
 from rlx.ir.module import GraphModule
 from rlx.models.blocks import Net, Tensor
@@ -42,8 +43,15 @@ class BatchNet(Net):
             rows = self.g.hir_mir("cast", [rows], dtype=self.kv.dtype)
         return self.g.hir_mir("state_update", [state, rows, self.into], axis=2)
 
-    def scored(self, q: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+    def scored(
+        self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
+    ) -> Tensor:
         c = self.config
+        if sinks is not None:
+            raise UnsupportedError(
+                "sinks of attention are not read over pages yet", where=c.arch,
+                hint="load the model with rlx.load, for one request at a time",
+            )  # fmt: skip
         operands = [q, keys, values, self.table, self.rows, self.positions]
         return self.g.hir_mir(
             "paged_attention", operands, num_heads=c.heads, num_kv_heads=c.kv_heads,
