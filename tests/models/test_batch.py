@@ -131,6 +131,13 @@ def test_a_thousand_cancelled_requests_leave_no_page(engine: rlx.Engine) -> None
     assert sorted(engine._rows) == [0, 1, 2, 3]
 
 
+def test_a_full_context_ends_an_answer(engine: rlx.Engine, folders: dict[str, Path]) -> None:
+    prompt = PROMPTS[6]
+    found = engine.submit(prompt, temperature=0).wait()
+    expected = alone(folders["llama"], prompt, temperature=0)
+    assert (found.tokens, found.finish_reason) == (expected.tokens, expected.finish_reason)
+
+
 def test_more_requests_than_pages_take_turns(folders: dict[str, Path]) -> None:
     with rlx.Engine(folders["llama"], requests=8, kv="f32", cache_tokens=3 * PAGE) as engine:
         found = engine.generate(PROMPTS[:6] * 2, max_tokens=20, temperature=0)
@@ -142,7 +149,8 @@ def test_more_requests_than_pages_take_turns(folders: dict[str, Path]) -> None:
     [
         ([], {}, "no tokens to run"),
         ([VOCAB], {}, "no such token"),
-        ([1] * 100, {"max_tokens": 100}, "longer than the context"),
+        ([1] * 129, {}, "longer than the context"),
+        ([1], {"overflow": "shift"}, "cannot shift"),
         ([1] * 40, {"max_tokens": 30}, "would not suffice for this request alone"),
         ([1], {"colour": 3}, "unknown setting"),
     ],

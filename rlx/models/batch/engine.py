@@ -84,7 +84,8 @@ class Engine:
         return [reply.wait() for reply in replies]
 
     def _submit(self, tokens: list[int], settings: GenerationSettings) -> Reply:
-        request = Request(tokens, settings, self.tokenizer, self.model.config.vocab)
+        vocab, context = self.model.config.vocab, self.model.context
+        request = Request(tokens, settings, self.tokenizer, vocab, context)
         self._check(request)
         with self._wake:
             if self._closed:
@@ -103,12 +104,10 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         self.model.check(request.tokens)
-        if request.most > self.model.context:
-            raise InputError(
-                "prompt and answer are longer than the context",
-                got=f"{request.result.prompt_tokens} + {request.settings.max_tokens} tokens",
-                expected=f"at most {self.model.context}",
-                hint="lower max_tokens, or make the engine with a larger context=",
+        if request.settings.overflow != "error":
+            raise OptionError(
+                "pages of several requests cannot shift", where="overflow",
+                got=request.settings.overflow, expected="error",
             )  # fmt: skip
         if self.pages.needed(request.most) > self.pages.count:
             raise InputError(

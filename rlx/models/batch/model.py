@@ -106,6 +106,11 @@ class BatchModel:
         wrong = [t for t in tokens if not 0 <= t < vocab]
         if wrong:
             raise InputError("no such token", got=wrong[0], expected=f"0 … {vocab - 1}")
+        if len(tokens) > self.context:
+            raise InputError(
+                "the prompt is longer than the context", got=len(tokens), expected=self.context,
+                hint="make the engine with a larger context=, or shorten the prompt",
+            )  # fmt: skip
 
     def run(self, shares: Sequence[Share]) -> Any:
         """Logits [n, vocab] of the requests whose shares complete them, in order."""

@@ -18,8 +18,9 @@ class Request:
     """What the engine knows of a request. Its thread alone changes anything but `cancelled`."""
 
     def __init__(
-        self, prompt: list[int], settings: GenerationSettings, tokenizer: Tokenizer, vocab: int
-    ) -> None:
+        self, prompt: list[int], settings: GenerationSettings, tokenizer: Tokenizer, vocab: int,
+        context: int,
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.tokens = list(prompt)  # prompt and answer
         self.done = 0  # how many of them the cache holds
@@ -30,12 +31,8 @@ class Request:
         self.pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
         self.rng, self.sampling = settings.rng(), settings.row()
         self.penalties = Penalties(settings, vocab, prompt) if settings.adjusts else None
+        self.most = min(len(prompt) + settings.max_tokens, context)  # tokens that the cache holds
         self._answer = Answer(tokenizer, settings, self.result)
-
-    @property
-    def most(self) -> int:
-        """Tokens it may come to have."""
-        return self.result.prompt_tokens + self.settings.max_tokens
 
     @property
     def pending(self) -> int:
@@ -47,6 +44,8 @@ class Request:
         self.tokens.append(token)
         if self.penalties is not None:
             self.penalties.count(token)
+        if not self._answer.ended and len(self.tokens) > self.most:
+            self._say(self._answer.end("length"))
         if self._answer.ended:
             self.pieces.put(_END)
         return self._answer.ended
