@@ -33,8 +33,7 @@ class Stored:
 
     @staticmethod
     def of(lir: Lir) -> Stored:
-        phases = [lir.phases.get(v) or Phase.STEADY_STATE for v in lir.outputs]
-        return Stored(BindingManifest.of(lir), phases, lambda: lir)
+        return Stored(BindingManifest.of(lir), lir.output_phases, lambda: lir)
 
 
 class Executable(ABC):

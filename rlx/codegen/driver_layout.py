@@ -5,7 +5,7 @@ Apart from the driver's code, so that a program from disk runs without what emit
 
 from __future__ import annotations
 
-ABI = 2
+ABI = 3
 """Counts the changes of what is below: code on disk fits only a driver of its own number."""
 
 BARRIER, ALONE, JUMP, HOST = 1, 2, 4, 8

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
+from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.shape import Shape
-
-if TYPE_CHECKING:
-    from rlx.ir.phase import PhaseSchedule
 
 ALIGNMENT = 64
 
@@ -42,7 +40,18 @@ class Slot:
     last: int = 0  # last position that reads it, or an alias of it
 
 
-@dataclass(slots=True)
+class Argument(NamedTuple):
+    """What a caller brings or gets, and where it lies."""
+
+    role: str  # input, param, state, output
+    name: str
+    shape: Shape
+    size: int  # bytes at the upper bounds
+    offset: int | None  # in the arena
+    is_view: bool
+
+
+@dataclass
 class Lir:
     """A planned graph. The schedule is the order of `graph.nodes`."""
 
@@ -77,6 +86,23 @@ class Lir:
     @property
     def outputs(self) -> list[Value]:
         return self.graph.outputs
+
+    @property
+    def output_phases(self) -> list[Phase]:
+        """Which phase computes each output."""
+        return [self.phases.get(v) or Phase.STEADY_STATE for v in self.outputs]
+
+    def arguments(self) -> list[Argument]:
+        """Inputs, params, states and outputs, each in order."""
+        named = [(n.op.name, n.name, n.output) for n in self.inputs + self.params + self.states]
+        outputs = zip(self.graph.output_names, self.outputs, strict=True)
+        named += [("output", name, value) for name, value in outputs]
+        found = []
+        for role, name, value in named:
+            slot = self.slots[value]
+            is_view = slot.kind == "alias"
+            found.append(Argument(role, name, value.shape, slot.size, slot.offset, is_view))
+        return found
 
     def slot(self, value: Value) -> Slot:
         return self.slots[value]

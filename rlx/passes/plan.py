@@ -3,24 +3,27 @@
 Values whose lifetimes do not meet share bytes; a result takes over the memory of an operand that
 dies there when the op allows it; views need none. Inputs and outputs keep their place for the whole
 run, so that a caller can write and read them at the manifest's offsets. Sizes are those of the
-upper bounds of live dimensions. One walk over the nodes, near-linear.
+upper bounds of live dimensions. What lives when does not depend on sizes: it is found in one walk
+over the nodes, near-linear, and then placed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from rlx.ir.graph import Graph
-from rlx.ir.lir import Lir, Slot, aligned
+from rlx.ir.lir import Lir, Slot, View, aligned
 from rlx.ir.node import Node, Value
-from rlx.ir.op import lookup
+from rlx.ir.op import Op, lookup
 from rlx.ir.phase import PhaseSchedule, derive_phases
 from rlx.ir.shape import Shape
 from rlx.passes.bind import require_bound
 from rlx.passes.count import counters
 from rlx.passes.views import Placed, find_views, is_plain
 
+Live = Mapping[str, int]
 Scratch = Callable[[Node], int]  # bytes of working memory a backend wants while a node runs
 
 
@@ -39,14 +42,31 @@ def plan(
     """
     counters.plans += 1
     require_bound(graph)
-    views, nodes = find_views(graph.nodes), len(graph)
-    _own_outputs(graph, views)
+    views, nodes, live = find_views(graph.nodes), len(graph), graph.live
+    own_outputs(graph, views)
     if phases is None or len(graph) != nodes:
         phases = derive_phases(graph)
-    return _Planner(graph, views, scratch, nested).run(prepare, phases)
+
+    def fits(node: Node) -> list[bool]:
+        if not writes_where_it_reads(node.op):
+            return []
+        result, found = node.output.shape, []
+        for v in node.inputs:
+            root, view = views.get(v) or (v, None)
+            alike = root.shape.upper_bytes(live) == result.upper_bytes(live)
+            found.append(alike and lies_like(v.shape, view, result))
+        return found
+
+    lives = Lifetimes(graph, {v: root for v, (root, _) in views.items()}, fits, nested)
+    sizes = [v.shape.upper_bytes(live) for v in lives.values]
+    wanted = [0 if n.op.is_source or scratch is None else scratch(n) for n in graph.nodes]
+    placed = lives.place(sizes, wanted)
+    looks = [views[v][1] if v in views else None for v in lives.values]
+    slots = lives.slots(lives.values, looks, sizes, placed.offsets)
+    return Lir(graph, slots, placed.size, phases, prepare, placed.scratch)
 
 
-def _own_outputs(graph: Graph, views: dict[Value, Placed]) -> None:
+def own_outputs(graph: Graph, views: dict[Value, Placed]) -> None:
     """Give every output memory of its own: views, sources and repeated outputs are copied.
 
     The copy stands right behind what it copies, so that a later write to a state is not seen.
@@ -98,130 +118,156 @@ class _Arena:
         self.gaps.insert(i, (offset, size))
 
 
-class _Planner:
+class Placement(NamedTuple):
+    """Where a variant's values lie in the arena, by their numbers."""
+
+    offsets: list[int | None]  # None: not in the arena
+    scratch: dict[int, tuple[int, int]]  # node id → offset, size
+    size: int
+
+
+class Lifetimes:
+    """Which memory lives when, whatever the sizes; values are numbered in the order of the nodes.
+
+    `fits` says of a node with one result which operands it may write over: those of its size that
+    lie like it, where it `writes_where_it_reads`.
+    """
+
     def __init__(
-        self, graph: Graph, views: dict[Value, Placed], scratch: Scratch | None, nested: bool
+        self,
+        graph: Graph,
+        roots: Mapping[Value, Value],
+        fits: Callable[[Node], Sequence[bool]],
+        nested: bool,
     ) -> None:
-        self.graph, self.views, self.scratch, self.nested = graph, views, scratch, nested
-        self.arena = _Arena()
-        self.slots: dict[Value, Slot] = {}
-        self.working: dict[int, tuple[int, int]] = {}
-        self.last = self._last_uses()
-        self.dying: dict[int, list[Value]] = {}
-        self._bytes: dict[Shape, int] = {}
+        self.graph, self.fits, self.nested = graph, fits, nested
+        self.values = [v for node in graph.nodes for v in node.outputs]
+        self.numbers = {v: i for i, v in enumerate(self.values)}
+        self.roots = [self.numbers[roots.get(v, v)] for v in self.values]
+        self.kinds = [""] * len(self.values)
+        self.spans = [(0, 0)] * len(self.values)  # positions that define and last read a value
+        self.events: list[tuple[int, int, int]] = []
+        self._last = self._last_uses()
+        self._dying: dict[int, list[int]] = {}
+        self._outputs = {self.numbers[v] for v in graph.outputs}
+        for node in graph.sources("input"):
+            self._begin(self.numbers[node.output], node, "input")
+        for node in graph.nodes:
+            self._visit(node)
 
-    def bytes_of(self, value: Value) -> int:
-        """Bytes at the upper bounds; there are few different shapes, however many values."""
-        found = self._bytes.get(value.shape)
-        if found is None:
-            found = self._bytes[value.shape] = value.shape.upper_bytes(self.graph.live)
-        return found
-
-    def _last_uses(self) -> dict[Value, int]:
-        last: dict[Value, int] = {}
+    def _last_uses(self) -> dict[int, int]:
+        last: dict[int, int] = {}
         for node in self.graph.nodes:
             for v in node.inputs:
-                last[self.root(v)] = node.id
+                last[self._root(v)] = node.id
         for v in self.graph.outputs:
-            last[self.root(v)] = len(self.graph.nodes)
+            last[self._root(v)] = len(self.graph.nodes)
         return last
 
-    def root(self, value: Value) -> Value:
-        placed = self.views.get(value)
-        return value if placed is None else placed[0]
+    def _root(self, value: Value) -> int:
+        return self.roots[self.numbers[value]]
 
-    def run(self, prepare: Graph | None, phases: PhaseSchedule) -> Lir:
-        for node in self.graph.sources("input"):
-            self._place_new(node.output, "input")
-        outputs = set(self.graph.outputs)
-        for node in self.graph.nodes:
-            self._visit(node, outputs)
-        return Lir(self.graph, self.slots, self.arena.size, phases, prepare, self.working)
-
-    def _visit(self, node: Node, outputs: set[Value]) -> None:
+    def _visit(self, node: Node) -> None:
         if node.op.is_source:
             if node.op.name != "input":
-                value = node.output
-                size = self.bytes_of(value)
-                last = self.last.get(value, node.id)
-                self.slots[value] = Slot(node.op.name, size, first=node.id, last=last)
+                value = self.numbers[node.output]
+                self.kinds[value] = node.op.name
+                self.spans[value] = (node.id, self._last.get(value, node.id))
             return
-        for value in node.outputs:
-            if value in self.views:
-                self._place_view(value)
+        for v in node.outputs:
+            value = self.numbers[v]
+            root = self.roots[value]
+            if root != value:
+                self.kinds[value] = "alias"
+                self.spans[value] = (node.id, self._last[root])
             else:
-                self._place(node, value, "output" if value in outputs else "arena")
-        self._take_scratch(node)
-        for value in self.dying.pop(node.id, ()):
-            slot = self.slots[value]
-            if slot.offset is not None:
-                self.arena.give(slot.offset, aligned(slot.size))
+                self._begin(value, node, "output" if value in self._outputs else "arena")
+        self.events.append((_SCRATCH, node.id, 0))
+        gone = self._dying.pop(node.id, ())
+        self.events += [(_GIVE, value, 0) for value in gone if self._has_place(value)]
 
-    def _take_scratch(self, node: Node) -> None:
-        size = aligned(self.scratch(node)) if self.scratch else 0
-        if size:
-            offset = self.arena.take(size)
-            self.arena.give(offset, size)
-            self.working[node.id] = (offset, size)
+    def _begin(self, value: int, node: Node, kind: str) -> None:
+        self.kinds[value] = kind
+        first, end = (0 if kind == "input" else node.id), len(self.graph.nodes)
+        last = self._last.get(value, first) if kind == "arena" else end
+        self.spans[value] = (first, last)
+        old = self._predecessor(node) if kind == "arena" else None
+        if old is not None:
+            self._dying[node.id].remove(old)
+            self.events.append((_INHERIT, value, old))
+        elif self._has_place(value):
+            self.events.append((_TAKE, value, 0))
+        self._dying.setdefault(last, []).append(value)
 
-    def _place_view(self, value: Value) -> None:
-        root, view = self.views[value]
-        position = value.node.id
-        size = self.bytes_of(value)
-        self.slots[value] = Slot("alias", size, None, root, view, position, self.last[root])
+    def _has_place(self, value: int) -> bool:
+        return self.kinds[value] == "arena" or not self.nested
 
-    def _place(self, node: Node, value: Value, kind: str) -> None:
-        heir = self._takes_over(node, value) if kind == "arena" else None
-        if heir is None:
-            self._place_new(value, kind)
-            return
-        old = self.slots[heir]
-        self.dying[node.id].remove(heir)
-        last = self.last.get(value, node.id)
-        self.slots[value] = Slot(kind, old.size, old.offset, None, None, node.id, last)
-        self.dying.setdefault(last, []).append(value)
-
-    def _place_new(self, value: Value, kind: str) -> None:
-        size = self.bytes_of(value)
-        outside = self.nested and kind != "arena"
-        offset = None if outside else self.arena.take(aligned(size))
-        first = 0 if kind == "input" else value.node.id
-        last = self.last.get(value, first)
-        if kind != "arena":
-            last = len(self.graph.nodes)
-        self.slots[value] = Slot(kind, size, offset, None, None, first, last)
-        self.dying.setdefault(last, []).append(value)
-
-    def _takes_over(self, node: Node, value: Value) -> Value | None:
+    def _predecessor(self, node: Node) -> int | None:
         """An operand that dies here, lies like the result, and is read only where it is written."""
-        if not _writes_where_it_reads(node):
+        dying = self._dying.get(node.id)
+        if not dying or len(node.outputs) != 1:
             return None
-        dying = self.dying.get(node.id)
-        if not dying:
-            return None
-        for operand in node.inputs:
-            root, view = self.views.get(operand) or (operand, None)
+        for operand, fits in zip(node.inputs, self.fits(node), strict=False):
+            root = self._root(operand)
             if (
-                root in dying
-                and self.slots[root].kind == "arena"
-                and operand.shape.dims == value.shape.dims
-                and operand.shape.dtype.bytes == value.shape.dtype.bytes
-                and self.slots[root].size == self.bytes_of(value)
-                and (view is None or (view.offset == 0 and is_plain(view, operand.shape)))
-                and self._only_reader(node, root, operand)
+                fits
+                and root in dying
+                and self.kinds[root] == "arena"
+                and all(v is operand or self._root(v) != root for v in node.inputs)
             ):
                 return root
         return None
 
-    def _only_reader(self, node: Node, root: Value, operand: Value) -> bool:
-        """No other operand of the node looks at the same memory in another way."""
-        return all(v is operand or self.root(v) is not root for v in node.inputs)
+    def place(self, sizes: Sequence[int], scratch: Sequence[int]) -> Placement:
+        """Offsets for values of these sizes and for the working memory of the nodes, in bytes."""
+        room = [aligned(size) for size in sizes]
+        offsets: list[int | None] = [None] * len(sizes)
+        working: dict[int, tuple[int, int]] = {}
+        arena = _Arena()
+        for event, number, old in self.events:
+            if event == _TAKE:
+                offsets[number] = arena.take(room[number])
+            elif event == _GIVE:
+                arena.give(offsets[number], room[number])  # type: ignore[arg-type]
+            elif event == _INHERIT:
+                offsets[number] = offsets[old]
+            elif scratch[number]:
+                size = aligned(scratch[number])
+                offset = arena.take(size)
+                arena.give(offset, size)
+                working[number] = (offset, size)
+        return Placement(offsets, working, arena.size)
+
+    def slots(
+        self,
+        values: Sequence[Value],
+        views: Sequence[View | None],
+        sizes: Sequence[int],
+        offsets: Sequence[int | None],
+    ) -> dict[Value, Slot]:
+        """The slots of `values`, which are those of a graph of this structure."""
+        made: dict[Value, Slot] = {}
+        rows = zip(values, self.kinds, sizes, offsets, self.roots, views, self.spans, strict=True)
+        for i, (value, kind, size, offset, root, view, span) in enumerate(rows):
+            owner = None if root == i else values[root]
+            made[value] = Slot(kind, size, offset, owner, None if root == i else view, *span)
+        return made
 
 
-def _writes_where_it_reads(node: Node) -> bool:
-    if len(node.outputs) != 1:
-        return False
-    op = node.op
+_TAKE, _GIVE, _INHERIT, _SCRATCH = range(4)
+
+
+def lies_like(operand: Shape, view: View | None, result: Shape) -> bool:
+    """Whether the elements of an operand lie where those of a result in its memory would."""
+    return (
+        operand.dims == result.dims
+        and operand.dtype.bytes == result.dtype.bytes
+        and (view is None or (view.offset == 0 and is_plain(view, operand)))
+    )
+
+
+def writes_where_it_reads(op: Op) -> bool:
+    """Whether each element of the one result depends on the operands' same element alone."""
     if op.name == "elementwise_region":
         body: Graph = op.body.graph  # type: ignore[attr-defined]
         return all(n.op.is_elementwise or n.op.is_source for n in body.nodes)

@@ -10,6 +10,7 @@ from typing import Any
 from rlx.ir.dim import Dim, same
 from rlx.ir.lir import View, contiguous_strides
 from rlx.ir.node import Node, Value
+from rlx.ir.op import Op
 from rlx.ir.shape import Shape, normalize_axis
 
 Placed = tuple[Value, View]  # whose memory, and how
@@ -20,8 +21,7 @@ def find_views(nodes: list[Node]) -> dict[Value, Placed]:
     views: dict[Value, Placed] = {}
     known: dict[tuple[int, Shape, View | None], View | None] = {}  # the same for alike nodes
     for node in nodes:
-        rule = _RULES.get(node.op.name)
-        if rule is None:
+        if not is_view_kind(node.op):
             continue
         source = node.inputs[0]
         root, view = views.get(source) or (source, None)
@@ -29,11 +29,21 @@ def find_views(nodes: list[Node]) -> dict[Value, Placed]:
         if key in known:
             placed = known[key]
         else:
-            start = plain_view(source.shape) if view is None else view
-            placed = known[key] = rule(node.op, source.shape, node.outputs[0].shape, start)
+            placed = known[key] = view_of(node.op, source.shape, node.outputs[0].shape, view)
         if placed is not None:
             views[node.outputs[0]] = (root, placed)
     return views
+
+
+def is_view_kind(op: Op) -> bool:
+    """Whether results of the op may lie in the memory of its first operand."""
+    return op.name in _RULES
+
+
+def view_of(op: Op, source: Shape, result: Shape, view: View | None) -> View | None:
+    """How a result lies in the memory of an operand that is itself a `view` of it, or all of it;
+    None when strides cannot say."""
+    return _RULES[op.name](op, source, result, plain_view(source) if view is None else view)
 
 
 def plain_view(shape: Shape) -> View:

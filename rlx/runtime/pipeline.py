@@ -176,8 +176,12 @@ class ModelCompilePipeline:
         return compiled, compiled.manifest
 
     def _compiled(self, specialized: Specialized, lazy: bool = False) -> CompiledGraph:
-        made = (lambda: self.compile_lir(specialized)) if lazy else self.compile_lir(specialized)
-        return CompiledGraph(specialized.template, self.params, made, specialized.manifest)
+        template = specialized.template
+        if not lazy:
+            return CompiledGraph(template, self.params, self.compile_lir(specialized))
+        return CompiledGraph(
+            template, self.params, lambda: self.compile_lir(specialized), specialized.manifest
+        )
 
     # -- artifacts --------------------------------------------------------------------------------
 

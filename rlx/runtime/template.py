@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from rlx.backends.base import Backend, Executable
 from rlx.errors import OptionError
@@ -15,12 +14,9 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import FusionPolicy, GraphModule
 from rlx.ir.node import Node
-from rlx.ir.phase import PhaseSchedule, derive_phases
 from rlx.ir.text import inspect_graph, inspect_lir
-from rlx.ir.verify import verify
-from rlx.passes.bind import bind_graph
+from rlx.passes.mould import Moulds
 from rlx.passes.pipeline import PipelineResult, run_pipeline
-from rlx.passes.plan import plan
 from rlx.passes.rewrite import Rule
 from rlx.runtime.variants import Signature
 from rlx.settings import debug, debug_level
@@ -46,9 +42,8 @@ class Template:
     def with_options(self, options: CompileOptions) -> Template:
         """The same template with other sizes; what was found out about it is kept."""
         made = replace(self, options=options)
-        made.__dict__["_symbols"] = self._symbols
-        made.__dict__["signature"] = self.signature
-        made.__dict__["_phases"] = self._phases
+        for fact in ("_symbols", "signature", "_moulds"):
+            made.__dict__[fact] = getattr(self, fact)
         return made
 
     @cached_property
@@ -59,8 +54,10 @@ class Template:
         return frozenset(found)
 
     @cached_property
-    def _phases(self) -> PhaseSchedule:
-        return derive_phases(self.result.graph)
+    def _moulds(self) -> Moulds:
+        device = self.backend
+        graph, prepare = self.result.graph, self.prepare
+        return Moulds(graph, self._symbols, prepare, device.lower_bound, device.scratch)
 
     @cached_property
     def open_symbols(self) -> frozenset[str]:
@@ -80,31 +77,13 @@ class Template:
         binding = DimBinding(dict(self.binding.items()))
         for symbol, size in open_sizes.items():
             binding.set(symbol, size)
-        bound = self.backend.lower_bound(bind_graph(self.result.graph, binding, self._symbols))
-        # sizes do not change what depends on what; nodes put in by the device do
-        phases = self._phases if len(bound) == len(self.result.graph) else None
-        lir = plan(bound, prepare=self.prepare, phases=phases, scratch=_once(self.backend.scratch))
-        verify(lir.graph, after="plan")
+        lir = self._moulds.plan(binding)
         if debug_level() >= 4:
             debug(4, inspect_lir(lir))
         return lir
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         return self.backend.compile(self.plan(open_sizes), self.options)
-
-
-def _once(scratch: Callable[[Node], int]) -> Callable[[Node], int]:
-    """The same answer for nodes that are alike, as those of a model's layers are."""
-    known: dict[tuple[Any, ...], int] = {}
-
-    def ask(node: Node) -> int:
-        key = (node.op, *[v.shape for v in node.inputs], *[v.shape for v in node.outputs])
-        found = known.get(key)
-        if found is None:
-            found = known[key] = scratch(node)
-        return found
-
-    return ask
 
 
 def make_template(graph: Graph | GraphModule, options: CompileOptions, device: Backend) -> Template:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlx.errors import InputError
-from rlx.ir.lir import Lir
-from rlx.ir.node import Value
+from rlx.ir.lir import Argument, Lir
 from rlx.ir.shape import Shape
 
 
-@dataclass(frozen=True)
-class ManifestEntry:
+class ManifestEntry(NamedTuple):
     """One input, param, state or output. Sizes are those of the upper bounds of live dimensions."""
 
     role: str  # input, param, state, output
@@ -36,15 +35,8 @@ class BindingManifest:
 
     @staticmethod
     def of(lir: Lir) -> BindingManifest:
-        sizes: dict[Shape, int] = {}
-        found = [
-            _entry(lir, role, node.name, node.output, sizes)
-            for role, nodes in (("input", lir.inputs), ("param", lir.params), ("state", lir.states))
-            for node in nodes
-        ]
-        named = zip(lir.graph.output_names, lir.outputs, strict=True)
-        found += [_entry(lir, "output", name, value, sizes) for name, value in named]
-        return BindingManifest(tuple(found), lir.arena_size)
+        entries = tuple([_entry(argument) for argument in lir.arguments()])
+        return BindingManifest(entries, lir.arena_size)
 
     def role(self, role: str) -> list[ManifestEntry]:
         return [e for e in self.entries if e.role == role]
@@ -102,18 +94,9 @@ class BindingManifest:
         return "\n".join(lines)
 
 
-def _entry(lir: Lir, role: str, name: str, value: Value, sizes: dict[Shape, int]) -> ManifestEntry:
-    slot = lir.slots[value]
-    size = sizes.get(value.shape)
-    if size is None:
-        size = sizes[value.shape] = value.shape.upper_bytes(lir.live)
+def _entry(argument: Argument) -> ManifestEntry:
+    role, name, shape, size, offset, is_view = argument
     return ManifestEntry(
-        role,
-        name,
-        value.shape,
-        size // value.shape.dtype.bytes,
-        size,
-        slot.offset,
-        None if slot.offset is None else slot.size,
-        slot.kind == "alias",
-    )
+        role, name, shape, size // shape.dtype.bytes, size, offset,
+        None if offset is None else size, is_view,
+    )  # fmt: skip

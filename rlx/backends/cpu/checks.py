@@ -6,14 +6,13 @@ so they are checked first, once per distinct condition and not per layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlx.backends.cpu.sources import compiled
 from rlx.errors import BindingError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, Expr
-from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.shape import normalize_axis
 
@@ -30,11 +29,11 @@ class Limit(NamedTuple):
     origin: str
 
 
-def limits_of(graph: Graph) -> list[Limit]:
+def limits_of(nodes: Iterable[Node]) -> list[Limit]:
     """Distinct conditions `value <= most` that depend on live dimensions."""
     found: dict[tuple[Dim, Dim, str], Limit] = {}
     seen: set[tuple[Any, ...]] = set()
-    for node in _all_nodes(graph) if graph.live else ():
+    for node in _all_nodes(nodes):
         rule = _RULES[node.op.name]
         kind = (node.op, *[v.shape for v in node.inputs])
         if kind in seen:  # another layer asks the same
@@ -47,9 +46,9 @@ def limits_of(graph: Graph) -> list[Limit]:
     return list(found.values())
 
 
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    """Nodes with a rule, of the graph and of the graphs nested in it."""
-    for node in graph.nodes:
+def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Nodes with a rule, of a graph and of the graphs nested in it."""
+    for node in nodes:
         name = node.op.name
         if name in _RULES:
             yield node
@@ -57,7 +56,7 @@ def _all_nodes(graph: Graph) -> Iterator[Node]:
             for field in node.op.fields:
                 body = getattr(node.op, field)
                 if isinstance(body, Body):
-                    yield from _all_nodes(body.graph)
+                    yield from _all_nodes(body.graph.nodes)
 
 
 def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., int]:

@@ -179,22 +179,23 @@ def steps_of(ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
     for node in ctx.lir.graph.nodes:
         if node.op.is_source or (node.op.is_view and ctx.lir.slots[node.output].kind == "alias"):
             continue
-        entry = TABLE.get(node.op.name)
-        if entry is None:
-            raise UnsupportedError(
-                "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
-                hint="legalize should have rewritten it through its common body",
-            )  # fmt: skip
-        made = lowerer.lower(node, entry.lower) if lowerer else entry.lower(node, ctx)
-        for step in made:
-            if step.node is node:  # told after one of a node alike, complete
-                steps.append(step)
-                continue
-            step.node = node
-            if not step.label:
-                step.label = node.op.name if step.spec is None else step.spec.label
-            steps.append(step)
+        steps += lower_node(node, ctx, lowerer)
     return steps
+
+
+def lower_node(node: Node, ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
+    entry = TABLE.get(node.op.name)
+    if entry is None:
+        raise UnsupportedError(
+            "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
+            hint="legalize should have rewritten it through its common body",
+        )  # fmt: skip
+    made = lowerer.lower(node, entry.lower) if lowerer else entry.lower(node, ctx)
+    for step in made:
+        if step.node is not node:  # else told after one of a node alike, complete
+            step.node = node
+            step.label = step.label or (node.op.name if step.spec is None else step.spec.label)
+    return made
 
 
 __all__ = [
@@ -210,6 +211,7 @@ __all__ = [
     "Word",
     "WordOf",
     "contiguous_strides",
+    "lower_node",
     "lowers",
     "scratch_of",
     "steps_of",

@@ -28,7 +28,7 @@ from rlx.ir.node import Node, Value
 _LOOKING_AROUND = frozenset({"gated_delta_net", "selective_scan", "cond", "while_loop", "scan"})
 
 
-def _looks_around(node: Node) -> bool:
+def looks_around(node: Node) -> bool:
     kind = node.op.name
     if kind == "state_update":  # it may find that a recurrence has written the state already
         kind = node.inputs[1].node.op.name
@@ -79,7 +79,7 @@ class Told(Sequence[Word]):
 
 
 @dataclass(frozen=True)
-class _Pattern:
+class Pattern:
     """A step of the first of several nodes that are alike."""
 
     step: Step
@@ -93,15 +93,15 @@ class Repeats:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self._known: dict[tuple[Any, ...], list[_Pattern] | None] = {}
+        self._known: dict[tuple[Any, ...], list[Pattern] | None] = {}
 
     def lower(self, node: Node, lowering: Lowering) -> list[Step]:
-        if _looks_around(node):
+        if looks_around(node):
             return lowering(node, self.ctx)
         key = self._key(node)
         if key not in self._known:
             steps = lowering(node, self.ctx)
-            self._known[key] = _patterns(node, steps)
+            self._known[key] = patterns_of(node, steps)
             return steps
         patterns = self._known[key]
         if patterns is None:
@@ -126,7 +126,7 @@ class Repeats:
         return tuple(key)
 
 
-def _retold(node: Node, patterns: list[_Pattern]) -> list[Step]:
+def _retold(node: Node, patterns: list[Pattern]) -> list[Step]:
     values = (*node.inputs, *node.outputs)
     steps: list[Step] = []
     for p in patterns:
@@ -140,7 +140,7 @@ def _retold(node: Node, patterns: list[_Pattern]) -> list[Step]:
     return steps
 
 
-def _patterns(node: Node, steps: list[Step]) -> list[_Pattern] | None:
+def patterns_of(node: Node, steps: list[Step]) -> list[Pattern] | None:
     """What the steps are, told for any node; None where they hold something of another node."""
     values = (*node.inputs, *node.outputs)
     numbers: dict[Value, int] = {}
@@ -153,7 +153,7 @@ def _patterns(node: Node, steps: list[Step]) -> list[_Pattern] | None:
         if recipe is None or step.host is not None or not all(v in numbers for v in touched):
             return None
         reads, writes = (tuple(numbers[v] for v in vs) for vs in (step.reads, step.writes))
-        found.append(_Pattern(step, recipe, reads, writes))
+        found.append(Pattern(step, recipe, reads, writes))
     return found
 
 

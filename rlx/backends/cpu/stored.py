@@ -6,7 +6,7 @@ checked that would crash Python or run on the wrong CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rlx.backends.base import Parts
 from rlx.backends.cpu.checks import Limit
-from rlx.backends.cpu.listing import CONSTANT, Base, HostCall, Late, Listing, Mark, Report, Source
+from rlx.backends.cpu.listing import CONSTANT, HostCall, Late, Listing, Mark, Report, Source
 from rlx.codegen import driver_layout
 from rlx.codegen.drivers import make_driver, offer_driver, uses_futex
 from rlx.codegen.jit import Kernel, adopt
@@ -105,15 +105,15 @@ def _write_listing(listing: Listing) -> bytes:
     bases = _Table()
     live = [(s.anchor, bases.number(s.base), s.offset) for s in listing.live]
     late = [n for w in listing.late for n in (w.word, bases.number(w.base), w.offset)]
-    labels = _Table()
-    marks = [n for m in listing.marks for n in (labels.number(m.label), m.node)]
-    costs = {i: (m.flops, m.bytes) for i, m in enumerate(listing.marks) if m.flops or m.bytes}
+    labels, costs, marks = _Table(), _Table(), list[int]()
+    for label, node, *cost in listing.marks:
+        marks += (labels.number(label), node, costs.number(tuple(cost)))
     writer = Writer()
     about = (
         tuple(listing.kernels), tuple(live), tuple(bases.entries), tuple(listing.symbols),
         _plain(listing.limits), listing.arena_size, listing.workers,
         _plain((n, *r) for n, r in sorted(listing.reports.items())),
-        tuple(labels.entries), _plain((i, *c) for i, c in costs.items()),
+        tuple(labels.entries), tuple(costs.entries),
         tuple(Data(c) for c in listing.constants),
     )  # fmt: skip
     out = [_framed(writer.value(about))]
@@ -136,7 +136,6 @@ def _read_listing(data: bytes) -> Listing:
     kernels, live, bases, symbols, limits, arena, workers, reports, labels, costs, constants = about
     columns = {name: _read_array(reader, kind) for name, kind in _COLUMNS}
     late, marks = (_read_array(reader, np.int64).tolist() for _ in range(2))
-    extra = {i: (flops, moved) for i, flops, moved in costs}
     listing = Listing(
         kernels=list(kernels),
         **{**columns, "patches": columns["patches"].reshape(-1, 2)},
@@ -149,10 +148,7 @@ def _read_listing(data: bytes) -> Listing:
         workers=workers,
         reports={n: Report(*r) for n, *r in reports},
         hosts=dict([_read_host(reader) for _ in range(reader.count())]),
-        marks=[
-            Mark(labels[label], node, *extra.get(i, ()))
-            for i, (label, node) in enumerate(_rows(marks, 2))
-        ],
+        marks=[Mark(labels[label], node, *costs[cost]) for label, node, cost in _rows(marks, 3)],
     )
     reader.finish()
     _require_sound(listing)
@@ -193,7 +189,7 @@ class _Table:
     def __init__(self) -> None:
         self.entries: dict[Any, int] = {}
 
-    def number(self, entry: Base | str | None) -> int:
+    def number(self, entry: Hashable) -> int:
         return -1 if entry is None else self.entries.setdefault(entry, len(self.entries))
 
 

@@ -6,8 +6,12 @@ A kernel reads 8-byte words. Sizes are numbers; addresses are offsets from ancho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from rlx.backends.cpu.listing import (
     ARENA,
@@ -41,13 +45,11 @@ class WordTable:
         self.lir = lir
         self.anchors: list[int] = []
         self.offsets: list[int] = []
-        self.live: list[Source] = []
+        self.live: list[tuple[int, Source]] = []  # position, what belongs there
         self.late: list[Late] = []
-        self.patches: list[tuple[int, int]] = []
         self.constants: list[Array] = []
         self.reports: dict[int, Report] = {}
         self._numbers: dict[Node, int] = {}
-        self._sources: dict[Source, int] = {}
         self._constants: dict[int, int] = {}
         self._homes: dict[Value, _Home] = {}
         self._links: list[tuple[int, WordOf]] = []
@@ -64,7 +66,7 @@ class WordTable:
         self.offsets += [0] * len(words)
         for at, word in enumerate(words, start):
             if type(word) is int:
-                self.offsets[at] = word if _LOWEST <= word <= _HIGHEST else _wrapped(word)
+                self.offsets[at] = wrapped(word)
             else:
                 _RULES[type(word)](self, at, word)
 
@@ -106,14 +108,7 @@ class WordTable:
             if base[0] in _OUTSIDE:
                 self.late.append(Late(at, base, offset))
                 return
-            key = Source(anchor, base, offset)
-        else:
-            key = Source(anchor, base, expand(offset))
-        source = self._sources.get(key)
-        if source is None:
-            source = self._sources[key] = len(self.live)
-            self.live.append(key)
-        self.patches.append((at, source))
+        self.live.append((at, Source(anchor, base, expand(offset))))
 
     # -- kinds of words ---------------------------------------------------------------------------
 
@@ -185,11 +180,22 @@ class WordTable:
         """Fill in the words that hold the address of another, now that each step has its place."""
         for position, word in self._links:
             self.offsets[position] = 8 * (starts[id(word.step)] + word.index)
+        self.live.sort(key=itemgetter(0))
+        self.late.sort(key=itemgetter(0))
 
 
-def _wrapped(number: int) -> int:
-    """Masks above 2^63 as a signed word."""
-    return (number + _WRAP // 2) % _WRAP - _WRAP // 2
+def number_sources(
+    live: Iterable[tuple[int, Source]],
+) -> tuple[list[Source], npt.NDArray[np.int32]]:
+    """The distinct sources of live words in order, and pairs of word and source for the driver."""
+    numbers: dict[Source, int] = {}
+    pairs = [(at, numbers.setdefault(source, len(numbers))) for at, source in live]
+    return list(numbers), np.array(pairs, np.int32).reshape(-1, 2)
+
+
+def wrapped(number: int) -> int:
+    """A word as 64 bits with a sign: masks above 2^63 wrap."""
+    return number if _LOWEST <= number <= _HIGHEST else (number + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
 _RULES: dict[type, Callable[[WordTable, int, Any], None]] = {
