@@ -13,6 +13,7 @@ from rlx.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
+    from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
     from rlx.models.build import Described
     from rlx.models.language import LanguageModel
@@ -25,7 +26,11 @@ def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
     text = read_text(program)
     if text is not None and is_code(text):
         return _load_with_kernels(text, str(program), weights, loading)
-    return _load_with_graph(program, weights, loading)
+    module = read_program(program)
+    lir = module.as_lir()
+    if lir is not None:
+        return _load_with_plan(lir, str(program), weights, loading)
+    return _load_with_graph(module, str(program), weights, loading)
 
 
 def _load_with_kernels(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
@@ -47,14 +52,34 @@ def _load_with_kernels(text: str, where: str, weights: str, loading: Loading) ->
     if foreign:
         model.close()
         raise InputError(
-            "kernels that the model does not run", where=where, got=", ".join(foreign[:3]) + (" …" if foreign[3:] else ""),
+            "kernels that the model does not run", where=where,
+            got=", ".join(foreign[:3]) + (" …" if foreign[3:] else ""),
             hint="they belong to another CPU, model or version: write them again",
         )  # fmt: skip
     return model
 
 
-def _load_with_graph(program: Path, weights: str, loading: Loading) -> LanguageModel:
-    module = read_program(program)
+def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> LanguageModel:
+    """The model as it is, but for the one variant (a decode, or a prefill) that was planned."""
+    from rlx.runtime.compiled import CompiledGraph
+    from rlx.specialize.options import CompileOptions
+
+    model = load_model(weights, loading)
+    use = model.engine.use("sample")
+    name = "decode" if lir.graph.live.keys() == {"past_seq"} else "prefill"
+    own: CompiledGraph = getattr(use, name)
+    _check(own.executable.lir.graph, lir.graph, where)
+    executable = own.template.backend.compile(lir, CompileOptions(threads=loading.threads))
+    planned = CompiledGraph(own.template, own.params, executable)
+    for entry in executable.manifest.states:
+        planned.bind_state(entry.name, own.read_state(entry.name))
+    setattr(use, name, planned)
+    return model
+
+
+def _load_with_graph(
+    module: GraphModule, where: str, weights: str, loading: Loading
+) -> LanguageModel:
     path = find_model(weights)
     with console.working(f"loading {weights}"):
         from rlx.models.build import ModelFile
@@ -71,7 +96,7 @@ def _load_with_graph(program: Path, weights: str, loading: Loading) -> LanguageM
                         hint="leave those options out",
                     )  # fmt: skip
                 described = super().describe(kind)
-                _check(_graph(described.module), _graph(module), str(program))
+                _check(_graph(described.module), _graph(module), where)
                 described.module = module
                 return described
 

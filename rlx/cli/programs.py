@@ -61,7 +61,7 @@ def read_program(path: Path) -> GraphModule:
     from rlx.ir import serial
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
-    from rlx.ir.text import parse_graph
+    from rlx.ir.text import is_lir, parse_graph, parse_lir
 
     data = path.read_bytes()
     if data.startswith(serial.MAGIC):
@@ -75,6 +75,8 @@ def read_program(path: Path) -> GraphModule:
             "neither a model nor a program", where=str(path),
             expected="a GGUF file, a model folder, or IR as text or bytes",
         )  # fmt: skip
+    if is_lir(text):
+        return GraphModule.from_lir(parse_lir(text, path.name))
     return _module(parse_graph(text, path.name))
 
 

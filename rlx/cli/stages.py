@@ -50,7 +50,7 @@ class Stages:
             return self._graph_text(self.mir, exact, color)
         if stage in ("llvm", "asm"):
             return self._code(exact, assembly=stage == "asm")
-        return self._lir() if stage == "lir" else self._program()
+        return self._lir(exact) if stage == "lir" else self._program()
 
     @property
     def binding(self) -> DimBinding:
@@ -189,9 +189,11 @@ class Stages:
             hint=f"did you mean {near[0]}?" if near else "",
         )  # fmt: skip
 
-    def _lir(self) -> str:
-        from rlx.ir.text import inspect_lir
+    def _lir(self, exact: bool) -> str:
+        from rlx.ir.text import inspect_lir, print_lir
 
+        if exact and not self.block:
+            return print_lir(self.lir)
         text = inspect_lir(self.lir)
         if not self.block:
             return text
@@ -221,6 +223,7 @@ class Stages:
 
     @cached_property
     def steps(self) -> list[Step]:
+        from rlx.backends.cpu import families  # noqa: F401  fills the table of lowerings
         from rlx.backends.cpu.lowering import Context, steps_of
 
         return steps_of(Context(self.lir, self.target, self.threads))

@@ -112,6 +112,16 @@ def test_stages_that_were_written_are_read_back(rlx: Any, tiny: Path, tmp_path: 
         assert plans[0].stdout == plans[1].stdout != ""
 
 
+def test_a_plan_that_was_written_is_read_back(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    for name, variant in (("one.lir", "decode:1"), ("many.lir", "prefill:1")):
+        file = tmp_path / name
+        rlx("inspect", tiny, "--stage", "lir", "--variant", variant, "-o", file)
+        assert rlx("inspect", file, "--stage", "lir", "-o", "-").stdout == file.read_text()
+        for stage in ("lir", "program", "asm"):
+            own = rlx("inspect", tiny, "--stage", stage, "--variant", variant).stdout
+            assert rlx("inspect", file, "--stage", stage).stdout == own != ""
+
+
 def test_programs_in_files(rlx: Any, program: Path, tmp_path: Path) -> None:
     assert "tanh(%2)" in rlx("inspect", program, "--stage", "mir").stdout
     bound = rlx("inspect", program, "--stage", "mir", "--bind", "batch=3").stdout

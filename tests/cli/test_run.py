@@ -142,6 +142,25 @@ def test_edited_programs_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -
     assert rlx("run", "Hi", "--weights", tiny).exit_code == 2
 
 
+@pytest.mark.parametrize("variant", ["decode:1", "prefill:1"])
+def test_an_edited_plan_runs(rlx: Any, tiny: Path, tmp_path: Path, variant: str) -> None:
+    """In other places of a wider arena the same comes out; with another norm it does not."""
+    file = tmp_path / "edited.lir"
+    rlx("inspect", tiny, "--stage", "lir", "--variant", variant, "-o", file)
+    greedy = ("--temperature", "0", "-n", "6", "--json")
+    command = ("run", file, "Hi", "--weights", tiny, *greedy)
+    plain = json.loads(rlx("run", tiny, "Hi", *greedy).stdout)["tokens"]
+    text = file.read_text()
+    size = int(text.split()[1])
+    moved = re.sub(r" at (\d+)", lambda m: f" at {int(m[1]) + 640}", text)
+    file.write_text(moved.replace(f"lir {size}", f"lir {size + 640}"))
+    assert json.loads(rlx(*command).stdout)["tokens"] == plain
+    file.write_text(re.sub(r"(rms_norm\(.*); eps=[^)]*", r"\1; eps=100.0", text))
+    assert json.loads(rlx(*command).stdout)["tokens"] != plain
+    file.write_text(text.replace('"ids"', '"idz"'))
+    assert "is not the model's" in rlx(*command).stderr
+
+
 @pytest.mark.parametrize("stage", ["llvm", "asm"])
 def test_edited_kernels_run(rlx: Any, tiny: Path, tmp_path: Path, stage: str) -> None:
     """As they were written the model answers the same; with one that does nothing it does not."""

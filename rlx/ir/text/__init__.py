@@ -17,6 +17,16 @@ from __future__ import annotations
 from rlx.ir.printer import node_line, print_graph
 from rlx.ir.text.parser import parse_graph
 from rlx.ir.text.plan import inspect_lir
+from rlx.ir.text.planned import is_lir, parse_lir, print_lir
 from rlx.ir.text.view import inspect_graph
 
-__all__ = ["inspect_graph", "inspect_lir", "node_line", "parse_graph", "print_graph"]
+__all__ = [
+    "inspect_graph",
+    "inspect_lir",
+    "is_lir",
+    "node_line",
+    "parse_graph",
+    "parse_lir",
+    "print_graph",
+    "print_lir",
+]

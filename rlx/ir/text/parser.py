@@ -28,7 +28,7 @@ _FAULTS = (RlxError, ValueError, TypeError, ArithmeticError, LookupError, Attrib
 
 def parse_graph(text: str, name: str = "text") -> Graph:
     """The graph written in `text`; `name` is the file it came from, for messages."""
-    parser = _Parser(Source(text, name))
+    parser = GraphParser(Source(text, name))
     parser.skip_comments()
     graph = parser.graph()
     parser.skip_comments()
@@ -37,7 +37,7 @@ def parse_graph(text: str, name: str = "text") -> Graph:
     return graph
 
 
-class _Parser(Reader):
+class GraphParser(Reader):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.files: dict[str, str] = {}

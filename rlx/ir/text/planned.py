@@ -1,0 +1,176 @@
+"""LIR as text that is read back: the graph, the work on parameters, and the plan, a line per value.
+
+    lir 4096 {
+      graph mlp { … }
+      prepare graph prepare { … }
+      plan {
+        %0 input 96 at 0 life [0, 3] in prologue
+        %1 param 2048 life [1, 2] in prologue
+        %2 arena 48 at 128 life [2, 4] in steady_state
+        %3 alias 48 of %2 offset 0 strides [4, 1] life [3, 4] in steady_state
+        %2 scratch 64 at 192
+      }
+    }
+
+The number behind `lir` is the size of the arena; sizes and places count bytes, offsets and strides
+of an alias elements. `life` is the first and the last place in the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from rlx.ir.lir import Lir, Slot, View
+from rlx.ir.node import Node, Value
+from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.ir.printer import print_graph
+from rlx.ir.text.lexer import Source, Token
+from rlx.ir.text.parser import GraphParser
+
+_PLACED = ("arena", "input", "output")  # those with bytes in the arena
+_KINDS = (*_PLACED, "param", "state", "constant", "alias")
+
+
+def print_lir(lir: Lir) -> str:
+    """Text that `parse_lir` turns into the same program."""
+    prepare = [] if lir.prepare is None else [f"prepare {print_graph(lir.prepare)}"]
+    parts = [print_graph(lir.graph), *prepare, "plan {"]
+    lines = [line for part in parts for line in part.splitlines()]
+    lines += [f"  {line}" for node in lir.graph.nodes for line in _plan_lines(lir, node)]
+    inner = "\n".join(f"  {line}" for line in [*lines, "}"])
+    return f"lir {lir.arena_size} {{\n{inner}\n}}\n"
+
+
+def _plan_lines(lir: Lir, node: Node) -> Iterator[str]:
+    phase = lir.phases.get(node.id)
+    tail = "" if phase is None else f" in {phase.name.lower()}"
+    for value in node.outputs:
+        slot = lir.slots.get(value)
+        if slot is not None:
+            yield f"{_label(value)} {_slot_text(slot)} life [{slot.first}, {slot.last}]{tail}"
+    if node.id in lir.scratch:
+        offset, size = lir.scratch[node.id]
+        yield f"{_label(node.outputs[0])} scratch {size} at {offset}"
+
+
+def _slot_text(slot: Slot) -> str:
+    text = f"{slot.kind} {slot.size}"
+    if slot.offset is not None:
+        text += f" at {slot.offset}"
+    if slot.root is not None and slot.view is not None:
+        strides = ", ".join(map(str, slot.view.strides))
+        text += f" of {_label(slot.root)} offset ({slot.view.offset}) strides [{strides}]"
+    return text
+
+
+def _label(value: Value) -> str:
+    many = len(value.node.outputs) > 1
+    return f"%{value.node.id}.{value.index}" if many else f"%{value.node.id}"
+
+
+def is_lir(text: str) -> bool:
+    return text.startswith("lir ")
+
+
+def parse_lir(text: str, name: str = "text") -> Lir:
+    """The program written in `text`; `name` is the file it came from, for messages."""
+    return _PlanParser(Source(text, name)).lir()
+
+
+class _PlanParser(GraphParser):
+    def lir(self) -> Lir:
+        self.expect("lir")
+        arena = self.integer("bytes of the arena")
+        self.expect("{")
+        graph = self.graph()
+        self.skip_comments()
+        prepare = self.graph() if self.take("prepare") else None
+        self.skip_comments()
+        self.found = Lir(graph, {}, arena, PhaseSchedule(), prepare)
+        labels = {_label(v): v for node in graph.nodes for v in node.outputs}
+        self.expect("plan")
+        self.expect("{")
+        self.skip_comments()
+        while not self.take("}"):
+            self._line(labels)
+            self.skip_comments()
+        self.expect("}")
+        self.skip_comments()
+        self.expect_kind("end", "the end of the text")
+        self._check(labels)
+        return self.found
+
+    def _line(self, labels: dict[str, Value]) -> None:
+        start = self.expect_kind("value", "a value or '}'")
+        if self.take("scratch"):
+            size = self.integer("bytes")
+            node = self._known(start, labels).node
+            self.found.scratch[node.id] = self._place(start, size), size
+            return
+        value = self._known(start, labels)
+        self.found.slots[value] = slot = self._slot(start, value, labels)
+        self.expect("life")
+        slot.first, slot.last = self._life()
+        if self.take("in"):
+            self.found.phases.set(value.node, Phase.of(self.name("a phase")))
+
+    def _life(self) -> tuple[int, int]:
+        start = self.expect("[")
+        life = self.sequence(self.integer, "]")
+        if len(life) != 2 or not 0 <= life[0] <= life[1] <= len(self.found.graph):
+            self.fail(start, "not a life", got=life, expected="[first, last] of the schedule")
+        return life[0], life[1]
+
+    def _known(self, token: Token, labels: dict[str, Value]) -> Value:
+        if token.text not in labels:
+            self.fail(token, "no such value")
+        return labels[token.text]
+
+    def _slot(self, start: Token, value: Value, labels: dict[str, Value]) -> Slot:
+        kind = self.name("where it lies")
+        if kind not in _KINDS:
+            self.fail(start, "unknown kind of place", got=kind, expected=", ".join(_KINDS))
+        slot = Slot(kind, self.integer("bytes"))
+        if kind == "alias":
+            self.expect("of")
+            slot.root = self._known(self.expect_kind("value", "a value"), labels)
+            self.expect("offset")
+            offset = self.dim()
+            self.expect("strides")
+            self.expect("[")
+            slot.view = View(offset, tuple(self.sequence(self.dim, "]")))
+            return slot
+        needed = value.shape.upper_bytes(self.found.graph.live)
+        if slot.size < needed:
+            self.fail(start, "too few bytes", got=slot.size, expected=needed)
+        if kind in _PLACED:
+            slot.offset = self._place(start, slot.size)
+        return slot
+
+    def _place(self, start: Token, size: int) -> int:
+        self.expect("at")
+        offset, arena = self.integer("a place"), self.found.arena_size
+        if offset < 0 or offset + size > arena:
+            self.fail(
+                start, "a place outside the arena", got=f"{offset} … {offset + size}",
+                expected=f"0 … {arena}",
+            )  # fmt: skip
+        return offset
+
+    def _check(self, labels: dict[str, Value]) -> None:
+        """Every value has a place, and no two that live at the same time share bytes."""
+        slots, end = self.found.slots, self.token
+        missing = [label for label, value in labels.items() if value not in slots]
+        if missing:
+            self.fail(end, "values without a place", got=", ".join(missing[:5]))
+        placed = [
+            (s.first, s.last, s.offset, s.offset + s.size, label)
+            for label, value in labels.items()
+            if (s := slots[value]).offset is not None and s.size
+        ]
+        for (_, last, low, high, one), (first, _, start, stop, other) in combinations(
+            sorted(placed), 2
+        ):
+            if first < last and low < stop and start < high:
+                self.fail(end, "two values in one place", got=f"{one} and {other}")
