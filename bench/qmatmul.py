@@ -122,11 +122,14 @@ def many_rows(weight: Weight, m: int, threads: int, rounds: int, goal: float) ->
 
 
 def main(argv: list[str]) -> int:
-    options = arguments("qmatmul", __doc__ or "").parse_args(argv)
+    parser = arguments("qmatmul", __doc__ or "")
+    parser.add_argument("--type", action="append", choices=tuple(_KINDS), metavar="TYPE")
+    options = parser.parse_args(argv)
     rounds = 5 if options.quick else 15
     threads = min(2, get_pool().workers)
     bars = []
-    for name, (bandwidth, peak) in _KINDS.items():
+    for name in options.type or _KINDS:
+        bandwidth, peak = _KINDS[name]
         for n, k in SHAPES:
             weight = Weight(QuantScheme.parse(name), n, k)
             bars.append(one_row(weight, threads, rounds, bandwidth))
