@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import console
+from rlx.cli.edited_code import is_step_table, load_with_kernels, load_with_steps
 from rlx.cli.opening import find_model, load_model
 from rlx.cli.options import Loading
 from rlx.cli.programs import read_program, read_text
@@ -23,40 +24,16 @@ def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
     """The model of `weights`, run by the program in a file that `rlx inspect -o` wrote."""
     from rlx.codegen.edited import is_code
 
-    text = read_text(program)
-    if text is not None and is_code(text):
-        return _load_with_kernels(text, str(program), weights, loading)
+    text = read_text(program) or ""
+    if is_code(text):
+        return load_with_kernels(text, str(program), weights, loading)
+    if is_step_table(text):
+        return load_with_steps(text, str(program), weights, loading)
     module = read_program(program)
     lir = module.as_lir()
     if lir is not None:
         return _load_with_plan(lir, str(program), weights, loading)
     return _load_with_graph(module, str(program), weights, loading)
-
-
-def _load_with_kernels(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
-    """The model as it is, but for the kernels in the file; nothing of them stays on disk."""
-    from rlx.backends.cpu.executable import CpuExecutable
-    from rlx.codegen.edited import parse_kernels
-    from rlx.codegen.target import Target
-
-    edited = parse_kernels(text, where)
-    with console.working("compiling"):
-        kernels = {k.key: k.compile(Target.host()) for k in edited}
-    model = load_model(weights, loading)
-    use = model.engine.use("sample")
-    found: set[str] = set()
-    for graph in (use.prefill, use.decode):
-        if isinstance(graph.executable, CpuExecutable):
-            found |= graph.executable.replace_kernels(kernels)
-    foreign = sorted(key[:16] for key in kernels.keys() - found)
-    if foreign:
-        model.close()
-        raise InputError(
-            "kernels that the model does not run", where=where,
-            got=", ".join(foreign[:3]) + (" …" if foreign[3:] else ""),
-            hint="they belong to another CPU, model or version: write them again",
-        )  # fmt: skip
-    return model
 
 
 def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> LanguageModel:

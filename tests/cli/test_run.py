@@ -13,6 +13,7 @@ import pytest
 from cli_support import VOCAB
 
 import rlx as api
+from rlx.backends.cpu.executable import CpuExecutable
 
 REFERENCE = ("--device", "reference", "--seed", "5", "-n", "6")
 END = VOCAB - 1
@@ -179,6 +180,37 @@ def test_edited_kernels_run(rlx: Any, tiny: Path, tmp_path: Path, stage: str) ->
     file.write_text(head + attention + empty + rest)
     assert json.loads(rlx(*command).stdout)["tokens"] != plain
     assert json.loads(rlx("run", tiny, "Hi", *greedy).stdout)["tokens"] == plain  # nothing stays
+
+
+@pytest.mark.parametrize("variant", ["decode:1", "prefill:1"])
+def test_an_edited_step_table_runs(
+    rlx: Any, tiny: Path, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A barrier after every step changes nothing but the time."""
+    given: list[list[bool]] = []
+    kept = CpuExecutable.set_barriers
+
+    def spy(self: CpuExecutable, after: list[bool]) -> None:
+        given.append(after)
+        kept(self, after)
+
+    monkeypatch.setattr(CpuExecutable, "set_barriers", spy)
+    file = tmp_path / "edited.program"
+    rlx("inspect", tiny, "--stage", "program", "--variant", variant, "-o", file)
+    greedy = ("--temperature", "0", "-n", "6", "--json")
+    command = ("run", file, "Hi", "--weights", tiny, *greedy)
+    plain = json.loads(rlx("run", tiny, "Hi", *greedy).stdout)["tokens"]
+    assert json.loads(rlx(*command).stdout)["tokens"] == plain
+    text = file.read_text()
+    file.write_text(re.sub(r"  +(// block)", r"  barrier  \1", text))
+    assert json.loads(rlx(*command).stdout)["tokens"] == plain
+    as_made, everywhere = given
+    head = re.match(r"program llama: (\d+) steps, \d+ kernels, (\d+) barriers", text)
+    assert head is not None
+    assert (len(as_made), sum(as_made)) == (int(head[1]), int(head[2]))
+    assert sum(everywhere) > sum(as_made)
+    file.write_text(re.sub("#0 +", "#0  other ", text))
+    assert "steps that are not the model's" in rlx(*command).stderr
 
 
 def test_edited_kernels_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
+import numpy as np
+
 from rlx.backends.base import Executable, Span, Stored, check_numbers
 from rlx.backends.cpu.checks import checker, raise_broken
 from rlx.backends.cpu.hostcall import call_host
@@ -13,6 +15,7 @@ from rlx.backends.cpu.memory import RunMemory
 from rlx.backends.cpu.place import Placed, address_of
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import CpuRecording
+from rlx.codegen.driver_layout import BARRIER
 from rlx.codegen.jit import Kernel
 from rlx.errors import InputError
 from rlx.ir.lir import Lir
@@ -144,6 +147,11 @@ class CpuExecutable(Executable):
                 self.made.program.steps["fn"][self.listing.calls == number] = kernels[key].address()
         self._replaced.update({key: kernels[key] for key in found})
         return found
+
+    def set_barriers(self, after: Sequence[bool]) -> None:
+        """Wait for all workers after these steps, and after no others."""
+        flags = self.made.program.steps["flags"]
+        flags[:] = flags & ~BARRIER | np.where(after, BARRIER, 0)
 
     def recording(self) -> AbstractContextManager[CpuRecording]:
         return CpuRecording(self).watch()
