@@ -58,7 +58,8 @@ class Answer:
         if token in self._ends:
             return self.end("stop")
         if self.settings.logprobs:
-            result.logprobs.append(top_logprobs(logits, token, self.settings.logprobs))
+            found = top_logprobs(logits.reshape(-1), token, self.settings.logprobs)
+            result.logprobs.append(found)
         result.tokens.append(token)
         piece = self._watch.push(self._decoder.push(token))
         result.text += piece

@@ -17,6 +17,7 @@ from rlx.models.build import Described, ModelFile, describe
 from rlx.models.executables import Executables
 from rlx.models.kv import CacheType
 from rlx.models.sampling import Penalties
+from rlx.models.step import Step
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
@@ -31,6 +32,10 @@ class Use:
 
     prefill: CompiledGraph
     decode: CompiledGraph
+
+    @cached_property
+    def step(self) -> Step:
+        return Step(self.decode)
 
 
 class Engine:
@@ -124,9 +129,14 @@ class Engine:
     ) -> tuple[int, Any]:
         """Run `tokens` after what the cache holds; the token drawn next, and the rng after it."""
         use = self.use("sample" if penalties is None else "adjust")
-        extra: dict[str, Any] = (
-            {} if penalties is None else {"factor": penalties.factor, "bias": penalties.bias}
-        )
+        if len(tokens) == 1:
+            found = use.step.run(tokens[0], len(self.tokens), rng, settings, penalties)
+            self.tokens.append(tokens[0])
+            self.last_logits = use.step.logits
+            return found
+        given: dict[str, Any] = {"rng": np.array(rng, np.uint64), "settings": settings}
+        if penalties is not None:
+            given |= {"factor": penalties.factor, "bias": penalties.bias}
         results: tuple[Any, ...] = ()
         for start in range(0, len(tokens), CHUNK):
             part = tokens[start : start + CHUNK]
@@ -134,10 +144,8 @@ class Engine:
             ids = np.array([part], np.int32)
             sizes = {"past_seq": len(self.tokens)}
             more = start + CHUNK < len(tokens)  # then nothing is drawn yet
-            results = graph.run(
-                ids=ids, rng=rng, settings=settings, sizes=sizes,
-                until=Phase.STEADY_STATE if more else None, **extra,
-            )  # fmt: skip
+            until = Phase.STEADY_STATE if more else None
+            results = graph.run(ids=ids, sizes=sizes, until=until, **given)
             self.tokens.extend(part)
         drawn, after, self.last_logits = results
         return int(drawn[0]), after

@@ -107,7 +107,7 @@ class LanguageModel:
                 piece = answer.end("length")
             else:
                 token, rng = engine.feed(fitting, rng, row, penalties)
-                piece = answer.push(token, engine.last_logits[0])
+                piece = answer.push(token, engine.last_logits)
                 if penalties is not None:
                     penalties.count(token)
                 pending = [token]

@@ -154,8 +154,8 @@ class CompiledGraph:
     def _run_watched(
         self,
         executable: Executable,
-        inputs: list[Array],
-        results: Sequence[Array],
+        inputs: Sequence[Array | None],
+        results: Sequence[Array | None],
         live: Mapping[str, int],
     ) -> None:
         """A run under RLX_DEBUG ≥ 2 (times of every kernel) or RLX_CHECK_NAN."""
@@ -194,7 +194,11 @@ class CompiledGraph:
             executable, live = self._selected()
             self._attach(executable)
             given = inputs or (None,) * len(self._inputs)
-            executable.run(given, (None,) * len(executable.manifest.outputs), sizes or live)
+            results = (None,) * len(self._signature.output_names)
+            if self._watched:
+                self._run_watched(executable, given, results, sizes or live)
+            else:
+                executable.run(given, results, sizes or live)
 
     def profile(
         self, inputs: Mapping[str, Any] | None = None, /, *,

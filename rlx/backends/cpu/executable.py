@@ -32,7 +32,9 @@ class CpuExecutable(Executable):
         self._fill = made.words.filler(self._symbols)
         self._check = checker(self.listing.limits, self._symbols)
         self._live = memoryview(made.program.live.data)
-        self._bases = made.words.bases()
+        self._status = memoryview(made.status)
+        self._bases = {base: i for i, base in enumerate(made.words.bases())}
+        self._given = [0] * len(self._bases)  # their addresses in this run
         self._addresses: dict[tuple[str, str], int] = {}
         self._attached: dict[str, Array] = {}
         self._sizes: Mapping[str, int] = {}
@@ -52,7 +54,13 @@ class CpuExecutable(Executable):
         start = address_of(self.arena)
         for entry in [*self.manifest.inputs, *self.manifest.outputs]:
             self._addresses[entry.role, entry.name] = start + (entry.arena_offset or 0)
-        self._slots = dict(self._addresses)
+        self._input_places = self._places("input", self._inputs)
+        self._output_places = self._places("output", self._outputs)
+
+    def _places(self, role: str, names: Sequence[str]) -> list[tuple[int, int]]:
+        """For each name: where its address goes in `_given` (-1: nowhere), and its slot."""
+        keys = [(role, name) for name in names]
+        return [(self._bases.get(key, -1), self._addresses[key]) for key in keys]
 
     def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
         needed: dict[str, Array] = {}
@@ -63,6 +71,8 @@ class CpuExecutable(Executable):
         words = self.made.program.words
         for word, base, offset in self.listing.late:
             words[word] = self._addresses[base] + offset
+        for base, place in self._bases.items():
+            self._given[place] = self._addresses[base]
         self._attached = needed
 
     def run(
@@ -77,7 +87,7 @@ class CpuExecutable(Executable):
             self.watched_by.sizes.append(dict(sizes))  # callers may use one mapping again
         first, last = self._steps(span)
         self.pool.run(self.made.program, first, last, self._on_host)
-        if self.made.status[0]:
+        if self._status[0]:
             self._raise_status()
 
     def _steps(self, span: Span | None) -> tuple[int, int | None]:
@@ -93,19 +103,17 @@ class CpuExecutable(Executable):
         sizes: Mapping[str, int],
     ) -> None:
         """Check the sizes and fill in the words that belong to this run."""
-        addresses = self._addresses
-        for name, array in zip(self._inputs, inputs, strict=True):
-            key = ("input", name)
-            addresses[key] = self._slots[key] if array is None else address_of(array)
-        for name, array in zip(self._outputs, outputs, strict=True):
-            key = ("output", name)
-            addresses[key] = self._slots[key] if array is None else address_of(array)
+        given = self._given
+        for places, arrays in ((self._input_places, inputs), (self._output_places, outputs)):
+            for (place, slot), array in zip(places, arrays, strict=True):
+                if place >= 0:
+                    given[place] = slot if array is None else address_of(array)
         live = [sizes[s] for s in self._symbols]
         broken = self._check(*live)
         if broken >= 0:
             raise_broken(self.listing.limits[broken], sizes)
         self._sizes = sizes
-        self._fill(self._live, [addresses[b] for b in self._bases], *live)
+        self._fill(self._live, given, *live)
 
     def _memory(
         self,
@@ -133,7 +141,7 @@ class CpuExecutable(Executable):
             if number >= 0:
                 node = nodes[number]
                 check_numbers(node, [memory.array(v) for v in node.outputs])
-        if self.made.status[0]:
+        if self._status[0]:
             self._raise_status()
 
     def _on_host(self, index: int) -> None:
@@ -157,8 +165,8 @@ class CpuExecutable(Executable):
         return CpuRecording(self).watch()
 
     def _raise_status(self) -> None:
-        report = self.listing.reports[int(self.made.status[0])]
-        self.made.status[0] = 0
+        report = self.listing.reports[self._status[0]]
+        self._status[0] = 0
         raise InputError(
             "an index is out of range",
             where=report.op,
