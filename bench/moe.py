@@ -1,6 +1,6 @@
 """Mixtures of experts: decoding reads the chosen experts alone, at the speed of memory.
 
-Random weights in the shape of OLMoE, fewer layers. Decoding is counted in bytes of the active weights
+Random weights in the shape of OLMoE, fewer layers. Decoding is counted in bytes of active weights
 and compared with read bandwidth; a prompt of 512 tokens, whose rows are sorted by expert, with the
 same tokens one by one.
 """
@@ -32,7 +32,7 @@ _BANDWIDTH, _SORTED = 0.8, 3.0  # goals: share of bandwidth, and of the speed of
 
 def write_model(path: Path, kind: str) -> None:
     scheme, rng = QuantScheme.parse(kind), np.random.default_rng(0)
-    matrices = {"token_embd": (VOCAB, HIDDEN), "output": (VOCAB, HIDDEN)}
+    matrices: dict[str, tuple[int, ...]] = dict.fromkeys(("token_embd", "output"), (VOCAB, HIDDEN))
     plain = {"output_norm": np.ones(HIDDEN, np.float32)}
     for i in range(LAYERS):
         blk = f"blk.{i}."
@@ -77,8 +77,8 @@ def active_bytes(path: Path) -> int:
         total = 0
         for name, info in file.tensors.items():
             if name != "token_embd.weight":
-                total += info.nbytes * (ACTIVE / EXPERTS if "_exps." in name else 1)
-    return int(total)
+                total += info.nbytes * ACTIVE // EXPERTS if "_exps." in name else info.nbytes
+    return total
 
 
 class Runs:

@@ -70,9 +70,9 @@ class Net(Parts):
             names = [f"blk.{layer}.attn_{p}_norm.weight" for p in ("q", "k")]
             q, k = (self._turned(t, n, settings) for t, n in zip((q, k), names, strict=True))
         keys, values = self.cached(k, f"k.{layer}"), self.cached(v, f"v.{layer}")
-        sinks = f"blk.{layer}.attn_sinks.weight"
-        given = {"sinks": self.param(sinks)} if sinks in self.weights else {}
-        return self.scored(q, keys, values, c.sliding_window if c.slides(layer) else 0, **given)
+        name = f"blk.{layer}.attn_sinks.weight"
+        sinks = self.param(name) if name in self.weights else None
+        return self.scored(q, keys, values, c.sliding_window if c.slides(layer) else 0, sinks)
 
     def _turned(self, x: Tensor, norm: str, rope: RopeConfig) -> Tensor:
         """Heads turned by their position, after a norm of each or of all together."""

@@ -167,6 +167,10 @@ def _gguf_experts(file: GgufFile, arch: str) -> ExpertConfig | None:
     count, gating = get("count", 0), get("gating_func", 1)
     if not count:
         return None
+    if get("group_count", 1) > 1:
+        raise UnsupportedError(
+            "experts chosen by groups", where=file.name, got=get("group_count", 1), expected="1"
+        )
     if gating not in (0, 1, 3):  # unset, softmax, softmax of the chosen ones alone
         raise UnsupportedError(
             "unknown scoring of experts", where=file.name, got=gating, expected="softmax"

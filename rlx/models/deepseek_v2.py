@@ -65,7 +65,9 @@ def configure(config: ModelConfig) -> ModelConfig:
     scale = (c.plain + c.turned) ** -0.5
     if rope.scaling != "none" and rope.log_factor:
         scale *= (0.1 * rope.log_factor * math.log(rope.factor) + 1) ** 2
-    rope = replace(rope, interleaved=True, n_rot=c.turned)
+    # angles are not scaled, unless the file says so
+    factor = rope.attention_factor or float(bool(rope.log_factor))
+    rope = replace(rope, interleaved=True, n_rot=c.turned, attention_factor=factor)
     return replace(config, rope=rope, kv_heads=1, head_dim=c.rank + c.turned, attention_scale=scale)
 
 

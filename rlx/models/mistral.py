@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window."""
+"""Mistral: Llama with a sliding window. GGUF calls it llama."""
 
 from __future__ import annotations
 

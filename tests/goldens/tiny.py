@@ -89,7 +89,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "qwen2_moe": {
         **_BASE, **_MOE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48,
-        "norm_topk_prob": False, "mlp_only_layers": [1],
+        "norm_topk_prob": False,
     },
     "qwen3_moe": {**_BASE, **_MOE, "model_type": "qwen3_moe", "norm_topk_prob": True},
     "olmoe": {
@@ -246,8 +246,7 @@ def _network(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def _has_experts(config: dict[str, Any], layer: int) -> bool:
-    there = "num_experts_per_tok" in config and layer >= config.get("first_k_dense_replace", 0)
-    return there and layer not in config.get("mlp_only_layers", ())
+    return "num_experts_per_tok" in config and layer >= config.get("first_k_dense_replace", 0)
 
 
 def _gated(base: str, names: tuple[str, ...], width: int) -> dict[str, tuple[int, ...]]:
@@ -336,9 +335,16 @@ def weights(name: str) -> dict[str, np.ndarray]:
 
 def write_folder(name: str, folder: Path) -> None:
     """A Hugging Face folder: config.json and model.safetensors, written by hand."""
+    write_config(name, folder)
+    write_safetensors(folder / "model.safetensors", weights(name))
+
+
+def write_config(name: str, folder: Path) -> None:
     config = {**CONFIGS[name], "torch_dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_safetensors(folder / "model.safetensors", weights(name))
+
+
+_DTYPES = {"float32": "F32", "uint8": "U8"}
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -347,7 +353,8 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     for tensor, array in tensors.items():
         data = array.tobytes()
         header[tensor] = {
-            "dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + len(data)]
+            "dtype": _DTYPES[array.dtype.name], "shape": list(array.shape),
+            "data_offsets": [at, at + len(data)],
         }  # fmt: skip
         blobs.append(data)
         at += len(data)

@@ -18,14 +18,17 @@ GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 
 
 def load(name: str, folder: Path, device: str):  # type: ignore[no-untyped-def]
-    """The model for logits of all tokens, sequence and past both live; f32 cache."""
     write_folder(name, folder)
-    model = ModelFile.open(folder)
     context = 32 if name == "phi3_long" else 40  # within the original context: short factors
+    return compiled(ModelFile.open(folder), context, device)
+
+
+def compiled(model: ModelFile, context: int, device: str):  # type: ignore[no-untyped-def]
+    """The model for logits of all tokens, sequence and past both live; f32 cache."""
     described = describe(model, model.weights(), context, "f32", "logits")
     binding = DimBinding().set_live("seq", 32).set_live("past_seq", context - 1)
-    compiled = Session(device).compile(described.module, CompileOptions(binding=binding))
-    return compiled.set_params(described.params)
+    made = Session(device).compile(described.module, CompileOptions(binding=binding))
+    return made.set_params(described.params)
 
 
 def close(got: np.ndarray, wanted: np.ndarray) -> None:

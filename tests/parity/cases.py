@@ -493,6 +493,13 @@ def paged() -> Iterator[Case]:
                     softcap=cap,
                 ), 24, "sum",
             )  # fmt: skip
+            yield Case(
+                "paged_attention", f"{cache}-{kv}-{dim}-{window}-sinks",
+                args | {"sinks": Arg((4,), "f32", -2, 4)},
+                lambda g, *xs, kv=kv, dim=dim, window=window: g.paged_attention(
+                    *xs, num_heads=4, num_kv_heads=kv, head_dim=dim, page=64, window=window,
+                ), 24, "sum",
+            )  # fmt: skip
 
 
 def _packed(dims: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -20,8 +20,9 @@ def _kernels(node: Node) -> list[Paged]:
     q, k, v = (value.dtype for value in node.inputs[:3])
     group = op.num_heads // op.num_kv_heads
     kind = MaskKind.SLIDING_WINDOW(op.window) if op.window else MaskKind.CAUSAL
+    sinks = node.inputs[6].dtype if len(node.inputs) > 6 else None
     problem = Problem(
-        q, k, v, op.head_dim, op.num_kv_heads, group, op.score_scale, kind, op.softcap
+        q, k, v, op.head_dim, op.num_kv_heads, group, op.score_scale, kind, op.softcap, sinks=sinks
     )
     run = max(MOST_ROWS // group, 1)
     sizes = [run, 1] if run > 1 else [1]
@@ -33,7 +34,7 @@ def _can(node: Node) -> bool:
     assert isinstance(op, PagedAttention)
     few = op.num_heads // op.num_kv_heads <= 2 * MOST_ROWS
     plain = all(v.dtype.bits <= 32 for v in node.inputs[:3])
-    plain = plain and all(v.dtype.name == "i32" for v in node.inputs[3:])
+    plain = plain and all(v.dtype.name == "i32" for v in node.inputs[3:6])
     return few and plain and op.page % _BLOCK == 0
 
 
@@ -56,11 +57,11 @@ def lower_paged(node: Node, ctx: Context) -> list[Step]:
 
 
 def _words(node: Node, op: PagedAttention) -> list[Word]:
-    q, k, v, table, rows, positions = node.inputs
+    q, k, v, table, rows, positions, *sinks = node.inputs
     slots, dim = k.shape.dims[2], op.head_dim
     found: dict[str, Word] = {
-        "q": Pointer(q), "k": Pointer(k), "v": Pointer(v), "mask": 0, "sinks": 0,
-        "out": Pointer(node.output),
+        "q": Pointer(q), "k": Pointer(k), "v": Pointer(v), "mask": 0,
+        "sinks": Pointer(sinks[0]) if sinks else 0, "out": Pointer(node.output),
         "scratch": Scratch(node), "batch": 1, "queries": q.shape.dims[1], "keys": slots,
         "table": Pointer(table), "rows": Pointer(rows), "positions": Pointer(positions),
         "status": Status(), "node": Number(node), "sequences": table.shape.dims[0],

@@ -148,9 +148,7 @@ class Attention(Op):
     ) -> Shape:
         mask, sinks = self.extras(mask, sinks)
         if sinks is not None:
-            require_float(sinks, "sinks")
-            require_rank(sinks, 1, "sinks")
-            require_same(sinks.dims[0], self.num_heads, "sinks against query heads")
+            require_sinks(sinks, self.num_heads)
         sizes = []
         for x, what, layout, heads in (
             (q, "q", self.q_layout, self.num_heads),
@@ -206,7 +204,7 @@ class Attention(Op):
             keep = mask if self.mask_kind == MaskKind.CUSTOM else self._visible(*scores.shape[2:])
             if keep is not None:
                 scores = np.where(keep, scores, scores.dtype.type(-np.inf))
-            out = _weights(scores, sinks) @ self._repeated(compute(v))
+            out = attention_weights(scores, sinks) @ self._repeated(compute(v))
         return rounded(join_heads(out, q, self.q_layout), dtype)
 
     def _repeated(self, x: Array) -> Array:
@@ -261,7 +259,13 @@ def _require_packed(x: Shape, what: str) -> None:
         )  # fmt: skip
 
 
-def _weights(scores: Array, sinks: Array | None) -> Array:
+def require_sinks(sinks: Shape, heads: int) -> None:
+    require_float(sinks, "sinks")
+    require_rank(sinks, 1, "sinks")
+    require_same(sinks.dims[0], heads, "sinks against query heads")
+
+
+def attention_weights(scores: Array, sinks: Array | None) -> Array:
     """softmax over the keys of [B, H, Sq, Sk], and the sink of each head where there are sinks."""
     if sinks is None:
         return _softmax(scores)

@@ -21,6 +21,7 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
+from rlx.ir.ops.attention import attention_weights, require_sinks
 from rlx.ir.shape import Shape
 
 
@@ -31,7 +32,8 @@ class PagedAttention(Op):
     q is [1, T, H*D], tokens of any sequences in any order; k and v are [1, KV, slots, D], cut along
     the slots into pages of `page`. Token t belongs to sequence rows[t] and stands at positions[t]
     in it; position p of sequence b lies in slot table[b, p // page] * page + p % page. `window`
-    limits how many positions a token sees (0: all). Scale and softcap are those of `attention`.
+    limits how many positions a token sees (0: all). Scale, softcap and sinks are those of
+    `attention`.
     """
 
     num_heads: int
@@ -65,8 +67,9 @@ class PagedAttention(Op):
         return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     def infer(
-        self, q: Shape, k: Shape, v: Shape, table: Shape, rows: Shape, positions: Shape
-    ) -> Shape:
+        self, q: Shape, k: Shape, v: Shape, table: Shape, rows: Shape, positions: Shape,
+        sinks: Shape | None = None,
+    ) -> Shape:  # fmt: skip
         require_float(q, "q")
         require_rank(q, 3, "q")
         require_same(q.dims[0], 1, "batch of q")
@@ -82,11 +85,14 @@ class PagedAttention(Op):
             require_rank(x, rank, what)
         for x, what in ((rows, "rows"), (positions, "positions")):
             require_same(x.dims[0], q.dims[1], f"length of {what} against the tokens of q")
+        if sinks is not None:
+            require_sinks(sinks, self.num_heads)
         return q
 
     def reference(
-        self, q: Array, k: Array, v: Array, table: Array, rows: Array, positions: Array
-    ) -> Array:
+        self, q: Array, k: Array, v: Array, table: Array, rows: Array, positions: Array,
+        sinks: Array | None = None,
+    ) -> Array:  # fmt: skip
         require_indices(rows, table.shape[0], "rows")
         require_indices(positions, table.shape[1] * self.page, "positions")
         keys, values = compute(k[0]), compute(v[0])
@@ -98,21 +104,21 @@ class PagedAttention(Op):
             slots = np.asarray(table[row], np.int64)[seen // self.page] * self.page
             slots += seen % self.page
             require_indices(slots, k.shape[2], "slots")
-            out[t] = self._attend(heads[t], keys[:, slots], values[:, slots])
+            out[t] = self._attend(heads[t], keys[:, slots], values[:, slots], sinks)
         return rounded(out.reshape(q.shape), DType.of(q.dtype))
 
     @property
     def _group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
-    def _attend(self, q: Array, k: Array, v: Array) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
         """One token: q [KV, group, D], k and v [KV, n, D]."""
         with quiet():
             scores = (q @ k.transpose(0, 2, 1)) * q.dtype.type(self.score_scale)
             if self.softcap:
                 scores = self.softcap * np.tanh(scores / self.softcap)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            return (weights / weights.sum(-1, keepdims=True)) @ v
+            by_head = scores.reshape(1, self.num_heads, 1, -1)
+            return attention_weights(by_head, sinks).reshape(scores.shape) @ v
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """As if every token saw half of the longest sequence: the truth is in the data."""

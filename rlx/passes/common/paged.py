@@ -13,7 +13,7 @@ from rlx.passes.common.registry import common
 
 @common("paged_attention")
 def paged_attention(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
-    q, k, v, table, rows, positions = inputs
+    q, k, v, table, rows, positions, *sinks = inputs
     tokens, most = q.shape.dims[1], table.shape.dims[1] * op.page
     group = op.num_heads // op.num_kv_heads
     places = g.iota(dims=(op.page,), dtype=table.shape.dtype)
@@ -36,6 +36,13 @@ def paged_attention(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     keep = g.le(place, at)
     if op.window:
         keep = g.logical_and(keep, g.gt(place, g.sub(at, op.window)))
-    weights = g.softmax(g.where(keep, scores, float("-inf")), axis=-1)
+    scores = g.where(keep, scores, float("-inf"))
+    if sinks:
+        more = g.reshape(wide(g, sinks[0]), dims=(op.num_kv_heads, 1, group, 1))
+        more = g.expand(more, dims=(op.num_kv_heads, tokens, group, 1))
+        joined = g.softmax(g.concat(scores, more, axis=3), axis=-1)
+        weights = g.narrow(joined, axis=3, start=0, length=most)
+    else:
+        weights = g.softmax(scores, axis=-1)
     mixed = g.transpose(g.matmul(weights, values), perm=(1, 0, 2, 3))
     return cast(g, g.reshape(mixed, dims=q.shape.dims), q.shape.dtype)
