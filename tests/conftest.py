@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 # folders whose tests compile kernels, start processes or go through thousands of cases
-SLOW = ("cli", "codegen", "docs", "formats", "fuzz", "models", "parity")
+SLOW = ("browser", "cli", "codegen", "docs", "formats", "fuzz", "models", "parity")
 QUICK = ("codegen/test_emit.py", "models/test_generate.py", "parity/test_random_native.py")
 
 

@@ -233,8 +233,8 @@ function memory() {
   at("arena-legend").append(...Object.values(KINDS).map(([title, color]) =>
     h("li", {}, h("i", { style: { background: `var(${color})` } }), title)));
   const layer = data.blocks.findIndex((b) => b.parent === 0 && /\d$/.test(b.name) && b.lir.length);
-  if (layer < 0) at("arena-views").remove();
-  else at("one-layer").textContent = `Only ${data.blocks[layer].path}`;
+  at("arena-views").hidden = layer < 0;
+  at("one-layer").textContent = `Only ${data.blocks[Math.max(layer, 0)].path}`;
   at("whole-run").addEventListener("click", () => look({}));
   at("one-layer").addEventListener("click", () => look(extent(layer)));
   const tensors = tensorList();
@@ -405,9 +405,7 @@ function figure(Bokeh, options) {
   return fig;
 }
 
-const [UNIT, SCALE] = data.arena.size >= 1 << 20 ? ["MiB", 1 << 20] : ["KiB", 1024];
-let arena = null;
-
+const [UNIT, SCALE] = data.arena.size >= 1 << 24 ? ["MiB", 1 << 20] : ["KiB", 1024];
 /** The part of the arena's picture in which a block's values are. */
 function extent(i) {
   const ids = within[i].lir, left = Math.min(...ids), right = Math.max(...ids) + 1;
@@ -418,8 +416,9 @@ function extent(i) {
 }
 
 function look({ left = 0, right = data.arena.positions, top = data.arena.size }) {
-  arena?.x_range.setv({ start: left, end: right });
-  arena?.y_range.setv({ start: 0, end: (1.04 * top) / SCALE });
+  const fig = figures["arena-chart"];
+  fig?.x_range.setv({ start: left, end: right });
+  fig?.y_range.setv({ start: 0, end: (1.04 * top) / SCALE });
 }
 
 function arenaChart(Bokeh) {
@@ -428,7 +427,6 @@ function arenaChart(Bokeh) {
     x_axis_label: "position in the schedule", y_axis_label: UNIT,
     x_range: [0, data.arena.positions], y_range: [0, (1.04 * data.arena.size) / scale],
   });
-  arena = fig;
   for (const [kind, [, name]] of Object.entries(KINDS)) {
     const some = values.filter((v) => v.kind === kind);
     const source = new Bokeh.ColumnDataSource({ data: {
@@ -501,12 +499,14 @@ function rooflineChart(Bokeh) {
 
 const CHARTS = { "arena-chart": arenaChart, "roofline-chart": rooflineChart };
 const drawn = new Set();
+const figures = {};
 
 async function draw(id) {
   drawn.add(id);
   const Bokeh = await charting();
   at(id).replaceChildren();
-  await Bokeh.Plotting.show(CHARTS[id](Bokeh), at(id));
+  figures[id] = CHARTS[id](Bokeh);
+  await Bokeh.Plotting.show(figures[id], at(id));
   at(id).dataset.drawn = "";
 }
 
