@@ -15,6 +15,7 @@ from rlx.cli import (
     bench,
     cache,
     chat,
+    compile,
     console,
     doctor,
     embed,
@@ -118,6 +119,7 @@ _add("embed", "Models", embed.embed)
 _add("pull", "Models", pull.pull)
 _add("list", "Models", listing.list_models)
 _add("quantize", "Models", quantize.quantize)
+_add("compile", "Models", compile.compile_)
 _add("inspect", "See inside", inspect.inspect)
 _add("profile", "See inside", profile.profile)
 _add("bench", "See inside", bench.bench)

@@ -12,7 +12,7 @@ from rlx.cli import answers, console, slash
 from rlx.cli.conversation import Conversation
 from rlx.cli.lines import ReadLine, line_reader, read_message
 from rlx.cli.opening import load_model
-from rlx.cli.options import Loading, ModelName, Sampling, spread
+from rlx.cli.options import ModelName, Running, Sampling, spread
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import RlxError
 
@@ -28,7 +28,7 @@ def chat(
         bool,
         typer.Option("--history/--no-history", help="Keep what you type for the next time."),
     ] = True,
-    loading: Loading,
+    loading: Running,
     sampling: Sampling,
 ) -> None:
     """Talk with a model.

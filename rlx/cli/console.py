@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -150,6 +150,13 @@ def _spoken(name: str) -> Progress:
             note(f"{what} {name} ({size(total)})")
 
     return show
+
+
+@contextmanager
+def counting() -> Iterator[Any]:
+    """`counted` for work whose size is known later: a function of what and how many."""
+    with ExitStack() as stack:
+        yield lambda what, total: stack.enter_context(counted(what, total))
 
 
 @contextmanager

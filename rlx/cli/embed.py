@@ -11,7 +11,7 @@ import typer
 
 from rlx.cli import console, vectors
 from rlx.cli.opening import is_model, load_embedder
-from rlx.cli.options import Json, model_names
+from rlx.cli.options import Artifact, Json, model_names
 
 if TYPE_CHECKING:
     from rlx.cli.embedders import LanguageEmbedder
@@ -81,6 +81,7 @@ def embed(
     ] = None,
     device: Annotated[str, typer.Option("--device", "-d", help="Where it runs.")] = "cpu",
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="Workers.")] = None,
+    artifact: Artifact = None,
     json: Json = False,
 ) -> None:
     """Turn texts into vectors, or rank them.
@@ -93,7 +94,7 @@ def embed(
     model, given = _arguments([] if first is None else [first, *(texts or [])], source)
     options: dict[str, Any] = {"overlong": overlong, "batch": batch}
     wanted = {"prompt": prompt, "truncate_dim": dimensions, "normalize": normalize}
-    with load_embedder(model, device, threads, quant, pooling) as encoder:
+    with load_embedder(model, device, threads, quant, pooling, artifact) as encoder:
         if query is not None:
             _rank(encoder, query, list(given), json, options)
         elif similarity:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import console
-from rlx.cli.options import Loading
+from rlx.cli.options import Loading, Running
 from rlx.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
             context=loading.context,
             threads=loading.threads,
             kv=loading.kv,
+            artifact=loading.artifact if isinstance(loading, Running) else None,
         )
 
 
@@ -69,7 +70,12 @@ def load_model(name: str, loading: Loading) -> LanguageModel:
 
 
 def load_embedder(
-    name: str, device: str, threads: int | None, quant: str | None, pooling: str | None
+    name: str,
+    device: str,
+    threads: int | None,
+    quant: str | None,
+    pooling: str | None,
+    artifact: Path | None,
 ) -> EncoderModel | LanguageEmbedder:
     """A model that turns texts into vectors, ready to run."""
     path = find_model(name)
@@ -77,7 +83,7 @@ def load_embedder(
         from rlx.models.encoders.embed import EncoderModel
         from rlx.models.load import load
 
-        model = load(path, device=device, threads=threads, quant=quant)
+        model = load(path, device=device, threads=threads, quant=quant, artifact=artifact)
     if not isinstance(model, EncoderModel):
         from rlx.cli.embedders import LanguageEmbedder
 

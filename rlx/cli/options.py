@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -55,6 +56,16 @@ ModelName = Annotated[
 ]
 
 
+Artifact = Annotated[
+    Path | None,
+    _load(
+        "--artifact", "-a",
+        metavar="FILE",
+        help="What `rlx compile` made of this model: nothing is compiled here. It is code.",
+    ),
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Loading:
     """How a model is loaded."""
@@ -78,6 +89,13 @@ class Loading:
         ),
     ] = None  # fmt: skip
     kv: Annotated[str, _load("--kv", help="What the cache holds: f16, bf16, f32 or q8_0.")] = "f16"
+
+
+@dataclass(frozen=True)
+class Running(Loading):
+    """How a model that will run is loaded."""
+
+    artifact: Artifact = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.opening import load_any
-from rlx.cli.options import Json, Loading, ModelName, spread
+from rlx.cli.options import Json, ModelName, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def profile(
         ),
     ] = None,
     json: Json = False,
-    loading: Loading,
+    loading: Running,
 ) -> None:
     """Show where the time goes: every kernel's calls, time, bytes and flops, medians of the runs.
 

@@ -11,7 +11,7 @@ import typer
 
 from rlx.cli import answers, console
 from rlx.cli.opening import is_model, load_model
-from rlx.cli.options import Json, Loading, Sampling, model_names, spread
+from rlx.cli.options import Json, Running, Sampling, model_names, spread
 
 if TYPE_CHECKING:
     from rlx.models.language import LanguageModel
@@ -52,7 +52,7 @@ def run(
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print what it took.")] = False,
     json: Json = False,
-    loading: Loading,
+    loading: Running,
     sampling: Sampling,
 ) -> None:
     """Answer a prompt.
@@ -64,6 +64,8 @@ def run(
     name, prompt = _arguments(first, second)
     if weights is not None and not Path(name).is_file():
         raise typer.BadParameter("--weights needs a file with a program before the prompt")
+    if weights is not None and loading.artifact is not None:
+        raise typer.BadParameter("--artifact goes with a model, not with a program of your own")
     if raw and system is not None:
         raise typer.BadParameter("--system needs a chat template; --raw uses none")
     settings = sampling.settings()
@@ -83,7 +85,7 @@ def run(
             console.note(f"loaded in {loaded:.2f} s, {answers.timings(stream.result)}")
 
 
-def _load(name: str, weights: str | None, loading: Loading) -> LanguageModel:
+def _load(name: str, weights: str | None, loading: Running) -> LanguageModel:
     if weights is None:
         return load_model(name, loading)
     from rlx.cli.edited import load_edited

@@ -24,19 +24,24 @@ def parse_variant(text: str, context: int, chunk: int) -> dict[str, Size]:
     """
     from rlx.ir.binding import UpTo
 
-    match = _VARIANT.fullmatch(text)
-    if match is None or match[2] == "0" or match[3] == "0":
-        raise OptionError(
-            "not a variant", where="--variant", got=repr(text),
-            expected="PHASE:BATCH or PHASE:BATCHxSEQ, such as decode:1 or prefill:1x128",
-        )  # fmt: skip
-    phase, batch, seq = match[1], int(match[2] or 1), int(match[3] or 0)
+    phase, batch, seq = split_variant(text)
     past = UpTo(max(context - 1, 1))
     if phase == "decode":
         return {"batch": batch, "seq": seq or 1, "past_seq": past}
     if seq:
         return {"batch": batch, "seq": seq, "past_seq": 0}
     return {"batch": batch, "seq": UpTo(min(chunk, context)), "past_seq": past}
+
+
+def split_variant(text: str) -> tuple[str, int, int]:
+    """Phase, batch, and tokens or 0 where they are left out."""
+    match = _VARIANT.fullmatch(text)
+    if match is None or match[2] == "0" or match[3] == "0":
+        raise OptionError(
+            "not a variant", where="--variant", got=repr(text),
+            expected="PHASE:BATCH or PHASE:BATCHxSEQ, such as decode:1 or prefill:1x128",
+        )  # fmt: skip
+    return match[1], int(match[2] or 1), int(match[3] or 0)
 
 
 def parse_bindings(texts: Iterable[str]) -> dict[str, Size]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.mixture import Mixture
@@ -34,7 +35,10 @@ class ModelFile:
 
     @staticmethod
     def open(path: Path, quant: str | None = None) -> ModelFile:
-        file: GgufFile | HfFolder = HfFolder(path) if path.is_dir() else GgufFile(path)
+        return ModelFile.of(path, open_model(path), quant)
+
+    @staticmethod
+    def of(path: Path, file: GgufFile | HfFolder, quant: str | None = None) -> ModelFile:
         config = from_gguf(file) if isinstance(file, GgufFile) else from_hf(file)
         arch = architecture(config.arch, str(path))
         configure: Callable[[ModelConfig], ModelConfig] | None = getattr(arch, "configure", None)

@@ -17,6 +17,7 @@ from rlx.models.build import Described, ModelFile, describe
 from rlx.models.executables import Executables
 from rlx.models.kv import CacheType
 from rlx.models.sampling import Penalties
+from rlx.models.shipped import Plan, Shipped
 from rlx.models.step import Step
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
@@ -24,6 +25,7 @@ from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
+KINDS = ("sample", "adjust", "logits", "hidden")  # ways to use a model
 
 
 @dataclass
@@ -49,14 +51,19 @@ class Engine:
         context: int | None = None,
         kv: str = "f16",
         threads: int | None = None,
+        chunk: int = CHUNK,
+        shipped: Shipped | None = None,
     ) -> None:
+        """`shipped` has executables made elsewhere, for this context, cache and chunk."""
         self.model = model
         self.context = self._context(context)
-        self.kv = kv
+        self.kv, self.chunk = kv, min(chunk, self.context)
         self.lock = threading.Lock()
         self.tokens: list[int] = []  # what the cache holds
         options = CompileOptions(threads=threads)
-        self._executables = Executables(model.file, device, options, model.quant or "as stored")
+        self._executables = Executables(
+            model.file, device, options, model.quant or "as stored", shipped=shipped
+        )
         self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
         self._uses: dict[str, Use] = {}
@@ -73,18 +80,29 @@ class Engine:
         return asked
 
     def use(self, kind: str) -> Use:
-        """The executables for "sample", "adjust", "logits" or "hidden", made on first use."""
+        """The executables for one of `KINDS`, made on first use."""
         if kind not in self._uses:
-            chunk, past = min(CHUNK, self.context), UpTo(max(self.context - 1, 1))
-            variants = {
-                "prefill": ModelVariant.decode(1, past, UpTo(chunk)),
-                "decode": ModelVariant.decode(1, past),
-            }
-            made = self._executables.make(kind, partial(self.describe, kind), variants)
+            made = self._executables.make(kind, partial(self.describe, kind), self.variants)
             for graph in made.values():
                 self._share_states(graph)
-            self._uses[kind] = Use(**made)
+            self._uses[kind] = Use(made.get("prefill", made["decode"]), made["decode"])
         return self._uses[kind]
+
+    @property
+    def variants(self) -> dict[str, ModelVariant]:
+        """The executables of every use: a part of a prompt, and one token after it."""
+        past = UpTo(max(self.context - 1, 1))
+        found = {"decode": ModelVariant.decode(1, past)}
+        if self.chunk > 1:
+            found["prefill"] = ModelVariant.decode(1, past, UpTo(self.chunk))
+        return found
+
+    def plan(self) -> Plan:
+        """What is compiled to run this model elsewhere."""
+        uses = {kind: partial(self.describe, kind) for kind in KINDS}
+        quant = None if self.model.quant is None else self.model.quant.name
+        facts = {"context": self.context, "kv": self.kv, "chunk": self.chunk, "quant": quant}
+        return Plan("language", uses, self.variants, facts)
 
     def describe(self, kind: str) -> Described:
         """The graph and parameters of a use; an engine for an edited graph has another one."""
@@ -138,12 +156,12 @@ class Engine:
         if penalties is not None:
             given |= {"factor": penalties.factor, "bias": penalties.bias}
         results: tuple[Any, ...] = ()
-        for start in range(0, len(tokens), CHUNK):
-            part = tokens[start : start + CHUNK]
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
             graph = use.decode if len(part) == 1 else use.prefill
             ids = np.array([part], np.int32)
             sizes = {"past_seq": len(self.tokens)}
-            more = start + CHUNK < len(tokens)  # then nothing is drawn yet
+            more = start + self.chunk < len(tokens)  # then nothing is drawn yet
             until = Phase.STEADY_STATE if more else None
             results = graph.run(ids=ids, sizes=sizes, until=until, **given)
             self.tokens.extend(part)
@@ -156,8 +174,8 @@ class Engine:
         use = self.use(kind)
         self.tokens = []
         rows = []
-        for start in range(0, len(tokens), CHUNK):
-            part = list(tokens[start : start + CHUNK])
+        for start in range(0, len(tokens), self.chunk):
+            part = list(tokens[start : start + self.chunk])
             graph = use.decode if len(part) == 1 else use.prefill
             (found,) = graph.run(
                 ids=np.array([part], np.int32), sizes={"past_seq": len(self.tokens)}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
+from rlx.models.build import ModelFile
 from rlx.models.encoders.build import EncoderFile, is_encoder
 from rlx.models.encoders.embed import EncoderModel
+from rlx.models.engine import CHUNK, Engine
+from rlx.models.kv import CacheType
 from rlx.models.language import LanguageModel
-from rlx.models.language import load as load_language
+from rlx.models.shipped import Shipped
 
 
 def load(
@@ -22,21 +26,45 @@ def load(
     kv: str = "f16",
     dtype: str | None = None,
     quant: str | None = None,
+    artifact: str | os.PathLike[str] | None = None,
 ) -> LanguageModel | EncoderModel:
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
     `context` limits how many tokens are read at once. `kv` is the type of a language model's cache.
     `quant` ("int8", "Q8_0", "Q4_K_M", …) packs weights that are floats in the file, `dtype`
-    ("bf16", "f16") says how those of an encoder are kept otherwise.
+    ("bf16", "f16") says how those of an encoder are kept otherwise. `artifact` is a file that
+    `rlx compile` made of this model: then nothing is compiled here. It is code.
     """
     path = resolve(path_or_name)
     file = open_model(path)
+    shipped = None if artifact is None else Shipped.open(Path(artifact))
     if is_encoder(file):
-        return EncoderModel(
-            EncoderFile.of(path, file), device=device, context=context, threads=threads,
-            dtype=dtype, quant=quant,
-        )  # fmt: skip
-    file.close()
+        return _encoder(EncoderFile.of(path, file), device, context, threads, dtype, quant, shipped)
     if dtype is not None:
         raise OptionError("for encoders only", where="dtype", got=dtype)
-    return load_language(path, device=device, context=context, threads=threads, kv=kv, quant=quant)
+    chunk = CHUNK
+    if shipped is not None:
+        shipped.require_kind("language")
+        context, chunk = shipped.setting("context", context), shipped.setting("chunk", None)
+        kv = shipped.setting("kv", None if kv == "f16" else kv)  # which nobody need have asked for
+        quant = shipped.setting("quant", quant)
+    model = ModelFile.of(path, file, quant)
+    CacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
+    engine = Engine(
+        model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, shipped=shipped
+    )
+    return LanguageModel(model, engine)
+
+
+def _encoder(
+    model: EncoderFile, device: str, context: int | None, threads: int | None, dtype: str | None,
+    quant: str | None, shipped: Shipped | None,
+) -> EncoderModel:  # fmt: skip
+    if shipped is not None:
+        shipped.require_kind("encoder")
+        context = shipped.setting("context", context)
+        dtype, quant = shipped.setting("dtype", dtype), shipped.setting("quant", quant)
+    return EncoderModel(
+        model, device=device, context=context, threads=threads, dtype=dtype, quant=quant,
+        shipped=shipped,
+    )  # fmt: skip

@@ -25,7 +25,7 @@ from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.composing import BuildHir
 from rlx.runtime.params import ParamStore
-from rlx.runtime.pipeline import ModelCompilePipeline
+from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
@@ -74,27 +74,57 @@ def compile_bundle(
 
     With `params` the bundle holds the weights too, prepared as its programs want them.
     """
-    pipeline = ModelCompilePipeline(device)
-    base = CompileOptions.of(options)
-    base = replace(base, profile=replace(base.profile, target=target))
-    made: dict[str, Artifact] = {}
-    store = params if isinstance(params, ParamStore) else ParamStore(params or {})
-    kept: dict[str, dict[str, Array]] = {_PARAM: {}, _PREPARED: {}}
-    for name, wanted in variants.items():
-        chosen, binding = _chosen(base, wanted)
-        composition = wanted.layer_composition_key if isinstance(wanted, ModelComponent) else ""
-        template = pipeline.build_template(build_hir, chosen, composition)
-        specialized = pipeline.specialize_template(binding, chosen, template)
-        made[name] = specialized.artifact()
-        if params is not None:
-            names = specialized.manifest.param_names
-            store.ensure(names, template.prepare, template.backend)
-            for param in names:
-                kind = _PREPARED if param in store.prepared else _PARAM
-                kept[kind][param] = store.get(param)
-    return write_bundle(
-        path, made, params=kept[_PARAM], prepared=kept[_PREPARED], extras=extras
-    )  # fmt: skip
+    store = params if isinstance(params, ParamStore) or params is None else ParamStore(params)
+    maker = BundleMaker(target=target, device=device, options=options, params=store)
+    maker.add(build_hir, variants)
+    return maker.write(path, extras)
+
+
+class BundleMaker:
+    """Compiles variants, of one model or of several that share parameters, for one file."""
+
+    def __init__(
+        self,
+        *,
+        target: str = "host",
+        device: Device | str = "cpu",
+        options: CompileOptions | Mapping[str, Any] | None = None,
+        params: ParamStore | None = None,
+    ) -> None:
+        base = CompileOptions.of(options)
+        self._options = replace(base, profile=replace(base.profile, target=target))
+        self._pipeline = ModelCompilePipeline(device)
+        self._params = params
+        self._made: dict[str, Artifact] = {}
+        self._kept: dict[str, dict[str, Array]] = {_PARAM: {}, _PREPARED: {}}
+
+    def add(self, build_hir: BuildHir, variants: Mapping[str, Wanted]) -> None:
+        """Compile variants of a model, by name."""
+        for name, wanted in variants.items():
+            chosen, binding = _chosen(self._options, wanted)
+            composition = wanted.layer_composition_key if isinstance(wanted, ModelComponent) else ""
+            template = self._pipeline.build_template(build_hir, chosen, composition)
+            specialized = self._pipeline.specialize_template(binding, chosen, template)
+            self._made[name] = specialized.artifact()
+            if self._params is not None:
+                self._keep(self._params, specialized)
+
+    def _keep(self, params: ParamStore, specialized: Specialized) -> None:
+        """The parameters of a variant, prepared as its program wants them."""
+        template, names = specialized.template, specialized.manifest.param_names
+        params.ensure(names, template.prepare, template.backend)
+        for name in names:
+            kind = _PREPARED if name in params.prepared else _PARAM
+            self._kept[kind][name] = params.get(name)
+
+    def write(
+        self, path: str | os.PathLike[str], extras: Mapping[str, bytes] | None = None
+    ) -> Path:
+        """Everything that was added, in one file."""
+        kept = self._kept
+        return write_bundle(
+            path, self._made, params=kept[_PARAM], prepared=kept[_PREPARED], extras=extras
+        )
 
 
 def _chosen(base: CompileOptions, wanted: Wanted) -> tuple[CompileOptions, DimBinding]:

@@ -108,7 +108,7 @@ class ModelCompilePipeline:
             known = self._modules.setdefault(build_hir, known)
         if composition not in known:
             module = build(build_hir, composition)
-            known[composition] = module, make_key("model", canonical(_graph_of(module)))
+            known[composition] = module, model_key(module)
         return known[composition]
 
     def specialize_template(
@@ -328,6 +328,11 @@ def _material(options: CompileOptions) -> dict[str, object]:
 
 def _size(compiled: CompiledGraph) -> int:
     return compiled.manifest.arena_size
+
+
+def model_key(module: Graph | GraphModule) -> str:
+    """The key of a model's contents, the same in every process."""
+    return make_key("model", canonical(_graph_of(module)))
 
 
 def _graph_of(module: Graph | GraphModule) -> Graph:

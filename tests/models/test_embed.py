@@ -336,7 +336,7 @@ def test_bad_configs_are_typed_errors(changes: dict[str, Any], error: type, tmp_
 def test_load_tells_kinds_of_models_apart(folder: Path, tmp_path: Path) -> None:
     write_language_model("llama", tmp_path)
     with pytest.raises(rlx.OptionError, match="encoders only"):
-        rlx.load(tmp_path, quant="int8")
+        rlx.load(tmp_path, dtype="bf16")
     with pytest.raises(rlx.OptionError, match="unknown type"):
         rlx.load(folder, dtype="int8")
     with pytest.raises(rlx.OptionError, match="not both"):

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rlx.backends.base import Backend, Parts, Stored
 from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
@@ -18,7 +16,6 @@ from rlx.codegen.jit import has_compiler
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
-from rlx.ir.interp import evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
@@ -73,9 +70,9 @@ class CpuBackend(Backend):
         return self._compiler.scratch(node, usable_cores())
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        if has_compiler():
-            return self._compiler.prepare(graph, params)
-        made = [np.ascontiguousarray(a) for a in evaluate(graph, params)]  # slower, and the same
+        from rlx.backends.cpu.prepare import prepare_params  # not needed where all is on disk
+
+        made = prepare_params(graph, params, native=has_compiler())
         return dict(zip(graph.output_names, made, strict=True))
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:

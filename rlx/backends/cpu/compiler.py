@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rlx.backends.cpu import families
 from rlx.backends.cpu.assemble import Listed, list_program
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.lowering import TABLE, scratch_of
-from rlx.backends.cpu.prepare import prepare_params
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
-from rlx.ir.op import Array
 
 
 class Compiler:
@@ -38,9 +34,6 @@ class Compiler:
 
     def scratch(self, node: Node, workers: int) -> int:
         return scratch_of(node, self.target, workers)
-
-    def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        return dict(zip(graph.output_names, prepare_params(graph, params), strict=True))
 
     def list_program(self, lir: Lir, workers: int) -> Listed:
         return list_program(lir, self.target, workers)

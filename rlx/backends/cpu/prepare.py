@@ -27,8 +27,11 @@ from rlx.ir.quant import encode
 from rlx.ir.shape import Shape
 
 
-def prepare_params(graph: Graph, params: Mapping[str, Array]) -> list[Array]:
-    """The outputs of a prepare graph, row-major: kernels trust that."""
+def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = True) -> list[Array]:
+    """The outputs of a prepare graph, row-major: kernels trust that.
+
+    Where there is no compiler NumPy does it, slower and the same.
+    """
     given = {n.name: params[n.name] for n in graph.sources("param")}
 
     views: dict[Node, list[Array]] = {}  # the parameters that a node shows without reading them
@@ -43,7 +46,8 @@ def prepare_params(graph: Graph, params: Mapping[str, Array]) -> list[Array]:
             for array in seen:
                 give_back(array)
 
-    results = evaluate(graph.rebuild(_native), given, on_node=release)
+    chosen = graph.rebuild(_native) if native else graph
+    results = evaluate(chosen, given, on_node=release)
     return [np.ascontiguousarray(a) for a in results]
 
 

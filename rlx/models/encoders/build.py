@@ -107,6 +107,10 @@ class Use:
     padded: bool = True
     typed: bool = False
 
+    @property
+    def name(self) -> str:
+        return self.result + "-padded" * self.padded + "-typed" * self.typed
+
 
 def describe(model: EncoderFile, weights: Weights, use: Use) -> Described:
     """The model for one use; sizes of batch and sequence stay open."""

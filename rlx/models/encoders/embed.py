@@ -13,6 +13,7 @@ from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.models.encoders.build import EncoderFile
 from rlx.models.encoders.engine import EncoderEngine
 from rlx.models.encoders.text import TextReader, Tokens
+from rlx.models.shipped import Shipped
 from rlx.models.vectors import normalized
 
 Vectors = Any  # f32 [texts, width]
@@ -39,14 +40,14 @@ class EncoderModel:
         threads: int | None = None,
         dtype: str | None = None,
         quant: str | None = None,
+        shipped: Shipped | None = None,
     ) -> None:
         self.model, self.config, self.sentence = model, model.config, model.sentence
         self.tokenizer = model.tokenizer()
         self.reader = TextReader(model, self.tokenizer, context)
         self.engine = EncoderEngine(
             model, longest=self.reader.max_tokens, device=device, threads=threads,
-            dtype=dtype,
-            quant=quant,
+            dtype=dtype, quant=quant, shipped=shipped,
         )  # fmt: skip
         self._closed = False
 

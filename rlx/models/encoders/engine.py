@@ -8,7 +8,7 @@ memory than another, and of what is planned only what a batch needs is ever touc
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from rlx.ir.quant import QuantScheme
 from rlx.models.encoders.build import EncoderFile, Use, describe
 from rlx.models.encoders.text import Tokens
 from rlx.models.executables import Executables
+from rlx.models.shipped import Plan, Shipped
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
@@ -56,10 +57,20 @@ class EncoderEngine:
         threads: int | None = None,
         dtype: str | None = None,
         quant: str | None = None,
+        steps: Mapping[int, int] | None = None,
+        shipped: Shipped | None = None,
     ) -> None:
-        self.model, self.longest = model, longest
-        options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
-        self._executables = Executables(model.file, device, options, dtype, quant)
+        """`steps` are bounds of lengths, each with how many texts run together at most; those of
+        `shipped` were fixed when it was made."""
+        self.model = model
+        fixed = None if shipped is None else {int(b): n for b, n in shipped.facts["steps"]}
+        chosen: Mapping[int, int] = fixed or steps or usual_steps(longest)
+        self.steps = dict(sorted(chosen.items()))
+        self._facts = {"context": max(self.steps), "dtype": dtype, "quant": quant}
+        self.options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
+        self._executables = Executables(
+            model.file, device, self.options, dtype, quant, shipped=shipped
+        )
         self._weights: Weights = model.weights(dtype)
         self._graphs: dict[tuple[Use, int], CompiledGraph] = {}
         self._lock = threading.Lock()
@@ -70,14 +81,11 @@ class EncoderEngine:
 
     def step(self, seq: int) -> int:
         """The bound of the lengths among which `seq` falls."""
-        bound = _SHORTEST
-        while bound < seq:
-            bound *= _STRIDE
-        return min(bound, self.longest)
+        return next(bound for bound in self.steps if bound >= seq)
 
     def most_texts(self, bound: int) -> int:
-        """How many texts of a step run together at most: as many as of its shortest fit."""
-        return max(1, BATCH_TOKENS // max(bound // _STRIDE, 1))
+        """How many texts of a step run together at most."""
+        return self.steps[bound]
 
     def batches(self, texts: Sequence[Tokens], most: int | None) -> list[Batch]:
         """Texts of like lengths together, the longest first; empty ones are left out."""
@@ -131,15 +139,38 @@ class EncoderEngine:
         return graph
 
     def _compile(self, use: Use, bound: int) -> CompiledGraph:
-        sizes = ModelVariant.encoder(UpTo(self.most_texts(bound)), UpTo(bound))
-        described = partial(describe, self.model, self._weights, use)
-        return self._executables.make(use, described, {"encoder": sizes})["encoder"]
+        described, sizes = partial(describe, self.model, self._weights, use), self._variants(bound)
+        (made,) = self._executables.make(use.name, described, sizes).values()
+        return made
+
+    def _variants(self, *bounds: int) -> dict[str, ModelVariant]:
+        return {
+            f"upto{b}": ModelVariant.encoder(UpTo(self.steps[b]), UpTo(b)) for b in bounds
+        }  # fmt: skip
+
+    def plan(self) -> Plan:
+        """What is compiled to run this model elsewhere."""
+        results = ["scores"] if self.model.config.labels else ["embedding"]
+        kinds = (False, True) if self.has_types else (False,)
+        uses = [Use(r, p, t) for r in results for p in (False, True) for t in kinds]
+        described = {u.name: partial(describe, self.model, self._weights, u) for u in uses}
+        facts = {**self._facts, "steps": list(self.steps.items())}
+        return Plan("encoder", described, self._variants(*self.steps), facts)
 
     def close(self) -> None:
         """Let go of executables and weights."""
         self._graphs.clear()
         self._executables.close()
         self.model.file.close()
+
+
+def usual_steps(longest: int) -> dict[int, int]:
+    """Bounds of lengths, each with as many texts as of its shortest fit into a batch."""
+    bounds = [_SHORTEST]
+    while bounds[-1] < longest:
+        bounds.append(bounds[-1] * _STRIDE)
+    bounds[-1] = min(bounds[-1], longest)
+    return {b: max(1, BATCH_TOKENS // max(b // _STRIDE, 1)) for b in bounds}
 
 
 def _scheme(dtype: str | None, quant: str | None) -> QuantScheme | None:

@@ -1,0 +1,107 @@
+"""`rlx compile`: a model's executables in one file, for machines without a compiler."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlx.cli import console
+from rlx.cli.opening import find_model
+from rlx.cli.options import Json, Loading, ModelName, spread
+from rlx.cli.variants import split_variant
+from rlx.errors import OptionError
+
+
+def _cpus() -> list[str]:
+    from rlx.codegen.target import Target
+
+    return Target.names()
+
+
+@spread
+def compile_(
+    model: ModelName,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="PATH", help="The file to write, or a folder for it."),
+    ],
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant", "-v",
+            metavar="PHASE:BATCHxTOKENS",
+            help="decode:1, prefill:1x256, encoder:8x128. May be repeated.",
+            show_default="what the model uses here",
+        ),
+    ] = None,
+    cpu: Annotated[
+        str,
+        typer.Option(
+            "--cpu",
+            help="The CPU it is for: generic, x86-64-v3, …",
+            autocompletion=_cpus,
+            show_default="this one",
+        ),
+    ] = "host",
+    quant: Annotated[
+        str | None,
+        typer.Option("--quant", help="Pack weights that are floats: int8, Q8_0, Q4_K_M, …"),
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Put the packed weights into the file too.")
+    ] = False,
+    json: Json = False,
+    loading: Loading,
+) -> None:  # fmt: skip
+    """Compile a model into one file that runs where llvmlite is not installed.
+
+    Ship it with the model: `rlx run MODEL --artifact FILE` (or chat, embed, profile) compiles
+    nothing. Context, cache type and quantisation are those given here.
+    """
+    from rlx.models.compile import compile_model
+
+    path = find_model(model)
+    file = out / f"{path.stem}.rlx" if out.is_dir() or not out.suffix else out
+    file.parent.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with console.counting() as counted:
+        plan = compile_model(
+            path, file, target=cpu, device=loading.device, context=loading.context,
+            threads=loading.threads, kv=loading.kv, quant=quant, weights=weights, counted=counted,
+            **_bounds(variant or []),
+        )  # fmt: skip
+    seconds, size = time.perf_counter() - start, file.stat().st_size
+    if json:
+        told: dict[str, Any] = {"path": str(file), "bytes": size, "seconds": seconds, "cpu": cpu}
+        told |= {"model": str(path), "kind": plan.kind, "uses": [*plan.uses], **plan.facts}
+        console.write_json(told | {"variants": {n: str(v) for n, v in plan.variants.items()}})
+        return
+    console.note(f"{file}: {plan.count} executables, {console.size(size)}, {seconds:.1f} s")
+
+
+def _bounds(variants: list[str]) -> dict[str, Any]:
+    """What the variants ask for: parts of a prompt for language models, steps for encoders."""
+    found = [split_variant(text) for text in variants]
+    phases = {phase for phase, *_ in found}
+    if phases == {"encoder"}:
+        if any(not tokens for *_, tokens in found):
+            raise OptionError("a length is missing", where="--variant", expected="encoder:8x128")
+        return {"steps": {tokens: batch for _, batch, tokens in found}}
+    if not phases <= {"prefill", "decode"}:
+        raise OptionError(
+            "not a way to run a model", where="--variant", got=", ".join(variants),
+            expected="prefill and decode for a language model, encoder for an encoder",
+        )  # fmt: skip
+    if any(batch != 1 for _, batch, _ in found):
+        raise OptionError(
+            "the model runs one sequence at a time", where="--variant", got=", ".join(variants),
+            expected="a batch of 1",
+        )  # fmt: skip
+    chunks = [tokens for phase, _, tokens in found if phase == "prefill" and tokens]
+    if chunks:
+        return {"chunk": max(chunks)}
+    return {"chunk": 1} if phases == {"decode"} else {}

@@ -1,0 +1,78 @@
+"""`rlx compile`: everything a model file needs to run where there is no compiler, in one file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rlx.errors import OptionError
+from rlx.formats import open_model
+from rlx.models.build import ModelFile
+from rlx.models.encoders.build import EncoderFile, is_encoder
+from rlx.models.encoders.embed import EncoderModel
+from rlx.models.encoders.engine import EncoderEngine
+from rlx.models.engine import CHUNK, Engine
+from rlx.models.kv import CacheType
+from rlx.models.shipped import Plan, ship
+from rlx.specialize.options import CompileOptions
+
+
+def compile_model(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    target: str = "host",
+    device: str = "cpu",
+    context: int | None = None,
+    threads: int | None = None,
+    kv: str = "f16",
+    quant: str | None = None,
+    chunk: int = CHUNK,
+    steps: Mapping[int, int] | None = None,
+    weights: bool = False,
+    counted: Callable[[str, int], Callable[[], object]] | None = None,
+) -> Plan:
+    """Compile a language model or an encoder into a file for `rlx.load(…, artifact=…)`.
+
+    A prompt runs in parts of `chunk` tokens. `steps` are the lengths of an encoder's texts that get
+    an executable, each with how many run together. With `weights` the packed ones go along.
+    `counted(what, total)` gives a function that is called after each executable.
+    """
+    path = Path(model)
+    options = CompileOptions(threads=threads)
+    file = open_model(path)
+    with file:
+        if is_encoder(file):
+            encoder = _encoder(EncoderFile.of(path, file), device, context, threads, quant, steps)
+            plan, options = encoder.plan(), encoder.options
+        else:
+            if steps:
+                raise OptionError("for encoders only", where="steps", got=dict(steps))
+            opened = ModelFile.of(path, file, quant)
+            CacheType.of(kv, opened.config.head_dim)
+            plan = Engine(opened, device=device, context=context, kv=kv, chunk=chunk).plan()
+        done = None if counted is None else counted(path.name, plan.count)
+        ship(
+            Path(out), plan, target=target, device=device, options=options, weights=weights,
+            done=done,
+        )  # fmt: skip
+    return plan
+
+
+def _encoder(
+    model: EncoderFile, device: str, context: int | None, threads: int | None, quant: str | None,
+    steps: Mapping[int, int] | None,
+) -> EncoderEngine:  # fmt: skip
+    longest = EncoderModel(model, context=context).max_tokens
+    too_long = [bound for bound in steps or () if bound > longest]
+    if too_long:
+        raise OptionError(
+            "longer than the model's texts",
+            where="steps",
+            got=too_long[0],
+            expected=f"1 … {longest}",
+        )
+    return EncoderEngine(
+        model, longest=longest, device=device, threads=threads, quant=quant, steps=steps
+    )

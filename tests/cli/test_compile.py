@@ -1,0 +1,84 @@
+"""`rlx compile`: one file to ship, and `--artifact` to run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GREEDY = ("--temperature", "0", "--max-tokens", "5", "--raw")
+
+
+def test_it_is_made_described_and_run_without_llvmlite(
+    rlx: Any, tiny: Path, tmp_path: Path
+) -> None:
+    made = rlx(
+        "compile", tiny, "--out", tmp_path, "--context", "64", "--variant", "prefill:1x16",
+        "--variant", "decode:1", "--cpu", "generic", "--json",
+    )  # fmt: skip
+    assert made.exit_code == 0, made.stderr
+    told = json.loads(made.stdout)
+    file = tmp_path / "tiny.rlx"
+    assert told["path"] == str(file) and told["bytes"] == file.stat().st_size
+    assert (told["kind"], told["context"], told["chunk"]) == ("language", 64, 16)
+    assert told["cpu"] == "generic" and "sample" in told["uses"]
+    wanted = rlx("run", tiny, "ab", *GREEDY, "--context", "64").stdout
+    code = "import sys; sys.modules['llvmlite'] = None; from rlx.cli import main; main()"
+    words = ["run", str(tiny), "ab", "--artifact", str(file), *GREEDY]
+    env = os.environ | {"RLX_CACHE_DIR": str(tmp_path / "elsewhere")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, env=env
+    )
+    assert (done.returncode, done.stdout) == (0, wanted), done.stderr
+    told = rlx("profile", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1")
+    assert told.exit_code == 0, told.stderr
+
+
+def test_encoders_and_what_is_said_about_it(rlx: Any, encoder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "e.rlx"
+    made = rlx("compile", encoder, "-o", file, "-v", "encoder:2x16", "--weights")
+    assert made.exit_code == 0, made.stderr
+    assert "e.rlx: " in made.stderr and " executables, " in made.stderr and not made.stdout
+    wanted, found = (
+        json.loads(rlx("embed", encoder, "the cat", *more).stdout)
+        for more in ((), ("--artifact", file))
+    )
+    assert found == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--variant", "prefil:1"), "not a variant"),
+        (("--variant", "prefill:2x16"), "one sequence at a time"),
+        (("--variant", "encoder:1x16"), "for encoders only"),
+        (("--variant", "encoder:1"), "a length is missing"),
+        (("--variant", "inference:1"), "not a way to run a model"),
+        (("--cpu", "z80"), "unknown target"),
+        (("--context", "100000"), "context out of range"),
+        (("--kv", "f17"), "unknown cache type"),
+    ],
+)
+def test_what_cannot_be_made(
+    rlx: Any, tiny: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = rlx("compile", tiny, "--out", tmp_path / "x.rlx", *words)
+    assert done.exit_code in (1, 2) and said in done.stderr
+    assert not (tmp_path / "x.rlx").exists()
+
+
+def test_artifacts_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "t.rlx"
+    assert rlx("compile", tiny, "--out", file, "--context", "64").exit_code == 0
+    other = rlx("run", tiny, "ab", "--artifact", file, "--context", "32")
+    assert other.exit_code == 2 and "made for something else" in other.stderr
+    missing = rlx("run", tiny, "ab", "--artifact", tmp_path / "none.rlx")
+    assert missing.exit_code == 1 and "no such bundle" in missing.stderr
+    file.chmod(0o666)
+    open_to_all = rlx("run", tiny, "ab", "--artifact", file)
+    assert open_to_all.exit_code == 1 and "others could have changed" in open_to_all.stderr

@@ -1,0 +1,206 @@
+"""How models start: from disk without a compiler, with memory that is not held twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+from cli_support import write_tiny
+from encoder_files import write_model
+
+import rlx
+from rlx.codegen.jit import counters as jit
+from rlx.models.build import ModelFile
+from rlx.models.compile import compile_model
+from rlx.models.engine import Engine
+from rlx.passes.count import counters
+from rlx.runtime.aot import AotCache
+
+pytest.importorskip("tokenizers")
+PROMPT = [5, 6, 7, 8, 9]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "tiny.gguf")
+
+
+def answer(path: Path, **options: object) -> tuple[list[int], int]:
+    """Tokens of a greedy answer, and how often weights were packed for it."""
+    with rlx.load(path, **options) as model:
+        told = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
+        return told.tokens, model.engine._executables.params.preparations
+
+
+def test_a_second_start_runs_no_pass_and_packs_nothing(tiny: Path) -> None:
+    wanted, packed = answer(tiny)
+    assert packed > 0
+    before = counters.passes, counters.plans, jit.compilations
+    assert answer(tiny) == (wanted, 0)
+    assert (counters.passes, counters.plans, jit.compilations) == before
+
+
+_SECOND = """
+import sys
+sys.modules["llvmlite"] = None  # an import of it fails
+import rlx
+with rlx.load({path!r}{more}) as model:
+    told = model.generate({prompt}, temperature=0, max_tokens=6, stream=False)
+    biased = model.generate({prompt}, temperature=0, max_tokens=2, logit_bias={{3: 99.0}},
+                            stream=False) if {bias} else told
+print(*told.tokens, "|", *biased.tokens[:2])
+"""
+
+
+def in_a_process(path: Path, *, artifact: Path | None = None, bias: bool = False) -> list[str]:
+    """What a process without llvmlite answers."""
+    more = f", artifact={str(artifact)!r}" if artifact else ""
+    code = _SECOND.format(path=str(path), more=more, prompt=PROMPT, bias=bias)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True,
+        env=os.environ,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()
+
+
+def test_another_process_needs_no_llvmlite(tiny: Path) -> None:
+    wanted, _ = answer(tiny)
+    assert in_a_process(tiny)[:6] == [str(t) for t in wanted]
+
+
+@pytest.mark.parametrize("suffix", [".rlx", ".weights"])
+def test_a_damaged_file_is_made_again_with_a_warning(tiny: Path, suffix: str) -> None:
+    wanted, _ = answer(tiny)
+    cache = AotCache.default()
+    assert cache is not None
+    for entry in cache.entries():
+        if entry.name.endswith(suffix):
+            data = bytearray(entry.path.read_bytes())
+            data[-9] ^= 16
+            entry.path.write_bytes(data)
+    with pytest.warns(RuntimeWarning, match="made again"):
+        assert answer(tiny)[0] == wanted
+    assert cache.verify() == {}
+
+
+def test_other_weights_are_packed_again(tiny: Path) -> None:
+    answer(tiny)
+    stamp = tiny.stat()
+    os.utime(tiny, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    assert answer(tiny)[1] > 0
+
+
+def test_what_is_kept_of_weights_can_be_limited(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_CACHE_WEIGHTS", "0")
+    wanted, _ = answer(tiny)
+    cache = AotCache.default()
+    assert cache is not None
+    assert {e.path.suffix for e in cache.entries()} == {".rlx"}
+    again, packed = answer(tiny)
+    assert again == wanted and packed > 0
+    monkeypatch.setenv("RLX_CACHE_WEIGHTS", "many")
+    with pytest.raises(rlx.OptionError, match="RLX_CACHE_WEIGHTS"):
+        answer(tiny)
+
+
+def test_packed_weights_are_maps_and_the_file_is_let_go(tiny: Path) -> None:
+    model = ModelFile.open(tiny)
+    engine = Engine(model, context=32)
+    engine.use("sample")
+    for array in engine._executables.params.prepared.values():
+        assert not array.flags.writeable, "packed weights lie in the file of the cache"
+    resident = [line for line in mapped(tiny) if line.startswith("Rss:")]
+    assert resident and all(line.split()[1] == "0" for line in resident)
+
+
+def mapped(path: Path) -> list[str]:
+    """What the system says about the maps of a file."""
+    found, inside = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0] and not line.startswith("VmFlags"):
+            inside = str(path) in line
+        elif inside:
+            found.append(line)
+    return found
+
+
+# -- shipped --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_an_artifact_runs_without_llvmlite(tiny: Path, tmp_path: Path, weights: bool) -> None:
+    plan = compile_model(tiny, tmp_path / "tiny.rlx", context=64, weights=weights)
+    assert plan.facts["context"] == 64 and plan.count == 8
+    wanted, _ = answer(tiny, context=64)
+    found = in_a_process(tiny, artifact=tmp_path / "tiny.rlx", bias=True)
+    assert found == [*map(str, wanted), "|", "3", "3"]
+
+
+def test_an_artifact_packs_nothing_where_it_has_the_weights(tiny: Path, tmp_path: Path) -> None:
+    compile_model(tiny, tmp_path / "w.rlx", context=64, weights=True)
+    wanted, _ = answer(tiny, context=64)
+    assert answer(tiny, artifact=tmp_path / "w.rlx") == (wanted, 0)
+
+
+def test_chunks_are_those_it_was_made_with(tiny: Path, tmp_path: Path) -> None:
+    wanted, _ = answer(tiny, context=64)
+    for chunk in (1, 2):
+        compile_model(tiny, tmp_path / "c.rlx", context=64, chunk=chunk)
+        with rlx.load(tiny, artifact=tmp_path / "c.rlx") as model:
+            assert model.engine.chunk == chunk and model.engine.context == 64
+            told = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
+            assert told.tokens == wanted
+
+
+def test_a_generic_cpu_and_an_artifact_of_something_else(tiny: Path, tmp_path: Path) -> None:
+    compile_model(tiny, tmp_path / "g.rlx", context=64, target="generic")
+    wanted, _ = answer(tiny, context=64)
+    assert answer(tiny, artifact=tmp_path / "g.rlx")[0] == wanted
+    with pytest.raises(rlx.OptionError, match="made for something else"):
+        rlx.load(tiny, artifact=tmp_path / "g.rlx", context=128)
+    other = write_tiny(tmp_path / "other.gguf")
+    rlx.load(other, artifact=tmp_path / "g.rlx").close()  # the same graph, other weights: fine
+    with pytest.raises(rlx.OptionError, match="for encoders only"):
+        compile_model(tiny, tmp_path / "x.rlx", steps={64: 1})
+    rlx.compile_bundle(
+        tmp_path / "b.rlx",
+        lambda: rlx.GraphModule.define("f", lambda g: g.input("x", [2]) * 2.0),
+        {"f": rlx.DimBinding()},
+    )
+    with pytest.raises(rlx.FormatError, match="not the executables of a model"):
+        rlx.load(tiny, artifact=tmp_path / "b.rlx")
+
+
+def test_encoders_ship_too(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    folder = write_model(tmp_path / "bert")
+    with rlx.load(folder) as model:
+        wanted = model.embed(["the cat", "a"])
+    plan = compile_model(folder, tmp_path / "e.rlx", steps={8: 4, 16: 2})
+    assert plan.facts["steps"] == [(8, 4), (16, 2)]
+    before = counters.passes
+    with rlx.load(folder, artifact=tmp_path / "e.rlx") as model:
+        assert model.max_tokens == 16
+        np.testing.assert_allclose(model.embed(["the cat", "a"]), wanted, rtol=1e-5, atol=1e-6)
+    assert counters.passes == before
+    language = write_tiny(tmp_path / "tiny.gguf")
+    with pytest.raises(rlx.FormatError, match="another kind of model"):
+        rlx.load(language, artifact=tmp_path / "e.rlx")
+    with pytest.raises(rlx.OptionError, match="longer than the model"):
+        compile_model(folder, tmp_path / "x.rlx", steps={100_000: 1})
