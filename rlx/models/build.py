@@ -69,7 +69,8 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
 
     "logits": those of every token. "hidden": the states they are made from, after the last norm.
     "sample": the last token's logits, and the next token drawn from them.
-    "adjust": the same after penalties and biases, given as inputs.
+    "adjust": the same after penalties and biases, given as inputs; "constrain": and of the tokens
+    that a mask allows.
     """
     nets: list[Net] = []
 
@@ -83,7 +84,7 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
         if use == "logits":
             return {"logits": logits}
         row = g.hir_mir("reshape", [logits], dims=(1, model.config.vocab))
-        return {**draw(g, row, use == "adjust"), "logits": row}
+        return {**draw(g, row, use), "logits": row}
 
     module = GraphModule.define(model.config.arch, build)
     return Described(module, nets[0].params)
@@ -101,13 +102,25 @@ def _layer(net: Net, model: ModelFile, x: Tensor, i: int, _: object) -> Tensor:
     return model.arch.layer(net, x, i)
 
 
-def draw(g: GraphModule, row: Tensor, adjust: bool) -> dict[str, Tensor]:
+def draw(g: GraphModule, row: Tensor, use: str) -> dict[str, Tensor]:
     """Sampling from logits [1, vocab], in the graph: they need not leave native memory."""
-    if adjust:
-        vocab = row.shape.dims[1]
+    vocab = row.shape.dims[1]
+    if use != "sample":
         factor, bias = g.input("factor", [vocab]), g.input("bias", [vocab])
         shrunk = g.hir_mir("where", [g.hir_mir("gt", [row, 0.0]), row / factor, row * factor])
         row = shrunk + bias
+    if use == "constrain":
+        row = _allowed(g, row, vocab)
     rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
     token, after = g.hir_mir("sample", [row, rng, settings])
     return {"token": token, "rng_next": after}
+
+
+def _allowed(g: GraphModule, row: Tensor, vocab: int) -> Tensor:
+    """−inf for tokens whose bit of the input `allowed` is not set."""
+    words = g.input("allowed", [-(-vocab // 32)], "i32")
+    token = g.hir_mir("iota", dims=(vocab,))
+    word = g.hir_mir("gather", [words, g.hir_mir("shift_right", [token, 5])])
+    place = g.hir_mir("bitwise_and", [token, 31])
+    bit = g.hir_mir("bitwise_and", [g.hir_mir("shift_right", [word, place]), 1])
+    return g.hir_mir("where", [g.hir_mir("ne", [bit, 0]), row, float("-inf")])

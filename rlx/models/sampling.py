@@ -42,6 +42,9 @@ class GenerationSettings:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int = 0
     overflow: str = "error"  # or "shift": drop the older half of the context and go on
+    json_schema: Mapping[str, Any] | str | None = None  # the answer is JSON that fits the schema
+    regex: str | None = None  # the answer matches
+    grammar: str | None = None  # the answer is of the language of a GBNF (or Lark) grammar
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -54,6 +57,9 @@ class GenerationSettings:
             raise OptionError(
                 "unknown policy", where="overflow", got=self.overflow, expected="error or shift"
             )
+        forms = [n for n in ("json_schema", "regex", "grammar") if getattr(self, n) is not None]
+        if len(forms) > 1:
+            raise OptionError("one form of the answer only", got=" and ".join(forms))
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", tuple(s for s in stop if s))
         object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
@@ -76,6 +82,11 @@ class GenerationSettings:
             or self.frequency_penalty
             or self.logit_bias
         )
+
+    @property
+    def constrains(self) -> bool:
+        """Whether the answer must have a form."""
+        return not (self.json_schema is None and self.regex is None and self.grammar is None)
 
     def row(self) -> Any:
         """The `settings` input of the sample op."""
@@ -105,6 +116,12 @@ class Penalties:
                 )
             self.bias[token] += value
         self.factor[list(prompt)] = settings.repetition_penalty
+
+    use = "adjust"  # of the model: see `describe`
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return {"factor": self.factor, "bias": self.bias}
 
     def count(self, token: int) -> None:
         """A token was generated."""

@@ -34,7 +34,6 @@ class Step:
         self._sizes["past_seq"] = past
         given: Any = ()
         if penalties is not None:
-            arrays = {"factor": penalties.factor, "bias": penalties.bias}
-            given = (self._none | arrays).values()
+            given = (self._none | penalties.inputs).values()
         self._graph.run_slots(*given, sizes=self._sizes)
         return self._token[0], self._after.tolist()

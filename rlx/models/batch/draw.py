@@ -17,23 +17,24 @@ class Sampler:
 
     def __init__(self, vocab: int, session: Session, options: CompileOptions) -> None:
         self._vocab, self._session, self._options = vocab, session, options
-        self._made: dict[bool, CompiledGraph] = {}
+        self._made: dict[str, CompiledGraph] = {}
 
     def draw(self, request: Request, logits: Any) -> int:
         """The next token of a request; `logits` is f32 [1, vocab]."""
         penalties = request.penalties
         given: dict[str, Any] = {"rng": request.rng, "settings": request.sampling}
         if penalties is not None:
-            given |= {"factor": penalties.factor, "bias": penalties.bias}
-        token, request.rng = self._graph(penalties is not None).run(logits=logits, **given)
+            given |= penalties.inputs
+        graph = self._graph("sample" if penalties is None else penalties.use)
+        token, request.rng = graph.run(logits=logits, **given)
         return int(token[0])
 
-    def _graph(self, adjust: bool) -> CompiledGraph:
-        if adjust not in self._made:
+    def _graph(self, use: str) -> CompiledGraph:
+        if use not in self._made:
 
             def build(g: GraphModule) -> dict[str, Any]:
-                return draw(g, g.input("logits", [1, self._vocab]), adjust)
+                return draw(g, g.input("logits", [1, self._vocab]), use)
 
             module = GraphModule.define("draw", build)
-            self._made[adjust] = self._session.compile(module, self._options)
-        return self._made[adjust]
+            self._made[use] = self._session.compile(module, self._options)
+        return self._made[use]

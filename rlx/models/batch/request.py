@@ -9,7 +9,8 @@ from typing import Any
 
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.answer import Answer, Generation
-from rlx.models.sampling import GenerationSettings, Penalties
+from rlx.models.constraint import adjustment
+from rlx.models.sampling import GenerationSettings
 
 _END = None  # what closes the queue of a reply
 
@@ -30,7 +31,7 @@ class Request:
         self.result = Generation(prompt_tokens=len(prompt))
         self.pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
         self.rng, self.sampling = settings.rng(), settings.row()
-        self.penalties = Penalties(settings, vocab, prompt) if settings.adjusts else None
+        self.penalties = adjustment(settings, tokenizer, vocab, prompt)
         self.most = min(len(prompt) + settings.max_tokens, context)  # tokens that the cache holds
         self._answer = Answer(tokenizer, settings, self.result)
 
