@@ -206,11 +206,8 @@ class Rows:
 
 
 def weight(difference: Value) -> Value:
-    """exp of a score less the row's maximum; 0 for a masked one. Error below 1 ulp.
-
-    Scaling by AVX-512 gives denormals, and 0 only for a smaller argument than flushing asks for.
-    """
-    return math.exp(difference, flush=not difference.fn.target.avx512)
+    """exp of a score less the row's maximum; 0 for a masked one."""
+    return math.exp_down(difference)
 
 
 def or_zero(maximum: Value) -> Value:

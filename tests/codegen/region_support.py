@@ -56,8 +56,9 @@ def plain(dtype: DType | str, *shape: int, seed: int = 0) -> np.ndarray:
     return np.asarray(rng.standard_normal(shape) + 0.3).astype(dtype.numpy)
 
 
-def ulps(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest distance, counted in the spacing of floats at the wanted value."""
+def ulps(got: np.ndarray, want: np.ndarray, floor: float = 0.0) -> float:
+    """The largest distance, counted in the spacing of floats at the wanted value, or at `floor` if
+    that is more."""
     if want.dtype.kind == "c":
         # a part that cancels is as exact as the whole number
         sizes = np.repeat(np.abs(want).ravel(), 2)
@@ -68,7 +69,7 @@ def ulps(got: np.ndarray, want: np.ndarray) -> float:
     a, b = got.astype(np.float64), want.astype(np.float64)
     same = (np.isnan(a) & np.isnan(b)) | (a == b)
     with np.errstate(all="ignore"):
-        exponent = np.maximum(np.floor(np.log2(sizes)), _LEAST[name])
+        exponent = np.maximum(np.floor(np.log2(np.maximum(sizes, floor))), _LEAST[name])
         distance = np.abs(a - b) / 2.0 ** (exponent - _MANTISSA[name])
     distance = np.where(same, 0.0, np.where(np.isfinite(a) & np.isfinite(b), distance, np.inf))
     return float(distance.max(initial=0.0))
@@ -102,6 +103,7 @@ def assert_close(
     dims: Sequence[Sequence[object]] | None = None,
     sizes: Mapping[str, int] | None = None,
     bounds: Mapping[str, int] | None = None,
+    floor: float = 0.0,
 ) -> bool:
     """Native results within so many ulps of the reference, integers equal; whether the op takes
     such operands at all."""
@@ -114,7 +116,8 @@ def assert_close(
         for got, want in zip(native.run(named(arrays), sizes), expected, strict=True):
             assert got.shape == want.shape and got.dtype == want.dtype
             if DType.of(want.dtype).kind in ("float", "complex"):
-                assert ulps(got, want) <= within, f"{ulps(got, want)} ulps, {target.vector_bits}"
+                found = ulps(got, want, floor)
+                assert found <= within, f"{found} ulps, {target.vector_bits}"
             else:
                 np.testing.assert_array_equal(got, want)
     return True

@@ -139,7 +139,7 @@ UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "erf": (FLOATS, -3, 3, 4),
     "sigmoid": (FLOATS, -9, 9, 4),
     "silu": (FLOATS, -9, 9, 5),
-    "gelu": (FLOATS, -3, 3, 12),
+    "gelu": (FLOATS, -3, 3, 16),
     "gelu_tanh": (FLOATS, -3, 3, 24),
     "gelu_quick": (FLOATS, -3, 3, 8),
     "relu": (FLOATS + INTS, -9, 9, 0),

@@ -8,10 +8,11 @@ The bounds hold on every target; `tests/codegen/test_math.py` measures them.
 from collections.abc import Callable
 
 from rlx.codegen.emit import Value
-from rlx.codegen.math.error import erf, erfc, gelu
+from rlx.codegen.math.error import erf, erfc
 from rlx.codegen.math.exponential import (
     exp,
     exp2,
+    exp_down,
     expm1,
     gelu_tanh,
     sigmoid,
@@ -19,6 +20,7 @@ from rlx.codegen.math.exponential import (
     softplus,
     tanh,
 )
+from rlx.codegen.math.gelu import gelu
 from rlx.codegen.math.logarithm import log, log1p
 from rlx.codegen.math.power import pow
 from rlx.codegen.math.rounding import ceil, floor, floor_div, fmod, mod, round_even, trunc
@@ -78,6 +80,7 @@ __all__ = [
     "erfc",
     "exp",
     "exp2",
+    "exp_down",
     "expm1",
     "floor",
     "floor_div",

@@ -1,11 +1,11 @@
-"""The error function, its complement, and GELU, which is made of it."""
+"""The error function and its complement."""
 
 from __future__ import annotations
 
 import math
 
 from rlx.codegen.emit import Value
-from rlx.codegen.math.exponential import exp, exp_inside
+from rlx.codegen.math.exponential import exp
 from rlx.codegen.math.real import F32, polynomial, product_error, real
 
 # erf(x) / x - 1 as a function of x², |x| <= 1/2
@@ -70,23 +70,6 @@ _ERFC_F64 = (
         -8.466161832193778e-09,
     ),
 )
-# -ln Φ(-a) - a²/2 as a function of 2 a / 9.5 - 1, 0 <= a <= 9.5
-_GELU_LIMIT = 9.5
-_GELU_F32 = (
-    2.5173222759070497,
-    0.9263861233847117,
-    -0.4013402797876396,
-    0.21798963189359075,
-    -0.12449053042362583,
-    0.07215951024576851,
-    -0.0455949244264879,
-    0.022117547151426827,
-    -0.001094246420711389,
-    0.007077208273645137,
-    -0.012780623359633465,
-    -0.001792118011547624,
-    0.005063333759850607,
-)
 
 
 def erf(x: Value) -> Value:
@@ -94,7 +77,7 @@ def erf(x: Value) -> Value:
     f, k = x.fn, real(x, "erf")
     size = f.abs(x)
     small = f.fma(x, polynomial(x * x, _ERF_F32 if k is F32 else _ERF_F64), x)
-    large = f.copysign(1.0 - _tail(size, size, 1.0), x)
+    large = f.copysign(1.0 - erfc_of(size, size, 1.0), x)
     return f.select(size < 0.5, small, large)
 
 
@@ -102,35 +85,11 @@ def erfc(x: Value) -> Value:
     """1 - erf(x), accurate where that is tiny. Error below 8 ulp."""
     f = x.fn
     size = f.abs(x)
-    tail = _tail(size, size, 1.0)
+    tail = erfc_of(size, size, 1.0)
     return f.select(x < 0.0, 2.0 - tail, tail)
 
 
-def gelu(x: Value) -> Value:
-    """x · Φ(x) = x · (1 + erf(x / √2)) / 2.
-
-    f32: error below 8 ulp for x > -1 and 4e-6 relative for x > -9.5; 0 below (which is -1e-20).
-    f64: error below 1e-14, or |x| times the smallest denormal.
-    """
-    f, k = x.fn, real(x, "gelu")
-    size = f.abs(x)
-    if k is F32:
-        below = _normal_tail(size)
-    else:
-        below = _tail(size * math.sqrt(0.5), size, 0.5) * 0.5
-    return x * f.select(x < 0.0, below, 1.0 - below)
-
-
-def _normal_tail(size: Value) -> Value:
-    """Φ(-size) in f32 without a division, by its logarithm."""
-    f = size.fn
-    a = f.min_fast(f.const(_GELU_LIMIT, size.type), size)
-    t = f.fma(a, f.const(2 / _GELU_LIMIT, size.type), -1.0)
-    exponent = f.fma(a * a, f.const(-0.5, size.type), -polynomial(t, _GELU_F32))
-    return f.select(size < _GELU_LIMIT, exp_inside(exponent, flush=True), 0.0)
-
-
-def _tail(z: Value, x: Value, factor: float) -> Value:
+def erfc_of(z: Value, x: Value, factor: float) -> Value:
     """erfc(z) for z >= 0, where z² = factor · x², the latter being the number given exactly."""
     f, k = z.fn, real(z, "erfc")
     center, coefficients = _ERFC_F32 if k is F32 else _ERFC_F64

@@ -3,42 +3,67 @@
 from __future__ import annotations
 
 import math
+import struct
 
 from rlx.codegen.emit import Value, i8, i16, i32
 from rlx.codegen.math.logarithm import log1p
-from rlx.codegen.math.real import Real, polynomial, power_of_two, real
+from rlx.codegen.math.lookup import SIZE, has_lookup, lookup
+from rlx.codegen.math.real import F32, Real, polynomial, power_of_two, real
 
 
-def exp(x: Value, flush: bool = False) -> Value:
-    """e^x. Error below 1.2 ulp, denormal results included.
-
-    `flush` allows 0 for denormal results and infinity from 2^127 on, which saves instructions where
-    the target has no scaling instruction: what a softmax wants.
-    """
-    k = real(x, "exp")
-    low = _flush_bound(k) if flush and not _scales_natively(x) else k.exp_low
-    return exp_inside(_clamped(x, low, k.exp_high), flush)
+def _sixteenth(k: int) -> float:
+    """2^(k / 16) as a float whose bits lack k of the 16 steps to the next exponent."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", 2 ** (k / SIZE)))
+    (found,) = struct.unpack("<f", struct.pack("<i", bits - (k << 19)))
+    return float(found)
 
 
-def exp_inside(x: Value, flush: bool = False) -> Value:
-    """exp for arguments known to lie where the result neither overflows nor vanishes."""
+_SIXTEENTHS = tuple(_sixteenth(k) for k in range(SIZE))
+_EXP_TINY = (0.5000161863604956, 0.16667057664698406)  # (e^r - 1 - r) / r² for |r| <= ln 2 / 32
+
+
+def exp(x: Value) -> Value:
+    """e^x. Error below 1.2 ulp, denormal results included."""
     f, k = x.fn, real(x, "exp")
-    count, whole, r = _reduce(x, k)
-    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k, flush)
+    count, whole, r = _reduce(_clamped(x, k.exp_low, k.exp_high), k)
+    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k)
 
 
-def exp2(x: Value, flush: bool = False) -> Value:
-    """2^x. Error below 1.2 ulp; `flush` as for exp."""
+def exp_down(x: Value) -> Value:
+    """e^x for x <= 0, what a softmax wants. Error below 1.2 ulp; 0 where the result is denormal."""
+    f, k = x.fn, real(x, "exp")
+    if has_lookup(x):
+        return _exp_by_table(x)
+    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)
+    count, _, r = _reduce(x, k)
+    return (f.fma(r * r, polynomial(r, k.exp), r) + 1.0) * power_of_two(count, k)
+
+
+def _exp_by_table(x: Value) -> Value:
+    """exp_down in f32 as 2^(n / 16) e^r, |r| <= ln 2 / 32: the fraction of the power comes from a
+    table, and its whole part is added to the exponent of what was found there."""
+    f, k = x.fn, F32
+    with f.exact():
+        shifted = f.fma(x, f.const(16 / math.log(2), x.type), k.magic)
+        whole = shifted - k.magic
+        r = f.fma(whole, f.const(-k.ln2[0] / 16, x.type), x)
+        r = f.fma(whole, f.const(-k.ln2[1] / 16, x.type), r)
+    n = shifted.bits()
+    power = (lookup(_SIXTEENTHS, n).bits() + (n << 19)).bits(x.type)
+    p = f.fma(r * r, polynomial(r, _EXP_TINY), r)  # e^r - 1
+    return f.select(x < (1 - k.bias) * math.log(2), 0.0, f.fma(power, p, power))
+
+
+def exp2(x: Value) -> Value:
+    """2^x. Error below 1.2 ulp."""
     f, k = x.fn, real(x, "exp2")
-    flush = flush and not _scales_natively(x)
-    low = -float(k.bias) if flush else k.exp_low / math.log(2)
-    x = _clamped(x, low, k.bias + 1.5)
+    x = _clamped(x, k.exp_low / math.log(2), k.bias + 1.5)
     with f.exact():
         shifted = x + k.magic
         whole = shifted - k.magic
         r = (x - whole) * math.log(2)
     count = shifted.bits() - f.const(k.magic, x.type).bits()
-    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k, flush)
+    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k)
 
 
 def expm1(x: Value) -> Value:
@@ -49,7 +74,7 @@ def expm1(x: Value) -> Value:
     p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
     # e^x - 1 = 2^n ((e^r - 1) + (1 - 2^-n)); beyond the mantissa 2^-n may as well be 0.
     inverse = (f.max(k.bias - count, 0) << k.mantissa).bits(x.type)
-    return _scaled(p + (1.0 - inverse), count, whole, k, flush=False)
+    return _scaled(p + (1.0 - inverse), count, whole, k)
 
 
 def tanh(x: Value) -> Value:
@@ -85,10 +110,6 @@ def gelu_tanh(x: Value) -> Value:
     return x * sigmoid(inner * (2 * math.sqrt(2 / math.pi)))
 
 
-def _flush_bound(k: Real) -> float:
-    return -k.bias * math.log(2)
-
-
 def _clamped(x: Value, low: float, high: float) -> Value:
     """x within the bounds; NaN stays."""
     f = x.fn
@@ -111,12 +132,10 @@ def _scales_natively(x: Value) -> bool:
     return x.fn.target.avx512 and x.type.lanes * x.type.bits in (128, 256, 512)
 
 
-def _scaled(p: Value, count: Value, whole: Value, k: Real, flush: bool) -> Value:
+def _scaled(p: Value, count: Value, whole: Value, k: Real) -> Value:
     """p · 2^count, also where that is denormal or infinite."""
     if _scales_natively(p):
         return _scalef(p, whole)
-    if flush:
-        return p * power_of_two(count, k)
     half = count.ashr(1)
     return p * power_of_two(half, k) * power_of_two(count - half, k)
 
