@@ -1,7 +1,8 @@
 """Fused rows: softmax, norms, gelu, rope, residual + norm.
 
-On arrays beyond the caches against the bandwidth of a copy of the same bytes measured in the run;
-on small ones against torch (a Python that has it is named with --peer-python).
+On arrays beyond the caches against the bandwidth of the fastest copy by as many workers (results
+written past the caches), sampled in turn; on small ones against torch (a Python that has it is
+named with --peer-python).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from bench.common import Bar, arguments, finish, interleaved
 from bench.peers.pipe import Peer, PeerMissing
 from rlx import CompileOptions, DimBinding, Graph, Session
-from rlx.backends.cpu.limits import read_bandwidth
+from rlx.backends.cpu.limits import CopyProbe, read_bandwidth
 
 WIDTH = 1024
 
@@ -70,13 +71,12 @@ def main(argv: list[str]) -> int:
     large, small = 32 * 1024, 64  # 128 MiB a tensor, and 256 KiB
     bars = []
     rounds = 5 if options.quick else 11
-    copy = copier(large, options.threads)
+    copy = CopyProbe(options.threads, large * WIDTH * 4)
     for kind in KINDS:
         run = runner(kind, large, options.threads)
-        ours, plain = interleaved([run, copy], rounds)
+        ours, plain = interleaved([run, copy.run], 2 * rounds)
         speed = moved(kind, large) / ours / 1e9
-        limit = 2 * large * WIDTH * 4 / plain / 1e9
-        bars.append(Bar(f"{kind}_large", speed, "GB/s", "copy", limit, 0.8))
+        bars.append(Bar(f"{kind}_large", speed, "GB/s", "copy", copy.bytes / plain / 1e9, 0.8))
     print(f"read bandwidth {read_bandwidth(options.threads):.1f} GB/s")
     try:
         with Peer(
@@ -102,13 +102,3 @@ def main(argv: list[str]) -> int:
         print(e, file=sys.stderr)
         return 2
     return finish(bars, options.json)
-
-
-def copier(rows: int, threads: int) -> Any:
-    """A copy of one tensor by the same workers: reads and writes as the ops must."""
-    g = Graph("copy")
-    g.set_outputs(g.neg(g.input("x", [rows, WIDTH])))
-    f = Session("cpu").compile(g, CompileOptions(threads=threads))
-    f.slot("x")[...] = 1.0
-    f.run_slots()
-    return f.run_slots

@@ -7,7 +7,7 @@ from math import gcd
 
 from rlx.codegen.emit import Function, Module, Type, Value, f32, f64, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
-from rlx.codegen.storage import load, memory_type, store
+from rlx.codegen.storage import LINE, is_aligned, load, memory_type, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
 
@@ -25,7 +25,8 @@ class Rotate(KernelSpec):
     """words: WORDS. Strides count elements; `step` is the stride of the last axis. A pointer to
     what is not there is any address. `node` is left in `status` when a position has no table row.
 
-    `gaps`: some operand's last axis has gaps. `heads_first`: the result is [B, H, S, D].
+    `gaps`: some operand's last axis has gaps. `heads_first`: the result is [B, H, S, D]. `streams`:
+    the result is so large that it is written past the caches.
     """
 
     x: DType
@@ -40,6 +41,7 @@ class Rotate(KernelSpec):
     gamma: DType | None = None
     eps: float = 0.0
     gaps: bool = False
+    streams: bool = False
 
     @property
     def type(self) -> Type:
@@ -62,8 +64,22 @@ class _Rotate:
             name: f.word(f["words"], i, ptr if name in POINTERS else i64)
             for i, name in enumerate(WORDS)
         }
+        self.streams = False  # whether vectors are stored past the caches
 
     def emit(self) -> None:
+        f = self.f
+        if self.spec.streams and self.spec.head_dim * self.spec.out.bytes % LINE == 0:
+            f.if_(is_aligned(f, [self.words["out"]]), self._stream, self._rows)
+        else:
+            self._rows()
+
+    def _stream(self) -> None:
+        self.streams = True
+        self._rows()
+        self.streams = False
+        self.f.fence()  # such stores are ordered by nothing else
+
+    def _rows(self) -> None:
         f, w = self.f, self.words
         lo, hi = f.split(w["batch"] * w["length"] * w["heads"])
         for row in f.range(lo, hi):
@@ -126,7 +142,7 @@ class _Rotate:
 
     def _write(self, value: Value, out: Value, at: Value) -> None:
         f, dtype = self.f, self.spec.out
-        store(f, value, f.gep(out, at, memory_type(dtype)), dtype)
+        store(f, value, f.gep(out, at, memory_type(dtype)), dtype, streams=self.streams)
 
     def _element(self, x: Value, at: Value, lanes: int, scale: Value | None) -> Value:
         """Elements of a head, normed if they are to be."""

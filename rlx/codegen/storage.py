@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.codegen.emit import Function, Type, Value, bf16, f16, f32, f64, fp8, i8, i16, i32, i64, vec
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType
@@ -66,6 +68,35 @@ _DECODE = {"f8e4m3": fp8.from_e4m3, "f8e5m2": fp8.from_e5m2}
 _ENCODE = {"f8e4m3": fp8.to_e4m3, "f8e5m2": fp8.to_e5m2}
 
 
-def store(f: Function, value: Value, base: Value, dtype: DType, offset: Value | int = 0) -> None:
+def store(
+    f: Function,
+    value: Value,
+    base: Value,
+    dtype: DType,
+    offset: Value | int = 0,
+    streams: bool = False,
+) -> None:
     """Write numbers as elements of `dtype` at base + offset bytes."""
-    f.store(narrow(f, value, dtype), base, offset)
+    raw = narrow(f, value, dtype)
+    if streams:
+        stream(f, raw, f.gep(base, offset))
+    else:
+        f.store(raw, base, offset)
+
+
+LINE = 64  # bytes of a cache line: no vector is wider
+
+
+def is_aligned(f: Function, addresses: Sequence[Value]) -> Value:
+    """Whether all addresses, and distances between them as numbers, are of whole lines."""
+    bits = f.i64(0)
+    for a in addresses:
+        bits = bits | (f.bitcast(a, i64) if a.type.is_ptr else a)
+    return (bits & LINE - 1).eq(0)
+
+
+def stream(f: Function, raw: Value, at: Value) -> None:
+    """Store an aligned vector past the caches, which saves reading its line before; a fence must
+    follow the last of them. Single elements are stored as usual."""
+    whole = raw.type.lanes > 1
+    f.store(raw, at, align=raw.type.bytes if whole else 0, nontemporal=whole)

@@ -1,4 +1,4 @@
-"""What the machine can give: multiply-adds and bytes read, measured by generated kernels."""
+"""What the machine can give: multiply-adds, bytes read and copied, by generated kernels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from functools import cache
 
 import numpy as np
 
+from rlx.backends.cpu.place import aligned_bytes
 from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.codegen.emit import Function, Module, Value, f32, i64, vec
 from rlx.codegen.kernel import KernelSpec, compile_specs
 from rlx.codegen.program import Program, Step
 from rlx.codegen.qmatmul.dot import FourWay, dot_kind, make_dot
+from rlx.codegen.storage import stream
 from rlx.codegen.target import Target
 from rlx.ir.op import Array
 
@@ -82,6 +84,23 @@ class ReadAll(KernelSpec):
         _keep(f, out, sums)
 
 
+@dataclass(frozen=True)
+class CopyAll(KernelSpec):
+    """words: data, out, bytes (of whole steps). Every worker copies its share, past the caches."""
+
+    def emit(self, m: Module) -> None:
+        f = m.kernel()
+        wide = vec(m.target.lanes(32), f32)
+        data, out, size = f.word(f["words"], 0), f.word(f["words"], 1), f.word(f["words"], 2, i64)
+        step = 2 * _STREAMS * wide.bytes
+        lo, hi = f.split(size, step)
+        for i in f.range(lo, hi, step):
+            spots = range(0, step, wide.bytes)
+            for at, value in [(at, f.load(f.gep(data, i), wide, at)) for at in spots]:
+                stream(f, value, f.gep(f.gep(out, i), at))
+        f.fence()
+
+
 class Probe:
     """`run()` does a known amount of work on every worker."""
 
@@ -123,6 +142,17 @@ class ReadProbe(Probe):
         words = [self.data.ctypes.data, out.ctypes.data, size]
         super().__init__(ReadAll(), threads, words, out, rounds)
         self.bytes = float(size * rounds)
+
+
+class CopyProbe(Probe):
+    """Copies so many bytes, a power of two beyond every cache, by the quickest way there is."""
+
+    def __init__(self, threads: int, size: int) -> None:
+        data, out = aligned_bytes(size), aligned_bytes(size)
+        data[:] = 1
+        self.data = data
+        super().__init__(CopyAll(), threads, [data.ctypes.data, out.ctypes.data, size], out)
+        self.bytes = 2.0 * size
 
 
 def _results(threads: int) -> Array:

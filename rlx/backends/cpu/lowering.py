@@ -96,6 +96,9 @@ class Step:
     host: Node | None = None
 
 
+_CACHES = 64 << 20  # bytes: twice what the last cache of most machines holds
+
+
 class Context:
     """What a lowering may ask about its surroundings."""
 
@@ -118,6 +121,10 @@ class Context:
     def upper(self, dim: Dim) -> int:
         """The most a dimension can be."""
         return upper_bound(dim, self.lir.live)
+
+    def outgrows_caches(self, value: Value) -> bool:
+        """Whether a later step would find little of the value in any cache."""
+        return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
 Lowering = Callable[[Node, Context], list[Step]]

@@ -18,6 +18,7 @@ from rlx.codegen.region.rows import scratch_sizes
 from rlx.codegen.region.rules import FOLDS, MOVES
 from rlx.codegen.region.settle import NODE, REPORT, Address, Meaning, Settled, settle
 from rlx.codegen.region.spec import Region
+from rlx.codegen.region.stream import can_stream
 from rlx.codegen.region.strips import WIDTH
 from rlx.codegen.region.trace import Place, Source
 from rlx.codegen.region.wrap import WRITTEN_OUT, graph_of
@@ -119,6 +120,8 @@ def lower_region(node: Node, ctx: Context) -> list[Step]:
 def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] = (0,)) -> Step:
     """The step of a kernel; `offsets` are those of temporaries in scratch memory, and the end."""
     words = [_word(node, meaning, offsets) for meaning in settled.words]
+    if _streams(node, settled, ctx):
+        return _step(node, settled, _spec(settled, None, streams=True), words, False)
     scratch = None
     kept = 0 if settled.columns else _kept_bytes(settled, ctx.lir.live)
     if kept:
@@ -128,8 +131,22 @@ def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] 
 
 
 @lru_cache(maxsize=4096)
-def _spec(settled: Settled, scratch: tuple[NestWord, NestWord] | None) -> Region:
-    return Region(settled.nest, settled.columns, scratch)
+def _spec(
+    settled: Settled, scratch: tuple[NestWord, NestWord] | None, streams: bool = False
+) -> Region:
+    return Region(settled.nest, settled.columns, scratch, streams=streams)
+
+
+def _streams(node: Node, settled: Settled, ctx: Context) -> bool:
+    """Whether all that the kernel writes are results so large that caches are no use."""
+    if settled.columns or any(_is_temporary(m) for m in settled.words):
+        return False
+    _, writes = _touched(node, settled)
+    return all(map(ctx.outgrows_caches, writes)) and can_stream(settled.nest)
+
+
+def _is_temporary(meaning: Meaning) -> bool:
+    return isinstance(meaning, Address) and meaning.place.kind == "temporary"
 
 
 def _step(node: Node, settled: Settled, spec: Region, words: list[Word], scratch: bool) -> Step:

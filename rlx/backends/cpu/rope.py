@@ -34,6 +34,7 @@ def lower_rope(node: Node, ctx: Context) -> list[Step]:
         gamma=gamma.dtype if gamma is not None else None,
         eps=op.eps if isinstance(op, FusedQkNormRope) else 0.0,
         gaps=any(name.endswith("_step") and s != 1 for name, s in strides.items()),
+        streams=ctx.outgrows_caches(node.output),
     )
     sizes = head_sizes(x.shape, turn.head_dim, turn.layout, "x")
     words: dict[str, Word] = {name: Pointer(value) for name, value in operands.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rlx.codegen import math
 from rlx.codegen.emit import Function, Value, f32, i64, vec
 from rlx.codegen.region.elements import apply
 from rlx.codegen.region.nest import (
@@ -14,6 +15,7 @@ from rlx.codegen.region.nest import (
     Apply,
     Checked,
     Count,
+    Fold,
     Literal,
     Load,
     Nest,
@@ -32,6 +34,7 @@ from rlx.codegen.region.registers import (
     spread,
     to_memory,
 )
+from rlx.codegen.storage import stream
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType, c64
 
@@ -64,6 +67,7 @@ class Spot:
 class Body:
     def __init__(self, f: Function, nest: Nest, columns: bool) -> None:
         self.f, self.nest, self.columns = f, nest, columns
+        self.streams = False  # whether vectors are stored past the caches
         self.words = self._read_words()
         self.levels = self._walk_levels()
 
@@ -197,8 +201,22 @@ class Body:
             return self._checked(i, spot)
         if isinstance(i, Apply):
             operands = [(self.value(a, spot), self.nest.code[a].dtype) for a in i.args]
+            if self._is_weight(i):
+                return math.exp_down(operands[0][0])  # type: ignore[arg-type]
             return apply(self.f, i.record, operands, i.dtype)
         raise CodegenError("a fold is not known yet", where="region", got=repr(i))
+
+    def _is_weight(self, i: Apply) -> bool:
+        """Whether this is e^(x - max x), of which nothing is above 1."""
+        code = self.nest.code
+        if i.record.name != "exp" or i.dtype.bits < 32 or not i.dtype.is_float:
+            return False
+        low = code[i.operands[0]]
+        if not isinstance(low, Apply) or low.record.name != "sub":
+            return False
+        x, top = low.operands
+        peak = code[top]
+        return isinstance(peak, Fold) and peak.kind == "max" and peak.operand == x
 
     def _count(self, i: Count, spot: Spot) -> Value:
         total = self.number(i.start)
@@ -314,7 +332,9 @@ class Body:
             f.store(f.interleave(*x) if lanes_of(x) > 1 else f.concat(*x), at)
             return
         raw = to_memory(f, x, dtype)
-        if mask is None or raw.type.lanes == 1:
+        if self.streams and mask is None:
+            stream(f, raw, at)
+        elif mask is None or raw.type.lanes == 1:
             f.store(raw, at)
         else:
             f.masked_store(raw, at, mask)

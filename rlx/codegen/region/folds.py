@@ -94,7 +94,8 @@ class Accumulator:
             return a + b if self.kind == "sum" else a * b
         if self.dtype.kind == "uint":
             return f.umax(a, b) if self.largest else f.umin(a, b)
-        return f.max(a, b) if self.largest else f.min(a, b)
+        # The new one first: whether it is NaN is found out while the old one is still waited for.
+        return f.max(b, a) if self.largest else f.min(b, a)
 
     def _join_positions(self, a: State, b: State) -> State:
         """b where it is better, or as good and further in front. NaN is better than all numbers."""

@@ -56,11 +56,12 @@ class RowEmitter:
         nest: Nest,
         scratch: tuple[Word, Word] | None = None,
         buffers: bool = True,
+        results: bool = True,
     ) -> None:
         self.f: Function = m.kernel()
         self.nest = nest
         self.body = Body(self.f, nest, columns=False)
-        self.stages = Stages(nest, buffers)
+        self.stages = Stages(nest, buffers, results)
         self.lanes = lanes_for(nest, m.target, columns=False)
         self.masks = masks_tail(nest, m.target, columns=False)
         self.row: dict[int, Element] = {}

@@ -11,6 +11,7 @@ from rlx.codegen.region.columns import ColumnEmitter
 from rlx.codegen.region.nest import Apply, Fold, Nest, Word
 from rlx.codegen.region.parts import PartEmitter, Split
 from rlx.codegen.region.rows import RowEmitter
+from rlx.codegen.region.stream import StreamEmitter
 from rlx.codegen.region.strips import StripEmitter, is_tall
 from rlx.codegen.region.tiles import TileEmitter
 
@@ -18,12 +19,15 @@ from rlx.codegen.region.tiles import TileEmitter
 @dataclass(frozen=True)
 class Region(KernelSpec):
     """words: as the nest numbers them; then those that `scratch` names, the address of scratch
-    memory and the bytes each worker has of it, or those of `split`."""
+    memory and the bytes each worker has of it, or those of `split`.
+
+    A kernel that `streams` writes results past the caches."""
 
     nest: Nest
     columns: bool = False
     scratch: tuple[Word, Word] | None = None
     split: Split | None = None
+    streams: bool = False
 
     def emit(self, m: Module) -> None:
         if self.columns:
@@ -34,12 +38,14 @@ class Region(KernelSpec):
             PartEmitter(m, self.nest, self.split).emit()
         elif self.nest.tiled:
             TileEmitter(m, self.nest).emit()
+        elif self.streams:
+            StreamEmitter(m, self.nest).emit()
         else:
             RowEmitter(m, self.nest, self.scratch).emit()
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nest, self.columns, self.scratch, self.split))
+        return hash((self.nest, self.columns, self.scratch, self.split, self.streams))
 
     def __hash__(self) -> int:
         return self._hash

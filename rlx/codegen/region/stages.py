@@ -39,10 +39,11 @@ class Keep:
 
 
 class Stages:
-    """The passes of a nest, in order. Without `buffers`, only results hold what is kept."""
+    """The passes of a nest, in order. Without `buffers`, only results hold what is kept; without
+    `results`, only buffers do."""
 
-    def __init__(self, nest: Nest, buffers: bool = True) -> None:
-        self.nest = nest
+    def __init__(self, nest: Nest, buffers: bool = True, results: bool = True) -> None:
+        self.nest, self.results = nest, results
         self.stage = self._stages()
         self.passes = self._passes()
         self.cost = self._costs()
@@ -133,7 +134,7 @@ class Stages:
         taken: set[Walk] = set()
         for this in self.passes:
             for number in this.kept:
-                walk = self._result_for(number, this.stage, taken)
+                walk = self._result_for(number, this.stage, taken) if self.results else None
                 size = kept_bytes(self.nest.code[number].dtype)
                 made[number] = Keep(number, this.space, walk, size)
                 taken |= {walk} if walk is not None else set()

@@ -42,7 +42,9 @@ def mean(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
 def softmax(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     low = _shifted(g, inputs[0], op.axis)
     e = g.exp(low)
-    return _as(g, g.div(e, g.sum(e, axes=(op.axis,), keepdims=True)), inputs[0])
+    # one division a row: the sum is 1 or more, so its reciprocal is as good as it is
+    share = g.reciprocal(g.sum(e, axes=(op.axis,), keepdims=True))
+    return _as(g, g.mul(e, share), inputs[0])
 
 
 @common("log_softmax")
