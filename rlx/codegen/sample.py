@@ -1,8 +1,7 @@
 """Drawing a token from each row of logits, in the order that `rlx.ir.ops.sample` states.
 
-Without limits, weights are summed in blocks and the block that holds the drawn point is searched.
-With a limit (top_k or top_p), the best tokens are selected by a heap; for top_p alone as many as it
-takes, a few at first.
+Weights are summed in blocks, and the block that holds the drawn point is searched; before that,
+top_p clears those outside the nucleus. With top_k the best tokens are selected by a heap instead.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from functools import cached_property
 from rlx.codegen import math
 from rlx.codegen.emit import Function, Module, Value, f32, f64, i32, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
+from rlx.codegen.nucleus import Nucleus
 from rlx.codegen.philox import uniform
 from rlx.codegen.ranking import Ascending, Heaps, Ranking
 from rlx.codegen.region.registers import from_memory, raw_type, register_type
 from rlx.ir.dtype import DType
 
 BLOCK = 512  # weights that are summed together
-FEW = 64  # tokens first looked at for top_p alone
+LEAST = 1e-300  # weight that is always kept: that of the first token
 
 _PARAMS = [("row", ptr), ("n", i64), ("top", f64), ("heat", f64)]
+_SPAN = [("start", i64), ("stop", i64), ("least", f64)]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ class _Emitter:
         self.select = heaps.emit_select()
         self.by_index = Heaps(m, Ascending(), "indices")
         self.weight = self._emit_weight()
+        self.weigh = self._emit_weigh()
+        self.sift = self._emit_sift()
+        self.nucleus = Nucleus(m, spec.ranking, self.type)
         self.draw_any = self._emit_draw_any()
         self.draw_best = self._emit_draw_best()
 
@@ -122,9 +126,9 @@ class _Emitter:
 
         def draw() -> list[Value]:
             return f.if_(
-                (best < n) | (top_p < 1.0),
+                best < n,
                 lambda: f.call(self.draw_best, *common, best, top_p),
-                lambda: f.call(self.draw_any, *common),
+                lambda: f.call(self.draw_any, *common, top_p),
             )
 
         def choose() -> list[Value]:
@@ -178,15 +182,30 @@ class _Emitter:
     # -- drawing from all ---------------------------------------------------------------------
 
     def _emit_draw_any(self) -> Function:
-        """i64 draw_any(row, n, top, heat, point, min_p, memory): weights kept by min_p alone."""
-        params = [*_PARAMS, ("point", f64), ("min_p", f64), ("memory", ptr)]
+        """i64 draw_any(row, n, top, heat, point, min_p, memory, top_p): all tokens, but for those
+        that top_p and min_p leave out."""
+        params = [*_PARAMS, ("point", f64), ("min_p", f64), ("memory", ptr), ("top_p", f64)]
         f = self.m.function("draw_any", params, i64, internal=True)
         n, memory = f["n"], f["memory"]
+        given = [f[name] for name in ("row", "top", "heat", "memory")]
+        limited = f["top_p"] < 1.0
+
+        def limit() -> None:
+            total = f.call(self.weigh, *given, f.i64(0), n, f.const(0.0, f64))
+            target = f.max_fast(f["top_p"] * total, LEAST)
+            f.call(self.nucleus.cut, f["row"], n, target, memory)
+
+        f.if_(limited, limit)
         # behind the weights lie the sums of their blocks
         sums = f.gep(memory, n * self.type.bytes + 7 & -8)
 
         def block(start: Value, total: Value) -> Value:
-            part = self._weigh(f, start, f.min(start + BLOCK, n), memory)
+            part_of = [start, f.min(start + BLOCK, n), f["min_p"]]
+            [part] = f.if_(
+                limited,
+                lambda: f.call(self.sift, memory, *part_of),
+                lambda: f.call(self.weigh, *given, *part_of),
+            )
             f.store(part, f.gep(sums, start.udiv(BLOCK), 8))
             return total + part
 
@@ -208,35 +227,37 @@ class _Emitter:
         f.ret(self._search(f, start, f.min(start + BLOCK, n), passed, target, memory))
         return f
 
-    def _weigh(self, f: Function, start: Value, stop: Value, memory: Value) -> Value:
-        """Weights start … stop - 1 written to memory, 0 below min_p; gives their sum."""
-        lanes = self.lanes
+    def _emit_weigh(self) -> Function:
+        """f64 weigh(row, top, heat, memory, start, stop, least): weights of tokens start … stop - 1
+        written to memory, 0 below the least; gives their sum."""
+        params = [("row", ptr), ("top", f64), ("heat", f64), ("memory", ptr), *_SPAN]
+        f = self.m.function("weigh", params, f64, internal=True)
+        return self._keep(f, lambda i, n: self.weights(f, self.logits(f, f["row"], i, n)))
+
+    def _emit_sift(self) -> Function:
+        """f64 sift(memory, start, stop, least): as weigh, of weights that are there already."""
+        f = self.m.function("sift", [("memory", ptr), *_SPAN], f64, internal=True)
+        at = f["memory"]
+        return self._keep(f, lambda i, n: f.load(f.gep(at, i, self.type), vec(n, self.type)))
+
+    def _keep(self, f: Function, weights: Callable[[Value, int], Value]) -> Function:
+        """What `weights` gives for (index, lanes): whole vectors, then single ones."""
+        lanes, start, stop = self.lanes, f["start"], f["stop"]
         whole = start + (stop - start & -lanes)
-        least = f["min_p"].to(self.type)
+        least = f["least"].to(self.type)
 
         def some(i: Value, lanes: int) -> Value:
-            w = self.weights(f, self.logits(f, f["row"], i, lanes))
+            w = weights(i, lanes)
             w = f.select(w >= f.splat(least, lanes), w, 0.0)
-            f.store(w, f.gep(memory, i, self.type))
+            f.store(w, f.gep(f["memory"], i, self.type))
             return w.to(f64)
 
-        return self._sum(f, start, whole, stop, some)
-
-    def _sum(
-        self,
-        f: Function,
-        start: Value,
-        whole: Value,
-        stop: Value,
-        some: Callable[[Value, int], Value],
-    ) -> Value:
-        """The sum of what `some` gives for (index, lanes): whole vectors, then single ones."""
-        lanes = self.lanes
         zero = f.const(0.0, vec(lanes, f64))
         [sums] = f.loop(start, whole, lanes, [zero], lambda i, s: s + some(i, lanes))
         one = f.reduce("add", sums)
         [total] = f.loop(whole, stop, 1, [one], lambda i, s: s + some(i, 1))
-        return total
+        f.ret(total)
+        return f
 
     def _search(
         self, f: Function, start: Value, stop: Value, passed: Value, target: Value, memory: Value
@@ -264,36 +285,11 @@ class _Emitter:
         f = self.m.function(
             "draw_best", [*params, ("best", i64), ("top_p", f64)], i64, internal=True
         )
-        limited, all_weights = f["best"] < f["n"], self._total(f)
-        share = f["top_p"]
-
-        def look(count: Value, _: Value) -> list[Value]:
-            """Select `count` tokens; says how many of them are kept, or more than there are."""
-            f.call(self.select, f["row"], f["n"], count, f["memory"])
-            [total] = f.if_(limited, lambda: self._best_sum(f, count), lambda: all_weights)
-            kept = self._kept(f, count, share, total)
-            enough = limited | kept.ne(count) | count.eq(f["n"])
-            return [f.select(enough, count, f.min(count * 8, f["n"])), f.select(enough, kept, -1)]
-
-        first = f.select(limited, f["best"], f.min(f["n"], FEW))
-        _, kept = f.while_([first, f.i64(-1)], lambda count, kept: kept < 0, look)
+        count = f["best"]
+        f.call(self.select, f["row"], f["n"], count, f["memory"])
+        kept = self._kept(f, count, f["top_p"], self._best_sum(f, count))
         f.ret(self._draw_of(f, self._compact(f, kept)))
         return f
-
-    def _total(self, f: Function) -> Value:
-        """The sum of all weights; only needed, and only computed, for top_p alone."""
-
-        def some(i: Value, lanes: int) -> Value:
-            if lanes == 1:
-                return self.weight_of(f, i)
-            return self.weights(f, self.logits(f, f["row"], i, lanes)).to(f64)
-
-        def walk() -> Value:
-            whole = f["n"] & -self.lanes
-            return self._sum(f, f.i64(0), whole, f["n"], some)
-
-        [total] = f.if_(f["best"] < f["n"], lambda: f.const(0.0, f64), walk)
-        return total
 
     def _entry_weight(self, f: Function, entry: Value) -> Value:
         """The weight of the token of an entry in memory."""
