@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,6 +18,7 @@ from rlx.models.kv import CacheType
 from rlx.models.sampling import Penalties
 from rlx.models.shipped import Plan, Shipped
 from rlx.models.step import Step
+from rlx.models.turns import Turns
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
@@ -58,7 +58,7 @@ class Engine:
         self.model = model
         self.context = self._context(context)
         self.kv, self.chunk = kv, min(chunk, self.context)
-        self.lock = threading.Lock()
+        self.lock = Turns()
         self.tokens: list[int] = []  # what the cache holds
         options = CompileOptions(threads=threads)
         self._executables = Executables(
@@ -80,7 +80,7 @@ class Engine:
         return asked
 
     def use(self, kind: str) -> Use:
-        """The executables for one of `KINDS`, made on first use."""
+        """The executables for a use of `describe`, made the first time."""
         if kind not in self._uses:
             made = self._executables.make(kind, partial(self.describe, kind), self.variants)
             for graph in made.values():
@@ -146,7 +146,7 @@ class Engine:
         self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties | None = None
     ) -> tuple[int, Any]:
         """Run `tokens` after what the cache holds; the token drawn next, and the rng after it."""
-        use = self.use("sample" if penalties is None else "adjust")
+        use = self.use("sample" if penalties is None else penalties.use)
         if len(tokens) == 1:
             found = use.step.run(tokens[0], len(self.tokens), rng, settings, penalties)
             self.tokens.append(tokens[0])
@@ -154,7 +154,7 @@ class Engine:
             return found
         given: dict[str, Any] = {"rng": np.array(rng, np.uint64), "settings": settings}
         if penalties is not None:
-            given |= {"factor": penalties.factor, "bias": penalties.bias}
+            given |= penalties.inputs
         results: tuple[Any, ...] = ()
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,10 @@ from rlx.errors import InputError
 from rlx.formats.fetch import resolve
 from rlx.models.answer import Answer, Generation
 from rlx.models.build import ModelFile
+from rlx.models.constraint import adjustment
 from rlx.models.engine import Engine
 from rlx.models.kv import CacheType
-from rlx.models.sampling import GenerationSettings, Penalties
+from rlx.models.sampling import GenerationSettings
 from rlx.models.vectors import normalized, pooled
 
 
@@ -24,12 +26,15 @@ class Stream(Iterator[str]):
 
     def __init__(self, pieces: Iterator[str], result: Generation) -> None:
         self._pieces, self.result = pieces, result
+        self._turn = threading.Lock()  # a task may be cancelled while a thread makes its token
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        with self._turn:
+            return next(self._pieces)
 
     def close(self) -> None:
-        self._pieces.close()  # type: ignore[attr-defined]
+        with self._turn:
+            self._pieces.close()  # type: ignore[attr-defined]
 
 
 class LanguageModel:
@@ -65,7 +70,7 @@ class LanguageModel:
             while (piece := await asyncio.to_thread(next, pieces, done)) is not done:
                 yield str(piece)
         finally:
-            pieces.close()
+            await asyncio.shield(asyncio.to_thread(pieces.close))
 
     def _start(self, tokens: list[int], stream: bool, options: Mapping[str, Any]) -> Any:
         self._require_open()
@@ -82,48 +87,51 @@ class LanguageModel:
     def _pieces(
         self, prompt: list[int], settings: GenerationSettings, result: Generation
     ) -> Iterator[str]:
-        with self.engine.lock:
-            self._require_open()
-            answer = Answer(self.tokenizer, settings, result)
-            try:
-                yield from self._answer(prompt, answer)
-            finally:
-                if not answer.ended:
-                    result.finish_reason = "cancelled"
+        answer = Answer(self.tokenizer, settings, result)
+        try:
+            yield from self._answer(prompt, answer)
+        finally:
+            self.engine.lock.leave(answer)
+            if not answer.ended:
+                result.finish_reason = "cancelled"
 
     def _answer(self, prompt: list[int], answer: Answer) -> Iterator[str]:
         """Pieces of an answer, one native run for each token."""
         engine, settings, result = self.engine, answer.settings, answer.result
-        vocab = self.config.vocab
-        penalties = Penalties(settings, vocab, prompt) if settings.adjusts else None
+        penalties = adjustment(settings, self.tokenizer, self.config.vocab, prompt)
         rng, row = settings.rng(), settings.row()
-        result.reused_tokens = engine.keep(prompt)
-        pending = prompt[result.reused_tokens :]
+        seen, pending = list(prompt), prompt  # all that the answer stands on, and what is new of it
         if not settings.max_tokens:
             answer.end("length")
         while not answer.ended:
-            fitting = self._make_room(pending, settings)
-            if fitting is None:
-                piece = answer.end("length")
-            else:
-                token, rng = engine.feed(fitting, rng, row, penalties)
+            kept = engine.lock.enter(answer)
+            try:
+                self._require_open()
+                if not kept:  # at the beginning, or after others had the cache
+                    reused = engine.keep(seen)
+                    result.reused_tokens = result.reused_tokens if result.tokens else reused
+                    pending = seen[reused:]
+                if len(engine.tokens) + len(pending) > engine.context:
+                    if settings.overflow == "error":
+                        break
+                    pending = seen = self._younger_half(seen)
+                token, rng = engine.feed(pending, rng, row, penalties)
                 piece = answer.push(token, engine.last_logits)
-                if penalties is not None:
-                    penalties.count(token)
-                pending = [token]
+            finally:
+                engine.lock.pause()
+            if penalties is not None:
+                penalties.count(token)
+            pending = [token]
+            seen.append(token)
             if piece:
                 yield piece
+        if not answer.ended and (piece := answer.end("length")):
+            yield piece
 
-    def _make_room(self, pending: list[int], settings: GenerationSettings) -> list[int] | None:
-        """What to run next when the context is full: nothing, or the younger half again."""
-        engine = self.engine
-        if len(engine.tokens) + len(pending) <= engine.context:
-            return pending
-        if settings.overflow == "error":
-            return None
-        kept = (engine.tokens + pending)[-max(engine.context // 2, 1) :]
-        engine.tokens = []
-        return kept
+    def _younger_half(self, seen: list[int]) -> list[int]:
+        """What is run again when the context is full, as if it were all there is."""
+        self.engine.tokens = []
+        return seen[-max(self.engine.context // 2, 1) :]
 
     # -- numbers ------------------------------------------------------------------------------
 
