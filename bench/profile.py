@@ -9,7 +9,7 @@ from rlx import load
 from rlx.models.language import LanguageModel
 from rlx.models.measuring import LanguageRuns
 
-PROMPT, STEPS = 64, 32
+PROMPT, STEPS = 64, 16
 GOAL = 1 / 1.02  # at most two percent slower
 
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     with load(options.model, threads=options.threads, context=256) as model:
         assert isinstance(model, LanguageModel)
-        watched, plain = measure(model, 11 if options.quick else 41)
+        watched, plain = measure(model, 41 if options.quick else 151)
     return finish(
         [
             Bar(

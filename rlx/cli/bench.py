@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,67 +19,105 @@ from rlx.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from rlx.cli.peers.pipe import Peer
-    from rlx.cli.trials import Measured
+    from rlx.cli.trials import Measured, Trials
     from rlx.models.encoders.embed import EncoderModel
     from rlx.models.language import LanguageModel
 
 _PEERS = ("llama.cpp",)
 
 
-@spread
-def bench(
-    name: ModelName = DEFAULT_MODEL,
-    *,
+@dataclass(frozen=True)
+class Tests:
+    """Which sizes are measured, and how often."""
+
     prompt: Annotated[
         list[int] | None,
         typer.Option(
-            "--prompt", "-p", min=1,
+            "--prompt", "-p", min=2,
             help="Tokens of the prompt, or of each text. May be repeated.",
             show_default="128 and 512",
         ),
-    ] = None,
+    ] = None  # fmt: skip
     new: Annotated[
         int, typer.Option("--new", "-n", min=1, help="Tokens generated after each prompt.")
-    ] = 64,
+    ] = 64
     batch: Annotated[
         list[int] | None,
         typer.Option(
-            "--batch", "-b", min=1,
-            help="Texts that an encoder reads at once. May be repeated.", show_default="1 and 8",
+            "--batch", "-b", min=1, help="Requests, or texts, at once. May be repeated.",
+            show_default="1; of encoders 1 and 8",
         ),
-    ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Runs of each test.")] = 3,
+    ] = None  # fmt: skip
+    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Runs of each test.")] = 3
+
+    def lengths(self, most: int) -> list[int]:
+        """Those asked for, or the usual ones that fit."""
+        return self.prompt or [n for n in (128, 512) if n <= most] or [max(2, most)]
+
+
+@dataclass(frozen=True)
+class Against:
+    """Whom the model is compared with."""
+
     peer: Annotated[
         str | None,
         typer.Option(
             "--peer", help="Measure in turn with llama.cpp.", autocompletion=lambda: [*_PEERS]
         ),
-    ] = None,
+    ] = None
     peer_python: Annotated[
         str,
         typer.Option(
             "--peer-python", metavar="PYTHON",
             help="A Python that has the peer installed.", show_default="this one",
         ),
-    ] = sys.executable,
+    ] = sys.executable  # fmt: skip
+
+    def start(
+        self, model: LanguageModel | EncoderModel, threads: int | None
+    ) -> AbstractContextManager[Peer | None]:
+        from rlx.backends.cpu.cores import worker_count
+        from rlx.cli.peers.llama import start_llama_cpp
+        from rlx.models.language import LanguageModel
+
+        if self.peer is None:
+            return nullcontext()
+        path = model.model.path
+        if not isinstance(model, LanguageModel) or path.suffix != ".gguf":
+            raise UnsupportedError(
+                "llama.cpp runs language models in GGUF files", where="--peer", got=path.name
+            )
+        with console.working(f"starting {self.peer}"):
+            workers, context = worker_count(threads), model.engine.context
+            return start_llama_cpp(self.peer_python, path, workers, context)
+
+
+@spread
+def bench(
+    name: ModelName = DEFAULT_MODEL,
+    *,
+    tests: Tests,
+    against: Against,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the figures as SVG.")
     ] = None,
     json: Json = False,
     loading: Loading,
-) -> None:  # fmt: skip
+) -> None:
     """Measure a model, medians of several runs.
 
-    Of a language model prompts (prefill) and token by token after them (decode), of an encoder
-    batches of texts. GB/s is the size of the weights that a run reads, times runs per second.
+    Of a language model prompts (prefill) and token by token after them (decode), also of several
+    requests at once; of an encoder batches of texts. GB/s is the size of the weights that a run
+    reads, times runs per second.
     """
+    peer = against.peer
     if peer is not None and peer not in _PEERS:
         raise typer.BadParameter(f"no peer {peer!r}; there is {', '.join(_PEERS)}")
     begin = time.perf_counter()
     with load_any(name, loading) as model:
         about = _about(name, model, time.perf_counter() - begin, loading)
-        with _start_peer(peer, peer_python, name, model, loading.threads) as other:
-            rows = _measure(model, prompt, new, batch, repeat, about["weight_bytes"], other)
+        with against.start(model, loading.threads) as other:
+            rows = _measure(model, tests, about["weight_bytes"], other, loading)
     if plot is not None:
         plot.write_text(_drawn(rows, peer), encoding="utf-8")
         console.note(f"wrote {plot}")
@@ -101,57 +139,47 @@ def _about(
     return found | {"load_seconds": loaded, "weight_bytes": bytes_per_run(model.model)}
 
 
-def _start_peer(
-    peer: str | None,
-    python: str,
-    name: str,
-    model: LanguageModel | EncoderModel,
-    threads: int | None,
-) -> AbstractContextManager[Peer | None]:
-    from rlx.backends.cpu.cores import worker_count
-    from rlx.cli.peers.llama import start_llama_cpp
-    from rlx.models.language import LanguageModel
-
-    if peer is None:
-        return nullcontext()
-    path = model.model.path
-    if not isinstance(model, LanguageModel) or path.suffix != ".gguf":
-        raise UnsupportedError(
-            "llama.cpp runs language models in GGUF files", where="--peer", got=name
-        )
-    with console.working(f"starting {peer}"):
-        return start_llama_cpp(python, path, worker_count(threads), model.engine.context)
-
-
 def _measure(
     model: LanguageModel | EncoderModel,
-    prompt: list[int] | None,
-    new: int,
-    batch: list[int] | None,
-    repeat: int,
+    tests: Tests,
     read: int,
     peer: Peer | None,
+    loading: Loading,
 ) -> list[Measured]:
     from rlx.cli.trials import Trials
     from rlx.models.language import LanguageModel
-    from rlx.models.measuring import EncoderRuns, LanguageRuns
 
-    if isinstance(model, LanguageModel):
-        if batch:
-            raise typer.BadParameter("a language model runs one sequence; --batch is for encoders")
-        lengths = prompt or _usual(model.engine.context - new)
-        with console.counted("measuring", len(lengths) * (repeat + 1)) as done:
-            trials, language = Trials(repeat, read, peer, done), LanguageRuns(model)
-            return [row for n in lengths for row in trials.language(language, n, new)]
-    sizes = [(texts, n) for n in prompt or _usual(model.max_tokens) for texts in batch or (1, 8)]
-    with console.counted("measuring", len(sizes) * (repeat + 1)) as done:
-        trials, encoder = Trials(repeat, read, peer, done), EncoderRuns(model)
-        return [trials.encoder(encoder, texts, n) for texts, n in sizes]
+    with console.counted("measuring", None) as done:
+        trials = Trials(tests.repeat, read, peer, done)
+        if isinstance(model, LanguageModel):
+            return _measure_language(model, tests, trials, loading)
+        return _measure_encoder(model, tests, trials)
 
 
-def _usual(most: int) -> list[int]:
-    """The usual lengths that fit."""
-    return [n for n in (128, 512) if n <= most] or [max(1, most)]
+def _measure_language(
+    model: LanguageModel, tests: Tests, trials: Trials, loading: Loading
+) -> list[Measured]:
+    from rlx.models.measuring import BatchRuns, LanguageRuns
+
+    lengths = tests.lengths(model.engine.context - tests.new)
+    rows: list[Measured] = []
+    batches = tests.batch or [1]
+    if 1 in batches:
+        runs = LanguageRuns(model)
+        rows += [row for n in lengths for row in trials.language(runs, n, tests.new)]
+    for requests in batches:
+        if requests > 1:
+            with BatchRuns(model, requests, loading.device, loading.threads) as many:
+                rows += [trials.requests(many, requests, n, tests.new) for n in lengths]
+    return rows
+
+
+def _measure_encoder(model: EncoderModel, tests: Tests, trials: Trials) -> list[Measured]:
+    from rlx.models.measuring import EncoderRuns
+
+    runs, batches = EncoderRuns(model), tests.batch or [1, 8]
+    lengths = tests.lengths(model.max_tokens)
+    return [trials.encoder(runs, texts, n) for n in lengths for texts in batches]
 
 
 def _drawn(rows: list[Measured], peer: str | None) -> str:
@@ -163,13 +191,17 @@ def _drawn(rows: list[Measured], peer: str | None) -> str:
         lines: dict[str, list[tuple[float, float]]] = {}
         for row in (r for r in rows if r.test == test):
             at = {"prefill": row.tokens, "decode": row.past, "encode": row.batch}[test]
-            named = f"{row.tokens} tokens" if test == "encode" else "rlx"
+            named = f"{row.tokens} tokens" if test == "encode" else _name(row.batch)
             lines.setdefault(named, []).append((at, row.tokens_per_second))
             if peer is not None and row.peer_tokens_per_second is not None:
                 lines.setdefault(peer, []).append((at, row.peer_tokens_per_second))
         label = {"prefill": "tokens of the prompt", "decode": "tokens before", "encode": "texts"}
         charts.append(Chart(test, label[test], "tokens/s", lines))
     return draw(charts)
+
+
+def _name(requests: int) -> str:
+    return "rlx" if requests == 1 else f"rlx, {requests} at once"
 
 
 def _print(about: dict[str, Any], rows: list[Measured], peer: str | None) -> None:
@@ -180,25 +212,23 @@ def _print(about: dict[str, Any], rows: list[Measured], peer: str | None) -> Non
             ("loaded in", f"{about['load_seconds']:.2f} s"),
         ]
     )
-    encodes = rows[0].test == "encode"
-    header = ["test", "tokens", "texts" if encodes else "past", "tokens/s", "ms/token", "GB/s"]
-    columns = [_columns(row, encodes) for row in rows]
+    header = ["test", "batch", "tokens", "past", "tokens/s", "ms/token", "GB/s"]
+    columns = [_columns(row) for row in rows]
     if peer is not None:
         header += [peer, "ratio"]
-        columns = [
-            (*c, f"{r.peer_tokens_per_second:.1f}", f"{r.ratio:.2f}")
-            for c, r in zip(columns, rows, strict=True)
-        ]
-    console.table(header, columns, right=" ".join(header[1:]))
+    console.table(header, [c[: len(header)] for c in columns], right=" ".join(header[1:]))
 
 
-def _columns(row: Measured, encodes: bool) -> tuple[object, ...]:
-    speed = row.weights_gb_per_second
+def _columns(row: Measured) -> tuple[object, ...]:
+    speed, peer = row.weights_gb_per_second, row.peer_tokens_per_second
     return (
         row.test,
+        row.batch,
         row.tokens,
-        row.batch if encodes else row.past,
+        row.past,
         f"{row.tokens_per_second:.1f}",
         f"{1e3 / row.tokens_per_second:.3f}",
         "" if speed is None else f"{speed:.2f}",
+        "" if peer is None else f"{peer:.1f}",
+        "" if row.ratio is None else f"{row.ratio:.2f}",
     )

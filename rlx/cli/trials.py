@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rlx.cli.peers.pipe import Peer
-    from rlx.models.measuring import EncoderRuns, LanguageRuns
+    from rlx.models.measuring import BatchRuns, EncoderRuns, LanguageRuns
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ class Trials:
             _measured("decode", 1, new, length, speed, *decode),
         ]
 
+    def requests(self, runs: BatchRuns, requests: int, length: int, new: int) -> Measured:
+        """`new` tokens of each of several requests, after prompts of `length` tokens."""
+        [decode] = self._rounds(lambda: (runs.decode(length, new),), [])
+        speed = self.read * new / decode[0] / 1e9
+        return _measured("decode", requests, new, length, speed, *decode)
+
     def encoder(self, runs: EncoderRuns, texts: int, length: int) -> Measured:
         """A batch of texts of `length` tokens."""
         [encode] = self._rounds(lambda: (runs.encode(texts, length),), [])
@@ -68,7 +74,7 @@ class Trials:
         mine, theirs = [], []
         for _ in range(self.repeat + 1):
             mine.append(ours())
-            if self.peer is not None:
+            if self.peer is not None and asked:
                 theirs.append([self.peer.ask(do, **given)["seconds"] for do, given in asked])
             self.done()
         medians = [statistics.median(part) for part in zip(*mine[1:], strict=True)]

@@ -258,6 +258,10 @@ def _emit_steps(m: Module, barrier: Function, says_where: bool, timed: bool) -> 
         f.if_((flags & HOST).ne(0), lambda: f.ret(step))
 
         def work() -> Value:
+            stamps = f.gep(row, step, STAMP_BYTES)
+            if timed:
+                f.prefetch(stamps)  # it comes while the kernel runs
+                f.prefetch(stamps, STAMP_BYTES - 8)
             start = f.clock() if timed else None
             share = f.select(alone, f.i32(1), nth)
             call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS), tid, share
@@ -271,7 +275,7 @@ def _emit_steps(m: Module, barrier: Function, says_where: bool, timed: bool) -> 
 
             [distance] = f.if_((flags & JUMP).ne(0), jump, plain)
             if start is not None:
-                _record(f, f.gep(row, step, STAMP_BYTES), start)
+                _record(f, stamps, start)
             return distance
 
         [distance] = f.if_(leads | ~alone, work, lambda: one)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlx.backends.timing import Profile, Recording, Slice
 from rlx.errors import InputError
+from rlx.models.batch.engine import Engine as BatchEngine
 from rlx.models.encoders.build import Use
 from rlx.models.encoders.embed import EncoderModel
 from rlx.models.encoders.engine import Batch
@@ -74,6 +75,44 @@ class LanguageRuns:
         with use.decode.recording() as decode:
             self.decode(new)
         return {"prefill": Recorded.of(prompt, prefill), "decode": Recorded.of(1, decode)}
+
+
+class BatchRuns:
+    """Several requests at once, each with a prompt of its own."""
+
+    def __init__(
+        self, model: LanguageModel, requests: int, device: str, threads: int | None
+    ) -> None:
+        self._requests = requests
+        self.engine = BatchEngine(
+            model.model.path, requests=requests, context=model.engine.context, kv=model.engine.kv,
+            device=device, threads=threads,
+        )  # fmt: skip
+        self._vocab = model.config.vocab
+        ends = self.engine.tokenizer.end_ids
+        # full answers: what no request may draw; it is added to logits where they lie
+        self._settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(ends, -1e9)}
+
+    def decode(self, past: int, new: int) -> float:
+        """Seconds of `new` tokens for every request, one of each in a run, after prompts of `past`
+        tokens. The cache keeps the prompts, so that all but their last page are read once."""
+        return self._answered(past, new + 1) - self._answered(past, 1)
+
+    def _answered(self, past: int, new: int) -> float:
+        prompts = [
+            [i % self._vocab, *_tokens(past - 1, self._vocab)] for i in range(self._requests)
+        ]
+        start = time.perf_counter()
+        replies = [self.engine.submit(p, max_tokens=new, **self._settings) for p in prompts]
+        for reply in replies:
+            reply.wait()
+        return time.perf_counter() - start
+
+    def __enter__(self) -> BatchRuns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
 
 
 class EncoderRuns:

@@ -58,11 +58,20 @@ def test_lengths_of_a_language_model(rlx: Any, tiny: Path) -> None:
     rate = found["weight_bytes"] * decode["tokens_per_second"] / 1e9
     assert decode["weights_gb_per_second"] == pytest.approx(rate)
     lines = rlx(*command).stdout.splitlines()
-    assert lines[3].split() == ["test", "tokens", "past", "tokens/s", "ms/token", "GB/s"]
-    assert [len(line.split()) for line in lines[4:]] == [5, 6, 5, 6]
+    assert lines[3].split() == ["test", "batch", "tokens", "past", "tokens/s", "ms/token", "GB/s"]
+    assert [len(line.split()) for line in lines[4:]] == [6, 7, 6, 7]
     assert rlx("bench", tiny, *REFERENCE, "-p", CONTEXT, "-n", "1").exit_code == 1
-    wrong = rlx("bench", tiny, *REFERENCE, "--batch", "2")
-    assert (wrong.exit_code, "--batch is for encoders" in wrong.stderr) == (2, True)
+
+
+def test_requests_at_once(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "speed.svg"
+    command = ("bench", tiny, "-r", "1", "-p", "8", "-n", "4", "--batch", "1", "--batch", "3")
+    found = json.loads(rlx(*command, "--json", "--plot", plot).stdout)
+    tests = [(t["test"], t["batch"], t["tokens"], t["past"]) for t in found["tests"]]
+    assert tests == [("prefill", 1, 8, 0), ("decode", 1, 4, 8), ("decode", 3, 4, 8)]
+    many = found["tests"][2]
+    assert many["tokens_per_second"] == pytest.approx(3 * 4 / many["seconds"])
+    assert {"rlx", "rlx, 3 at once"} <= texts_of(plot.read_text())
 
 
 def test_batches_of_an_encoder(rlx: Any, encoder: Path, tmp_path: Path) -> None:
@@ -74,7 +83,7 @@ def test_batches_of_an_encoder(rlx: Any, encoder: Path, tmp_path: Path) -> None:
     for t in found["tests"]:
         assert t["tokens_per_second"] == pytest.approx(t["tokens"] * t["batch"] / t["seconds"])
     lines = rlx(*command).stdout.splitlines()
-    assert lines[3].split() == ["test", "tokens", "texts", "tokens/s", "ms/token", "GB/s"]
+    assert [line.split()[:3] for line in lines[4:6]] == [["encode", "1", "8"], ["encode", "3", "8"]]
     assert {"8 tokens", "16 tokens", "texts"} <= texts_of(plot.read_text())
     peer = rlx(*command, "--peer", "llama.cpp")
     assert (peer.exit_code, "language models in GGUF files" in peer.stderr) == (1, True)

@@ -170,5 +170,5 @@ def test_a_bench_shows_that_it_works(tiny: Path) -> None:
     command = ("bench", str(tiny), "--device", "reference", "-p", "4", "-n", "2", "-r", "1")
     with terminal(*command) as screen:
         screen.expect("measuring")
-        screen.expect("decode +2 +4 ")
+        screen.expect("decode +1 +2 +4 ")
         assert screen.leave() == 0
