@@ -1,22 +1,21 @@
-"""Language models against llama.cpp in the same run: prefill and decode, tokens and bytes.
+"""Language models against llama.cpp, each in a process of its own, asked in turn.
 
-`--model FILE.gguf` (may be given several times). Goals follow the type of the weights.
+`--model FILE.gguf` (may be given several times): decode and prefill in tokens and bytes per second,
+time to the first token, what a long context costs, Python's share of a token, resident memory.
+Goals follow the type of the weights. `--genai-python` names a Python with OpenVINO GenAI, a further
+peer for the types that it reads from GGUF.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.common import Bar, arguments, finish
-from bench.peers.pipe import PeerMissing
-from rlx import load
+from bench.peers.pipe import Peer, PeerMissing
 from rlx.backends.cpu.limits import read_bandwidth
 from rlx.cli.peers.llama import start_llama_cpp
 from rlx.formats.gguf import GgufFile
@@ -28,7 +27,9 @@ GOALS = {
     "Q4_K": (1.3, 2.5, 0.75),
     "Q4_0": (1.3, 2.5, 0.75),
 }
-PREFILL, STEPS, CONTEXT = 512, 32, 1024
+GENAI_GOAL = 1.3
+PREFILL, STEPS, SHORT, LONG = 512, 32, 64, 4096
+OVERHEAD = 50.0  # µs of Python for a token
 
 
 def weight_type(path: str) -> str:
@@ -39,7 +40,7 @@ def weight_type(path: str) -> str:
             if name.startswith("blk.") and info.scheme is not None:
                 kind = info.scheme.name
                 sizes[kind] = sizes.get(kind, 0) + info.nbytes
-    return max(sizes, key=lambda k: sizes[k])
+    return max(sizes, key=lambda k: sizes[k]) if sizes else "F16"
 
 
 def read_bytes(path: str) -> int:
@@ -51,87 +52,136 @@ def read_bytes(path: str) -> int:
     return total
 
 
-class Ours:
-    def __init__(self, path: str, threads: int) -> None:
-        start = time.perf_counter()
-        self.model = load(path, context=CONTEXT, threads=threads)
-        self.engine = self.model.engine
-        self.settings = np.array([0, 0, 1, 0], np.float32)
-        self.rng = np.array([1, 0], np.uint64)
-        self._feed([1, 2])
-        self._feed([3])
-        self.ready = time.perf_counter() - start
+class Bench:
+    """One model file: processes to ask, and what is made of their answers."""
 
-    def _feed(self, tokens: list[int]) -> None:
-        self.engine.feed(tokens, self.rng, self.settings)
+    def __init__(self, path: str, options: Any) -> None:
+        self.path, self.options = path, options
+        self.name, self.kind = Path(path).stem, weight_type(path)
+        self.rounds = 3 if options.quick else 7
+        self.context = (SHORT if options.no_long else LONG) + 2 * PREFILL
 
-    def prefill(self) -> float:
-        self.engine.tokens = []
-        start = time.perf_counter()
-        self._feed([100 + i % 1000 for i in range(PREFILL)])
-        return time.perf_counter() - start
+    def ours(self, context: int) -> Peer:
+        server = "rlx_server.py"
+        given = (self.path, self.options.threads, context)
+        return Peer(sys.executable, server, *given, requirements="requirements-llm.txt")
 
-    def decode(self, past: int) -> float:
-        if len(self.engine.tokens) < past:
-            self.engine.tokens = []
-            self._feed([100 + i % 1000 for i in range(past)])
-        del self.engine.tokens[past:]
-        start = time.perf_counter()
-        for i in range(STEPS):
-            self._feed([100 + i % 1000])
-        return time.perf_counter() - start
+    def theirs(self, context: int) -> Peer:
+        return start_llama_cpp(self.options.peer_python, self.path, self.options.threads, context)
 
+    def measure(self) -> list[Bar]:
+        bars = self.first_token()
+        with self.ours(self.context) as ours, self.theirs(self.context) as theirs:
+            peers = {"rlx": ours, "llama.cpp": theirs}
+            with_genai = self.options.genai_python is not None
+            if with_genai:
+                peers["OpenVINO GenAI"] = self.genai()
+            bars = [*self.speed(peers), *bars]
+            if with_genai:
+                peers.pop("OpenVINO GenAI").close()
+            if not self.options.no_long:
+                bars.append(self.long_context(ours, theirs, bars[0]))
+            bars.append(self.overhead(ours))
+            sizes = [p.ask("memory")["bytes"] / 1e6 for p in (ours, theirs)]
+            print(
+                f"{self.name}: resident {sizes[0]:.0f} MB, llama.cpp {sizes[1]:.0f} MB, "
+                f"file {Path(self.path).stat().st_size / 1e6:.0f} MB, context {self.context}"
+            )
+        return bars
 
-def measure(path: str, options: Any) -> list[Bar]:
-    kind = weight_type(path)
-    decode_goal, prefill_goal, share_goal = GOALS.get(kind, (1.0, 1.0, 0.75))
-    ours = Ours(path, options.threads)
-    name = f"{Path(path).stem}"
-    with start_llama_cpp(options.peer_python, path, options.threads, CONTEXT) as peer:
-        rounds = 3 if options.quick else 7
-        fast: dict[str, list[float]] = {"prefill": [], "decode": []}
-        slow: dict[str, list[float]] = {"prefill": [], "decode": []}
+    def genai(self) -> Peer:
+        server, python = "openvino_genai_server.py", self.options.genai_python
+        given = (self.path, self.options.threads)
+        return Peer(python, server, *given, requirements="requirements-genai.txt")
+
+    def speed(self, peers: dict[str, Peer]) -> list[Bar]:
+        """Prefill and decode of all, in turn, so that a noisy minute hits everybody."""
+        rates: dict[str, dict[str, list[float]]] = {n: {} for n in peers}
         band = []
-        for _ in range(rounds):  # in turn, so that a noisy minute hits both
-            fast["prefill"].append(PREFILL / ours.prefill())
-            slow["prefill"].append(PREFILL / peer.ask("prefill", tokens=PREFILL)["seconds"])
-            fast["decode"].append(STEPS / ours.decode(64))
-            slow["decode"].append(STEPS / peer.ask("decode", past=64, steps=STEPS)["seconds"])
-            band.append(read_bandwidth(options.threads))
-    rates = {k: statistics.median(v) for k, v in fast.items()}
-    peers = {k: statistics.median(v) for k, v in slow.items()}
-    size, limit = read_bytes(path), statistics.median(band)
-    speed = rates["decode"] * size / 1e9
-    print(
-        f"{name} ({kind}, {size / 1e9:.2f} GB): ready in {ours.ready:.2f} s, "
-        f"decode {speed:.1f} GB/s of {limit:.1f} GB/s, resident {_resident() / 1e6:.0f} MB"
-    )
-    ours.model.close()
-    return [
-        Bar(f"decode_{name}", rates["decode"], "tok/s", "llama.cpp", peers["decode"], decode_goal),
-        Bar(
-            f"prefill_{name}", rates["prefill"], "tok/s", "llama.cpp", peers["prefill"],
-            prefill_goal,
-        ),
-        Bar(f"bandwidth_{name}", speed, "GB/s", "read bandwidth", limit, share_goal),
-    ]  # fmt: skip
+        for _ in range(self.rounds):
+            for name, peer in peers.items():
+                seconds = peer.ask("prefill", tokens=PREFILL)["seconds"]
+                rates[name].setdefault("prefill", []).append(PREFILL / seconds)
+            for name, peer in peers.items():
+                seconds = peer.ask("decode", past=SHORT, steps=STEPS)["seconds"]
+                rates[name].setdefault("decode", []).append(STEPS / seconds)
+            band.append(read_bandwidth(self.options.threads))
+        found = {
+            name: {use: statistics.median(v) for use, v in kept.items()}
+            for name, kept in rates.items()
+        }
+        return self._speed_bars(found, statistics.median(band))
 
+    def _speed_bars(self, found: dict[str, dict[str, float]], limit: float) -> list[Bar]:
+        decode, prefill, share = GOALS.get(self.kind, (1.0, 1.0, 0.75))
+        size, mine = read_bytes(self.path), found.pop("rlx")
+        speed = mine["decode"] * size / 1e9
+        print(
+            f"{self.name} ({self.kind}, {size / 1e9:.2f} GB): "
+            f"decode {speed:.1f} GB/s of {limit:.1f} GB/s"
+        )
+        bars = []
+        for name, theirs in found.items():
+            short = "" if name == "llama.cpp" else "_genai"
+            for use, goal in (("decode", decode), ("prefill", prefill)):
+                wanted = GENAI_GOAL if short else goal
+                bars.append(
+                    Bar(f"{use}_{self.name}{short}", mine[use], "tok/s", name, theirs[use], wanted)
+                )
+        bars.append(Bar(f"bandwidth_{self.name}", speed, "GB/s", "read bandwidth", limit, share))
+        return bars
 
-def _resident() -> int:
-    with open(f"/proc/{os.getpid()}/statm") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    def long_context(self, ours: Peer, theirs: Peer, short: Bar) -> Bar:
+        """What of the speed is left behind a long context, against what is left of llama.cpp's."""
+        rates: list[list[float]] = [[], []]
+        for _ in range(min(self.rounds, 5)):
+            for kept, peer in zip(rates, (ours, theirs), strict=True):
+                seconds = peer.ask("decode", past=LONG, steps=STEPS)["seconds"]
+                kept.append(STEPS / seconds)
+        mine, peer = (statistics.median(r) for r in rates)
+        print(f"{self.name}: decode behind {LONG} tokens {mine:.1f} tok/s, llama.cpp {peer:.1f}")
+        left, their_left = 100 * mine / short.value, 100 * peer / short.peer_value
+        return Bar(f"context_{self.name}", left, "% left", "llama.cpp", their_left, 1.0)
+
+    def first_token(self) -> list[Bar]:
+        """Load, prefill and one token, in a new process each time. Ours has been run before, so
+        that what it keeps on disk is there; the first start is told beside it."""
+        cold = self._first(self.ours)
+        samples: list[list[float]] = [[], []]
+        for _ in range(3):
+            for kept, start in zip(samples, (self.ours, self.theirs), strict=True):
+                kept.append(self._first(start))
+        mine, peer = (statistics.median(s) for s in samples)
+        print(f"{self.name}: first token {mine:.2f} s, llama.cpp {peer:.2f} s; before {cold:.2f} s")
+        name = f"first_token_{self.name}"
+        return [Bar(name, mine, "s", "llama.cpp", peer, 1.0, higher_is_better=False)]
+
+    def _first(self, start: Callable[[int], Peer]) -> float:
+        with start(2 * PREFILL) as process:
+            seconds = float(process.hello["load"])
+            seconds += process.ask("prefill", tokens=PREFILL)["seconds"]
+            return seconds + float(process.ask("decode", past=PREFILL, steps=1)["seconds"])
+
+    def overhead(self, ours: Peer) -> Bar:
+        taken = 1e6 * ours.ask("overhead", steps=128)["seconds"]
+        name = f"python_{self.name}"
+        return Bar(name, taken, "µs", "budget", OVERHEAD, 1.0, higher_is_better=False)
 
 
 def main(argv: list[str]) -> int:
     parser = arguments("llm", __doc__ or "")
     parser.add_argument("--model", action="append", required=True, metavar="FILE.gguf")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--no-long", action="store_true", help=f"leave out {LONG} tokens of context"
+    )
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--genai-python", metavar="PYTHON", help="has openvino-genai")
     options = parser.parse_args(argv)
     bars: list[Bar] = []
     try:
         for path in options.model:
-            bars += measure(path, options)
+            bars += Bench(path, options).measure()
     except PeerMissing as e:
         print(e, file=sys.stderr)
         return 2

@@ -1,0 +1,109 @@
+"""RLX behind a pipe, asked the same things as its peers: see `rlx/cli/peers/llama_cpp_server.py`.
+
+Commands: {"do": "prefill", "tokens": n}, {"do": "decode", "past": n, "steps": k},
+{"do": "overhead", "steps": k}, {"do": "memory"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlx import load
+
+SETTINGS, RNG = np.array([0, 0, 1, 0], np.float32), np.array([1, 0], np.uint64)
+Answer = dict[str, object]
+
+
+class Server:
+    def __init__(self, path: str, threads: int, context: int) -> None:
+        start = time.perf_counter()
+        self.model: Any = load(path, context=context, threads=threads)
+        self.engine = self.model.engine
+        self.load = time.perf_counter() - start
+
+    def _feed(self, tokens: list[int]) -> None:
+        self.engine.feed(tokens, RNG, SETTINGS)
+
+    def prefill(self, tokens: int) -> Answer:
+        self.engine.tokens = []
+        start = time.perf_counter()
+        self._feed(_ids(tokens))
+        return {"seconds": time.perf_counter() - start}
+
+    def decode(self, past: int, steps: int) -> Answer:
+        if len(self.engine.tokens) < past:
+            self.engine.tokens = []
+            self._feed(_ids(past))
+        del self.engine.tokens[past:]
+        start = time.perf_counter()
+        for token in _ids(steps):
+            self._feed([token])
+        seconds = time.perf_counter() - start
+        del self.engine.tokens[past:]
+        return {"seconds": seconds}
+
+    def overhead(self, steps: int) -> Answer:
+        """What a token costs outside native code, as a user meets it: `next` of a stream less the
+        time in the pool of workers. The median, because others may take the core."""
+        pool, inside = self.engine.use("sample").decode.executable.pool, Inside()
+        pool.run = inside.timed(pool.run)
+        taken = []
+        try:
+            stream = self.model.generate(_ids(64), temperature=0.0, max_tokens=steps)
+            next(stream)
+            while True:
+                inside.seconds, inside.runs, start = 0.0, 0, time.perf_counter()
+                if next(stream, None) is None or not inside.runs:
+                    break
+                # a piece may take several tokens: characters are never split
+                taken.append((time.perf_counter() - start - inside.seconds) / inside.runs)
+        finally:
+            del pool.run
+        return {"seconds": statistics.median(taken), "samples": len(taken)}
+
+    def memory(self) -> Answer:
+        with open("/proc/self/statm") as f:
+            return {"bytes": int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")}
+
+
+class Inside:
+    """Time spent in native runs, and their number."""
+
+    seconds, runs = 0.0, 0
+
+    def timed(self, run: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: object) -> None:
+            start = time.perf_counter()
+            run(*arguments)
+            self.seconds += time.perf_counter() - start
+            self.runs += 1
+
+        return timed
+
+
+def _ids(count: int) -> list[int]:
+    return [100 + i % 1000 for i in range(count)]
+
+
+def main() -> None:
+    server = Server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    say({"ready": True, "load": server.load})
+    for line in sys.stdin:
+        command = json.loads(line)
+        say(getattr(server, command.pop("do"))(**command))
+
+
+def say(answer: Answer) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
