@@ -24,7 +24,7 @@ class Cut:
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str, contraction: str = _CONTRACTION + "|") -> str:
@@ -75,12 +75,14 @@ _LLAMA3, _QWEN2 = _words(r"\p{N}{1,3}"), _words(r"\p{N}")
 _O200K = _cased_words(r"\p{N}{1,3}", _CONTRACTION + "?")
 
 _CUTS: dict[str, Cut] = {
-    "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 modern-bert mellum gigachat "
     "a.x-4.0 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe": Cut(
-        (_GPT2,)
+        (GPT2_WORDS,)
     ),
-    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Cut((r"\p{N}", _GPT2)),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Cut(
+        (r"\p{N}", GPT2_WORDS)
+    ),
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": Cut(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
@@ -102,7 +104,7 @@ _CUTS: dict[str, Cut] = {
     ),
     "deepseek-coder": Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
     "deepseek-v3 hunyuan-dense joyai-llm": Cut((r"\p{N}{1,3}", _KANJI_KANA, _DEEPSEEK3)),
-    "falcon": Cut((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "falcon": Cut((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, "[0-9][0-9][0-9]")),
     "bloom poro-chat gpt3-finnish": Cut((_NOT_PUNCTUATION,)),
     "viking": Cut((_NOT_PUNCTUATION, r"\p{N}")),
     "tekken": Cut((_cased_words(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
@@ -127,11 +129,23 @@ def cut_named(name: str, where: str) -> Cut:
     return cut
 
 
+def name_of_cut(cut: Cut, where: str) -> str:
+    """The name that GGUF has for a cut."""
+    for names, known in _CUTS.items():
+        if (known.patterns, known.ignore_merges) == (cut.patterns, cut.ignore_merges):
+            return names.split()[0]
+    raise UnsupportedError(
+        "a vocabulary that cuts text in a way that GGUF has no name for",
+        where=where,
+        got=" then ".join(cut.patterns)[:200],
+    )
+
+
 def pre_tokenizer(cut: Cut, tokenizers: Any) -> Any:
     """The cut as a pre-tokenizer of the `tokenizers` library."""
     pre = tokenizers.pre_tokenizers
     *patterns, last = cut.patterns
-    built_in = last == _GPT2  # much faster than the same as a pattern
+    built_in = last == GPT2_WORDS  # much faster than the same as a pattern
     if not built_in:
         patterns.append(last)
     parts = [pre.Split(tokenizers.Regex(p), "isolated") for p in patterns]

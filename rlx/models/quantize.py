@@ -11,7 +11,10 @@ from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
 from rlx.formats.mixture import Mixture
 from rlx.formats.package import Progress, silent
-from rlx.formats.quantize import Order, Written, quantize_gguf
+from rlx.formats.quantize import Order, Written, quantize_gguf, write_quantized
+from rlx.models.build import ModelFile
+from rlx.models.encoders.build import is_encoder
+from rlx.models.to_gguf import gguf_of
 
 
 def quantize_model(
@@ -28,6 +31,13 @@ def quantize_model(
     mixture = Mixture.parse(mixture) if isinstance(mixture, str) else mixture
     order = Order(mixture, worker_count(threads), requantize, overwrite, progress)
     with open_model(Path(path)) as file:
-        if not isinstance(file, GgufFile):
-            raise UnsupportedError("only GGUF files can be quantised", where=file.name)
-        return quantize_gguf(file, out, order)
+        if isinstance(file, GgufFile):
+            return quantize_gguf(file, out, order)
+        if is_encoder(file):
+            raise UnsupportedError(
+                "an encoder is not written as GGUF here", where=file.name,
+                hint="rlx.load(..., quant=) packs its weights",
+            )  # fmt: skip
+    model = ModelFile.open(file.path)
+    metadata, sources = gguf_of(model)
+    return write_quantized(out, metadata, sources, order, model.file.name)

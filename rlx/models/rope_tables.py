@@ -18,10 +18,21 @@ def rope_tables(
 ) -> tuple[Table, Table]:
     """cos and sin for positions below `context`; `factors` of a file divide the frequencies."""
     turned = rope.n_rot or head_dim
-    frequencies = rope.theta ** (-np.arange(0, turned, 2, dtype=np.float64) / turned)
+    frequencies = _plain(rope, turned)
     frequencies, scale = _scaled(rope, frequencies, turned, context, factors)
     angles = np.arange(context, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+
+
+def stretching(rope: RopeConfig, head_dim: int) -> Any:
+    """What the scaling divides each frequency by, within the original context."""
+    turned = rope.n_rot or head_dim
+    plain = _plain(rope, turned)
+    return plain / _scaled(rope, plain, turned, rope.original_context, None)[0]
+
+
+def _plain(rope: RopeConfig, turned: int) -> Any:
+    return rope.theta ** (-np.arange(0, turned, 2, dtype=np.float64) / turned)
 
 
 def _scaled(

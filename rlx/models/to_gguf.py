@@ -1,0 +1,134 @@
+"""A Hugging Face folder as GGUF has it: names, metadata, and the few weights that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import FormatError, UnsupportedError
+from rlx.formats.hf import HfFolder
+from rlx.formats.quantize import Source
+from rlx.formats.tensor import scheme_of
+from rlx.formats.tokenizer_to_gguf import tokenizer_metadata
+from rlx.ir.dtype import DType, f32
+from rlx.ir.op import Array
+from rlx.ir.quant import GGUF_SCHEMES
+from rlx.models.build import ModelFile
+from rlx.models.config import ModelConfig
+from rlx.models.rope_tables import stretching
+from rlx.models.weights import Weight
+
+# model_type → general.architecture
+_WRITTEN = {
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "llama",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+_REORDERED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
+_FREQUENCIES = "rope_freqs.weight"
+
+
+def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, Source]]:
+    """Metadata and tensors of a GGUF file that says the same as the folder."""
+    assert isinstance(model.file, HfFolder)
+    arch = _WRITTEN.get(model.config.arch)
+    if arch is None or model.config.rope.scaling == "longrope":
+        what = "rope scaling" if arch else "an architecture"
+        raise UnsupportedError(
+            f"{what} that is not written as GGUF here", where=model.file.name,
+            got=model.config.rope.scaling if arch else model.config.arch,
+            expected="none, linear, llama3, yarn" if arch else ", ".join(_WRITTEN),
+            hint="a GGUF file of the model can be quantised",
+        )  # fmt: skip
+    metadata = {"general.architecture": arch, "general.name": model.path.resolve().name}
+    metadata |= {f"{arch}.{key}": value for key, value in _numbers(model.config)}
+    metadata |= tokenizer_metadata(model.file, model.config.vocab)
+    return metadata, _sources(model, arch)
+
+
+def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
+    yield "block_count", c.layers
+    yield "context_length", c.context
+    yield "embedding_length", c.hidden
+    yield "feed_forward_length", c.ffn
+    yield "vocab_size", c.vocab
+    yield "attention.head_count", c.heads
+    yield "attention.head_count_kv", c.kv_heads
+    if c.arch == "gpt2":
+        yield "attention.layer_norm_epsilon", c.eps
+        return
+    yield "attention.layer_norm_rms_epsilon", c.eps
+    yield "attention.key_length", c.head_dim
+    yield "attention.value_length", c.head_dim
+    if c.sliding_window:
+        yield "attention.sliding_window", c.sliding_window
+    if c.attention_softcap:
+        yield "attn_logit_softcapping", c.attention_softcap
+    if c.final_softcap:
+        yield "final_logit_softcapping", c.final_softcap
+    if c.attention_scale not in (None, c.head_dim**-0.5):
+        yield "attention.scale", c.attention_scale
+    rope = c.rope
+    yield "rope.freq_base", rope.theta
+    yield "rope.dimension_count", rope.n_rot or c.head_dim
+    if rope.scaling in ("linear", "yarn"):
+        yield "rope.scaling.type", rope.scaling
+        yield "rope.scaling.factor", rope.factor
+        yield "rope.scaling.original_context_length", rope.original_context
+        if rope.attention_factor:
+            yield "rope.scaling.attn_factor", rope.attention_factor
+
+
+def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
+    weights, found = model.weights(), {}
+    for pattern in model.arch.HF_NAMES:
+        layers = range(model.config.layers) if "{i}" in pattern else (0,)
+        for name in (pattern.replace("{i}", str(i)) for i in layers):
+            if name in weights:
+                found[name] = _source(weights.get(name), _change(name, model.config, arch))
+    if "token_embd.weight" not in found:
+        raise FormatError("no token embedding", where=model.file.name)
+    if model.config.rope.scaling == "llama3":
+        factors = stretching(model.config.rope, model.config.head_dim).astype(np.float32)
+        found[_FREQUENCIES] = Source(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
+    return found
+
+
+def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
+    """Vectors and tables of positions are f32 in GGUF."""
+    wide = len(weight.shape) < 2 or weight.name == "position_embd.weight"
+    dtype = f32 if wide else DType.of(weight.array.dtype)
+    scheme = scheme_of(dtype)
+    if scheme is None:
+        raise UnsupportedError(
+            "a weight that is no float", where=weight.name, got=dtype, expected="f32, f16 or bf16"
+        )
+
+    def read() -> Array:
+        array = weight.array.astype(np.float32) if wide else weight.array
+        return np.ascontiguousarray(array if change is None else change(array))
+
+    return Source(weight.shape, scheme, read)
+
+
+def _change(name: str, c: ModelConfig, arch: str) -> Callable[[Array], Array] | None:
+    """What GGUF stores otherwise than the folder."""
+    if c.norm_offset and name.endswith("norm.weight"):
+        return partial(np.add, np.float32(c.norm_offset))
+    if arch == "llama" and name.endswith(_REORDERED):
+        return partial(_pairs_together, heads=c.heads if "attn_q" in name else c.kv_heads)
+    return None
+
+
+def _pairs_together(rows: Array, heads: int) -> Array:
+    """The two numbers that turn together become neighbours, not half a head apart."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
