@@ -51,7 +51,8 @@ class Expr:
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         kept = [(m, c) for m, c in terms.items() if c]
-        kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
+        if len(kept) > 1:
+            kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
         self.terms: tuple[tuple[Monomial, int], ...] = tuple(kept)
         self._hash = hash(self.terms)
 
@@ -72,12 +73,16 @@ class Expr:
         return self._hash
 
     def __add__(self, other: Dim) -> Dim:
+        if type(other) is int and not other:
+            return self
         terms = dict(self.terms)
         for monomial, factor in _terms(other):
             terms[monomial] = terms.get(monomial, 0) + factor
         return _make(terms)
 
     def __mul__(self, other: Dim) -> Dim:
+        if type(other) is int:
+            return self if other == 1 else _make({m: c * other for m, c in self.terms})
         terms: dict[Monomial, int] = {}
         for m1, c1 in self.terms:
             for m2, c2 in _terms(other):

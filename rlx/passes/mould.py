@@ -7,6 +7,7 @@ node and a placement of what lives when, not a walk through bind, lowering, plan
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -53,6 +54,7 @@ class Moulds:
         self.graph, self.symbols, self.prepare = graph, symbols, prepare
         self.lower, self.scratch = lower, scratch
         self._known: dict[tuple[bool, ...], Mould | None] = {}
+        self._lock = threading.Lock()
 
     @cached_property
     def kinds(self) -> Kinds:
@@ -64,14 +66,17 @@ class Moulds:
             require_bound(bind_graph(self.graph, binding, self.symbols))
         live = {s: bound for s, bound in binding.live.items() if s in self.symbols}
         sized = SizedKinds(self.kinds, binding.sizes, live)
-        key = sized.structure
-        if key not in self._known:
-            if len(self._known) >= _MOST:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[key] = self._mould(self._bound(binding))
-        mould = self._known.get(key)
+        mould = self._find(sized.structure, binding)
         made = None if mould is None else mould.plan(sized, self.scratch)
         return made or self._by_node(binding)
+
+    def _find(self, structure: tuple[bool, ...], binding: DimBinding) -> Mould | None:
+        with self._lock:
+            if structure not in self._known:
+                if len(self._known) >= _MOST:
+                    self._known.pop(next(iter(self._known)))
+                self._known[structure] = self._mould(*self._bound(binding))
+            return self._known[structure]
 
     def _bound(self, binding: DimBinding) -> tuple[Graph, list[Node]]:
         bound = bind_graph(self.graph, binding, self.symbols)
@@ -84,10 +89,9 @@ class Moulds:
         verify(lir.graph, after="plan")
         return lir
 
-    def _mould(self, bound: tuple[Graph, list[Node]]) -> Mould | None:
+    def _mould(self, graph: Graph, nodes: list[Node]) -> Mould | None:
         """What variants of this structure have in common; None when a device put in nodes whose
-        meaning for other sizes is not known."""
-        graph, nodes = bound
+        meaning for other sizes is not known. `nodes` are those that it did not put in."""
         own_outputs(graph, find_views(graph.nodes))
         if len(graph) == len(nodes):
             return Mould(graph, self.kinds, self.prepare)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlx.ir.graph import Graph
-from rlx.ir.lir import Lir, Slot, View, aligned
+from rlx.ir.lir import ALIGNMENT, Lir, Slot, View, aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
 from rlx.ir.phase import PhaseSchedule, derive_phases
@@ -220,7 +220,7 @@ class Lifetimes:
 
     def place(self, sizes: Sequence[int], scratch: Sequence[int]) -> Placement:
         """Offsets for values of these sizes and for the working memory of the nodes, in bytes."""
-        room = [aligned(size) for size in sizes]
+        room = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         offsets: list[int | None] = [None] * len(sizes)
         working: dict[int, tuple[int, int]] = {}
         arena = _Arena()

@@ -104,9 +104,8 @@ class BucketedCompileCache:
         return compiled
 
     def _state(self, name: str, shape: Shape) -> Array:
-        if name not in self._states:
-            self._states[name] = np.zeros(shape.static_dims, shape.dtype.numpy)
-        return self._states[name]
+        made = np.zeros(shape.static_dims, shape.dtype.numpy)
+        return self._states.setdefault(name, made)  # buckets may be compiled at the same time
 
     def run(
         self, inputs: Mapping[str, Any] | None = None, /, *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,20 @@ def test_a_new_variant_makes_no_graph_and_no_code() -> None:
     later = compiled(30)
     assert "graph" not in vars(later) and "slots" not in vars(later)
     assert counters.compilations == before
+
+
+def test_threads_may_ask_for_variants_at_once() -> None:
+    template = Session("cpu").template(decoder())
+
+    def listed(past: int) -> dict[str, object]:
+        binding = DimBinding({"batch": 1, "seq": 1 + past % 2, "past_seq": UpTo(past)})
+        lir = template.with_options(CompileOptions(binding=binding)).plan({})
+        return rows(list_program(lir, HOST, 2).listing)
+
+    pasts = list(range(20, 60))
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(listed, pasts))
+    assert together == [listed(past) for past in pasts]
 
 
 def test_more_layers_have_no_more_kinds() -> None:

@@ -113,9 +113,10 @@ def _by_node(lir: Lir, target: Target, threads: int) -> tuple[list[Step], Listed
 def _by_kind(lir: Variant, target: Target, threads: int) -> Listed | None:
     """The same program, its steps lowered by kinds of nodes; None where that is not possible."""
     mould, sized = lir.mould, lir.sized
-    lowering = mould.kept.setdefault(("cpu", target.key, threads), None)
-    if lowering is None:
-        lowering = mould.kept["cpu", target.key, threads] = KindLowering(mould, target, threads)
+    key = ("cpu", target.key, threads)
+    lowering = mould.kept.get(key) or mould.kept.setdefault(
+        key, KindLowering(mould, target, threads)
+    )
     kinds = lowering.lower_all(sized) if lowering.possible else None
     if kinds is None:
         return None
@@ -126,7 +127,6 @@ def _by_kind(lir: Variant, target: Target, threads: int) -> Listed | None:
     steps = [step.pattern.step for kind in kinds for step in kind.steps]
     words = frame.words(lir, kinds)
     code = _Code(steps, target, frame.first)
-    live, patches = number_sources(words.live)
     listing = Listing(
         kernels=code.keys,
         calls=code.calls[frame.rows],
@@ -135,9 +135,9 @@ def _by_kind(lir: Variant, target: Target, threads: int) -> Listed | None:
         phases=frame.phases,
         anchors=frame.anchors,
         offsets=words.offsets,
-        live=live,
+        live=words.live,
         late=words.late,
-        patches=patches,
+        patches=words.patches,
         constants=frame.constants,
         symbols=sorted(lir.live),
         limits=limits_of(mould.nodes(sized)) if lir.live else [],

@@ -187,7 +187,7 @@ class Frame:
         offsets[words] += np.array([lir.scratch[n][0] for n in nodes.tolist()], np.int64)
         words, known = self._exact_at
         offsets[words] = known
-        return FilledWords(offsets, self._sources_of(lir, numbers), self._late_words(numbers))
+        return FilledWords(offsets, self._late_words(numbers), *self._live_words(lir, numbers))
 
     def _late_words(self, numbers: Sequence[Any]) -> list[Late]:
         """Sizes seldom move parameters and states in their own memory: then the list is shared."""
@@ -199,22 +199,26 @@ class Frame:
             self._late_known = distances, made
         return made
 
-    def _sources_of(self, lir: Variant, numbers: Sequence[Dim]) -> list[tuple[int, Source]]:
-        known: dict[tuple[Any, ...], Source] = {}
-        found = []
+    def _live_words(
+        self, lir: Variant, numbers: Sequence[Dim]
+    ) -> tuple[list[Source], npt.NDArray[np.int32]]:
+        """As `number_sources` does; layers share sources, so each is made once."""
+        sources: dict[Source, int] = {}
+        known: dict[tuple[Any, ...], int] = {}
+        pairs = []
         for word, anchor, base, value, node in self._live:
             place = 0
             if value >= 0:
                 place = lir.offsets[value] or 0
             elif node >= 0:
                 place = lir.scratch[node][0]
-            key = (self._words[word], anchor, base, place)
-            source = known.get(key)
-            if source is None:
-                offset = expand(numbers[key[0]] + place)
-                source = known[key] = Source(anchor, base, offset)
-            found.append((word, source))
-        return found
+            key = (self._words[word], base, place)
+            number = known.get(key)
+            if number is None:
+                source = Source(anchor, base, expand(numbers[key[0]] + place))
+                number = known[key] = sources.setdefault(source, len(sources))
+            pairs.append((word, number))
+        return list(sources), np.array(pairs, np.int32).reshape(-1, 2)
 
     def reports(self, lir: Variant) -> dict[int, Report]:
         """The nodes that may find bad data, as their messages name them."""
@@ -269,8 +273,9 @@ class Frame:
 
 class FilledWords(NamedTuple):
     offsets: npt.NDArray[np.int64]
-    live: list[tuple[int, Source]]
     late: list[Late]
+    live: list[Source]
+    patches: npt.NDArray[np.int32]
 
 
 def ascending(phases: Sequence[int]) -> npt.NDArray[np.int32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from rlx.codegen.jit import Kernel
 from rlx.codegen.program import Program, StepTable
 from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
+
+_LARGE = 1 << 20
 
 
 @dataclass
@@ -78,7 +81,13 @@ def place(listing: Listing, kernels: Mapping[str, Kernel]) -> Placed:
 
 
 def aligned_bytes(size: int) -> Array:
-    """Zeroed memory at a 64-byte boundary."""
+    """Zeroed memory at a 64-byte boundary.
+
+    Large pieces are the system's own pages, zero without being written: an allocator that had such
+    a piece before would clear it, which costs more than all else about a new variant.
+    """
+    if size >= _LARGE:
+        return np.frombuffer(mmap(-1, size), np.uint8)
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]

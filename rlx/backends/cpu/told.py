@@ -69,7 +69,7 @@ class KindLowering:
         self.target, self.threads = target, threads
         self.possible = not any(looks_around(node) for node in mould.graph.nodes)
         self.frames: dict[tuple[int, ...], Any] = {}
-        self._known: dict[tuple[Any, ...], ToldKind | None] = {}
+        self._known: dict[tuple[Any, ...], ToldKind] = {}
         self._layouts: dict[tuple[Any, ...], int] = {}
 
     def lower_all(self, sized: SizedKinds) -> list[ToldKind] | None:
@@ -89,11 +89,14 @@ class KindLowering:
 
     def _lower(self, sized: SizedKinds, number: int) -> ToldKind | None:
         key = sized.identity(number)
-        if key not in self._known:
+        found = self._known.get(key)
+        if found is None:
+            found = self._lower_now(sized, number)
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[key] = self._lower_now(sized, number)
-        return self._known[key]
+            if found is not None:
+                self._known[key] = found
+        return found
 
     def _lower_now(self, sized: SizedKinds, number: int) -> ToldKind | None:
         node, kind = sized.node(number), sized.kinds.nodes[number]
