@@ -69,8 +69,8 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
 
     "logits": those of every token. "hidden": the states they are made from, after the last norm.
     "sample": the last token's logits, and the next token drawn from them.
-    "adjust": the same after penalties and biases, given as inputs; "constrain": and of the tokens
-    that a mask allows.
+    "adjust": the same after penalties and biases, given as inputs; "constrain": the same among the
+    tokens that a mask allows; "adjust, constrain": both.
     """
     nets: list[Net] = []
 
@@ -105,11 +105,11 @@ def _layer(net: Net, model: ModelFile, x: Tensor, i: int, _: object) -> Tensor:
 def draw(g: GraphModule, row: Tensor, use: str) -> dict[str, Tensor]:
     """Sampling from logits [1, vocab], in the graph: they need not leave native memory."""
     vocab = row.shape.dims[1]
-    if use != "sample":
+    if "adjust" in use:
         factor, bias = g.input("factor", [vocab]), g.input("bias", [vocab])
         shrunk = g.hir_mir("where", [g.hir_mir("gt", [row, 0.0]), row / factor, row * factor])
         row = shrunk + bias
-    if use == "constrain":
+    if "constrain" in use:
         row = _allowed(g, row, vocab)
     rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
     token, after = g.hir_mir("sample", [row, rng, settings])
@@ -118,9 +118,9 @@ def draw(g: GraphModule, row: Tensor, use: str) -> dict[str, Tensor]:
 
 def _allowed(g: GraphModule, row: Tensor, vocab: int) -> Tensor:
     """−inf for tokens whose bit of the input `allowed` is not set."""
-    words = g.input("allowed", [-(-vocab // 32)], "i32")
-    token = g.hir_mir("iota", dims=(vocab,))
-    word = g.hir_mir("gather", [words, g.hir_mir("shift_right", [token, 5])])
-    place = g.hir_mir("bitwise_and", [token, 31])
-    bit = g.hir_mir("bitwise_and", [g.hir_mir("shift_right", [word, place]), 1])
+    count = -(-vocab // 32)
+    words = g.hir_mir("reshape", [g.input("allowed", [count], "i32")], dims=(count, 1))
+    moved = g.hir_mir("shift_right", [words, g.hir_mir("iota", dims=(32,))])
+    bits = g.hir_mir("reshape", [g.hir_mir("bitwise_and", [moved, 1])], dims=(count * 32,))
+    bit = g.hir_mir("narrow", [bits], axis=0, start=0, length=vocab)
     return g.hir_mir("where", [g.hir_mir("ne", [bit, 0]), row, float("-inf")])

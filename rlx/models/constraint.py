@@ -35,8 +35,6 @@ def adjustment(
 class Constrained(Penalties):
     """Penalties, and a mask of the tokens that the form allows next."""
 
-    use = "constrain"
-
     def __init__(
         self, settings: GenerationSettings, tokenizer: Tokenizer, vocab: int, prompt: Sequence[int]
     ) -> None:
@@ -47,10 +45,9 @@ class Constrained(Penalties):
         self._matcher = engine.LLMatcher(known, _grammar(engine, settings), log_level=0)
         self.allowed = np.zeros(-(-vocab // 32), np.int32)
         self._look()
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        return {**super().inputs, "allowed": self.allowed}
+        mask = {"allowed": self.allowed}
+        self.inputs = self.inputs | mask if settings.adjusts else mask
+        self.use = "adjust, constrain" if settings.adjusts else "constrain"
 
     def count(self, token: int) -> None:
         super().count(token)

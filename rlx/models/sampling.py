@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,11 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (0, 1 << 31),
     "logprobs": (0, 1000),
 }
+_WHOLE = ("top_k", "max_tokens", "logprobs")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class GenerationSettings:
                 raise OptionError("not a number", where=name, got=repr(value))
             if not low <= value <= high:
                 raise OptionError("out of range", where=name, got=value, expected=f"{low} … {high}")
+            if name in _WHOLE and value != int(value):
+                raise OptionError("not a whole number", where=name, got=value)
         if self.overflow not in ("error", "shift"):
             raise OptionError(
                 "unknown policy", where="overflow", got=self.overflow, expected="error or shift"
@@ -63,6 +72,18 @@ class GenerationSettings:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", tuple(s for s in stop if s))
         object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        wrong = [("stop", s, "texts") for s in self.stop if not isinstance(s, str)]
+        wrong += [("stop_tokens", t, "token ids") for t in self.stop_tokens if not _is_whole(t)]
+        for token, bias in self.logit_bias.items():
+            if not _is_whole(token) or not isinstance(bias, (int, float)) or math.isnan(bias):
+                wrong.append(("logit_bias", {token: bias}, "token ids to numbers"))
+        if self.seed is not None and not _is_whole(self.seed):
+            wrong.append(("seed", self.seed, "a whole number or None"))
+        for name, got, expected in wrong:
+            raise OptionError("not what is expected", where=name, got=repr(got), expected=expected)
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> GenerationSettings:
@@ -93,7 +114,7 @@ class GenerationSettings:
         return np.array([self.temperature, self.top_k, self.top_p, self.min_p], np.float32)
 
     def rng(self) -> Any:
-        seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
+        seed = secrets.randbits(63) if self.seed is None else int(self.seed) % (1 << 64)
         return np.array([seed, 0], np.uint64)
 
 
@@ -108,6 +129,8 @@ class Penalties:
         self.settings = settings
         self.factor = np.ones(vocab, np.float32)
         self.bias = np.zeros(vocab, np.float32)
+        self.use = "adjust"  # of the model: see `describe`
+        self.inputs: dict[str, Any] = {"factor": self.factor, "bias": self.bias}
         self._answered: set[int] = set()
         for token, value in settings.logit_bias.items():
             if not 0 <= token < vocab:
@@ -116,12 +139,6 @@ class Penalties:
                 )
             self.bias[token] += value
         self.factor[list(prompt)] = settings.repetition_penalty
-
-    use = "adjust"  # of the model: see `describe`
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        return {"factor": self.factor, "bias": self.bias}
 
     def count(self, token: int) -> None:
         """A token was generated."""
