@@ -7,7 +7,6 @@ same tokens one by one.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from functools import partial
@@ -24,17 +23,17 @@ from rlx.ir.quant import QuantScheme
 from rlx.models.build import ModelFile
 from rlx.models.engine import Engine
 
-HIDDEN, HEADS, HEAD, FFN, VOCAB, LAYERS, EXPERTS, ACTIVE = 2048, 16, 128, 1024, 32000, 4, 64, 8
+HIDDEN, HEADS, HEAD, FFN, VOCAB, EXPERTS, ACTIVE = 2048, 16, 128, 1024, 32000, 64, 8
 PREFILL, STEPS, PAST, CONTEXT = 512, 32, 64, 1024
-_SCALES = {"Q8_0": (0,), "Q4_K": (0, 2)}  # where a block has its f16 scales
+LAYERS = {"Q8_0": 4, "Q4_K": 4, "MXFP4": 4, "F16": 2}  # by type: 1 to 2 GB
 _BANDWIDTH, _SORTED = 0.8, 3.0  # goals: share of bandwidth, and of the speed of single tokens
 
 
 def write_model(path: Path, kind: str) -> None:
-    scheme, rng = QuantScheme.parse(kind), np.random.default_rng(0)
+    scheme, rng, layers = QuantScheme.parse(kind), np.random.default_rng(0), LAYERS[kind]
     matrices: dict[str, tuple[int, ...]] = dict.fromkeys(("token_embd", "output"), (VOCAB, HIDDEN))
     plain = {"output_norm": np.ones(HIDDEN, np.float32)}
-    for i in range(LAYERS):
+    for i in range(layers):
         blk = f"blk.{i}."
         for name in ("attn_norm", "ffn_norm", "attn_q_norm", "attn_k_norm"):
             plain[blk + name] = np.ones(HIDDEN, np.float32)
@@ -47,12 +46,12 @@ def write_model(path: Path, kind: str) -> None:
     for name, shape in matrices.items():
         data = partial(_blocks, scheme, shape, rng)
         tensors[f"{name}.weight"] = PackedTensor(shape=shape, scheme=scheme, data=data)
-    write_gguf(path, _metadata(), tensors)
+    write_gguf(path, _metadata(layers), tensors)
 
 
-def _metadata() -> dict[str, Any]:
+def _metadata(layers: int) -> dict[str, Any]:
     numbers = {
-        "context_length": 4096, "embedding_length": HIDDEN, "block_count": LAYERS,
+        "context_length": 4096, "embedding_length": HIDDEN, "block_count": layers,
         "feed_forward_length": FFN, "attention.head_count": HEADS,
         "attention.head_count_kv": HEADS, "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 10000.0, "expert_count": EXPERTS, "expert_used_count": ACTIVE,
@@ -63,11 +62,16 @@ def _metadata() -> dict[str, Any]:
 def _blocks(scheme: QuantScheme, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Random codes, with scales that keep activations in range."""
     rows = int(np.prod(shape[:-1]))
-    blocks = rng.integers(0, 256, (rows * scheme.row_bytes(shape[-1]),), np.uint8)
-    blocks = blocks.reshape(-1, scheme.bytes_per_block)
-    for at in _SCALES[scheme.name]:
-        scales = rng.uniform(0, 2e-4, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    count = rows * scheme.row_bytes(shape[-1]) // scheme.bytes_per_block
+    scales = rng.uniform(0, 2e-4, count).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if scheme.name == "F16":
+        return scales
+    blocks = rng.integers(0, 256, (count, scheme.bytes_per_block), np.uint8)
+    if scheme.name == "MXFP4":
+        blocks[:, 0] = 110  # 2 ** -17
+        return blocks
+    for at in (0, 2) if scheme.name == "Q4_K" else (0,):
+        blocks[:, at : at + 2] = scales
     return blocks
 
 
@@ -117,27 +121,38 @@ def measure(kind: str, threads: int, rounds: int) -> list[Bar]:
         path = Path(folder) / "moe.gguf"
         write_model(path, kind)
         size, runs = active_bytes(path), Runs(path, threads)
-        rates: dict[str, list[float]] = {"decode": [], "prefill": [], "band": []}
-        for _ in range(rounds):  # in turn, so that a noisy minute hits all
-            rates["decode"].append(runs.decode())
-            rates["prefill"].append(runs.prefill())
-            rates["band"].append(read_bandwidth(threads))
+        decode, prefill = [], []
+        for _ in range(rounds):  # pairs, since memory is faster in one minute than in another
+            speed = runs.decode()
+            decode.append((speed * size / 1e9, read_bandwidth(threads, 0.3)))
+            prefill.append((runs.prefill(), speed))
         runs.engine.close()
-    decode, prefill, band = (statistics.median(r) for r in rates.values())
-    speed = decode * size / 1e9
-    print(f"{kind}: {size / 1e6:.0f} MB active; decode {decode:.1f} tok/s, prefill {prefill:.1f}")
+    print(f"{kind}: {size / 1e6:.0f} MB active; decode {_typical(prefill)[1]:.1f} tok/s")
     return [
-        Bar(f"moe_decode_{kind}", speed, "GB/s", "read bandwidth", band, _BANDWIDTH),
-        Bar(f"moe_prefill_{kind}", prefill, "tok/s", "one by one", decode, _SORTED),
+        Bar(f"moe_decode_{kind}", *_in(decode, "GB/s", "read bandwidth"), _BANDWIDTH),
+        Bar(f"moe_prefill_{kind}", *_in(prefill, "tok/s", "one by one"), _SORTED),
     ]
+
+
+Pairs = list[tuple[float, float]]
+
+
+def _typical(pairs: Pairs) -> tuple[float, float]:
+    """The pair whose ratio is the median."""
+    return sorted(pairs, key=lambda p: p[0] / p[1])[len(pairs) // 2]
+
+
+def _in(pairs: Pairs, unit: str, peer: str) -> tuple[float, str, str, float]:
+    ours, theirs = _typical(pairs)
+    return ours, unit, peer, theirs
 
 
 def main(argv: list[str]) -> int:
     parser = arguments("moe", __doc__ or "")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--type", action="append", choices=tuple(_SCALES), metavar="TYPE")
+    parser.add_argument("--type", action="append", choices=tuple(LAYERS), metavar="TYPE")
     options = parser.parse_args(argv)
     bars: list[Bar] = []
-    for kind in options.type or _SCALES:
+    for kind in options.type or LAYERS:
         bars += measure(kind, options.threads, 3 if options.quick else 7)
     return finish(bars, options.json)

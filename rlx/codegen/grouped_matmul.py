@@ -123,6 +123,7 @@ class GroupedProduct(Product):
         self.lay_out_scratch(f["tid"].to(i64) * self["step"], f.min(self["m"], CHUNK))
         for chunk in each_chunk(f, self["table"], self["m"], panels):
             self.route = chunk.route
+            self.cut_terms(chunk.size)
             w = f.gep(self["w"], chunk.expert * self["w_expert"])
             self.chunk(self["x"], w, chunk.size, f.i64(0), chunk.first, chunk.last)
 

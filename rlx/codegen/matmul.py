@@ -161,20 +161,28 @@ class Product:
 
     def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
         """This worker's packed rows, packed panel and tiles, `offset` bytes into the scratch."""
-        f, k, size = self.f, self["k"], self.g.sums.bytes
-        blocks = f.max(f.ceil_div(k, TERMS), 1)
-        if not self.spec.staged:
-            # Few rows read the weights once and nothing else: one stream, one pass over k.
-            blocks = f.select(self["m"] > ROWS, blocks, 1)
-        self.terms = f.max((k + blocks - 1).udiv(blocks), 1)
-        self.single = blocks.eq(1)
+        f, size = self.f, self.g.sums.bytes
+        self.cut_terms(self["m"])
         self.packed_rows = f.gep(self["scratch"], offset)
         tall = f.ceil_div(per_chunk, 2) * 2
-        after = f.gep(self.packed_rows, _round_up(tall * self.terms * size))
+        room = tall * self.terms
+        if self.routed and not self.spec.staged:
+            room = f.max(room, f.min(tall, ROWS) * self["k"])  # some chunks have few rows
+        after = f.gep(self.packed_rows, _round_up(room * size))
         self.packed_panel = after
         if self.spec.staged:
             after = f.gep(after, _round_up(self.terms * self.step))
         self.tiles = after
+
+    def cut_terms(self, rows: Value) -> None:
+        """Into how many blocks of k a product of so many rows is cut."""
+        f, k = self.f, self["k"]
+        blocks = f.max(f.ceil_div(k, TERMS), 1)
+        if not self.spec.staged:
+            # Few rows read the weights once and nothing else: one stream, one pass over k.
+            blocks = f.select(rows > ROWS, blocks, 1)
+        self.terms = f.max((k + blocks - 1).udiv(blocks), 1)
+        self.single = blocks.eq(1)
 
     def chunk(self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value) -> None:
         """Rows of x against panels first to last; `at` is where they begin in the result."""

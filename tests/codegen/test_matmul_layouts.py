@@ -195,9 +195,10 @@ def test_grouped(tokens, index, packed):
     check(g, {"x": x, "w": w, "e": expert}, want, magnitude, 30, packed=packed)
 
 
-def test_grouped_long_sums_of_one_expert():
-    """More rows than a chunk, more terms than a block."""
-    x, w = draw(1, CHUNK + 20, TERMS + 20), draw(2, 2, TERMS + 20, 40)
+@pytest.mark.parametrize("terms", [TERMS + 20, 40 * TERMS])
+def test_grouped_long_sums_of_one_expert(terms):
+    """More rows than a chunk, more terms than a block, and a row alone, which is not cut."""
+    x, w = draw(1, CHUNK + 20, terms), draw(2, 2, terms, 40)
     expert = np.zeros(len(x), np.int32)
     expert[3] = 1
     g = Graph()
@@ -206,7 +207,7 @@ def test_grouped_long_sums_of_one_expert():
     a, b = wide(x, w)
     want = np.where(expert[:, None] == 0, a @ b[0], a @ b[1])
     magnitude = np.abs(a) @ np.abs(b).max(0)
-    check(g, {"x": x, "w": w, "e": expert}, want, magnitude, TERMS + 20)
+    check(g, {"x": x, "w": w, "e": expert}, want, magnitude, terms)
 
 
 def test_grouped_reports_an_expert_that_does_not_exist():

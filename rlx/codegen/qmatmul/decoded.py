@@ -74,7 +74,7 @@ class _Decodes(Product):
     def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
         """Packed rows (or, of few, the rows themselves), a panel, decoded rows, and tiles."""
         f, terms, k = self.f, block_terms(self.spec.scheme), self["k"]
-        self.terms, self.single = f.i64(terms), k <= terms
+        self.cut_terms(per_chunk)
         tall = f.ceil_div(per_chunk, ROWS) * ROWS
         self.packed_rows = f.gep(self["scratch"], offset)
         rows = f.max(tall * terms, k * FEW)
@@ -82,6 +82,10 @@ class _Decodes(Product):
         panel = _up(4 * terms * self.g.width, 64)
         self.decoded = f.gep(self.packed_panel, panel)
         self.tiles = f.gep(self.decoded, f.max(_round_up(k * 4), panel))
+
+    def cut_terms(self, rows: Value) -> None:
+        terms = block_terms(self.spec.scheme)
+        self.terms, self.single = self.f.i64(terms), self["k"] <= terms
 
     def decode_row(self, w: Value, row: Value, k: Value, count: Value, out: Value) -> None:
         """Weights k .. k + count of a row of the expert (or the whole weight) that begins at w."""
