@@ -143,6 +143,7 @@ def test_the_slowest_kernel_comes_first(open_page: Any, report: Path) -> None:
 def test_pictures_name_what_is_under_the_pointer(open_page: Any, report: Path) -> None:
     page = open_page(report)
     chart = draw(page, "arena-chart")
+    page.get_by_role("button", name="The whole run").click()
     page.get_by_role("button", name="Only blk.0").click()
     value = next(
         v for v in data_of(report)["arena"]["values"]

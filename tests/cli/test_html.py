@@ -32,3 +32,20 @@ def test_it_is_about_everything(rlx: Any, tiny: Path, tmp_path: Path, more: list
     assert done.exit_code == 2
     assert "--html is a report on everything" in done.stderr
     assert not (tmp_path / "report.html").exists()
+
+
+def test_programs_in_files(rlx: Any, tmp_path: Path) -> None:
+    source, plan, page = (tmp_path / name for name in ("net.mir", "net.lir", "report.html"))
+    source.write_text(
+        'graph net {\n  %0 "x": [n, 64] f32 = input\n  %1 "w": [64, 32] f32 = param\n'
+        '  %2 = matmul(%0, %1)  // block top\n  return %2 as "y"\n}\n'
+    )
+    assert "sizes are open; got n" in rlx("inspect", source, "--html", page).stderr
+    assert rlx("inspect", source, "--stage", "lir", "--bind", "n=4", "-o", plan).exit_code == 0
+    for file, more in ((source, ["--bind", "n=4"]), (plan, [])):
+        done = rlx("inspect", file, "--html", page, *more)
+        assert done.exit_code == 0, done.output
+        data = json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])
+        assert data["hir"] == []
+        assert data["measured"]["weights"] == "zeros"
+        assert [b["path"] for b in data["blocks"]] == ["", "top"]

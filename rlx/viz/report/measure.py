@@ -22,7 +22,7 @@ from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.params import ParamStore
+from rlx.runtime.params import PREPARED, ParamStore
 from rlx.runtime.template import Template, make_template
 from rlx.specialize.options import CompileOptions
 from rlx.viz.report.collect import patterns, spent_in_passes
@@ -54,7 +54,7 @@ def compile_watched(module: GraphModule, backend: Backend, options: CompileOptio
             "sizes are open", got=", ".join(sorted(template.open_symbols)),
             hint="--variant decode:1 or prefill:1x128, or --bind NAME=SIZE for each",
         )  # fmt: skip
-    lir, planning = _timed(lambda: template.plan({}))
+    lir, planning = _timed(lambda: module.as_lir() or template.plan({}))
     spent = [*spent_in_passes(template.result), Spent("plan", "bind sizes and plan", planning)]
     made = Compiled(template, lir, spent)
     if isinstance(backend, CpuBackend):
@@ -98,14 +98,15 @@ def _timed(make: Callable[[], _Made]) -> tuple[_Made, float]:
 def run_watched(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
     """Run the variant some times; `made` learns what each of its nodes took."""
     assert made.executable is not None
-    graph = CompiledGraph(made.template, ParamStore(), made.executable)
-    bounds = made.template.live
-    sizes = {symbol: min(bound, _MOST) for symbol, bound in bounds.items()}
-    fixed = made.template.binding.sizes
-    signature = made.template.signature
-    given = params if params is not None else {}
+    template, given = made.template, params or {}
+    graph = CompiledGraph(template, ParamStore(), made.executable)
+    sizes = {symbol: min(bound, _MOST) for symbol, bound in template.live.items()}
+    fixed, signature = template.binding.sizes, template.signature
     for name, shape in signature.params.items():
-        graph.set_param(name, given[name] if name in given else _zeros(shape, fixed))
+        if name.startswith(PREPARED):  # of a plan that was read from a file
+            graph.params.adopt({name: _zeros(shape, fixed)})
+        else:
+            graph.set_param(name, given[name] if name in given else _zeros(shape, fixed))
     inputs = {name: _zeros(s, {**fixed, **sizes}) for name, s in signature.inputs.items()}
     _, first = _timed(lambda: graph.run(inputs, sizes=sizes))
     profile = graph.profile(inputs, sizes=sizes, repeat=_REPEAT)

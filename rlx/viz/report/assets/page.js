@@ -64,13 +64,13 @@ function header() {
   const compiling = data.spent.reduce((sum, row) => sum + row.seconds, 0);
   const tiles = [
     ["arena", bytes(data.arena.size)],
-    [`statements (${STAGES.join(" → ")})`, STAGES.map((s) => grouped(data[s].length)).join(" → ")],
+    [`statements (${STAGES.join(" → ")})`, STAGES.map((s) => grouped(data[s].length)).join("\u2009→\u2009")],
     ["to compile, nothing cached", time(compiling)],
   ];
   if (data.measured) {
     const slowest = data.measured.kernels[0];
     tiles.unshift(["a run", time(data.measured.seconds)]);
-    if (slowest) tiles.push(["in the costliest kernel", percent(slowest.seconds, data.measured.seconds)]);
+    if (slowest) tiles.push([`in ${slowest.kernel}`, percent(slowest.seconds, data.measured.seconds)]);
   }
   at("tiles").append(...tiles.map(([name, value]) =>
     h("li", {}, h("strong", { text: value }), h("span", { text: name }))));
@@ -232,11 +232,10 @@ function memory() {
     `each has its bytes from the statement that writes it to the last that reads it.`;
   at("arena-legend").append(...Object.values(KINDS).map(([title, color]) =>
     h("li", {}, h("i", { style: { background: `var(${color})` } }), title)));
-  const layer = data.blocks.findIndex((b) => b.parent === 0 && /\d$/.test(b.name) && b.lir.length);
-  at("arena-views").hidden = layer < 0;
-  at("one-layer").textContent = `Only ${data.blocks[Math.max(layer, 0)].path}`;
-  at("whole-run").addEventListener("click", () => look({}));
-  at("one-layer").addEventListener("click", () => look(extent(layer)));
+  at("arena-views").hidden = LAYER < 0;
+  at("one-layer").textContent = `Only ${data.blocks[Math.max(LAYER, 0)].path}`;
+  at("whole-run").addEventListener("click", () => look(false));
+  at("one-layer").addEventListener("click", () => look(true));
   const tensors = tensorList();
   const columns = [
     ["tensor", "code", (t) => h("a", {
@@ -406,19 +405,27 @@ function figure(Bokeh, options) {
 }
 
 const [UNIT, SCALE] = data.arena.size >= 1 << 24 ? ["MiB", 1 << 20] : ["KiB", 1024];
+// The first of the layers, if there are some: one tells more than all of them in a row.
+const LAYER = data.blocks.findIndex((b, i) => b.parent === 0 && /\d$/.test(b.name) && within[i].lir.length);
+
 /** The part of the arena's picture in which a block's values are. */
 function extent(i) {
   const ids = within[i].lir, left = Math.min(...ids), right = Math.max(...ids) + 1;
   const tops = data.arena.values
-    .filter((v) => v.kind !== "scratch" && v.first >= left && v.last < right)
+    .filter((v) => v.kind !== "scratch" && v.first < right && v.last >= left)
     .map((v) => v.offset + v.size);
   return { left, right, top: Math.max(1024, ...tops) };
 }
 
-function look({ left = 0, right = data.arena.positions, top = data.arena.size }) {
+/** Show one layer, or the whole run. */
+function look(layer) {
+  const whole = { left: 0, right: data.arena.positions, top: data.arena.size };
+  const { left, right, top } = layer ? extent(LAYER) : whole;
   const fig = figures["arena-chart"];
   fig?.x_range.setv({ start: left, end: right });
   fig?.y_range.setv({ start: 0, end: (1.04 * top) / SCALE });
+  at("one-layer").setAttribute("aria-pressed", layer);
+  at("whole-run").setAttribute("aria-pressed", !layer);
 }
 
 function arenaChart(Bokeh) {
@@ -491,7 +498,8 @@ function rooflineChart(Bokeh) {
   fig.add_tools(new Bokeh.HoverTool({ renderers: [drawn], tooltips: [
     ["kernel", "@kernel"], ["computes", "@computes"], ["time", "@took"], ["speed", "@speed"], ["of its limit", "@share"],
   ] }));
-  for (const k of innerWidth < 760 ? [] : uses.slice(0, 3)) {
+  const costliest = uses.filter((k, i) => uses.findIndex((other) => other.kernel === k.kernel) === i);
+  for (const k of innerWidth < 760 ? [] : costliest.slice(0, 2)) {
     label(intensity(k), rate(k.flops, k), k.kernel, { x_offset: 14, y_offset: -14, text_color: color("--ink") });
   }
   return fig;
@@ -506,6 +514,7 @@ async function draw(id) {
   const Bokeh = await charting();
   at(id).replaceChildren();
   figures[id] = CHARTS[id](Bokeh);
+  if (id === "arena-chart") look(LAYER >= 0);
   await Bokeh.Plotting.show(figures[id], at(id));
   at(id).dataset.drawn = "";
 }
