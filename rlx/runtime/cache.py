@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rlx.errors import OptionError
+from rlx.settings import debug, debug_level
 
 T = TypeVar("T")
 Material = Mapping[str, object]
@@ -106,6 +107,8 @@ class CompileCache(Generic[T]):
             assert pending is not None
             pending.done.wait()
         try:
+            if debug_level():
+                debug(1, f"cache: {str(key)[:24]}: {self.explain(key, material() or None)}")
             value = make()
             entry = _Entry(value, size(value), dict(material()), token)
             with self._lock:

@@ -171,6 +171,19 @@ def test_a_miss_says_what_differs() -> None:
     assert p.explain(component(), ONE) == "hit"
 
 
+def test_misses_say_why_when_asked_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    p = pipeline("reference")
+    p.get_or_compile_component(component(1, 4), build, ONE)
+    monkeypatch.setenv("RLX_DEBUG", "1")
+    p.get_or_compile_component(component(1, 4), build, ONE)
+    assert "cache:" not in capsys.readouterr().err
+    p.get_or_compile_component(component(1, 5), build, ONE)
+    said = capsys.readouterr().err
+    assert "variant (prefill:1x4 there, prefill:1x5 asked)" in said
+
+
 def test_several_threads_compile_each_key_once() -> None:
     p = pipeline(capacity=32)
     model = Counting()
