@@ -37,7 +37,7 @@ def _arguments(name: str, options: argparse.Namespace) -> list[str]:
     given = ["--quick"] if options.quick else []
     if name in PEERED and options.peer_python:
         given += ["--peer-python", options.peer_python]
-    if name == "llm":
+    if name in ("llm", "memory"):
         given += [a for file in options.llm for a in ("--model", file)]
     return given
 

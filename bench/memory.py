@@ -1,0 +1,102 @@
+"""How a language model starts from the user's cache, and what memory it takes, in new processes.
+
+`--model FILE.gguf` (may be given several times). The first process of each finds an empty cache; it
+compiles, packs and keeps. Those after it must run no pass and no LLVM. Bars:
+
+- start: from the start of the process until a token can run, against a budget of 0.4 s. Building
+  the vocabulary is told apart: it is the tokenizer library's work.
+- memory: what is resident after a prompt of 512 random tokens and 64 more, in a process that did
+  not load the compiler, against file + key-value cache + 150 MB. The first one is told beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.common import Bar, arguments, finish
+
+CONTEXT, PROMPT, STEPS = 1024, 512, 64
+BUDGET, ALLOWED = 0.4, 150e6
+
+_CHILD = """
+import json, sys, time
+from pathlib import Path
+from rlx.models.build import ModelFile
+from rlx.models.engine import Engine
+engine = Engine(ModelFile.open(Path(sys.argv[1])), context={context}, threads={threads})
+engine.use("sample")
+told = {{"ready": time.time() - float(sys.argv[2]), "llvmlite": "llvmlite" in sys.modules}}
+import numpy as np
+from rlx.codegen.jit import counters as jit
+from rlx.passes.count import counters
+told |= {{"passes": counters.passes, "compilations": jit.compilations, "kv": engine.cache_bytes}}
+start = time.perf_counter()
+tokenizer = engine.model.tokenizer()
+told["tokenizer"] = time.perf_counter() - start
+ids = np.random.default_rng(0).integers(0, engine.model.config.vocab, {prompt} + {steps}).tolist()
+rng, settings = np.array([1, 0], np.uint64), np.array([0, 0, 1, 0], np.float32)
+for part in [ids[: {prompt}], *([i] for i in ids[{prompt} :])] if {run} else []:
+    engine.feed(part, rng, settings)
+for line in Path("/proc/self/status").read_text().splitlines():
+    name, _, value = line.partition(":")
+    if name in ("VmRSS", "VmHWM"):
+        told[name] = int(value.split()[0]) * 1024
+print(json.dumps(told))
+"""
+
+
+def child(path: str, threads: int, *, run: bool, **environment: str) -> dict[str, Any]:
+    """What a new process tells about itself."""
+    code = _CHILD.format(context=CONTEXT, threads=threads, prompt=PROMPT, steps=STEPS, run=run)
+    # an installed package has byte code; here it is kept out of the tree, not left out
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | environment
+    command = [sys.executable, "-c", code, path, str(time.time())]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measure(path: str, threads: int, repeat: int) -> list[Bar]:
+    name, size = Path(path).stem, os.path.getsize(path)
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"RLX_CACHE_DIR": folder, "PYTHONPYCACHEPREFIX": str(Path(folder) / "pyc")}
+        first = child(path, threads, run=True, **env)
+        second = child(path, threads, run=True, **env)
+        later = [child(path, threads, run=False, **env) for _ in range(repeat)]
+    for told in (second, *later):
+        if told["llvmlite"] or told["passes"] or told["compilations"]:
+            raise SystemExit(f"bench: a second start of {name} compiled something: {told}")
+    ready, words = (statistics.median(t[k] for t in later) for k in ("ready", "tokenizer"))
+    limit, resident = size + first["kv"] + ALLOWED, second["VmRSS"]
+    print(
+        f"{name} ({size / 1e6:.0f} MB): ready in {first['ready']:.2f} s, then in {ready:.2f} s and "
+        f"{words:.2f} s for the vocabulary; resident {first['VmRSS'] / 1e6:.0f} MB (peak "
+        f"{first['VmHWM'] / 1e6:.0f}), then {resident / 1e6:.0f} (peak "
+        f"{second['VmHWM'] / 1e6:.0f}), {limit / 1e6:.0f} allowed"
+    )
+    return [
+        Bar(f"start_{name}", ready, "s", "budget", BUDGET, 1.0, higher_is_better=False),
+        Bar(
+            f"memory_{name}", resident / 1e6, "MB", "file + cache + 150 MB", limit / 1e6, 1.0,
+            higher_is_better=False,
+        ),
+    ]  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    parser = arguments("memory", __doc__ or "")
+    parser.add_argument("--model", action="append", required=True, metavar="FILE.gguf")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args(argv)
+    bars: list[Bar] = []
+    for path in options.model:
+        bars += measure(path, options.threads, 3 if options.quick else 7)
+    return finish(bars, options.json)
