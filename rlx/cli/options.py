@@ -37,11 +37,18 @@ def _devices() -> list[str]:
     return available_devices()
 
 
-def model_names() -> list[str]:
-    """For completion in the shell."""
+def model_names(incomplete: str = "") -> list[str]:
+    """For completion in the shell: the catalogue, folders, and files that may be models."""
     from rlx.formats.catalogue import CATALOGUE
 
-    return [*CATALOGUE]
+    folder, slash, _ = incomplete.rpartition("/")
+    try:
+        beside = sorted(Path(folder + slash).expanduser().iterdir())
+    except OSError:
+        beside = []
+    names = [f"{p.name}/" if p.is_dir() else p.name for p in beside]
+    files = [folder + slash + n for n in names if n.endswith(("/", ".gguf")) and n[0] != "."]
+    return [name for name in (*CATALOGUE, *files) if name.startswith(incomplete)]
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -129,17 +129,18 @@ class Engine:
         del self.tokens[shared:]
         return shared
 
-    def check(self, tokens: Sequence[int]) -> None:
+    def check(self, tokens: Sequence[int], overflow: str = "error") -> None:
+        """Raise for tokens that cannot be run; with "shift", there may be more than the context."""
         vocab = self.model.config.vocab
         if not len(tokens):
             raise InputError("no tokens to run", hint="a prompt has at least one token")
         wrong = [t for t in tokens if not 0 <= t < vocab]
         if wrong:
             raise InputError("no such token", got=wrong[0], expected=f"0 … {vocab - 1}")
-        if len(tokens) > self.context:
+        if len(tokens) > self.context and overflow == "error":
             raise InputError(
                 "the prompt is longer than the context", got=len(tokens), expected=self.context,
-                hint="load the model with a larger context=, or shorten the prompt",
+                hint='load the model with a larger context=, or use overflow="shift"',
             )  # fmt: skip
 
     def feed(

@@ -62,20 +62,17 @@ class LanguageModel:
         """Answer a conversation of {"role": …, "content": …}. Only what is new is prefilled."""
         return self._start(self.tokenizer.encode_chat(messages), stream, settings)
 
-    async def agenerate(self, prompt: str | Sequence[int], **settings: Any) -> AsyncIterator[str]:
+    def agenerate(self, prompt: str | Sequence[int], **settings: Any) -> AsyncIterator[str]:
         """The same for asyncio: tokens are made in a thread, the loop stays free."""
-        pieces = self.generate(prompt, **settings)
-        done = object()
-        try:
-            while (piece := await asyncio.to_thread(next, pieces, done)) is not done:
-                yield str(piece)
-        finally:
-            await asyncio.shield(asyncio.to_thread(pieces.close))
+        return _in_threads(self.generate(prompt, **settings))
+
+    def achat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> AsyncIterator[str]:
+        return _in_threads(self.chat(messages, **settings))
 
     def _start(self, tokens: list[int], stream: bool, options: Mapping[str, Any]) -> Any:
         self._require_open()
         settings = GenerationSettings.of(options)
-        self.engine.check(tokens)
+        self.engine.check(tokens, settings.overflow)
         result = Generation(prompt_tokens=len(tokens))
         pieces = Stream(self._pieces(tokens, settings, result), result)
         if stream:
@@ -185,6 +182,15 @@ class LanguageModel:
     def __repr__(self) -> str:
         c = self.config
         return f"<LanguageModel {c.arch}, {c.layers} layers, context {self.engine.context}>"
+
+
+async def _in_threads(pieces: Stream) -> AsyncIterator[str]:
+    done = object()
+    try:
+        while (piece := await asyncio.to_thread(next, pieces, done)) is not done:
+            yield str(piece)
+    finally:  # a token may be in the making when a task is cancelled
+        await asyncio.shield(asyncio.to_thread(pieces.close))
 
 
 def load(

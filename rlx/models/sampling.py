@@ -75,7 +75,8 @@ class GenerationSettings:
         self._check_kinds()
 
     def _check_kinds(self) -> None:
-        wrong = [("stop", s, "texts") for s in self.stop if not isinstance(s, str)]
+        wrong: list[tuple[str, object, str]] = []
+        wrong += [("stop", s, "texts") for s in self.stop if not isinstance(s, str)]
         wrong += [("stop_tokens", t, "token ids") for t in self.stop_tokens if not _is_whole(t)]
         for token, bias in self.logit_bias.items():
             if not _is_whole(token) or not isinstance(bias, (int, float)) or math.isnan(bias):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from rlx.cli import console, opening
 from rlx.cli.app import app
@@ -192,3 +193,27 @@ def test_what_counts_as_a_model(text: str, expected: bool) -> None:
 def test_a_file_counts_as_a_model(tiny: Path, tmp_path: Path) -> None:
     assert opening.is_model(str(tiny))
     assert opening.is_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("rlx run smol", ["smollm2-135m"]),
+        ("rlx run my", ["my.gguf"]),
+        ("rlx run ./m", ["./more/", "./my.gguf"]),
+        ("rlx run more/", ["more/other.gguf"]),
+        ("rlx chat --over", ["--overflow"]),
+        ("rlx ch", ["chat"]),
+    ],
+)
+def test_the_shell_completes(
+    words: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more").mkdir()
+    for name in ("my.gguf", "my.txt", "more/other.gguf"):
+        (tmp_path / name).touch()
+    number = str(len(words.split()) - 1)
+    shell = {"_RLX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    done = CliRunner().invoke(app, [], env=shell, prog_name="rlx")
+    assert done.stdout.split() == expected

@@ -168,6 +168,38 @@ def test_the_context_is_a_limit_or_shifts(model: LanguageModel) -> None:
         model.generate([1] * 41)
 
 
+def test_a_prompt_beyond_the_context_is_shifted_too(model: LanguageModel) -> None:
+    """Of a prompt of 50 tokens the younger half of a context of 40 is read."""
+    prompt = [(7 * i) % (VOCAB - 1) for i in range(50)]
+    options = {"stream": False, "temperature": 0.0, "max_tokens": 5}
+    shifted = model.generate(prompt, overflow="shift", **options)
+    assert shifted.tokens == model.generate(prompt[-20:], **options).tokens
+    assert shifted.prompt_tokens == 50
+
+
+def test_a_token_can_be_ruled_out(model: LanguageModel) -> None:
+    first = golden()[len(PROMPT)]
+    without = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=1, logit_bias={first: -np.inf}
+    )
+    rows = model.logits(PROMPT)[-1]
+    assert without.tokens == [int(np.argsort(-rows)[1])]
+
+
+def test_min_p_keeps_what_is_likely_enough(model: LanguageModel) -> None:
+    rows = model.logits(PROMPT)[-1].astype(np.float64)
+    kept = np.flatnonzero(np.exp(rows - rows.max()) >= 0.5)
+    drawn = {
+        model.generate(
+            PROMPT, stream=False, temperature=1.0, top_k=0, top_p=1.0, min_p=0.5, max_tokens=1,
+            seed=seed,
+        ).tokens[0]
+        for seed in range(60)
+    }  # fmt: skip
+    assert drawn <= set(kept.tolist())
+    assert len(drawn) > 1 or len(kept) == 1
+
+
 def test_logits_and_perplexity(model: LanguageModel) -> None:
     tokens = golden()
     wanted = np.load(GOLDENS / "logits_llama.npz")["logits"]
@@ -238,6 +270,12 @@ def test_closing_is_final(model: LanguageModel) -> None:
         ({"overflow": "wrap"}, "overflow"),
         ({"temprature": 1}, "unknown setting; got temprature"),
         ({"logit_bias": {VOCAB: 1.0}}, "no such token"),
+        ({"logit_bias": {"the": 1.0}}, "token ids to numbers"),
+        ({"logit_bias": {3: float("nan")}}, "token ids to numbers"),
+        ({"max_tokens": 2.5}, "not a whole number"),
+        ({"stop": ["end", 3]}, "stop.*expected texts"),
+        ({"stop_tokens": ["</s>"]}, "stop_tokens.*expected token ids"),
+        ({"seed": "lucky"}, "seed.*whole number"),
     ],
 )
 def test_bad_settings(model: LanguageModel, settings: dict[str, Any], text: str) -> None:

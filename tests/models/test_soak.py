@@ -72,6 +72,16 @@ def test_an_answer_given_up_in_a_task_frees_the_model(model: Any) -> None:
     assert greedy(model) == wanted
 
 
+def test_chats_come_through_asyncio_too(model: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    wanted = model.chat(messages, stream=False, temperature=0.0, max_tokens=8).text
+
+    async def collect() -> str:
+        return "".join([p async for p in model.achat(messages, temperature=0.0, max_tokens=8)])
+
+    assert asyncio.run(collect()) == wanted
+
+
 def test_a_stream_that_nobody_finishes_frees_the_model(model: Any) -> None:
     wanted = greedy(model)
     stream = model.generate("xyz", max_tokens=100)
