@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from program_support import HOST, SETUPS, Native, kernels_for, reference
 
+import rlx
 from rlx.backends.cpu import rope  # noqa: F401
 from rlx.ir.dim import sym
 from rlx.ir.dtype import DType
@@ -193,3 +194,19 @@ def test_code_for_other_machines(target):
     for norm in (False, True):
         g, *_ = build((1, 5, 3, 64), norm=norm, interleaved=norm)
         assert kernels_for(g, target) == 1
+
+
+def test_a_position_beyond_the_tables_is_named() -> None:
+    g = rlx.Graph("turns")
+    x, at = g.input("x", [1, 3, 32]), g.input("at", [3], "i32")
+    cos, sin = g.param("cos", [8, 8]), g.param("sin", [8, 8])
+    for _ in range(2):
+        x = g.rope(x, cos, sin, at, head_dim=16)
+    g.set_outputs(x)
+    f = rlx.Session("cpu").compile(g)
+    table = np.ones((8, 8), np.float32)
+    f.set_params({"cos": table, "sin": 0 * table})
+    ones = np.ones((1, 3, 32), np.float32)
+    np.testing.assert_array_equal(f.run(x=ones, at=np.array([0, 1, 7], np.int32))[0], ones)
+    with pytest.raises(rlx.InputError, match=r"(?s)rope.*out of range.*test_rope"):
+        f.run(x=ones, at=np.array([0, 1, 8], np.int32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.attention import by_axis
-from rlx.backends.cpu.lowering import Context, Pointer, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, Number, Pointer, Status, Step, Word, lowers
 from rlx.codegen.rope import WORDS, Rotate
 from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
@@ -38,7 +38,8 @@ def lower_rope(node: Node, ctx: Context) -> list[Step]:
     )
     sizes = head_sizes(x.shape, turn.head_dim, turn.layout, "x")
     words: dict[str, Word] = {name: Pointer(value) for name, value in operands.items()}
-    words |= {"out": Pointer(node.output), "status": Status(), "node": node.id + 1}
+    words |= {"out": Pointer(node.output), "status": Status()}
+    words["node"] = 0 if positions is None else Number(node)  # only positions can be wrong
     words |= {"batch": sizes.batch, "length": sizes.length, "heads": sizes.heads}
     words |= {"offset": turn.offset, "table_rows": cos.shape.dims[0], **strides}
     cost = op.cost([v.shape for v in node.inputs], [node.output.shape])
