@@ -25,10 +25,15 @@ def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
 
 
 def bytes_per_run(model: ModelFile | EncoderFile) -> int:
-    """What a run reads: every weight, but of a token table only rows."""
+    """What a token reads: every weight, but of experts those it is sent to, and of a table rows."""
     from rlx.models.build import ModelFile
 
     total = sum(info.nbytes for info in model.file.tensors.values())
+    experts = model.config.experts if isinstance(model, ModelFile) else None
+    if experts is not None:
+        named = ((n, t.nbytes) for n, t in model.file.tensors.items())
+        routed = sum(size for n, size in named if "_exps." in n or ".experts." in n)
+        total -= routed - routed * experts.active // experts.count
     weights = model.weights()
     tied = isinstance(model, ModelFile) and "output.weight" not in weights
     if tied:  # the table is the last matrix too

@@ -22,7 +22,7 @@ def architecture(name: str, where: str = "") -> ModuleType:
             where=where,
             got=name,
             expected=", ".join(known),
-            hint=f"the nearest is {near[0]}" if near else "see docs/adding-a-model.md",
+            hint=f"the nearest is {near[0]}" if near else "see docs/models.md",
         )
     return module
 

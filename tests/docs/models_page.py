@@ -20,6 +20,24 @@ plain or of any block type of GGUF; of experts, only those are read that a token
 |---|---|---|
 """
 
+TAIL = """
+## Adding one
+
+A file `rlx/models/<model_type>.py` with four names, found by its own name:
+
+- `HF_NAMES`: our names (those of GGUF) and those in safetensors, `{i}` for the layer; `{e}` for an
+  expert, where files keep experts apart; a `Made` where a weight must be put together from others.
+- `embed(net, ids)`, `layer(net, x, i)` and `finish(net, x)`: the graph, in blocks of `net`
+  (`rlx/models/blocks.py`): `norm`, `qkv`, `attend`, `ffn` and others. What the file has decides
+  what they do: biases, norms of q and k, packed weights, experts.
+- `configure(config)`, where there is more to say than the file does.
+
+`olmo2.py` is a short example. What GGUF calls otherwise is in `GGUF_NAMES` of
+`rlx/models/config.py`. Then a tiny configuration in `tests/goldens/tiny.py`, its golden with
+`tests/goldens/make.py`, and this page with `tests/docs/models_page.py`: prefill, chunks and
+decoding are compared with transformers, and with a GGUF file by llama.cpp's names.
+"""
+
 
 def page() -> str:
     stored = {ours: theirs for theirs, ours in GGUF_NAMES.items()} | dict.fromkeys(
@@ -29,7 +47,7 @@ def page() -> str:
     for name in supported():
         said = (inspect.getdoc(architecture(name)) or "").partition("\n\n")[0].replace("\n", " ")
         rows.append(f"| `{name}` | `{stored.get(name, name)}` | {said} |\n")
-    return HEAD + "".join(rows)
+    return HEAD + "".join(rows) + TAIL
 
 
 if __name__ == "__main__":

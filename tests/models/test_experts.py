@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
-from tiny import EXPERTS, HIDDEN, write_folder
+from tiny import EXPERTS, HIDDEN, VOCAB, write_folder
 
 from rlx import CompileOptions, DimBinding, GraphModule, Session
+from rlx.cli.weights import bytes_per_run
 from rlx.errors import FormatError, UnsupportedError
+from rlx.ir.dtype import DType
 from rlx.ir.quant import decode
 from rlx.models.architectures import architecture, supported
 from rlx.models.blocks import Net
@@ -132,3 +134,33 @@ def test_unknown_architectures_are_told_all_known_ones() -> None:
     assert "blocks" not in supported()
     with pytest.raises(UnsupportedError, match="unknown architecture"):
         architecture("blocks")
+
+
+def test_deferred_parameters_are_made_once_and_let_go() -> None:
+    rng = np.random.default_rng(0)
+    w, calls = rng.standard_normal((64, 48), dtype=np.float32), []
+
+    def make() -> np.ndarray:
+        calls.append(1)
+        return w
+
+    module = GraphModule.define(
+        "product", lambda g: g.linear(g.input("x", ["n", 64]), g.param("w", [64, 48]))
+    )
+    f = Session("cpu").compile(module)
+    f.set_param("w", Deferred((64, 48), DType.of("f32"), make))
+    x = rng.standard_normal((3, 64), dtype=np.float32)
+    for _ in range(2):
+        # sums of 64 terms of size 1 in another order: some units in the last place of 30
+        np.testing.assert_allclose(f.run(x=x)[0], x @ w, rtol=0, atol=1e-4)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("scheme", [None, "Q8_0"])
+def test_a_token_reads_the_experts_it_is_sent_to(scheme: str | None, tmp_path: Path) -> None:
+    model = open_model("mixtral", tmp_path, scheme)  # 2 of 6 experts, three layers
+    sizes = {n: t.nbytes for n, t in model.file.tensors.items()}
+    experts = sum(s for n, s in sizes.items() if ".experts." in n or "_exps." in n)
+    table = VOCAB * HIDDEN * 4
+    assert experts > 0
+    assert bytes_per_run(model) == sum(sizes.values()) - table - experts * 4 // 6
