@@ -25,7 +25,7 @@ from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
-KINDS = ("sample", "adjust", "logits", "hidden")  # ways to use a model
+KINDS = ("sample", "adjust", "constrain", "adjust, constrain", "logits", "hidden")
 
 
 @dataclass

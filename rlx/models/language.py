@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import InputError
-from rlx.formats.fetch import resolve
 from rlx.models.answer import Answer, Generation
 from rlx.models.build import ModelFile
 from rlx.models.constraint import adjustment
 from rlx.models.engine import Engine
-from rlx.models.kv import CacheType
 from rlx.models.sampling import GenerationSettings
 from rlx.models.vectors import normalized, pooled
 
@@ -193,20 +190,4 @@ async def _in_threads(pieces: Stream) -> AsyncIterator[str]:
         await asyncio.shield(asyncio.to_thread(pieces.close))
 
 
-def load(
-    path_or_name: str | os.PathLike[str] = "smollm2-135m",
-    *,
-    device: str = "cpu",
-    context: int | None = None,
-    threads: int | None = None,
-    kv: str = "f16",
-    quant: str | None = None,
-) -> LanguageModel:
-    """A language model from a GGUF file, a Hugging Face folder, or the catalogue."""
-    model = ModelFile.open(resolve(path_or_name), quant)
-    CacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
-    engine = Engine(model, device=device, context=context, kv=kv, threads=threads)
-    return LanguageModel(model, engine)
-
-
-__all__ = ["LanguageModel", "Stream", "load"]
+__all__ = ["LanguageModel", "Stream"]
