@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,10 @@ class Answer:
         elif len(result.tokens) >= self.settings.max_tokens:
             piece += self.end("length")
         return piece
+
+    def push_all(self, tokens: Sequence[int], logits: Any = None) -> str:
+        """The same for several, up to the one that ends the answer."""
+        return "".join([self.push(token, logits) for token in tokens if not self.ended])
 
     def end(self, reason: str) -> str:
         """No more tokens: what was held back in case it began a stop string."""

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
+
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
@@ -71,6 +73,7 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
     "sample": the last token's logits, and the next token drawn from them.
     "adjust": the same after penalties and biases, given as inputs; "constrain": the same among the
     tokens that a mask allows; "adjust, constrain": both.
+    "guess 4": a token drawn after each of four.
     """
     nets: list[Net] = []
 
@@ -80,9 +83,11 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
         x = body(net, model, g.input("ids", [1, "seq"], "i32"))
         if use == "hidden":
             return {"hidden": net.wide(x)}
-        logits = net.head(x, last_only=use != "logits")
+        logits = net.head(x, last_only=use != "logits" and not use.startswith("guess"))
         if use == "logits":
             return {"logits": logits}
+        if use.startswith("guess"):
+            return _draw_all(g, logits, int(use.split()[1]))
         row = g.hir_mir("reshape", [logits], dims=(1, model.config.vocab))
         return {**draw(g, row, use), "logits": row}
 
@@ -114,6 +119,18 @@ def draw(g: GraphModule, row: Tensor, use: str) -> dict[str, Tensor]:
     rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
     token, after = g.hir_mir("sample", [row, rng, settings])
     return {"token": token, "rng_next": after}
+
+
+def _draw_all(g: GraphModule, logits: Tensor, count: int) -> dict[str, Tensor]:
+    """A token drawn after each of `count` tokens, with the random numbers of draws in turn."""
+    rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
+    tokens = []
+    for i in range(count):
+        row = g.hir_mir("narrow", [logits], axis=1, start=i, length=1)
+        row = g.hir_mir("reshape", [row], dims=(1, logits.shape.dims[2]))
+        turn = g.hir_mir("add", [rng, g.constant(np.array([0, i], np.uint64))])
+        tokens.append(g.hir_mir("sample", [row, turn, settings])[0])
+    return {"tokens": g.hir_mir("concat", tokens, axis=0)}
 
 
 def _allowed(g: GraphModule, row: Tensor, vocab: int) -> Tensor:

@@ -67,6 +67,7 @@ class Engine:
         self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
         self._uses: dict[str, Use] = {}
+        self._guessing: dict[int, CompiledGraph] = {}
 
     def _context(self, asked: int | None) -> int:
         longest = self.model.config.context
@@ -169,6 +170,20 @@ class Engine:
         drawn, after, self.last_logits = results
         return int(drawn[0]), after
 
+    def check_guesses(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
+        """What the model draws after each of `tokens`, were they all right; none is kept."""
+        count = len(tokens)
+        if count not in self._guessing:
+            use, past = f"guess {count}", UpTo(max(self.context - count, 1))
+            variants = {use: ModelVariant.decode(1, past, count)}
+            (graph,) = self._executables.make(use, partial(self.describe, use), variants).values()
+            self._share_states(graph)
+            self._guessing[count] = graph
+        given = {"ids": np.array([tokens], np.int32), "rng": np.array(rng, np.uint64)}
+        sizes = {"past_seq": len(self.tokens)}
+        (drawn,) = self._guessing[count].run(given, sizes=sizes, settings=settings)
+        return [int(token) for token in drawn]
+
     def rows(self, tokens: Sequence[int], kind: str = "logits") -> Any:
         """What the use "logits" or "hidden" gives for every token, [n, …]."""
         self.check(tokens)
@@ -194,6 +209,7 @@ class Engine:
     def close(self) -> None:
         """Let go of executables, weights and cache."""
         self._uses.clear()
+        self._guessing.clear()
         self._states.clear()
         self.tokens.clear()
         self._executables.close()

@@ -15,6 +15,7 @@ from rlx.models.build import ModelFile
 from rlx.models.constraint import adjustment
 from rlx.models.engine import Engine
 from rlx.models.sampling import GenerationSettings
+from rlx.models.speculate import Draft, Guesser, Lookup, check_draft, draw_with_guesses
 from rlx.models.vectors import normalized, pooled
 
 
@@ -37,8 +38,14 @@ class Stream(Iterator[str]):
 class LanguageModel:
     """A model in memory. Calls from several threads take turns; `close()` frees it."""
 
-    def __init__(self, model: ModelFile, engine: Engine) -> None:
+    def __init__(
+        self, model: ModelFile, engine: Engine, draft: LanguageModel | None = None
+    ) -> None:
+        """`draft` is a smaller model that guesses tokens ahead, which this one checks."""
         self.model, self.engine = model, engine
+        self.draft = draft
+        if draft is not None:
+            check_draft(engine, draft.engine)
         self.config = model.config
         self.tokenizer = model.tokenizer()
         self._closed = False
@@ -94,6 +101,7 @@ class LanguageModel:
         engine, settings, result = self.engine, answer.settings, answer.result
         penalties = adjustment(settings, self.tokenizer, self.config.vocab, prompt)
         rng, row = settings.rng(), settings.row()
+        guesser = None if penalties or settings.logprobs else self._guesser(settings)
         seen, pending = list(prompt), prompt  # all that the answer stands on, and what is new of it
         if not settings.max_tokens:
             answer.end("length")
@@ -109,18 +117,31 @@ class LanguageModel:
                     if settings.overflow == "error":
                         break
                     pending = seen = self._younger_half(seen)
-                token, rng = engine.feed(pending, rng, row, penalties)
-                piece = answer.push(token, engine.last_logits)
+                guesses = guesser.guess(seen, rng, row) if guesser and len(pending) == 1 else []
+                if guesses:
+                    drawn, rng = draw_with_guesses(engine, pending[0], guesses, rng, row)
+                else:
+                    token, rng = engine.feed(pending, rng, row, penalties)
+                    drawn = [token]
+                piece = answer.push_all(drawn, engine.last_logits)
             finally:
                 engine.lock.pause()
             if penalties is not None:
-                penalties.count(token)
-            pending = [token]
-            seen.append(token)
+                penalties.count(drawn[0])
+            pending = drawn[-1:]
+            seen += drawn
             if piece:
                 yield piece
         if not answer.ended and (piece := answer.end("length")):
             yield piece
+
+    def _guesser(self, settings: GenerationSettings) -> Guesser | None:
+        """What guesses tokens ahead: a draft model, or the text so far."""
+        count = settings.speculate
+        if self.draft is not None:
+            count = 4 if count is None else count
+            return Draft(self.engine, count, self.draft.engine) if count else None
+        return Lookup(self.engine, count) if count else None
 
     def _younger_half(self, seen: list[int]) -> list[int]:
         """What is run again when the context is full, as if it were all there is."""
@@ -165,6 +186,8 @@ class LanguageModel:
         if not self._closed:
             self._closed = True
             self.engine.close()
+            if self.draft is not None:
+                self.draft.close()
 
     def _require_open(self) -> None:
         if self._closed:

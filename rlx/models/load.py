@@ -27,13 +27,15 @@ def load(
     dtype: str | None = None,
     quant: str | None = None,
     artifact: str | os.PathLike[str] | None = None,
+    draft: str | os.PathLike[str] | None = None,
 ) -> LanguageModel | EncoderModel:
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
     `context` limits how many tokens are read at once. `kv` is the type of a language model's cache.
     `quant` ("int8", "Q8_0", "Q4_K_M", …) packs weights that are floats in the file, `dtype`
     ("bf16", "f16") says how those of an encoder are kept otherwise. `artifact` is a file that
-    `rlx compile` made of this model: then nothing is compiled here. It is code.
+    `rlx compile` made of this model: then nothing is compiled here. It is code. `draft` is a
+    smaller model of the same vocabulary, which guesses tokens that this one checks.
     """
     path = resolve(path_or_name)
     file = open_model(path)
@@ -42,6 +44,7 @@ def load(
         return _encoder(EncoderFile.of(path, file), device, context, threads, dtype, quant, shipped)
     if dtype is not None:
         raise OptionError("for encoders only", where="dtype", got=dtype)
+    smaller = None if draft is None else _draft(draft, device, context, threads, kv)
     chunk = CHUNK
     if shipped is not None:
         shipped.require_kind("language")
@@ -53,7 +56,16 @@ def load(
     engine = Engine(
         model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, shipped=shipped
     )
-    return LanguageModel(model, engine)
+    return LanguageModel(model, engine, smaller)
+
+
+def _draft(
+    path: str | os.PathLike[str], device: str, context: int | None, threads: int | None, kv: str
+) -> LanguageModel:
+    found = load(path, device=device, context=context, threads=threads, kv=kv)
+    if not isinstance(found, LanguageModel):
+        raise OptionError("not a language model", where="draft", got=str(path))
+    return found
 
 
 def _encoder(

@@ -49,6 +49,7 @@ class GenerationSettings:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int = 0
     overflow: str = "error"  # or "shift": drop the older half of the context and go on
+    speculate: int | None = None  # tokens guessed ahead, from the text so far or by a draft model
     json_schema: Mapping[str, Any] | str | None = None  # the answer is JSON that fits the schema
     regex: str | None = None  # the answer matches
     grammar: str | None = None  # the answer is of the language of a GBNF (or Lark) grammar
@@ -62,6 +63,9 @@ class GenerationSettings:
                 raise OptionError("out of range", where=name, got=value, expected=f"{low} … {high}")
             if name in _WHOLE and value != int(value):
                 raise OptionError("not a whole number", where=name, got=value)
+        if self.speculate is not None and not 0 <= self.speculate <= 16:
+            raise OptionError("out of range", where="speculate", got=self.speculate,
+                              expected="0 … 16")  # fmt: skip
         if self.overflow not in ("error", "shift"):
             raise OptionError(
                 "unknown policy", where="overflow", got=self.overflow, expected="error or shift"
