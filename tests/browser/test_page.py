@@ -178,7 +178,14 @@ def test_the_switch_changes_the_theme(open_page: Any, report: Path) -> None:
         seen.append((switch.get_attribute("data-theme"), bool(np.median(pixels(page, "L")) > 128)))
         switch.click()
     assert seen == [("system", True), ("light", True), ("dark", False)]
+    draw(page, "roofline-chart")
+    for _ in range(3):
+        switch.click()
     page.emulate_media(color_scheme="dark")
+    page.wait_for_function("drawing.then(() => true)")
+    expect(page.locator("#roofline-chart > .bk-Figure")).to_have_count(
+        1
+    )  # drawn again, not once more
     assert np.median(pixels(page, "L")) < 128
 
 

@@ -20,6 +20,7 @@ from rlx.formats.optional import library
 from rlx.viz.report.records import Report
 
 _ASSETS = Path(__file__).parent / "assets"
+_SCRIPTS = ("base.js", "blocks.js", "tables.js", "charts.js", "page.js")  # one after the other
 _CHARTS = ("bokeh.min.js", "bokeh-api.min.js")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
@@ -32,7 +33,7 @@ def write_page(path: str | os.PathLike[str], report: Report) -> None:
 
 
 def page(report: Report) -> str:
-    script, charts = _asset("page.js"), charting_library()
+    script, charts = "\n".join(map(_asset, _SCRIPTS)), charting_library()
     return Template(_asset("page.html")).substitute(
         title=html.escape(report.name),
         policy=_policy(script, charts),
