@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sample_graphs import SAMPLES, all_nodes, attentions, control, hir, mlp
 
@@ -151,14 +151,14 @@ PINNED = """graph pinned {
   return %3 as "y"
 }"""
 
-DIGEST = "d8ee928895a8c037c494202d6fdb52f2816d2195c1c8120adb3b833578f48e2e"
+DIGEST = "4f5cb67cd0f31efc8a664a2906df8bae138f10cacef9bf8158bcbe80f52e673d"
 CANONICAL = "817d618d2a10027a0902f364ee42a2cf2e47fba5d26d152f8ee37643301c4ecf"
 
 
 def test_the_format_is_pinned() -> None:
     # These change only with the format: then raise VERSION, and say how old files are read.
     graph = parse_graph(PINNED)
-    assert VERSION == 1
+    assert VERSION == 2  # 1 wrote −128 and its like a byte too long; such files are made again
     assert hashlib.sha256(to_bytes(graph)).hexdigest() == DIGEST
     assert hashlib.sha256(canonical(graph)).hexdigest() == CANONICAL
 
@@ -212,6 +212,8 @@ def test_names_of_graphs_and_origins_do_not_enter_the_canonical_form() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(number=st.integers(-(2**80), 2**80))
+@example(number=-128)
+@example(number=-(2**15))
 def test_ints_take_the_fewest_bytes(number: int) -> None:
     size = next(n for n in range(1, 12) if -(2 ** (8 * n - 1)) <= number < 2 ** (8 * n - 1))
     assert len(integer(number)) == 1 + size

@@ -17,7 +17,7 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, make_op
 from rlx.ir.origin import UNKNOWN, Origin
 from rlx.ir.quant import QuantScheme
-from rlx.ir.serial.writer import MAX_DEPTH
+from rlx.ir.serial.writer import MAX_DEPTH, int_bytes
 from rlx.ir.shape import Shape
 from rlx.ir.verify import verify
 
@@ -82,7 +82,7 @@ class Reader:
         if not 0 < size <= _MAX_INT:
             self.fail("an int of impossible size", got=f"{size} bytes")
         number = int.from_bytes(self.take(size), "little", signed=True)
-        if (number.bit_length() + 8) // 8 != size:
+        if int_bytes(number) != size:
             self.fail("a longer spelling of a shorter int")
         return number
 

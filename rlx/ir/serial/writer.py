@@ -45,8 +45,14 @@ def uint(number: int) -> bytes:
     return bytes(out)
 
 
+def int_bytes(number: int) -> int:
+    """The fewest bytes that hold a signed number."""
+    magnitude = number if number >= 0 else ~number
+    return magnitude.bit_length() // 8 + 1
+
+
 def integer(number: int) -> bytes:
-    size = (number.bit_length() + 8) // 8  # one bit for the sign
+    size = int_bytes(number)
     return uint(size) + number.to_bytes(size, "little", signed=True)
 
 
