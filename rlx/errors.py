@@ -1,23 +1,24 @@
 """One tree of errors.
 
 RlxError
-├── ShapeError          shapes or dimensions that do not fit
-├── DTypeError          element types that an op does not take
-├── AttributeValueError an op attribute outside its range
-├── StageError          a builder or query at the wrong stage of a module
-├── NameConflictError   two things with one name
-├── VerifyError         a graph that breaks the rules of the IR
-├── ParseError          text that is not IR
-├── FormatError         a file that is damaged, truncated, foreign or of another version
-├── BindingError        a symbol unbound, bound twice, or beyond its bound
-├── InputError          an input, parameter or state unknown, missing, mistyped or missized
-├── UnsupportedError    an op a device cannot run in any way
-├── OptionError         an unknown device, profile, policy, pass or option value
-├── CodegenError        machine code that could not be made or loaded
-└── NumericsError       a NaN found where the check mode forbids it
+├── ShapeError
+├── DTypeError
+├── AttributeValueError
+├── StageError
+├── NameConflictError
+├── VerifyError
+├── ParseError
+├── FormatError
+├── BindingError
+├── InputError
+├── UnsupportedError
+├── OptionError
+├── CodegenError
+└── NumericsError
 
 Each message reads `[where] what; got …; expected …`, then the origin, the lines around the fault,
-then `hint: …`; the parts stay available as fields.
+then `hint: …`; the parts stay available as fields. `page` is where docs say more: the last line of
+a traceback names it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ class RlxError(Exception):
         self.what, self.where, self.hint, self.excerpt = what, where, hint, excerpt
         self.got, self.expected, self.origin = got, expected, origin
         super().__init__(self._render())
+        self.add_note(f"  see {self.page}")
+
+    @property
+    def page(self) -> str:
+        """Causes and remedies of this kind of error, in the documentation."""
+        kind = next(c for c in type(self).__mro__ if c.__module__ == __name__)
+        return f"docs/errors.md#{kind.__name__.lower()}"
 
     def _render(self) -> str:
         head = f"[{self.where}] {self.what}" if self.where else self.what
@@ -65,57 +73,61 @@ class RlxError(Exception):
 
 
 class ShapeError(RlxError):
-    pass
+    """Shapes or dimensions that do not fit."""
 
 
 class DTypeError(RlxError):
-    pass
+    """Element types that an op does not take."""
 
 
 class AttributeValueError(RlxError):
-    pass
+    """An op attribute outside its range."""
 
 
 class StageError(RlxError):
-    pass
+    """A builder or query at the wrong stage of a module."""
 
 
 class NameConflictError(RlxError):
-    pass
+    """Two things with one name."""
 
 
 class VerifyError(RlxError):
+    """A graph that breaks the rules of the IR."""
+
     after = ""  # the pass that left the graph so
 
 
 class ParseError(RlxError):
+    """Text that is not IR."""
+
     line = 0  # both count from 1
     column = 0
 
 
 class FormatError(RlxError):
-    pass
+    """A file that is damaged, truncated, foreign or of another version."""
 
 
 class BindingError(RlxError):
-    pass
+    """A symbol unbound, bound twice, or beyond its bound."""
 
 
 class InputError(RlxError):
-    pass
+    """An input, parameter or state unknown, missing, mistyped or missized."""
 
 
 class UnsupportedError(RlxError):
-    pass
+    """An op, a model or a file that cannot be run in any way."""
 
 
 class OptionError(RlxError):
-    pass
+    """An unknown device, profile, policy, pass or option value."""
 
 
 class CodegenError(RlxError):
-    pass
+    """Machine code that could not be made or loaded."""
 
 
 class NumericsError(RlxError):
-    pass
+    """A NaN found where the check mode forbids it."""

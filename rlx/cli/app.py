@@ -61,6 +61,8 @@ def _message(e: Exception) -> str:
         return f"[{e.filename}] {e.strerror}" if e.filename else e.strerror
     if isinstance(e, MemoryError):
         return "not enough memory\n  hint: `rlx doctor MODEL` says what fits"
+    if isinstance(e, RlxError) and not e.hint:
+        return f"{e}\n  see {e.page}"
     return str(e)
 
 

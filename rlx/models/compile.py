@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlx.errors import OptionError
 from rlx.formats import open_model
+from rlx.formats.fetch import resolve
 from rlx.models.build import ModelFile
 from rlx.models.encoders.build import EncoderFile, is_encoder
 from rlx.models.encoders.embed import EncoderModel
@@ -39,7 +40,7 @@ def compile_model(
     an executable, each with how many run together. With `weights` the packed ones go along.
     `counted(what, total)` gives a function that is called after each executable.
     """
-    path = Path(model)
+    path = resolve(model)
     options = CompileOptions(threads=threads)
     file = open_model(path)
     with file:

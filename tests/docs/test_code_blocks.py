@@ -1,4 +1,8 @@
-"""Every Python block in README, CONTRIBUTING and docs runs, one file's blocks in one namespace."""
+"""Every block in README, CONTRIBUTING and docs is run, or it is a command that is understood.
+
+The Python blocks of a page are one program, from top to bottom. A block with a title is a file
+beside it, and a text block behind a Python block is what it prints.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,54 @@ import sys
 from pathlib import Path
 
 import pytest
+from blocks import CUT, PAGES, ROOT, blocks, fits, promised, script
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from rlx.formats.catalogue import DEFAULT
+from rlx.formats.fetch import cached
+
+LANGUAGES = {"", "python", "console", "text"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
-    blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
-    if not blocks:
-        assert "```python" not in page.read_text(encoding="utf-8")
-        return
-    script = tmp_path / "blocks.py"
-    script.write_text("\n".join(blocks), encoding="utf-8")
+    found = blocks(page)
+    assert {b.language for b in found} <= LANGUAGES, "what is not run must be looked at here"
+    text = script(found)
+    if DEFAULT in text and cached(DEFAULT) is None:
+        pytest.skip(f"rlx pull {DEFAULT} fetches it")
+    for block in found:
+        if block.title:
+            (tmp_path / block.title).write_text(block.text, encoding="utf-8")
+    program = tmp_path / f"{page.stem}.py"
+    program.write_text(text, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, program.name], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
+    printed = done.stdout.split(f"{CUT}\n")
+    for number, wanted in promised(found).items():
+        assert fits(printed[number], wanted), f"printed:\n{printed[number]}\nin docs:\n{wanted}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_and_pages_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:rlx|tests|docs|bench|examples)/[\w./-]+)`", text)
+    named += re.findall(r"^\$ .*?((?:tests|examples)/[\w/]+\.py)", text, re.MULTILINE)
+    assert [n for n in named if not (ROOT / n).exists()] == []
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", prose)
+    assert [n for n in links if not (page.parent / n).exists()] == []
+
+
+def test_every_page_that_should_run_does() -> None:
+    assert {p.name for p in PAGES if script(blocks(p))} >= {"README.md", "tour.md", "errors.md"}
+
+
+def test_text_fits_with_gaps() -> None:
+    assert fits("a 12 b\nc\nd\ne\n", "a … b\n…\ne\n")
+    assert not fits("a 12 b\nc", "a … b")
+    assert not fits("a.b", "a_b")
 
 
 def test_the_example_runs() -> None:
