@@ -23,7 +23,7 @@ from rlx.models.build import ModelFile
 from rlx.models.engine import Engine as Alone
 from rlx.models.language import LanguageModel
 
-ARCHITECTURES = ("llama", "gpt2", "gemma2", "qwen3")
+ARCHITECTURES = ("llama", "gpt2", "gemma2", "qwen3", "cohere2", "deepseek_v2_rank")
 RNG = np.random.default_rng(5)
 LENGTHS = (1, 3, 70, 17, 64, 5, 100, 2)
 PROMPTS = [[int(t) for t in RNG.integers(0, VOCAB - 1, n)] for n in LENGTHS]
@@ -59,7 +59,7 @@ def alone(folder: Path, prompt: list[int], **settings: Any) -> rlx.Generation:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_answers_are_those_of_one_by_one(folders: dict[str, Path], name: str, device: str) -> None:
-    """Learned positions, windows, capped scores and norms of heads among them."""
+    """Learned positions, windows, capped scores, norms of heads and latents among them."""
     prompts = PROMPTS if device == "cpu" else PROMPTS[:3]
     expected = [alone(folders[name], p, max_tokens=12, temperature=0) for p in prompts]
     with rlx.Engine(folders[name], requests=3, kv="f32", device=device) as engine:

@@ -53,7 +53,6 @@ class BatchNet(Net):
                 hint="load the model with rlx.load, for one request at a time",
             )  # fmt: skip
         operands = [q, keys, values, self.table, self.rows, self.positions]
-        operands += [] if sinks is None else [sinks]
         return self.g.hir_mir(
             "paged_attention", operands, num_heads=c.heads, num_kv_heads=c.kv_heads,
             head_dim=c.head_dim, page=PAGE, window=window, scale=c.attention_scale,
