@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
@@ -19,6 +19,7 @@ GGUF_NAMES = {
     "phi2": "phi",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "qwen3next": "qwen3_next",
 }
 _RAW_SCORES = ("deepseek_v2", "olmoe", "qwen2_moe")  # do not normalise, unless the file says so
 
@@ -65,6 +66,22 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
+class RecurrentConfig:
+    """Layers that carry a state from token to token, beside or instead of attention."""
+
+    taps: int  # of the convolution
+    groups: int  # heads of keys, each shared by several of values
+    heads: int
+    state: int  # numbers of a key
+    inner: int  # numbers of all values together
+
+    @property
+    def value(self) -> int:
+        """Numbers of one value."""
+        return self.inner // self.heads
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     arch: str
     vocab: int
@@ -92,6 +109,7 @@ class ModelConfig:
     centred_norms: bool = False  # layer norms, also where the file has no bias for them
     experts: ExpertConfig | None = None
     latent: LatentConfig | None = None
+    recurrent: RecurrentConfig | None = None
 
     def slides(self, layer: int) -> bool:
         """Whether a layer sees a window of the past only."""
@@ -113,7 +131,19 @@ class ModelConfig:
                 "query heads do not share key heads evenly", where=where,
                 got=f"{self.heads} and {self.kv_heads}",
             )  # fmt: skip
+        if self.recurrent is not None:
+            _check_recurrent(self.recurrent, where)
         return self
+
+
+def _check_recurrent(c: RecurrentConfig, where: str) -> None:
+    sizes = astuple(c)
+    fits = all(isinstance(n, int) and 0 < n < 1 << 31 for n in sizes)
+    if not fits or c.inner % c.heads or c.heads % c.groups:
+        raise FormatError(
+            "sizes of recurrent layers do not fit together", where=where, got=c,
+            expected="inner a multiple of heads, heads of groups",
+        )  # fmt: skip
 
 
 def from_gguf(file: GgufFile) -> ModelConfig:
@@ -127,7 +157,12 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     def get(name: str, default: Any) -> Any:
         return file.get(f"{arch}.{name}", type(default), default)
 
-    hidden, heads = need("embedding_length"), need("attention.head_count")
+    recurrent = _gguf_recurrent(file, arch)
+    hidden, heads, ffn = (
+        need(n) for n in ("embedding_length", "attention.head_count", "feed_forward_length")
+    )
+    if recurrent is not None and not heads:  # a model without attention
+        heads, ffn = recurrent.heads, recurrent.inner
     head_dim = get("attention.key_length", hidden // max(heads, 1))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -142,7 +177,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         heads=heads,
         kv_heads=get("attention.head_count_kv", heads),
         head_dim=head_dim,
-        ffn=need("feed_forward_length"),
+        ffn=ffn,
         context=get("context_length", 2048),
         eps=eps,
         rope=_gguf_rope(file, arch),
@@ -156,6 +191,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         parallel=get("use_parallel_residual", True),
         experts=_gguf_experts(file, arch),
         latent=_gguf_latent(file, arch),
+        recurrent=recurrent,
     )
     return config.check(file.name)
 
@@ -192,6 +228,13 @@ def _gguf_latent(file: GgufFile, arch: str) -> LatentConfig | None:
     return LatentConfig(rank, key - turned, turned, value)
 
 
+def _gguf_recurrent(file: GgufFile, arch: str) -> RecurrentConfig | None:
+    if not file.get(f"{arch}.ssm.conv_kernel", int, 0):
+        return None
+    names = ("conv_kernel", "group_count", "time_step_rank", "state_size", "inner_size")
+    return RecurrentConfig(*(file.need(f"{arch}.ssm.{n}", int) for n in names))
+
+
 def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
     def get(name: str, default: Any) -> Any:
         return file.get(f"{arch}.rope.{name}", type(default), default)
@@ -221,6 +264,8 @@ def from_hf(folder: HfFolder) -> ModelConfig:
         arch = "gemma3"
     if arch == "gpt2":
         return _hf_gpt2(c).check(folder.name)
+    if arch == "mamba2":
+        return _hf_mamba2(c, folder).check(folder.name)
     _refuse(c, folder)
     hidden, heads = _need(c, "hidden_size", folder), _need(c, "num_attention_heads", folder)
     head_dim = c.get("head_dim") or hidden // max(heads, 1)
@@ -246,9 +291,10 @@ def from_hf(folder: HfFolder) -> ModelConfig:
         residual_scale=c.get("residual_multiplier", 1.0),
         logit_scale=c.get("logit_scale") or 1 / c.get("logits_scaling", 1.0),
         parallel=c.get("use_parallel_residual", True),
-        norm_offset=1.0 if arch.startswith("gemma") else 0.0,
+        norm_offset=1.0 if arch.startswith("gemma") or arch == "qwen3_next" else 0.0,
         experts=_hf_experts(c, arch, folder),
         latent=_hf_latent(c),
+        recurrent=_hf_recurrent(c, folder),
     )
     return config.check(folder.name)
 
@@ -278,6 +324,39 @@ def _hf_latent(c: Mapping[str, Any]) -> LatentConfig | None:
         return None
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return LatentConfig(*(int(c[n]) for n in names))
+
+
+def _hf_recurrent(c: Mapping[str, Any], folder: HfFolder) -> RecurrentConfig | None:
+    if "linear_conv_kernel_dim" not in c:
+        return None
+    names = ("conv_kernel_dim", "num_key_heads", "num_value_heads", "key_head_dim")
+    taps, groups, heads, state = (_need(c, f"linear_{n}", folder) for n in names)
+    inner = heads * _need(c, "linear_value_head_dim", folder)
+    return RecurrentConfig(taps, groups, heads, state, inner)
+
+
+def _hf_mamba2(c: Mapping[str, Any], folder: HfFolder) -> ModelConfig:
+    if tuple(c.get("time_step_limit", (0.0, math.inf))) != (0.0, math.inf):
+        raise UnsupportedError(
+            "limits of time steps", where=folder.name, got=c["time_step_limit"],
+            expected="0 … infinity",
+        )  # fmt: skip
+    names = ("conv_kernel", "n_groups", "num_heads", "state_size")
+    taps, groups, heads, state = (_need(c, n, folder) for n in names)
+    head_dim = _need(c, "head_dim", folder)
+    return ModelConfig(
+        arch="mamba2",
+        vocab=_need(c, "vocab_size", folder),
+        hidden=_need(c, "hidden_size", folder),
+        layers=_need(c, "num_hidden_layers", folder),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        ffn=heads * head_dim,
+        context=1 << 20,  # as GGUF has it: there is no limit
+        eps=float(c.get("layer_norm_epsilon", 1e-5)),
+        recurrent=RecurrentConfig(taps, groups, heads, state, heads * head_dim),
+    )
 
 
 def _hf_gpt2(c: Mapping[str, Any]) -> ModelConfig:
@@ -317,7 +396,8 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
     # longrope states how far it stretches by the two lengths
     longest = c.get("max_position_embeddings", 0)
     stretch = longest / original if original and "long_factor" in given else 1.0
-    turned = c.get("partial_rotary_factor", c.get("rotary_pct", 1.0))
+    whole = 0.25 if c.get("model_type") == "qwen3_next" else 1.0  # where nothing is said
+    turned = c.get("partial_rotary_factor", c.get("rotary_pct", whole))
     share = given.get("partial_rotary_factor", turned)
     factor = float(given.get("factor") or stretch)
     return RopeConfig(

@@ -79,9 +79,9 @@ def layer(net: Net, x: Tensor, i: int) -> Tensor:
 def _attention(net: Net, x: Tensor, i: int) -> Tensor:
     c, heads, g = _latent(net.config), net.config.heads, net.g
     seq = x.shape.dims[1]
-    plain, turned = _split_last(net, _queries(net, x, i, (1, seq, heads, -1)), c.plain)
+    plain, turned = net.split(_queries(net, x, i, (1, seq, heads, -1)), [c.plain, c.turned])
     turned = net.rotate(turned, net.config.rope, c.turned)
-    latent, key = _split_last(net, net.linear(x, f"blk.{i}.attn_kv_a_mqa"), c.rank)
+    latent, key = net.split(net.linear(x, f"blk.{i}.attn_kv_a_mqa"), [c.rank, c.turned])
     key = net.rotate(key, net.config.rope, c.turned)
     latent = net.norm(latent, f"blk.{i}.attn_kv_a_norm")
     q = g.hir_mir("concat", [_each_head(net, plain, f"blk.{i}.attn_k_b"), turned], axis=3)
@@ -89,7 +89,7 @@ def _attention(net: Net, x: Tensor, i: int) -> Tensor:
     q = g.hir_mir("reshape", [q], dims=(1, seq, heads * net.config.head_dim))
     y = net.scored(q, kept, kept, window=0)
     y = g.hir_mir("reshape", [y], dims=(1, seq, heads, net.config.head_dim))
-    y, _ = _split_last(net, y, c.rank)
+    y, _ = net.split(y, [c.rank, c.turned])
     y = _each_head(net, y, f"blk.{i}.attn_v_b")
     y = g.hir_mir("reshape", [y], dims=(1, seq, heads * c.value))
     return net.linear(y, f"blk.{i}.attn_output")
@@ -110,14 +110,6 @@ def _each_head(net: Net, x: Tensor, name: str) -> Tensor:
     head = g.hir_mir("reshape", [number], dims=(seq * heads,))
     rows = net.grouped(g.hir_mir("reshape", [x], dims=(seq * heads, width)), name, head)
     return g.hir_mir("reshape", [rows], dims=(1, seq, heads, rows.shape.dims[1]))
-
-
-def _split_last(net: Net, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    axis, width = len(x.shape.dims) - 1, x.shape.dims[-1]
-    return (
-        net.g.hir_mir("narrow", [x], axis=axis, start=0, length=first),
-        net.g.hir_mir("narrow", [x], axis=axis, start=first, length=width - first),
-    )
 
 
 __all__ = ["HF_NAMES", "configure", "embed", "finish", "layer"]

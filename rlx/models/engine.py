@@ -14,7 +14,6 @@ from rlx.ir.binding import UpTo
 from rlx.ir.phase import Phase
 from rlx.models.build import Described, ModelFile, describe
 from rlx.models.executables import Executables
-from rlx.models.kv import CacheType
 from rlx.models.sampling import Penalties
 from rlx.models.shipped import Plan, Shipped
 from rlx.models.step import Step
@@ -127,6 +126,8 @@ class Engine:
                 break
             shared += 1
         shared = min(shared, len(prompt) - 1)  # the last token must run: its logits are wanted
+        if self.model.config.recurrent is not None and shared < len(self.tokens):
+            shared = 0  # a recurrent state cannot be taken back to an earlier token
         del self.tokens[shared:]
         return shared
 
@@ -200,11 +201,10 @@ class Engine:
             rows.append(found[0])
         return np.concatenate(rows)
 
-    @cached_property
+    @property
     def cache_bytes(self) -> int:
-        c = self.model.config
-        row = CacheType.of(self.kv, c.head_dim).row_bytes(c.head_dim)
-        return 2 * c.layers * self.context * c.kv_heads * row
+        """Of all states; none before the first run."""
+        return sum(int(state.nbytes) for state in self._states.values())
 
     def close(self) -> None:
         """Let go of executables, weights and cache."""

@@ -103,8 +103,9 @@ class Parts:
         return x if x.shape.dtype.name == "f32" else self.g.hir_mir("cast", [x], dtype="f32")
 
     def split(self, x: Tensor, widths: list[int]) -> list[Tensor]:
-        parts, start = [], 0
+        """Parts of the last axis."""
+        parts, start, axis = [], 0, len(x.shape.dims) - 1
         for width in widths:
-            parts.append(self.g.hir_mir("narrow", [x], axis=2, start=start, length=width))
+            parts.append(self.g.hir_mir("narrow", [x], axis=axis, start=start, length=width))
             start += width
         return parts

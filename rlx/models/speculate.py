@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import OptionError
+from rlx.errors import OptionError, UnsupportedError
 from rlx.models.engine import Engine
 
 _LONGEST, _SHORTEST = 4, 2  # tokens that must be equal for a guess
@@ -23,6 +23,11 @@ class Guesser(ABC):
     """Guesses `count` tokens for an engine to check."""
 
     def __init__(self, engine: Engine, count: int) -> None:
+        if engine.model.config.recurrent is not None:
+            raise UnsupportedError(
+                "wrong guesses cannot be taken back from a recurrent state",
+                where=engine.model.config.arch, hint="generate without speculate= and draft=",
+            )  # fmt: skip
         self.engine, self.count = engine, count
 
     def guess(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:

@@ -52,6 +52,18 @@ _LATENT = {
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }
+_MAMBA = {
+    "model_type": "mamba2",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_heads": 2 * HEADS,
+    "head_dim": HEAD,
+    "state_size": 8,
+    "conv_kernel": 4,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -127,6 +139,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_BASE, "model_type": "cohere2", "tie_word_embeddings": True, "sliding_window": 5,
         "logit_scale": 0.25, "layer_norm_eps": 1e-5, "num_hidden_layers": 4,
     },
+    "qwen3_next": {
+        **_BASE, **_MOE, "model_type": "qwen3_next", "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": True, "num_hidden_layers": 4, "full_attention_interval": 2,
+        "partial_rotary_factor": 0.5, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    },
+    "mamba2": {**_MAMBA, "n_groups": 1},
+    "mamba2_groups": {**_MAMBA, "n_groups": 2},
     "phi": {
         **_BASE, "model_type": "phi", "num_key_value_heads": HEADS, "partial_rotary_factor": 0.5,
         "layer_norm_eps": 1e-5,
@@ -147,6 +167,8 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     kind = config["model_type"]
     if kind in ("gpt2", "gpt_neox", "phi"):
         return {"gpt2": _gpt2_shapes, "gpt_neox": _gpt_neox_shapes, "phi": _phi_shapes}[kind]()
+    if kind == "mamba2":
+        return _mamba2_shapes(config)
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
         "model.norm.weight": (HIDDEN,),
@@ -156,7 +178,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = (VOCAB, HIDDEN)
     for i in range(config["num_hidden_layers"]):
-        parts = _norms(config) | _attention(config) | _network(config, i)
+        parts = _norms(config) | _attention(config, i) | _network(config, i)
         names = sorted(parts, key=lambda n: next((j for j, e in _LATE if n.endswith(e)), 0))
         found |= {f"model.layers.{i}.{n}": parts[n] for n in names}
     return found
@@ -175,26 +197,63 @@ def _norms(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {f"{n}.{p}": (HIDDEN,) for n in names for p in parts}
 
 
-def _attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _attention(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     kind, q, kv = config["model_type"], HEADS * HEAD, KV * HEAD
     if kind == "deepseek_v2":
         return _latent_attention(config)
+    if (layer + 1) % config.get("full_attention_interval", 1):
+        return _delta_net(config)
     found: dict[str, tuple[int, ...]] = {"self_attn.o_proj.weight": (HIDDEN, q)}
     if kind == "phi3":
         found["self_attn.qkv_proj.weight"] = (q + 2 * kv, HIDDEN)
     else:
-        for n, width in (("q", q), ("k", kv), ("v", kv)):
+        gated = 2 if kind == "qwen3_next" else 1
+        for n, width in (("q", gated * q), ("k", kv), ("v", kv)):
             found[f"self_attn.{n}_proj.weight"] = (width, HIDDEN)
             if kind in ("qwen2", "qwen2_moe", "starcoder2", "gpt_oss"):
                 found[f"self_attn.{n}_proj.bias"] = (width,)
     if kind in ("starcoder2", "gpt_oss"):
         found["self_attn.o_proj.bias"] = (HIDDEN,)
-    if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+    if kind in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text"):
         found |= {f"self_attn.{n}_norm.weight": (HEAD,) for n in "qk"}
     if kind in ("olmoe", "olmo2"):
         found |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
     if kind == "gpt_oss":
         found["self_attn.sinks"] = (HEADS,)
+    return found
+
+
+def _delta_net(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
+    key_heads, key, heads, value = (config[f"linear_{n}"] for n in names)
+    mixed = 2 * key_heads * key + heads * value
+    return {
+        "linear_attn.in_proj_qkvz.weight": (mixed + heads * value, HIDDEN),
+        "linear_attn.in_proj_ba.weight": (2 * heads, HIDDEN),
+        "linear_attn.conv1d.weight": (mixed, 1, config["linear_conv_kernel_dim"]),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.norm.weight": (value,),
+        "linear_attn.out_proj.weight": (HIDDEN, heads * value),
+    }
+
+
+def _mamba2_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    heads, inner = config["num_heads"], config["num_heads"] * config["head_dim"]
+    mixed = inner + 2 * config["n_groups"] * config["state_size"]
+    found: dict[str, tuple[int, ...]] = {
+        "backbone.embeddings.weight": (VOCAB, HIDDEN), "backbone.norm_f.weight": (HIDDEN,),
+    }  # fmt: skip
+    for i in range(LAYERS):
+        p = f"backbone.layers.{i}."
+        found |= {
+            p + "norm.weight": (HIDDEN,),
+            p + "mixer.in_proj.weight": (inner + mixed + heads, HIDDEN),
+            p + "mixer.conv1d.weight": (mixed, 1, config["conv_kernel"]),
+            p + "mixer.conv1d.bias": (mixed,), p + "mixer.dt_bias": (heads,),
+            p + "mixer.A_log": (heads,), p + "mixer.D": (heads,), p + "mixer.norm.weight": (inner,),
+            p + "mixer.out_proj.weight": (HIDDEN, inner),
+        }  # fmt: skip
     return found
 
 
@@ -237,7 +296,7 @@ def _network(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {f"{moe}.gate.weight": (EXPERTS, HIDDEN)}
     for e in range(EXPERTS):
         found |= _gated(f"{moe}.experts.{e}", names, width)
-    if kind == "qwen2_moe":
+    if kind in ("qwen2_moe", "qwen3_next"):
         found |= _gated("mlp.shared_expert", names, config["shared_expert_intermediate_size"])
         found["mlp.shared_expert_gate.weight"] = (1, HIDDEN)
     if kind == "deepseek_v2":

@@ -17,7 +17,7 @@ from tiny import CONFIGS, EXPERTS, HEAD, HEADS, KV, VOCAB, weights
 ARCHS = {
     "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2", "gpt_oss": "gpt-oss", "phi": "phi2",
-    "gpt_neox": "gptneox",
+    "gpt_neox": "gptneox", "qwen3_next": "qwen3next",
 }  # fmt: skip
 Tensors = dict[str, np.ndarray]
 
@@ -37,7 +37,8 @@ def write_model(
         base, _, end = tensor.rpartition(".")
         found = names.get_name(base) or names.get_name(tensor)
         assert found is not None, f"llama.cpp has no name for {tensor}"
-        stored = f"{found}.{end if end in ('weight', 'bias') else 'weight'}"
+        bare = end in ("A_log", "D")
+        stored = found if bare else f"{found}.{'bias' if end == 'bias' else 'weight'}"
         packed = pack(stored, array) if pack is not None else None
         if packed is None:
             writer.add_tensor(stored, np.ascontiguousarray(array, np.float32))
@@ -68,6 +69,9 @@ def _numbers(w: gguf.GGUFWriter, c: dict[str, Any]) -> None:
             "layer_norm_eps": c["layer_norm_epsilon"], **c,
         }  # fmt: skip
     w.add_vocab_size(VOCAB)
+    if c["model_type"] == "mamba2":
+        _mamba2_numbers(w, c)
+        return
     given: dict[str, Callable[[Any], None]] = {
         "max_position_embeddings": w.add_context_length,
         "hidden_size": w.add_embedding_length,
@@ -101,6 +105,27 @@ def _numbers(w: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     add_eps = w.add_layer_norm_eps if c["model_type"] in centred else w.add_layer_norm_rms_eps
     add_eps(1e-5)
     _rope(w, c)
+    if "linear_conv_kernel_dim" in c:
+        w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+        w.add_ssm_state_size(c["linear_key_head_dim"])
+        w.add_ssm_group_count(c["linear_num_key_heads"])
+        w.add_ssm_time_step_rank(c["linear_num_value_heads"])
+        w.add_ssm_inner_size(c["linear_value_head_dim"] * c["linear_num_value_heads"])
+        w.add_full_attention_interval(c["full_attention_interval"])
+
+
+def _mamba2_numbers(w: gguf.GGUFWriter, c: dict[str, Any]) -> None:
+    w.add_context_length(2**20)
+    w.add_embedding_length(c["hidden_size"])
+    w.add_feed_forward_length(0)
+    w.add_head_count(0)
+    w.add_block_count(c["num_hidden_layers"])
+    w.add_ssm_conv_kernel(c["conv_kernel"])
+    w.add_ssm_inner_size(c["num_heads"] * c["head_dim"])
+    w.add_ssm_state_size(c["state_size"])
+    w.add_ssm_time_step_rank(c["num_heads"])
+    w.add_ssm_group_count(c["n_groups"])
+    w.add_layer_norm_rms_eps(c["layer_norm_epsilon"])
 
 
 def _rope(w: gguf.GGUFWriter, c: dict[str, Any]) -> None:
@@ -140,6 +165,8 @@ def _converted(config: dict[str, Any], tensors: Tensors) -> Tensors:
                 made[_expert_name(found[1], found[3])] = np.stack(rows)
         elif kind == "deepseek_v2" and "kv_b_proj" in name:
             made |= _unfolding(config, name, array)
+        elif kind in ("qwen3_next", "mamba2"):
+            made |= _recurrent(config, name, array)
         else:
             made[name] = _changed(kind, name, array)
     return made
@@ -172,6 +199,32 @@ def _unfolding(config: dict[str, Any], name: str, joined: np.ndarray) -> Tensors
     return {
         name.replace("kv_b_proj", "k_b_proj"): heads[:, :plain].transpose(0, 2, 1),
         name.replace("kv_b_proj", "v_b_proj"): heads[:, plain:],
+    }
+
+
+def _recurrent(config: dict[str, Any], name: str, array: np.ndarray) -> Tensors:
+    if name.endswith("A_log"):
+        array = -np.exp(array)
+    if name.endswith(("A_log", "mixer.D")) and config["model_type"] == "mamba2":
+        array = array[:, None]
+    if name.endswith("mixer.norm.weight"):
+        array = array.reshape(config["n_groups"], -1)
+    if name.endswith("conv1d.weight"):
+        array = array[:, 0]
+    if name.endswith("dt_bias"):
+        name = name.replace("dt_bias", "dt_proj.bias")
+    if re.search(r"norm\.weight", name) and "linear" not in name and "backbone" not in name:
+        array = array + 1
+    if "in_proj_qkvz" not in name:
+        return {name: array}
+    groups, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // groups * config["linear_value_head_dim"]
+    heads = array.reshape(groups, -1, array.shape[1])
+    q, k, v, z = np.split(heads, [key, 2 * key, 2 * key + values], axis=1)
+    rows = [part.reshape(-1, array.shape[1]) for part in (q, k, v)]
+    return {  # by the names that the map has for them
+        name.replace("in_proj_qkvz", "in_proj_qkv"): np.concatenate(rows),
+        name.replace("in_proj_qkvz", "in_proj_z"): z.reshape(-1, array.shape[1]),
     }
 
 

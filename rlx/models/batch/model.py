@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError, OptionError
+from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.ir.binding import DimBinding
 from rlx.models.batch.net import PAGE, describe_batch
 from rlx.models.batch.request import Request
@@ -44,6 +44,11 @@ class BatchModel:
         kv: str, device: str, threads: int | None,
     ) -> None:  # fmt: skip
         self.file, self.config = file, file.config
+        if self.config.recurrent is not None:
+            raise UnsupportedError(
+                "recurrent states are not kept for many requests yet", where=self.config.arch,
+                hint="load the model with rlx.load, for one request at a time",
+            )  # fmt: skip
         self.context = self._context(context)
         self.kv = CacheType.of(kv, self.config.head_dim)
         if self.kv.scheme is not None:

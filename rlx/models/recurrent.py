@@ -1,0 +1,66 @@
+"""States that layers carry from token to token, and the convolution that comes before them.
+
+Beside the cache a sequence has states of f32, which every run replaces as a whole. They cannot be
+rewound: a run after no tokens begins with zeros, whatever a state holds, any other goes on from it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlx.errors import FormatError
+from rlx.ir.dim import sym
+from rlx.ir.op import Array
+from rlx.models.blocks import Net, Tensor
+from rlx.models.config import ModelConfig, RecurrentConfig
+
+
+def recurrence(config: ModelConfig) -> RecurrentConfig:
+    """The sizes of a model's recurrent layers, which its page relies on."""
+    if config.recurrent is None:
+        raise FormatError("no sizes of recurrent layers", where=config.arch)
+    return config.recurrent
+
+
+def carried(net: Net, name: str, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """A state, and what it is before the tokens of a run."""
+    g = net.g
+    state = g.state(name, list(dims), "f32")
+    begun = g.hir_mir("gt", [g.hir_mir("dim_value", dim=sym.PAST_SEQ), 0])
+    return state, g.hir_mir("where", [begun, state, 0.0])
+
+
+def carry(net: Net, state: Tensor, last: Tensor) -> None:
+    """What the state is for the next run."""
+    net.g.hir_mir("state_update", [state, last])
+
+
+def convolved(net: Net, x: Tensor, i: int) -> Tensor:
+    """silu of each channel of x [1, seq, channels] convolved with the tokens before."""
+    g, (_, seq, channels) = net.g, x.shape.dims
+    weight = net.param(f"blk.{i}.ssm_conv1d.weight")
+    before = weight.shape.dims[1] - 1
+    state, start = carried(net, f"conv.{i}", (1, before, channels))
+    y = g.depthwise_conv1d_causal(x, weight, start)
+    joined = g.hir_mir("concat", [start, x], axis=1)
+    carry(net, state, g.hir_mir("narrow", [joined], axis=1, start=seq, length=before))
+    bias = f"blk.{i}.ssm_conv1d.bias"
+    return g.hir_mir("silu", [y + net.param(bias) if bias in net.weights else y])
+
+
+def squeezed(config: ModelConfig, taps: Array) -> Array:
+    """[channels, 1, taps] as [channels, taps]"""
+    return taps[:, 0]
+
+
+def decay(config: ModelConfig, logarithm: Array) -> Array:
+    return -np.exp(logarithm.astype(np.float32))
+
+
+def each(net: Net, x: Tensor, count: int, width: int) -> Tensor:
+    """[1, seq, heads · width] -> [1, seq, heads · count, width]: each head `count` times."""
+    g, seq = net.g, x.shape.dims[1]
+    heads = x.shape.dims[2] // width
+    x = g.hir_mir("reshape", [x], dims=(1, seq, heads, 1, width))
+    x = g.hir_mir("expand", [x], dims=(1, seq, heads, count, width))
+    return g.hir_mir("reshape", [x], dims=(1, seq, heads * count, width))

@@ -1,0 +1,109 @@
+"""Models with a state that is carried from token to token: what an engine may reuse of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+from test_generate import GOLDENS, Letters
+from tiny import CONFIGS, PROMPT, STEPS, write_folder
+
+import rlx
+from rlx.errors import FormatError, UnsupportedError
+from rlx.models.build import ModelFile
+from rlx.models.engine import Engine
+from rlx.models.language import LanguageModel
+
+NAMES = ("qwen3_next", "mamba2")
+
+
+@pytest.fixture(autouse=True)
+def letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelFile, "tokenizer", lambda self: Letters())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {name: tmp_path_factory.mktemp(name) for name in NAMES}
+    for name, folder in found.items():
+        write_folder(name, folder)
+    return found
+
+
+def load(folder: Path, chunk: int = 512) -> LanguageModel:
+    file = ModelFile.open(folder)
+    return LanguageModel(file, Engine(file, context=64, kv="f32", chunk=chunk))
+
+
+def greedy(model: LanguageModel, prompt: list[int], count: int = STEPS) -> Any:
+    return model.generate(prompt, stream=False, temperature=0.0, max_tokens=count)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunk", [512, 5, 1])
+def test_prompts_in_chunks_give_what_transformers_gives(
+    name: str, chunk: int, folders: dict[str, Path]
+) -> None:
+    wanted = np.load(GOLDENS / f"logits_{name}.npz")["tokens"][len(PROMPT) :]
+    with load(folders[name], chunk) as model:
+        assert greedy(model, PROMPT).tokens == list(wanted)
+        assert greedy(model, PROMPT).tokens == list(wanted)  # from the beginning, with no trace
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_a_longer_prompt_goes_on_from_the_state(name: str, folders: dict[str, Path]) -> None:
+    with load(folders[name]) as model:
+        first = greedy(model, PROMPT, 4)
+        held = [*PROMPT, *first.tokens[:-1]]  # the last token has not been run
+        longer = greedy(model, [*held, first.tokens[-1], 7], 4)
+        assert longer.reused_tokens == len(held)
+        other = [*PROMPT, 9, 9, 9]  # with a common beginning, to which no state can be taken back
+        again = greedy(model, other, 4)
+        assert again.reused_tokens == 0
+        assert greedy(model, PROMPT, 4).tokens == first.tokens
+    with load(folders[name]) as fresh:
+        assert greedy(fresh, [*held, first.tokens[-1], 7], 4).tokens == longer.tokens
+        assert greedy(fresh, other, 4).tokens == again.tokens
+
+
+def test_many_requests_and_guesses_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedError, match="recurrent states"):
+        rlx.Engine(folders["mamba2"])
+    with load(folders["mamba2"]) as model, pytest.raises(UnsupportedError, match="guesses"):
+        model.generate(PROMPT, stream=False, speculate=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("qwen3_next", {"linear_num_value_heads": 3}),
+        ("qwen3_next", {"linear_num_key_heads": 0}),
+        ("mamba2", {"n_groups": 3}),
+        ("mamba2", {"state_size": -1}),
+        ("mamba2", {"num_heads": 0}),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+    write_folder(name, tmp_path)
+    config = json.dumps({**CONFIGS[name], **change})
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(FormatError):
+        ModelFile.open(tmp_path)
+
+
+def test_what_would_change_results_is_refused(tmp_path: Path) -> None:
+    for name, change in (
+        ("qwen3_next", {"linear_key_head_dim": 8}),
+        ("mamba2", {"time_step_limit": [0.1, 0.2]}),
+    ):
+        config = json.dumps({**CONFIGS[name], **change})
+        write_folder(name, tmp_path)
+        (tmp_path / "config.json").write_text(config, encoding="utf-8")
+        with pytest.raises(UnsupportedError):
+            ModelFile.open(tmp_path)
