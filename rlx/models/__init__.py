@@ -1,0 +1,1 @@
+"""Language models: a page per architecture on shared blocks, and what runs them."""
