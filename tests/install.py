@@ -1,8 +1,8 @@
-"""Gets what tests need and pip does not install: a browser, and the default model.
+"""Gets what tests need and pip does not install: a browser, and the models of the catalogue.
 
     python tests/install.py
 
-Does nothing where both are there. CHROMIUM names a browser that has another name or place.
+Does nothing where all are there. CHROMIUM names a browser that has another name or place.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "browser"))
 from chromium import NAMES, find_chromium
 
-from rlx.formats.catalogue import DEFAULT
+from rlx.formats.catalogue import CATALOGUE
 from rlx.formats.fetch import fetch
 
 
 def main() -> None:
     if find_chromium() is None:
         install_chromium()
-    fetch(DEFAULT)
+    for name in CATALOGUE:
+        fetch(name)
 
 
 def install_chromium() -> None:

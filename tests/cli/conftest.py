@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("typer")
-pytest.importorskip("tokenizers")
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
 from cli_support import write_tiny

@@ -11,8 +11,6 @@ import pytest
 from rlx.errors import FormatError, InputError, UnsupportedError
 from rlx.formats.chat_template import ChatTemplate
 
-pytest.importorskip("jinja2")
-
 CHATML = """{% for message in messages %}
 {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
 {%- endfor %}

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import vocab_files as v
 
 from rlx.errors import FormatError, InputError, UnsupportedError
 from rlx.formats.pretokenizers import _BY_NAME, cut_named, pre_tokenizer
 from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
-
-tokenizers = pytest.importorskip("tokenizers")
 
 MARKS: list[v.Token] = [("<unk>", v.UNKNOWN, 0), ("<s>", v.CONTROL, 0), ("</s>", v.CONTROL, 0)]
 

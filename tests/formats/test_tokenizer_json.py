@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers as lib
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.tokenizer import Tokenizer
 from rlx.formats.tokenizer_json import tokenizer_from_file
-
-lib = pytest.importorskip("tokenizers")
 
 TEXTS = ["the cat sat", "a cat, an é", "日本 🦙 sat", "  two  spaces ", "don't do not."]
 
@@ -158,7 +157,6 @@ def test_settings_beside_the_file(tmp_path: Path) -> None:
     assert tokenizer.adds_bos
     assert tokenizer.encode("a")[0] == 0
     assert v.templates == {"default": "D", "tools": "T"}
-    pytest.importorskip("jinja2")
     assert tokenizer.chat_template("tools").render([]) == "T"
     with pytest.raises(InputError, match="no chat template 'x'; expected default, tools"):
         tokenizer.chat_template("x")

@@ -14,8 +14,6 @@ from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "vocab"
 NAMES = ["bert-bge", "gpt-2", "llama-bpe", "llama-spm", "qwen2"]
 SEPARATOR = "\n__ggml_vocab_test__\n"
-
-pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no vocabularies beside the repository")
 
 

@@ -160,7 +160,6 @@ def test_noise_is_told(tmp_path: Path) -> None:
 
 
 def test_damaged_vocabularies_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tokenizers")
     whole, rng = gguf_file(tmp_path), random.Random(5)
     built = 0
     for i in range(600):

@@ -40,7 +40,7 @@ from rlx.passes.plan import plan
 HEADER = 52
 
 
-def sealed(payload: bytes, kind: int = 1, version: int = 1) -> bytes:
+def sealed(payload: bytes, kind: int = 1, version: int = VERSION) -> bytes:
     """A container around `payload`, built here from the written description of the format."""
     head = b"\x89RLX\r\n\x1a\n" + struct.pack("<HHQ", version, kind, len(payload))
     return head + hashlib.sha256(payload).digest() + payload
@@ -244,7 +244,7 @@ def test_the_frame_is_checked() -> None:
     assert "not an RLX program" in refuse(b"GGUF" + data[4:])
     assert "not an RLX program" in refuse(b"")
     message = refuse(sealed(data[HEADER:], version=7))
-    assert "got version 7; expected version 1" in message
+    assert "got version 7; expected version 2" in message
     assert "hint: written by a newer RLX" in message
     assert "unknown kind of program; got 9" in refuse(sealed(data[HEADER:], kind=9))
     assert "bytes after the end; got " in refuse(data + b"\0")

@@ -169,10 +169,10 @@ def test_first_published_names_of_nomic_bert(tmp_path: Path) -> None:
     close(got[0], wanted[2])
 
 
-# -- the default encoder, where it has been fetched ------------------------------------------------
+# -- the default encoder ---------------------------------------------------------------------------
 
 MINILM = cached("all-minilm-l6-v2")
-needs_minilm = pytest.mark.skipif(MINILM is None, reason="rlx pull all-minilm-l6-v2 fetches it")
+assert MINILM is not None, "tests/install.py fetches the models that tests need"
 
 
 @pytest.fixture
@@ -180,7 +180,6 @@ def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_CACHE", "0")
 
 
-@needs_minilm
 def test_real_weights_equal_transformers(uncached: None) -> None:
     wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
     with rlx.load(str(MINILM)) as model:
@@ -191,7 +190,6 @@ def test_real_weights_equal_transformers(uncached: None) -> None:
             np.testing.assert_allclose(model.embed(text, overlong="cut"), row, rtol=0, atol=1e-5)
 
 
-@needs_minilm
 @pytest.mark.parametrize("kept", [{"dtype": "bf16"}, {"quant": "int8"}, {"quant": "Q8_0"}])
 def test_smaller_weights_stay_close(uncached: None, kept: dict[str, str]) -> None:
     wanted = np.load(GOLDENS / "minilm.npz")["vectors"]

@@ -31,7 +31,6 @@ def open_model(name: str, folder: Path, scheme: str | None) -> ModelFile:
     if scheme is None:
         write_folder(name, folder)
         return ModelFile.open(folder)
-    pytest.importorskip("gguf")
     from gguf_files import packed_experts, write_model
 
     write_model(name, folder / "model.gguf", packed_experts(scheme))

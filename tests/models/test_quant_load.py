@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tokenizers")
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import write_folder
 

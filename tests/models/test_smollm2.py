@@ -28,7 +28,7 @@ from rlx.models.language import LanguageModel
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 SMOLLM2 = cached("smollm2-135m")
-pytestmark = pytest.mark.skipif(SMOLLM2 is None, reason="rlx pull smollm2-135m fetches it")
+assert SMOLLM2 is not None, "tests/install.py fetches the models that tests need"
 TIE = 0.5
 
 

@@ -23,7 +23,6 @@ from rlx.models.engine import Engine
 from rlx.passes.count import counters
 from rlx.runtime.aot import AotCache
 
-pytest.importorskip("tokenizers")
 PROMPT = [5, 6, 7, 8, 9]
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tokenizers")
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 import tokenizers
 from tiny import VOCAB, write_folder

@@ -42,7 +42,8 @@ def test_runs_inside_a_recording_are_timed(device: str) -> None:
     recording = record(compiled(device), 3)
     profile = recording.profile()
     assert sum(r.flops for r in profile.rows) == 2 * 2 * 512 * 64 * 64
-    assert profile.elapsed >= 0.99 * profile.seconds > 0
+    once = record(compiled(device), 1).profile()  # medians of several need not add up
+    assert once.elapsed >= 0.99 * once.seconds > 0
     slices = recording.slices()
     assert {s.run for s in slices} == {0, 1, 2}
     for run in range(3):

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tokenizers")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
 from cli_support import write_tiny
 
