@@ -52,17 +52,24 @@ def fits(printed: str, wanted: str) -> bool:
     return re.fullmatch("\n".join(lines), printed.strip(), re.DOTALL) is not None
 
 
-def commands(page: Path) -> list[list[str]]:
-    """The arguments of each `rlx` in a console block."""
+class Command(NamedTuple):
+    words: list[str]  # behind `rlx`
+    alone: bool  # nothing is piped into it or out of it
+    printed: str  # what the page shows below it
+
+
+def commands(page: Path) -> list[Command]:
+    """Each `rlx` in a console block."""
     found = []
     for block in blocks(page):
         if block.language != "console":
             continue
-        for line in re.findall(r"^\$ (.*)$", block.text, re.MULTILINE):
+        for line, printed in re.findall(r"^\$ ([^\n]*)\n((?:(?!\$ )[^\n]*\n)*)", block.text, re.M):
             words = shlex.split(line)
             at = next((i for i, w in enumerate(words) if w == "rlx" or w.endswith("/rlx")), None)
-            if at is not None:
-                rest = words[at + 1 :]
-                end = next((i for i, word in enumerate(rest) if word in _ENDS), len(rest))
-                found.append(rest[:end])
+            if at is None:
+                continue
+            rest = words[at + 1 :]
+            end = next((i for i, word in enumerate(rest) if word in _ENDS), len(rest))
+            found.append(Command(rest[:end], at == 0 and end == len(rest), printed))
     return found
