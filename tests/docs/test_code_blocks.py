@@ -14,9 +14,6 @@ from pathlib import Path
 import pytest
 from blocks import CUT, PAGES, ROOT, blocks, fits, promised, script
 
-from rlx.formats.catalogue import DEFAULT
-from rlx.formats.fetch import cached
-
 LANGUAGES = {"", "python", "console", "text"}
 
 
@@ -25,8 +22,6 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     found = blocks(page)
     assert {b.language for b in found} <= LANGUAGES, "what is not run must be looked at here"
     text = script(found)
-    if DEFAULT in text and cached(DEFAULT) is None:
-        pytest.skip(f"rlx pull {DEFAULT} fetches it")
     for block in found:
         if block.title:
             (tmp_path / block.title).write_text(block.text, encoding="utf-8")

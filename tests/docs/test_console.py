@@ -7,11 +7,9 @@ from blocks import PAGES, Command, commands, fits
 from typer.testing import CliRunner
 
 from rlx.cli.app import app
-from rlx.formats.catalogue import DEFAULT
-from rlx.formats.fetch import cached
 
 QUICK = ("run", "list", "inspect", "doctor")
-ELSEWHERE = ("model", "folder", "all-minilm")  # names of files that a reader has, a model to fetch
+ELSEWHERE = ("model", "folder")  # that a reader has
 SLOW = ("--html", "--peer")
 
 
@@ -27,7 +25,6 @@ def quick() -> list[Command]:
     return list(found.values())
 
 
-@pytest.mark.skipif(cached(DEFAULT) is None, reason=f"rlx pull {DEFAULT} fetches it")
 def test_commands_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert len(quick()) > 10
     with pytest.MonkeyPatch.context() as patch:

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from blocks import ROOT
 
-pytest.importorskip("mkdocs")
-pytest.importorskip("mkdocstrings")
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
