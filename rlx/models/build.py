@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
+from rlx.errors import UnsupportedError
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
@@ -18,6 +19,7 @@ from rlx.formats.tokenizer import Tokenizer
 from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
+from rlx.models.adapters import Adapter, AdapterForm, merged
 from rlx.models.architectures import architecture
 from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig, from_gguf, from_hf
@@ -34,6 +36,7 @@ class ModelFile:
     config: ModelConfig
     arch: ModuleType
     quant: Mixture | None = None  # how plain weights are packed when the model is prepared
+    merged: tuple[Adapter, ...] = ()  # what is added to plain weights
 
     @staticmethod
     def open(path: Path, quant: str | None = None) -> ModelFile:
@@ -50,7 +53,8 @@ class ModelFile:
     def weights(self) -> Weights:
         turned = getattr(self.arch, "HF_TRANSPOSED", ())
         names, quant = self.arch.HF_NAMES, self.quant
-        return Weights(self.file, names, turned, config=self.config, quant=quant)
+        changes = merged(self.merged)
+        return Weights(self.file, names, turned, config=self.config, quant=quant, changes=changes)
 
     def tokenizer(self) -> Tokenizer:
         if isinstance(self.file, GgufFile):
@@ -66,8 +70,11 @@ class Described:
     params: dict[str, Array]
 
 
-def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str) -> Described:
-    """The model for one use.
+def describe(
+    model: ModelFile, weights: Weights, context: int, kv: str, use: str,
+    form: AdapterForm | None = None,
+) -> Described:  # fmt: skip
+    """The model for one use, with adapters of a form if it is given.
 
     "logits": those of every token. "hidden": the states they are made from, after the last norm.
     "sample": the last token's logits, and the next token drawn from them.
@@ -78,7 +85,8 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
     nets: list[Net] = []
 
     def build(g: GraphModule) -> dict[str, Tensor]:
-        net = Net(g, model.config, weights, context, CacheType.of(kv, model.config.head_dim))
+        cache = CacheType.of(kv, model.config.head_dim)
+        net = Net(g, model.config, weights, context, cache, form=form)
         nets.append(net)
         x = body(net, model, g.input("ids", [1, "seq"], "i32"))
         if use == "hidden":
@@ -92,7 +100,19 @@ def describe(model: ModelFile, weights: Weights, context: int, kv: str, use: str
         return {**draw(g, row, use), "logits": row}
 
     module = GraphModule.define(model.config.arch, build)
+    if form is not None:
+        _require_adapted(model, form, nets[0].adapted)
     return Described(module, nets[0].params)
+
+
+def _require_adapted(model: ModelFile, form: AdapterForm, adapted: set[str]) -> None:
+    """Raise where a weight is used otherwise than in a product that an adapter is added to."""
+    left = [n for n in form.weights if n not in adapted and n != "output.weight"]
+    if left:
+        raise UnsupportedError(
+            "weights that cannot be adapted yet", where=model.config.arch, got=", ".join(left[:4]),
+            hint="merge the adapter: rlx.load(model, adapters=[…], merge=True)",
+        )  # fmt: skip
 
 
 def body(net: Net, model: ModelFile, ids: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 from rlx.errors import InputError
 from rlx.ir.binding import UpTo
 from rlx.ir.phase import Phase
+from rlx.models.adapters import Adapter
 from rlx.models.build import Described, ModelFile, describe
 from rlx.models.executables import Executables
 from rlx.models.sampling import Penalties
@@ -60,13 +61,16 @@ class Engine:
         self.lock = Turns()
         self.tokens: list[int] = []  # what the cache holds
         options = CompileOptions(threads=threads)
+        merged = [adapter.digest for adapter in model.merged]
         self._executables = Executables(
-            model.file, device, options, model.quant or "as stored", shipped=shipped
+            model.file, device, options, model.quant or "as stored", *merged, shipped=shipped
         )
         self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
+        self.adapter: Adapter | None = None
+        self._adapted: dict[str, list[CompiledGraph]] = {}  # by the form of adapters
         self._uses: dict[str, Use] = {}
-        self._guessing: dict[int, CompiledGraph] = {}
+        self._guessing: dict[str, CompiledGraph] = {}
 
     def _context(self, asked: int | None) -> int:
         longest = self.model.config.context
@@ -81,12 +85,26 @@ class Engine:
 
     def use(self, kind: str) -> Use:
         """The executables for a use of `describe`, made the first time."""
-        if kind not in self._uses:
-            made = self._executables.make(kind, partial(self.describe, kind), self.variants)
+        name = self._named(kind)
+        if name not in self._uses:
+            made = self._executables.make(name, partial(self.describe, kind), self.variants)
             for graph in made.values():
                 self._share_states(graph)
-            self._uses[kind] = Use(made.get("prefill", made["decode"]), made["decode"])
-        return self._uses[kind]
+            self._uses[name] = Use(made.get("prefill", made["decode"]), made["decode"])
+        return self._uses[name]
+
+    def _named(self, kind: str) -> str:
+        """A use with adapters of one form is a use of its own."""
+        return kind if self.adapter is None else f"{kind} {self.adapter.form.name}"
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Run with this adapter from now on, or with none; what another one cached is forgotten."""
+        if adapter is self.adapter:
+            return
+        self.adapter, self.tokens = adapter, []
+        if adapter is not None:
+            for graph in self._adapted.setdefault(adapter.form.name, []):
+                _bind(graph, adapter)
 
     @property
     def variants(self) -> dict[str, ModelVariant]:
@@ -106,11 +124,17 @@ class Engine:
 
     def describe(self, kind: str) -> Described:
         """The graph and parameters of a use; an engine for an edited graph has another one."""
-        return describe(self.model, self._weights, self.context, self.kv, kind)
+        form = None if self.adapter is None else self.adapter.form
+        return describe(self.model, self._weights, self.context, self.kv, kind, form)
 
     def _share_states(self, graph: CompiledGraph) -> None:
-        """One cache for all executables."""
+        """One cache for all executables, and the adapter in use."""
+        if self.adapter is not None:
+            _bind(graph, self.adapter)
+            self._adapted[self.adapter.form.name].append(graph)
         for state in graph.manifest.states:
+            if self.adapter is not None and state.name in self.adapter.states:
+                continue
             if state.name in self._states:
                 graph.bind_state(state.name, self._states[state.name])
             else:
@@ -174,15 +198,16 @@ class Engine:
     def check_guesses(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
         """What the model draws after each of `tokens`, were they all right; none is kept."""
         count = len(tokens)
-        if count not in self._guessing:
-            use, past = f"guess {count}", UpTo(max(self.context - count, 1))
+        use, past = f"guess {count}", UpTo(max(self.context - count, 1))
+        name = self._named(use)
+        if name not in self._guessing:
             variants = {use: ModelVariant.decode(1, past, count)}
-            (graph,) = self._executables.make(use, partial(self.describe, use), variants).values()
+            (graph,) = self._executables.make(name, partial(self.describe, use), variants).values()
             self._share_states(graph)
-            self._guessing[count] = graph
+            self._guessing[name] = graph
         given = {"ids": np.array([tokens], np.int32), "rng": np.array(rng, np.uint64)}
         sizes = {"past_seq": len(self.tokens)}
-        (drawn,) = self._guessing[count].run(given, sizes=sizes, settings=settings)
+        (drawn,) = self._guessing[name].run(given, sizes=sizes, settings=settings)
         return [int(token) for token in drawn]
 
     def rows(self, tokens: Sequence[int], kind: str = "logits") -> Any:
@@ -210,7 +235,15 @@ class Engine:
         """Let go of executables, weights and cache."""
         self._uses.clear()
         self._guessing.clear()
+        self._adapted.clear()
         self._states.clear()
         self.tokens.clear()
         self._executables.close()
         self.model.file.close()
+
+
+def _bind(graph: CompiledGraph, adapter: Adapter) -> None:
+    """Let a graph for adapters of this form run with this one."""
+    for state in graph.manifest.states:
+        if state.name in adapter.states:  # a use without a head has no state for its adapter
+            graph.bind_state(state.name, adapter.states[state.name])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError
+from rlx.errors import InputError, OptionError
+from rlx.models.adapter_files import open_adapter
+from rlx.models.adapters import Adapter
 from rlx.models.answer import Answer, Generation
 from rlx.models.build import ModelFile
 from rlx.models.constraint import adjustment
@@ -48,6 +52,7 @@ class LanguageModel:
             check_draft(engine, draft.engine)
         self.config = model.config
         self.tokenizer = model.tokenizer()
+        self.adapters: dict[str, Adapter] = {}
         self._closed = False
 
     # -- text ---------------------------------------------------------------------------------
@@ -77,6 +82,7 @@ class LanguageModel:
         self._require_open()
         settings = GenerationSettings.of(options)
         self.engine.check(tokens, settings.overflow)
+        self._adapter(settings.adapter)
         result = Generation(prompt_tokens=len(tokens))
         pieces = Stream(self._pieces(tokens, settings, result), result)
         if stream:
@@ -99,6 +105,7 @@ class LanguageModel:
     def _answer(self, prompt: list[int], answer: Answer) -> Iterator[str]:
         """Pieces of an answer, one native run for each token."""
         engine, settings, result = self.engine, answer.settings, answer.result
+        adapter = self._adapter(settings.adapter)
         penalties = adjustment(settings, self.tokenizer, self.config.vocab, prompt)
         rng, row = settings.rng(), settings.row()
         guesser = None if penalties or settings.logprobs else self._guesser(settings)
@@ -110,6 +117,7 @@ class LanguageModel:
             try:
                 self._require_open()
                 if not kept:  # at the beginning, or after others had the cache
+                    engine.adapt(adapter)
                     reused = engine.keep(seen)
                     result.reused_tokens = result.reused_tokens if result.tokens else reused
                     pending = seen[reused:]
@@ -148,12 +156,39 @@ class LanguageModel:
         self.engine.tokens = []
         return seen[-max(self.engine.context // 2, 1) :]
 
+    # -- adapters -----------------------------------------------------------------------------
+
+    def load_adapter(self, path: str | os.PathLike[str], name: str | None = None) -> str:
+        """Read a LoRA adapter, a folder of PEFT or a GGUF file; the name to ask for it by.
+
+        It is the file's own name where none is given. Several may be loaded: a request has
+        `adapter=name`, or none.
+        """
+        self._require_open()
+        name = Path(path).stem if name is None else name
+        if name in self.adapters:
+            raise OptionError("an adapter of that name is loaded", where="name", got=name)
+        self.adapters[name] = open_adapter(path, self.model)
+        return name
+
+    def _adapter(self, name: str | None) -> Adapter | None:
+        if name is None:
+            return None
+        if name not in self.adapters:
+            raise OptionError(
+                "no such adapter", where="adapter", got=name,
+                expected=", ".join(self.adapters) or "one loaded with load_adapter",
+            )  # fmt: skip
+        return self.adapters[name]
+
     # -- numbers ------------------------------------------------------------------------------
 
-    def logits(self, tokens: Sequence[int]) -> Any:
+    def logits(self, tokens: Sequence[int], *, adapter: str | None = None) -> Any:
         """Logits after each token, f32 [n, vocab]."""
         self._require_open()
+        chosen = self._adapter(adapter)
         with self.engine.lock:
+            self.engine.adapt(chosen)
             return self.engine.rows(tokens)
 
     def embed(

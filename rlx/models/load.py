@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
+from rlx.models.adapter_files import open_adapter
 from rlx.models.build import ModelFile
 from rlx.models.encoders.build import EncoderFile, is_encoder
 from rlx.models.encoders.embed import EncoderModel
@@ -28,6 +30,8 @@ def load(
     quant: str | None = None,
     artifact: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
+    adapters: Sequence[str | os.PathLike[str]] = (),
+    merge: bool = False,
 ) -> LanguageModel | EncoderModel:
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
@@ -35,13 +39,18 @@ def load(
     `quant` ("int8", "Q8_0", "Q4_K_M", …) packs weights that are floats in the file, `dtype`
     ("bf16", "f16") says how those of an encoder are kept otherwise. `artifact` is a file that
     `rlx compile` made of this model: then nothing is compiled here. It is code. `draft` is a
-    smaller model of the same vocabulary, which guesses tokens that this one checks.
+    smaller model of the same vocabulary, which guesses tokens that this one checks. `adapters` are
+    loaded, to be asked for by name (`load_adapter`), or with `merge` added to the weights for good.
     """
     path = resolve(path_or_name)
     file = open_model(path)
     shipped = None if artifact is None else Shipped.open(Path(artifact))
     if is_encoder(file):
+        if adapters:
+            raise OptionError("for language models only", where="adapters", got=len(adapters))
         return _encoder(EncoderFile.of(path, file), device, context, threads, dtype, quant, shipped)
+    if merge and shipped is not None:
+        raise OptionError("an artifact has weights of its own", where="merge", got=merge)
     if dtype is not None:
         raise OptionError("for encoders only", where="dtype", got=dtype)
     smaller = None if draft is None else _draft(draft, device, context, threads, kv)
@@ -52,11 +61,16 @@ def load(
         kv = shipped.setting("kv", None if kv == "f16" else kv)  # which nobody need have asked for
         quant = shipped.setting("quant", quant)
     model = ModelFile.of(path, file, quant)
+    if merge:
+        model.merged = tuple(open_adapter(adapter, model) for adapter in adapters)
     CacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
     engine = Engine(
         model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, shipped=shipped
     )
-    return LanguageModel(model, engine, smaller)
+    made = LanguageModel(model, engine, smaller)
+    for adapter in () if merge else adapters:
+        made.load_adapter(adapter)
+    return made
 
 
 def _draft(

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
+from rlx.models.adapters import AdapterForm, state_names
 from rlx.models.weights import Weight, Weights
 
 Tensor = Any  # a value of the module
@@ -24,7 +25,9 @@ class Parts:
     g: GraphModule
     config: Any
     weights: Weights
+    form: AdapterForm | None = field(default=None, kw_only=True)  # of an adapter to run with
     params: dict[str, Array] = field(default_factory=dict, kw_only=True)
+    adapted: set[str] = field(default_factory=set, kw_only=True)  # weights that took the adapter
     _values: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
     _packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, kw_only=True)
 
@@ -50,13 +53,27 @@ class Parts:
     def product(
         self, x: Tensor, weight: Weight, bias: Tensor = None, activation: str | None = None
     ) -> Tensor:
-        packed = self.packed(weight)
-        if packed is None:
+        packed, added = self.packed(weight), self._added(x, weight)
+        if packed is not None:
+            y = self.g.dequant_matmul(x, *packed, scheme=weight.scheme or weight.wanted)
+        elif added is not None:
+            y = self.g.linear(x, self.param(weight.name), transposed=True)
+        else:
             w = self.param(weight.name)
             return self.g.linear(x, w, bias, activation=activation, transposed=True)
-        y = self.g.dequant_matmul(x, *packed, scheme=weight.scheme or weight.wanted)
+        y = y if added is None else y + added
         y = y if bias is None else y + bias
         return y if activation is None else self.g.hir_mir(activation, [y])
+
+    def _added(self, x: Tensor, weight: Weight) -> Tensor | None:
+        """What an adapter adds to the product with a weight."""
+        if self.form is None or weight.name not in self.form.weights:
+            return None
+        self.adapted.add(weight.name)
+        (out, inner), rank = weight.shape, self.form.rank
+        first, second = state_names(weight.name)
+        narrow = self.g.hir_mir("matmul", [x, self.g.state(first, [inner, rank], "f32")])
+        return self.g.hir_mir("matmul", [narrow, self.g.state(second, [rank, out], "f32")])
 
     def packed(self, weight: Weight) -> tuple[Tensor, ...] | None:
         """A packed weight, with what its scheme keeps beside it; None where it is plain."""

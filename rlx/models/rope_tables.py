@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import UnsupportedError
+from rlx.ir.op import Array
 from rlx.models.config import RopeConfig
 
 Table = Any  # f32 [positions, n_rot / 2]
@@ -91,3 +92,15 @@ def _longrope(rope: RopeConfig, frequencies: Any, context: int) -> tuple[Any, fl
     if scale == 1.0 and rope.factor > 1:
         scale = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))
     return frequencies / np.asarray(factors, np.float64), scale
+
+
+def pairs_together(rows: Array, heads: int) -> Array:
+    """The two numbers that turn together become neighbours, not half a head apart."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def pairs_apart(rows: Array, heads: int) -> Array:
+    """The other way round."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -50,6 +50,7 @@ class GenerationSettings:
     logprobs: int = 0
     overflow: str = "error"  # or "shift": drop the older half of the context and go on
     speculate: int | None = None  # tokens guessed ahead, from the text so far or by a draft model
+    adapter: str | None = None  # the name of one that is loaded
     json_schema: Mapping[str, Any] | str | None = None  # the answer is JSON that fits the schema
     regex: str | None = None  # the answer matches
     grammar: str | None = None  # the answer is of the language of a GBNF (or Lark) grammar
@@ -87,6 +88,8 @@ class GenerationSettings:
                 wrong.append(("logit_bias", {token: bias}, "token ids to numbers"))
         if self.seed is not None and not _is_whole(self.seed):
             wrong.append(("seed", self.seed, "a whole number or None"))
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            wrong.append(("adapter", self.adapter, "a name or None"))
         for name, got, expected in wrong:
             raise OptionError("not what is expected", where=name, got=repr(got), expected=expected)
 

@@ -18,7 +18,7 @@ from rlx.ir.op import Array
 from rlx.ir.quant import GGUF_SCHEMES
 from rlx.models.build import ModelFile
 from rlx.models.config import ModelConfig
-from rlx.models.rope_tables import stretching
+from rlx.models.rope_tables import pairs_together, stretching
 from rlx.models.weights import Weight
 
 # model_type → general.architecture
@@ -124,11 +124,5 @@ def _change(name: str, c: ModelConfig, arch: str) -> Callable[[Array], Array] | 
     if c.norm_offset and name.endswith("norm.weight"):
         return partial(np.add, np.float32(c.norm_offset))
     if arch == "llama" and name.endswith(_REORDERED):
-        return partial(_pairs_together, heads=c.heads if "attn_q" in name else c.kv_heads)
+        return partial(pairs_together, heads=c.heads if "attn_q" in name else c.kv_heads)
     return None
-
-
-def _pairs_together(rows: Array, heads: int) -> Array:
-    """The two numbers that turn together become neighbours, not half a head apart."""
-    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
-    return halves.swapaxes(1, 2).reshape(rows.shape)

@@ -27,6 +27,7 @@ def pooled(engine: Engine, texts: Sequence[Sequence[int]], pooling: str) -> Any:
     for row, tokens in zip(found, texts, strict=True):
         if len(tokens):
             with engine.lock:
+                engine.adapt(None)
                 states = engine.rows(tokens, "hidden")
             row[:] = states[-1] if pooling == "last" else states.mean(0)
     return found

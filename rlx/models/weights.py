@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import FormatError, InputError
+from rlx.errors import FormatError, InputError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.mixture import Mixture
@@ -68,7 +68,10 @@ class Weights:
         element: DType | None = None,
         config: Any = None,
         quant: Mixture | None = None,
+        changes: Mapping[str, Callable[[Array], Array]] | None = None,
     ) -> None:
+        """`changes` are made to plain weights by name, where adapters are merged into them."""
+        self._changes = changes or {}
         self.file, self._config, self._quant = file, config, quant
         self.is_gguf = isinstance(file, GgufFile)
         self._names, self._element = names or {}, element
@@ -90,7 +93,7 @@ class Weights:
                 found = self._stacked(name, source)
             else:
                 found = self._plain(name, source)
-            found = self.used[name] = self._to_be_packed(found)
+            found = self.used[name] = self._to_be_packed(self._changed(found))
         return found
 
     def _plain(self, name: str, stored: str) -> Weight:
@@ -102,6 +105,20 @@ class Weights:
         if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
             array = array.astype(self._element.numpy)
         return Weight(name, array, shape, scheme)
+
+    def _changed(self, weight: Weight) -> Weight:
+        change = self._changes.get(weight.name)
+        if change is None:
+            return weight
+        if weight.scheme is not None:
+            raise UnsupportedError(
+                "an adapter cannot be merged into packed weights", where=self.file.name,
+                got=f"{weight.name}: {weight.scheme}", expected="floats",
+                hint="leave out merge=True: the adapter then runs beside them",
+            )  # fmt: skip
+        array = weight.array
+        changed = Deferred(weight.shape, DType.of(array.dtype), lambda: change(array))
+        return replace(weight, array=changed)
 
     def _to_be_packed(self, weight: Weight) -> Weight:
         """The weight, marked with what `quant` picks for it."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.errors import InputError, OptionError
+from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.formats.fetch import resolve
 from rlx.models.answer import Generation
 from rlx.models.batch.draw import Sampler
@@ -84,6 +84,11 @@ class Engine:
         return [reply.wait() for reply in replies]
 
     def _submit(self, tokens: list[int], settings: GenerationSettings) -> Reply:
+        if settings.adapter is not None:
+            raise UnsupportedError(
+                "adapters are not chosen among many requests yet", where="adapter",
+                got=settings.adapter, hint="load the model with rlx.load, or use a merged one",
+            )  # fmt: skip
         vocab, context = self.model.config.vocab, self.model.context
         request = Request(tokens, settings, self.tokenizer, vocab, context)
         self._check(request)

@@ -1,0 +1,93 @@
+"""LoRA adapters: y + (x · A) · B beside the product with a weight, chosen for each request.
+
+A and B are states of the graph, bound before a run: executables are made for the weights that are
+adapted and for a rank, rounded up to a power of two, so that adapters of the same form share them,
+and a change of adapter is a change of pointers. Or A · B is added to plain weights once: `merged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from rlx.ir.op import Array
+from rlx.specialize.key import make_key
+
+_LEAST_RANK = 8
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to a weight [out, in]: b · a."""
+
+    a: Array  # f32 [rank, in]
+    b: Array  # f32 [out, rank], with the adapter's scale in it
+
+
+@dataclass(frozen=True)
+class AdapterForm:
+    """What executables depend on: the names of the weights that are adapted, and a rank."""
+
+    weights: tuple[str, ...]
+    rank: int
+
+    @cached_property
+    def name(self) -> str:
+        return make_key("adapter", {"weights": self.weights, "rank": self.rank})[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """An adapter in memory, for one model."""
+
+    path: Path
+    parts: Mapping[str, LowRank]  # by the names of weights
+
+    @cached_property
+    def form(self) -> AdapterForm:
+        rank = max(_LEAST_RANK, *(len(part.a) for part in self.parts.values()))
+        return AdapterForm(tuple(sorted(self.parts)), 1 << (rank - 1).bit_length())
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what it adds to which weights."""
+        found = sha256()
+        for weight, part in sorted(self.parts.items()):
+            found.update(f"{weight} {part.a.shape} {part.b.shape}".encode())
+            found.update(part.a.tobytes() + part.b.tobytes())
+        return found.hexdigest()
+
+    @cached_property
+    def states(self) -> dict[str, Array]:
+        """A [in, rank] and B [rank, out] of each weight; ranks above its own are zeros."""
+        found: dict[str, Array] = {}
+        for weight, part in self.parts.items():
+            rank, (out, inner) = len(part.a), (len(part.b), part.a.shape[1])
+            a = np.zeros((inner, self.form.rank), np.float32)
+            b = np.zeros((self.form.rank, out), np.float32)
+            a[:, :rank], b[:rank] = part.a.T, part.b.T
+            found |= zip(state_names(weight), (a, b), strict=True)
+        return found
+
+
+def state_names(weight: str) -> tuple[str, str]:
+    return f"{weight}.lora_a", f"{weight}.lora_b"
+
+
+def merged(adapters: Sequence[Adapter]) -> dict[str, Callable[[Array], Array]]:
+    """What becomes of the weights that adapters are merged into, by name."""
+    names = {name for adapter in adapters for name in adapter.parts}
+    parts = {n: [a.parts[n] for a in adapters if n in a.parts] for n in names}
+    return {name: partial(_sum, parts[name]) for name in names}
+
+
+def _sum(parts: Sequence[LowRank], weight: Array) -> Array:
+    total = weight.astype(np.float32)
+    for part in parts:
+        total += part.b @ part.a
+    return total.astype(weight.dtype)
