@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli import console
-from rlx.cli.options import Loading, Running
+from rlx.cli.options import Loading
 from rlx.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -43,17 +44,13 @@ def find_model(name: str) -> Path:
 def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
     """A model of any kind, ready to run."""
     path = find_model(name)
+    asked = {name: value for name, value in asdict(loading).items() if value is not None}
+    if asked.get("draft"):
+        asked["draft"] = find_model(asked["draft"])
     with console.working(f"loading {name}"):
         from rlx.models.load import load
 
-        return load(
-            path,
-            device=loading.device,
-            context=loading.context,
-            threads=loading.threads,
-            kv=loading.kv,
-            artifact=loading.artifact if isinstance(loading, Running) else None,
-        )
+        return load(path, **asked)
 
 
 def load_model(name: str, loading: Loading) -> LanguageModel:

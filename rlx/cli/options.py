@@ -103,6 +103,27 @@ class Running(Loading):
     """How a model that will run is loaded."""
 
     artifact: Artifact = None
+    quant: Annotated[
+        str | None,
+        _load("--quant", "-q", help="Pack weights that are floats: Q8_0, Q4_K_M, int8, …"),
+    ] = None
+    draft: Annotated[
+        str | None,
+        _load(
+            "--draft",
+            metavar="MODEL",
+            help="A smaller model of the same vocabulary that guesses tokens ahead.",
+            autocompletion=model_names,
+        ),
+    ] = None
+    adapters: Annotated[
+        list[Path] | None,
+        _load(
+            "--load-adapter",
+            metavar="PATH",
+            help="A LoRA adapter, to be asked for with --adapter. May be repeated.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +183,23 @@ class Sampling:
         _sample(help="When the context is full: error, or shift.", show_default="error"),
     ] = None
 
+    speculate: Annotated[
+        int | None,
+        _sample(help="Tokens guessed ahead and checked in one run; none, or 4 with --draft."),
+    ] = None
+    adapter: Annotated[
+        str | None, _sample(metavar="NAME", help="One of the adapters that were loaded.")
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        _sample(metavar="FILE_OR_TEXT", help="The answer is JSON of this schema."),
+    ] = None
+    regex: Annotated[str | None, _sample(help="The answer matches this expression.")] = None
+    grammar: Annotated[
+        str | None,
+        _sample(metavar="FILE_OR_TEXT", help="The answer follows this GBNF or Lark grammar."),
+    ] = None
+
     def settings(self) -> dict[str, Any]:
         """What was asked for, checked, as the models take it."""
         from rlx.models.sampling import GenerationSettings
@@ -170,9 +208,20 @@ class Sampling:
         asked["stop"] = tuple(self.stop) if self.stop else None
         asked["stop_tokens"] = frozenset(self.stop_tokens) if self.stop_tokens else None
         asked["logit_bias"] = parse_bias(self.logit_bias) if self.logit_bias else None
+        asked |= {n: file_or_text(getattr(self, n)) for n in ("json_schema", "grammar")}
         given = {name: value for name, value in asked.items() if value is not None}
         GenerationSettings(**given)
         return given
+
+
+def file_or_text(given: str | None) -> str | None:
+    """What a file holds, where the argument names one; else the argument."""
+    try:
+        if given is not None and Path(given).is_file():
+            return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError):  # a text that is too long for a name, or has zeros in it
+        pass
+    return given
 
 
 def parse_bias(pairs: list[str]) -> dict[int, float]:
