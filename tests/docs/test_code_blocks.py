@@ -1,7 +1,8 @@
 """Every block in README, CONTRIBUTING and docs is run, or it is a command that is understood.
 
 The Python blocks of a page are one program, from top to bottom. A block with a title is a file
-beside it, and a text block behind a Python block is what it prints.
+beside it, a text block behind a Python block is what it prints, and commands on files that it wrote
+are run.
 """
 
 from __future__ import annotations
@@ -12,9 +13,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from blocks import CUT, PAGES, ROOT, blocks, fits, promised, script
+from blocks import CUT, PAGES, ROOT, blocks, commands, fits, promised, script
 
 LANGUAGES = {"", "python", "console", "text"}
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    """What a program prints."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -27,13 +36,12 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
             (tmp_path / block.title).write_text(block.text, encoding="utf-8")
     program = tmp_path / f"{page.stem}.py"
     program.write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, program.name], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.split(f"{CUT}\n")
+    printed = run_python(tmp_path, program.name).split(f"{CUT}\n")
     for number, wanted in promised(found).items():
         assert fits(printed[number], wanted), f"printed:\n{printed[number]}\nin docs:\n{wanted}"
+    for command in commands(page):
+        if any((tmp_path / word).is_file() for word in command.words):
+            assert run_python(tmp_path, "-m", "rlx", *command.words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -58,12 +66,4 @@ def test_text_fits_with_gaps() -> None:
 
 
 def test_the_example_runs() -> None:
-    done = subprocess.run(
-        [sys.executable, "examples/small_network.py"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "logits (2, 9, 100)" in done.stdout
+    assert "logits (2, 9, 100)" in run_python(ROOT, "examples/small_network.py")
