@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TITLE = re.compile(r'title="([^"]+)"')
+_ANYTHING = r"[^\n]*"  # on a line
 _ENDS = {"|", "<", ">", "&&"}
 CUT = "-- end of a block --"
 
@@ -47,9 +48,9 @@ def promised(found: list[Block]) -> dict[int, str]:
 
 def fits(printed: str, wanted: str) -> bool:
     """Whether it is that text; "…" stands for anything on its line, on a line alone for lines."""
-    lines = [".*" if line == "…" else re.escape(line).replace("…", "[^\n]*") for line in
-             wanted.strip().split("\n")]  # fmt: skip
-    return re.fullmatch("\n".join(lines), printed.strip(), re.DOTALL) is not None
+    lines = [re.escape(line).replace("…", _ANYTHING) for line in wanted.strip().split("\n")]
+    pattern = "\n".join(".*" if line == _ANYTHING else line for line in lines)
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 
 class Command(NamedTuple):
