@@ -72,6 +72,27 @@ def join_heads(x: Array, like: Array, layout: str) -> Array:
     return x if layout == "bhsd" else x.transpose(0, 2, 1, 3).reshape(like.shape)
 
 
+def check_heads(op: Any) -> None:
+    """What the attributes of any attention must satisfy."""
+    for field in ("num_heads", "num_kv_heads", "head_dim"):
+        if getattr(op, field) < 1:
+            raise AttributeValueError(
+                "must be positive", where=f"{op.name}.{field}", got=getattr(op, field)
+            )
+    if op.num_heads % op.num_kv_heads:
+        raise AttributeValueError(
+            "query heads do not divide among the key heads", where=op.name,
+            got=f"num_heads={op.num_heads}", expected=f"a multiple of {op.num_kv_heads}",
+        )  # fmt: skip
+    if not (op.softcap >= 0 and math.isfinite(op.softcap)):
+        raise AttributeValueError(
+            "not a bound of scores", where=f"{op.name}.softcap", got=op.softcap,
+            expected="a positive number, or 0 for none",
+        )  # fmt: skip
+    if op.scale is not None and not math.isfinite(op.scale):
+        raise AttributeValueError("not a finite number", where=f"{op.name}.scale", got=op.scale)
+
+
 @op("attention")
 class Attention(Op):
     """softmax(scale · q kᵀ, masked) v per head; query head h uses key head h // (heads/kv_heads).
@@ -96,25 +117,7 @@ class Attention(Op):
     has_sinks: bool = False
 
     def check(self) -> None:
-        for field in ("num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, field) < 1:
-                raise AttributeValueError(
-                    "must be positive", where=f"{self.name}.{field}", got=getattr(self, field)
-                )
-        if self.num_heads % self.num_kv_heads:
-            raise AttributeValueError(
-                "query heads do not divide among the key heads", where=self.name,
-                got=f"num_heads={self.num_heads}", expected=f"a multiple of {self.num_kv_heads}",
-            )  # fmt: skip
-        if not (self.softcap >= 0 and math.isfinite(self.softcap)):
-            raise AttributeValueError(
-                "not a bound of scores", where=f"{self.name}.softcap", got=self.softcap,
-                expected="a positive number, or 0 for none",
-            )  # fmt: skip
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise AttributeValueError(
-                "not a finite number", where=f"{self.name}.scale", got=self.scale
-            )
+        check_heads(self)
         require_layout(self.q_layout, f"{self.name}.q_layout")
         require_layout(self.kv_layout, f"{self.name}.kv_layout")
         if self.kv_scheme not in (None, GGUF_SCHEMES["Q8_0"]):

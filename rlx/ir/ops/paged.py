@@ -22,6 +22,7 @@ from rlx.ir.ops._common import (
     rounded,
 )
 from rlx.ir.ops.attention import attention_weights, require_sinks
+from rlx.ir.ops.attention import check_heads
 from rlx.ir.shape import Shape
 
 
@@ -45,21 +46,12 @@ class PagedAttention(Op):
     softcap: float = 0.0
 
     def check(self) -> None:
-        for field in ("num_heads", "num_kv_heads", "head_dim", "page"):
-            if getattr(self, field) < 1:
+        check_heads(self)
+        for field, least in (("page", 1), ("window", 0)):
+            if getattr(self, field) < least:
                 raise AttributeValueError(
-                    "must be positive", where=f"{self.name}.{field}", got=getattr(self, field)
-                )
-        if self.num_heads % self.num_kv_heads:
-            raise AttributeValueError(
-                "query heads do not divide among the key heads", where=self.name,
-                got=f"num_heads={self.num_heads}", expected=f"a multiple of {self.num_kv_heads}",
-            )  # fmt: skip
-        for field in ("window", "softcap"):
-            if getattr(self, field) < 0:
-                raise AttributeValueError(
-                    "negative", where=f"{self.name}.{field}", got=getattr(self, field),
-                    expected="a positive number, or 0 for none",
+                    "out of range", where=f"{self.name}.{field}", got=getattr(self, field),
+                    expected=f"{least} or more",
                 )  # fmt: skip
 
     @property
