@@ -21,8 +21,7 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
-from rlx.ir.ops.attention import attention_weights, require_sinks
-from rlx.ir.ops.attention import check_heads
+from rlx.ir.ops.attention import attention_weights, check_heads, require_sinks
 from rlx.ir.shape import Shape
 
 
