@@ -15,6 +15,7 @@ from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
 from rlx.models.build import Described, ModelFile, describe
 from rlx.models.executables import Executables
+from rlx.models.recurrent import CARRIED
 from rlx.models.sampling import Penalties
 from rlx.models.shipped import Plan, Shipped
 from rlx.models.step import Step
@@ -169,13 +170,21 @@ class Engine:
                 hint='load the model with a larger context=, or use overflow="shift"',
             )  # fmt: skip
 
+    def _past(self) -> int:
+        """How many tokens come before those of the next run; before any, recurrent states are 0."""
+        if not self.tokens:
+            for name, state in self._states.items():
+                if name.startswith(CARRIED):
+                    state.fill(0)
+        return len(self.tokens)
+
     def feed(
         self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties | None = None
     ) -> tuple[int, Any]:
         """Run `tokens` after what the cache holds; the token drawn next, and the rng after it."""
         use = self.use("sample" if penalties is None else penalties.use)
         if len(tokens) == 1:
-            found = use.step.run(tokens[0], len(self.tokens), rng, settings, penalties)
+            found = use.step.run(tokens[0], self._past(), rng, settings, penalties)
             self.tokens.append(tokens[0])
             self.last_logits = use.step.logits
             return found
@@ -187,7 +196,7 @@ class Engine:
             part = tokens[start : start + self.chunk]
             graph = use.decode if len(part) == 1 else use.prefill
             ids = np.array([part], np.int32)
-            sizes = {"past_seq": len(self.tokens)}
+            sizes = {"past_seq": self._past()}
             more = start + self.chunk < len(tokens)  # then nothing is drawn yet
             until = Phase.STEADY_STATE if more else None
             results = graph.run(ids=ids, sizes=sizes, until=until, **given)
@@ -219,9 +228,7 @@ class Engine:
         for start in range(0, len(tokens), self.chunk):
             part = list(tokens[start : start + self.chunk])
             graph = use.decode if len(part) == 1 else use.prefill
-            (found,) = graph.run(
-                ids=np.array([part], np.int32), sizes={"past_seq": len(self.tokens)}
-            )
+            (found,) = graph.run(ids=np.array([part], np.int32), sizes={"past_seq": self._past()})
             self.tokens.extend(part)
             rows.append(found[0])
         return np.concatenate(rows)

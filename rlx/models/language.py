@@ -165,7 +165,8 @@ class LanguageModel:
         `adapter=name`, or none.
         """
         self._require_open()
-        name = Path(path).stem if name is None else name
+        place = Path(path).resolve()
+        name = (place.stem if place.is_file() else place.name) if name is None else name
         if name in self.adapters:
             raise OptionError("an adapter of that name is loaded", where="name", got=name)
         self.adapters[name] = open_adapter(path, self.model)

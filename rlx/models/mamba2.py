@@ -56,8 +56,8 @@ def _scan(net: Net, u: Tensor, step: Tensor, b: Tensor, to_read: Tensor, i: int)
     splits = (net.split(x, w) for x, w in ((u, wide), (step, wide), (b, narrow), (to_read, narrow)))
     for group, (u1, step1, b1, read1) in enumerate(zip(*splits, strict=True)):
         a, d = (_of_group(net, f"blk.{i}.ssm_{p}", group) for p in "ad")
-        state, start = carried(net, f"ssm.{i}.{group}", (1, width, c.state))
-        operands = [u1, step1, a, b1, read1, d, start]
+        state = carried(net, f"ssm.{i}.{group}", (1, width, c.state))
+        operands = [u1, step1, a, b1, read1, d, state]
         y, last = g.hir_mir("selective_scan", operands, has_d=True, has_state=True)
         carry(net, state, last)
         parts.append(y)

@@ -1,7 +1,8 @@
 """States that layers carry from token to token, and the convolution that comes before them.
 
 Beside the cache a sequence has states of f32, which every run replaces as a whole. They cannot be
-rewound: a run after no tokens begins with zeros, whatever a state holds, any other goes on from it.
+rewound to an earlier token. Who runs the first tokens of a sequence sets them to zeros before: to
+ask in the graph whether it has begun would cost more in each step than the step itself.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from rlx.errors import FormatError
-from rlx.ir.dim import sym
 from rlx.ir.op import Array
 from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig, RecurrentConfig
+
+CARRIED = "carried."  # what the names of such states begin with
 
 
 def recurrence(config: ModelConfig) -> RecurrentConfig:
@@ -22,12 +24,9 @@ def recurrence(config: ModelConfig) -> RecurrentConfig:
     return config.recurrent
 
 
-def carried(net: Net, name: str, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """A state, and what it is before the tokens of a run."""
-    g = net.g
-    state = g.state(name, list(dims), "f32")
-    begun = g.hir_mir("gt", [g.hir_mir("dim_value", dim=sym.PAST_SEQ), 0])
-    return state, g.hir_mir("where", [begun, state, 0.0])
+def carried(net: Net, name: str, dims: tuple[int, ...]) -> Tensor:
+    """A state as it is before the tokens of a run."""
+    return net.g.state(f"{CARRIED}{name}", list(dims), "f32")
 
 
 def carry(net: Net, state: Tensor, last: Tensor) -> None:
@@ -40,9 +39,9 @@ def convolved(net: Net, x: Tensor, i: int) -> Tensor:
     g, (_, seq, channels) = net.g, x.shape.dims
     weight = net.param(f"blk.{i}.ssm_conv1d.weight")
     before = weight.shape.dims[1] - 1
-    state, start = carried(net, f"conv.{i}", (1, before, channels))
-    y = g.depthwise_conv1d_causal(x, weight, start)
-    joined = g.hir_mir("concat", [start, x], axis=1)
+    state = carried(net, f"conv.{i}", (1, before, channels))
+    y = g.depthwise_conv1d_causal(x, weight, state)
+    joined = g.hir_mir("concat", [state, x], axis=1)
     carry(net, state, g.hir_mir("narrow", [joined], axis=1, start=seq, length=before))
     bias = f"blk.{i}.ssm_conv1d.bias"
     return g.hir_mir("silu", [y + net.param(bias) if bias in net.weights else y])
