@@ -19,6 +19,10 @@ WORDS = (
     *("cos_row", "cos_step", "sin_row", "sin_step", "positions_batch", "positions_row"),
 )
 
+# Bytes from what is read to what is fetched meanwhile, where nothing is in a cache: the halves of
+# heads and tables are too many short runs for a CPU to foresee.
+AHEAD = 1024
+
 
 @dataclass(frozen=True)
 class Rotate(KernelSpec):
@@ -138,7 +142,10 @@ class _Rotate:
     def _read(self, base: Value, name: str, at: Value, lanes: int) -> Value:
         f, dtype = self.f, getattr(self.spec, name)
         index = at * self.words[f"{name}_step"] if self.spec.gaps else at
-        return load(f, f.gep(base, index, memory_type(dtype)), dtype, lanes, self.type)
+        address = f.gep(base, index, memory_type(dtype))
+        if self.streams:
+            f.prefetch(address, AHEAD, locality=2)
+        return load(f, address, dtype, lanes, self.type)
 
     def _write(self, value: Value, out: Value, at: Value) -> None:
         f, dtype = self.f, self.spec.out

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
 
 _LARGE = 1 << 20
+_HUGE = 4 << 20
 
 
 @dataclass
@@ -87,10 +89,21 @@ def aligned_bytes(size: int) -> Array:
     a piece before would clear it, which costs more than all else about a new variant.
     """
     if size >= _LARGE:
-        return np.frombuffer(mmap(-1, size), np.uint8)
+        return np.frombuffer(_pages(size), np.uint8)
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Memory of the system; where it has huge pages, large pieces are made of them: a row of each
+    of several tensors would else take as many searches for where its page is."""
+    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel made without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def address_of(array: Any) -> int:

@@ -30,7 +30,8 @@ def exp(x: Value) -> Value:
 
 
 def exp_down(x: Value) -> Value:
-    """e^x for x <= 0, what a softmax wants. Error below 1.2 ulp; 0 where the result is denormal."""
+    """e^x for x <= 0, what a softmax wants. Error below 1.2 ulp; where the result is denormal, what
+    is given is no normal number either."""
     f, k = x.fn, real(x, "exp")
     if has_lookup(x):
         return _exp_by_table(x)
@@ -43,6 +44,7 @@ def _exp_by_table(x: Value) -> Value:
     """exp_down in f32 as 2^(n / 16) e^r, |r| <= ln 2 / 32: the fraction of the power comes from a
     table, and its whole part is added to the exponent of what was found there."""
     f, k = x.fn, F32
+    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)  # there the power's bits are all 0
     with f.exact():
         shifted = f.fma(x, f.const(16 / math.log(2), x.type), k.magic)
         whole = shifted - k.magic
@@ -51,7 +53,7 @@ def _exp_by_table(x: Value) -> Value:
     n = shifted.bits()
     power = (lookup(_SIXTEENTHS, n).bits() + (n << 19)).bits(x.type)
     p = f.fma(r * r, polynomial(r, _EXP_TINY), r)  # e^r - 1
-    return f.select(x < (1 - k.bias) * math.log(2), 0.0, f.fma(power, p, power))
+    return f.fma(power, p, power)
 
 
 def exp2(x: Value) -> Value:

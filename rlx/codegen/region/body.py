@@ -15,7 +15,6 @@ from rlx.codegen.region.nest import (
     Apply,
     Checked,
     Count,
-    Fold,
     Literal,
     Load,
     Nest,
@@ -34,6 +33,7 @@ from rlx.codegen.region.registers import (
     spread,
     to_memory,
 )
+from rlx.codegen.region.weights import is_weight
 from rlx.codegen.storage import stream
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType, c64
@@ -201,22 +201,10 @@ class Body:
             return self._checked(i, spot)
         if isinstance(i, Apply):
             operands = [(self.value(a, spot), self.nest.code[a].dtype) for a in i.args]
-            if self._is_weight(i):
+            if is_weight(self.nest, i):
                 return math.exp_down(operands[0][0])  # type: ignore[arg-type]
             return apply(self.f, i.record, operands, i.dtype)
         raise CodegenError("a fold is not known yet", where="region", got=repr(i))
-
-    def _is_weight(self, i: Apply) -> bool:
-        """Whether this is e^(x - max x), of which nothing is above 1."""
-        code = self.nest.code
-        if i.record.name != "exp" or i.dtype.bits < 32 or not i.dtype.is_float:
-            return False
-        low = code[i.operands[0]]
-        if not isinstance(low, Apply) or low.record.name != "sub":
-            return False
-        x, top = low.operands
-        peak = code[top]
-        return isinstance(peak, Fold) and peak.kind == "max" and peak.operand == x
 
     def _count(self, i: Count, spot: Spot) -> Value:
         total = self.number(i.start)

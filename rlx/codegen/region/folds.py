@@ -19,10 +19,13 @@ State = list[Value]
 
 
 class Accumulator:
-    """One fold of elements of `dtype`; `wide` sums are kept in f64, for joining many parts."""
+    """One fold of elements of `dtype`; `wide` sums are kept in f64, for joining many parts. A
+    maximum or minimum that `skips_nan` is one of the other elements."""
 
-    def __init__(self, f: Function, kind: str, dtype: DType, wide: bool = False) -> None:
-        self.f, self.kind, self.dtype = f, kind, dtype
+    def __init__(
+        self, f: Function, kind: str, dtype: DType, wide: bool = False, skips_nan: bool = False
+    ) -> None:
+        self.f, self.kind, self.dtype, self.skips_nan = f, kind, dtype, skips_nan
         self.positions = kind in ("argmax", "argmin")
         self.largest = kind in ("max", "argmax")
         self.wide = wide and self.widens
@@ -94,6 +97,8 @@ class Accumulator:
             return a + b if self.kind == "sum" else a * b
         if self.dtype.kind == "uint":
             return f.umax(a, b) if self.largest else f.umin(a, b)
+        if self.skips_nan and self.dtype.is_float:
+            return f.max_fast(b, a) if self.largest else f.min_fast(b, a)
         # The new one first: whether it is NaN is found out while the old one is still waited for.
         return f.max(b, a) if self.largest else f.min(b, a)
 

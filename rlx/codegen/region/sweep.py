@@ -10,6 +10,7 @@ from rlx.codegen.region.folds import Accumulator, State
 from rlx.codegen.region.nest import Apply, Fold
 from rlx.codegen.region.registers import Element, register_type, spread
 from rlx.codegen.region.stages import Pass, Stages
+from rlx.codegen.region.weights import may_lose_nan
 from rlx.ir.dtype import bool_
 
 Slots = list[list[State]]  # for each vector that is worked on at a time, the state of each fold
@@ -34,7 +35,9 @@ class Sweep:
 
     def accumulator(self, number: int, wide: bool = False) -> Accumulator:
         fold = self._fold(number)
-        return Accumulator(self.f, fold.kind, self.nest.code[fold.operand].dtype, wide)
+        skips_nan = fold.kind == "max" and may_lose_nan(self.nest, number)
+        dtype = self.nest.code[fold.operand].dtype
+        return Accumulator(self.f, fold.kind, dtype, wide, skips_nan)
 
     def _fold(self, number: int) -> Fold:
         found = self.nest.code[number]
