@@ -14,7 +14,7 @@ from rlx.codegen.attention import Problem
 from rlx.codegen.emit import Function, Type, Value, vec
 from rlx.codegen.target import Target
 
-_BLOCK_ROWS = 96  # enough to make up for copying keys and values once per block
+_NARROW = 4  # registers of a head up to which rows are padded less: its products are short
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,17 @@ class Tiling:
         """For a target; `rows` is the most that there can be of a key head (0: not known)."""
         lanes = problem.lanes(target)
         room = 24 if target.num_vector_registers >= 32 else 12  # registers for a tile
-        vectors = 3
-        if 0 < rows <= 2 * lanes and lanes % 4 == 0:
-            vectors = -(-rows // lanes)
-        tile_rows = 6 if vectors == 3 else 4
+        # A block is enough rows to make up for copying as many keys and values once for all.
+        vectors, tile_rows, keys, block = 3, 6, room // 3, 96
         columns = -(-problem.head_dim // lanes)
+        if room == 24 and columns <= _NARROW and lanes % 4 == 0:
+            vectors, tile_rows, keys, block = 2, 8, 8, 128
+        if 0 < rows <= 2 * lanes and lanes % 4 == 0:
+            vectors, tile_rows, block = -(-rows // lanes), 4, 96
+            keys = min(room // vectors, 12)
         slabs = -(-columns // (room // tile_rows))
         panel = vectors * lanes
-        panels = max(1, _BLOCK_ROWS // panel)
+        panels = max(1, block // panel)
         if rows:
             panels = min(panels, -(-rows // panel))
         return Tiling(
@@ -56,12 +59,12 @@ class Tiling:
             head_dim=problem.head_dim,
             lanes=lanes,
             vectors=vectors,
-            keys=min(room // vectors, 12),
+            keys=keys,
             rows=tile_rows,
             width=-(-columns // slabs),
             slabs=slabs,
             panels=panels,
-            block=96,
+            block=block,
         )
 
     @property

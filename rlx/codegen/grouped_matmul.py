@@ -107,6 +107,11 @@ class GroupedMatmul(Matmul):
     def words(self) -> list[str]:
         return [*super().words, "table", "w_expert"]
 
+    @property
+    def direct(self) -> bool:
+        """Rows that are read together do not lie together."""
+        return False
+
     def emit(self, m: Module) -> None:
         GroupedProduct(self, m).emit()
 

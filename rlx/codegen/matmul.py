@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from rlx.codegen.batches import batch_count, batch_start, batch_words
-from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
+from rlx.codegen.emit import Function, Module, Value, i64, ptr
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_finish import Epilogue, emit_finish
-from rlx.codegen.matmul_micro import ROWS, SIZES, Dots, Geometry, padded_rows
+from rlx.codegen.matmul_micro import LINE, ROWS, SIZES, Dots, Geometry, padded_rows
 from rlx.codegen.pack import emit_pack
 from rlx.codegen.storage import compute_type, memory_type
 from rlx.codegen.target import Target
@@ -60,6 +61,11 @@ class Matmul(KernelSpec):
         """Whether panels pass through scratch memory."""
         return not self.packed or self.panel is not self.w
 
+    @property
+    def direct(self) -> bool:
+        """Whether rows are read as they lie."""
+        return self.x_unit == "term" and memory_type(self.x) is compute_type(self.epilogue.out)
+
     def geometry(self, target: Target) -> Geometry:
         return Geometry.of(target, compute_type(self.epilogue.out))
 
@@ -68,8 +74,8 @@ class Matmul(KernelSpec):
         g, k = self.geometry(target), max(k, 1)
         terms = min(k, TERMS)
         tall = _up(min(rows, CHUNK), ROWS)
-        size = tall * terms
-        if not self.staged:
+        size = 0 if self.direct else tall * terms
+        if not self.staged and not self.direct:
             size = max(size, _up(min(rows, ROWS), 2) * k)
         total = _up(size * g.sums.bytes, 64)
         if self.staged:
@@ -83,6 +89,18 @@ class Matmul(KernelSpec):
         Product(self, m).emit()
 
 
+class Part(NamedTuple):
+    """A chunk's rows and a panel, from k on over a block of terms; `step` is the bytes from one k
+    of the panel to the next."""
+
+    rows: Value
+    panel: Value
+    step: Value
+    next: Value  # the panel after it
+    k: Value
+    terms: Value
+
+
 def _up(n: int, step: int) -> int:
     return -(-n // step) * step
 
@@ -93,11 +111,10 @@ class Product:
     def __init__(self, spec: Matmul, m: Module, routed: bool = False) -> None:
         g = spec.geometry(m.target)
         self.spec, self.g, self.columns = spec, g, spec.epilogue.columns(g)
-        self.dots = Dots(m, g, spec.panel, (1,) if spec.one else SIZES)
-        self.step = g.width * memory_type(spec.panel).bytes
-        # One row that needs no conversion is packed as it is.
-        self.direct = spec.one and spec.x_unit == "term" and memory_type(spec.x) is g.sums
-        if not self.direct:
+        sizes = (1,) if spec.one else SIZES
+        self.dots = Dots(m, g, spec.panel, sizes, not spec.direct, not spec.staged)
+        self.step = self.dots.step
+        if not spec.direct:
             self.pack_x = emit_pack(m, "pack_x", spec.x, g.sums, spec.x_unit, routed)
         if spec.staged:
             compute = None if spec.panel is spec.w else memory_type(spec.panel)
@@ -163,12 +180,13 @@ class Product:
         """This worker's packed rows, packed panel and tiles, `offset` bytes into the scratch."""
         f, size = self.f, self.g.sums.bytes
         self.cut_terms(self["m"])
-        self.packed_rows = f.gep(self["scratch"], offset)
-        tall = f.ceil_div(per_chunk, 2) * 2
-        room = tall * self.terms
-        if self.routed and not self.spec.staged:
-            room = f.max(room, f.min(tall, ROWS) * self["k"])  # some chunks have few rows
-        after = f.gep(self.packed_rows, _round_up(room * size))
+        self.packed_rows = after = f.gep(self["scratch"], offset)
+        if not self.spec.direct:
+            tall = f.ceil_div(per_chunk, 2) * 2
+            room = tall * self.terms
+            if self.routed and not self.spec.staged:
+                room = f.max(room, f.min(tall, ROWS) * self["k"])  # some chunks have few rows
+            after = f.gep(self.packed_rows, _round_up(room * size))
         self.packed_panel = after
         if self.spec.staged:
             after = f.gep(after, _round_up(self.terms * self.step))
@@ -196,45 +214,45 @@ class Product:
                 rows_at = self._pack_rows(f.gep(x, k * self["x_term"]), rows, terms)
                 for p in f.range(start, stop):
                     panel = self._place(w, p, k, terms)
+                    next_ = self._next(w, f.min(p + 1, last - 1), k)
                     slot = f.select(self.single, 0, (p - start) * f.ceil_div(rows, ROWS))
-                    self._tiles(rows_at, panel, k, terms, rows, slot, at, p * self.columns)
+                    part = Part(rows_at, *panel, next_, k, terms)
+                    self._tiles(part, rows, slot, at, p * self.columns)
 
-    def _tiles(
-        self,
-        a: Value,
-        panel: tuple[Value, Value],
-        k: Value,
-        terms: Value,
-        rows: Value,
-        slot: Value,
-        at: Value,
-        column: Value,
-    ) -> None:
-        """All packed rows against one panel, over one block of k."""
-        f, g = self.f, self.g
-        is_last = k + self.terms >= self["k"]
+    def _tiles(self, part: Part, rows: Value, slot: Value, at: Value, column: Value) -> None:
+        """All rows of a chunk against one panel, over one block of k."""
+        f, g, dots = self.f, self.g, self.dots
+        line = self["x_line"] if self.spec.direct else part.terms * g.sums.bytes
+        is_last = part.k + self.terms >= self["k"]
         for r in f.range(0, rows, ROWS):
-            index = slot + f.select(self.single, 0, r.udiv(ROWS))
-            tile = f.gep(self.tiles, index, g.tile_bytes)
-            f.if_(k.eq(0), partial(self._clear, tile))
+            number = r.udiv(ROWS)
+            tile = f.gep(self.tiles, slot + f.select(self.single, 0, number), g.tile_bytes)
             left = f.min(rows - r, ROWS)
-            lines = f.gep(a, r * terms, g.sums)
-            self.dots.call(f, padded_rows(f, left), terms, lines, *panel, tile)
-            route = f.gep(self.route, r, 4)
             to = at + r * self["n"] + column
+            if not self.routed:
+                f.if_(is_last, partial(self._ask, left, to))
+            ahead = dots.ahead(f, number, part.panel, part.terms, part.next)
+            dots.call(
+                f, left, f.gep(part.rows, r * line), line, part.terms, part.panel, part.step, tile,
+                part.k, ahead,
+            )  # fmt: skip
+            route = f.gep(self.route, r, 4)
             f.if_(is_last, partial(self._finish, tile, left, to, column, route))
+
+    def _ask(self, rows: Value, at: Value) -> None:
+        """For the memory of a tile's result: it comes while the tile is summed."""
+        f, size = self.f, memory_type(self.spec.epilogue.out).bytes
+        for i in f.range(0, rows):
+            row = f.gep(self["out"], at + i * self["n"], size)
+            for line in range(0, self.columns * size, LINE):
+                f.prefetch(row, line)
 
     def _finish(self, tile: Value, rows: Value, at: Value, column: Value, route: Value) -> None:
         self.f.call(self.finish, self.f["words"], tile, rows, at, column, route)
 
-    def _clear(self, tile: Value) -> None:
-        f, zero = self.f, self.f.const(0, vec(self.g.lanes, self.g.sums))
-        for at in f.range(0, self.g.tile_bytes, zero.type.bytes):
-            f.store(zero, tile, at)
-
     def _pack_rows(self, x: Value, rows: Value, terms: Value) -> Value:
         f = self.f
-        if self.direct:
+        if self.spec.direct:
             return x
         strides = self["x_line"], self["x_term"]
         for r in f.range(0, rows, ROWS):
@@ -258,6 +276,10 @@ class Product:
             lambda: (self._panel(w, p, k, terms), step),
         )
         return b, step
+
+    def _next(self, w: Value, p: Value, k: Value) -> Value:
+        """Where panel p is to be asked for."""
+        return w if self.spec.staged else self._panel(w, p, k, k)
 
     def _source(self, w: Value, p: Value, k: Value) -> Value:
         """Where panel p of an unpacked weight begins."""

@@ -1,8 +1,8 @@
 """The register-blocked heart of every product: a tile of a few rows by one panel of columns.
 
 A panel is `width` columns of a weight, `[K][width]`, so that one step of k is one run of memory.
-Rows come packed beside it, `[K][rows]` in the type of the sums. The tile, `[rows][width]`, is held
-in registers while k runs; it is read and written in memory once per call.
+Rows come as they lie in memory, or packed beside it, `[K][rows]` in the type of the sums. The tile,
+`[rows][width]`, is held in registers while k runs; it is written to memory once per call.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from rlx.ir.dtype import DType
 ROWS = 6  # of the full tile; a remainder runs in one of the smaller ones
 SIZES = (6, 4, 2, 1)
 _CHAINS = 8  # additions that must be under way to keep two units of latency 4 busy
+
+LINE = 64  # bytes of the cache
+_LINES = 2  # of the next panel that each step of k asks for: the first tiles of a panel bring it
 
 # Bytes ahead of the weights that a product of one or two rows asks for, as it runs at the speed of
 # memory. With 512-bit vectors the loop is short enough for the CPU to look ahead by itself.
@@ -61,34 +64,58 @@ def padded_rows(f: Function, rows: Value) -> Value:
 
 
 class Dots:
-    """The functions of one module that add products to a tile, one per tile size."""
+    """The functions of one module that add products to a tile, one per tile size.
+
+    `packed`: rows come packed. `following`: while a panel is read, the next one is asked for.
+    """
 
     def __init__(
-        self, m: Module, geometry: Geometry, weight: DType, sizes: tuple[int, ...] = SIZES
+        self,
+        m: Module,
+        geometry: Geometry,
+        weight: DType,
+        sizes: tuple[int, ...] = SIZES,
+        packed: bool = True,
+        following: bool = False,
     ) -> None:
-        self.geometry = geometry
-        self.functions = {r: emit_dot(m, geometry, weight, r) for r in sizes}
+        self.geometry, self.packed = geometry, packed
+        self.step = geometry.width * memory_type(weight).bytes
+        self.asked = min(_LINES * LINE, self.step) if following else 0
+        self.functions = {
+            r: emit_dot(m, geometry, weight, r, packed, 0 if r <= 2 else self.asked) for r in sizes
+        }
 
-    def call(
-        self, f: Function, size: Value, terms: Value, a: Value, b: Value, step: Value, tile: Value
-    ) -> None:
-        """tile += a·b with a tile of `size` rows; `step`: bytes from one k of b to the next."""
+    def ahead(self, f: Function, tile: Value, panel: Value, terms: Value, next_: Value) -> Value:
+        """What the tile of that number asks for: its part of the next panel, or nothing new."""
+        if not self.asked:
+            return panel
+        parts = -(-self.step // self.asked)
+        part = f.gep(next_, tile * terms, self.asked)
+        return f.select(tile < parts, part, panel)
+
+    def call(self, f: Function, rows: Value, *given: Value) -> None:
+        """tile += a·b with `rows` rows; `given` are the other arguments of `dot`."""
 
         def run(function: Function) -> None:
-            f.call(function, terms, a, b, step, tile)
+            f.call(function, rows, *given)
 
-        f.switch(size, {r: partial(run, dot) for r, dot in self.functions.items()})
+        f.switch(padded_rows(f, rows), {r: partial(run, dot) for r, dot in self.functions.items()})
 
 
-def emit_dot(m: Module, geometry: Geometry, weight: DType, rows: int) -> Function:
-    """void dot(i64 terms, ptr a, ptr b, i64 step, ptr tile)"""
-    f = m.function(
-        f"dot{rows}",
-        [("terms", i64), ("a", ptr), ("b", ptr), ("step", i64), ("tile", ptr)],
-        internal=True,
-    )
-    dot = _Dot(f, geometry, weight, rows)
-    sums, terms = dot.read_tile(), f["terms"]
+def emit_dot(
+    m: Module, geometry: Geometry, weight: DType, rows: int, packed: bool, asked: int
+) -> Function:
+    """void dot(i64 count, ptr a, i64 line, i64 terms, ptr b, i64 step, ptr tile, i64 k, ptr ahead)
+
+    `count` of the rows exist; they are `line` bytes apart where they are not packed. `step` is
+    the bytes from one k of b to the next. The tile begins with zeros where `k` is 0. Each step asks
+    for `asked` bytes from `ahead` on.
+    """
+    params = [("count", i64), ("a", ptr), ("line", i64), ("terms", i64), ("b", ptr)]
+    params += [("step", i64), ("tile", ptr), ("k", i64), ("ahead", ptr)]
+    f = m.function(f"dot{rows}", params, internal=True)
+    dot = _Dot(f, geometry, weight, rows, packed, asked)
+    sums, terms = dot.start(), f["terms"]
     start: Value | int = 0
     if rows <= 2:
         # Few sums: unrolled, and with two sets of them, so that chains of additions are short.
@@ -103,38 +130,51 @@ def emit_dot(m: Module, geometry: Geometry, weight: DType, rows: int) -> Functio
 
 
 class _Dot:
-    def __init__(self, f: Function, geometry: Geometry, weight: DType, rows: int) -> None:
+    def __init__(
+        self, f: Function, geometry: Geometry, weight: DType, rows: int, packed: bool, asked: int
+    ) -> None:
         self.f, self.geometry, self.weight, self.rows = f, geometry, weight, rows
+        self.packed, self.asked = packed, asked
         self.places = [
             (i * geometry.width + j * geometry.lanes) * geometry.sums.bytes
             for i in range(rows)
             for j in range(geometry.vectors)
         ]
+        if not packed:
+            self.lines = [f.gep(f["a"], f["line"] * i) for i in range(rows - 1)]
+            # The last of an odd number of rows stands for the one that is not there.
+            self.lines.append(f.gep(f["a"], f["line"] * (f["count"] - 1)))
 
-    def read_tile(self) -> list[Value]:
+    def start(self) -> list[Value]:
+        """The sums so far."""
         type_ = vec(self.geometry.lanes, self.geometry.sums)
-        return [self.f.load(self.f["tile"], type_, at) for at in self.places]
+        return self.f.if_(
+            self.f["k"].eq(0),
+            lambda: [self.f.const(0, type_)] * len(self.places),
+            lambda: [self.f.load(self.f["tile"], type_, at) for at in self.places],
+        )
 
     def write_tile(self, sums: list[Value]) -> None:
         for value, at in zip(sums, self.places, strict=True):
             self.f.store(value, self.f["tile"], at)
 
     def step(self, k: Value, sums: Sequence[Value]) -> list[Value]:
-        f, size = self.f, self.geometry.sums.bytes
-        b = f.gep(f["b"], k * f["step"])
-        return self._products(f.gep(f["a"], k, self.rows * size), b, sums, 0)
+        f = self.f
+        for at in range(0, self.asked, LINE):
+            f.prefetch(f.gep(f["ahead"], k, self.asked), at)
+        return self._products(k, 0, f.gep(f["b"], k * f["step"]), sums)
 
     def steps(self, k: Value, count: int, sums: tuple[Value, ...]) -> list[Value]:
         """Several steps, into each set of sums in turn."""
-        f, size = self.f, self.geometry.sums.bytes
-        a, b = f.gep(f["a"], k, self.rows * size), f.gep(f["b"], k * f["step"])
+        f = self.f
+        b = f.gep(f["b"], k * f["step"])
         sets = self._sets(sums)
         for u in range(count):
             if not f.target.avx512:
-                for line in range(0, self.geometry.width * memory_type(self.weight).bytes, 64):
+                for line in range(0, self.geometry.width * memory_type(self.weight).bytes, LINE):
                     f.prefetch(b, AHEAD + line)
             here = u % len(sets)
-            sets[here] = self._products(a, b, sets[here], u * self.rows * size)
+            sets[here] = self._products(k, u, b, sets[here])
             b = f.gep(b, f["step"]) if u < count - 1 else b
         return [v for part in sets for v in part]
 
@@ -147,7 +187,7 @@ class _Dot:
         first, *second = self._sets(sums)
         return [a + b for a, b in zip(first, second[0], strict=True)] if second else first
 
-    def _products(self, a: Value, b: Value, sums: Sequence[Value], at: int) -> list[Value]:
+    def _products(self, k: Value, later: int, b: Value, sums: Sequence[Value]) -> list[Value]:
         f, g = self.f, self.geometry
         size = memory_type(self.weight).bytes
         columns = [
@@ -155,10 +195,20 @@ class _Dot:
         ]
         out = []
         for i in range(self.rows):
-            x = f.broadcast_load(a, g.sums, g.lanes, at + i * g.sums.bytes)
+            x = self._element(i, k, later)
             for j, column in enumerate(columns):
                 out.append(multiply_add(f, x, column, sums[i * g.vectors + j]))
         return out
+
+    def _element(self, row: int, k: Value, later: int) -> Value:
+        """Of a row, `later` terms behind k, in every lane."""
+        f, g = self.f, self.geometry
+        size = g.sums.bytes
+        if self.packed:
+            terms, at = f.gep(f["a"], k, self.rows * size), (later * self.rows + row) * size
+        else:
+            terms, at = f.gep(self.lines[row], k, size), later * size
+        return f.broadcast_load(terms, g.sums, g.lanes, at)
 
 
 def multiply_add(f: Function, a: Value, b: Value, c: Value) -> Value:

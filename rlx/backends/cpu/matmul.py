@@ -154,10 +154,11 @@ def _matmul_scratch(node: Node, target: Target, threads: int) -> int:
     case = plain_case(node)
     if node.output.dtype.kind == "complex":
         return 0
-    # Which axes become rows, or columns, depends on strides that are not known yet.
+    # Which axes become rows, or columns, depends on strides that are not known yet, and so does
+    # whether rows must be packed.
     rows = node.output.shape.with_dims(node.output.shape.dims[: None if case.n == 1 else -1])
     most = replace(case, m=rows.num_elements, n=rows.num_elements if case.n == 1 else case.n)
-    spec = spec_of(case, Epilogue(node.output.dtype))
+    spec = replace(spec_of(case, Epilogue(node.output.dtype)), x_unit="none")
     return worker_bytes(most, spec, target, node) * threads
 
 

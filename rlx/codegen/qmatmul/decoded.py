@@ -45,6 +45,11 @@ class DecodedMatmul(Matmul):
     def label(self) -> str:
         return f"decoded_matmul {self.scheme}"
 
+    @property
+    def direct(self) -> bool:
+        """Rows are copied: of few, some more than there are may be read."""
+        return False
+
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         terms = block_terms(self.scheme)
         g, tall = self.geometry(target), _up(min(rows, CHUNK), ROWS)
