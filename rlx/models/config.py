@@ -20,8 +20,14 @@ GGUF_NAMES = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "qwen3next": "qwen3_next",
+    "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
 }
 _RAW_SCORES = ("deepseek_v2", "olmoe", "qwen2_moe")  # do not normalise, unless the file says so
+
+
+_EXPERT_SIZE = "moe_intermediate_size"
+_DELTA = ("qwen3_next", "qwen3_5")  # with layers of a gated delta rule
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         arch=name,
         vocab=embedding.shape[0],
         hidden=hidden,
-        layers=need("block_count"),
+        layers=need("block_count") - get("nextn_predict_layers", 0),  # those only guess ahead
         heads=heads,
         kv_heads=get("attention.head_count_kv", heads),
         head_dim=head_dim,
@@ -260,8 +266,7 @@ def from_hf(folder: HfFolder) -> ModelConfig:
     arch = c.get("model_type")
     if not isinstance(arch, str):
         raise FormatError("no model_type in config.json", where=folder.name)
-    if arch == "gemma3_text":
-        arch = "gemma3"
+    arch = arch.removesuffix("_text")  # of a model that also sees
     if arch == "gpt2":
         return _hf_gpt2(c).check(folder.name)
     if arch == "mamba2":
@@ -279,7 +284,7 @@ def from_hf(folder: HfFolder) -> ModelConfig:
         heads=heads,
         kv_heads=c.get("num_key_value_heads") or heads,
         head_dim=head_dim,
-        ffn=_need(c, "intermediate_size", folder),
+        ffn=_need(c, "intermediate_size" if "intermediate_size" in c else _EXPERT_SIZE, folder),
         context=c.get("max_position_embeddings", 2048),
         eps=_hf_eps(c),
         rope=rope,
@@ -291,7 +296,7 @@ def from_hf(folder: HfFolder) -> ModelConfig:
         residual_scale=c.get("residual_multiplier", 1.0),
         logit_scale=c.get("logit_scale") or 1 / c.get("logits_scaling", 1.0),
         parallel=c.get("use_parallel_residual", True),
-        norm_offset=1.0 if arch.startswith("gemma") or arch == "qwen3_next" else 0.0,
+        norm_offset=1.0 if arch.startswith(("gemma", *_DELTA)) else 0.0,
         experts=_hf_experts(c, arch, folder),
         latent=_hf_latent(c),
         recurrent=_hf_recurrent(c, folder),
@@ -396,7 +401,7 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
     # longrope states how far it stretches by the two lengths
     longest = c.get("max_position_embeddings", 0)
     stretch = longest / original if original and "long_factor" in given else 1.0
-    whole = 0.25 if c.get("model_type") == "qwen3_next" else 1.0  # where nothing is said
+    whole = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # where nothing is said
     turned = c.get("partial_rotary_factor", c.get("rotary_pct", whole))
     share = given.get("partial_rotary_factor", turned)
     factor = float(given.get("factor") or stretch)

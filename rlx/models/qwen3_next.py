@@ -10,8 +10,17 @@ from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig
 from rlx.models.llama import embed, finish
 from rlx.models.qwen2_moe import HF_NAMES as _QWEN
-from rlx.models.recurrent import carried, carry, convolved, decay, each, recurrence, squeezed
-from rlx.models.weights import Made
+from rlx.models.recurrent import (
+    all_of,
+    carried,
+    carry,
+    convolved,
+    decay,
+    each,
+    recurrence,
+    squeezed,
+)
+from rlx.models.weights import Made, Names
 
 _LAYER = "model.layers.{i}"
 _LINEAR = f"{_LAYER}.linear_attn"
@@ -35,7 +44,7 @@ def _by_key(config: ModelConfig, joined: Array) -> list[Array]:
     return np.split(joined.reshape(c.groups, -1, joined.shape[1]), ends, axis=1)
 
 
-HF_NAMES = {
+HF_NAMES: Names = {
     **_QWEN,
     "blk.{i}.post_attention_norm.weight": f"{_LAYER}.post_attention_layernorm.weight",
     "blk.{i}.attn_qkv.weight": Made((f"{_LINEAR}.in_proj_qkvz.weight",), _qkv),
@@ -82,7 +91,8 @@ def _delta_net(net: Net, x: Tensor, i: int) -> Tensor:
     shared, keys = c.heads // c.groups, c.groups * c.state
     mixed = convolved(net, net.linear(x, f"blk.{i}.attn_qkv"), i)
     q, k, v = net.split(mixed, [keys, keys, c.inner])
-    q, k = (g.hir_mir("l2_norm", [each(net, part, shared, c.state)]) for part in (q, k))
+    spread = all_of if net.config.arch != "qwen3_next" and net.weights.is_gguf else each
+    q, k = (g.hir_mir("l2_norm", [spread(net, part, shared, c.state)]) for part in (q, k))
     v = each(net, v, 1, c.value)
     beta, change = _gates(net, x, i)
     state = carried(net, f"delta.{i}", (1, c.heads, c.state, c.value))
@@ -95,16 +105,25 @@ def _delta_net(net: Net, x: Tensor, i: int) -> Tensor:
 
 def _gates(net: Net, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     """(how much of a token is written, the logarithm of what stays before), [1, seq, heads]"""
-    c, g, seq = recurrence(net.config), net.g, x.shape.dims[1]
+    g = net.g
+    if f"blk.{i}.ssm_ba.weight" in net.weights:
+        beta, step = _by_key_head(net, net.linear(x, f"blk.{i}.ssm_ba"))
+    else:
+        beta, step = (net.linear(x, f"blk.{i}.ssm_{part}") for part in ("beta", "alpha"))
+    step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
+    return g.hir_mir("sigmoid", [beta]), step * net.param(f"blk.{i}.ssm_a")
+
+
+def _by_key_head(net: Net, joined: Tensor) -> tuple[Tensor, Tensor]:
+    """The two gates of the heads of each key, which come together."""
+    c, g, seq = recurrence(net.config), net.g, joined.shape.dims[1]
     shared = c.heads // c.groups
-    joined = net.linear(x, f"blk.{i}.ssm_ba")
     joined = g.hir_mir("reshape", [joined], dims=(1, seq, c.groups, 2 * shared))
     beta, step = (
         g.hir_mir("reshape", [part], dims=(1, seq, c.heads))
         for part in net.split(joined, [shared, shared])
     )
-    step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
-    return g.hir_mir("sigmoid", [beta]), step * net.param(f"blk.{i}.ssm_a")
+    return beta, step
 
 
 __all__ = ["HF_NAMES", "configure", "embed", "finish", "layer"]

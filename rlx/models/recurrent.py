@@ -58,8 +58,21 @@ def decay(config: ModelConfig, logarithm: Array) -> Array:
 
 def each(net: Net, x: Tensor, count: int, width: int) -> Tensor:
     """[1, seq, heads · width] -> [1, seq, heads · count, width]: each head `count` times."""
-    g, seq = net.g, x.shape.dims[1]
     heads = x.shape.dims[2] // width
-    x = g.hir_mir("reshape", [x], dims=(1, seq, heads, 1, width))
-    x = g.hir_mir("expand", [x], dims=(1, seq, heads, count, width))
-    return g.hir_mir("reshape", [x], dims=(1, seq, heads * count, width))
+    return _expanded(net, x, (heads, 1, width), (heads, count, width))
+
+
+def all_of(net: Net, x: Tensor, count: int, width: int) -> Tensor:
+    """The same in another order: all heads, and all again."""
+    heads = x.shape.dims[2] // width
+    return _expanded(net, x, (1, heads, width), (count, heads, width))
+
+
+def _expanded(
+    net: Net, x: Tensor, once: tuple[int, int, int], often: tuple[int, int, int]
+) -> Tensor:
+    g, seq = net.g, x.shape.dims[1]
+    x = g.hir_mir(
+        "expand", [g.hir_mir("reshape", [x], dims=(1, seq, *once))], dims=(1, seq, *often)
+    )
+    return g.hir_mir("reshape", [x], dims=(1, seq, often[0] * often[1], often[2]))

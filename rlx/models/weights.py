@@ -186,10 +186,23 @@ class Weights:
         return tuple(_of_layer(s, layer) for s in several)
 
 
-def _of_layer(source: Source, layer: str) -> Source:
+def inside(part: str, names: Names) -> Names:
+    """Names of a model, also where it is a `part` of another: `model.x` or `model.part.x`."""
+    found: dict[str, tuple[Source, ...]] = {}
+    for ours, sources in names.items():
+        several = sources if isinstance(sources, tuple) else (sources,)
+        found[ours] = (*several, *(_renamed(s, "model.", f"model.{part}.") for s in several))
+    return found
+
+
+def _renamed(source: Source, old: str, new: str) -> Source:
     if isinstance(source, str):
-        return source.replace("{i}", layer)
-    return replace(source, names=tuple(n.replace("{i}", layer) for n in source.names))
+        return source.replace(old, new, 1)
+    return replace(source, names=tuple(n.replace(old, new, 1) for n in source.names))
+
+
+def _of_layer(source: Source, layer: str) -> Source:
+    return _renamed(source, "{i}", layer)
 
 
 def _is_matrix_of_layer(name: str, shape: tuple[int, ...]) -> bool:

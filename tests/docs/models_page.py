@@ -21,9 +21,10 @@ plain or of any block type of GGUF; of experts, only those are read that a token
 """
 
 TAIL = """
-`qwen3_next` and `mamba2` carry a state from token to token, which cannot be taken back to an earlier
-one: a prompt that goes on from all that was run before is continued, any other is read from its
-beginning. They run one request at a time (`rlx.load`, not `rlx.Engine`), without guesses.
+`qwen3_next`, `qwen3_5`, `qwen3_5_moe` and `mamba2` carry a state from token to token, which cannot
+be taken back to an earlier one: a prompt that goes on from all that was run before is continued,
+any other is read from its beginning. They run one request at a time (`rlx.load`, not `rlx.Engine`),
+without guesses.
 
 ## Adding one
 

@@ -64,6 +64,16 @@ _MAMBA = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
+_DELTA = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -140,10 +150,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "logit_scale": 0.25, "layer_norm_eps": 1e-5, "num_hidden_layers": 4,
     },
     "qwen3_next": {
-        **_BASE, **_MOE, "model_type": "qwen3_next", "shared_expert_intermediate_size": 48,
-        "norm_topk_prob": True, "num_hidden_layers": 4, "full_attention_interval": 2,
-        "partial_rotary_factor": 0.5, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        **_BASE, **_MOE, **_DELTA, "model_type": "qwen3_next", "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 48,
+    },
+    "qwen3_5": {**_BASE, **_DELTA, "model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {
+        **_BASE, **_MOE, **_DELTA, "model_type": "qwen3_5_moe_text",
+        "shared_expert_intermediate_size": 48,
     },
     "mamba2": {**_MAMBA, "n_groups": 1},
     "mamba2_groups": {**_MAMBA, "n_groups": 2},
@@ -207,14 +220,14 @@ def _attention(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]
     if kind == "phi3":
         found["self_attn.qkv_proj.weight"] = (q + 2 * kv, HIDDEN)
     else:
-        gated = 2 if kind == "qwen3_next" else 1
+        gated = 2 if "full_attention_interval" in config else 1
         for n, width in (("q", gated * q), ("k", kv), ("v", kv)):
             found[f"self_attn.{n}_proj.weight"] = (width, HIDDEN)
             if kind in ("qwen2", "qwen2_moe", "starcoder2", "gpt_oss"):
                 found[f"self_attn.{n}_proj.bias"] = (width,)
     if kind in ("starcoder2", "gpt_oss"):
         found["self_attn.o_proj.bias"] = (HIDDEN,)
-    if kind in ("qwen3", "qwen3_moe", "qwen3_next", "gemma3_text"):
+    if kind.startswith("qwen3") or kind == "gemma3_text":
         found |= {f"self_attn.{n}_norm.weight": (HEAD,) for n in "qk"}
     if kind in ("olmoe", "olmo2"):
         found |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
@@ -227,9 +240,11 @@ def _delta_net(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
     key_heads, key, heads, value = (config[f"linear_{n}"] for n in names)
     mixed = 2 * key_heads * key + heads * value
-    return {
-        "linear_attn.in_proj_qkvz.weight": (mixed + heads * value, HIDDEN),
-        "linear_attn.in_proj_ba.weight": (2 * heads, HIDDEN),
+    if config["model_type"] == "qwen3_next":
+        widths = {"qkvz": mixed + heads * value, "ba": 2 * heads}
+    else:
+        widths = {"qkv": mixed, "z": heads * value, "b": heads, "a": heads}
+    return {f"linear_attn.in_proj_{n}.weight": (w, HIDDEN) for n, w in widths.items()} | {
         "linear_attn.conv1d.weight": (mixed, 1, config["linear_conv_kernel_dim"]),
         "linear_attn.dt_bias": (heads,),
         "linear_attn.A_log": (heads,),
@@ -294,9 +309,13 @@ def _network(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     if not _has_experts(config, layer):
         return _gated("mlp", names, FFN)
     found: dict[str, tuple[int, ...]] = {f"{moe}.gate.weight": (EXPERTS, HIDDEN)}
-    for e in range(EXPERTS):
-        found |= _gated(f"{moe}.experts.{e}", names, width)
-    if kind in ("qwen2_moe", "qwen3_next"):
+    if kind == "qwen3_5_moe_text":
+        found["mlp.experts.gate_up_proj"] = (EXPERTS, 2 * width, HIDDEN)
+        found["mlp.experts.down_proj"] = (EXPERTS, HIDDEN, width)
+    else:
+        for e in range(EXPERTS):
+            found |= _gated(f"{moe}.experts.{e}", names, width)
+    if "shared_expert_intermediate_size" in config:
         found |= _gated("mlp.shared_expert", names, config["shared_expert_intermediate_size"])
         found["mlp.shared_expert_gate.weight"] = (1, HIDDEN)
     if kind == "deepseek_v2":

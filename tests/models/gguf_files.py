@@ -18,6 +18,7 @@ ARCHS = {
     "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2", "gpt_oss": "gpt-oss", "phi": "phi2",
     "gpt_neox": "gptneox", "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 Tensors = dict[str, np.ndarray]
 
@@ -165,7 +166,7 @@ def _converted(config: dict[str, Any], tensors: Tensors) -> Tensors:
                 made[_expert_name(found[1], found[3])] = np.stack(rows)
         elif kind == "deepseek_v2" and "kv_b_proj" in name:
             made |= _unfolding(config, name, array)
-        elif kind in ("qwen3_next", "mamba2"):
+        elif kind == "mamba2" or "linear_conv_kernel_dim" in config:
             made |= _recurrent(config, name, array)
         else:
             made[name] = _changed(kind, name, array)
@@ -203,6 +204,8 @@ def _unfolding(config: dict[str, Any], name: str, joined: np.ndarray) -> Tensors
 
 
 def _recurrent(config: dict[str, Any], name: str, array: np.ndarray) -> Tensors:
+    if config["model_type"].startswith("qwen3_5") and "linear_attn" in name:
+        array = _all_of(config, name.rpartition("linear_attn.")[2], array)
     if name.endswith("A_log"):
         array = -np.exp(array)
     if name.endswith(("A_log", "mixer.D")) and config["model_type"] == "mamba2":
@@ -215,6 +218,10 @@ def _recurrent(config: dict[str, Any], name: str, array: np.ndarray) -> Tensors:
         name = name.replace("dt_bias", "dt_proj.bias")
     if re.search(r"norm\.weight", name) and "linear" not in name and "backbone" not in name:
         array = array + 1
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(array, 2, axis=1)
+        base = name.removesuffix("gate_up_proj")
+        return {f"{base}gate_proj.weight": gate, f"{base}up_proj.weight": up}
     if "in_proj_qkvz" not in name:
         return {name: array}
     groups, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
@@ -226,6 +233,20 @@ def _recurrent(config: dict[str, Any], name: str, array: np.ndarray) -> Tensors:
         name.replace("in_proj_qkvz", "in_proj_qkv"): np.concatenate(rows),
         name.replace("in_proj_qkvz", "in_proj_z"): z.reshape(-1, array.shape[1]),
     }
+
+
+def _all_of(config: dict[str, Any], name: str, array: np.ndarray) -> np.ndarray:
+    """Heads of values as qwen35 has them: the first of each key, the second of each, …"""
+    groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys, width = 2 * groups * config["linear_key_head_dim"], config["linear_value_head_dim"]
+    if name.startswith("norm."):
+        return array
+    if name.startswith("out_proj."):
+        columns = array.reshape(-1, groups, heads // groups, width)
+        return columns.swapaxes(1, 2).reshape(array.shape)
+    first = keys if name.startswith(("in_proj_qkv.", "conv1d.")) else 0
+    rows = array[first:].reshape(groups, heads // groups, -1, *array.shape[1:])
+    return np.concatenate([array[:first], rows.swapaxes(0, 1).reshape(array[first:].shape)])
 
 
 def _divided(tensors: Tensors) -> Tensors:

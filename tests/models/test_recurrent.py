@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from test_generate import GOLDENS, Letters
-from tiny import CONFIGS, PROMPT, STEPS, write_folder
+from tiny import CONFIGS, PROMPT, STEPS, weights, write_folder, write_safetensors
 
 import rlx
 from rlx.errors import FormatError, UnsupportedError
@@ -20,7 +20,7 @@ from rlx.models.build import ModelFile
 from rlx.models.engine import Engine
 from rlx.models.language import LanguageModel
 
-NAMES = ("qwen3_next", "mamba2")
+NAMES = ("qwen3_next", "qwen3_5", "mamba2")
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +70,18 @@ def test_only_a_longer_prompt_goes_on_from_the_state(name: str, folders: dict[st
     with load(folders[name]) as fresh:
         assert greedy(fresh, [*held, first.tokens[-1], 7], 4).tokens == longer.tokens
         assert greedy(fresh, other, 4).tokens == again.tokens
+
+
+def test_the_text_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Numbers in text_config, weights in model.language_model."""
+    config = json.dumps({"model_type": "qwen3_5", "text_config": CONFIGS["qwen3_5"]})
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    stored = weights("qwen3_5")
+    inner = {n.replace("model.", "model.language_model."): x for n, x in stored.items()}
+    write_safetensors(tmp_path / "model.safetensors", inner)
+    wanted = np.load(GOLDENS / "logits_qwen3_5.npz")["tokens"][len(PROMPT) :]
+    with load(tmp_path) as model:
+        assert greedy(model, PROMPT).tokens == list(wanted)
 
 
 def test_many_requests_and_guesses_are_refused(folders: dict[str, Path]) -> None:
