@@ -161,7 +161,7 @@ class _Dot:
     def step(self, k: Value, sums: Sequence[Value]) -> list[Value]:
         f = self.f
         for at in range(0, self.asked, LINE):
-            f.prefetch(f.gep(f["ahead"], k, self.asked), at)
+            f.prefetch(f.gep(f["ahead"], k, self.asked), at, locality=2)
         return self._products(k, 0, f.gep(f["b"], k * f["step"]), sums)
 
     def steps(self, k: Value, count: int, sums: tuple[Value, ...]) -> list[Value]:
