@@ -25,7 +25,7 @@ from rlx.backends.cpu.qmatmul_rewrite import pack_quantised
 from rlx.codegen.emit import Value, i32
 from rlx.codegen.qmatmul import dot
 from rlx.codegen.qmatmul.dot import Dotprod
-from rlx.codegen.qmatmul.product import has_integer_path, row_layout
+from rlx.codegen.qmatmul.product import CHUNK, has_integer_path, row_layout
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -60,6 +60,22 @@ def test_integer_products_err_by_eight_bit_activations_alone(scheme, target):
         exact = x.astype(np.float64) @ weights.T
         allowed = activation_bound(scheme, layout, x.astype(np.float64), parts)
         assert (np.abs(got - exact) <= allowed + slack).all()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
+@pytest.mark.parametrize("left_over", [0, 1, 13])
+def test_rows_of_several_chunks(left_over, target):
+    scheme, k = GGUF_SCHEMES["Q4_K"], 2048
+    rng = np.random.default_rng(12)
+    parts = random_weight(scheme, (37,), k, rng)
+    layout = row_layout(scheme, target)
+    rows = 2 * (CHUNK // layout.row_bytes(k)) + left_over
+    x = rng.standard_normal((rows, k)).astype(np.float32)
+    graph = pack_quantised(graph_of(scheme, x, parts), target)
+    (got,) = Native(graph, target, 2, {}).run({"x": x, **named(parts)})
+    codes = dequantized_rows(layout, quantize_rows(layout, x), rows, k).astype(np.float64)
+    slack = rounding_bound(scheme, layout, codes, parts)
+    assert (np.abs(got - codes @ decode(scheme, *parts).astype(np.float64).T) <= slack).all()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

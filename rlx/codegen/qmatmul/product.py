@@ -121,23 +121,24 @@ class Product:
         return self.f.alloca(4 * ROWS * self.strips * self.layout.tile)
 
     def emit(self) -> None:
-        f, rows = self.f, self["m"]
+        f, rows, tile = self.f, self["m"], self.layout.tile
         self.buffer = self.make_buffer()
         panels = f.ceil_div(self["n"], self.columns)
-        per_chunk = self._rows_per_chunk()
-        chunks = (rows + per_chunk - 1).udiv(per_chunk)
+        # Chunks are equal but for a tile, so that equal runs of units are equal work.
+        tiles = f.ceil_div(rows, tile)
+        limit = self._tiles_per_chunk()
+        chunks = (tiles + limit - 1).udiv(limit)
         lo, hi = f.split(chunks * panels)
         for unit in f.range(lo, hi):
             chunk = unit.udiv(panels)
-            first = chunk * per_chunk
-            last = f.min(first + per_chunk, rows)
+            first, last = ((c * tiles).udiv(chunks) * tile for c in (chunk, chunk + 1))
+            last = f.min(last, rows)
             self.panel(self["w"], unit - chunk * panels, self["x"], first, last, f.null())
 
-    def _rows_per_chunk(self) -> Value:
-        """Whole tiles whose quantised rows fit the cache."""
-        f, tile = self.f, self.layout.tile
-        fitting = f.const(CHUNK).udiv(f.max(self["row"], 1)) & -tile
-        return f.max(fitting, tile)
+    def _tiles_per_chunk(self) -> Value:
+        """The most tiles whose quantised rows fit the cache."""
+        f = self.f
+        return f.max(f.const(CHUNK).udiv(f.max(self["row"] * self.layout.tile, 1)), 1)
 
     def panel(self, w: Value, p: Value, x: Value, first: Value, last: Value, route: Value) -> None:
         """Rows first .. last of the quantised rows x against panel p of the strips w."""
