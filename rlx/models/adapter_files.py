@@ -31,6 +31,9 @@ _MOST_RANK = 1 << 12
 # of which GGUF keeps the rows of q and k in another order
 _PAIRED = ("granite", "llama", "mistral", "mixtral")
 _TURNED = ("attn_q.weight", "attn_k.weight")
+# of which it keeps heads of values in another order, in rows or in columns
+_SPREAD = ("attn_qkv.weight", "attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight",
+           "ssm_out.weight")  # fmt: skip
 
 Scale = Callable[[str, int], float]  # of a tensor's name and its rank
 
@@ -121,9 +124,14 @@ class _Reader:
     def _rows(self, name: str, b: Array) -> Array:
         """Rows in the order that the model's file has them in."""
         c = self.model.config
-        if c.arch not in _PAIRED or not name.endswith(_TURNED):
-            return b
         if self.is_gguf == self.weights.is_gguf:
+            return b
+        if c.arch.startswith("qwen3_5") and name.endswith(_SPREAD):
+            raise UnsupportedError(
+                "GGUF keeps the heads of this weight in another order", where=str(self.place),
+                got=name, hint="take model and adapter both from GGUF, or both from folders",
+            )  # fmt: skip
+        if c.arch not in _PAIRED or not name.endswith(_TURNED):
             return b
         heads = c.heads if "attn_q" in name else c.kv_heads
         return pairs_apart(b, heads) if self.is_gguf else pairs_together(b, heads)

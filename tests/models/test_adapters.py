@@ -234,6 +234,21 @@ def test_every_kind_of_adapter_for_every_kind_of_file(folder: Path, tmp_path: Pa
             same(model.logits(PROMPT, adapter="packed"), wanted)
 
 
+def test_heads_in_another_order_are_refused(tmp_path: Path) -> None:
+    write_model("qwen3_5", tmp_path / "model.gguf")
+    with load(tmp_path / "model.gguf") as model:
+        spread = write_peft(tmp_path / "spread", low_rank("qwen3_5", ("in_proj_z",), 4), 4)
+        with pytest.raises(UnsupportedError, match="another order"):
+            model.load_adapter(spread)
+        plain = write_peft(tmp_path / "plain", low_rank("qwen3_5", ("up_proj",), 4), 4)
+        got = model.logits(PROMPT, adapter=model.load_adapter(plain))
+    changed = write_merged(
+        tmp_path / "merged", "qwen3_5", low_rank("qwen3_5", ("up_proj",), 4), 2.0
+    )
+    with load(changed) as model:
+        same(got, model.logits(PROMPT))
+
+
 def test_rows_come_back() -> None:
     rows = np.arange(24.0).reshape(12, 2)
     np.testing.assert_array_equal(pairs_apart(pairs_together(rows, 3), 3), rows)
