@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlx.codegen import math
 from rlx.codegen.attention import AttentionKernel, Rows, or_zero, weight
 from rlx.codegen.attention_schedule import Piece, Schedule
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
@@ -57,7 +58,7 @@ class _Item:
         number = head * self.problem.group + self.rows.place(inside)[1]
         at = self.f.gep(self.rows.words["sinks"], number, memory_type(dtype))
         sink = self.f.extract(load(self.f, at, dtype, 1, self.type), 0)
-        return total + weight(sink - or_zero(top))
+        return total + math.exp(sink - or_zero(top))  # a sink may lie above every score
 
     def total(self, sums: Value, row: Value) -> Value:
         f = self.f

@@ -37,6 +37,12 @@ def as_array(name: str, value: Any, expected: Shape) -> Array:
     return np.ascontiguousarray(value) if value.ndim else value
 
 
+def _in_order(array: Any) -> Array:
+    """C-ordered, as kernels read it: the array itself where it is so already."""
+    found = np.asanyarray(array)
+    return found if found.flags.c_contiguous else np.ascontiguousarray(found)
+
+
 def _element(shape: Shape) -> Any:
     return shape.dtype.numpy
 
@@ -54,7 +60,7 @@ class Deferred:
         return prod(self.shape) * self.dtype.bytes
 
     def copy(self) -> Array:
-        return self.make()
+        return _in_order(self.make())
 
 
 class ParamStore:
@@ -80,8 +86,7 @@ class ParamStore:
         with self._lock:
             if name in self._arrays:  # a new one cannot have been used yet
                 self._prepared.clear()
-            given = isinstance(array, np.ndarray | Deferred)
-            self._arrays[name] = array if given else np.asarray(array)
+            self._arrays[name] = array if isinstance(array, Deferred) else _in_order(array)
             self.version += 1
 
     def get(self, name: str) -> Array:
@@ -91,7 +96,7 @@ class ParamStore:
             raise InputError("parameter not given", got=name, hint=f"set_param({name!r}, array)")
         array = self._arrays[name]
         if isinstance(array, Deferred):  # used as it is: then it stays
-            array = self._arrays[name] = array.make()
+            array = self._arrays[name] = array.copy()
         return array
 
     def ensure(self, names: Sequence[str], prepare: Graph | None, backend: Backend) -> None:
@@ -127,7 +132,7 @@ class ParamStore:
 
     def _prepare(self, part: Graph, backend: Backend) -> None:
         given = {n.name: self._arrays[n.name] for n in part.sources("param")}
-        arrays = {n: a.make() if isinstance(a, Deferred) else a for n, a in given.items()}
+        arrays = {n: a.copy() if isinstance(a, Deferred) else a for n, a in given.items()}
         self.adopt(backend.prepare(part, arrays))
 
     def adopt(self, prepared: Mapping[str, Array], *, instead: bool = False) -> None:

@@ -23,7 +23,7 @@ from rlx.models.build import ModelFile
 from rlx.models.engine import Engine as Alone
 from rlx.models.language import LanguageModel
 
-ARCHITECTURES = ("llama", "gpt2", "gemma2", "qwen3", "cohere2", "deepseek_v2_rank")
+ARCHITECTURES = ("llama", "gpt2", "gemma2", "qwen3", "mixtral", "gpt_oss", "deepseek_v2")
 RNG = np.random.default_rng(5)
 LENGTHS = (1, 3, 70, 17, 64, 5, 100, 2)
 PROMPTS = [[int(t) for t in RNG.integers(0, VOCAB - 1, n)] for n in LENGTHS]
@@ -151,6 +151,7 @@ def test_more_requests_than_pages_take_turns(folders: dict[str, Path]) -> None:
         ([VOCAB], {}, "no such token"),
         ([1] * 129, {}, "longer than the context"),
         ([1], {"overflow": "shift"}, "cannot shift"),
+        ([1], {"speculate": 3}, "one request at a time"),
         ([1] * 40, {"max_tokens": 30}, "would not suffice for this request alone"),
         ([1], {"colour": 3}, "unknown setting"),
     ],

@@ -246,3 +246,15 @@ def test_a_profile_accounts_for_every_step(device: str) -> None:
     assert all(r.seconds > 0 for r in profile.rows)
     assert "GFLOP/s" in str(profile)
     assert any("matmul" in r.node for r in profile.rows)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_parameters_may_be_strided(device: str) -> None:
+    """Given to a store of one's own, as loaders do, or to the graph: never read as if in order."""
+    joined = np.arange(24, dtype=np.float32).reshape(4, 6)
+    store = ParamStore()
+    store.set("w", joined[:, ::2])
+    g = rlx.Graph("strided")
+    g.set_outputs(g.matmul(g.input("x", ["n", 4]), g.param("w", [4, 3])))
+    f = Session(device).compile(g, params=store)
+    np.testing.assert_array_equal(f.run(x=np.eye(4, dtype=np.float32))[0], joined[:, ::2])

@@ -109,6 +109,11 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         self.model.check(request.tokens)
+        if request.settings.speculate:
+            raise OptionError(
+                "tokens are guessed for one request at a time", where="speculate",
+                got=request.settings.speculate, hint="load the model with rlx.load",
+            )  # fmt: skip
         if request.settings.overflow != "error":
             raise OptionError(
                 "pages of several requests cannot shift", where="overflow",

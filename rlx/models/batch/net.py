@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim
 from rlx.ir.module import GraphModule
 from rlx.models.blocks import Net, Tensor
@@ -47,12 +46,8 @@ class BatchNet(Net):
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
     ) -> Tensor:
         c = self.config
-        if sinks is not None:
-            raise UnsupportedError(
-                "sinks of attention are not read over pages yet", where=c.arch,
-                hint="load the model with rlx.load, for one request at a time",
-            )  # fmt: skip
         operands = [q, keys, values, self.table, self.rows, self.positions]
+        operands += [] if sinks is None else [sinks]
         return self.g.hir_mir(
             "paged_attention", operands, num_heads=c.heads, num_kv_heads=c.kv_heads,
             head_dim=c.head_dim, page=PAGE, window=window, scale=c.attention_scale,
