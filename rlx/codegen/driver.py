@@ -49,7 +49,6 @@ from rlx.codegen.driver_layout import (
     PROGRAM,
     ROUNDS,
     SLEEPERS,
-    SPIN,
     STAMP_BYTES,
     STEP_BYTES,
     STEP_COUNT,
@@ -64,12 +63,18 @@ from rlx.codegen.driver_layout import (
     WORKERS,
     YIELD_AT,
 )
+from rlx.codegen.driver_wait import (
+    counted_sleep,
+    futex_wait,
+    futex_wake,
+    idle,
+    sleep_a_little,
+    void_results,
+    wake_nobody,
+)
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr, void
 from rlx.codegen.jit import Kernel, Unit, compile_unit
 from rlx.codegen.target import Target
-
-_FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
-_EVERYONE = 0x7FFFFFFF
 
 
 def driver_unit(target: Target, futex: bool | None = None) -> Unit:
@@ -77,7 +82,7 @@ def driver_unit(target: Target, futex: bool | None = None) -> Unit:
     if futex is None:
         futex = sys.platform == "linux"
     m = Module(target)
-    wait, wake = (_futex_wait, _futex_wake) if futex else (_sleep_a_little, _wake_nobody)
+    wait, wake = (futex_wait, futex_wake) if futex else (sleep_a_little, wake_nobody)
     drive = _emit_drive(m, _emit_barrier(m, wait, wake), futex)
     _emit_worker(m, drive, _emit_finish(m, wake), futex)
     _emit_run(m, drive, _emit_join(m, wait), futex)
@@ -90,62 +95,6 @@ def driver_unit(target: Target, futex: bool | None = None) -> Unit:
 @cache
 def load_driver(target: Target, futex: bool | None = None) -> Kernel:
     return compile_unit(driver_unit(target, futex))
-
-
-def void_results(*_: object) -> None:
-    """Drop what a call or branch gives, in a body that must give nothing."""
-
-
-def _futex(f: Function, op: int, address: Value, value: Value) -> None:
-    """The system call, through libc (its first argument is the call's number)."""
-    f.module.declare_text("syscall", "declare i64 @syscall(i64, ...)")
-    number = 202 if f.target.is_x86 else 98
-    f.effect(
-        f"call i64 (i64, ...) @syscall(i64 {number}, ptr {address.name}, i64 {op}, "
-        f"i64 {value.to(i64, signed=False).name}, ptr null, ptr null, i64 0)"
-    )
-
-
-def _futex_wait(f: Function, address: Value, seen: Value) -> None:
-    _futex(f, _FUTEX_WAIT, address, seen)
-
-
-def _futex_wake(f: Function, address: Value) -> None:
-    _futex(f, _FUTEX_WAKE, address, f.i64(_EVERYONE))
-
-
-def _sleep_a_little(f: Function, address: Value, seen: Value) -> None:
-    f.intrinsic("usleep", i32, f.i32(50))
-
-
-def _wake_nobody(f: Function, address: Value) -> None:
-    """Sleepers of the portable barrier look by themselves."""
-
-
-def _counted_sleep(f: Function, counter: Value, sleep: Callable[[], None]) -> None:
-    """Say that someone sleeps before looking a last time, so that a wake-up is never missed."""
-    f.atomic_rmw("add", counter, f.i32(1), order="seq_cst")
-    sleep()
-    f.atomic_rmw("sub", counter, f.i32(1), order="seq_cst")
-
-
-def _linger(
-    f: Function, state: Value, start: Value, patience: int, sleep: Callable[[], None]
-) -> None:
-    """One look's worth of waiting: first spin, then let other threads run, in the end sleep.
-
-    Yielding early matters where the thread that is waited for sits on the same core.
-    """
-    waited = f.clock() - start
-
-    def give_way() -> None:
-        f.intrinsic("sched_yield", i32)
-
-    f.if_(
-        waited < f.load(state, i64, SPIN),
-        f.relax,
-        lambda: void_results(f.if_(waited < f.load(state, i64, patience), give_way, sleep)),
-    )
 
 
 def _emit_barrier(
@@ -166,11 +115,11 @@ def _emit_barrier(
         f.if_(asleep.ne(0), lambda: wake(f, generation))
 
     def linger(start: Value) -> list[Value]:
-        _linger(f, state, start, BARRIER_YIELD, sleep)
+        idle(f, state, start, BARRIER_YIELD, sleep)
         return [start]
 
     def sleep() -> None:
-        _counted_sleep(f, sleepers, lambda: wait(f, generation, seen))
+        counted_sleep(f, sleepers, lambda: wait(f, generation, seen))
 
     def attend() -> None:
         f.while_([f.clock()], lambda start: f.atomic_load(generation, i32).eq(seen), linger)
@@ -205,7 +154,7 @@ def _emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Fun
         f.if_(now.ne(others), lambda: wait(f, finished, now))
 
     def linger(start: Value) -> list[Value]:
-        _linger(f, state, start, BARRIER_YIELD, lambda: _counted_sleep(f, sleepers, unless_done))
+        idle(f, state, start, BARRIER_YIELD, lambda: counted_sleep(f, sleepers, unless_done))
         return [start]
 
     f.while_([f.clock()], lambda start: f.atomic_load(finished, i32).ne(others), linger)
@@ -310,7 +259,7 @@ def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
     state = f["state"]
 
     def sleep() -> None:
-        _futex_wait(f, f.gep(state, EPOCH), seen)
+        futex_wait(f, f.gep(state, EPOCH), seen)
 
     def leave() -> None:
         _count_sleepers(f, "add")
@@ -320,12 +269,12 @@ def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
 
     def rest() -> None:
         if futex:
-            _counted_sleep(f, f.gep(state, SLEEPERS), sleep)
+            counted_sleep(f, f.gep(state, SLEEPERS), sleep)
         else:
             leave()
 
     def linger(start: Value) -> list[Value]:
-        _linger(f, state, start, IDLE_YIELD, rest)
+        idle(f, state, start, IDLE_YIELD, rest)
         return [start]
 
     f.while_([f.clock()], lambda start: f.atomic_load(state, i32, EPOCH).eq(seen), linger)
@@ -403,7 +352,7 @@ def _new_epoch(f: Function, nth: Value, futex: bool) -> None:
     f.atomic_rmw("xchg", state, fresh, EPOCH, "seq_cst")
     asleep = f.atomic_load(state, i32, SLEEPERS, "seq_cst").ne(0)
     if futex:
-        f.if_(asleep, lambda: _futex_wake(f, f.gep(state, EPOCH)))
+        f.if_(asleep, lambda: futex_wake(f, f.gep(state, EPOCH)))
     else:
         f.if_(asleep, lambda: void_results(f.call_pointer(f.load(state, ptr, WAKE), void)))
 

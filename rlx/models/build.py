@@ -22,7 +22,9 @@ from rlx.ir.op import Array
 from rlx.models.adapters import Adapter, AdapterForm, merged
 from rlx.models.architectures import architecture
 from rlx.models.blocks import Net, Tensor
-from rlx.models.config import ModelConfig, from_gguf, from_hf
+from rlx.models.config import ModelConfig
+from rlx.models.config_gguf import from_gguf
+from rlx.models.config_hf import from_hf
 from rlx.models.kv import CacheType
 from rlx.models.weights import Weights
 

@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 
 from rlx.models.architectures import architecture, supported
-from rlx.models.config import GGUF_NAMES
+from rlx.models.config_gguf import GGUF_NAMES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
@@ -38,7 +38,7 @@ A file `rlx/models/<model_type>.py` with four names, found by its own name:
 - `configure(config)`, where there is more to say than the file does.
 
 `olmo2.py` is a short example. What GGUF calls otherwise is in `GGUF_NAMES` of
-`rlx/models/config.py`. Then a tiny configuration in `tests/goldens/tiny.py`, its golden with
+`rlx/models/config_gguf.py`. Then a tiny configuration in `tests/goldens/tiny.py`, its golden with
 `tests/goldens/make.py`, and this page with `tests/docs/models_page.py`: prefill, chunks and
 decoding are compared with transformers, and with a GGUF file by llama.cpp's names.
 """

@@ -1,0 +1,136 @@
+"""A model's numbers from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.errors import FormatError, UnsupportedError
+from rlx.formats.gguf import GgufFile
+from rlx.models.config import (
+    RAW_SCORES,
+    ExpertConfig,
+    LatentConfig,
+    ModelConfig,
+    RecurrentConfig,
+    RopeConfig,
+)
+
+# model_type of what GGUF calls otherwise
+GGUF_NAMES = {
+    "deepseek2": "deepseek_v2",
+    "gpt-oss": "gpt_oss",
+    "gptneox": "gpt_neox",
+    "phi2": "phi",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "qwen3next": "qwen3_next",
+    "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
+}
+
+
+def from_gguf(file: GgufFile) -> ModelConfig:
+    """The configuration in a GGUF file's metadata."""
+    arch = file.need("general.architecture", str)
+    name = GGUF_NAMES.get(arch, arch)
+
+    def need(name: str) -> int:
+        return file.need(f"{arch}.{name}", int)
+
+    def get(name: str, default: Any) -> Any:
+        return file.get(f"{arch}.{name}", type(default), default)
+
+    recurrent = _gguf_recurrent(file, arch)
+    hidden, heads, ffn = (
+        need(n) for n in ("embedding_length", "attention.head_count", "feed_forward_length")
+    )
+    if recurrent is not None and not heads:  # a model without attention
+        heads, ffn = recurrent.heads, recurrent.inner
+    head_dim = get("attention.key_length", hidden // max(heads, 1))
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise FormatError("no token embedding", where=file.name, expected="token_embd.weight")
+    eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon", 1e-5))
+    scale = get("attention.scale", 0.0)
+    config = ModelConfig(
+        arch=name,
+        vocab=embedding.shape[0],
+        hidden=hidden,
+        layers=need("block_count") - get("nextn_predict_layers", 0),  # those only guess ahead
+        heads=heads,
+        kv_heads=get("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        ffn=ffn,
+        context=get("context_length", 2048),
+        eps=eps,
+        rope=_gguf_rope(file, arch),
+        sliding_window=get("attention.sliding_window", 0),
+        attention_softcap=get("attn_logit_softcapping", 0.0),
+        final_softcap=get("final_logit_softcapping", 0.0),
+        attention_scale=scale or None,
+        embedding_scale=get("embedding_scale", 1.0),
+        residual_scale=get("residual_scale", 1.0),
+        logit_scale=get("logit_scale", 1.0) ** (-1 if arch == "granite" else 1),
+        parallel=get("use_parallel_residual", True),
+        experts=_gguf_experts(file, arch),
+        latent=_gguf_latent(file, arch),
+        recurrent=recurrent,
+    )
+    return config.check(file.name)
+
+
+def _gguf_experts(file: GgufFile, arch: str) -> ExpertConfig | None:
+    def get(name: str, default: Any) -> Any:
+        return file.get(f"{arch}.expert_{name}", type(default), default)
+
+    count, gating = get("count", 0), get("gating_func", 1)
+    if not count:
+        return None
+    if get("group_count", 1) > 1:
+        raise UnsupportedError(
+            "experts chosen by groups", where=file.name, got=get("group_count", 1), expected="1"
+        )
+    if gating not in (0, 1, 3):  # unset, softmax, softmax of the chosen ones alone
+        raise UnsupportedError(
+            "unknown scoring of experts", where=file.name, got=gating, expected="softmax"
+        )
+    normalize = get("weights_norm", GGUF_NAMES.get(arch, arch) not in RAW_SCORES)
+    return ExpertConfig(count, get("used_count", 1), normalize, get("weights_scale", 1.0) or 1.0)
+
+
+def _gguf_latent(file: GgufFile, arch: str) -> LatentConfig | None:
+    def get(name: str, default: int = 0) -> int:
+        return file.get(f"{arch}.{name}", int, default)
+
+    rank, turned = get("attention.kv_lora_rank"), get("rope.dimension_count")
+    if not rank:
+        return None
+    # newer files state the sizes of the latent attention itself as key_length and value_length
+    key = get("attention.key_length_mla", get("attention.key_length"))
+    value = get("attention.value_length_mla", get("attention.value_length"))
+    return LatentConfig(rank, key - turned, turned, value)
+
+
+def _gguf_recurrent(file: GgufFile, arch: str) -> RecurrentConfig | None:
+    if not file.get(f"{arch}.ssm.conv_kernel", int, 0):
+        return None
+    names = ("conv_kernel", "group_count", "time_step_rank", "state_size", "inner_size")
+    return RecurrentConfig(*(file.need(f"{arch}.ssm.{n}", int) for n in names))
+
+
+def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
+    def get(name: str, default: Any) -> Any:
+        return file.get(f"{arch}.rope.{name}", type(default), default)
+
+    factors = "rope_freqs.weight" in file.tensors
+    return RopeConfig(
+        theta=get("freq_base", 10000.0),
+        n_rot=get("dimension_count", 0),
+        # GGUF reorders q and k of these architectures so that pairs are neighbours
+        interleaved=arch in ("llama", "granite"),
+        scaling="factors" if factors else get("scaling.type", "none"),
+        factor=get("scaling.factor", 1.0),
+        original_context=get("scaling.original_context_length", 0),
+        attention_factor=get("scaling.attn_factor", 0.0),
+        log_factor=get("scaling.yarn_log_multiplier", 0.0) * 10,
+    )
