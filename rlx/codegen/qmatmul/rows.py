@@ -72,43 +72,44 @@ class QuantizeRows(KernelSpec):
         # Adding 1.5 * 2^23 rounds to nearest even and leaves the code in the low bits.
         magic = f.const(12582912.0, vec(_STEP, f32))
 
-        def encode(i: Value, *totals: Value) -> list[Value]:
+        stride = width * 4
+
+        def encode(i: Value) -> Value:
             with f.exact():
                 codes = (step(i) * factor + magic).bits() - 0x4B400000
             words = codes.to(i8).bits(vec(_STEP // 4, i32))
+            first = f.gep(to, i * width)
             for j in range(_STEP // 4):
-                f.store(f.extract(words, j), f.gep(to, (i.udiv(4) + j) * width, 4))
-            if not totals:
-                self._put_run(f, meta, width, i.udiv(_STEP), f.reduce("add", codes))
-            return [total + codes for total in totals]
+                f.store(f.extract(words, j), f.gep(first, stride * j))
+            return codes
 
         f.store(scale, meta)
         if self.layout.kind == "super":
-            f.loop(0, size, _STEP, [], encode)
-            self._put_pairs(f, meta, width)
+            for quarter in f.range(0, 4):
+                runs = [encode(quarter * 64 + run * _STEP) for run in range(4)]
+                self._put_sums(f, meta, width, quarter, runs)
             return
-        total = f.reduce("add", f.loop(0, size, _STEP, [f.const(0, wide)], encode)[0])
+        [totals] = f.loop(0, size, _STEP, [f.const(0, wide)], lambda i, t: t + encode(i))
+        total = f.reduce("add", totals)
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
 
-    def _put_run(self, f: Function, meta: Value, width: Value, run: Value, total: Value) -> None:
-        """The sum of a run of 16 at its place among the pairs: (0, 2), (1, 3), (4, 6), ..."""
-        word = (run >> 2) * 2 + (run & 1) + 1
-        half = run >> 1 & 1
-        f.store(total.to(i16), f.gep(f.gep(meta, word * width, 4), half, 2))
+    def _put_sums(
+        self, f: Function, meta: Value, width: Value, quarter: Value, runs: list[Value]
+    ) -> None:
+        """The sums of four runs of 16 at their places among the pairs, and those of both 32."""
+        pairs = [self._pair(f, runs[i], runs[i + 2]) for i in range(2)]
+        for i, pair in enumerate(pairs):
+            f.store(pair, f.gep(meta, (quarter * 2 + i + 1) * width, 4))
+        for i, shift in enumerate((0, 16)):
+            both = (pairs[0] >> shift) + (pairs[1] >> shift)
+            word = (quarter >> 1) * 2 + i + 9
+            f.store(both.to(i16), f.gep(f.gep(meta, word * width, 4), quarter & 1, 2))
 
-    def _put_pairs(self, f: Function, meta: Value, width: Value) -> None:
-        """Sums of runs of 32 from those of 16, in the same order."""
-
-        def sixteen(run: Value) -> Value:
-            word = (run >> 2) * 2 + (run & 1) + 1
-            at = f.gep(f.gep(meta, word * width, 4), run >> 1 & 1, 2)
-            return f.load(at, i16)
-
-        for run in f.range(0, 8):
-            both = sixteen(run * 2) + sixteen(run * 2 + 1)
-            word = (run >> 2) * 2 + (run & 1) + 9
-            f.store(both, f.gep(f.gep(meta, word * width, 4), run >> 1 & 1, 2))
+    def _pair(self, f: Function, low: Value, high: Value) -> Value:
+        """The sums of two runs in the halves of a word, made in one go."""
+        total = f.reduce("add", low + (high << 16))
+        return total + ((total & 0x8000) << 1)  # a negative low half has borrowed from the high
 
 
 def tile_of(
