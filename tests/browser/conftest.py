@@ -16,7 +16,7 @@ from rlx.formats.catalogue import DEFAULT
 HERE = ("file:", "data:", "blob:")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, an event loop runs: not beside other tests
 def browser() -> Iterator[Browser]:
     path = find_chromium()
     assert path is not None, "no browser; python tests/install.py gets one"

@@ -62,7 +62,8 @@ def test_greedy_answers_part_at_ties_only(
             return
         if found.tokens[i] != token:
             assert wanted["margin"][i] < TIE
-            assert found.tokens[i] == wanted["second"][i]
+            row = rows_along(model, wanted)[i]
+            assert row[found.tokens[i]] - row[token] < TIE  # to us it is one too
             return
 
 
