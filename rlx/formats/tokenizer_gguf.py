@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from rlx.collector import without_gc
 from rlx.errors import FormatError, RlxError, UnsupportedError
 from rlx.formats.gguf import GgufFile, StringArray
 from rlx.formats.gguf_vocabulary import BYTE, CONTROL, KEY, UNKNOWN, USER, Source
@@ -38,7 +37,7 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
         )
     source = Source(file, library("tokenizers", "text"))
     try:
-        with _without_gc():
+        with without_gc():
             return build(source)
     except RlxError:
         raise
@@ -48,18 +47,6 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
             text = f"a vocabulary that cannot be used: {e}"[:200]
             raise FormatError(text, where=file.name) from e
         raise
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Hundreds of thousands of new strings would make the collector run again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _byte_bpe(s: Source) -> Tokenizer:

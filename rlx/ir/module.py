@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+from rlx.collector import without_gc
 from rlx.errors import InputError, StageError
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, HirModule
@@ -78,7 +79,8 @@ class GraphModule:
     ) -> GraphModule:
         """The HIR module that `build` builds; what it returns becomes the outputs."""
         module = GraphModule(HirModule(name), fusion_policy)
-        result = build(module)
+        with without_gc():
+            result = build(module)
         if result is not None:
             return module.finish_hir(result)
         if not module._held.outputs:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from rlx.collector import without_gc
 from rlx.errors import OptionError
 from rlx.settings import debug, debug_level
 
@@ -109,7 +110,8 @@ class CompileCache(Generic[T]):
         try:
             if debug_level():
                 debug(1, f"cache: {str(key)[:24]}: {self.explain(key, material() or None)}")
-            value = make()
+            with without_gc():
+                value = make()
             entry = _Entry(value, size(value), dict(material()), token)
             with self._lock:
                 self._entries[key] = entry

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
+from rlx.collector import without_gc
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.dim import DERIVED
@@ -72,6 +73,7 @@ class Template:
     def signature(self) -> Signature:
         return Signature.of(self.source)
 
+    @without_gc()
     def plan(self, open_sizes: Mapping[str, int]) -> Lir:
         """Bind and plan: a variant without machine code."""
         binding = DimBinding(dict(self.binding.items()))
@@ -86,6 +88,7 @@ class Template:
         return self.backend.compile(self.plan(open_sizes), self.options)
 
 
+@without_gc()
 def make_template(graph: Graph | GraphModule, options: CompileOptions, device: Backend) -> Template:
     """Run the passes on a graph whose sizes are open."""
     source = _lowered(graph, options)
