@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError
 from rlx.ir.binding import UpTo
 from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
 from rlx.models.build import Described, ModelFile, describe
 from rlx.models.executables import Executables
+from rlx.models.limits import check_tokens, context_length
 from rlx.models.recurrent import CARRIED
 from rlx.models.sampling import Penalties
 from rlx.models.shipped import Plan, Shipped
@@ -57,7 +57,7 @@ class Engine:
     ) -> None:
         """`shipped` has executables made elsewhere, for this context, cache and chunk."""
         self.model = model
-        self.context = self._context(context)
+        self.context = context_length(model.config, context)
         self.kv, self.chunk = kv, min(chunk, self.context)
         self.lock = Turns()
         self.tokens: list[int] = []  # what the cache holds
@@ -72,17 +72,6 @@ class Engine:
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the form of adapters
         self._uses: dict[str, Use] = {}
         self._guessing: dict[str, CompiledGraph] = {}
-
-    def _context(self, asked: int | None) -> int:
-        longest = self.model.config.context
-        if asked is None:
-            return min(longest, 4096)
-        if not 1 <= asked <= longest:
-            raise InputError(
-                "context out of range", where="context", got=asked, expected=f"1 … {longest}",
-                hint="the model was not trained for longer ones",
-            )  # fmt: skip
-        return asked
 
     def use(self, kind: str) -> Use:
         """The executables for a use of `describe`, made the first time."""
@@ -158,17 +147,9 @@ class Engine:
 
     def check(self, tokens: Sequence[int], overflow: str = "error") -> None:
         """Raise for tokens that cannot be run; with "shift", there may be more than the context."""
-        vocab = self.model.config.vocab
-        if not len(tokens):
-            raise InputError("no tokens to run", hint="a prompt has at least one token")
-        wrong = [t for t in tokens if not 0 <= t < vocab]
-        if wrong:
-            raise InputError("no such token", got=wrong[0], expected=f"0 … {vocab - 1}")
-        if len(tokens) > self.context and overflow == "error":
-            raise InputError(
-                "the prompt is longer than the context", got=len(tokens), expected=self.context,
-                hint='load the model with a larger context=, or use overflow="shift"',
-            )  # fmt: skip
+        most = self.context if overflow == "error" else None
+        hint = 'load the model with a larger context=, or use overflow="shift"'
+        check_tokens(self.model.config, tokens, most, hint)
 
     def _past(self) -> int:
         """How many tokens come before those of the next run; before any, recurrent states are 0."""

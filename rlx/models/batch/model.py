@@ -14,6 +14,7 @@ from rlx.models.batch.net import PAGE, describe_batch
 from rlx.models.batch.request import Request
 from rlx.models.build import ModelFile
 from rlx.models.kv import CacheType
+from rlx.models.limits import check_tokens, context_length
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.machine import free_memory
 from rlx.runtime.params import ParamStore
@@ -49,7 +50,7 @@ class BatchModel:
                 "recurrent states are not kept for many requests yet", where=self.config.arch,
                 hint="load the model with rlx.load, for one request at a time",
             )  # fmt: skip
-        self.context = self._context(context)
+        self.context = context_length(file.config, context)
         self.kv = CacheType.of(kv, self.config.head_dim)
         if self.kv.scheme is not None:
             raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
@@ -74,17 +75,6 @@ class BatchModel:
         for name in template.signature.states:
             self._few.bind_state(name, self._many.read_state(name))
 
-    def _context(self, asked: int | None) -> int:
-        longest = self.config.context
-        if asked is None:
-            return min(longest, 4096)
-        if not 1 <= asked <= longest:
-            raise InputError(
-                "context out of range", where="context", got=asked, expected=f"1 … {longest}",
-                hint="the model was not trained for longer ones",
-            )  # fmt: skip
-        return asked
-
     @property
     def token_bytes(self) -> int:
         """Bytes of cache that a token takes."""
@@ -105,17 +95,8 @@ class BatchModel:
         return pages * PAGE
 
     def check(self, tokens: Sequence[int]) -> None:
-        vocab = self.config.vocab
-        if not len(tokens):
-            raise InputError("no tokens to run", hint="a prompt has at least one token")
-        wrong = [t for t in tokens if not 0 <= t < vocab]
-        if wrong:
-            raise InputError("no such token", got=wrong[0], expected=f"0 … {vocab - 1}")
-        if len(tokens) > self.context:
-            raise InputError(
-                "the prompt is longer than the context", got=len(tokens), expected=self.context,
-                hint="make the engine with a larger context=, or shorten the prompt",
-            )  # fmt: skip
+        hint = "make the engine with a larger context=, or shorten the prompt"
+        check_tokens(self.config, tokens, self.context, hint)
 
     def run(self, shares: Sequence[Share]) -> Any:
         """Logits [n, vocab] of the requests whose shares complete them, in order."""
