@@ -22,6 +22,7 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("RLX_DEBUG", "0", "how much to print, 0 to 7"),
+    Setting("RLX_TARGET", "", "make and run code for a lesser CPU, such as x86-64-v3 or znver3"),
     Setting("RLX_NUM_THREADS", "", "workers to use; empty: every physical core"),
     Setting("RLX_CACHE", "1", "0 turns the disk cache off"),
     Setting("RLX_CACHE_DIR", "", "where the disk cache is; empty: the user's cache directory"),

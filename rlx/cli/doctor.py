@@ -14,12 +14,13 @@ from rlx.cli.disk import bytes_in
 from rlx.cli.kept import KINDS, directory, kept_files
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.runtime import machine
+from rlx.settings import setting
 
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject
 
 _LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "gguf")
-_ABILITIES = ("avx512", "vnni", "amx_int8", "bf16", "fma", "f16c", "neon", "dotprod", "i8mm")
+_ABILITIES = ("avx2", "avx512", "vnni", "fma", "f16c", "neon", "dotprod")  # those that are used
 
 
 @spread
@@ -69,11 +70,17 @@ def _machine(threads: int | None) -> dict[str, Any]:
 
 
 def _target() -> dict[str, Any]:
+    from rlx.codegen.qmatmul.dot import dot_kind
     from rlx.codegen.target import Target
 
     target = Target.host()
-    abilities = [a for a in _ABILITIES if getattr(target, a)]
-    return {"target": target.cpu, "vector_bits": target.vector_bits, "features": abilities}
+    kind = dot_kind(target)
+    return {
+        "target": target.cpu + (" (RLX_TARGET)" if setting("RLX_TARGET") else ""),
+        "vector_bits": target.vector_bits,
+        "features": [a for a in _ABILITIES if getattr(target, a)],
+        "int8_products": kind.instruction if kind else "as floats",
+    }
 
 
 def _installed(name: str) -> str | None:

@@ -1,7 +1,8 @@
 """What machine code is made for: a CPU, its features, and what a kernel generator may ask about it.
 
 `Target.host()` reads the operating system's own list of features, so a start from cached objects
-needs no LLVM. `Target.named("x86-64-v3")` gives a target whose objects can be shipped.
+needs no LLVM; RLX_TARGET makes less of it. `Target.named("x86-64-v3")` gives a target whose objects
+can be shipped.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cache, cached_property
 
 from rlx.codegen import cpus
 from rlx.errors import CodegenError, OptionError
+from rlx.settings import setting
 
 _RESERVE = "reserve-x18"  # not an ability of the CPU but a register that code must leave alone
 
@@ -28,7 +30,7 @@ class Target:
 
     @staticmethod
     def host() -> Target:
-        """The machine this process runs on."""
+        """The machine this process runs on, or as much of it as RLX_TARGET names."""
         return _host()
 
     @staticmethod
@@ -80,7 +82,7 @@ class Target:
     def vector_bits(self) -> int:
         if self.avx512:
             return 512
-        return 256 if self.has("avx2") else 128
+        return 256 if self.avx2 else 128
 
     def lanes(self, bits: int) -> int:
         """Elements of `bits` bits in one vector register."""
@@ -89,6 +91,10 @@ class Target:
     @property
     def num_vector_registers(self) -> int:
         return 32 if self.avx512 or not self.is_x86 else 16
+
+    @property
+    def avx2(self) -> bool:
+        return self.has("avx2")
 
     @property
     def fma(self) -> bool:
@@ -135,6 +141,25 @@ class Target:
 
 @cache
 def _host() -> Target:
+    machine, name = _machine(), setting("RLX_TARGET")
+    if not name or name == "host":
+        return machine
+    wanted = Target.named(name)
+    if not wanted.runs_on(machine):
+        raise OptionError(
+            "code for this CPU cannot run here",
+            where="RLX_TARGET",
+            got=repr(name),
+            expected="one of " + ", ".join(n for n in cpus.NAMED if _runs(n, machine)),
+        )
+    return wanted
+
+
+def _runs(name: str, machine: Target) -> bool:
+    return Target.named(name).runs_on(machine)
+
+
+def _machine() -> Target:
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(
         platform.machine().lower(), platform.machine()
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlx.codegen import cpus
-from rlx.codegen.target import Target
+from rlx.codegen.target import Target, _host
 from rlx.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +39,31 @@ def test_host_is_consistent():
     assert list(host.features) == sorted(host.features)
     assert all(f[0] in "+-" for f in host.features)
     assert host.lanes(32) * 32 == host.vector_bits
+
+
+@pytest.fixture
+def fresh_host():
+    """The host is read once; tests that change what decides about it have it read again."""
+    _host.cache_clear()
+    yield
+    _host.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_host")
+def test_a_setting_makes_less_of_the_host(monkeypatch):
+    machine = Target.host()
+    plain = "x86-64" if machine.is_x86 else "aarch64"
+    foreign = "aarch64" if machine.is_x86 else "x86-64"
+    _host.cache_clear()
+    monkeypatch.setenv("RLX_TARGET", plain)
+    assert Target.host() == Target.named("host") == Target.named(plain)
+    assert Target.host().runs_on(machine)
+    _host.cache_clear()
+    monkeypatch.setenv("RLX_TARGET", foreign)
+    with pytest.raises(OptionError, match=rf"\[RLX_TARGET\] .* cannot run here.*{plain}"):
+        Target.host()
+    monkeypatch.setenv("RLX_TARGET", "host")
+    assert Target.host() == machine
 
 
 def test_cpuinfo_of_known_machines():

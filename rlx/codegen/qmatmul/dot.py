@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import ClassVar
 
 from rlx.codegen.emit import Function, Type, Value, i8, i16, i32, vec
 from rlx.codegen.target import Target
@@ -45,6 +46,7 @@ class Run:
 class IntDot(ABC):
     """Sums are lists [column][row], flat: `sums[column * rows + row]`."""
 
+    instruction: ClassVar[str]
     signed_bytes = False
     """Whether 8-bit codes are taken signed as they are; else they come with 128 added."""
 
@@ -116,6 +118,8 @@ class FourWay(IntDot):
 class Vnni(FourWay):
     """vpdpbusd: unsigned times signed bytes, four to a 32-bit sum."""
 
+    instruction = "vpdpbusd"
+
     def step(self, total: Value, codes: Value, x: Value) -> Value:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
         return self._call(name, self.sums, total, codes, x.bits(self.bytes))
@@ -132,6 +136,7 @@ class Vnni(FourWay):
 class Dotprod(FourWay):
     """sdot: signed bytes."""
 
+    instruction = "sdot"
     signed_bytes = True
 
     def step(self, total: Value, codes: Value, x: Value) -> Value:
@@ -156,6 +161,8 @@ class Maddubs(IntDot):
 
     8-bit codes are taken as two nibbles, since a pair of their products does not fit 16 bits.
     """
+
+    instruction = "pmaddubsw"
 
     def __init__(self, f: Function, rows: int, lanes: int) -> None:
         super().__init__(f, rows, lanes)
