@@ -28,6 +28,8 @@ from rlx.models.config_hf import from_hf
 from rlx.models.kv import CacheType
 from rlx.models.weights import Weights
 
+DRAWS = ("sample", "adjust", "constrain", "adjust, constrain")  # ways to draw the next token
+
 
 @dataclass
 class ModelFile:
@@ -51,6 +53,11 @@ class ModelFile:
         configure: Callable[[ModelConfig], ModelConfig] | None = getattr(arch, "configure", None)
         config = configure(config) if configure else config
         return ModelFile(path, file, config, arch, Mixture.of(quant) if quant else None)
+
+    @property
+    def packing(self) -> tuple[object, ...]:
+        """What packed weights depend on beside the file."""
+        return (self.quant or "as stored", *(adapter.digest for adapter in self.merged))
 
     def weights(self) -> Weights:
         turned = getattr(self.arch, "HF_TRANSPOSED", ())

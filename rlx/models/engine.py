@@ -12,12 +12,12 @@ import numpy as np
 from rlx.ir.binding import UpTo
 from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
-from rlx.models.build import Described, ModelFile, describe
-from rlx.models.executables import Executables
+from rlx.models.build import DRAWS, Described, ModelFile, describe
+from rlx.models.executables import Executables, share_states
 from rlx.models.limits import check_tokens, context_length
 from rlx.models.recurrent import CARRIED
 from rlx.models.sampling import Penalties
-from rlx.models.shipped import Plan, Shipped
+from rlx.models.shipped import Plan, Recipe, Shipped
 from rlx.models.step import Step
 from rlx.models.turns import Turns
 from rlx.models.weights import Weights
@@ -26,7 +26,7 @@ from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
-KINDS = ("sample", "adjust", "constrain", "adjust, constrain", "logits", "hidden")
+KINDS = (*DRAWS, "logits", "hidden")
 
 
 @dataclass
@@ -62,9 +62,8 @@ class Engine:
         self.lock = Turns()
         self.tokens: list[int] = []  # what the cache holds
         options = CompileOptions(threads=threads)
-        merged = [adapter.digest for adapter in model.merged]
         self._executables = Executables(
-            model.file, device, options, model.quant or "as stored", *merged, shipped=shipped
+            model.file, device, options, *model.packing, shipped=shipped
         )
         self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
@@ -77,7 +76,7 @@ class Engine:
         """The executables for a use of `describe`, made the first time."""
         name = self._named(kind)
         if name not in self._uses:
-            made = self._executables.make(name, partial(self.describe, kind), self.variants)
+            made = self._executables.make(name, self._recipe(kind))
             for graph in made.values():
                 self._share_states(graph)
             self._uses[name] = Use(made.get("prefill", made["decode"]), made["decode"])
@@ -105,12 +104,22 @@ class Engine:
             found["prefill"] = ModelVariant.decode(1, past, UpTo(self.chunk))
         return found
 
-    def plan(self) -> Plan:
-        """What is compiled to run this model elsewhere."""
-        uses = {kind: partial(self.describe, kind) for kind in KINDS}
+    def _recipe(self, kind: str) -> Recipe:
+        return Recipe(partial(self.describe, kind), self.variants)
+
+    def _guess_recipe(self, count: int) -> Recipe:
+        """A run that draws a token after each of `count`."""
+        past, use = UpTo(max(self.context - count, 1)), f"guess {count}"
+        return Recipe(partial(self.describe, use), {use: ModelVariant.decode(1, past, count)})
+
+    def plan(self, speculate: int = 0) -> Plan:
+        """What is compiled to run this model elsewhere, guessing so many tokens ahead."""
+        uses = {kind: self._recipe(kind) for kind in KINDS}
+        if speculate:
+            uses[f"guess {speculate + 1}"] = self._guess_recipe(speculate + 1)
         quant = None if self.model.quant is None else self.model.quant.name
         facts = {"context": self.context, "kv": self.kv, "chunk": self.chunk, "quant": quant}
-        return Plan("language", uses, self.variants, facts)
+        return Plan("language", uses, facts)
 
     def describe(self, kind: str) -> Described:
         """The graph and parameters of a use; an engine for an edited graph has another one."""
@@ -122,13 +131,8 @@ class Engine:
         if self.adapter is not None:
             _bind(graph, self.adapter)
             self._adapted[self.adapter.form.name].append(graph)
-        for state in graph.manifest.states:
-            if self.adapter is not None and state.name in self.adapter.states:
-                continue
-            if state.name in self._states:
-                graph.bind_state(state.name, self._states[state.name])
-            else:
-                self._states[state.name] = graph.read_state(state.name)
+        own = () if self.adapter is None else self.adapter.states
+        share_states(graph, self._states, besides=own)
 
     # -- running ------------------------------------------------------------------------------
 
@@ -188,11 +192,9 @@ class Engine:
     def check_guesses(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
         """What the model draws after each of `tokens`, were they all right; none is kept."""
         count = len(tokens)
-        use, past = f"guess {count}", UpTo(max(self.context - count, 1))
-        name = self._named(use)
+        name = self._named(f"guess {count}")
         if name not in self._guessing:
-            variants = {use: ModelVariant.decode(1, past, count)}
-            (graph,) = self._executables.make(name, partial(self.describe, use), variants).values()
+            (graph,) = self._executables.make(name, self._guess_recipe(count)).values()
             self._share_states(graph)
             self._guessing[name] = graph
         given = {"ids": np.array([tokens], np.int32), "rng": np.array(rng, np.uint64)}

@@ -3,19 +3,19 @@ parameters that all of them share, packed once and mapped at the next start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Container
 
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.ir.module import GraphModule
+from rlx.ir.op import Array
 from rlx.models.prepared import PreparedWeights
-from rlx.models.shipped import Described, Shipped, shipped_name
+from rlx.models.shipped import Recipe, Shipped, shipped_name
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import ModelCompilePipeline
 from rlx.specialize.component import CompilationMode, ModelComponent
 from rlx.specialize.options import CompileOptions
-from rlx.specialize.variant import ModelVariant
 
 _SMALL = 1 << 16  # bytes
 _MOST_VARIANTS = 32  # of a use; more than an engine asks for
@@ -40,43 +40,40 @@ class Executables:
         self._shipped = shipped
         self._uses: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}
 
-    def make(
-        self,
-        use: str,
-        describe: Callable[[], Described],
-        variants: Mapping[str, ModelVariant],
-    ) -> dict[str, CompiledGraph]:
+    def make(self, use: str, recipe: Recipe) -> dict[str, CompiledGraph]:
         """The executables of a use by name, without passes and without a compiler where they were
         made before."""
-        made = {name: self._graph(use, describe, name, v) for name, v in variants.items()}
+        made = {name: self._graph(use, recipe, name) for name in recipe.variants}
         for graph in made.values():
             graph.prepare()
-        if self._shipped is None or not self._shipped.has_weights:
+        if self._packs:
             self._prepared.keep(self.params)
         self._file.release()
         return made
 
-    def _graph(
-        self, use: str, describe: Callable[[], Described], name: str, variant: ModelVariant
-    ) -> CompiledGraph:
-        pipeline, module = self._use(use, describe)
+    @property
+    def _packs(self) -> bool:
+        """Whether weights are packed here."""
+        return self._shipped is None or not self._shipped.has_weights
+
+    def _graph(self, use: str, recipe: Recipe, name: str) -> CompiledGraph:
+        pipeline, module = self._use(use, recipe)
         if self._bundle is not None and shipped_name(use, name) in self._bundle:
             return self._bundle[shipped_name(use, name)]
-        component = ModelComponent(variant, compilation_mode=CompilationMode.AOT)
+        component = ModelComponent(recipe.variants[name], compilation_mode=CompilationMode.AOT)
         return pipeline.get_or_compile_component(component, lambda: module, self.options)[0]
 
-    def _use(
-        self, use: str, describe: Callable[[], Described]
-    ) -> tuple[ModelCompilePipeline, GraphModule]:
+    def _use(self, use: str, recipe: Recipe) -> tuple[ModelCompilePipeline, GraphModule]:
         if use not in self._uses:
-            described = describe()
+            if self._packs and not self._uses:
+                self._prepared.load(self.params)
+            described = recipe.describe()
             if self._shipped is not None:
                 self._shipped.check(use, described.module)
             for name, array in described.params.items():
                 if name not in self.params:
                     # a page of the file, or two MiB of it, would stay for the sake of a vector
                     self.params.set(name, array.copy() if array.nbytes <= _SMALL else array)
-            self._prepared.load(self.params)
             pipeline = ModelCompilePipeline(self.device, _MOST_VARIANTS, params=self.params)
             self._uses[use] = pipeline, described.module
         return self._uses[use]
@@ -86,3 +83,17 @@ class Executables:
         self._uses.clear()
         self._bundle = None
         self.params = ParamStore()
+
+
+def share_states(
+    graph: CompiledGraph, states: dict[str, Array], besides: Container[str] = ()
+) -> None:
+    """Let a graph use the states that others use, and others those that it is the first to have;
+    `besides` are its own."""
+    for state in graph.manifest.states:
+        if state.name in besides:
+            continue
+        if state.name in states:
+            graph.bind_state(state.name, states[state.name])
+        else:
+            states[state.name] = graph.read_state(state.name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,18 +35,34 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What the executables of a use are made of: its graph, and variants of it by name."""
+
+    describe: Callable[[], Described]
+    variants: Mapping[str, ModelVariant]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What a bundle holds: uses by name, their variants by name, and what an engine must know."""
+    """What a bundle holds: uses by name, and what an engine must know."""
 
     kind: str  # "language" or "encoder"
-    uses: Mapping[str, Callable[[], Described]]
-    variants: Mapping[str, ModelVariant]
+    uses: Mapping[str, Recipe]
     facts: Mapping[str, Any]
 
     @property
     def count(self) -> int:
         """Of executables."""
-        return len(self.uses) * len(self.variants)
+        return sum(len(recipe.variants) for recipe in self.uses.values())
+
+    @property
+    def variants(self) -> dict[str, ModelVariant]:
+        """Those of all uses."""
+        return {n: v for recipe in self.uses.values() for n, v in recipe.variants.items()}
+
+    def joined(self, uses: Mapping[str, Recipe], **facts: Any) -> Plan:
+        """The plan with more in it."""
+        return replace(self, uses={**self.uses, **uses}, facts={**self.facts, **facts})
 
 
 def shipped_name(use: str, variant: str) -> str:
@@ -68,14 +84,14 @@ def ship(
     params = ParamStore() if weights else None
     maker = BundleMaker(target=target, device=device, options=options, params=params)
     keys: dict[str, str] = {}
-    for use, describe in plan.uses.items():
-        described = describe()
+    for use, recipe in plan.uses.items():
+        described = recipe.describe()
         keys[use] = model_key(described.module)
         for name, array in described.params.items() if params is not None else ():
             if params is not None and name not in params:
                 params.set(name, array)
         build = partial(_same, described.module)
-        for name, variant in plan.variants.items():
+        for name, variant in recipe.variants.items():
             maker.add(build, {shipped_name(use, name): variant})
             if done is not None:
                 done()

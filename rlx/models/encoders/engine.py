@@ -21,7 +21,7 @@ from rlx.ir.quant import QuantScheme
 from rlx.models.encoders.build import EncoderFile, Use, describe
 from rlx.models.encoders.text import Tokens
 from rlx.models.executables import Executables
-from rlx.models.shipped import Plan, Shipped
+from rlx.models.shipped import Plan, Recipe, Shipped
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
@@ -139,23 +139,21 @@ class EncoderEngine:
         return graph
 
     def _compile(self, use: Use, bound: int) -> CompiledGraph:
-        described, sizes = partial(describe, self.model, self._weights, use), self._variants(bound)
-        (made,) = self._executables.make(use.name, described, sizes).values()
+        (made,) = self._executables.make(use.name, self._recipe(use, bound)).values()
         return made
 
-    def _variants(self, *bounds: int) -> dict[str, ModelVariant]:
-        return {
-            f"upto{b}": ModelVariant.encoder(UpTo(self.steps[b]), UpTo(b)) for b in bounds
-        }  # fmt: skip
+    def _recipe(self, use: Use, *bounds: int) -> Recipe:
+        sizes = {f"upto{b}": ModelVariant.encoder(UpTo(self.steps[b]), UpTo(b)) for b in bounds}
+        return Recipe(partial(describe, self.model, self._weights, use), sizes)
 
     def plan(self) -> Plan:
         """What is compiled to run this model elsewhere."""
         results = ["scores"] if self.model.config.labels else ["embedding"]
         kinds = (False, True) if self.has_types else (False,)
         uses = [Use(r, p, t) for r in results for p in (False, True) for t in kinds]
-        described = {u.name: partial(describe, self.model, self._weights, u) for u in uses}
+        recipes = {use.name: self._recipe(use, *self.steps) for use in uses}
         facts = {**self._facts, "steps": list(self.steps.items())}
-        return Plan("encoder", described, self._variants(*self.steps), facts)
+        return Plan("encoder", recipes, facts)
 
     def close(self) -> None:
         """Let go of executables and weights."""
