@@ -23,10 +23,6 @@ _CHAINS = 8  # additions that must be under way to keep two units of latency 4 b
 LINE = 64  # bytes of the cache
 _LINES = 2  # of the next panel that each step of k asks for: the first tiles of a panel bring it
 
-# Bytes ahead of the weights that a product of one or two rows asks for, as it runs at the speed of
-# memory. With 512-bit vectors the loop is short enough for the CPU to look ahead by itself.
-AHEAD = 4096
-
 
 @dataclass(frozen=True)
 class Geometry:
@@ -170,9 +166,9 @@ class _Dot:
         b = f.gep(f["b"], k * f["step"])
         sets = self._sets(sums)
         for u in range(count):
-            if not f.target.avx512:
+            if f.target.read_ahead:
                 for line in range(0, self.geometry.width * memory_type(self.weight).bytes, LINE):
-                    f.prefetch(b, AHEAD + line)
+                    f.prefetch(b, f.target.read_ahead + line)
             here = u % len(sets)
             sets[here] = self._products(k, u, b, sets[here])
             b = f.gep(b, f["step"]) if u < count - 1 else b

@@ -99,6 +99,7 @@ def test_named_targets(name, bits, registers, traits):
     target = Target.named(name)
     assert (target.vector_bits, target.num_vector_registers) == (bits, registers)
     assert all(getattr(target, t) for t in traits)
+    assert (target.read_ahead > 0) == (bits < 512), "long vectors leave it to the CPU"
     assert target.key != Target.named("x86-64-v2").key
     assert target == Target.named(name)
 

@@ -10,10 +10,6 @@ from rlx.codegen.emit import Function, Value, f16, f32, i8, i16, i32, vec
 from rlx.codegen.qmatmul.dot import Index, IntDot, make_dot
 from rlx.ir.quant_strips import LINE, ROWS
 
-# Bytes ahead of the codes that a product of one row asks for: it runs at the speed of memory. With
-# 512-bit vectors the CPU looks far enough ahead by itself, and asking costs 5 to 15 % (Zen 4).
-AHEAD = 4096
-
 
 class Tile:
     """What the emitters of formats write with: `vectors` vectors of columns for `rows` rows.
@@ -28,7 +24,7 @@ class Tile:
         self.lanes = self.dot.lanes
         self.shift = shift
         self.columns = range(vectors)
-        self.ahead = AHEAD if rows == 1 and f.target.vector_bits < 512 else 0
+        self.ahead = f.target.read_ahead if rows == 1 else 0
 
     def together(self, streams: list[int]) -> list[list[int]]:
         """Streams of codes that share lines, in groups that leave registers for their sums."""
