@@ -2,8 +2,11 @@
 
 `--model FILE.gguf` (may be given several times): decode and prefill in tokens and bytes per second,
 time to the first token, what a long context costs, Python's share of a token, resident memory.
-Goals follow the type of the weights. `--genai-python` names a Python with OpenVINO GenAI, a further
-peer for the types that it reads from GGUF.
+Goals follow the type of the weights.
+
+Two further peers for prefill and decode, each in a Python of its own: `--genai-python`, OpenVINO
+GenAI, for the types that it reads from GGUF; `--ort-genai-python`, ONNX Runtime GenAI, for which
+the model is packed anew, in as many bits, into a folder beside the file.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from bench.common import Bar, arguments, finish
+from bench.peers.genai import Start, openvino_genai, ort_genai
 from bench.peers.pipe import Peer, PeerMissing
 from rlx.backends.cpu.limits import read_bandwidth
 from rlx.cli.peers.llama import start_llama_cpp
+from rlx.errors import InputError
 from rlx.formats.gguf import GgufFile
+from rlx.ir.quant import GGUF_SCHEMES
 
 # ratio to llama.cpp by weight type: decode, prefill; share of read bandwidth in decode
 GOALS = {
@@ -28,6 +35,8 @@ GOALS = {
     "Q4_0": (1.3, 2.5, 0.75),
 }
 GENAI_GOAL = 1.3
+OPENVINO, ORT = "OpenVINO GenAI", "ONNX Runtime GenAI"
+GENAI = {OPENVINO: "_genai", ORT: "_ort_genai"}  # how their bars end
 PREFILL, STEPS, SHORT, LONG = 512, 32, 64, 4096
 OVERHEAD = 50.0  # µs of Python for a token
 
@@ -60,6 +69,7 @@ class Bench:
         self.name, self.kind = Path(path).stem, weight_type(path)
         self.rounds = 3 if options.quick else 7
         self.context = (SHORT if options.no_long else LONG) + 2 * PREFILL
+        self.others = self.genai()
 
     def ours(self, context: int) -> Peer:
         server = "rlx_server.py"
@@ -72,13 +82,11 @@ class Bench:
     def measure(self) -> list[Bar]:
         bars = self.first_token()
         with self.ours(self.context) as ours, self.theirs(self.context) as theirs:
-            peers = {"rlx": ours, "llama.cpp": theirs}
-            with_genai = self.options.genai_python is not None
-            if with_genai:
-                peers["OpenVINO GenAI"] = self.genai()
-            bars = [*self.speed(peers), *bars]
-            if with_genai:
-                peers.pop("OpenVINO GenAI").close()
+            with ExitStack() as stack:
+                peers = {"rlx": ours, "llama.cpp": theirs}
+                for name, start in self.others.items():
+                    peers[name] = stack.enter_context(start())
+                bars = [*self.speed(peers), *bars]
             if not self.options.no_long:
                 bars.append(self.long_context(ours, theirs, bars[0]))
             bars.append(self.overhead(ours))
@@ -89,10 +97,16 @@ class Bench:
             )
         return bars
 
-    def genai(self) -> Peer:
-        server, python = "openvino_genai_server.py", self.options.genai_python
-        given = (self.path, self.options.threads)
-        return Peer(python, server, *given, requirements="requirements-genai.txt")
+    def genai(self) -> dict[str, Start]:
+        """The further peers that were asked for, by name, ready to start."""
+        found, threads = {}, self.options.threads
+        if python := self.options.genai_python:
+            found[OPENVINO] = openvino_genai(python, self.path, threads)
+        if python := self.options.ort_genai_python:
+            print(f"{self.name}: made ready for {ORT}, which takes minutes once", flush=True)
+            scheme = GGUF_SCHEMES[self.kind]
+            found[ORT] = ort_genai(python, self.path, threads, 2 * PREFILL, scheme)
+        return found
 
     def speed(self, peers: dict[str, Peer]) -> list[Bar]:
         """Prefill and decode of all, in turn, so that a noisy minute hits everybody.
@@ -130,7 +144,7 @@ class Bench:
         )
         bars = []
         for name, theirs in found.items():
-            short = "" if name == "llama.cpp" else "_genai"
+            short = GENAI.get(name, "")
             for use, goal in (("decode", decode), ("prefill", prefill)):
                 wanted = GENAI_GOAL if short else goal
                 bars.append(
@@ -185,12 +199,13 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--genai-python", metavar="PYTHON", help="has openvino-genai")
+    parser.add_argument("--ort-genai-python", metavar="PYTHON", help="has onnxruntime-genai")
     options = parser.parse_args(argv)
     bars: list[Bar] = []
     try:
         for path in options.model:
             bars += Bench(path, options).measure()
-    except PeerMissing as e:
+    except (InputError, PeerMissing) as e:
         print(e, file=sys.stderr)
         return 2
     return finish(bars, options.json)

@@ -19,6 +19,8 @@ def run_all(names: list[str], rest: list[str], out: Path) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench all")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--peer-python", metavar="PYTHON", help="has torch, llama.cpp, …")
+    parser.add_argument("--genai-python", metavar="PYTHON", help="has openvino-genai")
+    parser.add_argument("--ort-genai-python", metavar="PYTHON", help="has onnxruntime-genai")
     parser.add_argument("--llm", action="append", default=[], metavar="FILE.gguf")
     options = parser.parse_args(rest)
     rows: list[dict[str, object]] = []
@@ -37,6 +39,10 @@ def _arguments(name: str, options: argparse.Namespace) -> list[str]:
     given = ["--quick"] if options.quick else []
     if name in PEERED and options.peer_python:
         given += ["--peer-python", options.peer_python]
+    if name == "llm" and options.genai_python:
+        given += ["--genai-python", options.genai_python]
+    if name == "llm" and options.ort_genai_python:
+        given += ["--ort-genai-python", options.ort_genai_python]
     if name in ("llm", "memory"):
         given += [a for file in options.llm for a in ("--model", file)]
     return given

@@ -11,6 +11,13 @@ PeerMissing = pipe.PeerMissing
 
 
 class Peer(pipe.Peer):
-    def __init__(self, python: str, server: str, *args: object, requirements: str) -> None:
+    def __init__(
+        self,
+        python: str,
+        server: str,
+        *args: object,
+        requirements: str,
+        option: str = "--peer-python",
+    ) -> None:
         install = f"-m pip install -r bench/{requirements}"
-        super().__init__(python, HERE / server, *args, install=install)
+        super().__init__(python, HERE / server, *args, install=install, option=option)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 from rlx.errors import InputError, NumericsError, OptionError
 from rlx.formats.gguf import GgufFile, PackedTensor, write_gguf
+from rlx.formats.gguf_values import ValueType
 from rlx.formats.mixture import NAMES, Mixture
 from rlx.formats.quantize import Order, quantize_gguf
 from rlx.ir.quant import GGUF_SCHEMES, decode, encode
@@ -46,6 +48,12 @@ def test_the_output_matrix() -> None:
         assert pick(name, "output.weight") == want
         assert pick(name, "token_embd.weight", tied=True) == want
         assert pick(name, "token_embd.weight") == plain
+
+
+def test_numbers_that_files_say_their_type_by() -> None:
+    for name in NAMES:
+        kind = "ALL_F32" if name == "F32" else f"MOSTLY_{name}"
+        assert Mixture.parse(name).file_type == gguf.LlamaFileType[kind]
 
 
 def test_rows_that_are_no_whole_blocks() -> None:
@@ -113,6 +121,7 @@ def test_a_file_of_floats(tmp_path: Path, scheme: str) -> None:
     with GgufFile(tmp_path / "out.gguf") as out:
         assert out.metadata["note"] == "kept"
         assert out.metadata["general.file_type"] == 15
+        assert out.types["general.file_type"] is ValueType.UINT32
         assert out.metadata["general.quantization_version"] == 2
         for row in report:
             info = out.tensors[row.name]

@@ -17,10 +17,18 @@ class PeerMissing(RlxError):
 
 class Peer:
     """Starts the script `server` with `python` and asks it things. `install` says how to get what
-    the script needs."""
+    the script needs, `option` names another Python."""
 
-    def __init__(self, python: str, server: Path, *arguments: object, install: str) -> None:
-        self._name, self._install = server.stem, f"{python} {install}"
+    def __init__(
+        self,
+        python: str,
+        server: Path,
+        *arguments: object,
+        install: str,
+        option: str = "--peer-python",
+    ) -> None:
+        self._name = server.stem
+        self._hint = f"{python} {install}; or name a Python that has it with {option}"
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         command = [python, str(server), *map(str, arguments)]
         try:
@@ -53,10 +61,7 @@ class Peer:
         return found
 
     def _missing(self, got: str) -> PeerMissing:
-        return PeerMissing(
-            "the peer does not answer", where=self._name, got=got,
-            hint=f"{self._install}; or name a Python that has it with --peer-python",
-        )  # fmt: skip
+        return PeerMissing("the peer does not answer", where=self._name, got=got, hint=self._hint)
 
     def close(self) -> None:
         self._process.kill()
