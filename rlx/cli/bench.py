@@ -13,7 +13,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.opening import load_any
-from rlx.cli.options import Json, Loading, ModelName, spread
+from rlx.cli.options import Json, Measuring, ModelName, spread
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import UnsupportedError
 
@@ -102,7 +102,7 @@ def bench(
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the figures as SVG.")
     ] = None,
     json: Json = False,
-    loading: Loading,
+    loading: Measuring,
 ) -> None:
     """Measure a model, medians of several runs.
 
@@ -128,14 +128,14 @@ def bench(
 
 
 def _about(
-    name: str, model: LanguageModel | EncoderModel, loaded: float, loading: Loading
+    name: str, model: LanguageModel | EncoderModel, loaded: float, loading: Measuring
 ) -> dict[str, Any]:
     from rlx.cli.weights import bytes_per_run
     from rlx.models.language import LanguageModel
 
     found: dict[str, Any] = {"model": name, "device": loading.device}
     if isinstance(model, LanguageModel):
-        found |= {"kv": loading.kv, "context": model.engine.context}
+        found |= {"kv": model.engine.kv, "context": model.engine.context}
     return found | {"load_seconds": loaded, "weight_bytes": bytes_per_run(model.model)}
 
 
@@ -144,7 +144,7 @@ def _measure(
     tests: Tests,
     read: int,
     peer: Peer | None,
-    loading: Loading,
+    loading: Measuring,
 ) -> list[Measured]:
     from rlx.cli.trials import Trials
     from rlx.models.language import LanguageModel
@@ -157,7 +157,7 @@ def _measure(
 
 
 def _measure_language(
-    model: LanguageModel, tests: Tests, trials: Trials, loading: Loading
+    model: LanguageModel, tests: Tests, trials: Trials, loading: Measuring
 ) -> list[Measured]:
     from rlx.models.measuring import BatchRuns, LanguageRuns
 
@@ -169,7 +169,10 @@ def _measure_language(
         rows += [row for n in lengths for row in trials.language(runs, n, tests.new)]
     for requests in batches:
         if requests > 1:
-            with BatchRuns(model, requests, loading.device, loading.threads) as many:
+            with BatchRuns(
+                model, requests, device=loading.device, threads=loading.threads,
+                artifact=loading.artifact, quant=loading.quant,
+            ) as many:  # fmt: skip
                 rows += [trials.requests(many, requests, n, tests.new) for n in lengths]
     return rows
 

@@ -51,6 +51,20 @@ def compile_(
         str | None,
         typer.Option("--quant", help="Pack weights that are floats: int8, Q8_0, Q4_K_M, …"),
     ] = None,
+    speculate: Annotated[
+        int, typer.Option("--speculate", min=0, help="Also for guessing so many tokens ahead.")
+    ] = 0,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", min=1, help="Also for rlx.Engine, so many requests at once."),
+    ] = None,
+    cache_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--cache-tokens", min=1, help="Tokens that all requests may have together.",
+            show_default="the context for each",
+        ),
+    ] = None,
     weights: Annotated[
         bool, typer.Option("--weights", help="Put the packed weights into the file too.")
     ] = False,
@@ -59,8 +73,8 @@ def compile_(
 ) -> None:  # fmt: skip
     """Compile a model into one file that runs where llvmlite is not installed.
 
-    Ship it with the model: `rlx run MODEL --artifact FILE` (or chat, embed, profile) compiles
-    nothing. Context, cache type and quantisation are those given here.
+    Ship it with the model: `rlx run MODEL --artifact FILE` (or chat, embed, profile, bench)
+    compiles nothing. Context, cache type and quantisation are those given here.
     """
     from rlx.models.compile import compile_model
 
@@ -71,7 +85,8 @@ def compile_(
     with console.counting() as counted:
         plan = compile_model(
             path, file, target=cpu, device=loading.device, context=loading.context,
-            threads=loading.threads, kv=loading.kv, quant=quant, weights=weights, counted=counted,
+            threads=loading.threads, kv=loading.kv, quant=quant, speculate=speculate,
+            requests=requests, cache_tokens=cache_tokens, weights=weights, counted=counted,
             **_bounds(variant or []),
         )  # fmt: skip
     seconds, size = time.perf_counter() - start, file.stat().st_size

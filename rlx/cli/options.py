@@ -99,14 +99,20 @@ class Loading:
 
 
 @dataclass(frozen=True)
-class Running(Loading):
-    """How a model that will run is loaded."""
+class Measuring(Loading):
+    """How a model that is measured is loaded."""
 
     artifact: Artifact = None
     quant: Annotated[
         str | None,
         _load("--quant", "-q", help="Pack weights that are floats: Q8_0, Q4_K_M, int8, …"),
     ] = None
+
+
+@dataclass(frozen=True)
+class Running(Measuring):
+    """How a model that will write is loaded."""
+
     draft: Annotated[
         str | None,
         _load(

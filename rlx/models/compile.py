@@ -9,6 +9,7 @@ from pathlib import Path
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
+from rlx.models.batch.pool import Pool
 from rlx.models.build import ModelFile
 from rlx.models.encoders.build import EncoderFile, is_encoder
 from rlx.models.encoders.embed import EncoderModel
@@ -31,13 +32,18 @@ def compile_model(
     quant: str | None = None,
     chunk: int = CHUNK,
     steps: Mapping[int, int] | None = None,
+    speculate: int = 0,
+    requests: int | None = None,
+    cache_tokens: int | None = None,
     weights: bool = False,
     counted: Callable[[str, int], Callable[[], object]] | None = None,
 ) -> Plan:
     """Compile a language model or an encoder into a file for `rlx.load(…, artifact=…)`.
 
     A prompt runs in parts of `chunk` tokens. `steps` are the lengths of an encoder's texts that get
-    an executable, each with how many run together. With `weights` the packed ones go along.
+    an executable, each with how many run together. With `speculate` so many tokens can be guessed
+    ahead; with `requests` the file also serves `rlx.Engine(…, artifact=…)`, with `cache_tokens` for
+    all of them together. With `weights` the packed ones go along.
     `counted(what, total)` gives a function that is called after each executable.
     """
     path = resolve(model)
@@ -45,6 +51,9 @@ def compile_model(
     file = open_model(path)
     with file:
         if is_encoder(file):
+            for name, value in (("speculate", speculate), ("requests", requests)):
+                if value:
+                    raise OptionError("for language models only", where=name, got=value)
             encoder = _encoder(EncoderFile.of(path, file), device, context, threads, quant, steps)
             plan, options = encoder.plan(), encoder.options
         else:
@@ -52,7 +61,13 @@ def compile_model(
                 raise OptionError("for encoders only", where="steps", got=dict(steps))
             opened = ModelFile.of(path, file, quant)
             CacheType.of(kv, opened.config.head_dim)
-            plan = Engine(opened, device=device, context=context, kv=kv, chunk=chunk).plan()
+            engine = Engine(opened, device=device, context=context, kv=kv, chunk=chunk)
+            plan = engine.plan(speculate)
+            if requests is not None:
+                pool = Pool.of(
+                    opened, requests=requests, context=context, cache_tokens=cache_tokens, kv=kv
+                )
+                plan = plan.joined(pool.plan(), requests=requests, cache_tokens=pool.slots)
         done = None if counted is None else counted(path.name, plan.count)
         ship(
             Path(out), plan, target=target, device=device, options=options, weights=weights,

@@ -80,13 +80,12 @@ class LanguageRuns:
 class BatchRuns:
     """Several requests at once, each with a prompt of its own."""
 
-    def __init__(
-        self, model: LanguageModel, requests: int, device: str, threads: int | None
-    ) -> None:
+    def __init__(self, model: LanguageModel, requests: int, **loading: Any) -> None:
+        """`loading` is how the model was loaded."""
         self._requests = requests
         self.engine = BatchEngine(
             model.model.path, requests=requests, context=model.engine.context, kv=model.engine.kv,
-            device=device, threads=threads,
+            **loading,
         )  # fmt: skip
         self._vocab = model.config.vocab
         ends = self.engine.tokenizer.end_ids

@@ -39,6 +39,25 @@ def test_it_is_made_described_and_run_without_llvmlite(
     assert told.exit_code == 0, told.stderr
 
 
+def test_many_requests_and_guesses_go_along(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "many.rlx"
+    made = rlx(
+        "compile", tiny, "--out", file, "--context", "64", "--requests", "2", "--cache-tokens",
+        "100", "--speculate", "3", "--json",
+    )  # fmt: skip
+    assert made.exit_code == 0, made.stderr
+    told = json.loads(made.stdout)
+    assert (told["requests"], told["cache_tokens"]) == (2, 128), "whole pages"
+    assert {"requests", "guess 4", "draw adjust"} <= set(told["uses"])
+    assert {"any", "each of 2", "decode"} <= told["variants"].keys()
+    words = ("bench", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1")
+    measured = rlx(*words, "--batch", "1", "--batch", "2", "--json")
+    assert measured.exit_code == 0, measured.stderr
+    assert [row["batch"] for row in json.loads(measured.stdout)["tests"]] == [1, 1, 2]
+    other = rlx(*words, "--batch", "3")
+    assert other.exit_code == 2 and "made for something else" in other.stderr
+
+
 def test_encoders_and_what_is_said_about_it(rlx: Any, encoder: Path, tmp_path: Path) -> None:
     file = tmp_path / "new" / "e.rlx"
     made = rlx("compile", encoder, "-o", file, "-v", "encoder:2x16", "--weights")

@@ -17,6 +17,7 @@ from encoder_files import write_model
 
 import rlx
 from rlx.codegen.jit import counters as jit
+from rlx.models.batch.pool import Pool
 from rlx.models.build import ModelFile
 from rlx.models.compile import compile_model
 from rlx.models.engine import Engine
@@ -203,3 +204,82 @@ def test_encoders_ship_too(tmp_path: Path) -> None:
         rlx.load(language, artifact=tmp_path / "e.rlx")
     with pytest.raises(rlx.OptionError, match="longer than the model"):
         compile_model(folder, tmp_path / "x.rlx", steps={100_000: 1})
+
+
+# -- many requests at once ------------------------------------------------------------------------
+
+MANY = [PROMPT, [9, 8], [7]]
+
+
+def answers(path: Path, **options: object) -> tuple[list[list[int]], int]:
+    """Tokens of greedy answers, one after another and then together, and how often weights were
+    packed for them."""
+    with rlx.Engine(path, requests=3, **options) as engine:
+        found = [g.tokens for p in MANY for g in engine.generate([p], temperature=0, max_tokens=4)]
+        told = engine.generate(MANY, temperature=0, max_tokens=4, presence_penalty=0.5)
+        found += [g.tokens for g in told]
+        return found, engine.model.executables.params.preparations
+
+
+def test_a_second_engine_runs_no_pass_and_packs_nothing(tiny: Path) -> None:
+    wanted, packed = answers(tiny, context=64)
+    assert packed > 0
+    before = counters.passes, counters.plans, jit.compilations
+    assert answers(tiny, context=64) == (wanted, 0)
+    assert (counters.passes, counters.plans, jit.compilations) == before
+
+
+def test_an_engine_uses_the_weights_that_a_model_packed(tiny: Path) -> None:
+    assert answer(tiny, context=64)[1] > 0
+    assert answers(tiny, context=64)[1] == 0
+
+
+def test_little_memory_gives_the_same_pool_at_every_start(tiny: Path) -> None:
+    model = ModelFile.open(tiny)
+    whole = Pool.of(model, requests=8, context=256)
+    assert whole.slots == 8 * 256
+    for share in (0.5, 0.6, 0.9):  # of what all requests could fill
+        memory = int(share * whole.slots * whole.token_bytes)
+        assert Pool.of(model, requests=8, context=256, memory=memory).slots == 4 * 256
+    with pytest.raises(rlx.InputError, match="memory would not suffice"):
+        Pool.of(model, requests=8, context=256, cache_tokens=8 * 256, memory=memory)
+
+
+_ENGINE = """
+import sys
+sys.modules["llvmlite"] = None
+import rlx
+with rlx.Engine({path!r}, artifact={artifact!r}) as engine:
+    for settings in ({{}}, {{"logit_bias": {{3: 99.0}}}}):
+        told = engine.generate({prompts}, temperature=0, max_tokens=4, **settings)
+        print(*(g.tokens for g in told), sep="|")
+with rlx.load({path!r}, artifact={artifact!r}) as model:
+    told = model.generate({prompts}[0], temperature=0, max_tokens=4, stream=False, speculate=2)
+    print(told.tokens)
+"""
+
+
+def test_an_artifact_serves_requests_and_guesses_without_llvmlite(
+    tiny: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "many.rlx"
+    plan = compile_model(tiny, file, context=64, requests=3, speculate=2, weights=True)
+    assert {"requests", "draw sample", "guess 3"} <= plan.uses.keys()
+    assert plan.facts["cache_tokens"] == 3 * 64
+    with rlx.Engine(tiny, requests=3, context=64) as engine:
+        wanted = [g.tokens for g in engine.generate(MANY, temperature=0, max_tokens=4)]
+    code = _ENGINE.format(path=str(tiny), artifact=str(file), prompts=MANY)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    plain, biased, guessed = run.stdout.splitlines()
+    assert plain == "|".join(map(str, wanted))
+    assert biased == "|".join(["[3, 3, 3, 3]"] * 3)
+    assert guessed == str(wanted[0])
+    with pytest.raises(rlx.OptionError, match="made for something else"):
+        rlx.Engine(tiny, artifact=file, requests=4)
+
+
+def test_an_artifact_for_one_request_serves_no_engine(tiny: Path, tmp_path: Path) -> None:
+    compile_model(tiny, tmp_path / "one.rlx", context=64)
+    with pytest.raises(rlx.OptionError, match="not made for many requests"):
+        rlx.Engine(tiny, artifact=tmp_path / "one.rlx")

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from rlx.ir.module import GraphModule
 from rlx.models.batch.request import Request
-from rlx.models.build import draw
+from rlx.models.build import Described, draw
+from rlx.models.executables import Executables
+from rlx.models.shipped import Recipe
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.session import Session
-from rlx.specialize.options import CompileOptions
+from rlx.specialize.variant import ModelVariant
+
+
+def drawing(vocab: int, use: str) -> tuple[str, Recipe]:
+    """A way to draw from logits [1, vocab], and what it is compiled from."""
+    return f"draw {use}", Recipe(partial(_describe, vocab, use), {"row": ModelVariant()})
+
+
+def _describe(vocab: int, use: str) -> Described:
+    def build(g: GraphModule) -> dict[str, Any]:
+        return draw(g, g.input("logits", [1, vocab]), use)
+
+    return Described(GraphModule.define("draw", build), {})
 
 
 class Sampler:
     """Native, like the rest; requests may have settings of their own."""
 
-    def __init__(self, vocab: int, session: Session, options: CompileOptions) -> None:
-        self._vocab, self._session, self._options = vocab, session, options
+    def __init__(self, vocab: int, executables: Executables) -> None:
+        self._vocab, self._executables = vocab, executables
         self._made: dict[str, CompiledGraph] = {}
 
     def draw(self, request: Request, logits: Any) -> int:
@@ -31,10 +45,5 @@ class Sampler:
 
     def _graph(self, use: str) -> CompiledGraph:
         if use not in self._made:
-
-            def build(g: GraphModule) -> dict[str, Any]:
-                return draw(g, g.input("logits", [1, self._vocab]), use)
-
-            module = GraphModule.define("draw", build)
-            self._made[use] = self._session.compile(module, self._options)
+            (self._made[use],) = self._executables.make(*drawing(self._vocab, use)).values()
         return self._made[use]

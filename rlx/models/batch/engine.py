@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rlx.errors import InputError, OptionError, UnsupportedError
@@ -25,12 +26,12 @@ from rlx.models.batch.draw import Sampler
 from rlx.models.batch.model import BatchModel, Share
 from rlx.models.batch.net import PAGE
 from rlx.models.batch.pages import Pages
+from rlx.models.batch.pool import BETWEEN, CHUNK, Pool
 from rlx.models.batch.request import Reply, Request
 from rlx.models.build import ModelFile
 from rlx.models.sampling import GenerationSettings
-
-CHUNK = 512  # tokens of a step, when nobody waits for its next one
-BETWEEN = 128  # and when somebody does
+from rlx.models.shipped import Shipped
+from rlx.runtime.machine import free_memory
 
 
 class Engine:
@@ -40,28 +41,37 @@ class Engine:
         self,
         path_or_name: str | os.PathLike[str] = "smollm2-135m",
         *,
-        requests: int = 8,
+        requests: int | None = None,
         context: int | None = None,
         cache_tokens: int | None = None,
-        kv: str = "f16",
+        kv: str | None = None,
+        quant: str | None = None,
         device: str = "cpu",
         threads: int | None = None,
         waiting: int = 1024,
+        artifact: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`requests` run at once, `waiting` more may queue; `context` is the most tokens of one,
-        `cache_tokens` of all together (prompt and answer)."""
-        for name, value in (("requests", requests), ("waiting", waiting)):
-            if value < 1:
-                raise OptionError("must be positive", where=name, got=value)
-        file = ModelFile.open(resolve(path_or_name))
-        self.model = BatchModel(file, requests, context, cache_tokens, kv, device, threads)
+        """`requests` (8) run at once, `waiting` more may queue; `context` is the most tokens of
+        one, `cache_tokens` of all together (prompt and answer). `kv` ("f16"), `quant` and
+        `artifact` are those of `rlx.load`; the artifact is made for a number of requests."""
+        if waiting < 1:
+            raise OptionError("must be positive", where="waiting", got=waiting)
+        shipped = None if artifact is None else Shipped.open(Path(artifact))
+        asked: dict[str, Any] = {"requests": requests, "context": context}
+        asked |= {"cache_tokens": cache_tokens, "kv": kv}
+        if shipped is not None:
+            quant = _require_requests(shipped).setting("quant", quant)
+            asked = {name: shipped.setting(name, value) for name, value in asked.items()}
+        file = ModelFile.open(resolve(path_or_name), quant)
+        pool = Pool.of(file, **asked, memory=free_memory() // 2)
+        self.model = BatchModel(pool, device, threads, shipped)
         self.tokenizer = file.tokenizer()
-        self.pages = Pages(self.model.slots // PAGE, PAGE)
+        self.pages = Pages(pool.slots // PAGE, PAGE)
         self._most_waiting = waiting
-        self._sampler = Sampler(file.config.vocab, self.model.session, self.model.options)
+        self._sampler = Sampler(file.config.vocab, self.model.executables)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._rows = list(range(requests))  # of the table, that nobody uses
+        self._rows = list(range(pool.requests))  # of the table, that nobody uses
         self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="rlx-engine", daemon=True)
@@ -89,7 +99,7 @@ class Engine:
                 "adapters are not chosen among many requests yet", where="adapter",
                 got=settings.adapter, hint="load the model with rlx.load, or use a merged one",
             )  # fmt: skip
-        vocab, context = self.model.config.vocab, self.model.context
+        vocab, context = self.model.config.vocab, self.model.pool.context
         request = Request(tokens, settings, self.tokenizer, vocab, context)
         self._check(request)
         with self._wake:
@@ -227,3 +237,12 @@ class Engine:
         for number in range(first, request.done // PAGE):
             part = request.tokens[number * PAGE : (number + 1) * PAGE]
             self.pages.learn(request.pages, number, part)
+
+
+def _require_requests(shipped: Shipped) -> Shipped:
+    if "requests" not in shipped.require_kind("language").facts:
+        raise OptionError(
+            "the artifact was not made for many requests", where="artifact", got=shipped.path.name,
+            hint="make another: rlx compile MODEL --out FILE --requests N",
+        )  # fmt: skip
+    return shipped

@@ -1,0 +1,101 @@
+"""The sizes of an engine for many requests, and what is compiled for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.errors import InputError, OptionError, UnsupportedError
+from rlx.ir.binding import UpTo
+from rlx.models.batch.draw import drawing
+from rlx.models.batch.net import PAGE, describe_batch
+from rlx.models.build import DRAWS, Described, ModelFile
+from rlx.models.kv import CacheType
+from rlx.models.limits import context_length
+from rlx.models.shipped import Recipe
+from rlx.specialize.variant import ModelVariant
+
+USE = "requests"
+REQUESTS = 8  # at once, where nobody asks for another number
+CHUNK = 512  # tokens of a step, when nobody waits for its next one
+BETWEEN = 128  # and when somebody does
+MOST_ALIKE = 16  # requests for whose number there is an executable, if each has one token
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How many requests share how much cache. Executables depend on all of it."""
+
+    model: ModelFile
+    requests: int
+    context: int  # tokens of a request
+    kv: CacheType
+    slots: int  # tokens of all of them, whole pages
+
+    @staticmethod
+    def of(
+        model: ModelFile, *, requests: int | None = None, context: int | None = None,
+        cache_tokens: int | None = None, kv: str | None = None, memory: int | None = None,
+    ) -> Pool:  # fmt: skip
+        """Checked, with usual sizes where none are given; `memory` is what the cache may take."""
+        config = model.config
+        requests, kv = REQUESTS if requests is None else requests, kv or "f16"
+        if requests < 1:
+            raise OptionError("must be positive", where="requests", got=requests)
+        if config.recurrent is not None:
+            raise UnsupportedError(
+                "recurrent states are not kept for many requests yet", where=config.arch,
+                hint="load the model with rlx.load, for one request at a time",
+            )  # fmt: skip
+        cache = CacheType.of(kv, config.head_dim)
+        if cache.scheme is not None:
+            raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
+        length = context_length(config, context)
+        wanted = requests * length if cache_tokens is None else cache_tokens
+        pool = Pool(model, requests, length, cache, _whole(wanted))
+        return pool if memory is None else pool._within(memory, cache_tokens is not None)
+
+    def _within(self, memory: int, asked: bool) -> Pool:
+        fits = memory // self.token_bytes
+        if not asked and self.slots > fits:
+            # a power of two: what is free differs a little at every start, and executables are
+            # found again only where the number of pages is the same
+            pages = 1 << max((fits // PAGE).bit_length() - 1, 0)
+            return Pool(self.model, self.requests, self.context, self.kv, pages * PAGE)
+        if not 0 < self.slots <= max(fits, PAGE):
+            raise InputError(
+                "memory would not suffice for the cache", where="cache_tokens", got=self.slots,
+                expected=f"1 … {fits}", hint="half of the free memory at most is used for it",
+            )  # fmt: skip
+        return self
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of cache that a token takes."""
+        c = self.model.config
+        return 2 * c.layers * c.kv_heads * self.kv.row_bytes(c.head_dim)
+
+    def variant(self, alike: int = 0) -> tuple[str, ModelVariant]:
+        """For so many requests with one token each; or for any tokens, parts of prompts too."""
+        if 0 < alike <= MOST_ALIKE:
+            return f"each of {alike}", ModelVariant(seq=alike).with_extra("picked", alike)
+        most = max(CHUNK, BETWEEN + self.requests)
+        return "any", ModelVariant(seq=UpTo(most)).with_extra("picked", UpTo(self.requests))
+
+    def recipe(self, *alike: int) -> Recipe:
+        """Of the run of the model."""
+        return Recipe(self._describe, dict(self.variant(n) for n in alike))
+
+    def _describe(self) -> Described:
+        weights = self.model.weights()
+        return describe_batch(self.model, weights, self.context, self.kv, self.slots, self.requests)
+
+    def plan(self) -> dict[str, Recipe]:
+        """All that is compiled, by use."""
+        alike = range(1, min(self.requests, MOST_ALIKE) + 1)
+        draws = dict(drawing(self.model.config.vocab, use) for use in DRAWS)
+        return {USE: self.recipe(0, *alike), **draws}
+
+
+def _whole(tokens: int) -> int:
+    """So many tokens in whole pages."""
+    return -(-tokens // PAGE) * PAGE
