@@ -52,25 +52,21 @@ class Server:
 
     def overhead(self, steps: int) -> Answer:
         """What a token costs outside native code, as a user meets it: `next` of a stream less the
-        time in the native driver. The median, because others may take the core."""
+        time in the pool of workers. The median, because others may take the core."""
         pool, inside = self.engine.use("sample").decode.executable.pool, Inside()
-        native = pool.native
-        plain, native.chain = native.chain, inside.timed(native.chain)
+        pool.run = inside.timed(pool.run)
         taken = []
         try:
             stream = self.model.generate(_ids(64), temperature=0.0, max_tokens=steps)
             next(stream)
-            made, tokens = 1, stream.result.tokens
             while True:
-                inside.seconds, start = 0.0, time.perf_counter()
-                if next(stream, None) is None or len(tokens) == made:
+                inside.seconds, inside.runs, start = 0.0, 0, time.perf_counter()
+                if next(stream, None) is None or not inside.runs:
                     break
-                # a piece has several tokens: what a reader takes for one moment, whole characters
-                spent = time.perf_counter() - start - inside.seconds
-                taken += [spent / (len(tokens) - made)] * (len(tokens) - made)
-                made = len(tokens)
+                # a piece may take several tokens: characters are never split
+                taken.append((time.perf_counter() - start - inside.seconds) / inside.runs)
         finally:
-            native.chain = plain
+            del pool.run
         return {"seconds": statistics.median(taken), "samples": len(taken)}
 
     def memory(self) -> Answer:
@@ -79,16 +75,16 @@ class Server:
 
 
 class Inside:
-    """Time spent in native runs."""
+    """Time spent in native runs, and their number."""
 
-    seconds = 0.0
+    seconds, runs = 0.0, 0
 
-    def timed(self, run: Callable[..., int]) -> Callable[..., int]:
-        def timed(*arguments: object) -> int:
+    def timed(self, run: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: object) -> None:
             start = time.perf_counter()
-            result = run(*arguments)
+            run(*arguments)
             self.seconds += time.perf_counter() - start
-            return result
+            self.runs += 1
 
         return timed
 
