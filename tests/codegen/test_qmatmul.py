@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from codegen_support import RUNNABLE
 from program_support import HOST, TARGETS, V3, Native, check, compare, kernels_for, reference
 from qmatmul_support import (
     INTEGER,
@@ -25,6 +26,7 @@ from rlx.backends.cpu.qmatmul_rewrite import pack_quantised
 from rlx.codegen.emit import Value, i32
 from rlx.codegen.qmatmul import dot
 from rlx.codegen.qmatmul.dot import Dotprod
+from rlx.codegen.qmatmul.many import PART
 from rlx.codegen.qmatmul.product import CHUNK, has_integer_path, row_layout
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
@@ -35,6 +37,7 @@ from rlx.ir.shape import Shape
 from rlx.ir.verify import verify
 
 ROWS = (1, 2, 7, 64)
+MULTIPLYING = [t for t in map(Target.named, RUNNABLE) if dot.dot_kind(t) is not None]
 
 
 # -- products ---------------------------------------------------------------------------------
@@ -70,6 +73,22 @@ def test_rows_of_several_chunks(left_over, target):
     parts = random_weight(scheme, (37,), k, rng)
     layout = row_layout(scheme, target)
     rows = 2 * (CHUNK // layout.row_bytes(k)) + left_over
+    x = rng.standard_normal((rows, k)).astype(np.float32)
+    graph = pack_quantised(graph_of(scheme, x, parts), target)
+    (got,) = Native(graph, target, 2, {}).run({"x": x, **named(parts)})
+    codes = dequantized_rows(layout, quantize_rows(layout, x), rows, k).astype(np.float64)
+    slack = rounding_bound(scheme, layout, codes, parts)
+    assert (np.abs(got - codes @ decode(scheme, *parts).astype(np.float64).T) <= slack).all()
+
+
+@pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K", "IQ4_XS", "int8", "int4_asym"])
+def test_many_rows_of_long_k(name, target):
+    """Where weights are unpacked: several runs of blocks, parts of rows, and one row left over."""
+    scheme, k, rows = QuantScheme.parse(name), 1536, PART + 5
+    rng = np.random.default_rng(13)
+    parts = random_weight(scheme, (20,), k, rng)
+    layout = row_layout(scheme, target)
     x = rng.standard_normal((rows, k)).astype(np.float32)
     graph = pack_quantised(graph_of(scheme, x, parts), target)
     (got,) = Native(graph, target, 2, {}).run({"x": x, **named(parts)})

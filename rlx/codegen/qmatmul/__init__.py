@@ -5,5 +5,6 @@ gather                                      rows of tables and weights of expert
 decoded                                     products that decode on the way: any scheme
 rows, repack                                operands of integer products, laid out
 dot, tile, formats, supers                  integer dot products: targets, and blocks of schemes
+unpacked, many                              the same of many rows, weights unpacked once for all
 product, grouped                            integer products, and those of routed rows
 """

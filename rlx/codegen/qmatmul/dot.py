@@ -156,11 +156,8 @@ class Dotprod(FourWay):
 _SAFE_STEPS = {1: 64, 2: 32, 3: 16, 4: 8, 5: 4, 6: 2, 7: 1}
 
 
-class Maddubs(IntDot):
-    """pmaddubsw: pairs of products in 16 bits, which saturate; pmaddwd adds those up, with scales.
-
-    8-bit codes are taken as two nibbles, since a pair of their products does not fit 16 bits.
-    """
+class Pairwise(IntDot):
+    """Targets that multiply pairs: of bytes into 16 bits, of those into 32."""
 
     instruction = "pmaddubsw"
 
@@ -172,6 +169,22 @@ class Maddubs(IntDot):
             8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
             16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
         }[lanes]
+
+    def _pair(self, a: Value, b: Value) -> Value:
+        return self._call(self._wd, self.sums, a.bits(self.halves), b.bits(self.halves))
+
+    def pairs(self, total: Value, a: Value, b: Value) -> Value:
+        return total + self._pair(a, b)
+
+    def look_up(self, table: Sequence[int], places: Value) -> Value:
+        return _shuffle_bytes(self, table, places)
+
+
+class Maddubs(Pairwise):
+    """pmaddubsw: pairs of products in 16 bits, which saturate; pmaddwd adds those up, with scales.
+
+    8-bit codes are taken as two nibbles, since a pair of their products does not fit 16 bits.
+    """
 
     def run(self, run: Run, sums: Sequence[Value]) -> list[Value]:
         f = self.f
@@ -197,19 +210,21 @@ class Maddubs(IntDot):
         factors = (1, 16) if run.bits == 8 else (1,)
         width = len(run.sets) * rows
 
-        def body(j: Value, *given: Value) -> list[Value]:
-            acc = list(given)
-            for s, codes in enumerate(run.codes(g + j)):
-                planes = [codes] if len(factors) == 1 else [codes & 15, self._high(codes)]
-                first = run.x(g + j, s)
-                for i in range(rows):
-                    x = self.row(first, i).bits(self.bytes)
+        def step(j: Value, acc: Sequence[Value] | None) -> list[Value]:
+            """One step; the first of them begins the sums."""
+            found: dict[int, Value] = dict(enumerate(acc or ()))
+            streams = [self._planes(codes, len(factors)) for codes in run.codes(g + j)]
+            places = [run.x(g + j, s) for s in range(len(streams))]
+            for i in range(rows):
+                for s, planes in enumerate(streams):
+                    x = self.row(places[s], i).bits(self.bytes)
                     for p, plane in enumerate(planes):
                         at = p * width + run.set_of[s] * rows + i
-                        acc[at] = acc[at] + self._call(self._ubs, self.halves, plane, x)
-            return acc
+                        product = self._call(self._ubs, self.halves, plane, x)
+                        found[at] = found[at] + product if at in found else product
+            return [found[at] for at in range(width * len(factors))]
 
-        acc = f.loop(0, count, 1, [f.const(0, self.halves)] * (width * len(factors)), body)
+        acc = f.loop(1, count, 1, step(f.i64(0), None), lambda j, *acc: step(j, acc))
         out = list(sums)
         for p, by in enumerate(factors):
             for s, (column, scale) in enumerate(run.sets):
@@ -219,8 +234,10 @@ class Maddubs(IntDot):
                     out[at] = out[at] + self._pair(acc[p * width + s * rows + i], factor)
         return out
 
-    def _high(self, codes: Value) -> Value:
-        return (codes.bits(self.halves) >> 4).bits(self.bytes) & 15
+    def _planes(self, codes: Value, count: int) -> list[Value]:
+        if count == 1:
+            return [codes]
+        return [codes & 15, (codes.bits(self.halves) >> 4).bits(self.bytes) & 15]
 
     def _factor(self, scale: Value | None, by: int) -> Value:
         """What a flushed sum is multiplied by, in both halves of every lane."""
@@ -229,14 +246,14 @@ class Maddubs(IntDot):
         scale = scale if by == 1 else scale * by
         return (scale << 16 | scale & 0xFFFF).bits(self.halves)
 
-    def _pair(self, a: Value, b: Value) -> Value:
-        return self._call(self._wd, self.sums, a.bits(self.halves), b.bits(self.halves))
 
-    def pairs(self, total: Value, a: Value, b: Value) -> Value:
-        return total + self._pair(a, b)
+class Widened(Pairwise, FourWay):
+    """pmaddwd on signed 8-bit codes that have been widened to pairs of 16 bits."""
 
-    def look_up(self, table: Sequence[int], places: Value) -> Value:
-        return _shuffle_bytes(self, table, places)
+    signed_bytes = True
+
+    def step(self, total: Value, codes: Value, x: Value) -> Value:
+        return self.pairs(total, codes, x)
 
 
 def _shuffle_bytes(dot: IntDot, table: Sequence[int], places: Value) -> Value:

@@ -99,16 +99,24 @@ class Blocks(Format):
             meta = f.i64(self.block // 4)
         else:
             steps = strip.k.udiv(4 * self.streams)
-        columns = [v for v in t.columns for _ in range(self.streams)]
-        run = Run(
+        ints = t.dot.run(self.run(t, w, x, steps), self.start(t, x, meta))
+        return self.scaled(t, w, x, meta, ints, sums)
+
+    def run(self, t: Tile, w: Weights, x: Value, steps: Value | int) -> Run:
+        """The products of a block."""
+        return Run(
             steps,
             self.bits,
             lambda g: [c for v in t.columns for c in self.codes(t, w.words, g, v)],
             lambda g, s: t.rows_at(x, g * self.pace + (s % self.streams) * self.spread),
-            columns,
+            [v for v in t.columns for _ in range(self.streams)],
         )
-        ints = t.dot.run(run, self._start(t, x, meta))
-        out = list(sums)
+
+    def scaled(
+        self, t: Tile, w: Weights, x: Value, meta: Value, ints: list[Value], sums: list[Value]
+    ) -> list[Value]:
+        """The sums with a block's integer ones added."""
+        f, rows, out = t.f, t.rows, list(sums)
         for v in t.columns:
             scale = self.scale(t, w, v)
             low = self.minimum(t, w, v, scale) if self.minimum else None
@@ -120,7 +128,7 @@ class Blocks(Format):
                     out[at] = f.fma(low, t.x_float(x, meta + 2, i), out[at])
         return out
 
-    def _start(self, t: Tile, x: Value, meta: Value) -> list[Value]:
+    def start(self, t: Tile, x: Value, meta: Value) -> list[Value]:
         """-offset * (sum of the row's codes): what codes that begin at 0 have too much."""
         offset = t.dot.byte_offset if self.offset < 0 else self.offset
         if not offset:

@@ -15,6 +15,7 @@ from rlx.codegen.matmul_finish import Epilogue, emit_finish
 from rlx.codegen.matmul_micro import Geometry
 from rlx.codegen.qmatmul.dot import dot_kind
 from rlx.codegen.qmatmul.formats import BLOCKS, Format, Strip, integer_format
+from rlx.codegen.qmatmul.many import PART, ManyRows
 from rlx.codegen.qmatmul.rows import tile_width
 from rlx.codegen.qmatmul.supers import SUPERS
 from rlx.codegen.qmatmul.tile import Tile
@@ -50,8 +51,8 @@ def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
 
     Where bytes can be multiplied at all, that is faster for any number of rows, activations
     quantised on the way included: on Zen 4 with 128 rows Q8_0, Q4_K and Q6_K take 0.28, 0.28 and
-    0.32 of the time that panels decoded for the f32 micro-kernel take; with AVX2 alone 0.87, 0.47
-    and 0.74; with SSSE3 alone 0.79, 0.42 and 0.65. With one row they take 0.1 to 0.3.
+    0.32 of the time that panels decoded for the f32 micro-kernel take; with AVX2 alone 0.74, 0.38
+    and 0.47; with SSSE3 alone 0.69, 0.31 and 0.46. With one row they take 0.1 to 0.3.
     """
     fits = scheme.block is not None or scheme.ggml_type is not None or k <= 1 << 16
     return dot_kind(target) is not None and fits and strip_layout(scheme, k) is not None
@@ -92,7 +93,10 @@ class Product:
         geometry = Geometry(f32, lanes, ROWS * self.strips // lanes)
         self.columns = spec.epilogue.columns(geometry)
         self.layout = spec.layout
-        self.tiles = {rows: self._emit_tile(rows) for rows in self.layout.widths}
+        form, tile = format_of(spec.scheme), self.layout.tile
+        self.many = ManyRows.of(m, spec.scheme, form, tile, self.strips)
+        widths = self.layout.widths if self.many is None else (1,)
+        self.tiles = {rows: self._emit_tile(rows) for rows in widths}
         self.finish = emit_finish(m, geometry, spec.epilogue, self.word, self.routed)
         self.f = m.kernel()
         self.given = {name: self.word(self.f, name) for name in spec.words}
@@ -118,6 +122,8 @@ class Product:
         return f
 
     def make_buffer(self) -> Value:
+        if self.many is not None:
+            self.many.reserve(self.f)
         return self.f.alloca(4 * ROWS * self.strips * self.layout.tile)
 
     def emit(self) -> None:
@@ -144,19 +150,50 @@ class Product:
         """Rows first .. last of the quantised rows x against panel p of the strips w."""
         f = self.f
         strips = f.gep(w, p * self["strip"] * self.strips)
-        column = p * self.columns
+        given = strips, p * self.columns, x, first, last, route
+        if self.many is None:
+            self._tiles(*given)
+        else:
+            many, one = partial(self._many, self.many, *given), partial(self._tiles, *given)
+            f.if_(last - first > 1, many, one)
+
+    def _tiles(
+        self, strips: Value, column: Value, x: Value, first: Value, last: Value, route: Value
+    ) -> None:
+        f = self.f
         for r in f.range(first, last, self.layout.tile):
             left = f.min(last - r, self.layout.tile)
-            rows = f.gep(x, r * self["row"])
+            given = strips, f.gep(x, r * self["row"]), self.buffer
             width = tile_width(f, self.layout, left)
-            f.switch(
-                width, {s: partial(self._tile, t, strips, rows) for s, t in self.tiles.items()}
-            )
-            at = r * self["n"] + column
-            f.call(self.finish, f["words"], self.buffer, left, at, column, f.gep(route, r, 4))
+            f.switch(width, {s: partial(self._tile, t, *given) for s, t in self.tiles.items()})
+            self._finish(self.buffer, left, r, column, route)
 
-    def _tile(self, tile: Function, w: Value, x: Value) -> None:
+    def _many(
+        self, many: ManyRows, strips: Value, column: Value, x: Value, first: Value, last: Value,
+        route: Value,
+    ) -> None:  # fmt: skip
+        f = self.f
+        for r in f.range(first, last, PART):
+            left = f.min(last - r, PART)
+            # One row that is left over is a tile of another kind.
+            whole = left - (left & self.layout.tile - 1).eq(1).to(i64, signed=False)
+            rows = f.gep(x, r * self["row"])
+            many.clear(whole)
+            for s in range(self.strips):
+                strip = f.gep(strips, self["strip"] * s)
+                many.run(strip, s, rows, whole, self["row"], self["k"])
+            end = f.gep(rows, whole * self["row"])
+            out = f.gep(many.sums, whole, 4 * many.stride)
+            f.if_(whole < left, partial(self._tile, self.tiles[1], strips, end, out))
+            self._finish(many.sums, left, r, column, route)
+
+    def _finish(self, sums: Value, rows: Value, r: Value, column: Value, route: Value) -> None:
+        f = self.f
+        at = r * self["n"] + column
+        f.call(self.finish, f["words"], sums, rows, at, column, f.gep(route, r, 4))
+
+    def _tile(self, tile: Function, w: Value, x: Value, out: Value) -> None:
         f = self.f
         for s in range(self.strips):
             strip = f.gep(w, self["strip"]) if s else w
-            f.call(tile, f["words"], strip, x, f.gep(self.buffer, 4 * ROWS * s))
+            f.call(tile, f["words"], strip, x, f.gep(out, 4 * ROWS * s))

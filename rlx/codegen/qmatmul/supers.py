@@ -27,6 +27,7 @@ class Super(Format):
     """
 
     kind, block = "super", 256
+    bits: int
     subs = 8
     sums = _THIRTY_TWOS
 
@@ -315,6 +316,8 @@ class TwoBits(WithOffset):
 class Curve(Super):
     """IQ4_XS: places on a curve; scales of 6 bits, nibbles in a word and top bits beside d."""
 
+    bits = 8
+
     def _scale(self, t: Tile, w: Value, s: int, v: int) -> Value:
         top, low = t.word(w, 0, v) >> 16, t.word(w, 1, v)
         return (low >> 4 * s & 15 | (top >> 2 * s & 3) << 4) - 32
@@ -343,7 +346,7 @@ class Curve(Super):
             scales = [self.kept(t, s, v) for v in t.columns]
             run = Run(
                 4,
-                8,
+                self.bits,
                 partial(self._codes, t, w, s * 4 + 2),
                 lambda g, stream: t.rows_at(x, s * 8 + g + 4 * (stream % 2)),
                 [v for v in t.columns for _ in range(2)],

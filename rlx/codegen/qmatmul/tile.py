@@ -6,6 +6,8 @@ and is loaded as such. The tile's f32 sums lie in memory, `[row][columns]`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rlx.codegen.emit import Function, Value, f16, f32, i8, i16, i32, vec
 from rlx.codegen.qmatmul.dot import Index, IntDot, make_dot
 from rlx.ir.quant_strips import LINE, ROWS
@@ -22,6 +24,7 @@ class Tile:
         self.f, self.rows, self.vectors = f, rows, vectors
         self.dot: IntDot = make_dot(f, rows)
         self.lanes = self.dot.lanes
+        self.floating = vec(self.lanes, f32)
         self.shift = shift
         self.columns = range(vectors)
         self.ahead = f.target.read_ahead if rows == 1 else 0
@@ -101,10 +104,15 @@ class Tile:
         at = self.f.gep(out, self.shift, 4)
         return self.f.gep(at, 4 * (row * stride + v * self.lanes))
 
-    def write(self, sums: list[Value], out: Value, stride: int) -> None:
+    def places(self, out: Value, stride: int) -> Iterator[Value]:
+        """Of all sums, in their order."""
         for v in self.columns:
             for i in range(self.rows):
-                self.f.store(sums[v * self.rows + i], self.place(out, stride, v, i))
+                yield self.place(out, stride, v, i)
+
+    def write(self, sums: list[Value], out: Value, stride: int) -> None:
+        for value, place in zip(sums, self.places(out, stride), strict=True):
+            self.f.store(value, place)
 
 
 def passes(lanes: int, vectors: int) -> int:
