@@ -52,22 +52,27 @@ class Server:
 
     def overhead(self, steps: int) -> Answer:
         """What a token costs outside native code, as a user meets it: `next` of a stream less the
-        time in the pool of workers. The median, because others may take the core."""
+        time in the native driver, as a mean over the tokens of a native call. The median of calls,
+        because others may take the core."""
         pool, inside = self.engine.use("sample").decode.executable.pool, Inside()
-        pool.run = inside.timed(pool.run)
-        taken = []
+        native = pool.native
+        plain, native.chain = native.chain, inside.timed(native.chain)
+        taken: list[list[float]] = []
         try:
             stream = self.model.generate(_ids(64), temperature=0.0, max_tokens=steps)
             next(stream)
             while True:
-                inside.seconds, inside.runs, start = 0.0, 0, time.perf_counter()
-                if next(stream, None) is None or not inside.runs:
+                runs, before, start = inside.runs, inside.seconds, time.perf_counter()
+                if next(stream, None) is None:
                     break
-                # a piece may take several tokens: characters are never split
-                taken.append((time.perf_counter() - start - inside.seconds) / inside.runs)
+                spent = time.perf_counter() - start - (inside.seconds - before)
+                if inside.runs > runs:
+                    taken.append([])
+                taken[-1].append(spent)
         finally:
-            del pool.run
-        return {"seconds": statistics.median(taken), "samples": len(taken)}
+            native.chain = plain
+        means = [statistics.mean(call) for call in taken if call]
+        return {"seconds": statistics.median(means), "samples": len(means)}
 
     def memory(self) -> Answer:
         with open("/proc/self/statm") as f:
@@ -75,16 +80,17 @@ class Server:
 
 
 class Inside:
-    """Time spent in native runs, and their number."""
+    """Time spent in native calls, and their number."""
 
     seconds, runs = 0.0, 0
 
-    def timed(self, run: Callable[..., None]) -> Callable[..., None]:
-        def timed(*arguments: object) -> None:
+    def timed(self, run: Callable[..., int]) -> Callable[..., int]:
+        def timed(*arguments: object) -> int:
             start = time.perf_counter()
-            run(*arguments)
+            result = run(*arguments)
             self.seconds += time.perf_counter() - start
             self.runs += 1
+            return result
 
         return timed
 

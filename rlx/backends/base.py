@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlx.backends.chain import Chain, Links
 from rlx.backends.timing import Recording
 from rlx.errors import NumericsError, OptionError, UnsupportedError
 from rlx.ir.graph import Graph
@@ -16,7 +17,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
-from rlx.specialize.manifest import BindingManifest
+from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
 
 Span = tuple[Phase, Phase]  # from this phase on, up to and with that one
@@ -65,6 +66,16 @@ class Executable(ABC):
 
         A `span` of phases runs that part alone; what earlier phases computed must be there still.
         """
+
+    def chain(self, links: Links) -> Chain:
+        """Runs that feed each other."""
+        return Chain(self, links)
+
+    def slot(self, entry: ManifestEntry, sizes: Mapping[str, int] | None = None) -> Array:
+        """The arena memory of an input or output, as an array."""
+        shape, start = entry.shape.bind(sizes or {}), entry.arena_offset or 0
+        size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
+        return self.arena[start : start + size].view(shape.dtype.numpy).reshape(shape.static_dims)
 
     @abstractmethod
     def recording(self) -> AbstractContextManager[Recording]:

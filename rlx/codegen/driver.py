@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
+from rlx.codegen.driver_chain import emit_chain
 from rlx.codegen.driver_layout import (
     ALONE,
     ARRIVED,
@@ -33,6 +34,7 @@ from rlx.codegen.driver_layout import (
     BEGIN,
     BUDGET,
     CPUS,
+    CROWDED,
     END,
     EPOCH,
     FINISHED,
@@ -85,7 +87,7 @@ def driver_unit(target: Target, futex: bool | None = None) -> Unit:
     wait, wake = (futex_wait, futex_wake) if futex else (sleep_a_little, wake_nobody)
     drive = _emit_drive(m, _emit_barrier(m, wait, wake), futex)
     _emit_worker(m, drive, _emit_finish(m, wake), futex)
-    _emit_run(m, drive, _emit_join(m, wait), futex)
+    emit_chain(m, _emit_run(m, drive, _emit_join(m, wait), futex))
     _emit_stop(m, futex)
     now = m.function("now", [], i64)
     now.ret(now.clock())
@@ -311,7 +313,7 @@ def _emit_worker(m: Module, drive: Function, finish: Function, futex: bool) -> N
     f.ret(f.i64(-1))
 
 
-def _emit_run(m: Module, drive: Function, join: Function, futex: bool) -> None:
+def _emit_run(m: Module, drive: Function, join: Function, futex: bool) -> Function:
     """i64 run(state, program, first, last): as worker 0, with the others; gives the next step."""
     params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
     f = m.function("run", params, i64)
@@ -332,7 +334,24 @@ def _emit_run(m: Module, drive: Function, join: Function, futex: bool) -> None:
     f.if_(nth > 1, announce)
     at = f.call(drive, state, program, first, last, f.i32(0), nth)
     f.if_(nth > 1, lambda: void_results(f.call(join, state, nth)))
+    if futex:
+        _emit_crowded(f, nth)
     f.ret(at)
+    return f
+
+
+def _emit_crowded(f: Function, nth: Value) -> None:
+    """Whether workers ended on fewer cores than they are; cores 64 apart are taken for one, and
+    Python looks again."""
+    state, one = f["state"], f.i64(1)
+
+    def add(tid: Value, cores: Value) -> Value:
+        core = f.load(f.gep(f.gep(state, CPUS), tid, 4), i32).to(i64)
+        return cores | one << (core & 63)
+
+    [cores] = f.loop(0, nth.to(i64), 1, [f.i64(0)], add)
+    count = f.intrinsic("llvm.ctpop.i64", i64, cores)
+    f.store((count < nth.to(i64)).to(i32, signed=False), state, CROWDED)
 
 
 def _emit_patches(f: Function, program: Value) -> None:

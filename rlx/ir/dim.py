@@ -233,6 +233,13 @@ def expand(dim: Dim) -> Dim:
     return substitute(dim, DERIVED)
 
 
+def is_affine(dim: Dim) -> bool:
+    """Whether it is a constant and multiples of symbols, without products and quotients."""
+    return isinstance(dim, int) or all(
+        not m or (len(m) == 1 and isinstance(m[0], str)) for m, _ in dim.terms
+    )
+
+
 def same(a: Dim, b: Dim) -> bool:
     """Whether two dimensions can be shown to be equal."""
     return a == b or expand(a) == expand(b)

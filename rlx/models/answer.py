@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,9 @@ import numpy as np
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.sampling import GenerationSettings
 from rlx.models.stops import StopWatch
+
+MOMENT = 0.1
+"""Seconds of tokens that are drawn at once: a reader sees them as one, and Python costs less."""
 
 
 @dataclass
@@ -45,18 +47,27 @@ class Answer:
         self.settings, self.result = settings, result
         self._decoder = tokenizer.stream()
         self._watch = StopWatch(settings.stop)
-        self._ends = tokenizer.end_ids | settings.stop_tokens
+        self.ends = tokenizer.end_ids | settings.stop_tokens
         self._clock = time.perf_counter()
 
     @property
     def ended(self) -> bool:
         return bool(self.result.finish_reason)
 
+    @property
+    def burst(self) -> int:
+        """How many tokens to draw before anybody looks at them: one at first, and then as many as
+        take a moment."""
+        result = self.result
+        steps = len(result.tokens) - 1
+        most = round(MOMENT * steps / result.decode_seconds) if steps > 0 else 1
+        return max(1, min(most, self.settings.max_tokens - len(result.tokens)))
+
     def push(self, token: int, logits: Any = None) -> str:
         """The text that a token adds, and the rest of it when the answer ends with it."""
         result = self.result
         self._count_time()
-        if token in self._ends:
+        if token in self.ends:
             return self.end("stop")
         if self.settings.logprobs:
             found = top_logprobs(logits.reshape(-1), token, self.settings.logprobs)
@@ -69,10 +80,6 @@ class Answer:
         elif len(result.tokens) >= self.settings.max_tokens:
             piece += self.end("length")
         return piece
-
-    def push_all(self, tokens: Sequence[int], logits: Any = None) -> str:
-        """The same for several, up to the one that ends the answer."""
-        return "".join([self.push(token, logits) for token in tokens if not self.ended])
 
     def end(self, reason: str) -> str:
         """No more tokens: what was held back in case it began a stop string."""

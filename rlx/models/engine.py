@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -167,8 +167,11 @@ class Engine:
         self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties | None = None
     ) -> tuple[int, Any]:
         """Run `tokens` after what the cache holds; the token drawn next, and the rng after it."""
+        if len(tokens) == 1 and penalties is None:
+            drawn, after = self.go_on(tokens[0], rng, settings, 1, ())
+            return drawn[0], after
         use = self.use("sample" if penalties is None else penalties.use)
-        if len(tokens) == 1:
+        if len(tokens) == 1 and penalties is not None:
             found = use.step.run(tokens[0], self._past(), rng, settings, penalties)
             self.tokens.append(tokens[0])
             self.last_logits = use.step.logits
@@ -186,8 +189,21 @@ class Engine:
             until = Phase.STEADY_STATE if more else None
             results = graph.run(ids=ids, sizes=sizes, until=until, **given)
             self.tokens.extend(part)
-        drawn, after, self.last_logits = results
-        return int(drawn[0]), after
+        token, after, self.last_logits = results
+        return int(token[0]), after
+
+    def go_on(
+        self, token: int, rng: Any, settings: Any, count: int, ends: Collection[int]
+    ) -> tuple[list[int], Any]:
+        """Run `token`, and then what is drawn, up to `count` tokens or to one of `ends`: all that
+        was drawn, and the rng after it. Nothing is seen of them meanwhile, so a token costs less.
+        """
+        step = self.use("sample").step
+        drawn, after = step.run_several(token, self._past(), rng, settings, count, ends)
+        self.tokens.append(token)
+        self.tokens += drawn[:-1]
+        self.last_logits = step.logits
+        return drawn, after
 
     def check_guesses(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
         """What the model draws after each of `tokens`, were they all right; none is kept."""

@@ -103,12 +103,14 @@ class LanguageModel:
                 result.finish_reason = "cancelled"
 
     def _answer(self, prompt: list[int], answer: Answer) -> Iterator[str]:
-        """Pieces of an answer, one native run for each token."""
+        """Pieces of an answer; a native call for each, which may make several tokens."""
         engine, settings, result = self.engine, answer.settings, answer.result
         adapter = self._adapter(settings.adapter)
         penalties = adjustment(settings, self.tokenizer, self.config.vocab, prompt)
         rng, row = settings.rng(), settings.row()
         guesser = None if penalties or settings.logprobs else self._guesser(settings)
+        # what a token is must be known before the next one is drawn, or it need not
+        unseen = not (penalties or settings.logprobs or settings.stop or guesser)
         seen, pending = list(prompt), prompt  # all that the answer stands on, and what is new of it
         if not settings.max_tokens:
             answer.end("length")
@@ -125,13 +127,17 @@ class LanguageModel:
                     if settings.overflow == "error":
                         break
                     pending = seen = self._younger_half(seen)
-                guesses = guesser.guess(seen, rng, row) if guesser and len(pending) == 1 else []
+                one = len(pending) == 1
+                guesses = guesser.guess(seen, rng, row) if guesser and one else []
                 if guesses:
                     drawn, rng = draw_with_guesses(engine, pending[0], guesses, rng, row)
+                elif one and unseen:
+                    count = min(answer.burst, engine.context - len(engine.tokens))
+                    drawn, rng = engine.go_on(pending[0], rng, row, count, answer.ends)
                 else:
                     token, rng = engine.feed(pending, rng, row, penalties)
                     drawn = [token]
-                piece = answer.push_all(drawn, engine.last_logits)
+                piece = answer.push(drawn[0], engine.last_logits)  # others may overwrite them
             finally:
                 engine.lock.pause()
             if penalties is not None:
@@ -140,6 +146,9 @@ class LanguageModel:
             seen += drawn
             if piece:
                 yield piece
+            for token in drawn[1:]:
+                if not answer.ended and (piece := answer.push(token)):
+                    yield piece
         if not answer.ended and (piece := answer.end("length")):
             yield piece
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.base import Executable, Span
+from rlx.backends.chain import Chain, Links
 from rlx.backends.timing import Profile, Recording
 from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
@@ -20,7 +21,7 @@ from rlx.ir.shape import Shape
 from rlx.runtime.params import Deferred, ParamStore, as_array
 from rlx.runtime.variants import Variants
 from rlx.settings import check_nan, debug, debug_level
-from rlx.specialize.manifest import BindingManifest, ManifestEntry
+from rlx.specialize.manifest import BindingManifest
 
 Sizes = tuple[tuple[str, int], ...]
 # an executable, the live sizes of the run, and dims and element type of each output
@@ -180,9 +181,7 @@ class CompiledGraph:
         executable.run(inputs, (None,) * len(outputs), live, span)
         phases = zip(outputs, executable.output_phases, strict=True)
         inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
-        return tuple(
-            [None if e is None else self._slot(executable, e, live).copy() for e in inside]
-        )
+        return tuple([None if e is None else executable.slot(e, live).copy() for e in inside])
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
         """The fastest way: arrays by position, or None for what lies in the arena already.
@@ -199,6 +198,25 @@ class CompiledGraph:
                 self._run_watched(executable, given, results, sizes or live)
             else:
                 executable.run(given, results, sizes or live)
+
+    def chain(self, links: Links) -> Chain:
+        """For `run_chain`: runs of the current variant that feed each other."""
+        executable, _ = self._selected()
+        if not self._watched:
+            return executable.chain(links)
+        given = (None,) * len(executable.manifest.inputs)
+        results = (None,) * len(executable.manifest.outputs)
+        return Chain(
+            executable, links, lambda live: self._run_watched(executable, given, results, live)
+        )
+
+    def run_chain(
+        self, chain: Chain, sizes: Mapping[str, int], count: int, ends: Collection[int]
+    ) -> list[int]:
+        """Several runs for the price of one call; see `Chain.run`."""
+        with self._lock:
+            self._attach(chain.executable)
+            return chain.run(sizes, count, ends)
 
     def profile(
         self, inputs: Mapping[str, Any] | None = None, /, *,
@@ -227,13 +245,7 @@ class CompiledGraph:
         entry = executable.manifest.find(name)
         if entry.arena_offset is None:
             raise InputError("no arena slot", where=name, got=entry.role)
-        return self._slot(executable, entry, live)
-
-    def _slot(self, executable: Executable, entry: ManifestEntry, live: Mapping[str, int]) -> Array:
-        shape, start = entry.shape.bind(live), entry.arena_offset or 0
-        size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
-        raw = executable.arena[start : start + size]
-        return raw.view(shape.dtype.numpy).reshape(shape.static_dims)
+        return executable.slot(entry, live)
 
     @property
     def manifest(self) -> BindingManifest:

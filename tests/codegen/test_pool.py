@@ -347,4 +347,4 @@ def test_driver_for_other_machines(name, futex):
     assert obj.machine.arch == target.arch
     assert set(obj.externals()) <= ALLOWED
     _, symbols = obj.link(1 << 32, lambda symbol: 1 << 40)
-    assert {"run", "worker", "stop", "now"} == set(symbols)
+    assert {"run", "chain", "worker", "stop", "now"} == set(symbols)

@@ -326,3 +326,45 @@ def test_a_prompt_in_chunks_draws_once(
     model.engine.tokens = []
     chunks = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
     assert chunks.tokens == whole.tokens
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0, "max_tokens": 12},
+        {"temperature": 1.0, "seed": 5, "max_tokens": 12},
+        {"temperature": 1.0, "seed": 5, "max_tokens": 80, "overflow": "shift"},
+        {"temperature": 1.0, "seed": 6, "max_tokens": 80},
+    ],
+)
+def test_tokens_drawn_at_once_are_those_drawn_one_by_one(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    answers, calls = [], []
+    plain = model.engine.go_on
+    monkeypatch.setattr(model.engine, "go_on", lambda *a: (calls[-1].append(a[3]), plain(*a))[1])
+    for moment in (0.0, 1e9):
+        monkeypatch.setattr("rlx.models.answer.MOMENT", moment)
+        model.engine.tokens = []
+        calls.append([])
+        answers.append(model.generate(PROMPT, stream=False, **settings))
+    one, many = answers
+    assert set(calls[0]) == {1}
+    assert max(calls[1]) > 1
+    assert one.tokens == many.tokens
+    assert (one.text, one.finish_reason) == (many.text, many.finish_reason)
+
+
+def test_an_end_token_ends_what_is_drawn_at_once(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlx.models.answer.MOMENT", 1e9)
+    found = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=12).tokens
+    stop = next(t for i, t in enumerate(found) if i >= 4 and t not in found[:i])
+    end = found.index(stop)
+    answer = model.generate(
+        PROMPT, stream=False, temperature=0.0, max_tokens=12, stop_tokens={stop}
+    )
+    assert answer.tokens == found[:end]
+    assert answer.finish_reason == "stop"
+    assert model.engine.tokens == [*PROMPT, *found[:end]]  # nothing ran beyond it

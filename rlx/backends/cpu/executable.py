@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from rlx.backends.base import Executable, Span, Stored, check_numbers
+from rlx.backends.chain import Chain, Links
+from rlx.backends.cpu.chain import CpuChain
 from rlx.backends.cpu.checks import checker, raise_broken
 from rlx.backends.cpu.hostcall import call_host
 from rlx.backends.cpu.memory import RunMemory
@@ -37,6 +39,7 @@ class CpuExecutable(Executable):
         self._given = [0] * len(self._bases)  # their addresses in this run
         self._addresses: dict[tuple[str, str], int] = {}
         self._attached: dict[str, Array] = {}
+        self.attachments = 0  # how often there were others
         self._sizes: Mapping[str, int] = {}
         self.watched_by: CpuRecording | None = None
         self._replaced: dict[str, Kernel] = {}  # held while the program points into them
@@ -56,6 +59,7 @@ class CpuExecutable(Executable):
             self._addresses[entry.role, entry.name] = start + (entry.arena_offset or 0)
         self._input_places = self._places("input", self._inputs)
         self._output_places = self._places("output", self._outputs)
+        self._slots = [p for p in (*self._input_places, *self._output_places) if p[0] >= 0]
 
     def _places(self, role: str, names: Sequence[str]) -> list[tuple[int, int]]:
         """For each name: where its address goes in `_given` (-1: nowhere), and its slot."""
@@ -74,6 +78,7 @@ class CpuExecutable(Executable):
         for base, place in self._bases.items():
             self._given[place] = self._addresses[base]
         self._attached = needed
+        self.attachments += 1
 
     def run(
         self,
@@ -109,11 +114,29 @@ class CpuExecutable(Executable):
                 if place >= 0:
                     given[place] = slot if array is None else address_of(array)
         live = [sizes[s] for s in self._symbols]
-        broken = self._check(*live)
-        if broken >= 0:
-            raise_broken(self.listing.limits[broken], sizes)
+        self.check_sizes(*live)
         self._sizes = sizes
         self._fill(self._live, given, *live)
+
+    def check_sizes(self, *live: int) -> None:
+        """Raise where native code would leave its memory with these sizes."""
+        broken = self._check(*live)
+        if broken >= 0:
+            raise_broken(self.listing.limits[broken], dict(zip(self._symbols, live, strict=True)))
+
+    def chain(self, links: Links) -> Chain:
+        return CpuChain(self, links)
+
+    def fill_live(self, row: memoryview, *live: int) -> None:
+        """The live words of a run with these sizes on what lies in the arena."""
+        for place, slot in self._slots:
+            self._given[place] = slot
+        self._fill(row, self._given, *live)
+
+    def run_chain(self, header: int) -> None:
+        self.pool.run_chain(self.made.program, header)
+        if self._status[0]:
+            self._raise_status()
 
     def _memory(
         self,

@@ -39,6 +39,7 @@ class _Native:
         kernel = get_driver(futex)
         p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         self.run = kernel.function("run", n, p, p, n, n)
+        self.chain = kernel.function("chain", n, p, p, n, p)
         self.worker = kernel.function("worker", n, p, i, i, i)
         self.stop = kernel.function("stop", None, p)
         self.now = kernel.function("now", n)
@@ -65,6 +66,7 @@ class _Crew:
         self._memory = np.zeros(driver.STATE_BYTES + 64, np.uint8)
         self.state: int = -(-self._memory.ctypes.data // 64) * 64
         self._wake = ctypes.CFUNCTYPE(None)(self._release)
+        self.crowded = ctypes.c_int32.from_address(self.state + driver.CROWDED)
         self.cpus = (ctypes.c_int32 * workers).from_address(self.state + driver.CPUS)
         rate = self.native.rate
         crowded = workers > usable_cores()
@@ -180,11 +182,9 @@ class Pool:
         at = first
         while at < end:
             with self._crew.lock:
-                if not self._started:
-                    self._crew.start()
-                    self._started = True
+                self._start()
                 at = self._crew.native.run(self._crew.state, program.address, at, end)
-                if self._spreads:
+                if self._spreads and self._crew.crowded.value:
                     self._crew.spread()
             if at < end and program.is_host(at):
                 if on_host is None:
@@ -193,6 +193,27 @@ class Pool:
                 on_host(at)
                 program.record(at, begin, self._crew.native.now())
                 at += 1
+
+    def run_chain(self, program: Program, header: int) -> None:
+        """Run a chain of a program without host steps; Ctrl-C stops it like a run."""
+        again = 1
+        while again:
+            with self._crew.lock:
+                self._start()
+                state, end = self._crew.state, len(program)
+                again = self._crew.native.chain(state, program.address, end, header)
+                if self._spreads and self._crew.crowded.value:
+                    self._crew.spread()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._crew.start()
+            self._started = True
+
+    @property
+    def native(self) -> Any:
+        """The driver's functions, to time what is called."""
+        return self._crew.native
 
     @property
     def ticks_per_second(self) -> float:
