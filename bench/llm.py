@@ -103,7 +103,7 @@ class Bench:
         if python := self.options.genai_python:
             found[OPENVINO] = openvino_genai(python, self.path, threads)
         if python := self.options.ort_genai_python:
-            print(f"{self.name}: made ready for {ORT}, which takes minutes once", flush=True)
+            print(f"{self.name}: getting ready for {ORT}, minutes the first time", flush=True)
             scheme = GGUF_SCHEMES[self.kind]
             found[ORT] = ort_genai(python, self.path, threads, 2 * PREFILL, scheme)
         return found
