@@ -19,6 +19,7 @@ import numpy as np
 from rlx import load
 
 SETTINGS, RNG = np.array([0, 0, 1, 0], np.float32), np.array([1, 0], np.uint64)
+BURST = 4
 Answer = dict[str, object]
 
 
@@ -43,9 +44,11 @@ class Server:
             self.engine.tokens = []
             self._feed(_ids(past))
         del self.engine.tokens[past:]
+        token, after, done = 100, RNG, 0
         start = time.perf_counter()
-        for token in _ids(steps):
-            self._feed([token])
+        while done < steps:  # as many at once as an answer draws at this speed
+            drawn, after = self.engine.go_on(token, after, SETTINGS, min(BURST, steps - done), ())
+            token, done = drawn[-1], done + len(drawn)
         seconds = time.perf_counter() - start
         del self.engine.tokens[past:]
         return {"seconds": seconds}
