@@ -6,13 +6,13 @@ types. Commands: {"do": "prefill", "tokens": n}, {"do": "decode", "past": n, "st
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
 import numpy as np
 import openvino
 import openvino_genai
+from serving import serve
 
 
 class Server:
@@ -41,17 +41,5 @@ class Server:
         return {"seconds": self._generate(past, steps + 1).get_tpot().mean * steps / 1e3}
 
 
-def main() -> None:
-    server = Server(sys.argv[1], int(sys.argv[2]))
-    say({"ready": True, "load": server.load, "version": openvino_genai.__version__})
-    for line in sys.stdin:
-        command = json.loads(line)
-        say(getattr(server, command.pop("do"))(**command))
-
-
-def say(answer: dict[str, object]) -> None:
-    print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Server(sys.argv[1], int(sys.argv[2])), version=openvino_genai.__version__)

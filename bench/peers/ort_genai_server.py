@@ -11,6 +11,7 @@ import sys
 import time
 
 import onnxruntime_genai
+from serving import ids, serve
 
 
 class Server:
@@ -28,32 +29,17 @@ class Server:
     def prefill(self, tokens: int) -> dict[str, object]:
         self.generator.rewind_to(0)
         start = time.perf_counter()
-        self.generator.append_tokens(_ids(tokens))
+        self.generator.append_tokens(ids(tokens))
         return {"seconds": time.perf_counter() - start}
 
     def decode(self, past: int, steps: int) -> dict[str, object]:
         self.prefill(past)
         start = time.perf_counter()
-        for token in _ids(steps):
+        for token in ids(steps):
             self.generator.append_tokens([token])
         return {"seconds": time.perf_counter() - start}
 
 
-def _ids(count: int) -> list[int]:
-    return [100 + i % 1000 for i in range(count)]
-
-
-def main() -> None:
-    server = Server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    say({"ready": True, "load": server.load, "version": onnxruntime_genai.__version__})
-    for line in sys.stdin:
-        command = json.loads(line)
-        say(getattr(server, command.pop("do"))(**command))
-
-
-def say(answer: dict[str, object]) -> None:
-    print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    server = Server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    serve(server, version=onnxruntime_genai.__version__)

@@ -6,7 +6,6 @@ Commands: {"do": "prefill", "tokens": n}, {"do": "decode", "past": n, "steps": k
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from serving import ids, serve
 
 from rlx import load
 
@@ -36,13 +36,13 @@ class Server:
     def prefill(self, tokens: int) -> Answer:
         self.engine.tokens = []
         start = time.perf_counter()
-        self._feed(_ids(tokens))
+        self._feed(ids(tokens))
         return {"seconds": time.perf_counter() - start}
 
     def decode(self, past: int, steps: int) -> Answer:
         if len(self.engine.tokens) < past:
             self.engine.tokens = []
-            self._feed(_ids(past))
+            self._feed(ids(past))
         del self.engine.tokens[past:]
         token, after, done = 100, RNG, 0
         start = time.perf_counter()
@@ -62,7 +62,7 @@ class Server:
         plain, native.chain = native.chain, inside.timed(native.chain)
         taken: list[list[float]] = []
         try:
-            stream = self.model.generate(_ids(64), temperature=0.0, max_tokens=steps)
+            stream = self.model.generate(ids(64), temperature=0.0, max_tokens=steps)
             next(stream)
             while True:
                 runs, before, start = inside.runs, inside.seconds, time.perf_counter()
@@ -98,21 +98,5 @@ class Inside:
         return timed
 
 
-def _ids(count: int) -> list[int]:
-    return [100 + i % 1000 for i in range(count)]
-
-
-def main() -> None:
-    server = Server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    say({"ready": True, "load": server.load})
-    for line in sys.stdin:
-        command = json.loads(line)
-        say(getattr(server, command.pop("do"))(**command))
-
-
-def say(answer: Answer) -> None:
-    print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Server(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

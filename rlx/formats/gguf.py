@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-import numpy.typing as npt
-
-from rlx.errors import FormatError, InputError
+from rlx.errors import FormatError
 from rlx.formats.gguf_header import Header, read_header
 from rlx.formats.gguf_values import StringArray, ValueType
 from rlx.formats.gguf_write import PackedTensor, write_gguf
 from rlx.formats.mapped import MappedFile
 from rlx.formats.names import close_names
 from rlx.formats.tensor import TensorInfo
+from rlx.formats.tensor_file import TensorFile
 
 __all__ = ["GgufFile", "PackedTensor", "StringArray", "ValueType", "write_gguf"]
 
@@ -30,7 +28,7 @@ _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _NO, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
-class GgufFile:
+class GgufFile(TensorFile):
     """A GGUF model, memory-mapped. Any part of a split model opens all of it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -46,30 +44,6 @@ class GgufFile:
         self.metadata: dict[str, Any] = headers[0].metadata
         self.types: dict[str, ValueType] = headers[0].types
         self.tensors: dict[str, TensorInfo] = _joined(self._files, headers)
-
-    @property
-    def name(self) -> str:
-        """The file, for messages."""
-        return os.fspath(self.path)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that the model consists of."""
-        return [f.path for f in self._files]
-
-    def array(self, name: str) -> npt.NDArray[Any]:
-        """The tensor as it is stored: packed rows as u8, plain ones by their type; read-only."""
-        info = self.tensors.get(name)
-        if info is None:
-            raise InputError(
-                "no such tensor",
-                where=self.name,
-                got=repr(name),
-                hint=close_names(name, self.tensors),
-            )
-        if not self._files:
-            raise InputError("the file is closed", where=self.name)
-        return self._files[info.part].view(info.offset, info.stored_shape, info.dtype)
 
     def need(self, key: str, kind: type[T]) -> T:
         """A metadata value that a model cannot do without."""
@@ -98,24 +72,6 @@ class GgufFile:
                 expected=kind.__name__,
             )
         return value
-
-    def release(self) -> None:
-        """Gives memory back to the system; arrays stay valid and are read again when used."""
-        for file in self._files:
-            file.release()
-
-    def close(self) -> None:
-        """Lets go of the files; arrays handed out stay valid."""
-        self._files = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"GgufFile({self.name!r}, {len(self.tensors)} tensors)"
 
 
 def _split_count(file: MappedFile, header: Header) -> int:

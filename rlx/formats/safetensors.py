@@ -12,15 +12,13 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn
 
-import numpy.typing as npt
-
-from rlx.errors import FormatError, InputError
+from rlx.errors import FormatError
 from rlx.formats.jsonfile import parse_object, read_object
 from rlx.formats.mapped import MappedFile
-from rlx.formats.names import close_names
 from rlx.formats.tensor import TensorInfo, scheme_of
+from rlx.formats.tensor_file import TensorFile
 from rlx.ir.dtype import BY_NAME
 
 _MAX_HEADER = 100_000_000  # the limit of the format
@@ -46,7 +44,7 @@ _DTYPES = {
 }
 
 
-class SafetensorsFile:
+class SafetensorsFile(TensorFile):
     """The tensors of a safetensors file, or of all shards of an index, memory-mapped."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -58,48 +56,6 @@ class SafetensorsFile:
         else:
             self._files = [MappedFile(path)]
             self.tensors, self.metadata = _read_header(self._files[0])
-
-    @property
-    def name(self) -> str:
-        """The file, for messages."""
-        return os.fspath(self.path)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that hold the tensors."""
-        return [f.path for f in self._files]
-
-    def array(self, name: str) -> npt.NDArray[Any]:
-        """The tensor, read-only."""
-        info = self.tensors.get(name)
-        if info is None:
-            raise InputError(
-                "no such tensor",
-                where=self.name,
-                got=repr(name),
-                hint=close_names(name, self.tensors),
-            )
-        if not self._files:
-            raise InputError("the file is closed", where=self.name)
-        return self._files[info.part].view(info.offset, info.shape, info.dtype)
-
-    def release(self) -> None:
-        """Gives memory back to the system; arrays stay valid and are read again when used."""
-        for file in self._files:
-            file.release()
-
-    def close(self) -> None:
-        """Lets go of the files; arrays handed out stay valid."""
-        self._files = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"SafetensorsFile({self.name!r}, {len(self.tensors)} tensors)"
 
     def _read_shards(self) -> list[MappedFile]:
         places = _weight_map(self.path)

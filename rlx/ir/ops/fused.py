@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from rlx.errors import ShapeError
 from rlx.ir.attrs import Body
@@ -18,13 +18,12 @@ from rlx.ir.ops.matmul import MatMul, product_cost, result_type, widened
 from rlx.ir.ops.norm import (
     LayerNorm,
     RmsNorm,
+    RowNorm,
     affine,
     common_type,
     elementwise_cost,
     require_eps,
     require_gain,
-    rms_scaled,
-    standardized,
 )
 from rlx.ir.ops.rope import Rope, check_rotation
 from rlx.ir.shape import Shape
@@ -101,64 +100,50 @@ def _sum_shape(x: Shape, residual: Shape) -> Shape:
     return x.with_dtype(result_type(x, residual))
 
 
+class _ResidualNorm(Op):
+    """(norm(x + residual), x + residual)"""
+
+    eps: float
+    norm: ClassVar[type[RowNorm]]
+
+    def check(self) -> None:
+        require_eps(self.eps, self.name)
+
+    def infer(
+        self, x: Shape, residual: Shape, gamma: Shape, beta: Shape | None = None
+    ) -> tuple[Shape, Shape]:
+        total = _sum_shape(x, residual)
+        return self.norm().infer(total, gamma, beta), total
+
+    def reference(
+        self, x: Array, residual: Array, gamma: Array, beta: Array | None = None
+    ) -> tuple[Array, Array]:
+        with quiet():
+            total = sum(upcast(x, residual))
+            normed = affine(self.norm.scaled(total, self.eps), gamma, beta)
+        return (
+            rounded(normed, common_type(x, residual, gamma, beta)),
+            rounded(total, common_type(x, residual)),
+        )
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return elementwise_cost(inputs, outputs, self.norm.work + 1)
+
+
 @op("fused_residual_rms_norm")
-class FusedResidualRmsNorm(Op):
+class FusedResidualRmsNorm(_ResidualNorm):
     """(rms_norm(x + residual) · gamma (+ beta), x + residual)"""
 
     eps: float = 1e-6
-
-    def check(self) -> None:
-        require_eps(self.eps, self.name)
-
-    def infer(
-        self, x: Shape, residual: Shape, gamma: Shape, beta: Shape | None = None
-    ) -> tuple[Shape, Shape]:
-        total = _sum_shape(x, residual)
-        return RmsNorm().infer(total, gamma, beta), total
-
-    def reference(
-        self, x: Array, residual: Array, gamma: Array, beta: Array | None = None
-    ) -> tuple[Array, Array]:
-        with quiet():
-            total = sum(upcast(x, residual))
-            normed = affine(rms_scaled(total, self.eps), gamma, beta)
-        return (
-            rounded(normed, common_type(x, residual, gamma, beta)),
-            rounded(total, common_type(x, residual)),
-        )
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return elementwise_cost(inputs, outputs, 5)
+    norm = RmsNorm
 
 
 @op("fused_residual_layer_norm")
-class FusedResidualLayerNorm(Op):
+class FusedResidualLayerNorm(_ResidualNorm):
     """(layer_norm(x + residual) · gamma (+ beta), x + residual)"""
 
     eps: float = 1e-5
-
-    def check(self) -> None:
-        require_eps(self.eps, self.name)
-
-    def infer(
-        self, x: Shape, residual: Shape, gamma: Shape, beta: Shape | None = None
-    ) -> tuple[Shape, Shape]:
-        total = _sum_shape(x, residual)
-        return LayerNorm().infer(total, gamma, beta), total
-
-    def reference(
-        self, x: Array, residual: Array, gamma: Array, beta: Array | None = None
-    ) -> tuple[Array, Array]:
-        with quiet():
-            total = sum(upcast(x, residual))
-            normed = affine(standardized(total, self.eps), gamma, beta)
-        return (
-            rounded(normed, common_type(x, residual, gamma, beta)),
-            rounded(total, common_type(x, residual)),
-        )
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return elementwise_cost(inputs, outputs, 9)
+    norm = LayerNorm
 
 
 @op("fused_swiglu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -73,46 +74,46 @@ def elementwise_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_elem
     return Cost(inputs[0].num_elements * per_element, traffic)
 
 
+class RowNorm(Op):
+    """A norm over the last axis: rows scaled, then gamma (+ beta)."""
+
+    eps: float
+    work: ClassVar[int]  # operations for an element
+
+    @staticmethod
+    def scaled(x: Array, eps: float) -> Array:
+        """The rows of a widened array before gamma and beta."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        require_eps(self.eps, self.name)
+
+    def infer(self, x: Shape, gamma: Shape, beta: Shape | None = None) -> Shape:
+        return _normed_shape(x, gamma, beta)
+
+    def reference(self, x: Array, gamma: Array, beta: Array | None = None) -> Array:
+        dtype = common_type(x, gamma, beta)
+        with quiet():
+            return rounded(affine(self.scaled(compute(x), self.eps), gamma, beta), dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return elementwise_cost(inputs, outputs, self.work)
+
+
 @op("layer_norm")
-class LayerNorm(Op):
+class LayerNorm(RowNorm):
     """(x - mean) / sqrt(variance + eps) · gamma (+ beta), over the last axis."""
 
     eps: float = 1e-5
-
-    def check(self) -> None:
-        require_eps(self.eps, self.name)
-
-    def infer(self, x: Shape, gamma: Shape, beta: Shape | None = None) -> Shape:
-        return _normed_shape(x, gamma, beta)
-
-    def reference(self, x: Array, gamma: Array, beta: Array | None = None) -> Array:
-        dtype = common_type(x, gamma, beta)
-        with quiet():
-            return rounded(affine(standardized(compute(x), self.eps), gamma, beta), dtype)
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return elementwise_cost(inputs, outputs, 8)
+    work, scaled = 8, staticmethod(standardized)
 
 
 @op("rms_norm")
-class RmsNorm(Op):
+class RmsNorm(RowNorm):
     """x / sqrt(mean(x²) + eps) · gamma (+ beta), over the last axis."""
 
     eps: float = 1e-6
-
-    def check(self) -> None:
-        require_eps(self.eps, self.name)
-
-    def infer(self, x: Shape, gamma: Shape, beta: Shape | None = None) -> Shape:
-        return _normed_shape(x, gamma, beta)
-
-    def reference(self, x: Array, gamma: Array, beta: Array | None = None) -> Array:
-        dtype = common_type(x, gamma, beta)
-        with quiet():
-            return rounded(affine(rms_scaled(compute(x), self.eps), gamma, beta), dtype)
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return elementwise_cost(inputs, outputs, 4)
+    work, scaled = 4, staticmethod(rms_scaled)
 
 
 @op("group_norm")
