@@ -7,6 +7,7 @@ packed once for a run. Sums over long k are kept between blocks of k as unfinish
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from rlx.codegen.batches import batch_count, batch_start, batch_words
 from rlx.codegen.emit import Function, Module, Value, i64, ptr
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_finish import Epilogue, emit_finish
-from rlx.codegen.matmul_micro import LINE, ROWS, SIZES, Dots, Geometry, padded_rows
+from rlx.codegen.matmul_micro import LINE, Dots, Geometry
 from rlx.codegen.pack import emit_pack
 from rlx.codegen.storage import compute_type, memory_type
 from rlx.codegen.target import Target
@@ -73,16 +74,16 @@ class Matmul(KernelSpec):
         """Bytes each worker needs when there are at most `rows` rows."""
         g, k = self.geometry(target), max(k, 1)
         terms = min(k, TERMS)
-        tall = _up(min(rows, CHUNK), ROWS)
+        tall = up(min(rows, CHUNK), g.rows)
         size = 0 if self.direct else tall * terms
         if not self.staged and not self.direct:
-            size = max(size, _up(min(rows, ROWS), 2) * k)
-        total = _up(size * g.sums.bytes, 64)
+            size = max(size, up(min(rows, g.rows), 2) * k)
+        total = up(size * g.sums.bytes, 64)
         if self.staged:
-            total += _up(terms * g.width * memory_type(self.panel).bytes, 64)
+            total += up(terms * g.width * memory_type(self.panel).bytes, 64)
         tiles = 1
         if k > TERMS:
-            tiles = min(-(-n // self.epilogue.columns(g)), GROUP) * (tall // ROWS)
+            tiles = min(-(-n // self.epilogue.columns(g)), GROUP) * (tall // g.rows)
         return total + max(tiles, 1) * g.tile_bytes
 
     def emit(self, m: Module) -> None:
@@ -101,7 +102,12 @@ class Part(NamedTuple):
     terms: Value
 
 
-def _up(n: int, step: int) -> int:
+Work = Callable[[Value, Value, Value, Value, Value, Value], None]
+"""(x, w, rows, at, first, last): as `Product.chunk`."""
+
+
+def up(n: int, step: int) -> int:
+    """n rounded up to a multiple of step."""
     return -(-n // step) * step
 
 
@@ -111,7 +117,7 @@ class Product:
     def __init__(self, spec: Matmul, m: Module, routed: bool = False) -> None:
         g = spec.geometry(m.target)
         self.spec, self.g, self.columns = spec, g, spec.epilogue.columns(g)
-        sizes = (1,) if spec.one else SIZES
+        sizes = (1,) if spec.one else g.sizes
         self.dots = Dots(m, g, spec.panel, sizes, not spec.direct, not spec.staged)
         self.step = self.dots.step
         if not spec.direct:
@@ -135,14 +141,20 @@ class Product:
         return self.given[name]
 
     def emit(self) -> None:
-        f, rows = self.f, self["m"]
+        f = self.f
         panels = f.ceil_div(self["n"], self.columns)
         batches = batch_count(f, self.given, self.spec.batch)
-        per_chunk, chunks = rows, f.i64(1)
+        per_chunk = self["m"]
         if not self.spec.one:
-            per_chunk = self._rows_per_chunk(rows, batches * panels)
-            chunks = (rows + per_chunk - 1).udiv(per_chunk)
+            per_chunk = self.rows_per_chunk(per_chunk, batches * panels, CHUNK)
         self.lay_out_scratch(f["tid"].to(i64) * self["step"], per_chunk)
+        self.deal(batches, per_chunk, panels, self.chunk)
+
+    def deal(self, batches: Value, per_chunk: Value, panels: Value, work: Work) -> None:
+        """Chunks of rows, and panels of columns (or what stands for them), to the workers."""
+        f, rows, chunks = self.f, self["m"], self.f.i64(1)
+        if not self.spec.one:
+            chunks = (rows + per_chunk - 1).udiv(per_chunk)
         lo, hi = f.split(batches * chunks * panels)
 
         def run(unit: Value) -> Value:
@@ -155,16 +167,16 @@ class Product:
             x, w = batch_start(f, self.given, self.spec.batch, batch)
             x = f.gep(x, row * self["x_line"])
             at = (batch * rows + row) * self["n"]
-            self.chunk(x, w, f.min(per_chunk, rows - row), at, first, last)
+            work(x, w, f.min(per_chunk, rows - row), at, first, last)
             return unit + (last - first)
 
         f.while_([lo], lambda u: u < hi, run)
 
-    def _rows_per_chunk(self, rows: Value, columns: Value) -> Value:
+    def rows_per_chunk(self, rows: Value, columns: Value, most: int) -> Value:
         """Few enough for the cache, and such that the units divide evenly among the workers."""
         f = self.f
         workers = f["nth"].to(i64)
-        least = f.max(f.ceil_div(rows, CHUNK), 1)
+        least = f.max(f.ceil_div(rows, most), 1)
 
         def better(chunks: Value, cost: Value, best: Value) -> list[Value]:
             each = (rows + chunks - 1).udiv(chunks)
@@ -172,8 +184,8 @@ class Product:
             this = rounds * (each + _CHUNK_COST)
             return [f.min(this, cost), f.select(this < cost, each, best)]
 
-        most = f.select(rows > ROWS, least + workers, least + 1)
-        _, best = f.loop(least, most, 1, [f.i64(1 << 62), rows], better)
+        end = f.select(rows > self.g.rows, least + workers, least + 1)
+        _, best = f.loop(least, end, 1, [f.i64(1 << 62), rows], better)
         return f.max(best, 1)
 
     def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
@@ -185,11 +197,12 @@ class Product:
             tall = f.ceil_div(per_chunk, 2) * 2
             room = tall * self.terms
             if self.routed and not self.spec.staged:
-                room = f.max(room, f.min(tall, ROWS) * self["k"])  # some chunks have few rows
-            after = f.gep(self.packed_rows, _round_up(room * size))
+                # some chunks have few rows
+                room = f.max(room, f.min(tall, self.g.rows) * self["k"])
+            after = f.gep(self.packed_rows, round_up(room * size))
         self.packed_panel = after
         if self.spec.staged:
-            after = f.gep(after, _round_up(self.terms * self.step))
+            after = f.gep(after, round_up(self.terms * self.step))
         self.tiles = after
 
     def cut_terms(self, rows: Value) -> None:
@@ -198,7 +211,7 @@ class Product:
         blocks = f.max(f.ceil_div(k, TERMS), 1)
         if not self.spec.staged:
             # Few rows read the weights once and nothing else: one stream, one pass over k.
-            blocks = f.select(rows > ROWS, blocks, 1)
+            blocks = f.select(rows > self.g.rows, blocks, 1)
         self.terms = f.max((k + blocks - 1).udiv(blocks), 1)
         self.single = blocks.eq(1)
 
@@ -215,7 +228,7 @@ class Product:
                 for p in f.range(start, stop):
                     panel = self._place(w, p, k, terms)
                     next_ = self._next(w, f.min(p + 1, last - 1), k)
-                    slot = f.select(self.single, 0, (p - start) * f.ceil_div(rows, ROWS))
+                    slot = f.select(self.single, 0, (p - start) * f.ceil_div(rows, self.g.rows))
                     part = Part(rows_at, *panel, next_, k, terms)
                     self._tiles(part, rows, slot, at, p * self.columns)
 
@@ -224,10 +237,10 @@ class Product:
         f, g, dots = self.f, self.g, self.dots
         line = self["x_line"] if self.spec.direct else part.terms * g.sums.bytes
         is_last = part.k + self.terms >= self["k"]
-        for r in f.range(0, rows, ROWS):
-            number = r.udiv(ROWS)
+        for r in f.range(0, rows, g.rows):
+            number = r.udiv(g.rows)
             tile = f.gep(self.tiles, slot + f.select(self.single, 0, number), g.tile_bytes)
-            left = f.min(rows - r, ROWS)
+            left = f.min(rows - r, g.rows)
             to = at + r * self["n"] + column
             if not self.routed:
                 f.if_(is_last, partial(self._ask, left, to))
@@ -251,16 +264,16 @@ class Product:
         self.f.call(self.finish, self.f["words"], tile, rows, at, column, route)
 
     def _pack_rows(self, x: Value, rows: Value, terms: Value) -> Value:
-        f = self.f
+        f, g = self.f, self.g
         if self.spec.direct:
             return x
         strides = self["x_line"], self["x_term"]
-        for r in f.range(0, rows, ROWS):
-            count = f.min(rows - r, ROWS)
-            dst = f.gep(self.packed_rows, r * terms, self.g.sums)
+        for r in f.range(0, rows, g.rows):
+            count = f.min(rows - r, g.rows)
+            dst = f.gep(self.packed_rows, r * terms, g.sums)
             src = x if self.routed else f.gep(x, r * self["x_line"])
             route = f.gep(self.route, r, 4)
-            f.call(self.pack_x, src, *strides, count, terms, dst, padded_rows(f, count), route)
+            f.call(self.pack_x, src, *strides, count, terms, dst, g.padded(f, count), route)
         return self.packed_rows
 
     def _place(self, w: Value, p: Value, k: Value, terms: Value) -> tuple[Value, Value]:
@@ -269,7 +282,7 @@ class Product:
         if spec.packed or spec.w_unit != "line" or spec.panel is not spec.w or spec.epilogue.pair:
             return self._panel(w, p, k, terms), step
         # Few rows read a panel once: as it lies, if it is a whole one.
-        as_it_lies = (self["m"] <= ROWS) & (self["n"] - p * self.columns >= self.columns)
+        as_it_lies = (self["m"] <= self.g.rows) & (self["n"] - p * self.columns >= self.columns)
         b, step = f.if_(
             as_it_lies,
             lambda: (self._source(w, p, k), self["w_term"]),
@@ -314,5 +327,6 @@ class Product:
         f.call(self.pack_w, src, *strides, count, terms, dst, width, f.null())
 
 
-def _round_up(size: Value) -> Value:
+def round_up(size: Value) -> Value:
+    """Bytes, to a multiple of a cache line."""
     return (size + 63) & -64

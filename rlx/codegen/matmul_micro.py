@@ -17,7 +17,6 @@ from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
 
 ROWS = 6  # of the full tile; a remainder runs in one of the smaller ones
-SIZES = (6, 4, 2, 1)
 _CHAINS = 8  # additions that must be under way to keep two units of latency 4 busy
 
 LINE = 64  # bytes of the cache
@@ -26,11 +25,12 @@ _LINES = 2  # of the next panel that each step of k asks for: the first tiles of
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a target holds a tile: `vectors` registers of `lanes` sums for each row."""
+    """How a target holds a tile: `vectors` registers of `lanes` sums for each of `rows` rows."""
 
     sums: Type
     lanes: int
     vectors: int
+    rows: int = ROWS
 
     @staticmethod
     def of(target: Target, sums: Type) -> Geometry:
@@ -39,6 +39,11 @@ class Geometry:
         # few rows beat the same number of sums the other way round once weights must be converted.
         vectors = 4 if target.num_vector_registers >= 32 else 2
         return Geometry(sums, target.lanes(sums.bits), vectors)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of a tile and of those for a remainder."""
+        return self.rows, 4, 2, 1
 
     @property
     def width(self) -> int:
@@ -51,12 +56,11 @@ class Geometry:
 
     @property
     def tile_bytes(self) -> int:
-        return ROWS * self.row_bytes
+        return self.rows * self.row_bytes
 
-
-def padded_rows(f: Function, rows: Value) -> Value:
-    """The size of the tile that holds `rows` (1 to 6) rows: 3 and 5 take one more."""
-    return rows + ((rows & 1) & (rows > 1).to(i64, signed=False))
+    def padded(self, f: Function, rows: Value) -> Value:
+        """The size of the tile that holds so many rows, as far as there are any."""
+        return f.select(rows > 4, f.i64(self.rows), f.select(rows > 2, f.i64(4), rows))
 
 
 class Dots:
@@ -70,13 +74,16 @@ class Dots:
         m: Module,
         geometry: Geometry,
         weight: DType,
-        sizes: tuple[int, ...] = SIZES,
+        sizes: tuple[int, ...],
         packed: bool = True,
         following: bool = False,
     ) -> None:
         self.geometry, self.packed = geometry, packed
         self.step = geometry.width * memory_type(weight).bytes
-        self.asked = min(_LINES * LINE, self.step) if following else 0
+        self.asked = 0
+        if following:
+            self.asked = LINE if self.step % (_LINES * LINE) else _LINES * LINE
+            self.asked = min(self.asked, self.step)
         self.functions = {
             r: emit_dot(m, geometry, weight, r, packed, 0 if r <= 2 else self.asked) for r in sizes
         }
@@ -95,7 +102,8 @@ class Dots:
         def run(function: Function) -> None:
             f.call(function, rows, *given)
 
-        f.switch(padded_rows(f, rows), {r: partial(run, dot) for r, dot in self.functions.items()})
+        size = self.geometry.padded(f, rows)
+        f.switch(size, {r: partial(run, dot) for r, dot in self.functions.items()})
 
 
 def emit_dot(
@@ -137,9 +145,11 @@ class _Dot:
             for j in range(geometry.vectors)
         ]
         if not packed:
-            self.lines = [f.gep(f["a"], f["line"] * i) for i in range(rows - 1)]
-            # The last of an odd number of rows stands for the one that is not there.
-            self.lines.append(f.gep(f["a"], f["line"] * (f["count"] - 1)))
+            # The last row stands for those that are not there: a smaller tile would hold the first.
+            sure = max((s + 1 for s in geometry.sizes if s < rows), default=1)
+            last = f["count"] - 1
+            numbers = [f.i64(i) if i < sure else f.min(last, i) for i in range(rows)]
+            self.lines = [f.gep(f["a"], f["line"] * i) for i in numbers]
 
     def start(self) -> list[Value]:
         """The sums so far."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
@@ -21,6 +21,8 @@ Tensor = Any  # a value of the module
 @dataclass
 class Parts:
     """A model under construction; `params` collects what its parameters are bound to."""
+
+    strassen: ClassVar[bool] = False  # whether products may be of sums of blocks
 
     g: GraphModule
     config: Any
@@ -59,8 +61,8 @@ class Parts:
         elif added is not None:
             y = self.g.linear(x, self.param(weight.name), transposed=True)
         else:
-            w = self.param(weight.name)
-            return self.g.linear(x, w, bias, activation=activation, transposed=True)
+            w, asked = self.param(weight.name), {"strassen": True} if self.strassen else {}
+            return self.g.linear(x, w, bias, activation=activation, transposed=True, **asked)
         y = y if added is None else y + added
         y = y if bias is None else y + bias
         return y if activation is None else self.g.hir_mir(activation, [y])

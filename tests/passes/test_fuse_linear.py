@@ -116,7 +116,8 @@ def test_everything_after_a_product_becomes_one_op(
     assert kinds(after) == ["fused_matmul_bias_act"]
     record = only(after, "fused_matmul_bias_act")
     assert record.attributes() == {
-        "activation": activation, "has_bias": has_bias, "has_residual": has_residual
+        "activation": activation, "has_bias": has_bias, "has_residual": has_residual,
+        "strassen": False,
     }  # fmt: skip
 
 
@@ -389,3 +390,17 @@ def test_transposed_weights_join() -> None:
     assert kinds(after).count("matmul") == 1
     main, _ = split_prepare(after)
     assert kinds(main) == ["matmul", "narrow", "narrow"]
+
+
+def test_products_stay_what_they_were_asked_to_be() -> None:
+    """Activation, residual and a shared input keep `strassen`; products without it stay apart."""
+    g = Graph()
+    x, r = g.input("x", ("rows", 8)), g.input("r", ("rows", 4))
+    first, second, third = (g.param(name, (8, 4)) for name in "uvw")
+    asked = g.fused_matmul_bias_act(x, first, strassen=True)
+    both = [g.fused_matmul_bias_act(x, w, strassen=s) for w, s in ((second, True), (third, False))]
+    g.set_outputs(g.add(g.relu(asked), r), *both)
+    after, _ = fused(g, "linear", "shared_input")
+    records = [n.op for n in after.nodes if n.op.name == "fused_matmul_bias_act"]
+    found = {(r.activation, r.has_residual, r.strassen) for r in records}
+    assert found == {("relu", True, True), ("none", False, True), ("none", False, False)}

@@ -11,6 +11,7 @@ from rlx.codegen.complex_matmul import ComplexMatmul
 from rlx.codegen.matmul import Matmul
 from rlx.codegen.matmul_finish import Epilogue
 from rlx.codegen.matvec import Matvec
+from rlx.codegen.strassen import Strassen
 from rlx.codegen.target import Target
 from rlx.codegen.vecmat import Vecmat
 from rlx.ir.dim import Dim, same, upper_bound
@@ -218,8 +219,10 @@ def _packed(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
     bias, residual, words = _extras(node)
     rows = x.shape.with_dims(x.shape.dims[:-1]).num_elements
     case = Case(x, w, rows, op.n, op.k, op.k, 1)
-    pair = read_layout(op.layout, op.name)[1]
-    epilogue = Epilogue(node.output.dtype, op.activation, bias, residual, pair, op.scale)
+    layout = read_layout(op.layout, op.name)
+    epilogue = Epilogue(node.output.dtype, op.activation, bias, residual, layout.is_pair, op.scale)
+    if layout.has_sums:
+        return case, Strassen(x.dtype, w.dtype, epilogue), words
     return case, spec_of(case, epilogue, packed=True), words
 
 

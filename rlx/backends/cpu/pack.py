@@ -9,12 +9,19 @@ from typing import Any
 
 from rlx.codegen.matmul_micro import Geometry
 from rlx.codegen.storage import compute_type
+from rlx.codegen.strassen import suits_strassen, tall_geometry
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, c64, f32, f64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, make_op
-from rlx.ir.ops.pack import PackedGroupedMatMul, PackedMatMul, PackMatMul, panel_layout
+from rlx.ir.ops.pack import (
+    PackedGroupedMatMul,
+    PackedMatMul,
+    PackMatMul,
+    panel_layout,
+    strassen_layout,
+)
 from rlx.ir.shape import Shape
 from rlx.passes.rewrite import Editor
 
@@ -42,15 +49,18 @@ class _Packer:
     def __init__(self, editor: Editor, graph: Graph, target: Target) -> None:
         self.editor, self.graph, self.target = editor, graph, target
 
-    def pack(self, result: DType, *weights: Value) -> tuple[Value, str] | None:
-        """The weights in panels for a product of that type, with the layout; None if unfit."""
+    def pack(
+        self, result: DType, *weights: Value, layout: str | None = None
+    ) -> tuple[Value, str] | None:
+        """The weights in panels for a product of that type, with the layout (`layout`, or a plain
+        one); None if unfit."""
         first = weights[0].shape
         fit = all(self.editor.is_fixed(w) and w.shape.is_static for w in weights)
         alike = all(w.shape is first for w in weights)
         if not (fit and alike and first.rank in (2, 3)) or result.kind == "complex":
             return None
         width = Geometry.of(self.target, compute_type(result)).width
-        op = PackMatMul(panel_layout(width, pair=len(weights) == 2))
+        op = PackMatMul(layout or panel_layout(width, pair=len(weights) == 2))
         shapes = [w.shape for w in weights]
         given = sum(map(_bytes, shapes))
         if _bytes(op.infer(*shapes)) > max(_MOST_GROWTH * given, _SMALL):
@@ -62,13 +72,25 @@ class _Packer:
         return made
 
     def product(
-        self, x: Value, weights: tuple[Value, ...], result: DType, *extras: Value, **attributes: Any
+        self,
+        x: Value,
+        weights: tuple[Value, ...],
+        result: DType,
+        *extras: Value,
+        strassen: bool = False,
+        **attributes: Any,
     ) -> Value | None:
         """packed_matmul of x with the weights; None when they cannot be packed."""
-        packed = self.pack(result, *weights) if weights[0].shape.rank == 2 else None
+        first = weights[0].shape
+        if first.rank != 2 or not first.is_static:
+            return None
+        k, n = first.static_dims
+        layout = None
+        if strassen and suits_strassen(self.target, x.dtype, first.dtype, result, k, n):
+            layout = strassen_layout(tall_geometry(self.target).width)
+        packed = self.pack(result, *weights, layout=layout)
         if packed is None:
             return None
-        k, n = weights[0].shape.static_dims
         op = PackedMatMul(n=n, k=k, layout=packed[1], dtype=result, **attributes)
         return self.append(op, x, packed[0], *extras)
 

@@ -28,13 +28,22 @@ def weight(g: Graph, w: Value, transposed: bool) -> Value:
     return g.transpose(w, perm=(1, 0)) if transposed else w
 
 
-def product(g: Graph, x: Value, w: Value, bias: Value | None, activation: str | None) -> Value:
+def product(
+    g: Graph,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    activation: str | None,
+    strassen: bool = False,
+) -> Value:
     """activation(x·w + bias), fused where there is anything to fuse."""
     act = activation or "none"
-    if bias is None and act == "none":
+    if bias is None and act == "none" and not strassen:
         return g.matmul(x, w)
     operands = (x, w) if bias is None else (x, w, bias)
-    return g.fused_matmul_bias_act(*operands, activation=act, has_bias=bias is not None)
+    return g.fused_matmul_bias_act(
+        *operands, activation=act, has_bias=bias is not None, strassen=strassen
+    )
 
 
 def product_parts(

@@ -12,10 +12,14 @@ from rlx.ir.quant import QuantScheme
 
 @block("linear")
 class Linear(Block):
-    """activation(x·W + bias), W [K, N], or [N, K] when transposed."""
+    """activation(x·W + bias), W [K, N], or [N, K] when transposed.
+
+    `strassen`: with fewer multiplications, where rows are alike in scale.
+    """
 
     activation: str | None = None
     transposed: bool = False
+    strassen: bool = False
 
     def check(self) -> None:
         require_activation(self.activation or "none", self.label)
@@ -24,7 +28,8 @@ class Linear(Block):
         return product_parts(g, x, weight(g, w, self.transposed), bias, self.activation)
 
     def direct(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:
-        return product(g, x, weight(g, w, self.transposed), bias, self.activation)
+        w = weight(g, w, self.transposed)
+        return product(g, x, w, bias, self.activation, self.strassen)
 
 
 @block("linear_fused")

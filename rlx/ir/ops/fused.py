@@ -33,11 +33,16 @@ _T = TypeVar("_T")
 
 @op("fused_matmul_bias_act")
 class FusedMatMulBiasAct(Op):
-    """activation(x·w + bias) + residual; bias [N] and residual are there where the flags say so."""
+    """activation(x·w + bias) + residual; bias [N] and residual are there where the flags say so.
+
+    `strassen`: a device may multiply sums of blocks, an eighth fewer of them. Results are then as
+    exact as the largest numbers of a few rows allow, not each row's own.
+    """
 
     activation: str = "none"
     has_bias: bool = False
     has_residual: bool = False
+    strassen: bool = False
 
     def check(self) -> None:
         require_activation(self.activation, self.name)

@@ -2,7 +2,8 @@
 
 A layout `panelW` cuts the columns of a weight [K, N] into panels of W, each [K, W], the last one
 filled up with zeros: [ceil(N / W), K, W]. `pairW` does so with two weights at once: each panel is
-W/2 columns of the first beside the same columns of the second.
+W/2 columns of the first beside the same columns of the second. `strassenW` adds to the panels, from
+the same number of panels on, sums of the blocks of each two: T1 to T4 of `codegen/strassen.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,24 +25,38 @@ from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
 from rlx.ir.shape import Shape
 
-_LAYOUT = re.compile(r"(panel|pair)([1-9]\d*)$")
+_LAYOUT = re.compile(r"(panel|pair|strassen)([1-9]\d*)$")
+
+
+class Layout(NamedTuple):
+    width: int  # of a panel
+    is_pair: bool  # two weights side by side
+    has_sums: bool  # of blocks, behind the panels
+
+    @property
+    def columns(self) -> int:
+        """Columns of a weight in a panel."""
+        return self.width // 2 if self.is_pair else self.width
 
 
 def panel_layout(width: int, pair: bool = False) -> str:
     return f"{'pair' if pair else 'panel'}{width}"
 
 
-def read_layout(layout: str, where: str) -> tuple[int, bool]:
-    """(width of a panel, whether it holds two weights)."""
+def strassen_layout(width: int) -> str:
+    return f"strassen{width}"
+
+
+def read_layout(layout: str, where: str) -> Layout:
     found = _LAYOUT.match(layout)
     if found is None or (found[1] == "pair" and int(found[2]) % 2):
         raise AttributeValueError(
             "unknown layout",
             where=f"{where}.layout",
             got=layout,
-            expected="panelW or pairW, W even",
+            expected="panelW, strassenW, or pairW with W even",
         )
-    return int(found[2]), found[1] == "pair"
+    return Layout(int(found[2]), found[1] == "pair", found[1] == "strassen")
 
 
 @op("pack_matmul")
@@ -54,25 +69,34 @@ class PackMatMul(Op):
         read_layout(self.layout, self.name)
 
     def infer(self, w: Shape, up: Shape | None = None) -> Shape:
-        width, pair = read_layout(self.layout, self.name)
+        layout = read_layout(self.layout, self.name)
         if w.rank not in (2, 3):
             raise ShapeError("not a weight", got=w, expected="[K, N] or [E, K, N]")
-        if pair != (up is not None):
+        if layout.is_pair != (up is not None):
             raise ShapeError("a pair layout takes two weights, others one", got=self.layout)
         if up is not None and not (w.same_dims(up) and w.dtype is up.dtype):
             raise ShapeError("two weights that differ", got=up, expected=w)
         *outer, k, n = w.dims
-        columns = width // 2 if pair else width
-        return w.with_dims((*outer, (n + columns - 1) // columns, k, width))
+        columns = layout.columns
+        panels = (n + columns - 1) // columns
+        if layout.has_sums:
+            if not isinstance(k, int) or not isinstance(n, int) or k % 2 or n % (2 * columns):
+                expected = f"K even and N a multiple of {2 * columns}"
+                raise ShapeError("not a weight of whole blocks", got=w, expected=expected)
+            panels = panels * 2
+        return w.with_dims((*outer, panels, k, layout.width))
 
     def reference(self, w: Array, up: Array | None = None) -> Array:
-        width, pair = read_layout(self.layout, self.name)
-        columns = width // 2 if pair else width
+        layout = read_layout(self.layout, self.name)
+        columns = layout.columns
         *outer, k, n = w.shape
-        packed = _zeros((*outer, -(-n // columns), k, width), w.dtype)
-        _fill(packed[..., :columns], w)
+        panels = -(-n // columns)
+        packed = _zeros((*outer, panels * (1 + layout.has_sums), k, layout.width), w.dtype)
+        _fill(packed[..., :panels, :, :columns], w)
         if up is not None:
             _fill(packed[..., columns:], up)
+        if layout.has_sums:
+            _add_blocks(packed[..., :panels, :, :], packed[..., panels:, :, :])
         return packed
 
 
@@ -82,6 +106,25 @@ def _zeros(dims: tuple[int, ...], dtype: Any) -> Array:
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size].view(dtype).reshape(dims)
+
+
+def _add_blocks(panels: Array, sums: Array) -> None:
+    """T1 to T4 of each two panels, two of them in the place of a panel."""
+    half = panels.shape[-2] // 2
+    left, right = panels[..., 0::2, :, :], panels[..., 1::2, :, :]
+    b11, b21, b12, b22 = (p[..., part, :] for p in (left, right) for part in _halves(half))
+    t1, t2, t3, t4 = (
+        sums[..., i::2, part, :] for i in range(2) for part in _halves(half)
+    )  # fmt: skip
+    with quiet():
+        np.subtract(b12, b11, out=t1)
+        np.subtract(b22, t1, out=t2)
+        np.subtract(b22, b12, out=t3)
+        np.subtract(b21, t2, out=t4)
+
+
+def _halves(half: int) -> tuple[slice, slice]:
+    return slice(0, half), slice(half, None)
 
 
 _TERMS = 512  # of a panel, transposed at a time through a buffer that stays in the cache
@@ -136,9 +179,11 @@ def _fill_run(panels: Array, w: Array) -> None:
 
 def unpack(packed: Array, layout: str, n: int) -> tuple[Array, ...]:
     """The weights [..., K, N] that `packed` holds."""
-    width, pair = read_layout(layout, "unpack")
-    columns = width // 2 if pair else width
-    parts = [packed[..., :columns], packed[..., columns:]] if pair else [packed]
+    found = read_layout(layout, "unpack")
+    columns = found.columns
+    parts = [packed[..., :columns], packed[..., columns:]] if found.is_pair else [packed]
+    if found.has_sums:
+        parts = [packed[..., : packed.shape[-3] // 2, :, :]]
     *outer, _, k, _ = packed.shape
     return tuple(np.moveaxis(p, -3, -2).reshape(*outer, k, -1)[..., :n] for p in parts)
 
@@ -165,7 +210,7 @@ class PackedMatMul(Op):
 
     @property
     def is_pair(self) -> bool:
-        return read_layout(self.layout, self.name)[1]
+        return read_layout(self.layout, self.name).is_pair
 
     def infer(
         self, x: Shape, packed: Shape, bias: Shape | None = None, residual: Shape | None = None

@@ -7,7 +7,7 @@ masked, and pooling takes real tokens only, so a padded text gives the vector it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ _FARTHEST = 128  # tokens; relative positions beyond share a bucket
 class EncoderNet(Parts):
     """An encoder under construction. `lengths` [batch] says how many tokens of each text are real;
     None where no text is padded."""
+
+    strassen: ClassVar[bool] = True  # norms keep all rows alike in scale
 
     config: EncoderConfig
     lengths: Tensor | None

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlx.ir.dim import same
 from rlx.ir.node import Value
+from rlx.ir.ops.fused import FusedMatMulBiasAct
 from rlx.passes.fuse.activation import activation_kinds, is_default
 from rlx.passes.pattern import Match, const, op
 from rlx.passes.rewrite import Result, Rule
@@ -13,13 +14,11 @@ from rlx.passes.rewrite import Result, Rule
 FUSED = "fused_matmul_bias_act"
 
 
-def _parts(product: Value) -> tuple[str, list[Value], bool, bool]:
-    """Activation, operands, has_bias and has_residual of a product, fused already or not."""
-    node = product.node
-    if node.op.name == "matmul":
-        return "none", list(node.inputs), False, False
-    record: Any = node.op
-    return record.activation, list(node.inputs), record.has_bias, record.has_residual
+def _parts(product: Value) -> tuple[FusedMatMulBiasAct, list[Value]]:
+    """The record and the operands of a product, fused already or not."""
+    record = product.node.op
+    known = record if isinstance(record, FusedMatMulBiasAct) else FusedMatMulBiasAct()
+    return known, list(product.node.inputs)
 
 
 def is_linear(product: Value) -> bool:
@@ -38,9 +37,9 @@ def as_vector(m: Match, value: Value, size: Any) -> Value | None:
 
 
 def _bias(m: Match) -> Result:
-    activation, operands, has_bias, has_residual = _parts(m.p)
+    record, operands = _parts(m.p)
     out = m.root.output.shape
-    if not is_linear(m.p) or activation != "none" or has_bias or has_residual:
+    if not is_linear(m.p) or record.activation != "none" or record.has_bias or record.has_residual:
         return None
     if not m.rounds_alike(m.p):
         return m.miss(f"{m.bias.shape.dtype} is wider than the product, which is rounded first")
@@ -49,34 +48,31 @@ def _bias(m: Match) -> Result:
     bias = as_vector(m, m.bias, out.dims[-1])
     if bias is None or not bias.shape.dtype.is_float:
         return None
-    return _build(m, [*operands, bias], "none", True, False)
+    return _build(m, [*operands, bias], record, has_bias=True)
 
 
 def _activation(m: Match) -> Result:
-    activation, operands, has_bias, has_residual = _parts(m.p)
-    if not is_linear(m.p) or activation != "none" or has_residual:
+    record, operands = _parts(m.p)
+    if not is_linear(m.p) or record.activation != "none" or record.has_residual:
         return None
     if not is_default(m.op()):
         return m.miss(f"{m.op()} is not the default {m.op().name}")
-    return _build(m, operands, m.op().name, has_bias, False)
+    return _build(m, operands, record, activation=m.op().name)
 
 
 def _residual(m: Match) -> Result:
-    activation, operands, has_bias, has_residual = _parts(m.p)
-    if not is_linear(m.p) or has_residual:
+    record, operands = _parts(m.p)
+    if not is_linear(m.p) or record.has_residual:
         return None
     if not m.residual.shape.same_dims(m.p.shape):
         return m.miss(f"{m.residual.shape} is neither a bias nor a residual of {m.p.shape}")
     if not m.residual.shape.dtype.is_float or not m.rounds_alike(m.p):
         return None
-    return _build(m, [*operands, m.residual], activation, has_bias, True)
+    return _build(m, [*operands, m.residual], record, has_residual=True)
 
 
-def _build(m: Match, operands: list[Value], activation: str, bias: bool, residual: bool) -> Result:
-    made = m.g.fused_matmul_bias_act(
-        *operands, activation=activation, has_bias=bias, has_residual=residual
-    )
-    return m.if_same(made)
+def _build(m: Match, operands: list[Value], record: FusedMatMulBiasAct, **more: Any) -> Result:
+    return m.if_same(m.g.append(record.replace(**more), operands))
 
 
 def _lora(m: Match) -> Result:

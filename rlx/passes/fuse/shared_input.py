@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from rlx.ir.blocks import _parts as parts
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.passes.pattern import op
@@ -45,6 +46,7 @@ class _Product(NamedTuple):
     weights: tuple[Value, ...]  # what is joined: w, or packed w, scale, zp
     bias: Value | None
     activation: str
+    strassen: bool = False
 
     @property
     def size(self) -> Any:
@@ -64,7 +66,7 @@ def _product(node: Node) -> _Product | None:
     if record.has_residual:
         return None
     bias = node.inputs[2] if record.has_bias else None
-    return _Product(node, (w,), bias, record.activation)
+    return _Product(node, (w,), bias, record.activation, record.strassen)
 
 
 def joinable(editor: Editor, value: Value) -> str:
@@ -94,7 +96,7 @@ def _groups(editor: Editor, nodes: list[Node], report: FusionReport | None) -> l
             continue
         scheme = node.op if node.op.name == "dequant_matmul" else None
         types = tuple([v.shape.dtype for v in product.weights])
-        key = (scheme, types, product.activation, node.output.shape.dtype)
+        key = (scheme, types, product.activation, product.strassen, node.output.shape.dtype)
         groups.setdefault(key, []).append(product)
     return [g for g in groups.values() if len(g) > 1]
 
@@ -111,8 +113,8 @@ def _build(g: Graph, group: list[_Product]) -> list[Value]:
     node = group[0].node
     x = node.inputs[0]
     packed = node.op.name == "dequant_matmul"
-    parts = zip(*[p.weights for p in group], strict=True)
-    weights = [g.concat(*part, axis=0 if packed else 1) for part in parts]
+    columns = zip(*[p.weights for p in group], strict=True)
+    weights = [g.concat(*part, axis=0 if packed else 1) for part in columns]
     joined = g.append(node.op, [x, *weights]) if packed else _product_of(g, x, weights[0], group)
     axis = joined.shape.rank - 1
     pieces, start = [], 0
@@ -123,12 +125,10 @@ def _build(g: Graph, group: list[_Product]) -> list[Value]:
 
 
 def _product_of(g: Graph, x: Value, w: Value, group: list[_Product]) -> Any:
-    activation = group[0].activation
+    activation, strassen = group[0].activation, group[0].strassen
     given = [p.bias for p in group if p.bias is not None]
     if not given:
-        if activation == "none":
-            return g.matmul(x, w)
-        return g.fused_matmul_bias_act(x, w, activation=activation)
+        return parts.product(g, x, w, None, activation, strassen)
     # a product without a bias gets one of zeros
     biases = [
         p.bias if p.bias is not None
@@ -136,4 +136,4 @@ def _product_of(g: Graph, x: Value, w: Value, group: list[_Product]) -> Any:
         for p in group
     ]  # fmt: skip
     bias = g.concat(*biases, axis=0)
-    return g.fused_matmul_bias_act(x, w, bias, activation=activation, has_bias=True)
+    return parts.product(g, x, w, bias, activation, strassen)

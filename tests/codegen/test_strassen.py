@@ -1,0 +1,150 @@
+"""Products of sums of blocks: as exact as the largest numbers allow, at every number of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matmul_support import close, draw, native, wide
+from program_support import HOST, V3, kernels_for
+
+from rlx.backends.cpu.pack import pack_weights
+from rlx.codegen.strassen import CHUNK, FEW
+from rlx.codegen.target import Target
+from rlx.errors import ShapeError
+from rlx.ir.graph import Graph
+from rlx.ir.ops.pack import PackedMatMul, PackMatMul, unpack
+
+WIDE = Target.named("x86-64-v4")
+needs_wide = pytest.mark.skipif(not WIDE.runs_on(HOST), reason="runs on 512-bit vectors only")
+
+# One step of the scheme multiplies sums of up to four blocks, so that both operands of a product
+# are twice as large as usual ones; rounding is of that, for every row of a pair of tiles.
+_LARGER = 4
+
+
+def graph_of(x, w, rows=None, **attributes):
+    g = Graph()
+    left = g.input("x", (rows or x.shape[0], x.shape[1]))
+    g.set_outputs(g.fused_matmul_bias_act(left, g.param("w", w.shape), strassen=True, **attributes))
+    return g
+
+
+def near(got, x, w):
+    a, b = wide(x, w)
+    close(got, a @ b, _LARGER * (np.abs(a) @ np.abs(b)).max(initial=0), x.shape[1])
+
+
+SIZES = [
+    (FEW - 1, 96, 192),
+    (FEW, 96, 192),
+    (FEW + 1, 192, 224),
+    (FEW + 3, 96, 384),
+    (CHUNK, 384, 384),
+    (CHUNK + 3, 480, 800),  # several blocks of k, more pairs of panels than are kept at once
+    (2 * CHUNK + 30, 96, 1536),
+    (1, 96, 192),
+    (0, 96, 192),
+]
+
+
+@needs_wide
+@pytest.mark.parametrize(("m", "n", "k"), SIZES)
+def test_sizes(m, n, k):
+    x, w = draw(m, m, k), draw(n, k, n)
+    for workers in (1, 2, 3):
+        (got,) = native(graph_of(x, w), {"x": x, "w": w}, WIDE, workers)
+        near(got, x, w)
+
+
+@needs_wide
+def test_every_number_of_rows_of_one_program():
+    w = draw(2, 192, 96)
+    g = graph_of(draw(1, 1, 192), w, rows="m")
+    for m in range(FEW - 2, FEW + 40):
+        x = draw(m, m, 192)
+        (got,) = native(g, {"x": x, "w": w}, WIDE, 2, sizes={"m": m}, bounds={"m": 200})
+        near(got, x, w)
+
+
+@needs_wide
+def test_bias_activation_and_residual():
+    m, n, k = 70, 96, 224
+    x, w, bias, residual = draw(1, m, k), draw(2, k, n), draw(3, n), draw(4, m, n)
+    g = Graph()
+    operands = [g.input("x", x.shape), g.param("w", w.shape)]
+    operands += [g.input("b", bias.shape), g.input("r", residual.shape)]
+    flags = {"has_bias": True, "has_residual": True, "strassen": True}
+    g.set_outputs(g.fused_matmul_bias_act(*operands, activation="relu", **flags))
+    a, b = wide(x, w)
+    want = np.maximum(a @ b + bias, 0) + residual
+    (got,) = native(g, {"x": x, "w": w, "b": bias, "r": residual}, WIDE, 2)
+    close(got, want, _LARGER * (np.abs(a) @ np.abs(b)).max(), k)
+
+
+@needs_wide
+def test_small_rows_lose_digits_beside_large_ones():
+    """What the attribute allows, and the reason why it must be asked for."""
+    x, w = draw(1, 64, 192), draw(2, 192, 96)
+    x[8:16] *= 1e6  # the lower tile of the first pair
+    (got,) = native(graph_of(x, w), {"x": x, "w": w}, WIDE, 1)
+    a, b = wide(x, w)
+    error = np.abs(got - a @ b).max(1)
+    assert (error[:8] > 1e-3).all() and (error[16:] < 1e-4).all()
+    near(got, x, w)
+
+
+# -- the choice -------------------------------------------------------------------------------
+
+
+def layout_of(x, w, target=WIDE, strassen=True):
+    g = Graph()
+    product = g.fused_matmul_bias_act(
+        g.input("x", x, "f32"), g.param("w", w[:2], *w[2:]), strassen=strassen
+    )
+    g.set_outputs(product)
+    packed = next(n for n in pack_weights(g, target).nodes if n.op.name == "packed_matmul")
+    assert isinstance(packed.op, PackedMatMul)
+    return packed.op.layout
+
+
+def test_only_where_it_is_asked_for_and_pays():
+    assert layout_of((64, 384), (384, 192)) == "strassen48"
+    assert layout_of((64, 384), (384, 192), strassen=False) == "panel64"
+    assert layout_of((64, 384), (384, 192), V3) == "panel16"
+    assert layout_of((64, 384), (384, 100)) == "panel64"  # no whole pair of panels
+    assert layout_of((64, 390), (390, 192)) == "panel64"  # no whole vectors in half of k
+    assert layout_of((64, 64), (64, 192)) == "panel64"  # too few terms to make up for the sums
+    assert layout_of((64, 384), (384, 192, "f16")) == "panel64"
+
+
+def test_weights_of_inputs_are_multiplied_as_ever():
+    g = Graph()
+    x, w = g.input("x", (64, 384)), g.input("w", (384, 192))
+    g.set_outputs(g.fused_matmul_bias_act(x, w, strassen=True))
+    assert kernels_for(g, "x86-64-v4") == 1
+
+
+# -- the layout -------------------------------------------------------------------------------
+
+
+def test_sums_of_blocks_lie_behind_the_panels():
+    w = np.arange(4 * 8, dtype=np.float32).reshape(4, 8) ** 2
+    packed = PackMatMul("strassen2").reference(w)
+    assert packed.shape == (8, 4, 2)
+    np.testing.assert_array_equal(unpack(packed, "strassen2", 8)[0], w)
+    for pair in range(2):
+        (b11, b12), (b21, b22) = (
+            (w[r, 4 * pair : 4 * pair + 2], w[r, 4 * pair + 2 : 4 * pair + 4])
+            for r in (slice(0, 2), slice(2, 4))
+        )
+        t2 = b22 - (b12 - b11)
+        sums = np.concatenate(packed[4 + 2 * pair : 6 + 2 * pair])
+        np.testing.assert_array_equal(sums, np.concatenate([b12 - b11, t2, b22 - b12, b21 - t2]))
+
+
+def test_a_weight_that_has_no_whole_blocks_is_refused():
+    g = Graph()
+    with pytest.raises(ShapeError, match="not a weight of whole blocks"):
+        g.pack_matmul(g.param("w", (4, 6)), layout="strassen2")
+    with pytest.raises(ShapeError, match="not a weight of whole blocks"):
+        g.pack_matmul(g.param("v", (3, 8)), layout="strassen2")
