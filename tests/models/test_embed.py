@@ -80,7 +80,8 @@ def test_shapes_of_results(model: Any) -> None:
     assert model.embed([]).shape == (0, 32)
     empty = model.embed(["", "cat"])  # a text of special tokens alone is a text
     assert np.abs(empty[0]).max() > 0.1
-    np.testing.assert_allclose(empty[0], model.embed(""), rtol=0, atol=1e-6)
+    # Alone it has fewer rows, whose sums may run in another order; numbers reach 2.4.
+    np.testing.assert_allclose(empty[0], model.embed(""), rtol=0, atol=4e-6)
 
 
 def test_normalising_and_truncating(model: Any) -> None:
