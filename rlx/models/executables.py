@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from rlx.codegen.jit import counters
+from rlx.codegen.release import release_compiler
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.ir.module import GraphModule
@@ -43,12 +45,15 @@ class Executables:
     def make(self, use: str, recipe: Recipe) -> dict[str, CompiledGraph]:
         """The executables of a use by name, without passes and without a compiler where they were
         made before."""
+        compiled = counters.compilations
         made = {name: self._graph(use, recipe, name) for name in recipe.variants}
         for graph in made.values():
             graph.prepare()
         if self._packs:
             self._prepared.keep(self.params)
         self._file.release()
+        if counters.compilations > compiled:
+            release_compiler()
         return made
 
     @property

@@ -129,6 +129,37 @@ def test_packed_weights_are_maps_and_the_file_is_let_go(tiny: Path) -> None:
     assert resident and all(line.split()[1] == "0" for line in resident)
 
 
+_FIRST = """
+import sys
+from pathlib import Path
+import rlx
+from rlx.codegen.jit import counters
+
+def resident():  # kB of LLVM's library
+    blocks = Path("/proc/self/smaps").read_text().split("VmFlags")
+    lines = [line for b in blocks if "libllvmlite" in b for line in b.splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+with rlx.load({path!r}) as model:
+    told = model.generate({prompt}, temperature=0, max_tokens=6, stream=False)
+    compiled, left = counters.compilations, resident()
+    # LLVM runs on after its pages were given back
+    model.generate({prompt}, max_tokens=2, logit_bias={{3: 1.0}}, stream=False)
+    print(*told.tokens, compiled, counters.compilations > compiled, left)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the system tells of its maps")
+def test_a_first_start_lets_go_of_the_compiler(tiny: Path) -> None:
+    code = _FIRST.format(path=str(tiny), prompt=PROMPT)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    *tokens, compiled, more, left = run.stdout.split()
+    assert tokens == [str(t) for t in answer(tiny)[0]]
+    assert int(compiled) > 0 and more == "True"
+    assert int(left) < 8 << 10, "of some 65 MB; what the loader wrote to stays"
+
+
 def mapped(path: Path) -> list[str]:
     """What the system says about the maps of a file."""
     found, inside = [], False
