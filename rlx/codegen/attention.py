@@ -28,7 +28,8 @@ class Problem:
 
     `gaps` names the operands (of "qkv") whose elements of one head do not lie side by side;
     `mask_rows` says that a mask tensor differs from query to query or from head to head; `packed`
-    that keys and values are bytes, blocks of Q8_0.
+    that keys and values are bytes, blocks of Q8_0; `pairs` that numbers are rounded to bf16 and
+    multiplied two at a time where there are many rows (see `attention_pairs`).
     """
 
     q: DType
@@ -45,6 +46,7 @@ class Problem:
     sinks: DType | None = None
     gaps: str = ""
     packed: bool = False
+    pairs: bool = False
 
     @property
     def sums(self) -> Type:

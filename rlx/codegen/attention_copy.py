@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlx.codegen.attention import Problem
 from rlx.codegen.attention_blocks import load_packed
+from rlx.codegen.attention_pairs import halves, pairs
 from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
 from rlx.codegen.storage import load, memory_type
@@ -19,27 +20,42 @@ def emit_copy(m: Module, name: str, problem: Problem, t: Tiling) -> Function:
 
     Keys become [count][head_dim], values slabs of [block][width]. Blocks are copied because rows
     of a state or of a joined tensor lie a power of two apart and would fight for cache sets.
+    Where pairs are multiplied, an odd last value has itself as its neighbour.
     """
     params = [("src", ptr), ("row", i64), ("step", i64), ("count", i64), ("dst", ptr)]
     f = m.function(f"copy_{name}", params, internal=True)
-    dtype, lanes = problem.dtype(name), problem.chunk(name, f.target)
-    slabs = name == "v"
+    lanes = problem.chunk(name, f.target)
+    slabs, last = name == "v", f["count"] - 1
     width = t.width * t.lanes if slabs else t.head_dim
-    jump = t.block * width * t.sums.bytes
-    for row in f.range(0, f["count"]):
-        src = f.gep(f["src"], row * f["row"])
-        dst = f.gep(f["dst"], row, width * t.sums.bytes)
+    rows, chunks = (t.pair, 1) if slabs else (1, t.pair)
+    for row in f.range(0, f["count"], rows):
+        sources = [f.gep(f["src"], f.min(row + i, last) * f["row"]) for i in range(rows)]
+        line = width * t.sums.bytes // chunks
+        dst = f.gep(f["dst"], row.udiv(rows), line)
         for first in range(0, t.head_dim, width):
-            to = f.gep(dst, first // width * jump)
-            for d in _each(f, min(width, t.head_dim - first), lanes):
-                at = d + first
-                if problem.packed:
-                    value = load_packed(f, src, at, lanes, problem.sums)
-                else:
-                    gaps = name in problem.gaps
-                    value = _read(f, src, at, f["step"], dtype, lanes, problem, gaps)
-                f.store(value, f.gep(to, d, t.sums))
+            to = f.gep(dst, first // width * t.slab_block_bytes)
+            for d in _each(f, min(width, t.head_dim - first), lanes * chunks):
+                found = [
+                    _chunk(f, name, source, d + (first + i * lanes), lanes, problem)
+                    for source in sources
+                    for i in range(chunks)
+                ]
+                f.store(_joined(f, found, slabs), f.gep(to, d, t.sums.bytes // chunks))
     return f
+
+
+def _chunk(f: Function, name: str, row: Value, at: Value, lanes: int, problem: Problem) -> Value:
+    if problem.packed:
+        return load_packed(f, row, at, lanes, problem.sums)
+    gaps = name in problem.gaps
+    return _read(f, row, at, f["step"], problem.dtype(name), lanes, problem, gaps)
+
+
+def _joined(f: Function, found: list[Value], side_by_side: bool) -> Value:
+    """One chunk as it is, or two as bf16."""
+    if len(found) == 1:
+        return found[0]
+    return pairs(f, *found) if side_by_side else halves(f, *found)
 
 
 def _each(f: Function, count: int, step: int) -> Iterator[Value]:
@@ -65,7 +81,8 @@ def _read(
 
 
 def emit_pack(m: Module, problem: Problem, t: Tiling) -> Function:
-    """void pack(ptr rows, i64 step, ptr dst): a panel of queries, scaled, as [head_dim][rows].
+    """void pack(ptr rows, i64 step, ptr dst): a panel of queries, scaled, as [head_dim][rows]
+    (of pairs, [head_dim / 2][rows]).
 
     `rows` is a table of the rows' addresses.
     """
@@ -97,11 +114,14 @@ def _pack_four(f: Function, problem: Problem, t: Tiling) -> None:
                 load(f, f.gep(row, d, memory_type(problem.q)), problem.q, 4, problem.sums)
                 for row in rows
             )
-            to = f.gep(f.gep(f["dst"], d, t.panel_bytes), r, t.sums)
+            to = f.gep(f.gep(f["dst"], d.udiv(t.pair), t.panel_bytes), r, t.sums)
             low = f.shuffle(a, b, [0, 4, 1, 5]), f.shuffle(c, e, [0, 4, 1, 5])
             high = f.shuffle(a, b, [2, 6, 3, 7]), f.shuffle(c, e, [2, 6, 3, 7])
+            turned = []
             for i, (x, y) in enumerate((low, low, high, high)):
                 half = [2 * (i % 2), 2 * (i % 2) + 1]
-                turned = f.shuffle(x, y, [*half, *(h + 4 for h in half)])
                 scale = f.const(problem.query_factor, vec(4, t.sums))
-                f.store(turned * scale, to, i * t.panel_bytes)
+                turned.append(f.shuffle(x, y, [*half, *(h + 4 for h in half)]) * scale)
+            for i in range(0, 4, t.pair):
+                step = _joined(f, turned[i : i + t.pair], side_by_side=True)
+                f.store(step, to, i // t.pair * t.panel_bytes)

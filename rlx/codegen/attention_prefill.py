@@ -77,9 +77,9 @@ class _Places:
         count = t.panels * t.panel
         sizes = [
             t.block * t.key_bytes,
-            t.slabs * t.block * t.slab_bytes,
-            t.block * t.panel_bytes,
-            t.panels * t.head_dim * t.panel_bytes,
+            t.slabs * t.slab_block_bytes,
+            (t.block + t.pair - 1) * t.panel_bytes,
+            t.panels * t.query_bytes,
             t.panel_bytes,
             count * 8,
             count * 8,
@@ -140,7 +140,7 @@ def _emit_prepare(m: Module, kernel: Prefill) -> Function:
     step = rows.words.row_bytes("q", problem, "step")
     for p in f.range(0, f["panels"]):
         table = f.gep(f.gep(space, places.rows), p, t.panel * 8)
-        packed = f.gep(f.gep(space, places.queries), p, t.head_dim * t.panel_bytes)
+        packed = f.gep(f.gep(space, places.queries), p, t.query_bytes)
         f.call(pack, table, step, packed)
     _fill(f, t, f["sums"], f["panels"] * (t.panel * t.columns * size), 0.0)
     line = f["panels"] * t.panel_bytes
@@ -201,7 +201,7 @@ class _Panel:
 
     def _work(self, first: Value, last: Value) -> None:
         f, t = self.f, self.tiling
-        queries = f.gep(self.space(self.places.queries), f["p"], t.head_dim * t.panel_bytes)
+        queries = f.gep(self.space(self.places.queries), f["p"], t.query_bytes)
         keys = self.space(self.places.keys)
         for k in f.range(first, last, t.keys, guard=False):
             emit_scores(f, t, queries, f.gep(keys, k, t.key_bytes), self.scores.row(k))
@@ -226,9 +226,9 @@ class _Panel:
         row_bytes = t.columns * t.sums.bytes
         sums = f.gep(f["sums"], f["p"], t.panel * row_bytes)
         weights = self.scores.row(first)
-        slabs = f.gep(self.space(self.places.values), first, t.slab_bytes)
+        slabs = f.gep(self.space(self.places.values), first.udiv(t.pair), t.slab_bytes)
         for slab in f.range(0, t.slabs):
-            values = f.gep(slabs, slab, t.block * t.slab_bytes)
+            values = f.gep(slabs, slab, t.slab_block_bytes)
             columns = f.gep(sums, slab, t.slab_bytes)
             for row in f.range(0, t.panel, t.rows):
                 end = last

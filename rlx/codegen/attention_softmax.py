@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlx.codegen import math
 from rlx.codegen.attention import Problem, Words, or_zero, weight
+from rlx.codegen.attention_pairs import pairs, parts
 from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
@@ -84,10 +85,14 @@ class PanelScores:
     def weigh(self, first: Value, last: Value, maxima: Value, totals: Value, old: Value) -> None:
         """Scores of keys [first, last) become weights; maxima and totals are brought up to date.
 
-        `old` receives the factors by which sums made so far must be multiplied.
+        `old` receives the factors by which sums made so far must be multiplied. Weights of pairs
+        of keys lie side by side from row `first` on; an odd last key has 0 beside it.
         """
         f, t = self.f, self.tiling
         places = [j * t.vector.bytes for j in range(t.vectors)]
+        if t.pair == 2:
+            for at in places:
+                f.store(f.const(float("-inf"), t.vector), self.row(last), at)
 
         def larger(key: Value, *found: Value) -> list[Value]:
             row = self.row(key)
@@ -103,13 +108,17 @@ class PanelScores:
             f.store(weight(was - top), old, at)
 
         def add(key: Value, *sums: Value) -> list[Value]:
-            row, out = self.row(key), []
+            rows, out = [self.row(key + i) for i in range(t.pair)], []
+            to = self.row((first + key).udiv(2)) if t.pair == 2 else rows[0]
             for total, top, at in zip(sums, tops, places, strict=True):
-                w = weight(f.load(row, t.vector, at) - top)
-                f.store(w, row, at)
-                out.append(total + w)
+                found = [weight(f.load(row, t.vector, at) - top) for row in rows]
+                if t.pair == 2:
+                    both = pairs(f, *found)
+                    found = parts(both)  # so that weights sum up to the total
+                f.store(found[0] if t.pair == 1 else both, to, at)
+                out.append(sum(found, start=total))
             return out
 
         start = [f.load(totals, t.vector, at) * f.load(old, t.vector, at) for at in places]
-        for total, at in zip(f.loop(first, last, 1, start, add), places, strict=True):
+        for total, at in zip(f.loop(first, last, t.pair, start, add), places, strict=True):
             f.store(total, totals, at)

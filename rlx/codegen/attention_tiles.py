@@ -4,6 +4,9 @@ Scores are kept transposed, [keys][rows]. Keys then need no rearrangement (they 
 is broadcast), softmax runs down the lanes without any horizontal step, and the weights lie as the
 second product wants its broadcast operand. A panel is `vectors` registers of rows; the rows of q
 are packed per panel, [head_dim][rows]. Values lie in slabs of `width` registers of columns.
+
+Where numbers are multiplied in pairs of bf16, a lane holds two neighbours on the axis that is
+summed over: two dimensions of a query, the weights of two keys and their values.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx.codegen.attention import Problem
+from rlx.codegen.attention_pairs import multiply
 from rlx.codegen.emit import Function, Type, Value, vec
 from rlx.codegen.target import Target
 
@@ -34,7 +38,9 @@ class Tiling:
     panels: int
     """Panels of a block of rows."""
     block: int
-    """Keys that are copied at a time."""
+    """Keys that are copied at a time; an even number."""
+    pair: int
+    """Numbers that a lane multiplies at once."""
 
     @staticmethod
     def of(target: Target, problem: Problem, rows: int) -> Tiling:
@@ -65,6 +71,7 @@ class Tiling:
             slabs=slabs,
             panels=panels,
             block=block,
+            pair=2 if problem.pairs else 1,
         )
 
     @property
@@ -78,12 +85,12 @@ class Tiling:
 
     @property
     def panel_bytes(self) -> int:
-        """One step of a panel: a key's scores, or one dimension of the queries."""
+        """One step of a panel: a key's scores, or one (pair of) dimension(s) of the queries."""
         return self.panel * self.sums.bytes
 
     @property
     def slab_bytes(self) -> int:
-        """One key's values in a slab."""
+        """One (pair of) key's values in a slab."""
         return self.width * self.lanes * self.sums.bytes
 
     @property
@@ -92,14 +99,33 @@ class Tiling:
         return self.slabs * self.width * self.lanes
 
     @property
+    def dim_steps(self) -> int:
+        """Steps of a product over the dimensions of a head."""
+        return self.head_dim // self.pair
+
+    @property
     def key_bytes(self) -> int:
-        return self.head_dim * self.sums.bytes
+        return self.dim_steps * self.sums.bytes
+
+    @property
+    def query_bytes(self) -> int:
+        """A panel of queries."""
+        return self.dim_steps * self.panel_bytes
+
+    @property
+    def slab_block_bytes(self) -> int:
+        """A slab of the values of a block of keys."""
+        return self.block // self.pair * self.slab_bytes
+
+    def multiply(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        """total + a * b, or the sum of both products of every lane."""
+        return f.fma(a, b, total) if self.pair == 1 else multiply(f, a, b, total)
 
 
 def emit_scores(f: Function, t: Tiling, queries: Value, keys: Value, scores: Value) -> None:
     """scores[keys][rows] of one tile: `t.keys` keys against a panel of queries."""
     size = t.sums.bytes
-    unroll = 2 if t.head_dim % 2 == 0 else 1
+    unroll = 2 if t.dim_steps % 2 == 0 else 1
 
     def step(d: Value, *sums: Value) -> list[Value]:
         total = list(sums)
@@ -113,11 +139,11 @@ def emit_scores(f: Function, t: Tiling, queries: Value, keys: Value, scores: Val
                 key = f.broadcast_load(k, t.sums, t.lanes, i * t.key_bytes + u * size)
                 for j, row in enumerate(rows):
                     at = i * t.vectors + j
-                    total[at] = f.fma(row, key, total[at])
+                    total[at] = t.multiply(f, row, key, total[at])
         return total
 
     zero = f.const(0.0, t.vector)
-    tile = f.loop(0, t.head_dim, unroll, [zero] * (t.keys * t.vectors), step)
+    tile = f.loop(0, t.dim_steps, unroll, [zero] * (t.keys * t.vectors), step)
     for i in range(t.keys):
         for j in range(t.vectors):
             f.store(tile[i * t.vectors + j], scores, i * t.panel_bytes + j * t.vector.bytes)
@@ -146,10 +172,11 @@ def emit_values(
         for i in range(t.rows):
             weight = f.broadcast_load(w, t.sums, t.lanes, i * size)
             for j, column in enumerate(columns):
-                out.append(f.fma(weight, column, total[i * t.width + j]))
+                out.append(t.multiply(f, weight, column, total[i * t.width + j]))
         return out
 
     scale = [f.broadcast_load(factors, t.sums, t.lanes, i * size) for i in range(t.rows)]
     start = [f.load(sums, t.vector, i * row_bytes + at) * scale[i] for i, at in places]
-    for value, (i, at) in zip(f.loop(0, count, 1, start, step), places, strict=True):
+    steps = (count + (t.pair - 1)).udiv(t.pair)
+    for value, (i, at) in zip(f.loop(0, steps, 1, start, step), places, strict=True):
         f.store(value, sums, i * row_bytes + at)

@@ -17,6 +17,7 @@ from program_support import HOST, SETUPS, Native, kernels_for
 from rlx.backends.cpu import attention  # noqa: F401
 from rlx.codegen.attention_decode import Decode
 from rlx.codegen.attention_finish import Join
+from rlx.codegen.attention_pairs import has_pairs
 from rlx.codegen.attention_prefill import Prefill
 from rlx.errors import UnsupportedError
 from rlx.ir.attrs import MaskKind
@@ -370,6 +371,70 @@ def test_a_session_extends_the_cache(layout):
             np.testing.assert_array_equal(native.read_state(name), oracle.read_state(name))
         values = heads_first(oracle.read_state("values"), layout)[:, :, :past]
         close(got, want.astype(np.float64), 16, values)
+
+
+# -- coarse: products of bf16 -----------------------------------------------------------------
+
+
+def to_bf16(x):
+    return x.astype(DType.of("bf16").numpy).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind", "packed"),
+    [
+        ((1, 130, 301, 4, 2, 128), "causal", False),
+        ((2, 45, 45, 6, 2, 64), "causal", False),
+        ((1, 9, 70, 2, 1, 32), "causal", False),
+        ((1, 97, 97, 2, 2, 96), "none", False),
+        ((1, 150, 199, 4, 2, 64), "sliding_window(37)", False),
+        ((1, 60, 121, 4, 2, 64), "causal", True),
+    ],
+)
+def test_coarse_attention(dims, kind, packed):
+    """Scaled queries, keys and values are rounded to bf16, which leaves exact products; the
+    rounding of the weights, which sum up to one, changes a result by 2^-9 of the largest value."""
+    batch, rows, keys, heads, kv_heads, dim = dims
+    kind, scale = MaskKind.of(kind), 1 / math.sqrt(dim)
+    q = draw(1, batch, heads, rows, dim)
+    k, v = (draw(n, batch, kv_heads, keys, dim, dtype="f16") for n in (2, 3))
+    if packed:
+        k, v = (encode(GGUF_SCHEMES["Q8_0"], x.astype(np.float32)).data for x in (k, v))
+    plain = [decoded(x) if packed else x for x in (k, v)]
+    given = {"q": q, "k": k, "v": v}
+    g = Graph("coarse")
+    values = [g.input(n, list(a.shape), dtype=DType.of(a.dtype)) for n, a in given.items()]
+    out = g.attention(
+        *values, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, mask_kind=kind,
+        q_layout="bhsd", kv_layout="bhsd", kv_scheme="Q8_0" if packed else None, coarse=True,
+    )  # fmt: skip
+    g.set_outputs(out)
+    exact = expected(q, *plain, scale, kind)
+    if has_pairs(HOST, dim):
+        rounded = expected(to_bf16(q * np.float32(scale)), *map(to_bf16, plain), 1.0, kind)
+    for target, workers in SETUPS:
+        (got,) = Native(g, target, workers, {}).run(given)
+        if has_pairs(target, dim):
+            assert np.abs(got - rounded).max() <= 2.0**-9 * np.abs(plain[1]).max()
+            assert np.abs(got - exact).max() > 1e-5  # or it was not coarse
+        else:
+            close(got, exact, dim, plain[1])
+
+
+def test_coarse_attention_keeps_nan_to_its_rows():
+    q, k, v = (draw(n, 1, 1, 40, 32, dtype=t) for n, t in ((1, "f32"), (2, "f16"), (3, "f16")))
+    q[0, 0, 7, 3] = np.nan
+    g = Graph("nan")
+    values = [
+        g.input(n, [1, 1, 40, 32], dtype=DType.of(a.dtype))
+        for n, a in zip("qkv", (q, k, v), strict=True)
+    ]
+    sizes = {"num_heads": 1, "num_kv_heads": 1, "head_dim": 32}
+    layout = {"q_layout": "bhsd", "kv_layout": "bhsd"}
+    g.set_outputs(g.attention(*values, **sizes, **layout, mask_kind="causal", coarse=True))
+    (got,) = Native(g, HOST, 1, {}).run({"q": q, "k": k, "v": v})
+    bad = np.isnan(got[0, 0]).any(axis=1)
+    assert bad.nonzero()[0].tolist() == [7]
 
 
 # -- packed keys and values -------------------------------------------------------------------

@@ -146,6 +146,23 @@ def test_narrow_activations(dtype, rewrite):
     compare(graph, {"x": x, **named(parts)}, step, setups=[(t, 2) for t in TARGETS])
 
 
+@pytest.mark.parametrize(("cache", "coarse"), [("f16", True), ("f32", False)])
+def test_attention_between_quantised_products_is_coarse(cache, coarse):
+    """Only where keys and values are narrow, and the result becomes codes."""
+    scheme = GGUF_SCHEMES["Q8_0"]
+    parts = random_weight(scheme, (32,), 64, np.random.default_rng(12))
+    g = Graph("attention")
+    q, k, v = (
+        g.input(n, (1, 8, 64), dtype=t) for n, t in zip("qkv", ("f32", cache, cache), strict=True)
+    )
+    sizes = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 32}
+    inner, last = (g.attention(q, k, v, **sizes, scale=s) for s in (1.0, 2.0))
+    g.set_outputs(g.dequant_matmul(inner, *weight_params(g, parts), scheme=scheme), last)
+    packed = pack_quantised(g, HOST)
+    flags = {n.op.scale: n.op.coarse for n in packed.nodes if n.op.name == "attention"}
+    assert flags == {1.0: coarse, 2.0: False}
+
+
 def test_nan_and_infinity_stay_in_their_row():
     scheme = GGUF_SCHEMES["Q6_K"]
     rng = np.random.default_rng(11)

@@ -9,6 +9,7 @@ from rlx.codegen.attention import WORDS, AttentionKernel, Problem
 from rlx.codegen.attention_blocks import Q8_0, QuantizeBlocks
 from rlx.codegen.attention_decode import MOST_ROWS, Decode
 from rlx.codegen.attention_finish import Join
+from rlx.codegen.attention_pairs import has_pairs
 from rlx.codegen.attention_prefill import Prefill
 from rlx.codegen.target import Target
 from rlx.errors import UnsupportedError
@@ -20,7 +21,7 @@ from rlx.ir.ops.attention import Attention, Heads, head_sizes
 Strides = tuple[Dim, ...]
 
 
-def _problem(node: Node) -> Problem:
+def _problem(node: Node, target: Target) -> Problem:
     """The constants of a node whose operands lie without gaps."""
     op = node.op
     assert isinstance(op, Attention)
@@ -39,6 +40,7 @@ def _problem(node: Node) -> Problem:
         mask=None if mask is None else mask.dtype,
         sinks=None if sinks is None else sinks.dtype,
         packed=op.kv_scheme is not None,
+        pairs=op.coarse and has_pairs(target, op.head_dim),
     )
 
 
@@ -67,7 +69,7 @@ def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[A
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
-    problem = _problem(node)
+    problem = replace(_problem(node, target), pairs=False)  # which takes more
     kernels = [
         kernel
         for heads in (1, problem.kv_heads)
@@ -78,7 +80,7 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 @lowers("attention", scratch=_scratch, strided=True)
 def lower_attention(node: Node, ctx: Context) -> list[Step]:
-    problem = _problem(node)
+    problem = _problem(node, ctx.target)
     strides = _strides(node, ctx)
     gaps = "".join(n for n in "qkv" if problem.head_dim > 1 and strides[f"{n}_step"] != 1)
     if problem.packed and gaps.strip("q"):
@@ -87,7 +89,7 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
             got=repr(node), hint="give keys and values whose last axis was not moved",
         )  # fmt: skip
     by_row = any(strides[f"mask_{axis}"] != 0 for axis in ("head", "row"))
-    problem = replace(problem, gaps=gaps, mask_rows=by_row)
+    problem = replace(problem, gaps=gaps, mask_rows=by_row, pairs=problem.pairs and not gaps)
     words = _words(node, strides)
     steps = []
     for kernel in _kernels(node, problem, ctx.target, _heads_together(problem, strides)):

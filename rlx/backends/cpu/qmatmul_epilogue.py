@@ -181,6 +181,18 @@ def _join(editor: Editor, node: Node, pieces: list[tuple[Node, Node, Value]]) ->
         editor.replace(addition.output, view)
 
 
+def _coarse(m: Match) -> Result:
+    """Attention on a cache of 16 or 8 bits, between products of rows of 8 bits: queries come from
+    such a product, and results become codes. bf16 (8 bits and an exponent for every number) adds a
+    tenth to the noise that the codes of a block bring."""
+    attention = m.a.node
+    k, v = attention.inputs[1:3]
+    record: Any = attention.op
+    if record.coarse or max(k.dtype.bytes, v.dtype.bytes) > 2:
+        return None
+    return m.g.append(m.op(), [m.g.append(record.replace(coarse=True), attention.inputs)])
+
+
 _PRODUCT = op(PRODUCT, name="p")
 
 EPILOGUES: tuple[Rule, ...] = (
@@ -191,4 +203,5 @@ EPILOGUES: tuple[Rule, ...] = (
     ),
     Rule("quantised product + residual", op("add", _PRODUCT, "residual"), _residual, owns=True),
     Rule("quantised product + region", op("elementwise_region", having=PRODUCT), _region),
+    Rule("quantised attention", op("quantize_rows", op("attention", name="a")), _coarse, owns=True),
 )

@@ -18,6 +18,8 @@ from rlx.errors import CodegenError
 
 Index = Value | int
 
+_STRAIGHT = 8  # rows from which on a block is straight code: 4 % faster (Zen 4, Q8_0)
+
 
 @dataclass
 class Run:
@@ -103,6 +105,11 @@ class FourWay(IntDot):
                     totals[at] = self.step(totals[at], codes, self.row(first, i))
             return totals
 
+        if plain and isinstance(run.groups, int) and rows >= _STRAIGHT:
+            totals = start
+            for g in range(run.groups):
+                totals = body(f.i64(g), *totals)
+            return totals
         totals = f.loop(0, run.groups, 1, start, body)
         if plain:
             return totals

@@ -102,7 +102,8 @@ class Attention(Op):
     c·tanh(s/c) before the mask. A mask tensor broadcasts to [B, H, Sq, Sk]: flags of the keys to
     keep (CUSTOM), or numbers added to the scores (BIAS). A query without any key gives zeros.
     With a `kv_scheme` k and v are bytes of rank 4, each head of a token packed by the scheme.
-    Sinks [H] are the scores of a key more in each head, whose value is zero.
+    Sinks [H] are the scores of a key more in each head, whose value is zero. Where `coarse`, a
+    device may round to bf16 what it multiplies.
     """
 
     num_heads: int
@@ -115,6 +116,7 @@ class Attention(Op):
     kv_layout: str = "bshd"
     kv_scheme: QuantScheme | None = None
     has_sinks: bool = False
+    coarse: bool = False
 
     def check(self) -> None:
         check_heads(self)
