@@ -231,7 +231,12 @@ class Maddubs(Pairwise):
                         found[at] = found[at] + product if at in found else product
             return [found[at] for at in range(width * len(factors))]
 
-        acc = f.loop(1, count, 1, step(f.i64(0), None), lambda j, *acc: step(j, acc))
+        start = [f.const(0, self.halves)] * (width * len(factors))
+        first = 0
+        if rows > 1:
+            # With one row, which runs at the speed of memory, steps that are alike do better.
+            start, first = step(f.i64(0), None), 1
+        acc = f.loop(first, count, 1, start, lambda j, *acc: step(j, acc))
         out = list(sums)
         for p, by in enumerate(factors):
             for s, (column, scale) in enumerate(run.sets):
