@@ -1,13 +1,16 @@
-"""Many horizontal sums at once."""
+"""Many horizontal sums (or maxima) at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import add
 
 from rlx.codegen.emit import Function, Value
 
+Join = Callable[[Value, Value], Value]
 
-def fold(f: Function, vectors: Sequence[Value], size: int) -> list[Value]:
+
+def fold(f: Function, vectors: Sequence[Value], size: int, join: Join = add) -> list[Value]:
     """The sum of all lanes of each vector, `size` of them together in a value.
 
     Two vectors are folded into one at each step, so n sums cost n - 1 additions, not n log n.
@@ -18,24 +21,24 @@ def fold(f: Function, vectors: Sequence[Value], size: int) -> list[Value]:
     segment = lanes
     while segment > 1:
         if len(now) > 1:
-            now = [_pair(f, a, b, segment) for a, b in zip(now[::2], now[1::2], strict=True)]
+            now = [_pair(f, a, b, segment, join) for a, b in zip(now[::2], now[1::2], strict=True)]
         else:
-            now = [_halve(f, now[0], segment)]
+            now = [_halve(f, now[0], segment, join)]
         segment //= 2
     return _cut(f, now, size)[: len(vectors) // size]
 
 
-def _pair(f: Function, a: Value, b: Value, segment: int) -> Value:
+def _pair(f: Function, a: Value, b: Value, segment: int, join: Join) -> Value:
     """Each segment of a, then each of b, folded to half its length."""
     low = [s + i for s in range(0, 2 * a.type.lanes, segment) for i in range(segment // 2)]
-    return f.shuffle(a, b, low) + f.shuffle(a, b, [i + segment // 2 for i in low])
+    return join(f.shuffle(a, b, low), f.shuffle(a, b, [i + segment // 2 for i in low]))
 
 
-def _halve(f: Function, a: Value, segment: int) -> Value:
+def _halve(f: Function, a: Value, segment: int, join: Join) -> Value:
     low = [s + i for s in range(0, a.type.lanes, segment) for i in range(segment // 2)]
     if len(low) == 1:
-        return f.extract(a, 0) + f.extract(a, 1)
-    return f.shuffle(a, None, low) + f.shuffle(a, None, [i + segment // 2 for i in low])
+        return join(f.extract(a, 0), f.extract(a, 1))
+    return join(f.shuffle(a, None, low), f.shuffle(a, None, [i + segment // 2 for i in low]))
 
 
 def _cut(f: Function, sums: Sequence[Value], size: int) -> list[Value]:

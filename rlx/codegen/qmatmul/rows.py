@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from rlx.codegen.emit import Function, Module, Value, f32, i8, i16, i32, i64, vec
 from rlx.codegen.kernel import KernelSpec
+from rlx.codegen.qmatmul.row_tiles import TileBlock, encode, has_tiles, scale_and_inverse
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
-from rlx.ir.quant_rows import TINY, RowLayout
+from rlx.ir.quant_rows import RowLayout
 
 _STEP = 16  # codes at a time: a run of the smallest kind
 
@@ -34,16 +35,32 @@ class QuantizeRows(KernelSpec):
         rows, k = (f.word(f["words"], i, i64) for i in (2, 3))
         layout = self.layout
         size, blocks, bytes_ = self.sizes(f, k)
-        lo, hi = f.split(rows * blocks)
+        done = f.i64(0)
+        if has_tiles(layout):
+            done = rows & -layout.tile
+            self._tiles(f, x, out, done.udiv(layout.tile), k)
+        lo, hi = f.split((rows - done) * blocks)
         for unit in f.range(lo, hi):
-            row = unit.udiv(blocks)
-            b = unit - row * blocks
+            above = unit.udiv(blocks)
+            row, b = done + above, unit - above * blocks
             place, width = tile_of(f, layout, row, rows, blocks * bytes_)
             base = f.gep(out, place)
             inside = row & layout.tile - 1
             to = f.gep(f.gep(base, b * bytes_ * width), inside, 4)
             source = f.gep(x, row * k + b * size, memory_type(self.x))
             self.block(f, source, to, width, size)
+
+    def _tiles(self, f: Function, x: Value, out: Value, tiles: Value, k: Value) -> None:
+        """Blocks of rows that fill tiles."""
+        layout = self.layout
+        size, blocks, bytes_ = self.sizes(f, k)
+        element = memory_type(self.x)
+        lo, hi = f.split(tiles * blocks)
+        for unit in f.range(lo, hi):
+            tile = unit.udiv(blocks)
+            first = tile * layout.tile * k + (unit - tile * blocks) * size
+            to = f.gep(out, unit * (bytes_ * layout.tile))
+            TileBlock(f, self.x, layout, f.gep(x, first, element), k * element.bytes, to).emit()
 
     def sizes(self, f: Function, k: Value) -> tuple[Value, Value, Value]:
         """Codes of a block, blocks of a row, and bytes of a block of one row."""
@@ -64,19 +81,13 @@ class QuantizeRows(KernelSpec):
             lambda i, top: f.max(top, step(i).bits() & 0x7FFFFFFF),
         )  # fmt: skip
         peak = f.reduce("max", peaks).bits(f32)
-        usable = ~(peak < TINY)
-        inverse = f.select(usable, f.const(127.0, f32) / peak, 0.0)
-        scale = f.select(usable, peak * (1 / 127), 0.0)
+        scale, inverse = scale_and_inverse(f, peak)
         factor = f.splat(inverse, _STEP)
         meta = f.gep(to, size.udiv(4) * width, 4)
-        # Adding 1.5 * 2^23 rounds to nearest even and leaves the code in the low bits.
-        magic = f.const(12582912.0, vec(_STEP, f32))
-
         stride = width * 4
 
-        def encode(i: Value) -> Value:
-            with f.exact():
-                codes = (step(i) * factor + magic).bits() - 0x4B400000
+        def put(i: Value) -> Value:
+            codes = encode(f, step(i), factor)
             words = codes.to(i8).bits(vec(_STEP // 4, i32))
             first = f.gep(to, i * width)
             for j in range(_STEP // 4):
@@ -86,10 +97,10 @@ class QuantizeRows(KernelSpec):
         f.store(scale, meta)
         if self.layout.kind == "super":
             for quarter in f.range(0, 4):
-                runs = [encode(quarter * 64 + run * _STEP) for run in range(4)]
+                runs = [put(quarter * 64 + run * _STEP) for run in range(4)]
                 self._put_sums(f, meta, width, quarter, runs)
             return
-        [totals] = f.loop(0, size, _STEP, [f.const(0, wide)], lambda i, t: t + encode(i))
+        [totals] = f.loop(0, size, _STEP, [f.const(0, wide)], lambda i, t: t + put(i))
         total = f.reduce("add", totals)
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
