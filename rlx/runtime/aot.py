@@ -3,8 +3,9 @@
     cache = AotCache("artifacts")              # or AotCache.default(): the user's cache directory
     pipeline.get_or_specialize_aot(component, build_hir, cache=cache)
 
-What makes a file unusable (another version, another CPU, damage, another owner) is told in a
-warning, and the variant is compiled and stored again. See docs/artifacts.md for what is trusted.
+What makes a file unusable (another CPU, damage, another owner) is told in a warning, and the
+variant is compiled and stored again; files of another version are renewed without a word. See
+docs/artifacts.md for what is trusted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from rlx.codegen.ownfiles import own_directory, sweep
 from rlx.errors import OptionError, RlxError
 from rlx.ir.op import Array
 from rlx.runtime import container
-from rlx.runtime.artifact import Artifact, compiler_stamp
+from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
 from rlx.settings import debug, mebibytes
 
 ARTIFACT, WEIGHTS = ".rlx", ".weights"
+_OUTDATED = "made by another version of the compiler"
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,19 @@ class AotCache:
         must have been made of."""
         path = self.path(name)
         try:
-            found = Artifact.from_parts(container.read(path).parts)
+            parts = container.read(path).parts
+            found = None if _outdated(parts) else Artifact.from_parts(parts)
         except FileNotFoundError:
             self.counters.misses += 1
             return None
         except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
             self._refuse(path, _brief(error))
             return None
-        why = _unfit(found, material)
-        if why:
-            self._refuse(path, why)
+        if found is None:
+            self._renew(path)
+            return None
+        if material is not None and found.material != material.hex():
+            self._refuse(path, "made for something else of the same name")
             return None
         self.counters.hits += 1
         _touch(path)
@@ -104,10 +109,14 @@ class AotCache:
         self._refuse(self.path(name), _brief(error))
 
     def _refuse(self, path: Path, why: str) -> None:
+        self._renew(path, why)
+        warnings.warn(f"[aot] {path} is made again: {why}", RuntimeWarning, stacklevel=4)
+
+    def _renew(self, path: Path, why: str = _OUTDATED) -> None:
+        """Count a file that is not used. After an upgrade that is all files, and nobody's fault."""
         self.counters.misses += 1
         self.counters.refused += 1
-        text = f"[aot] {path} is made again: {why}"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        debug(1, f"{path} is made again: {why}")
 
     # -- prepared weights -------------------------------------------------------------------------
 
@@ -127,7 +136,7 @@ class AotCache:
             self._refuse(path, _brief(error))
             return None
         if found.parts.get("source") != source.encode():
-            self._refuse(path, "made of other weights, or by another version of the compiler")
+            self._renew(path, f"of other weights, or {_OUTDATED}")
             return None
         _touch(path)
         return found.tensors
@@ -191,10 +200,11 @@ class AotCache:
         faults: dict[Path, str] = {}
         for entry in self.entries():
             try:
-                found = container.read(entry.path)
-                why = ""
-                if entry.name.endswith(ARTIFACT):
-                    why = _unfit(Artifact.from_parts(found.parts), None)
+                parts, why = container.read(entry.path).parts, ""
+                if entry.name.endswith(ARTIFACT) and _outdated(parts):
+                    why = _OUTDATED
+                elif entry.name.endswith(ARTIFACT):
+                    Artifact.from_parts(parts)
             except FileNotFoundError:
                 continue
             except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
@@ -207,13 +217,9 @@ class AotCache:
         return f"<AotCache {self.root}>"
 
 
-def _unfit(artifact: Artifact, material: bytes | None) -> str:
-    """Why an undamaged artifact is not what is asked for; empty if it is."""
-    if artifact.stamp != compiler_stamp():
-        return "made by another version of the compiler"
-    if material is not None and artifact.material != material.hex():
-        return "made for something else of the same name"
-    return ""
+def _outdated(parts: Mapping[str, bytes]) -> bool:
+    """Whether an artifact is of another compiler; then no more of it is read."""
+    return parts.get(STAMP) != compiler_stamp().encode()
 
 
 def _touch(path: Path) -> None:

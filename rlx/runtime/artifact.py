@@ -1,7 +1,7 @@
 """An artifact: one variant of a model that runs without passes and without a compiler.
 
-Its parts: `about` (who it is for and what callers must know), the plan as LIR, and what the device
-stores: program, object code and target.
+Its parts: the `stamp` of the compiler, read before all others, `about` (who it is for and what
+callers must know), the plan as LIR, and what the device stores: program, object code and target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlx.runtime.variants import Signature
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
 
-ABOUT, LIR = "about", "lir"
+ABOUT, LIR, STAMP = "about", "lir", "stamp"
 _COMPILER = ("ir", "passes", "specialize", "codegen", "backends")
 
 
@@ -81,26 +81,27 @@ class Artifact:
     def to_parts(self) -> dict[str, bytes]:
         s = self.signature
         about = (
-            self.device, self.stamp, self.material, s.name,
+            self.device, self.material, s.name,
             *(tuple(table.items()) for table in (s.inputs, s.params, s.states)), s.output_names,
             tuple(self.binding.sizes.items()), tuple(self.binding.live.items()),
             self.manifest.arena_size, tuple(_row(e) for e in self.manifest),
             tuple(p.value for p in self.output_phases),
         )  # fmt: skip
-        return {ABOUT: Writer().value(about), LIR: self.plan, **self.parts}
+        stamp = self.stamp.encode()
+        return {STAMP: stamp, ABOUT: Writer().value(about), LIR: self.plan, **self.parts}
 
     @staticmethod
     def from_parts(parts: Mapping[str, bytes]) -> Artifact:
         """The artifact; its plan and code stay bytes until they are asked for."""
         rest = dict(parts)
         try:
-            about, plan = rest.pop(ABOUT), rest.pop(LIR)
+            stamp, about, plan = (rest.pop(name) for name in (STAMP, ABOUT, LIR))
         except KeyError as error:
             raise FormatError("a part is missing", where="artifact", expected=error) from None
         reader = Reader(about)
         fields = reader.value()
         reader.finish()
-        device, stamp, material, name, *tables, sizes, live, arena, rows, phases = fields
+        device, material, name, *tables, sizes, live, arena, rows, phases = fields
         inputs, params, states, outputs = tables
         binding = DimBinding(dict(sizes))
         for symbol, bound in live:
@@ -108,7 +109,9 @@ class Artifact:
         manifest = BindingManifest(tuple(_entry(row) for row in rows), arena)
         signature = Signature(name, dict(inputs), dict(params), dict(states), outputs)
         done = tuple(Phase.of(p) for p in phases)
-        return Artifact(device, stamp, material, signature, binding, manifest, done, rest, plan)
+        return Artifact(
+            device, stamp.decode(), material, signature, binding, manifest, done, rest, plan
+        )
 
     # -- running ----------------------------------------------------------------------------------
 
