@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -258,6 +259,18 @@ def test_a_second_engine_runs_no_pass_and_packs_nothing(tiny: Path) -> None:
     before = counters.passes, counters.plans, jit.compilations
     assert answers(tiny, context=64) == (wanted, 0)
     assert (counters.passes, counters.plans, jit.compilations) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the system tells of its maps")
+def test_a_closed_engine_lets_go_of_its_weights(tiny: Path) -> None:
+    with rlx.Engine(tiny, requests=2, context=64) as engine:
+        engine.generate([PROMPT], max_tokens=2)
+        cache = AotCache.default()
+        assert cache is not None
+        (weights,) = (e.path for e in cache.entries() if e.path.suffix == ".weights")
+        assert mapped(weights)
+    gc.collect()
+    assert not mapped(weights)
 
 
 def test_an_engine_uses_the_weights_that_a_model_packed(tiny: Path) -> None:

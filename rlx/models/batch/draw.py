@@ -43,6 +43,10 @@ class Sampler:
         token, request.rng = graph.run(logits=logits, **given)
         return int(token[0])
 
+    def close(self) -> None:
+        """Let go of executables: they hold the parameters of all."""
+        self._made.clear()
+
     def _graph(self, use: str) -> CompiledGraph:
         if use not in self._made:
             (self._made[use],) = self._executables.make(*drawing(self._vocab, use)).values()

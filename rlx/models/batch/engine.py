@@ -147,6 +147,7 @@ class Engine:
             self._wake.notify()
         self._thread.join()
         if not again:
+            self._sampler.close()
             self.model.close()
 
     def __enter__(self) -> Engine:
