@@ -210,7 +210,9 @@ class UnpackedBlocks(Blocks):
             x, meta = f.gep(piece.x, b, self.row_bytes * t.rows), f.i64(self.block // 4)
             rows = x if wide is None else f.gep(wide, b, size)
             run = self.unpacked.run(t, w.words, rows, self.steps)
-            ints = t.dot.run(run, self.start(t, x, meta))
+            # What offsets make too much is added at the end: until then registers are scarce.
+            dots = t.dot.run(run, t.zeros())
+            ints = [a + b for a, b in zip(dots, self.start(t, x, meta), strict=True)]
             return self.scaled(t, w, x, meta, ints, list(sums))
 
         start = [f.load(p, t.floating) for p in t.places(out, stride)]
