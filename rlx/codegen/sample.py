@@ -9,7 +9,8 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 from rlx.codegen import math
 from rlx.codegen.emit import Function, Module, Value, f32, f64, i32, i64, ptr, vec
@@ -20,6 +21,7 @@ from rlx.codegen.ranking import Ascending, Heaps, Ranking
 from rlx.codegen.region.registers import from_memory, raw_type, register_type
 from rlx.ir.dtype import DType
 
+VECTORS = 8  # looked at together in the search for the largest
 BLOCK = 512  # weights that are summed together
 LEAST = 1e-300  # weight that is always kept: that of the first token
 
@@ -72,9 +74,13 @@ class _Emitter:
 
     def logits(self, f: Function, row: Value, at: Value, lanes: int) -> Value:
         """Logits in compute precision, NaN as -inf."""
-        raw = f.load(f.gep(row, at, self.spec.dtype.bytes), vec(lanes, raw_type(self.spec.dtype)))
-        x = from_memory(f, raw, self.spec.dtype)
+        x = self.stored(f, row, at, lanes)
         return f.select(x.is_nan(), -numbers.inf, x)
+
+    def stored(self, f: Function, row: Value, at: Value, lanes: int) -> Value:
+        """The same with NaN as it is."""
+        raw = f.load(f.gep(row, at, self.spec.dtype.bytes), vec(lanes, raw_type(self.spec.dtype)))
+        return from_memory(f, raw, self.spec.dtype)
 
     def weights(self, f: Function, x: Value) -> Value:
         """exp((x - top) / temperature); 1 at the top, 0 of -inf."""
@@ -154,27 +160,46 @@ class _Emitter:
         return heat.to(f64), f.min(count, n), top_p.to(f64), min_p.to(f64)
 
     def _top(self, row: Value, n: Value) -> Value:
-        """The largest logit."""
-        f, lanes = self.f, self.lanes
-        whole = n & -lanes
-        start = f.const(-numbers.inf, vec(lanes, self.type))
+        """The largest logit; NaN is never the larger one."""
+        f, wide = self.f, self.lanes * VECTORS
+        whole = n & -wide
+        start = [f.const(-numbers.inf, vec(self.lanes, self.type))] * VECTORS
 
-        def look(i: Value, top: Value) -> Value:
-            return f.max_fast(self.logits(f, row, i, lanes), top)
+        def look(i: Value, *tops: Value) -> list[Value]:
+            return list(map(f.max_fast, self._vectors(row, i), tops))
 
-        [tops] = f.loop(0, whole, lanes, [start], look)
-        wide = f.reduce("max", tops)
+        tops = f.loop(0, whole, wide, start, look)
         [top] = f.loop(
-            whole, n, 1, [wide], lambda i, top: f.max_fast(self.logits(f, row, i, 1), top)
+            whole,
+            n,
+            1,
+            [f.reduce("max", reduce(f.max_fast, tops))],
+            lambda i, top: f.max_fast(self.stored(f, row, i, 1), top),
         )
         return top
 
+    def _vectors(self, row: Value, at: Value) -> list[Value]:
+        """The logits of one round, NaN as it is."""
+        lanes = self.lanes
+        return [self.stored(self.f, row, at + lanes * k, lanes) for k in range(VECTORS)]
+
     def _first(self, row: Value, n: Value, top: Value) -> Value:
         """The first index of the largest logit."""
-        f = self.f
+        f, wide = self.f, self.lanes * VECTORS
+        tops, whole = f.splat(top, self.lanes), n & -wide
+
+        def look(i: Value, here: Value) -> list[Value]:
+            hits = reduce(or_, [x.eq(tops) for x in self._vectors(row, i)])
+            here = f.any(hits)
+            return [f.select(here, i, i + wide), here]
+
+        def unseen(i: Value, here: Value) -> Value:
+            return ~here & (i < whole)
+
+        start, _ = f.while_([f.i64(0), n < 0], unseen, look)
         [at] = f.while_(
-            [f.i64(0)],
-            lambda i: self.logits(f, row, i, 1).ne(top) & (i < n - 1),
+            [start],
+            lambda i: self.stored(f, row, i, 1).ne(top) & (i < n - 1),
             lambda i: i + 1,
         )
         return at

@@ -17,6 +17,7 @@ from random_graphs import graphs
 from rlx import CompileOptions, DimBinding, GraphModule, Session, UpTo
 from rlx.backends.cpu.assemble import list_program
 from rlx.backends.cpu.listing import Listing
+from rlx.codegen.driver_layout import ALONE, BARRIER
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -190,3 +191,14 @@ def test_random_graphs(graph: Graph, sizes: list[tuple[int, int]]) -> None:
     for n, m in sizes:
         check(template, DimBinding(n=n, m=m))
         check(template, DimBinding().set_live("n", n).set_live("m", m))
+
+
+@pytest.mark.parametrize(("rows", "alone"), [(1, True), (512, False)])
+def test_small_steps_are_left_to_one_worker_without_barriers(rows, alone):
+    g = Graph("steps")
+    g.set_outputs(g.cumsum(g.softmax(g.input("x", [rows, 1024]))))
+    f = Session("cpu").compile(g, {"threads": 2})
+    flags = f.executable.listing.flags
+    assert len(flags) == 2
+    assert ((flags & ALONE) != 0).tolist() == [alone] * 2
+    assert ((flags & BARRIER) != 0).tolist() == [not alone, False]

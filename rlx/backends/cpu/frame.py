@@ -58,6 +58,7 @@ class _Uses(NamedTuple):
     reads: list[int]
     writes: list[int]
     scratch: int
+    solo: bool  # by one worker
 
 
 class Frame:
@@ -103,7 +104,7 @@ class Frame:
             p = step.pattern
             scratch = node.id if p.step.uses_scratch else -1
             reads, writes = [values[n] for n in p.reads], [values[n] for n in p.writes]
-            self.uses.append(_Uses(reads, writes, scratch))
+            self.uses.append(_Uses(reads, writes, scratch, p.step.solo))
 
     def _add_word(
         self, node: Node, special: Special, word: int, values: list[int], first: int
@@ -248,7 +249,7 @@ class Frame:
 
         def touched(step: int) -> Touched:
             if step not in found:
-                reads, writes, node = self.uses[step]
+                reads, writes, node, _ = self.uses[step]
                 made = found[step] = Touched(spans(reads), spans(writes))
                 if node in lir.scratch:
                     made.writes.append(scratch_span(*lir.scratch[node]))
@@ -256,18 +257,24 @@ class Frame:
 
         # values without elements share no memory, not even with themselves
         certain = self._certain if all(lir.sizes) else [-1] * len(self.steps)
-        return barriers_between(touched, [steps[row].fence for row in self.steps], certain)
+        return barriers_between(touched, [steps[row] for row in self.steps], certain)
 
     def _certain_waits(self) -> list[int]:
-        """For each step, the last before it that wrote what it touches or read what it writes."""
-        read: dict[int, int] = {}
-        written: dict[int, int] = {}
+        """For each step, the last before it that wrote what it touches or read what it writes; for
+        a step of one worker alone, the last that was not."""
+        read: list[dict[int, int]] = [{}, {}]  # by all workers, by one alone
+        written: list[dict[int, int]] = [{}, {}]
         waits = []
-        for i, (reads, writes, _) in enumerate(self.uses):
-            last = max((written.get(root, -1) for root in (*reads, *writes)), default=-1)
-            waits.append(max((last, *[read.get(root, -1) for root in writes])))
-            read |= dict.fromkeys(reads, i)
-            written |= dict.fromkeys(writes, i)
+        for i, (reads, writes, _, solo) in enumerate(self.uses):
+            last = -1
+            for alone in range(1 if solo else 2):
+                for root in (*reads, *writes):
+                    last = max(last, written[alone].get(root, -1))
+                for root in writes:
+                    last = max(last, read[alone].get(root, -1))
+            waits.append(last)
+            read[solo] |= dict.fromkeys(reads, i)
+            written[solo] |= dict.fromkeys(writes, i)
         return waits
 
 

@@ -96,6 +96,7 @@ class Step:
     host: Node | None = None
 
 
+_SMALL = 48 << 10  # operations, and bytes
 _CACHES = 64 << 20  # bytes: twice what the last cache of most machines holds
 
 
@@ -202,7 +203,21 @@ def lower_node(node: Node, ctx: Context, lowerer: Lowerer | None = None) -> list
         if step.node is not node:  # else told after one of a node alike, complete
             step.node = node
             step.label = step.label or (node.op.name if step.spec is None else step.spec.label)
+            # steps of one node may count on being shared by as many workers each
+            step.solo = step.solo or (len(made) == 1 and _is_small(step, node))
     return made
+
+
+def _is_small(step: Step, node: Node) -> bool:
+    """Whether the work takes no longer than to share it: workers that wait for each other, and
+    fetch what the other one wrote. A run of such steps needs no barriers at all."""
+    if step.spec is None or step.jump:
+        return False
+    work: tuple[Dim, Dim] = step.flops, step.bytes
+    if not any(work):
+        cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
+        work = cost.flops, cost.bytes
+    return all(isinstance(size, int) and size <= _SMALL for size in work)
 
 
 __all__ = [

@@ -24,31 +24,35 @@ class Touched(NamedTuple):
 def place_barriers(steps: Sequence[Step], lir: Lir) -> list[bool]:
     """For each step, whether all workers must have finished it before the next one begins."""
     touched = _touched_by(steps, lir)
-    return barriers_between(touched.__getitem__, [s.fence for s in steps], [-1] * len(steps))
+    return barriers_between(touched.__getitem__, steps, [-1] * len(steps))
 
 
 def barriers_between(
-    touched: Callable[[int], Touched], fences: Sequence[bool], certain: Sequence[int]
+    touched: Callable[[int], Touched], steps: Sequence[Step], certain: Sequence[int]
 ) -> list[bool]:
     """The same by the numbers of steps. `certain` is for each step the last one that it must wait
     for whatever lies where, −1 where there is none."""
-    after = [False] * len(fences)
+    after = [False] * len(steps)
     begin = 0  # the first step behind the last barrier
-    for i, fence in enumerate(fences):
-        if certain[i] >= begin or _must_wait(i, begin, touched):
+    for i, step in enumerate(steps):
+        if certain[i] >= begin or _must_wait(i, begin, touched, steps):
             after[i - 1] = True
             begin = i
-        if fence:
+        if step.fence:
             after[i] = True
             begin = i + 1
     return after
 
 
-def _must_wait(step: int, begin: int, touched: Callable[[int], Touched]) -> bool:
+def _must_wait(
+    step: int, begin: int, touched: Callable[[int], Touched], steps: Sequence[Step]
+) -> bool:
     if step == begin:
         return False
-    own = touched(step)
+    own, alone = touched(step), steps[step].solo
     for earlier in range(begin, step):
+        if alone and steps[earlier].solo:
+            continue  # the same worker does both
         reads, writes = touched(earlier)
         if _meet(own.reads, writes) or _meet(own.writes, writes) or _meet(own.writes, reads):
             return True
