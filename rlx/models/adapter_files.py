@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import FormatError, InputError, UnsupportedError
+from rlx.errors import FormatError, InputError, OptionError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.jsonfile import read_object
 from rlx.formats.names import close_names
@@ -36,6 +36,21 @@ _SPREAD = ("attn_qkv.weight", "attn_gate.weight", "ssm_alpha.weight", "ssm_beta.
            "ssm_out.weight")  # fmt: skip
 
 Scale = Callable[[str, int], float]  # of a tensor's name and its rank
+
+
+def add_adapter(
+    adapters: dict[str, Adapter],
+    path: str | os.PathLike[str],
+    model: ModelFile,
+    name: str | None = None,
+) -> str:
+    """Put an adapter among others; the name to ask for it by, its file's own unless given."""
+    place = Path(path).resolve()
+    name = (place.stem if place.is_file() else place.name) if name is None else name
+    if name in adapters:
+        raise OptionError("an adapter of that name is loaded", where="name", got=name)
+    adapters[name] = open_adapter(path, model)
+    return name
 
 
 def open_adapter(path: str | os.PathLike[str], model: ModelFile) -> Adapter:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlx.errors import OptionError
 from rlx.ir.op import Array
 from rlx.specialize.key import make_key
 
@@ -65,14 +66,41 @@ class Adapter:
     @cached_property
     def states(self) -> dict[str, Array]:
         """A [in, rank] and B [rank, out] of each weight; ranks above its own are zeros."""
-        found: dict[str, Array] = {}
-        for weight, part in self.parts.items():
+        found = stacked([self], self.form)
+        return {name: array[1] for name, array in found.items()}
+
+
+def common_form(adapters: Sequence[Adapter]) -> AdapterForm:
+    """The form of executables that run with any of them."""
+    weights = {name for adapter in adapters for name in adapter.parts}
+    return AdapterForm(tuple(sorted(weights)), max(adapter.form.rank for adapter in adapters))
+
+
+def stacked(adapters: Sequence[Adapter], form: AdapterForm) -> dict[str, Array]:
+    """A [1 + adapters, in, rank] and B [1 + adapters, rank, out] of each weight of a form. Zeros
+    are the first of each, and what an adapter does not have: weights, and ranks above its own."""
+    found: dict[str, Array] = {}
+    for i, adapter in enumerate(adapters):
+        for weight, part in adapter.parts.items():
             rank, (out, inner) = len(part.a), (len(part.b), part.a.shape[1])
-            a = np.zeros((inner, self.form.rank), np.float32)
-            b = np.zeros((self.form.rank, out), np.float32)
-            a[:, :rank], b[:rank] = part.a.T, part.b.T
-            found |= zip(state_names(weight), (a, b), strict=True)
-        return found
+            first, second = state_names(weight)
+            many = 1 + len(adapters)
+            a = found.setdefault(first, np.zeros((many, inner, form.rank), np.float32))
+            b = found.setdefault(second, np.zeros((many, form.rank, out), np.float32))
+            a[1 + i, :, :rank], b[1 + i, :rank] = part.a.T, part.b.T
+    return found
+
+
+def find_adapter(adapters: Mapping[str, Adapter], name: str | None) -> Adapter | None:
+    """The adapter of a name among those that are loaded; None where none is asked for."""
+    if name is None:
+        return None
+    if name not in adapters:
+        raise OptionError(
+            "no such adapter", where="adapter", got=name,
+            expected=", ".join(adapters) or "one that was loaded",
+        )  # fmt: skip
+    return adapters[name]
 
 
 def state_names(weight: str) -> tuple[str, str]:

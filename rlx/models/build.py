@@ -110,11 +110,11 @@ def describe(
 
     module = GraphModule.define(model.config.arch, build)
     if form is not None:
-        _require_adapted(model, form, nets[0].adapted)
+        require_adapted(model, form, nets[0].adapted)
     return Described(module, nets[0].params)
 
 
-def _require_adapted(model: ModelFile, form: AdapterForm, adapted: set[str]) -> None:
+def require_adapted(model: ModelFile, form: AdapterForm, adapted: set[str]) -> None:
     """Raise where a weight is used otherwise than in a product that an adapter is added to."""
     left = [n for n in form.weights if n not in adapted and n != "output.weight"]
     if left:

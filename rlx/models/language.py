@@ -6,14 +6,13 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError, OptionError
-from rlx.models.adapter_files import open_adapter
-from rlx.models.adapters import Adapter
+from rlx.errors import InputError
+from rlx.models.adapter_files import add_adapter
+from rlx.models.adapters import Adapter, find_adapter
 from rlx.models.answer import Answer, Generation
 from rlx.models.build import ModelFile
 from rlx.models.constraint import adjustment
@@ -174,22 +173,10 @@ class LanguageModel:
         `adapter=name`, or none.
         """
         self._require_open()
-        place = Path(path).resolve()
-        name = (place.stem if place.is_file() else place.name) if name is None else name
-        if name in self.adapters:
-            raise OptionError("an adapter of that name is loaded", where="name", got=name)
-        self.adapters[name] = open_adapter(path, self.model)
-        return name
+        return add_adapter(self.adapters, path, self.model, name)
 
     def _adapter(self, name: str | None) -> Adapter | None:
-        if name is None:
-            return None
-        if name not in self.adapters:
-            raise OptionError(
-                "no such adapter", where="adapter", got=name,
-                expected=", ".join(self.adapters) or "one loaded with load_adapter",
-            )  # fmt: skip
-        return self.adapters[name]
+        return find_adapter(self.adapters, name)
 
     # -- numbers ------------------------------------------------------------------------------
 

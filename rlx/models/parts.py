@@ -74,8 +74,11 @@ class Parts:
         self.adapted.add(weight.name)
         (out, inner), rank = weight.shape, self.form.rank
         first, second = state_names(weight.name)
-        narrow = self.g.hir_mir("matmul", [x, self.g.state(first, [inner, rank], "f32")])
-        return self.g.hir_mir("matmul", [narrow, self.g.state(second, [rank, out], "f32")])
+        return self.adapter_product(self.adapter_product(x, first, inner, rank), second, rank, out)
+
+    def adapter_product(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
+        """x [1, rows, inner] · half of an adapter, a state of this name."""
+        return self.g.hir_mir("matmul", [x, self.g.state(name, [inner, out], "f32")])
 
     def packed(self, weight: Weight) -> tuple[Tensor, ...] | None:
         """A packed weight, with what its scheme keeps beside it; None where it is plain."""

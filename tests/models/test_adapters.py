@@ -343,5 +343,23 @@ def test_names_and_uses_that_are_wrong(folder: Path, tmp_path: Path) -> None:
             model.load_adapter(tmp_path / "nothing")
         with pytest.raises(FormatError):
             model.load_adapter(folder)
-    with rlx.Engine(folder, requests=1, context=40) as engine, pytest.raises(UnsupportedError):
+    with pytest.raises(OptionError, match="loaded"):
+        rlx.Engine(folder, requests=1, context=40, adapters=[adapter, adapter])
+    with rlx.Engine(folder, requests=1, context=40) as engine, pytest.raises(OptionError):
         engine.submit(PROMPT, adapter="adapter")
+
+
+def test_many_requests_with_adapters_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """Of other weights and ranks, the head among them; equal prompts share no page."""
+    one = write_peft(tmp_path / "one", low_rank("llama", ATTENTION, 4, seed=1), 4)
+    two = write_peft(tmp_path / "two", low_rank("llama", (*EVERYTHING, "lm_head"), 12, seed=2), 12)
+    prompt = [int(t) for t in np.random.default_rng(3).integers(0, 90, 70)]  # more than a page
+    asked = [(p, a) for p in (prompt, PROMPT) for a in ("one", None, "two")]
+    same: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+    with rlx.load(folder, adapters=[one, two], kv="f32") as model:
+        wanted = [model.generate(p, stream=False, adapter=a, **same).tokens for p, a in asked]
+    assert len({tuple(tokens) for tokens in wanted[:3]}) == 3
+    with rlx.Engine(folder, requests=4, kv="f32", adapters=[one, two]) as engine:
+        for _ in range(2):  # the second time pages are known
+            replies = [engine.submit(p, adapter=a, **same) for p, a in asked]
+            assert [reply.wait().tokens for reply in replies] == wanted

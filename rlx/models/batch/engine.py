@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlx.errors import InputError, OptionError, UnsupportedError
+from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
+from rlx.models.adapter_files import add_adapter
+from rlx.models.adapters import Adapter, find_adapter
 from rlx.models.answer import Generation
 from rlx.models.batch.draw import Sampler
 from rlx.models.batch.model import BatchModel, Share
@@ -50,10 +52,12 @@ class Engine:
         threads: int | None = None,
         waiting: int = 1024,
         artifact: str | os.PathLike[str] | None = None,
+        adapters: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         """`requests` (8) run at once, `waiting` more may queue; `context` is the most tokens of
         one, `cache_tokens` of all together (prompt and answer). `kv` ("f16"), `quant` and
-        `artifact` are those of `rlx.load`; the artifact is made for a number of requests."""
+        `artifact` are those of `rlx.load`; the artifact is made for a number of requests. Each
+        request may ask for one of the `adapters` by name; tokens of all run together."""
         if waiting < 1:
             raise OptionError("must be positive", where="waiting", got=waiting)
         shipped = None if artifact is None else Shipped.open(Path(artifact))
@@ -63,6 +67,10 @@ class Engine:
             quant = _require_requests(shipped).setting("quant", quant)
             asked = {name: shipped.setting(name, value) for name, value in asked.items()}
         file = ModelFile.open(resolve(path_or_name), quant)
+        self.adapters: dict[str, Adapter] = {}
+        for path in adapters:
+            add_adapter(self.adapters, path, file)
+        asked["adapters"] = [*self.adapters.values()]
         pool = Pool.of(file, **asked, memory=free_memory() // 2)
         self.model = BatchModel(pool, device, threads, shipped)
         self.tokenizer = file.tokenizer()
@@ -94,13 +102,10 @@ class Engine:
         return [reply.wait() for reply in replies]
 
     def _submit(self, tokens: list[int], settings: GenerationSettings) -> Reply:
-        if settings.adapter is not None:
-            raise UnsupportedError(
-                "adapters are not chosen among many requests yet", where="adapter",
-                got=settings.adapter, hint="load the model with rlx.load, or use a merged one",
-            )  # fmt: skip
+        adapter = find_adapter(self.adapters, settings.adapter)
+        number = 0 if adapter is None else 1 + [*self.adapters.values()].index(adapter)
         vocab, context = self.model.config.vocab, self.model.pool.context
-        request = Request(tokens, settings, self.tokenizer, vocab, context)
+        request = Request(tokens, settings, self.tokenizer, vocab, context, number)
         self._check(request)
         with self._wake:
             if self._closed:
@@ -184,7 +189,7 @@ class Engine:
         while self._waiting and self._rows:
             request = self._waiting[0]
             if not request.cancelled:
-                pages = self.pages.begin(request.tokens, request.most)
+                pages = self.pages.begin(request.tokens, request.most, request.adapter)
                 if pages is None:
                     return
                 self._enter(request, pages)
@@ -193,7 +198,7 @@ class Engine:
             self._waiting.popleft()
 
     def _enter(self, request: Request, pages: list[int]) -> None:
-        shared = len(self.pages.shared(request.tokens)) * PAGE
+        shared = len(self.pages.shared(request.tokens, request.adapter)) * PAGE
         request.pages, request.row, request.done = pages, self._rows.pop(), shared
         request.result.reused_tokens = shared
         self.model.table[request.row, : len(pages)] = pages
@@ -237,7 +242,7 @@ class Engine:
         first, request.done = request.done // PAGE, request.done + share.count
         for number in range(first, request.done // PAGE):
             part = request.tokens[number * PAGE : (number + 1) * PAGE]
-            self.pages.learn(request.pages, number, part)
+            self.pages.learn(request.pages, number, part, request.adapter)
 
 
 def _require_requests(shipped: Shipped) -> Shipped:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlx.ir.op import Array
+from rlx.models.adapters import stacked
 from rlx.models.batch.net import PAGE
-from rlx.models.batch.pool import USE, Pool
+from rlx.models.batch.pool import Pool
 from rlx.models.batch.request import Request
 from rlx.models.executables import Executables, share_states
 from rlx.models.limits import check_tokens
@@ -46,6 +47,8 @@ class BatchModel:
             shipped=shipped,
         )  # fmt: skip
         self._states: dict[str, Array] = {}
+        if pool.form is not None:
+            self._states |= stacked(pool.adapters, pool.form)
         self._graphs: dict[str, CompiledGraph] = {}
         self._graph()
 
@@ -54,7 +57,7 @@ class BatchModel:
         time."""
         name, _ = self.pool.variant(alike)
         if name not in self._graphs:
-            self._graphs |= self.executables.make(USE, self.pool.recipe(alike))
+            self._graphs |= self.executables.make(self.pool.use, self.pool.recipe(alike))
             share_states(self._graphs[name], self._states)
         return self._graphs[name]
 
@@ -68,24 +71,24 @@ class BatchModel:
         rows: list[int] = []
         positions: list[int] = []
         picked: list[int] = []
+        which: list[int] = []
         for share in shares:
             request = share.request
             places = range(request.done, request.done + share.count)
             ids += request.tokens[places.start : places.stop]
             rows += [request.row] * share.count
             positions += places
+            which += [request.adapter] * share.count
             if share.completes:
                 picked.append(len(ids) - 1)
         at, row = np.array(positions, np.int32), np.array(rows, np.int32)
         alike = len(shares) if len(picked) == len(ids) else 0
-        (logits,) = self._graph(alike).run(
-            ids=np.array([ids], np.int32),
-            rows=row,
-            positions=at,
-            slots=self.table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE),
-            table=self.table,
-            picked=np.array(picked, np.int32),
-        )
+        given: dict[str, Any] = {"ids": [ids], "rows": row, "positions": at, "picked": picked}
+        given["slots"] = self.table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE)
+        given["table"] = self.table
+        if self.pool.adapters:
+            given["adapters"] = which
+        (logits,) = self._graph(alike).run({n: np.asarray(a, np.int32) for n, a in given.items()})
         return logits[0]
 
     def close(self) -> None:

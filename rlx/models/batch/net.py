@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.ir.dim import Dim
-from rlx.ir.module import GraphModule
 from rlx.models.blocks import Net, Tensor
-from rlx.models.build import Described, ModelFile, body
-from rlx.models.kv import CacheType
-from rlx.models.weights import Weights
 
 PAGE = 64  # tokens
 
@@ -22,6 +18,7 @@ class BatchNet(Net):
 
     slots: int  # of the cache, all pages together
     requests: int
+    adapters: int = 0  # how many a sequence may choose from, beside none
 
     def __post_init__(self) -> None:
         g, pages = self.g, -(-self.context // PAGE)
@@ -29,9 +26,25 @@ class BatchNet(Net):
         self.positions = g.input("positions", ["seq"], "i32")
         self.into = g.input("slots", ["seq"], "i32")
         self.table = g.input("table", [self.requests, pages], "i32")
+        self.which = g.input("adapters", ["seq"], "i32") if self.adapters else None
 
     def place(self) -> dict[str, Any]:
         return {"positions": self.positions}
+
+    def pick(self, x: Tensor) -> Tensor:
+        """Of all tokens those whose logits are wanted."""
+        picked = self.g.input("picked", ["picked"], "i32")
+        if self.which is not None:
+            self.which = self.g.hir_mir("gather", [self.which, picked], axis=0)
+        return self.g.hir_mir("gather", [x, picked], axis=1)
+
+    def adapter_product(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
+        """Each token · half of its own adapter; the first of them is none."""
+        rows = x.shape.dims[1]
+        stack = self.g.state(name, [1 + self.adapters, inner, out], "f32")
+        flat = self.g.hir_mir("reshape", [x], dims=(rows, inner))
+        y = self.g.hir_mir("grouped_matmul", [flat, stack, self.which])
+        return self.g.hir_mir("reshape", [y], dims=(1, rows, out))
 
     def learned(self, table: Tensor, seq: Dim) -> Tensor:
         return self.g.hir_mir("gather", [table, self.positions], axis=0)
@@ -53,21 +66,3 @@ class BatchNet(Net):
             head_dim=c.head_dim, page=PAGE, window=window, scale=c.attention_scale,
             softcap=c.attention_softcap,
         )  # fmt: skip
-
-
-def describe_batch(
-    model: ModelFile, weights: Weights, context: int, kv: CacheType, slots: int, requests: int
-) -> Described:
-    """The model for tokens of up to so many sequences: logits of the tokens that are picked."""
-    nets: list[BatchNet] = []
-
-    def build(g: GraphModule) -> dict[str, Tensor]:
-        ids = g.input("ids", [1, "seq"], "i32")
-        net = BatchNet(g, model.config, weights, context, kv, slots, requests)
-        nets.append(net)
-        x = body(net, model, ids)
-        picked = g.hir_mir("gather", [x, g.input("picked", ["picked"], "i32")], axis=1)
-        return {"logits": net.head(picked, last_only=False)}
-
-    module = GraphModule.define(model.config.arch, build)
-    return Described(module, nets[0].params)

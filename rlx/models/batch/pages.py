@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-Known = tuple[int, tuple[int, ...]]  # the page before (-1: none), and the tokens of this one
+Known = tuple[int, tuple[int, ...]]  # the page before, and the tokens of this one
 
 
 class Pages:
@@ -40,10 +40,10 @@ class Pages:
     def needed(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
-    def begin(self, tokens: Sequence[int], most: int) -> list[int] | None:
+    def begin(self, tokens: Sequence[int], most: int, kind: int = 0) -> list[int] | None:
         """Pages for a sequence of at most `most` tokens that begins with `tokens`; None if there
         are too few. The first ones may contain the beginning already: see `shared`."""
-        shared = self.shared(tokens)
+        shared = self.shared(tokens, kind)
         idle = sum(not self._holders[p] for p in shared)
         fresh = self.needed(most) - len(shared)
         if fresh > self.available - idle:
@@ -52,11 +52,11 @@ class Pages:
             self._hold(page)
         return shared + [self._take() for _ in range(fresh)]
 
-    def shared(self, tokens: Sequence[int]) -> list[int]:
+    def shared(self, tokens: Sequence[int], kind: int = 0) -> list[int]:
         """Known pages that contain the beginning of `tokens`, but not their last one, which has to
-        run because its logits are wanted."""
+        run because its logits are wanted. Only sequences of a kind share pages."""
         found: list[int] = []
-        before = -1
+        before = _none(kind)
         for start in range(0, len(tokens) - self.size, self.size):
             page = self._known.get((before, tuple(tokens[start : start + self.size])))
             if page is None:
@@ -65,11 +65,13 @@ class Pages:
             before = page
         return found
 
-    def learn(self, pages: Sequence[int], number: int, tokens: Sequence[int]) -> None:
+    def learn(
+        self, pages: Sequence[int], number: int, tokens: Sequence[int], kind: int = 0
+    ) -> None:
         """Page `number` of a sequence now holds `tokens`, and may serve others.
 
         Where another page is known for them already, this one and those after it stay unknown."""
-        before = pages[number - 1] if number else -1
+        before = pages[number - 1] if number else _none(kind)
         if number and before not in self._names:
             return
         name = (before, tuple(tokens))
@@ -99,3 +101,8 @@ class Pages:
             del self._known[name]
         self._holders[page] = 1
         return page
+
+
+def _none(kind: int) -> int:
+    """What stands for the page before the first one of a kind of sequences."""
+    return -1 - kind

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.ir.binding import UpTo
+from rlx.ir.module import GraphModule
+from rlx.models.adapters import Adapter, AdapterForm, common_form
 from rlx.models.batch.draw import drawing
-from rlx.models.batch.net import PAGE, describe_batch
-from rlx.models.build import DRAWS, Described, ModelFile
+from rlx.models.batch.net import PAGE, BatchNet
+from rlx.models.blocks import Tensor
+from rlx.models.build import DRAWS, Described, ModelFile, body, require_adapted
 from rlx.models.kv import CacheType
 from rlx.models.limits import context_length
 from rlx.models.shipped import Recipe
@@ -30,11 +35,13 @@ class Pool:
     context: int  # tokens of a request
     kv: CacheType
     slots: int  # tokens of all of them, whole pages
+    adapters: tuple[Adapter, ...] = ()  # one of which, or none, each request has
 
     @staticmethod
     def of(
         model: ModelFile, *, requests: int | None = None, context: int | None = None,
         cache_tokens: int | None = None, kv: str | None = None, memory: int | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> Pool:  # fmt: skip
         """Checked, with usual sizes where none are given; `memory` is what the cache may take."""
         config = model.config
@@ -51,7 +58,7 @@ class Pool:
             raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
         length = context_length(config, context)
         wanted = requests * length if cache_tokens is None else cache_tokens
-        pool = Pool(model, requests, length, cache, _whole(wanted))
+        pool = Pool(model, requests, length, cache, _whole(wanted), tuple(adapters))
         return pool if memory is None else pool._within(memory, cache_tokens is not None)
 
     def _within(self, memory: int, asked: bool) -> Pool:
@@ -60,7 +67,7 @@ class Pool:
             # a power of two: what is free differs a little at every start, and executables are
             # found again only where the number of pages is the same
             pages = 1 << max((fits // PAGE).bit_length() - 1, 0)
-            return Pool(self.model, self.requests, self.context, self.kv, pages * PAGE)
+            return replace(self, slots=pages * PAGE)
         if not 0 < self.slots <= max(fits, PAGE):
             raise InputError(
                 "memory would not suffice for the cache", where="cache_tokens", got=self.slots,
@@ -85,15 +92,40 @@ class Pool:
         """Of the run of the model."""
         return Recipe(self._describe, dict(self.variant(n) for n in alike))
 
+    @cached_property
+    def form(self) -> AdapterForm | None:
+        """Of all adapters, if there are any."""
+        return common_form(self.adapters) if self.adapters else None
+
+    @property
+    def use(self) -> str:
+        """The name of the run of the model; with adapters it is one of its own."""
+        return USE if self.form is None else f"{USE} {len(self.adapters)} {self.form.name}"
+
     def _describe(self) -> Described:
-        weights = self.model.weights()
-        return describe_batch(self.model, weights, self.context, self.kv, self.slots, self.requests)
+        """The model for tokens of many sequences: logits of the tokens that are picked."""
+        nets: list[BatchNet] = []
+
+        def build(g: GraphModule) -> dict[str, Tensor]:
+            ids = g.input("ids", [1, "seq"], "i32")
+            weights, many = self.model.weights(), len(self.adapters)
+            net = BatchNet(
+                g, self.model.config, weights, self.context, self.kv, self.slots, self.requests,
+                many, form=self.form,
+            )  # fmt: skip
+            nets.append(net)
+            return {"logits": net.head(net.pick(body(net, self.model, ids)), last_only=False)}
+
+        module = GraphModule.define(self.model.config.arch, build)
+        if self.form is not None:
+            require_adapted(self.model, self.form, nets[0].adapted)
+        return Described(module, nets[0].params)
 
     def plan(self) -> dict[str, Recipe]:
         """All that is compiled, by use."""
         alike = range(1, min(self.requests, MOST_ALIKE) + 1)
         draws = dict(drawing(self.model.config.vocab, use) for use in DRAWS)
-        return {USE: self.recipe(0, *alike), **draws}
+        return {self.use: self.recipe(0, *alike), **draws}
 
 
 def _whole(tokens: int) -> int:

@@ -20,9 +20,9 @@ class Request:
 
     def __init__(
         self, prompt: list[int], settings: GenerationSettings, tokenizer: Tokenizer, vocab: int,
-        context: int,
+        context: int, adapter: int = 0,
     ) -> None:  # fmt: skip
-        self.settings = settings
+        self.settings, self.adapter = settings, adapter  # its number; 0 is none
         self.tokens = list(prompt)  # prompt and answer
         self.done = 0  # how many of them the cache holds
         self.pages: list[int] = []
