@@ -70,7 +70,7 @@ class Product:
     def __init__(self, weight: Weight, m: int, threads: int) -> None:
         scheme, n, k = weight.scheme, weight.n, weight.k
         target = Target.host()
-        layout = row_layout(scheme, target)
+        layout = row_layout(scheme, k, target)
         self.copies = -(-_BEYOND_CACHES // weight.strips.nbytes) if m == 1 else 1
         self.strips = _aligned((self.copies, *weight.strips.shape))
         self.strips[...] = weight.strips

@@ -5,6 +5,8 @@ Rows are grouped in tiles of `tile`; the rows that are left over at the end make
 bytes, `[word][row]`, and each block of k brings its codes and then what belongs to the block:
 
     block   scale, -(sum of the codes), scale * sum
+    runs    scale, and of each run of 32 codes what the products of bytes with 128 added begin with:
+            BIAS - 128 * (sum of the codes), see `BIAS`
     super   scale, the sums of its 16 runs of 16 codes as pairs of i16, those of its 8 runs of 32
 
 A code is round(x / scale) with scale = max|x| / 127 over the block. Pairs of sums hold runs
@@ -27,7 +29,9 @@ Array = npt.NDArray[Any]
 SUPER = 256
 # Blocks with no larger a number hold zeros: 127 divided by it must not overflow.
 TINY = 2.0**-120
-_META = {"block": 3, "super": 13}
+# The bits of 1.5 * 2^23: an integer below 2^22 that is added to them makes a float as much larger.
+BIAS = 0x4B400000
+RUN = 32
 _PAIRS = ((0, 2), (1, 3))
 
 
@@ -44,11 +48,13 @@ class RowLayout:
 
     @staticmethod
     def parse(text: str, where: str) -> RowLayout:
-        found = re.fullmatch(r"(block|super)(\d+)x([1-9]\d*)", text)
-        if found is None or (found[1] == "super" and int(found[2]) != SUPER):
+        found = re.fullmatch(r"(block|runs|super)(\d+)x([1-9]\d*)", text)
+        kind, size = (found[1], int(found[2])) if found else ("", 0)
+        fits = {"block": True, "runs": size and size % RUN == 0, "super": size == SUPER}
+        if found is None or not fits[kind]:
             raise AttributeValueError(
                 "unknown layout of activations", where=f"{where}.layout", got=text,
-                expected=f"blockBxT or super{SUPER}xT",
+                expected=f"blockBxT, runsBxT (B a multiple of {RUN}) or super{SUPER}xT",
             )  # fmt: skip
         return RowLayout(found[1], int(found[2]), int(found[3]))
 
@@ -59,7 +65,7 @@ class RowLayout:
     @property
     def meta(self) -> int:
         """Words of a block beside its codes."""
-        return _META[self.kind]
+        return {"block": 3, "runs": 1 + self.block // RUN, "super": 13}[self.kind]
 
     def row_bytes(self, k: int) -> int:
         if k == 0:
@@ -147,6 +153,9 @@ def _meta(layout: RowLayout, x: Array) -> Array:
             parts = [scale, -total, scale * total.astype(np.float32)]
         return np.stack([p.view(np.uint32) for p in parts], axis=2)
     pairs = [scale.view(np.uint32)[..., None]]
+    if layout.kind == "runs":
+        runs = codes.reshape(*codes.shape[:2], layout.block // RUN, RUN).sum(axis=3, dtype=np.int32)
+        return np.concatenate([*pairs, (BIAS - 128 * runs).view(np.uint32)], axis=2)
     for run in (16, 32):
         sums = codes.reshape(*codes.shape[:2], SUPER // run, run).sum(axis=3, dtype=np.int16)
         fours = sums.reshape(*sums.shape[:2], SUPER // run // 4, 4)

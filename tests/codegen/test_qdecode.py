@@ -133,7 +133,9 @@ def test_repacking_natively_gives_the_same_strips(scheme, target):
         compare(g, named(parts), 0.0, setups=[(target, 1), (target, 3)])
 
 
-@pytest.mark.parametrize("layout", ["block32x8", "block64x4", "block0x8", "super256x8"])
+@pytest.mark.parametrize(
+    "layout", ["block32x8", "block64x4", "block0x8", "runs64x8", "runs128x4", "super256x8"]
+)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_quantised_rows_are_those_of_the_reference(layout, dtype):
     rng = np.random.default_rng(5)

@@ -50,7 +50,7 @@ def test_integer_products_err_by_eight_bit_activations_alone(scheme, target):
     rng = np.random.default_rng(7)
     parts = random_weight(scheme, (n,), k, rng)
     weights = decode(scheme, *parts).astype(np.float64)
-    layout = row_layout(scheme, target)
+    layout = row_layout(scheme, k, target)
     for rows in ROWS:
         x = rng.standard_normal((rows, k)).astype(np.float32)
         graph = pack_quantised(graph_of(scheme, x, parts), target)
@@ -71,7 +71,7 @@ def test_rows_of_several_chunks(left_over, target):
     scheme, k = GGUF_SCHEMES["Q4_K"], 2048
     rng = np.random.default_rng(12)
     parts = random_weight(scheme, (37,), k, rng)
-    layout = row_layout(scheme, target)
+    layout = row_layout(scheme, k, target)
     rows = 2 * (CHUNK // layout.row_bytes(k)) + left_over
     x = rng.standard_normal((rows, k)).astype(np.float32)
     graph = pack_quantised(graph_of(scheme, x, parts), target)
@@ -88,7 +88,7 @@ def test_many_rows_of_long_k(name, target):
     scheme, k, rows = QuantScheme.parse(name), 1536, PART + 5
     rng = np.random.default_rng(13)
     parts = random_weight(scheme, (20,), k, rng)
-    layout = row_layout(scheme, target)
+    layout = row_layout(scheme, k, target)
     x = rng.standard_normal((rows, k)).astype(np.float32)
     graph = pack_quantised(graph_of(scheme, x, parts), target)
     (got,) = Native(graph, target, 2, {}).run({"x": x, **named(parts)})

@@ -62,7 +62,7 @@ class _Packer:
         record: Any = node.op
         x, *weight = node.inputs
         k, n = _columns(x), weight[0].shape.static_dims[0]
-        layout = str(row_layout(record.scheme, self.target))
+        layout = str(row_layout(record.scheme, k, self.target))
         if (x, layout) not in self.rows:
             self.rows[x, layout] = self.append(QuantizeRows(layout), x)
         packed = self.append(PackQuant(record.scheme), *weight)
@@ -72,9 +72,9 @@ class _Packer:
     def grouped(self, node: Node) -> Value:
         record: Any = node.op
         x, w, expert, *sides = node.inputs
-        layout = str(row_layout(record.scheme, self.target))
-        packed = self.append(PackQuant(record.scheme), w, *sides)
         n, k = w.shape.static_dims[1], _columns(x)
+        layout = str(row_layout(record.scheme, k, self.target))
+        packed = self.append(PackQuant(record.scheme), w, *sides)
         made = PackedDequantGrouped(record.scheme, layout, n, k)
         return self.append(made, x, packed, expert)
 

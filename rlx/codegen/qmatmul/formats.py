@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,10 @@ from rlx.codegen.qmatmul.dot import Run
 from rlx.codegen.qmatmul.legacy import FP4, half_e8m0
 from rlx.codegen.qmatmul.tile import Tile
 from rlx.ir.quant import QuantScheme
+from rlx.ir.quant_rows import RUN
 from rlx.ir.quant_strips import LINE, ROWS, strip_layout
+
+BIASED = 1.5 * 2.0**23  # what the bits BIAS stand for
 
 
 @dataclass
@@ -135,6 +138,51 @@ class Blocks(Format):
             return t.zeros()
         each = [t.x(x, meta + 1, i) << offset.bit_length() - 1 for i in range(t.rows)]
         return each * t.vectors
+
+
+@dataclass
+class Runs(Format):
+    """Bytes of Q8_0 where rows have one scale for several blocks: an operation less for each.
+
+    Sums begin with the bits of a large float (see `BIAS`), so that they end as one.
+    """
+
+    kind = "runs"
+    block: int
+
+    def emit(self, t: Tile, strip: Strip, out: Value, stride: int) -> None:
+        f, runs = t.f, self.block // RUN
+
+        def block(b: Value, *sums: Value) -> list[Value]:
+            x = f.gep(strip.x, b, (self.block + 4 + 4 * runs) * t.rows)
+            meta = self.block // 4
+
+            def run(j: Value, *inner: Value) -> list[Value]:
+                return self._run(t, strip.block(b * runs + j), x, j, meta, inner)
+
+            parts = f.loop(0, runs, 1, t.float_zeros(), run)
+            scales = [t.x_float(x, meta, i) for i in range(t.rows)] * t.vectors
+            return [f.fma(*three) for three in zip(parts, scales, sums, strict=True)]
+
+        t.write(f.loop(0, strip.k.udiv(self.block), 1, t.float_zeros(), block), out, stride)
+
+    def _run(
+        self, t: Tile, w: Weights, x: Value, j: Value, meta: int, sums: Sequence[Value]
+    ) -> list[Value]:
+        f = t.f
+        run = Run(
+            RUN // 4,
+            8,
+            lambda g: [_bytes(t, w.words, g, v)[0] for v in t.columns],
+            lambda g, s: t.rows_at(x, j * (RUN // 4) + g),
+            list(t.columns),
+        )
+        start = [t.x(x, j + (meta + 1), i) for i in range(t.rows)]
+        ints = t.dot.run(run, start * t.vectors)
+        scales = [t.halves(w.fields[0], v) for v in t.columns for _ in range(t.rows)]
+        with f.exact():
+            numbers = [value.bits(t.floating) - BIASED for value in ints]
+        return [f.fma(*three) for three in zip(numbers, scales, sums, strict=True)]
 
 
 def _nibbles(first: int) -> Codes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr, vec
 from rlx.codegen.qmatmul.dot import Maddubs, Widened, dot_kind
-from rlx.codegen.qmatmul.formats import Format, Strip
+from rlx.codegen.qmatmul.formats import Format, Runs, Strip
 from rlx.codegen.qmatmul.tile import Tile
 from rlx.codegen.qmatmul.unpacked import (
     Piece,
@@ -38,6 +38,8 @@ class ManyRows:
     def of(m: Module, scheme: QuantScheme, form: Format, tile: int, strips: int) -> ManyRows | None:
         """None where tiles had better read strips as they are."""
         if dot_kind(m.target) is not Maddubs or m.target.num_vector_registers > 16:
+            return None
+        if isinstance(form, Runs):  # rows meant for another target
             return None
         return ManyRows(m, scheme, form, tile, strips)
 

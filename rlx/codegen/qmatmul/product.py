@@ -13,8 +13,8 @@ from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_finish import Epilogue, emit_finish
 from rlx.codegen.matmul_micro import Geometry
-from rlx.codegen.qmatmul.dot import dot_kind
-from rlx.codegen.qmatmul.formats import BLOCKS, Format, Strip, integer_format
+from rlx.codegen.qmatmul.dot import Vnni, dot_kind
+from rlx.codegen.qmatmul.formats import BLOCKS, Format, Runs, Strip, integer_format
 from rlx.codegen.qmatmul.many import PART, ManyRows
 from rlx.codegen.qmatmul.rows import tile_width
 from rlx.codegen.qmatmul.supers import SUPERS
@@ -25,11 +25,14 @@ from rlx.ir.quant_rows import RowLayout
 from rlx.ir.quant_strips import ROWS, strip_layout
 
 CHUNK = 256 << 10  # bytes of quantised rows that a strip is multiplied with in one go
+RUNS = 64  # codes of a row that share a scale where those of a run of 32 need not have their own
 _POINTERS = frozenset(["x", "w", "out", "bias", "residual"])
 
 
-def format_of(scheme: QuantScheme) -> Format:
-    """What emits a tile's products with weights of the scheme."""
+def format_of(scheme: QuantScheme, layout: RowLayout | None = None) -> Format:
+    """What emits a tile's products with weights of the scheme, for rows of a layout."""
+    if layout is not None and layout.kind == "runs":
+        return Runs(layout.block)
     if scheme.name in SUPERS:
         return SUPERS[scheme.name]()
     return BLOCKS.get(scheme.name) or integer_format(scheme)
@@ -40,8 +43,15 @@ def tile_rows(target: Target) -> int:
     return 8 if target.num_vector_registers >= 32 else 4
 
 
-def row_layout(scheme: QuantScheme, target: Target) -> RowLayout:
-    """How rows must be quantised for a product with weights of the scheme."""
+def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
+    """How rows of k must be quantised for a product with weights of the scheme.
+
+    Where bytes are multiplied by fours, scales are a good part of the work with Q8_0: some blocks
+    share one of the row then.
+    """
+    wide = dot_kind(target) is Vnni and target.num_vector_registers >= 32
+    if scheme.name == "Q8_0" and wide and k % RUNS == 0:
+        return RowLayout("runs", RUNS, tile_rows(target))
     form = format_of(scheme)
     return RowLayout(form.kind, form.block, tile_rows(target))
 
@@ -93,7 +103,7 @@ class Product:
         geometry = Geometry(f32, lanes, ROWS * self.strips // lanes)
         self.columns = spec.epilogue.columns(geometry)
         self.layout = spec.layout
-        form, tile = format_of(spec.scheme), self.layout.tile
+        form, tile = format_of(spec.scheme, self.layout), self.layout.tile
         self.many = ManyRows.of(m, spec.scheme, form, tile, self.strips)
         widths = self.layout.widths if self.many is None else (1,)
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
@@ -118,7 +128,7 @@ class Product:
         vectors = ROWS // lanes if rows * (ROWS // lanes) <= 4 else 1
         for shift in f.range(0, ROWS, lanes * vectors):
             tile = Tile(f, rows, vectors, shift)
-            format_of(self.spec.scheme).emit(tile, strip, f["out"], ROWS * self.strips)
+            format_of(self.spec.scheme, self.layout).emit(tile, strip, f["out"], ROWS * self.strips)
         return f
 
     def make_buffer(self) -> Value:

@@ -6,19 +6,20 @@ Largest magnitudes of the rows are found together, and words of codes are brough
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.codegen.attention_fold import fold
 from rlx.codegen.emit import Function, Value, f32, i8, i32, vec
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
-from rlx.ir.quant_rows import TINY, RowLayout
+from rlx.ir.quant_rows import BIAS, RUN, TINY, RowLayout
 
 _STEP = 16  # codes of a vector, a run of the smallest kind
-_GROUP = 2 * _STEP  # codes that are encoded together
 
 
 def has_tiles(layout: RowLayout) -> bool:
     """Whether blocks are made of whole groups."""
-    return layout.block > 0 and layout.block % _GROUP == 0
+    return layout.block > 0 and layout.block % RUN == 0
 
 
 class TileBlock:
@@ -41,13 +42,16 @@ class TileBlock:
             for half in f.range(0, 2):
                 self._half(half)
             return
+        if self.layout.kind == "runs":
+            for i in f.range(0, block, RUN):
+                self._put(beginning(sum_of(self._encode(i))), i.udiv(RUN) + 1)
+            return
         start = [f.const(0, vec(self.tile, i32))]
 
         def group(i: Value, total: Value) -> Value:
-            low, high = self._encode(i)
-            return total + low + high
+            return total + sum_of(self._encode(i))
 
-        [total] = f.loop(0, block, _GROUP, start, group)
+        [total] = f.loop(0, block, RUN, start, group)
         self._put(-total, 1)
         self._put(self.scale * total.to(f32), 2)
 
@@ -67,7 +71,7 @@ class TileBlock:
             return out
 
         start = [f.const(0, vec(_STEP, i32))] * self.tile
-        tops = f.loop(0, self.layout.block, _GROUP, start, larger)
+        tops = f.loop(0, self.layout.block, RUN, start, larger)
         [peaks] = fold(f, tops, self.tile, f.max)
         return peaks.bits(vec(self.tile, f32))
 
@@ -104,7 +108,7 @@ class TileBlock:
         for quarter in range(2):
             runs = []
             for group in range(2):
-                runs += self._encode(half * 128 + (quarter * 2 + group) * _GROUP)
+                runs += self._encode(half * 128 + (quarter * 2 + group) * RUN)
             for i in range(2):
                 self._put(pair(runs[i], runs[i + 2]), first + (quarter * 2 + i + 1))
             longer += [runs[0] + runs[1], runs[2] + runs[3]]
@@ -115,6 +119,16 @@ class TileBlock:
         """A word of every row behind the codes."""
         behind = self.f.gep(self.to, self.layout.block * self.tile)
         self.f.store(values, self.f.gep(behind, word, 4 * self.tile))
+
+
+def sum_of(runs: Sequence[Value]) -> Value:
+    low, high = runs
+    return low + high
+
+
+def beginning(total: Value) -> Value:
+    """What the products of bytes begin with, from the sum of a run of codes."""
+    return -(total << 7) + BIAS
 
 
 def pair(low: Value, high: Value) -> Value:
@@ -131,4 +145,4 @@ def scale_and_inverse(f: Function, peak: Value) -> tuple[Value, Value]:
 def encode(f: Function, numbers: Value, inverse: Value) -> Value:
     """Codes, as i32. Adding 1.5 * 2^23 rounds to nearest even and leaves them in the low bits."""
     with f.exact():
-        return (numbers * inverse + 12582912.0).bits() - 0x4B400000
+        return (numbers * inverse + 12582912.0).bits() - BIAS

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from rlx.codegen.emit import Function, Module, Value, f32, i8, i16, i32, i64, vec
 from rlx.codegen.kernel import KernelSpec
-from rlx.codegen.qmatmul.row_tiles import TileBlock, encode, has_tiles, scale_and_inverse
+from rlx.codegen.qmatmul.row_tiles import TileBlock, beginning, encode, has_tiles, scale_and_inverse
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
-from rlx.ir.quant_rows import RowLayout
+from rlx.ir.quant_rows import RUN, RowLayout
 
 _STEP = 16  # codes at a time: a run of the smallest kind
 
@@ -99,6 +99,11 @@ class QuantizeRows(KernelSpec):
             for quarter in f.range(0, 4):
                 runs = [put(quarter * 64 + run * _STEP) for run in range(4)]
                 self._put_sums(f, meta, width, quarter, runs)
+            return
+        if self.layout.kind == "runs":
+            for i in f.range(0, size, RUN):
+                total = f.reduce("add", put(i) + put(i + _STEP))
+                f.store(beginning(total), f.gep(meta, (i.udiv(RUN) + 1) * width, 4))
             return
         [totals] = f.loop(0, size, _STEP, [f.const(0, wide)], lambda i, t: t + put(i))
         total = f.reduce("add", totals)
