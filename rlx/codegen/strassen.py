@@ -43,15 +43,18 @@ _PRODUCTS, _SUMS = 7, 4
 def suits_strassen(target: Target, x: DType, w: DType, out: DType, k: int, n: int) -> bool:
     """Whether products of such operands are faster so: tiles must be large beside what is done to
     them once, which those of narrow vectors are not."""
-    if not target.avx512 or not x is w is out is f32:
+    if target.vector_bits < 256 or not x is w is out is f32:
         return False
     g = tall_geometry(target)
     return k >= TERMS // 2 and k % (2 * g.lanes) == 0 and n % (2 * g.width) == 0
 
 
 def tall_geometry(target: Target) -> Geometry:
-    """Of as many sums as other tiles, but with rows that divide usual lengths of texts."""
+    """Of as many sums as other tiles, but, where there are registers for it, with rows that divide
+    usual lengths of texts."""
     sums = compute_type(f32)
+    if target.num_vector_registers < 32:
+        return Geometry.of(target, sums)
     return Geometry(sums, target.lanes(sums.bits), vectors=3, rows=8)
 
 

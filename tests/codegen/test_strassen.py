@@ -8,14 +8,16 @@ from matmul_support import close, draw, native, wide
 from program_support import HOST, V3, kernels_for
 
 from rlx.backends.cpu.pack import pack_weights
-from rlx.codegen.strassen import CHUNK, FEW
+from rlx.codegen.strassen import CHUNK, FEW, tall_geometry
 from rlx.codegen.target import Target
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.ops.pack import PackedMatMul, PackMatMul, unpack
 
 WIDE = Target.named("x86-64-v4")
-needs_wide = pytest.mark.skipif(not WIDE.runs_on(HOST), reason="runs on 512-bit vectors only")
+NARROW = Target.named("x86-64-v2")
+TARGETS = [t for t in (WIDE, V3) if t.runs_on(HOST)]
+on_targets = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 
 # One step of the scheme multiplies sums of up to four blocks, so that both operands of a product
 # are twice as large as usual ones; rounding is of that, for every row of a pair of tiles.
@@ -47,27 +49,27 @@ SIZES = [
 ]
 
 
-@needs_wide
+@on_targets
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_sizes(m, n, k):
+def test_sizes(m, n, k, target):
     x, w = draw(m, m, k), draw(n, k, n)
     for workers in (1, 2, 3):
-        (got,) = native(graph_of(x, w), {"x": x, "w": w}, WIDE, workers)
+        (got,) = native(graph_of(x, w), {"x": x, "w": w}, target, workers)
         near(got, x, w)
 
 
-@needs_wide
-def test_every_number_of_rows_of_one_program():
+@on_targets
+def test_every_number_of_rows_of_one_program(target):
     w = draw(2, 192, 96)
     g = graph_of(draw(1, 1, 192), w, rows="m")
     for m in range(FEW - 2, FEW + 40):
         x = draw(m, m, 192)
-        (got,) = native(g, {"x": x, "w": w}, WIDE, 2, sizes={"m": m}, bounds={"m": 200})
+        (got,) = native(g, {"x": x, "w": w}, target, 2, sizes={"m": m}, bounds={"m": 200})
         near(got, x, w)
 
 
-@needs_wide
-def test_bias_activation_and_residual():
+@on_targets
+def test_bias_activation_and_residual(target):
     m, n, k = 70, 96, 224
     x, w, bias, residual = draw(1, m, k), draw(2, k, n), draw(3, n), draw(4, m, n)
     g = Graph()
@@ -77,19 +79,20 @@ def test_bias_activation_and_residual():
     g.set_outputs(g.fused_matmul_bias_act(*operands, activation="relu", **flags))
     a, b = wide(x, w)
     want = np.maximum(a @ b + bias, 0) + residual
-    (got,) = native(g, {"x": x, "w": w, "b": bias, "r": residual}, WIDE, 2)
+    (got,) = native(g, {"x": x, "w": w, "b": bias, "r": residual}, target, 2)
     close(got, want, _LARGER * (np.abs(a) @ np.abs(b)).max(), k)
 
 
-@needs_wide
-def test_small_rows_lose_digits_beside_large_ones():
+@on_targets
+def test_small_rows_lose_digits_beside_large_ones(target):
     """What the attribute allows, and the reason why it must be asked for."""
     x, w = draw(1, 64, 192), draw(2, 192, 96)
-    x[8:16] *= 1e6  # the lower tile of the first pair
-    (got,) = native(graph_of(x, w), {"x": x, "w": w}, WIDE, 1)
+    tile = tall_geometry(target).rows
+    x[tile : 2 * tile] *= 1e6  # the lower tile of the first pair
+    (got,) = native(graph_of(x, w), {"x": x, "w": w}, target, 1)
     a, b = wide(x, w)
     error = np.abs(got - a @ b).max(1)
-    assert (error[:8] > 1e-3).all() and (error[16:] < 1e-4).all()
+    assert (error[:tile] > 1e-3).all() and (error[2 * tile :] < 1e-4).all()
     near(got, x, w)
 
 
@@ -110,7 +113,8 @@ def layout_of(x, w, target=WIDE, strassen=True):
 def test_only_where_it_is_asked_for_and_pays():
     assert layout_of((64, 384), (384, 192)) == "strassen48"
     assert layout_of((64, 384), (384, 192), strassen=False) == "panel64"
-    assert layout_of((64, 384), (384, 192), V3) == "panel16"
+    assert layout_of((64, 384), (384, 192), V3) == "strassen16"
+    assert layout_of((64, 384), (384, 192), NARROW) == "panel8"
     assert layout_of((64, 384), (384, 100)) == "panel64"  # no whole pair of panels
     assert layout_of((64, 390), (390, 192)) == "panel64"  # no whole vectors in half of k
     assert layout_of((64, 64), (64, 192)) == "panel64"  # too few terms to make up for the sums
