@@ -129,6 +129,11 @@ class AttentionKernel(KernelSpec):
         """How many key heads an item has."""
         return 1
 
+    @property
+    def unit(self) -> int:
+        """Keys: borders between workers inside an item are multiples of it."""
+        return 16
+
     @abstractmethod
     def block_rows(self, target: Target) -> int:
         """Rows of a block of one key head; the last block may have fewer."""

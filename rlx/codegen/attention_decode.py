@@ -45,6 +45,10 @@ class Decode(AttentionKernel):
         return self.heads
 
     @property
+    def unit(self) -> int:
+        return 16 if self.heads == 1 else 4
+
+    @property
     def block(self) -> int:
         """Keys of a block, a multiple of every vector's lanes."""
         if self.heads == 1:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from rlx.codegen.attention import AttentionKernel, Rows
 from rlx.codegen.emit import Function, Module, Value, i64, ptr
 
-UNIT = 16  # keys; borders between workers are multiples of it inside an item
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -78,7 +76,7 @@ class Schedule:
     def units(self, block: Value) -> Value:
         """Length of an item; one without keys still has a result to write."""
         first, last = self.span(block)
-        return self.f.max(self.f.ceil_div(last - first, UNIT), 1)
+        return self.f.max(self.f.ceil_div(last - first, self.kernel.unit), 1)
 
     def border(self, worker: Value) -> Value:
         """The unit where a worker's part begins."""
@@ -114,8 +112,8 @@ class Schedule:
         return Piece(
             *self.place(group),
             block * self.block,
-            first + a * UNIT,
-            f.min(first + b * UNIT, last),
+            first + a * self.kernel.unit,
+            f.min(first + b * self.kernel.unit, last),
             ~begun & ends,
             begun,
         )

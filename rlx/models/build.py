@@ -106,7 +106,7 @@ def describe(
         if use.startswith("guess"):
             return _draw_all(g, logits, int(use.split()[1]))
         row = g.hir_mir("reshape", [logits], dims=(1, model.config.vocab))
-        return {**draw(g, row, use), "logits": row}
+        return {**draw(g, row, use), "logits": logits}
 
     module = GraphModule.define(model.config.arch, build)
     if form is not None:
