@@ -190,6 +190,14 @@ def test_real_weights_equal_transformers(uncached: None) -> None:
             np.testing.assert_allclose(model.embed(text, overlong="cut"), row, rtol=0, atol=1e-5)
 
 
+def test_dense_layers_ask_for_fewer_multiplications() -> None:
+    file = EncoderFile.open(MINILM)
+    graph = describe(file, file.weights(), Use()).module.into_graph()
+    records = [n.op for n in graph.nodes if n.op.name == "fused_matmul_bias_act"]
+    assert len(records) == 6 * file.config.layers
+    assert all(record.strassen for record in records)
+
+
 @pytest.mark.parametrize("kept", [{"dtype": "bf16"}, {"quant": "int8"}, {"quant": "Q8_0"}])
 def test_smaller_weights_stay_close(uncached: None, kept: dict[str, str]) -> None:
     wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
