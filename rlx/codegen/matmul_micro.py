@@ -63,6 +63,12 @@ class Geometry:
         return f.select(rows > 4, f.i64(self.rows), f.select(rows > 2, f.i64(4), rows))
 
 
+_PARAMS = [
+    ("count", i64), ("a", ptr), ("line", i64), ("terms", i64), ("b", ptr), ("step", i64),
+    ("tile", ptr), ("k", i64), ("ahead", ptr),
+]  # fmt: skip
+
+
 class Dots:
     """The functions of one module that add products to a tile, one per tile size.
 
@@ -96,6 +102,12 @@ class Dots:
         part = f.gep(next_, tile * terms, self.asked)
         return f.select(tile < parts, part, panel)
 
+    def joined(self, m: Module) -> Function:
+        """One function that chooses among them, for code with many calls."""
+        f = m.function("dot", _PARAMS, internal=True)
+        self.call(f, *(f[name] for name, _ in _PARAMS))
+        return f
+
     def call(self, f: Function, rows: Value, *given: Value) -> None:
         """tile += a·b with `rows` rows; `given` are the other arguments of `dot`."""
 
@@ -115,9 +127,7 @@ def emit_dot(
     the bytes from one k of b to the next. The tile begins with zeros where `k` is 0. Each step asks
     for `asked` bytes from `ahead` on.
     """
-    params = [("count", i64), ("a", ptr), ("line", i64), ("terms", i64), ("b", ptr)]
-    params += [("step", i64), ("tile", ptr), ("k", i64), ("ahead", ptr)]
-    f = m.function(f"dot{rows}", params, internal=True)
+    f = m.function(f"dot{rows}", _PARAMS, internal=True)
     dot = _Dot(f, geometry, weight, rows, packed, asked)
     sums, terms = dot.start(), f["terms"]
     start: Value | int = 0

@@ -94,6 +94,7 @@ class _Strassen(Product):
         g = spec.geometry(m.target)
         self.add_rows, self.add_tiles = _emit_row_sums(m, g), _emit_tile_sums(m, g)
         super().__init__(spec, m)
+        self.dot = self.dots.joined(m)
 
     def emit(self) -> None:
         self.f.if_(self["m"] < FEW, super().emit, self._in_blocks)
@@ -192,7 +193,7 @@ class _Strassen(Product):
             count = f.max(pair.below, 1) if x is lower else pair.height
             ahead = self.dots.ahead(f, number, w, terms, then)
             tile = f.gep(tiles, i * g.tile_bytes)
-            self.dots.call(f, count, x, stride, terms, w, f.i64(self.step), tile, k, ahead)
+            f.call(self.dot, count, x, stride, terms, w, f.i64(self.step), tile, k, ahead)
         f.if_(is_last, partial(self._finish_pair, tiles, pair.height, results))
 
     def _results(self, pair: _Pair, at: Value, column: Value) -> list[tuple[Value, Value, Value]]:
