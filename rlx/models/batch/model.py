@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.op import Array
 from rlx.models.adapters import stacked
 from rlx.models.batch.net import PAGE
 from rlx.models.batch.pool import Pool
@@ -16,7 +15,6 @@ from rlx.models.batch.request import Request
 from rlx.models.executables import Executables, share_states
 from rlx.models.limits import check_tokens
 from rlx.models.shipped import Shipped
-from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
 
 
@@ -46,20 +44,9 @@ class BatchModel:
             self.file.file, device, CompileOptions(threads=threads), *self.file.packing,
             shipped=shipped,
         )  # fmt: skip
-        self._states: dict[str, Array] = {}
+        (self._graph,) = self.executables.make(pool.use, pool.recipe).values()
         if pool.form is not None:
-            self._states |= stacked(pool.adapters, pool.form)
-        self._graphs: dict[str, CompiledGraph] = {}
-        self._graph()
-
-    def _graph(self, alike: int = 0) -> CompiledGraph:
-        """The executable for so many requests with a token each, or for any tokens; made the first
-        time."""
-        name, _ = self.pool.variant(alike)
-        if name not in self._graphs:
-            self._graphs |= self.executables.make(self.pool.use, self.pool.recipe(alike))
-            share_states(self._graphs[name], self._states)
-        return self._graphs[name]
+            share_states(self._graph, stacked(pool.adapters, pool.form))
 
     def check(self, tokens: Sequence[int]) -> None:
         hint = "make the engine with a larger context=, or shorten the prompt"
@@ -82,18 +69,16 @@ class BatchModel:
             if share.completes:
                 picked.append(len(ids) - 1)
         at, row = np.array(positions, np.int32), np.array(rows, np.int32)
-        alike = len(shares) if len(picked) == len(ids) else 0
         given: dict[str, Any] = {"ids": [ids], "rows": row, "positions": at, "picked": picked}
         given["slots"] = self.table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE)
         given["table"] = self.table
         if self.pool.adapters:
             given["adapters"] = which
-        (logits,) = self._graph(alike).run({n: np.asarray(a, np.int32) for n, a in given.items()})
+        (logits,) = self._graph.run({n: np.asarray(a, np.int32) for n, a in given.items()})
         return logits[0]
 
     def close(self) -> None:
         """Let go of executables and cache."""
-        self._graphs.clear()
-        self._states.clear()
+        del self._graph
         self.executables.close()
         self.file.file.close()

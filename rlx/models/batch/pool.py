@@ -23,7 +23,6 @@ USE = "requests"
 REQUESTS = 8  # at once, where nobody asks for another number
 CHUNK = 512  # tokens of a step, when nobody waits for its next one
 BETWEEN = 128  # and when somebody does
-MOST_ALIKE = 16  # requests for whose number there is an executable, if each has one token
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,12 @@ class Pool:
         c = self.model.config
         return 2 * c.layers * c.kv_heads * self.kv.row_bytes(c.head_dim)
 
-    def variant(self, alike: int = 0) -> tuple[str, ModelVariant]:
-        """For so many requests with one token each; or for any tokens, parts of prompts too."""
-        if 0 < alike <= MOST_ALIKE:
-            return f"each of {alike}", ModelVariant(seq=alike).with_extra("picked", alike)
-        most = max(CHUNK, BETWEEN + self.requests)
-        return "any", ModelVariant(seq=UpTo(most)).with_extra("picked", UpTo(self.requests))
-
-    def recipe(self, *alike: int) -> Recipe:
-        """Of the run of the model."""
-        return Recipe(self._describe, dict(self.variant(n) for n in alike))
+    @property
+    def recipe(self) -> Recipe:
+        """Of the run of the model: one executable for any tokens, which is as fast as one for as
+        many as there are."""
+        variant = ModelVariant(seq=UpTo(max(CHUNK, BETWEEN + self.requests)))
+        return Recipe(self._describe, {"any": variant.with_extra("picked", UpTo(self.requests))})
 
     @cached_property
     def form(self) -> AdapterForm | None:
@@ -123,9 +118,8 @@ class Pool:
 
     def plan(self) -> dict[str, Recipe]:
         """All that is compiled, by use."""
-        alike = range(1, min(self.requests, MOST_ALIKE) + 1)
         draws = dict(drawing(self.model.config.vocab, use) for use in DRAWS)
-        return {self.use: self.recipe(0, *alike), **draws}
+        return {self.use: self.recipe, **draws}
 
 
 def _whole(tokens: int) -> int:
