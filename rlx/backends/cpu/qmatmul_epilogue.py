@@ -190,7 +190,9 @@ def _coarse(m: Match) -> Result:
     record: Any = attention.op
     if record.coarse or max(k.dtype.bytes, v.dtype.bytes) > 2:
         return None
-    return m.g.append(m.op(), [m.g.append(record.replace(coarse=True), attention.inputs)])
+    with m.g.origin(attention.origin):  # it stays in its own block
+        made = m.g.append(record.replace(coarse=True), attention.inputs)
+    return m.g.append(m.op(), [made])
 
 
 _PRODUCT = op(PRODUCT, name="p")

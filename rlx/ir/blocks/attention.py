@@ -26,7 +26,8 @@ class Attention(Block):
     `mask_kind` to what the mask says: NONE without one, CUSTOM for flags, BIAS for numbers. Query i
     stands at position Sk - Sq + i; a query without any key gives zeros. `kv_scheme` says how
     keys and values are packed, where they are. With `has_sinks` the last operand is [H]: the scores
-    of a key more in each head, whose value is zero.
+    of a key more in each head, whose value is zero. `coarse` lets a device round to bf16 what it
+    multiplies.
     """
 
     num_heads: int
@@ -39,6 +40,7 @@ class Attention(Block):
     kv_layout: str = "bshd"
     kv_scheme: QuantScheme | None = None
     has_sinks: bool = False
+    coarse: bool = False
 
     def op(self, q: Value, mask: Value | None) -> AttentionOp:
         """The MIR op, defaults filled in."""
@@ -55,7 +57,7 @@ class Attention(Block):
         kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
         return AttentionOp(
             self.num_heads, kv_heads, head_dim, kind, self.scale, self.softcap, self.q_layout,
-            self.kv_layout, self.kv_scheme, self.has_sinks,
+            self.kv_layout, self.kv_scheme, self.has_sinks, self.coarse,
         )  # fmt: skip
 
     def direct(
