@@ -53,15 +53,25 @@ class CpuChain(Chain):
         self._fields, self._logged = memoryview(self._header.data), memoryview(self._log.data)
 
     def run(self, sizes: Mapping[str, int], count: int, ends: Collection[int]) -> list[int]:
-        if not self._native or self._cpu.watched_by is not None:
+        if not self._native:
             return super().run(sizes, count, ends)
-        fields, size, count = self._fields, sizes[self.links.grows], min(count, MOST)
+        size, watcher = sizes[self.links.grows], self._cpu.watched_by
+        if watcher is None:
+            return self._go_on(size, min(count, MOST), ends)
+        found: list[int] = []  # time stamps are those of one run
+        while len(found) < count and not (found and found[-1] in ends):
+            watcher.sizes.append({self.links.grows: size + len(found)})
+            found += self._go_on(size + len(found), 1, ends)
+        return found
+
+    def _go_on(self, size: int, count: int, ends: Collection[int]) -> list[int]:
         self._cpu.check_sizes(size)
         self._cpu.check_sizes(size + count - 1)  # what holds at both ends holds between them
         if self._attached != self._cpu.attachments:
             self._learn_live()
         if ends is not self._ends:
             self._end_at(ends)
+        fields = self._fields
         fields[_SIZE], fields[_COUNT], fields[_DONE], fields[_AT] = size, count, 0, 0
         self._cpu.run_chain(self._address)
         return self._logged[: fields[_DONE]].tolist()

@@ -196,6 +196,7 @@ class Pool:
 
     def run_chain(self, program: Program, header: int) -> None:
         """Run a chain of a program without host steps; Ctrl-C stops it like a run."""
+        program.begin_run()
         again = 1
         while again:
             with self._crew.lock:
