@@ -12,6 +12,7 @@ reads its inputs.
 from __future__ import annotations
 
 from rlx.codegen.driver_layout import (
+    BUDGET,
     CHAIN_AT,
     CHAIN_BASE,
     CHAIN_COUNT,
@@ -33,6 +34,8 @@ from rlx.codegen.driver_layout import (
 )
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 
+_BUDGETS = 4  # of one run, after which Python may look for signals: short runs never take one
+
 
 def emit_chain(m: Module, run: Function) -> None:
     """i64 chain(state, program, last, header): whether it is to be entered again, because the time
@@ -41,6 +44,7 @@ def emit_chain(m: Module, run: Function) -> None:
     f = m.function("chain", params, i64)
     state, program, last, header = (f[name] for name, _ in params)
     count = f.load(header, i64, CHAIN_COUNT)
+    begin, budget = f.clock(), f.load(state, i64, BUDGET) * _BUDGETS
 
     def one(done: Value, limit: Value) -> list[Value]:
         _set_live(f, f.load(program, ptr, LIVE), header, done)
@@ -53,7 +57,10 @@ def emit_chain(m: Module, run: Function) -> None:
         f.store(kept, f.gep(f.load(header, ptr, CHAIN_LOG), done, 4))
         f.store(done + 1, header, CHAIN_DONE)
         _move(f, header)
-        return [done + 1, f.select(_is_end(f, header, kept), done + 1, limit)]
+        end = f.select(_is_end(f, header, kept), done + 1, limit)
+        late = (f.clock() - begin > budget) & (done + 1 < end)
+        f.if_(late, lambda: f.ret(f.i64(1)))
+        return [done + 1, end]
 
     first = f.load(header, i64, CHAIN_DONE)
     f.while_([first, count], lambda done, limit: done < limit, one)

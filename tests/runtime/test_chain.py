@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import rlx
 from rlx import CompileOptions, DimBinding, Session
 from rlx.backends.chain import Links
 from rlx.backends.cpu.chain import CpuChain
+from rlx.codegen import driver_layout
 from rlx.errors import BindingError, InputError, OptionError
 
 KEPT = 16
@@ -71,6 +74,22 @@ def test_it_is_native_and_may_be_used_again() -> None:
     finally:
         del f.executable.pool.run_chain  # type: ignore[attr-defined]
     assert len(runs) == 3
+
+
+def test_it_comes_back_for_signals_and_goes_on() -> None:
+    f = made("cpu")
+    native = f.executable.pool.native  # type: ignore[attr-defined]
+    plain, entered = native.chain, []
+    state = f.executable.pool._crew.state  # type: ignore[attr-defined]
+    budget = ctypes.c_int64.from_address(state + driver_layout.BUDGET)
+    before, budget.value = budget.value, 0
+    native.chain = lambda *a: (entered.append(1), plain(*a))[1]
+    try:
+        begin(f, 4)
+        assert f.run_chain(f.chain(LINKS), {"past_seq": 0}, 9, ()) == followed(4, 9)
+    finally:
+        native.chain, budget.value = plain, before
+    assert len(entered) >= 9
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
