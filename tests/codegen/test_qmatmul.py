@@ -65,6 +65,16 @@ def test_integer_products_err_by_eight_bit_activations_alone(scheme, target):
         assert (np.abs(got - exact) <= allowed + slack).all()
 
 
+def check_product(scheme, layout, parts, x, target):
+    """Rows of x times packed weights, against the codes that rows become."""
+    x = x.astype(np.float32)
+    graph = pack_quantised(graph_of(scheme, x, parts), target)
+    (got,) = Native(graph, target, 2, {}).run({"x": x, **named(parts)})
+    codes = dequantized_rows(layout, quantize_rows(layout, x), *x.shape).astype(np.float64)
+    slack = rounding_bound(scheme, layout, codes, parts)
+    assert (np.abs(got - codes @ decode(scheme, *parts).astype(np.float64).T) <= slack).all()
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 @pytest.mark.parametrize("left_over", [0, 1, 13])
 def test_rows_of_several_chunks(left_over, target):
@@ -73,12 +83,7 @@ def test_rows_of_several_chunks(left_over, target):
     parts = random_weight(scheme, (37,), k, rng)
     layout = row_layout(scheme, k, target)
     rows = 2 * (CHUNK // layout.row_bytes(k)) + left_over
-    x = rng.standard_normal((rows, k)).astype(np.float32)
-    graph = pack_quantised(graph_of(scheme, x, parts), target)
-    (got,) = Native(graph, target, 2, {}).run({"x": x, **named(parts)})
-    codes = dequantized_rows(layout, quantize_rows(layout, x), rows, k).astype(np.float64)
-    slack = rounding_bound(scheme, layout, codes, parts)
-    assert (np.abs(got - codes @ decode(scheme, *parts).astype(np.float64).T) <= slack).all()
+    check_product(scheme, layout, parts, rng.standard_normal((rows, k)), target)
 
 
 @pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
@@ -89,12 +94,7 @@ def test_many_rows_of_long_k(name, target):
     rng = np.random.default_rng(13)
     parts = random_weight(scheme, (20,), k, rng)
     layout = row_layout(scheme, k, target)
-    x = rng.standard_normal((rows, k)).astype(np.float32)
-    graph = pack_quantised(graph_of(scheme, x, parts), target)
-    (got,) = Native(graph, target, 2, {}).run({"x": x, **named(parts)})
-    codes = dequantized_rows(layout, quantize_rows(layout, x), rows, k).astype(np.float64)
-    slack = rounding_bound(scheme, layout, codes, parts)
-    assert (np.abs(got - codes @ decode(scheme, *parts).astype(np.float64).T) <= slack).all()
+    check_product(scheme, layout, parts, rng.standard_normal((rows, k)), target)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

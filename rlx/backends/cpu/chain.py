@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.executable import CpuExecutable
 
 MOST = 256  # runs of one call
+_MOVED = 4  # bytes of one move
 
 
 class CpuChain(Chain):
@@ -29,6 +30,7 @@ class CpuChain(Chain):
             listing.symbols == [links.grows]
             and all(is_affine(size) for size in sizes)
             and not listing.hosts
+            and all(place.nbytes % _MOVED == 0 for place, _ in self.moves)
         )
         self._moves, self._log = _moves(self.moves), np.zeros(MOST, np.int32)
         self._ends: Collection[int] = ()
@@ -96,9 +98,9 @@ _COUNT, _DONE, _AT, _SIZE = (
 
 
 def _moves(arrays: list[tuple[Array, Array]]) -> Array:
-    """Pairs of addresses, 4 bytes each; no element is smaller: ids and seeds are what is fed."""
+    """Pairs of addresses, to and from."""
     pairs = []
     for place, source in arrays:
         to, of = address_of(place), address_of(source)
-        pairs += [(to + at, of + at) for at in range(0, place.nbytes, 4)]
+        pairs += [(to + at, of + at) for at in range(0, place.nbytes, _MOVED)]
     return np.array(pairs, np.int64).reshape(-1, 2)
