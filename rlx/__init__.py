@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlx.collector import without_gc
+
 # where every public name lives; the imports at the end say the same to type checkers
 _HOMES = {
     "rlx.errors": (
@@ -180,7 +182,8 @@ else:
         module = _HOME.get(name)
         if module is None:
             raise AttributeError(f"module 'rlx' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(module), name)
+        with without_gc():  # hundreds of modules, all to stay
+            value = globals()[name] = getattr(import_module(module), name)
         return value
 
 

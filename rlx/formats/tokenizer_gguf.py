@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.collector import without_gc
 from rlx.errors import FormatError, RlxError, UnsupportedError
 from rlx.formats.gguf import GgufFile, StringArray
 from rlx.formats.gguf_vocabulary import BYTE, CONTROL, KEY, UNKNOWN, USER, Source
@@ -14,7 +15,6 @@ from rlx.formats.optional import library
 from rlx.formats.pieces import SPACE, Spelling
 from rlx.formats.pretokenizers import cut_named, pre_tokenizer
 from rlx.formats.tokenizer import Tokenizer
-from rlx.ir.collector import without_gc
 
 _SPACED_BPE = ("gemma4", "sarvam-moe", "granite-embed-multi-311m")  # BPE on text, not on bytes
 Pairs = list[tuple[str, str]]

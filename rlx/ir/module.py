@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+from rlx.collector import without_gc
 from rlx.errors import InputError, StageError
-from rlx.ir.collector import without_gc
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, HirModule
 from rlx.ir.lir import Lir

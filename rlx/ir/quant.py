@@ -16,7 +16,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -325,6 +324,8 @@ def encode(scheme: QuantScheme, weights: npt.ArrayLike, *, threads: int = 1) -> 
         parts = (p for p in plain.encode_rows(scheme, part) if p is not None)
         for out, found in zip(made, parts, strict=True):
             out[piece] = found
+
+    from concurrent.futures import ThreadPoolExecutor  # 10 ms that `import rlx` need not take
 
     step = max(1, _PIECE // max(k, 1))
     pieces = [slice(i, i + step) for i in range(0, len(rows), step)]

@@ -12,11 +12,11 @@ import numpy as np
 
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
-from rlx.models.config import ModelConfig, RopeConfig
+from rlx.models.config import ModelConfig
 from rlx.models.experts import experts_ffn, has_experts
 from rlx.models.kv import CacheType
 from rlx.models.parts import Parts, Tensor
-from rlx.models.rope_tables import rope_tables
+from rlx.models.rope_tables import RopeConfig, rope_tables
 
 
 @dataclass

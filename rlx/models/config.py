@@ -5,29 +5,9 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, field
 
 from rlx.errors import FormatError
+from rlx.models.rope_tables import RopeConfig
 
 RAW_SCORES = ("deepseek_v2", "olmoe", "qwen2_moe")  # do not normalise, unless the file says so
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding: base, how many dimensions turn, and how long contexts are stretched."""
-
-    theta: float = 10000.0
-    n_rot: int = 0  # 0: the whole head
-    interleaved: bool = False
-    scaling: str = "none"  # none, linear, llama3, yarn, longrope
-    factor: float = 1.0
-    original_context: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 0.0  # 0: what the scaling's own formula says
-    whole_steps: bool = True  # yarn blends from a whole dimension to another
-    log_factor: float = 0.0  # of log(factor) / 10, by which yarn makes latent attention sharper
-    long_factors: tuple[float, ...] = ()
-    short_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

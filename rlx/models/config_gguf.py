@@ -12,8 +12,8 @@ from rlx.models.config import (
     LatentConfig,
     ModelConfig,
     RecurrentConfig,
-    RopeConfig,
 )
+from rlx.models.rope_tables import RopeConfig
 
 # model_type of what GGUF calls otherwise
 GGUF_NAMES = {

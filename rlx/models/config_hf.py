@@ -14,8 +14,8 @@ from rlx.models.config import (
     LatentConfig,
     ModelConfig,
     RecurrentConfig,
-    RopeConfig,
 )
+from rlx.models.rope_tables import RopeConfig
 
 _EXPERT_SIZE = "moe_intermediate_size"
 _DELTA = ("qwen3_next", "qwen3_5")  # with layers of a gated delta rule

@@ -3,7 +3,9 @@ parameters that all of them share, packed once and mapped at the next start."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import threading
+from collections.abc import Callable, Container
+from functools import partial
 
 from rlx.codegen.jit import counters
 from rlx.codegen.release import release_compiler
@@ -15,12 +17,33 @@ from rlx.models.prepared import PreparedWeights
 from rlx.models.shipped import Recipe, Shipped, shipped_name
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
-from rlx.runtime.pipeline import ModelCompilePipeline
+from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
 from rlx.specialize.component import CompilationMode, ModelComponent
 from rlx.specialize.options import CompileOptions
 
 _SMALL = 1 << 16  # bytes
 _MOST_VARIANTS = 32  # of a use; more than an engine asks for
+
+
+class _Work(threading.Thread):
+    """Something done beside this thread; `wait` raises what it raised."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="rlx-pack")
+        self._work = work
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        self.join()
+        if self._error is not None:
+            raise self._error
 
 
 class Executables:
@@ -41,12 +64,16 @@ class Executables:
         self._bundle = None if shipped is None else shipped.load(options, self.params)
         self._shipped = shipped
         self._uses: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}
+        self._packing: _Work | None = None
 
     def make(self, use: str, recipe: Recipe) -> dict[str, CompiledGraph]:
         """The executables of a use by name, without passes and without a compiler where they were
         made before."""
         compiled = counters.compilations
-        made = {name: self._graph(use, recipe, name) for name in recipe.variants}
+        try:
+            made = {name: self._graph(use, recipe, name) for name in recipe.variants}
+        finally:
+            self._await_packing()
         for graph in made.values():
             graph.prepare()
         if self._packs:
@@ -66,7 +93,28 @@ class Executables:
         if self._bundle is not None and shipped_name(use, name) in self._bundle:
             return self._bundle[shipped_name(use, name)]
         component = ModelComponent(recipe.variants[name], compilation_mode=CompilationMode.AOT)
-        return pipeline.get_or_compile_component(component, lambda: module, self.options)[0]
+        pack = partial(self._pack, is_last=name == [*recipe.variants][-1]) if self._packs else None
+        return pipeline.get_or_specialize_aot(
+            component, lambda: module, self.options, on_plan=pack
+        )[0]
+
+    def _pack(self, planned: Specialized, is_last: bool) -> None:
+        """Pack the weights of what is planned, and keep them behind the last variant, while LLVM
+        makes the code."""
+        names, plan = planned.manifest.param_names, planned.template
+
+        def work() -> None:
+            self.params.ensure(names, plan.prepare, plan.backend)
+            if is_last:
+                self._prepared.keep(self.params)
+
+        self._await_packing()
+        self._packing = _Work(work)
+
+    def _await_packing(self) -> None:
+        work, self._packing = self._packing, None
+        if work is not None:
+            work.wait()
 
     def _use(self, use: str, recipe: Recipe) -> tuple[ModelCompilePipeline, GraphModule]:
         if use not in self._uses:

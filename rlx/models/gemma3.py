@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlx.models.config import ModelConfig, RopeConfig
+from rlx.models.config import ModelConfig
 from rlx.models.gemma2 import HF_NAMES, embed, finish, layer
+from rlx.models.rope_tables import RopeConfig
 
 
 def configure(config: ModelConfig) -> ModelConfig:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
-from rlx.models.adapter_files import open_adapter
-from rlx.models.build import ModelFile
 from rlx.models.encoders.build import EncoderFile, is_encoder
 from rlx.models.encoders.embed import EncoderModel
-from rlx.models.engine import CHUNK, Engine
-from rlx.models.kv import CacheType
-from rlx.models.language import LanguageModel
 from rlx.models.shipped import Shipped
+
+if TYPE_CHECKING:
+    from rlx.models.language import LanguageModel
 
 
 def load(
@@ -54,30 +53,20 @@ def load(
     if dtype is not None:
         raise OptionError("for encoders only", where="dtype", got=dtype)
     smaller = None if draft is None else _draft(draft, device, context, threads, kv)
-    chunk = CHUNK
-    if shipped is not None:
-        shipped.require_kind("language")
-        context, chunk = shipped.setting("context", context), shipped.setting("chunk", None)
-        kv = shipped.setting("kv", None if kv == "f16" else kv)  # which nobody need have asked for
-        quant = shipped.setting("quant", quant)
-    model = ModelFile.of(path, file, quant)
-    if merge:
-        model.merged = tuple(open_adapter(adapter, model) for adapter in adapters)
-    CacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
-    engine = Engine(
-        model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, shipped=shipped
-    )
-    made = LanguageModel(model, engine, smaller)
-    for adapter in () if merge else adapters:
-        made.load_adapter(adapter)
-    return made
+    # late: an encoder starts without all of this
+    from rlx.models.load_language import load_language
+
+    return load_language(
+        path, file, device=device, context=context, threads=threads, kv=kv, quant=quant,
+        shipped=shipped, draft=smaller, adapters=adapters, merge=merge,
+    )  # fmt: skip
 
 
 def _draft(
     path: str | os.PathLike[str], device: str, context: int | None, threads: int | None, kv: str
 ) -> LanguageModel:
     found = load(path, device=device, context=context, threads=threads, kv=kv)
-    if not isinstance(found, LanguageModel):
+    if isinstance(found, EncoderModel):
         raise OptionError("not a language model", where="draft", got=str(path))
     return found
 

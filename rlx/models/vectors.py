@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import OptionError
-from rlx.models.engine import Engine
+
+if TYPE_CHECKING:
+    from rlx.models.engine import Engine
 
 POOLING = ("mean", "last")
 

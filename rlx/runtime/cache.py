@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from rlx.collector import without_gc
 from rlx.errors import OptionError
-from rlx.ir.collector import without_gc
 from rlx.settings import debug, debug_level
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -154,12 +155,14 @@ def _sums(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     if len(data) <= _SHARE:
         _add_sums(sums, 0, data)
         return sums
-    from concurrent.futures import ThreadPoolExecutor  # 5 ms that `import rlx` need not take
-
-    with ThreadPoolExecutor() as pool:
-        starts = range(0, len(data), share)
-        for _ in pool.map(lambda at: _add_sums(sums, at, data[at : at + share]), starts):
-            pass
+    threads = [
+        threading.Thread(target=_add_sums, args=(sums, at, data[at : at + share]))
+        for at in range(0, len(data), share)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return sums
 
 

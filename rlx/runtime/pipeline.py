@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -193,12 +193,14 @@ class ModelCompilePipeline:
         *,
         cache: AotCache | None = None,
         model_key: str | None = None,
+        on_plan: Callable[[Specialized], None] | None = None,
     ) -> Found:
         """The executable of a component from disk, or compiled and stored there.
 
         `model_key` names the contents of the model, for callers who know them before building:
-        then a hit does not even call `build_hir`. Where the disk cache is off, the variant is
-        compiled and kept in memory only.
+        then a hit does not even call `build_hir`. `on_plan` is told of a variant that is about to
+        be compiled, to begin what need not wait for its code. Where the disk cache is off, the
+        variant is compiled and kept in memory only.
         """
         disk = cache or self.aot or AotCache.default()
 
@@ -214,6 +216,8 @@ class ModelCompilePipeline:
                 return found
             template = self.build_template(build_hir, chosen, composition)
             specialized = self.specialize_template(component.dim_binding(), chosen, template)
+            if on_plan is not None:
+                on_plan(specialized)
             if disk is None:
                 return self._compiled(specialized)
             artifact = specialized.artifact(material)

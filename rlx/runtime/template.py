@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
+from rlx.collector import without_gc
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
-from rlx.ir.collector import without_gc
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir

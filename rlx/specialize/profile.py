@@ -9,7 +9,6 @@ passes = ["simplify", …]     # leave out for the whole list
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -38,6 +37,8 @@ class CompileProfile:
 
     @staticmethod
     def from_toml(text: str, where: str = "profile") -> CompileProfile:
+        import tomllib  # few profiles come from files
+
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as e:

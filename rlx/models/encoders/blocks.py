@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.ir.attrs import MaskKind
-from rlx.models.config import RopeConfig
 from rlx.models.encoders.config import EncoderConfig
 from rlx.models.parts import Parts, Tensor
-from rlx.models.rope_tables import rope_tables
+from rlx.models.rope_tables import RopeConfig, rope_tables
 
 _DROPPED = float("-inf")
 _FARTHEST = 128  # tokens; relative positions beyond share a bucket

@@ -9,7 +9,7 @@ from typing import Any
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.models.config import RopeConfig
+from rlx.models.rope_tables import RopeConfig
 
 # model_type and general.architecture → the page that describes it
 HF_TYPES = {
