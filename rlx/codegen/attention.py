@@ -9,6 +9,7 @@ positions.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import gcd
 from typing import ClassVar
@@ -183,14 +184,26 @@ class Rows:
 
     def place(self, row: Value) -> tuple[Value, Value]:
         """(query, head within the group) of a row of a key head."""
+        if self.problem.group == 1:
+            return row, self.f.i64(0)
         query = row.udiv(self.problem.group)
         return query, row - query * self.problem.group
 
     def address(self, name: str, batch: Value, head: Value, row: Value) -> Value:
         """Where a row of q or out begins."""
-        query, member = self.place(row)
-        first = self.words.head(name, self.problem, batch, head * self.problem.group + member)
-        return self.f.gep(first, query * self.words.row_bytes(name, self.problem))
+        return self.addresses(name, batch, head)(row)
+
+    def addresses(self, name: str, batch: Value, head: Value) -> Callable[[Value], Value]:
+        """The same for several rows of a key head."""
+        first = self.words.head(name, self.problem, batch, head * self.problem.group)
+        line, step = (self.words.row_bytes(name, self.problem, axis) for axis in ("row", "head"))
+
+        def address(row: Value) -> Value:
+            query, member = self.place(row)
+            at = query * line
+            return self.f.gep(first, at if self.problem.group == 1 else at + member * step)
+
+        return address
 
     def mask_offset(self, batch: Value, head: Value, row: Value) -> Value:
         """Element of the mask that belongs to the row and to key 0."""

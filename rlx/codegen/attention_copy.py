@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from rlx.codegen.attention import Problem
+from rlx.codegen.attention import Problem, Rows, Words
 from rlx.codegen.attention_blocks import load_packed
 from rlx.codegen.attention_pairs import halves, pairs
 from rlx.codegen.attention_tiles import Tiling
@@ -20,7 +20,8 @@ def emit_copy(m: Module, name: str, problem: Problem, t: Tiling) -> Function:
 
     Keys become [count][head_dim], values slabs of [block][width]. Blocks are copied because rows
     of a state or of a joined tensor lie a power of two apart and would fight for cache sets.
-    Where pairs are multiplied, an odd last value has itself as its neighbour.
+    The last key is repeated up to a whole tile; where pairs are multiplied, an odd last value has
+    itself as its neighbour.
     """
     params = [("src", ptr), ("row", i64), ("step", i64), ("count", i64), ("dst", ptr)]
     f = m.function(f"copy_{name}", params, internal=True)
@@ -28,7 +29,8 @@ def emit_copy(m: Module, name: str, problem: Problem, t: Tiling) -> Function:
     slabs, last = name == "v", f["count"] - 1
     width = t.width * t.lanes if slabs else t.head_dim
     rows, chunks = (t.pair, 1) if slabs else (1, t.pair)
-    for row in f.range(0, f["count"], rows):
+    repeats = rows if slabs else t.keys
+    for row in f.range(0, f.ceil_div(f["count"], repeats) * repeats, rows):
         sources = [f.gep(f["src"], f.min(row + i, last) * f["row"]) for i in range(rows)]
         line = width * t.sums.bytes // chunks
         dst = f.gep(f["dst"], row.udiv(rows), line)
@@ -81,12 +83,10 @@ def _read(
 
 
 def emit_pack(m: Module, problem: Problem, t: Tiling) -> Function:
-    """void pack(ptr rows, i64 step, ptr dst): a panel of queries, scaled, as [head_dim][rows]
-    (of pairs, [head_dim / 2][rows]).
-
-    `rows` is a table of the rows' addresses.
-    """
-    f = m.function("pack", [("rows", ptr), ("step", i64), ("dst", ptr)], internal=True)
+    """void pack(words, batch, head, row, dst): a panel of queries, scaled, as [head_dim][rows] (of
+    pairs, [head_dim / 2][rows]). Rows beyond the last repeat it."""
+    item = [(name, i64) for name in ("batch", "head", "row")]
+    f = m.function("pack", [("words", ptr), *item, ("dst", ptr)], internal=True)
     if "q" in problem.gaps or problem.head_dim % 4 or t.panel % 4:
         _pack_one(f, problem, t)
     else:
@@ -94,21 +94,29 @@ def emit_pack(m: Module, problem: Problem, t: Tiling) -> Function:
     return f
 
 
+def _rows(f: Function, problem: Problem) -> Callable[[Value], Value]:
+    """Where each row of the panel lies."""
+    rows = Rows(f, problem)
+    address, last = rows.addresses("q", f["batch"], f["head"]), rows.count - 1
+    return lambda number: address(f.min(f["row"] + number, last))
+
+
 def _pack_one(f: Function, problem: Problem, t: Tiling) -> None:
-    gaps = "q" in problem.gaps
+    gaps, step = "q" in problem.gaps, Words(f).row_bytes("q", problem, "step")
+    address = _rows(f, problem)
     for r in f.range(0, t.panel):
-        row = f.load(f.gep(f["rows"], r, 8), ptr)
+        row = address(r)
         for d in f.range(0, t.head_dim):
-            value = _read(f, row, d, f["step"], problem.q, 1, problem, gaps)
+            value = _read(f, row, d, step, problem.q, 1, problem, gaps)
             to = f.gep(f.gep(f["dst"], d, t.panel_bytes), r, t.sums)
             f.store(value * problem.query_factor, to)
 
 
 def _pack_four(f: Function, problem: Problem, t: Tiling) -> None:
     """Squares of four rows and four dimensions, turned in registers."""
+    address = _rows(f, problem)
     for r in f.range(0, t.panel, 4):
-        table = f.gep(f["rows"], r, 8)
-        rows = [f.load(table, ptr, 8 * i) for i in range(4)]
+        rows = [address(r + i) for i in range(4)]
         for d in f.range(0, t.head_dim, 4):
             a, b, c, e = (
                 load(f, f.gep(row, d, memory_type(problem.q)), problem.q, 4, problem.sums)

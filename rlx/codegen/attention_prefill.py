@@ -8,9 +8,9 @@ from functools import lru_cache
 from rlx.codegen.attention import AttentionKernel, Problem, Rows, Words
 from rlx.codegen.attention_copy import emit_copy, emit_pack
 from rlx.codegen.attention_finish import emit_finish, sums_of_piece, working_memory
+from rlx.codegen.attention_panel import emit_panel
 from rlx.codegen.attention_schedule import Piece, Schedule
-from rlx.codegen.attention_softmax import PanelScores
-from rlx.codegen.attention_tiles import Tiling, emit_scores, emit_values
+from rlx.codegen.attention_tiles import Places, Tiling
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 from rlx.codegen.target import Target
 
@@ -34,7 +34,14 @@ class Prefill(AttentionKernel):
         return self.tiling(target).columns
 
     def working_bytes(self, target: Target) -> int:
-        return _Places.of(self.tiling(target)).size
+        return Places.of(self.tiling(target)).size
+
+    def direct(self, target: Target) -> bool:
+        """Whether every panel sees every block of keys, so that the first one finds no sums and the
+        last one writes results."""
+        p = self.problem
+        whole = self.value_columns(target) == p.head_dim
+        return whole and not p.causal and p.sinks is None
 
     def emit(self, m: Module) -> None:
         part = _emit_part(m, self)
@@ -44,8 +51,12 @@ class Prefill(AttentionKernel):
         def work(piece: Piece) -> None:
             sums, item = sums_of_piece(f, self, piece), (piece.batch, piece.head, piece.row)
             space = working_memory(f, self)
-            f.call(part, f["words"], space, sums, *item, piece.first, piece.last)
-            f.if_(piece.whole, lambda: _drop(f.call(finish, f["words"], *item, sums)))
+            whole = piece.whole
+            keys = (piece.first, piece.last, whole.to(i64))
+            f.call(part, f["words"], space, sums, *item, *keys)
+            if self.direct(m.target):
+                whole = whole & (piece.first >= piece.last)  # no key, and so no last block
+            f.if_(whole, lambda: _drop(f.call(finish, f["words"], *item, sums)))
 
         Schedule(f, self).each_piece(work)
 
@@ -57,57 +68,27 @@ def _drop(*_: object) -> None:
 _tiling = lru_cache(maxsize=None)(Tiling.of)
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Byte offsets in a worker's working memory."""
-
-    keys: int
-    values: int
-    scores: int
-    queries: int
-    factors: int
-    rows: int
-    masks: int
-    ends: int
-    starts: int
-    size: int
-
-    @staticmethod
-    def of(t: Tiling) -> _Places:
-        count = t.panels * t.panel
-        sizes = [
-            t.block * t.key_bytes,
-            t.slabs * t.slab_block_bytes,
-            (t.block + t.pair - 1) * t.panel_bytes,
-            t.panels * t.query_bytes,
-            t.panel_bytes,
-            count * 8,
-            count * 8,
-            count * 4,
-            count * 4,
-        ]
-        offsets = [0]
-        for size in sizes:
-            offsets.append(offsets[-1] + -(-size // 64) * 64)
-        return _Places(*offsets)
-
-
 def _emit_part(m: Module, kernel: Prefill) -> Function:
-    """void part(words, space, sums, batch, head, row, first, last)
+    """void part(words, space, sums, batch, head, row, first, last, whole)
 
-    The sums of a block of rows over keys [first, last).
+    The sums of a block of rows over keys [first, last); their results where these are all keys.
     """
     problem, t = kernel.problem, kernel.tiling(m.target)
     copies = {name: emit_copy(m, name, problem, t) for name in "kv"}
     prepare = _emit_prepare(m, kernel)
-    panel = _emit_panel(m, kernel)
+    panel = emit_panel(m, kernel)
     spaces = [("space", ptr), ("sums", ptr)]
-    params = [("words", ptr), *spaces, *_ITEM, ("first", i64), ("last", i64)]
-    f = m.function("part", params, internal=True)
-    words, places = Words(f), _Places.of(t)
+    keys = [("first", i64), ("last", i64), ("whole", i64)]
+    f = m.function("part", [("words", ptr), *spaces, *_ITEM, *keys], internal=True)
+    words, places = Words(f), Places.of(t)
     left = Rows(f, problem).count - f["row"]
     panels = f.min(f.ceil_div(left, t.panel), t.panels)
-    f.call(prepare, f["words"], f["space"], f["sums"], *(f[n] for n, _ in _ITEM), panels)
+    item = [f[name] for name, _ in _ITEM]
+    f.call(prepare, f["words"], f["space"], *item, panels)
+    if kernel.direct(m.target):
+        f.if_(f["first"] >= f["last"], lambda: _empty(f, kernel, panels))
+    else:
+        _empty(f, kernel, panels)
     for key in f.range(f["first"], f["last"], t.block):
         count = f.min(f["last"] - key, t.block)
         for name, place in (("k", places.keys), ("v", places.values)):
@@ -115,135 +96,71 @@ def _emit_part(m: Module, kernel: Prefill) -> Function:
             src = f.gep(words.head(name, problem, f["batch"], f["head"]), key * row)
             step = words.row_bytes(name, problem, "step")
             f.call(copies[name], src, row, step, count, f.gep(f["space"], place))
+        fresh, ends = key.eq(f["first"]).to(i64), (key + t.block >= f["last"]).to(i64)
+        block = (key, count, fresh, ends & f["whole"], *_following(f, kernel, key))
         for p in f.range(0, panels, guard=False):
-            f.call(panel, f["words"], f["space"], f["sums"], p, key, count)
+            f.call(panel, f["words"], f["space"], f["sums"], *item, p, *block)
     return f
+
+
+def _following(f: Function, kernel: Prefill, key: Value) -> list[Value]:
+    """Where the rows of q, k and v begin that come after a block of keys, to be fetched meanwhile:
+    the next block's, or those of the item after this one. They need not exist."""
+    problem, rows, words = kernel.problem, Rows(f, kernel.problem), Words(f)
+    row = f["row"] + kernel.block_rows(f.target)
+    ends = row >= rows.count
+    row, head = f.select(ends, f.i64(0), row), f["head"] + ends.to(i64)
+    wraps = head.eq(problem.kv_heads)
+    head, batch = f.select(wraps, f.i64(0), head), f["batch"] + wraps.to(i64)
+    after, found = key + kernel.tiling(f.target).block, []
+    for name in "kv":
+        size = words.row_bytes(name, problem)
+        here = f.gep(words.head(name, problem, f["batch"], f["head"]), after * size)
+        there = f.gep(words.head(name, problem, batch, head), rows.start(row) * size)
+        found.append(f.select(after < f["last"], here, there))
+    return [rows.address("q", batch, head, row), *found]
 
 
 def _emit_prepare(m: Module, kernel: Prefill) -> Function:
-    """void prepare(words, space, sums, batch, head, row, panels): tables, queries, empty sums."""
+    """void prepare(words, space, batch, head, row, panels): tables and queries."""
     problem, t = kernel.problem, kernel.tiling(m.target)
     pack = emit_pack(m, problem, t)
-    spaces = [("space", ptr), ("sums", ptr)]
-    f = m.function("prepare", [("words", ptr), *spaces, *_ITEM, ("panels", i64)], internal=True)
-    rows, places, space = Rows(f, problem), _Places.of(t), f["space"]
-    size = t.sums.bytes
-    for r in f.range(0, f["panels"] * t.panel):
-        row = f.min(f["row"] + r, rows.count - 1)  # rows beyond the last repeat it
-        address = rows.address("q", f["batch"], f["head"], row)
-        f.store(address, f.gep(f.gep(space, places.rows), r, 8))
-        if problem.mask is not None:
-            offset = rows.mask_offset(f["batch"], f["head"], row)
-            f.store(offset, f.gep(f.gep(space, places.masks), r, 8))
-        f.store(rows.end(row).to(i32), f.gep(f.gep(space, places.ends), r, 4))
-        f.store(rows.start(row).to(i32), f.gep(f.gep(space, places.starts), r, 4))
-    step = rows.words.row_bytes("q", problem, "step")
+    params = [("words", ptr), ("space", ptr), *_ITEM, ("panels", i64)]
+    f = m.function("prepare", params, internal=True)
+    places, space, item = Places.of(t), f["space"], (f["batch"], f["head"])
+    if problem.mask is not None or problem.causal:
+        for r in f.range(0, f["panels"] * t.panel):
+            _enter(f, problem, places, r)
     for p in f.range(0, f["panels"]):
-        table = f.gep(f.gep(space, places.rows), p, t.panel * 8)
         packed = f.gep(f.gep(space, places.queries), p, t.query_bytes)
-        f.call(pack, table, step, packed)
-    _fill(f, t, f["sums"], f["panels"] * (t.panel * t.columns * size), 0.0)
-    line = f["panels"] * t.panel_bytes
-    _fill(f, t, f.gep(f["sums"], kernel.maxima(m.target)), line, float("-inf"))
-    _fill(f, t, f.gep(f["sums"], kernel.totals(m.target)), line, 0.0)
+        f.call(pack, f["words"], *item, f["row"] + p * t.panel, packed)
     return f
+
+
+def _enter(f: Function, problem: Problem, places: Places, number: Value) -> None:
+    """A row's entries in the tables."""
+    rows, space = Rows(f, problem), f["space"]
+    row = f.min(f["row"] + number, rows.count - 1)  # rows beyond the last repeat it
+    if problem.mask is not None:
+        offset = rows.mask_offset(f["batch"], f["head"], row)
+        f.store(offset, f.gep(f.gep(space, places.masks), number, 8))
+    if problem.causal:
+        f.store(rows.end(row).to(i32), f.gep(f.gep(space, places.ends), number, 4))
+        f.store(rows.start(row).to(i32), f.gep(f.gep(space, places.starts), number, 4))
+
+
+def _empty(f: Function, kernel: Prefill, panels: Value) -> None:
+    """Sums of no keys."""
+    t = kernel.tiling(f.target)
+    line = panels * t.panel_bytes
+    _fill(f, t, f["sums"], line * t.columns, 0.0)
+    _fill(f, t, f.gep(f["sums"], kernel.maxima(f.target)), line, float("-inf"))
+    _fill(f, t, f.gep(f["sums"], kernel.totals(f.target)), line, 0.0)
 
 
 def _fill(f: Function, t: Tiling, base: Value, size: Value, number: float) -> None:
     for at in f.range(0, size, t.vector.bytes):
         f.store(f.const(number, t.vector), f.gep(base, at))
-
-
-def _emit_panel(m: Module, kernel: Prefill) -> Function:
-    """void panel(words, space, sums, p, key, count)
-
-    Adds the block of `count` keys from `key` on to the sums of panel p.
-    """
-    params = [("words", ptr), ("space", ptr), ("sums", ptr)]
-    f = m.function("panel", [*params, ("p", i64), ("key", i64), ("count", i64)], internal=True)
-    _Panel(f, kernel).emit()
-    return f
-
-
-class _Panel:
-    def __init__(self, f: Function, kernel: Prefill) -> None:
-        self.f, self.kernel, self.problem = f, kernel, kernel.problem
-        self.tiling, self.places = kernel.tiling(f.target), _Places.of(kernel.tiling(f.target))
-        t = self.tiling
-        tables = (self._table(offset, size) for offset, size in (
-            (self.places.ends, 4), (self.places.starts, 4), (self.places.masks, 8)
-        ))  # fmt: skip
-        scores = self.space(self.places.scores)
-        self.scores = PanelScores(f, self.problem, t, scores, f["key"], *tables)
-
-    def space(self, offset: int) -> Value:
-        return self.f.gep(self.f["space"], offset)
-
-    def _table(self, offset: int, size: int) -> Value:
-        """The panel's part of a table with `size` bytes for each row."""
-        return self.f.gep(self.space(offset), self.f["p"], self.tiling.panel * size)
-
-    def _limit(self, table: Value, row: int | Value) -> Value:
-        """A row's entry of `ends` or `starts`, counted from the block's first key."""
-        entry = self.f.load(self.f.gep(table, row, 4), i32)
-        return self.f.max(self.f.min(entry.to(i64) - self.f["key"], self.f["count"]), 0)
-
-    def emit(self) -> None:
-        """Keys outside what the first and the last row see are left out altogether."""
-        f, t, tables = self.f, self.tiling, self.scores
-        first, last = f.i64(0), f["count"]
-        if self.problem.causal:
-            last = self._limit(tables.ends, t.panel - 1)
-        if self.problem.window:
-            start = self._limit(tables.starts, 0)
-            first = start - start.urem(t.keys)
-        f.if_(first < last, lambda: self._work(first, last))
-
-    def _work(self, first: Value, last: Value) -> None:
-        f, t = self.f, self.tiling
-        queries = f.gep(self.space(self.places.queries), f["p"], t.query_bytes)
-        keys = self.space(self.places.keys)
-        for k in f.range(first, last, t.keys, guard=False):
-            emit_scores(f, t, queries, f.gep(keys, k, t.key_bytes), self.scores.row(k))
-        self.scores.adjust(first, last)
-        if self.problem.causal:
-            seen = self._limit(self.scores.ends, 0)
-            self.scores.hide(f.max(seen, first), last)
-        if self.problem.window:
-            self.scores.hide(first, f.min(self._limit(self.scores.starts, t.panel - 1), last))
-        factors = self.space(self.places.factors)
-        target = f.target
-        maxima = f.gep(f["sums"], self.kernel.maxima(target))
-        totals = f.gep(f["sums"], self.kernel.totals(target))
-        line = t.panel_bytes
-        self.scores.weigh(
-            first, last, f.gep(maxima, f["p"], line), f.gep(totals, f["p"], line), factors
-        )
-        self._values(first, last, factors)
-
-    def _values(self, first: Value, last: Value, factors: Value) -> None:
-        f, t = self.f, self.tiling
-        row_bytes = t.columns * t.sums.bytes
-        sums = f.gep(f["sums"], f["p"], t.panel * row_bytes)
-        weights = self.scores.row(first)
-        slabs = f.gep(self.space(self.places.values), first.udiv(t.pair), t.slab_bytes)
-        for slab in f.range(0, t.slabs):
-            values = f.gep(slabs, slab, t.slab_block_bytes)
-            columns = f.gep(sums, slab, t.slab_bytes)
-            for row in f.range(0, t.panel, t.rows):
-                end = last
-                if self.problem.causal:
-                    end = f.min(self._limit(self.scores.ends, row + (t.rows - 1)), last)
-                at = row * t.sums.bytes
-                emit_values(
-                    f,
-                    t,
-                    f.gep(weights, at),
-                    values,
-                    end - first,
-                    f.gep(factors, at),
-                    f.gep(columns, row, row_bytes),
-                )
 
 
 __all__ = ["Prefill", "Problem"]

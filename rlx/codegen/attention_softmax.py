@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx.codegen import math
-from rlx.codegen.attention import Problem, Words, or_zero, weight
+from rlx.codegen.attention import Problem, Words, weight
 from rlx.codegen.attention_pairs import pairs, parts
 from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Value, i32, i64, vec
@@ -82,30 +82,34 @@ class PanelScores:
                 score = f.load(self.row(key), t.vector, at)
                 f.store(f.select(keep, score, float("-inf")), self.row(key), at)
 
-    def weigh(self, first: Value, last: Value, maxima: Value, totals: Value, old: Value) -> None:
-        """Scores of keys [first, last) become weights; maxima and totals are brought up to date.
+    @property
+    def places(self) -> list[int]:
+        """Byte offsets of the vectors of a row of scores."""
+        return [j * self.tiling.vector.bytes for j in range(self.tiling.vectors)]
 
-        `old` receives the factors by which sums made so far must be multiplied. Weights of pairs
-        of keys lie side by side from row `first` on; an odd last key has 0 beside it.
-        """
+    def largest(self, first: Value, last: Value, before: list[Value]) -> list[Value]:
+        """The maxima of the scores of keys [first, last) and of those before."""
         f, t = self.f, self.tiling
-        places = [j * t.vector.bytes for j in range(t.vectors)]
-        if t.pair == 2:
-            for at in places:
-                f.store(f.const(float("-inf"), t.vector), self.row(last), at)
 
         def larger(key: Value, *found: Value) -> list[Value]:
             row = self.row(key)
-            pairs = zip(found, places, strict=True)
-            # in this order a NaN among the scores wins, and makes the row NaN as it should
+            pairs = zip(found, self.places, strict=True)
             return [f.max_fast(m, f.load(row, t.vector, at)) for m, at in pairs]
 
-        before = [f.load(maxima, t.vector, at) for at in places]
-        after = f.loop(first, last, 1, before, larger)
-        tops = [or_zero(m) for m in after]
-        for m, top, was, at in zip(after, tops, before, places, strict=True):
-            f.store(m, maxima, at)
-            f.store(weight(was - top), old, at)
+        return f.loop(first, last, 1, before, larger)
+
+    def weigh(
+        self, first: Value, last: Value, tops: list[Value], start: list[Value]
+    ) -> list[Value]:
+        """Scores of keys [first, last) become weights; gives `start` and their sums.
+
+        A NaN among the scores is one among the weights, and makes the row NaN as it should. Weights
+        of pairs of keys lie side by side from row `first` on; an odd last key has 0 beside it.
+        """
+        f, t, places = self.f, self.tiling, self.places
+        if t.pair == 2:
+            for at in places:
+                f.store(f.const(float("-inf"), t.vector), self.row(last), at)
 
         def add(key: Value, *sums: Value) -> list[Value]:
             rows, out = [self.row(key + i) for i in range(t.pair)], []
@@ -119,6 +123,4 @@ class PanelScores:
                 out.append(sum(found, start=total))
             return out
 
-        start = [f.load(totals, t.vector, at) * f.load(old, t.vector, at) for at in places]
-        for total, at in zip(f.loop(first, last, t.pair, start, add), places, strict=True):
-            f.store(total, totals, at)
+        return f.loop(first, last, t.pair, start, add)

@@ -122,8 +122,44 @@ class Tiling:
         return f.fma(a, b, total) if self.pair == 1 else multiply(f, a, b, total)
 
 
-def emit_scores(f: Function, t: Tiling, queries: Value, keys: Value, scores: Value) -> None:
-    """scores[keys][rows] of one tile: `t.keys` keys against a panel of queries."""
+@dataclass(frozen=True)
+class Places:
+    """Byte offsets in the working memory of one worker. Tables have an entry for each row of a
+    block: where its part of the mask begins, and between which keys it sees. `factors` and
+    `inverses` have one for each row of a panel."""
+
+    keys: int
+    values: int
+    scores: int
+    queries: int
+    factors: int
+    inverses: int
+    masks: int
+    ends: int
+    starts: int
+    size: int
+
+    @staticmethod
+    def of(t: Tiling) -> Places:
+        count = t.panels * t.panel
+        sizes = [
+            t.block * t.key_bytes,
+            t.slabs * t.slab_block_bytes,
+            (t.block + t.pair - 1) * t.panel_bytes,
+            t.panels * t.query_bytes,
+            t.panel_bytes,
+            t.panel_bytes,
+            count * 8,
+            *[count * 4] * 2,
+        ]
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + -(-size // 64) * 64)
+        return Places(*offsets)
+
+
+def emit_scores(f: Function, t: Tiling, queries: Value, keys: Value) -> list[Value]:
+    """Scores [keys][rows] of one tile: `t.keys` keys against a panel of queries."""
     size = t.sums.bytes
     unroll = 2 if t.dim_steps % 2 == 0 else 1
 
@@ -143,40 +179,26 @@ def emit_scores(f: Function, t: Tiling, queries: Value, keys: Value, scores: Val
         return total
 
     zero = f.const(0.0, t.vector)
-    tile = f.loop(0, t.dim_steps, unroll, [zero] * (t.keys * t.vectors), step)
-    for i in range(t.keys):
-        for j in range(t.vectors):
-            f.store(tile[i * t.vectors + j], scores, i * t.panel_bytes + j * t.vector.bytes)
+    return f.loop(0, t.dim_steps, unroll, [zero] * (t.keys * t.vectors), step)
 
 
 def emit_values(
-    f: Function,
-    t: Tiling,
-    weights: Value,
-    values: Value,
-    count: Value,
-    factors: Value,
-    sums: Value,
-) -> None:
-    """sums = sums * factors + weights · values for a tile of rows and `count` keys.
+    f: Function, t: Tiling, weights: Value, values: Value, count: Value, start: list[Value]
+) -> list[Value]:
+    """start + weights · values for a tile of rows and `count` keys: `t.width` registers of a row,
+    then those of the next.
 
     `weights` points at the tile's first row in the first key's scores, `values` at the slab.
     """
-    size, row_bytes = t.sums.bytes, t.columns * t.sums.bytes
-    places = [(i, j * t.vector.bytes) for i in range(t.rows) for j in range(t.width)]
 
     def step(k: Value, *total: Value) -> list[Value]:
         w, v = f.gep(weights, k, t.panel_bytes), f.gep(values, k, t.slab_bytes)
         columns = [f.load(v, t.vector, j * t.vector.bytes) for j in range(t.width)]
         out = []
         for i in range(t.rows):
-            weight = f.broadcast_load(w, t.sums, t.lanes, i * size)
+            weight = f.broadcast_load(w, t.sums, t.lanes, i * t.sums.bytes)
             for j, column in enumerate(columns):
                 out.append(t.multiply(f, weight, column, total[i * t.width + j]))
         return out
 
-    scale = [f.broadcast_load(factors, t.sums, t.lanes, i * size) for i in range(t.rows)]
-    start = [f.load(sums, t.vector, i * row_bytes + at) * scale[i] for i, at in places]
-    steps = (count + (t.pair - 1)).udiv(t.pair)
-    for value, (i, at) in zip(f.loop(0, steps, 1, start, step), places, strict=True):
-        f.store(value, sums, i * row_bytes + at)
+    return f.loop(0, (count + (t.pair - 1)).udiv(t.pair), 1, start, step)

@@ -154,11 +154,14 @@ class MemoryOps(VectorOps):
         self.allocas.append(f"  {name} = alloca [{size} x i8], align {align}")
         return Value(name, ptr, self)  # type: ignore[arg-type]
 
-    def prefetch(self, base: Value, offset: Value | int = 0, locality: int = 3) -> None:
-        """Ask for a cache line to be read; locality 3 keeps it in every cache, 0 in none."""
+    def prefetch(
+        self, base: Value, offset: Value | int = 0, locality: int = 3, writes: bool = False
+    ) -> None:
+        """Ask for a cache line, to be read or written; locality 3 keeps it in every cache, 0 in
+        none."""
         address = self.gep(base, offset)
         one, near = self.i32(1), self.i32(locality)
-        self.intrinsic("llvm.prefetch.p0", void, address, self.i32(0), near, one)
+        self.intrinsic("llvm.prefetch.p0", void, address, self.i32(int(writes)), near, one)
 
     def copy(self, dst: Value, src: Value, size: int) -> None:
         """`size` bytes, known now, in straight code: no call of memcpy is made."""
