@@ -35,7 +35,7 @@ class HfFolder:
         if not (self.path / "config.json").is_file():
             raise FormatError("not a model folder", where=self.name, expected="a config.json in it")
         self.config: dict[str, Any] = read_object(self.path / "config.json")
-        self.weights = SafetensorsFile(_weights(self.path))
+        self.weights = SafetensorsFile(weights_file(self.path))
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class HfFolder:
         return f"HfFolder({self.name!r}, {kind}, {len(self.tensors)} tensors)"
 
 
-def _weights(folder: Path) -> Path:
+def weights_file(folder: Path) -> Path:
     """The file with the weights, or the index of its shards."""
     for name in (_INDEX, _WEIGHTS):
         if (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""JSON from files that are not trusted: an object without repeated keys, or a FormatError."""
+"""JSON from files that are not trusted: objects without repeated keys, or a FormatError."""
 
 from __future__ import annotations
 
@@ -16,17 +16,29 @@ def read_object(path: str | os.PathLike[str], limit: int = 1 << 24) -> dict[str,
     return parse_object(read_bounded(path, limit), os.fspath(path))
 
 
+def read_list(path: str | os.PathLike[str], limit: int = 1 << 24) -> list[Any]:
+    """The list in a JSON file of at most `limit` bytes."""
+    value = _parse(read_bounded(path, limit), os.fspath(path))
+    if not isinstance(value, list):
+        raise FormatError("not a JSON list", where=os.fspath(path), got=type(value).__name__)
+    return value
+
+
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """The object that `data` spells."""
+    value = _parse(data, where)
+    if not isinstance(value, dict):
+        raise FormatError("not a JSON object", where=where, got=type(value).__name__)
+    return value
+
+
+def _parse(data: bytes, where: str) -> Any:
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
         raise FormatError("JSON that nests too deep", where=where) from None
     except ValueError as e:  # bad UTF-8, bad JSON, a repeated key, a number beyond all bounds
         raise FormatError(f"not valid JSON: {e}"[:200], where=where) from None
-    if not isinstance(value, dict):
-        raise FormatError("not a JSON object", where=where, got=type(value).__name__)
-    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlx.errors import InputError
 from rlx.formats.chat_template import ChatTemplate
+from rlx.formats.optional import library
 from rlx.formats.pieces import Spelling
 from rlx.formats.streaming import StreamDecoder, WindowDecoder
 
@@ -30,6 +31,8 @@ class Vocabulary:
     literal: Mapping[int, str] = field(default_factory=dict)  # tokens that stand for themselves
     prefix: tuple[int, ...] = ()  # what `add_special` puts around a text
     suffix: tuple[int, ...] = ()
+    between: tuple[int, ...] | None = None  # the two texts of a pair; None where no file says
+    second_kind: int = 1  # of text that the second one of a pair is
     bos: int | None = None
     eos: int | None = None
     pad: int | None = None
@@ -67,6 +70,13 @@ class Tokenizer:
     def adds_bos(self) -> bool:
         """Whether `encode` starts with the BOS token."""
         return self.bos_id is not None and self.vocabulary.prefix[:1] == (self.bos_id,)
+
+    def ignore_case(self) -> None:
+        """Take texts in lower case from now on; special tokens stay what they are."""
+        kinds = library("tokenizers", "text").normalizers
+        own = self._backend.normalizer
+        parts = [kinds.Lowercase(), *([] if own is None else [own])]
+        self._backend.normalizer = kinds.Sequence(parts)
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True

@@ -44,6 +44,7 @@ def _vocabulary(backend: Any, folder: Path) -> Vocabulary:
     texts = {t.content: i for i, t in added.items()}
     ends = end_tokens(texts, special) | _generation_ends(folder)
     prefix, suffix = _around(backend)
+    between, kind = _between(backend)
     if bos is not None and settings.get("add_bos_token") is not None:
         prefix = _switched(prefix, bos, settings["add_bos_token"])
     if eos is not None and settings.get("add_eos_token") is not None:
@@ -56,6 +57,8 @@ def _vocabulary(backend: Any, folder: Path) -> Vocabulary:
         literal={i: t.content for i, t in added.items()},
         prefix=prefix,
         suffix=suffix,
+        between=between,
+        second_kind=kind,
         bos=bos,
         eos=eos,
         pad=pad,
@@ -89,6 +92,16 @@ def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     first = marks.index(0)
     last = len(marks) - marks[::-1].index(0)
     return tuple(seen.ids[:first]), tuple(seen.ids[last:])
+
+
+def _between(backend: Any) -> tuple[tuple[int, ...] | None, int]:
+    """What the tokenizer puts between two texts, and the kind of the second one."""
+    seen = backend.encode("a", "a")
+    if not {0, 1} <= {*seen.sequence_ids}:
+        return None, 1
+    second = seen.sequence_ids.index(1)
+    first = second - seen.sequence_ids[second::-1].index(0)
+    return tuple(seen.ids[first + 1 : second]), seen.type_ids[second]
 
 
 def _switched(around: tuple[int, ...], token: int, on: object) -> tuple[int, ...]:

@@ -4,8 +4,9 @@ parameters that all of them share, packed once and mapped at the next start."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
+from pathlib import Path
 
 from rlx.codegen.jit import counters
 from rlx.codegen.release import release_compiler
@@ -56,11 +57,13 @@ class Executables:
         device: str,
         options: CompileOptions,
         *settings: object,
+        files: Sequence[Path] = (),
         shipped: Shipped | None = None,
     ) -> None:
+        """`files` are those of the weights, where there are others than the model's own."""
         self._file, self.device, self.options = file, device, options
         self.params = ParamStore()
-        self._prepared = PreparedWeights(file.files, device, *settings)
+        self._prepared = PreparedWeights(files or file.files, device, *settings)
         self._bundle = None if shipped is None else shipped.load(options, self.params)
         self._shipped = shipped
         self._uses: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}

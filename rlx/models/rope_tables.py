@@ -21,7 +21,7 @@ class RopeConfig:
     theta: float = 10000.0
     n_rot: int = 0  # 0: the whole head
     interleaved: bool = False
-    scaling: str = "none"  # none, linear, llama3, yarn, longrope
+    scaling: str = "none"  # none, linear, ntk, llama3, yarn, longrope
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0
@@ -66,13 +66,16 @@ def _scaled(
         return frequencies, 1.0
     if rope.scaling == "linear":
         return frequencies / rope.factor, 1.0
+    if rope.scaling == "ntk":  # a larger base, and everything a little slower
+        steps = np.arange(2, turned + 2, 2, dtype=np.float64) / turned
+        return frequencies / rope.factor**steps, 1.0
     if rope.scaling == "llama3":
         return _llama3(rope, frequencies), 1.0
     if rope.scaling == "yarn":
         return _yarn(rope, frequencies, turned)
     if rope.scaling == "longrope":
         return _longrope(rope, frequencies, context)
-    known = "none, linear, llama3, yarn, longrope"
+    known = "none, linear, ntk, llama3, yarn, longrope"
     raise UnsupportedError("unknown rope scaling", got=rope.scaling, expected=known)
 
 

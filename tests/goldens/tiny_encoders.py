@@ -26,8 +26,10 @@ _BASE: dict[str, Any] = {
 }
 _KINDS = {
     "bert": "Bert", "roberta": "Roberta", "mpnet": "MPNet", "distilbert": "DistilBert",
-    "nomic_bert": "NomicBert", "modernbert": "ModernBert",
+    "nomic_bert": "NomicBert", "modernbert": "ModernBert", "electra": "Electra",
+    "albert": "Albert", "gte": "Gte", "jina_embeddings_v3": "JinaEmbeddingsV3",
 }  # fmt: skip
+NARROW = 16  # width of tables that are not as wide as the layers
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {**_BASE, "model_type": "bert", "hidden_act": "gelu", "type_vocab_size": 2},
@@ -50,6 +52,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
         "local_rope_theta": 10000.0, "classifier_pooling": "mean", "cls_token_id": 2,
         "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3,
+    },
+}  # fmt: skip
+_ROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+CONFIGS |= {
+    "electra": {
+        **_BASE, "model_type": "electra", "type_vocab_size": 2, "embedding_size": NARROW
+    },
+    "albert": {
+        **_BASE, "model_type": "albert", "type_vocab_size": 2, "embedding_size": NARROW,
+        "num_hidden_groups": 2, "hidden_act": "gelu_new",
+    },
+    "gte": {**_BASE, "model_type": "gte", "type_vocab_size": 2, **_ROPE},
+    "jina_embeddings_v3": {
+        **_BASE, "model_type": "jina_embeddings_v3", "type_vocab_size": 1, **_ROPE
     },
 }  # fmt: skip
 for _name, _config in CONFIGS.items():
@@ -77,16 +93,16 @@ def _linear(name: str, shape: tuple[int, int]) -> Shapes:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
-def _tables(prefix: str, types: int, positions: bool = True) -> Shapes:
+def _tables(prefix: str, types: int, positions: bool = True, width: int = HIDDEN) -> Shapes:
     found: Shapes = {
-        f"{prefix}word_embeddings.weight": (VOCAB, HIDDEN),
-        f"{prefix}LayerNorm.weight": (HIDDEN,),
-        f"{prefix}LayerNorm.bias": (HIDDEN,),
+        f"{prefix}word_embeddings.weight": (VOCAB, width),
+        f"{prefix}LayerNorm.weight": (width,),
+        f"{prefix}LayerNorm.bias": (width,),
     }
     if positions:
-        found[f"{prefix}position_embeddings.weight"] = (POSITIONS, HIDDEN)
+        found[f"{prefix}position_embeddings.weight"] = (POSITIONS, width)
     if types:
-        found[f"{prefix}token_type_embeddings.weight"] = (types, HIDDEN)
+        found[f"{prefix}token_type_embeddings.weight"] = (types, width)
     return found
 
 
@@ -168,9 +184,55 @@ def _modernbert() -> Shapes:
     return found
 
 
+def _electra() -> Shapes:
+    return {
+        **_tables("electra.embeddings.", 2, width=NARROW), **_bert_layers("electra."),
+        **_linear("electra.embeddings_project", (HIDDEN, NARROW)),
+        **_linear("classifier.dense", _SQUARE), **_linear("classifier.out_proj", (1, HIDDEN)),
+    }  # fmt: skip
+
+
+def _albert() -> Shapes:
+    matrices = {f"attention.{n}": _SQUARE for n in ("query", "key", "value", "dense")}
+    matrices |= {"ffn": _UP, "ffn_output": _DOWN}
+    norms = ["attention.LayerNorm", "full_layer_layer_norm"]
+    layers = _layers("albert.encoder.albert_layer_groups.{}.albert_layers.0.", matrices, norms)
+    shared = ("groups.0.", "groups.1.")
+    return {
+        **_tables("albert.embeddings.", 2, width=NARROW),
+        **_linear("albert.encoder.embedding_hidden_mapping_in", (HIDDEN, NARROW)),
+        **{n: shape for n, shape in layers.items() if any(group in n for group in shared)},
+        **_linear("albert.pooler", _SQUARE), **_linear("classifier", (1, HIDDEN)),
+    }  # fmt: skip
+
+
+def _gte() -> Shapes:
+    joined = {"attention.qkv_proj": (3 * HIDDEN, HIDDEN), "attention.o_proj": _SQUARE}
+    joined |= {"mlp.down_proj": _DOWN}
+    layers = "gte.encoder.layer.{}."
+    return {
+        **_tables("gte.embeddings.", 2, positions=False),
+        **_layers(layers, joined, ["attn_ln", "mlp_ln"]),
+        **_layers(layers, {"mlp.up_gate_proj": (2 * FFN, HIDDEN)}, [], bias=False),
+        **_linear("gte.pooler.dense", _SQUARE), **_linear("classifier", (1, HIDDEN)),
+    }  # fmt: skip
+
+
+def _jina() -> Shapes:
+    matrices = {"mixer.Wqkv": (3 * HIDDEN, HIDDEN), "mixer.out_proj": _SQUARE}
+    matrices |= {"mlp.fc1": _UP, "mlp.fc2": _DOWN}
+    tables = _tables("roberta.embeddings.", 1, positions=False)
+    return {
+        **{name.replace("embeddings.LayerNorm", "emb_ln"): shape for name, shape in tables.items()},
+        **_layers("roberta.encoder.layers.{}.", matrices, ["norm1", "norm2"]),
+        **_linear("classifier.dense", _SQUARE), **_linear("classifier.out_proj", (1, HIDDEN)),
+    }  # fmt: skip
+
+
 SHAPES = {
     "bert": _bert, "roberta": _roberta, "mpnet": _mpnet, "distilbert": _distilbert,
-    "nomic_bert": _nomic, "modernbert": _modernbert,
+    "nomic_bert": _nomic, "modernbert": _modernbert, "electra": _electra, "albert": _albert,
+    "gte": _gte, "jina_embeddings_v3": _jina,
 }  # fmt: skip
 
 

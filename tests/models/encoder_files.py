@@ -19,8 +19,9 @@ WORDS = [*SPECIAL, *string.ascii_lowercase, *(f"##{c}" for c in string.ascii_low
 WORDS += [*string.digits, ".", ",", "!", "?", "the", "cat", "##s"][: VOCAB - len(WORDS)]
 
 
-def write_tokenizer(folder: Path) -> None:
-    """BERT's kind: letters, continued letters, a few words; [CLS] text [SEP]."""
+def write_tokenizer(folder: Path, *, like_roberta: bool = False) -> None:
+    """BERT's kind: letters, continued letters, a few words; [CLS] text [SEP]. Pairs are marked as
+    BERT does, or with two marks between texts of one kind."""
     vocab = {word: i for i, word in enumerate(dict.fromkeys(WORDS))}
     special = [
         {"id": i, "content": t, "special": True, "single_word": False, "lstrip": False,
@@ -28,12 +29,18 @@ def write_tokenizer(folder: Path) -> None:
         for i, t in enumerate(SPECIAL)
     ]  # fmt: skip
     sequence = {"A": {"Sequence": {"id": "A", "type_id": 0}}}
-    sequence["B"] = {"Sequence": {"id": "B", "type_id": 1}}
+    sequence["B"] = {"Sequence": {"id": "B", "type_id": int(not like_roberta)}}
     mark = {t: {"SpecialToken": {"id": t, "type_id": 0}} for t in ("[CLS]", "[SEP]")}
     template = {
         "type": "TemplateProcessing",
         "single": [mark["[CLS]"], sequence["A"], mark["[SEP]"]],
-        "pair": [mark["[CLS]"], sequence["A"], mark["[SEP]"], sequence["B"], mark["[SEP]"]],
+        "pair": [
+            mark["[CLS]"],
+            sequence["A"],
+            *[mark["[SEP]"]] * (1 + like_roberta),
+            sequence["B"],
+            mark["[SEP]"],
+        ],
         "special_tokens": {
             t: {"id": t, "ids": [vocab[t]], "tokens": [t]} for t in ("[CLS]", "[SEP]")
         },
@@ -63,7 +70,7 @@ def write_model(
     kinds = CONFIGS[name]["architectures"] if classifier else []
     settings = {**CONFIGS[name], "architectures": kinds, **config}
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    write_tokenizer(folder)
+    write_tokenizer(folder, like_roberta=name in ("roberta", "mpnet"))
     return folder
 
 

@@ -342,7 +342,7 @@ def test_load_tells_kinds_of_models_apart(folder: Path, tmp_path: Path) -> None:
         rlx.load(folder, dtype="int8")
     with pytest.raises(rlx.OptionError, match="not both"):
         rlx.load(folder, dtype="bf16", quant="int8")
-    with pytest.raises(rlx.OptionError, match="max_tokens"):
+    with pytest.raises(rlx.OptionError, match=r"\[context\]"):
         rlx.load(folder, context=41)
     with rlx.load(folder, context=10) as model:
         assert isinstance(model, rlx.EncoderModel)

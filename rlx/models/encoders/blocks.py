@@ -6,6 +6,7 @@ masked, and pooling takes real tokens only, so a padded text gives the vector it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,12 +60,14 @@ class EncoderNet(Parts):
             q, k, v, mask, num_heads=c.heads, head_dim=c.head_dim, mask_kind=kind
         )
 
-    def post_norm_layer(self, x: Tensor, layer: int, gated: bool = False) -> Tensor:
+    def post_norm_layer(
+        self, x: Tensor, layer: int, network: Callable[[Tensor, int], Tensor] | None = None
+    ) -> Tensor:
         """The layer of BERT and its kin: norms after the sums."""
         name = f"blk.{layer}."
         seen = self.linear(self.attend(self.qkv(x, layer), layer), f"{name}attn_output")
         x = self.norm(x + seen, f"{name}attn_output_norm")
-        y = self.gated_ffn(x, layer) if gated else self.ffn(x, layer)
+        y = (network or self.ffn)(x, layer)
         return self.norm(x + y, f"{name}layer_output_norm")
 
     def ffn(self, x: Tensor, layer: int) -> Tensor:
@@ -104,6 +107,13 @@ class EncoderNet(Parts):
     def types(self, types: Tensor | None) -> Tensor:
         """The row of the first kind of text, or of the kinds given."""
         return self._type_row() if types is None else self.embed(types, table="token_types.weight")
+
+    def unplaced(self, ids: Tensor, types: Tensor | None) -> Tensor:
+        """Embeddings that say nothing of positions: layers turn by them."""
+        x = self.embed(ids)
+        if "token_types.weight" in self.weights:
+            x = x + self.types(types)
+        return self.norm(x, "token_embd_norm")
 
     def _type_row(self) -> Tensor:
         table = self.wide(self.param("token_types.weight"))

@@ -22,12 +22,17 @@ from rlx.models.encoders.blocks import EncoderNet, Tensor
 from rlx.models.encoders.config import GGUF_TYPES, HF_TYPES, EncoderConfig, from_gguf, from_hf
 from rlx.models.weights import Names, Weights
 
+# by which the names that a folder uses are known
+_PROBES = ("token_embd.weight", "token_embd_norm.weight")
+
 
 def is_encoder(file: GgufFile | HfFolder) -> bool:
     """Whether a model file describes an encoder."""
     if isinstance(file, GgufFile):
-        return file.metadata.get("general.architecture") in GGUF_TYPES
-    return file.config.get("model_type") in HF_TYPES
+        kind, known = file.metadata.get("general.architecture"), GGUF_TYPES
+    else:
+        kind, known = file.config.get("model_type"), HF_TYPES
+    return isinstance(kind, str) and kind in known
 
 
 @dataclass
@@ -58,29 +63,33 @@ class EncoderFile:
     def _names(self, file: HfFolder) -> Names:
         """The names in this folder: with or without a prefix, new or old."""
         arch = self.arch
-        body: Names = arch.BODY
-        if "emb_ln.weight" in file.tensors:
-            body = arch.FIRST_BODY
-        first = body["token_embd.weight"]
-        prefix = next((p for p in arch.PREFIXES if p + first in file.tensors), None)
-        if prefix is None:
-            raise FormatError("no token embedding", where=file.name, expected=first)
-        found: dict[str, str] = {ours: prefix + theirs for ours, theirs in body.items()}
-        found |= arch.HEAD
-        if f"{prefix}embeddings.LayerNorm.gamma" in file.tensors:
-            found = {ours: _old(theirs) for ours, theirs in found.items()}
-        return found
+        for body in (arch.BODY, getattr(arch, "FIRST_BODY", {})):
+            for prefix in arch.PREFIXES:
+                found = {ours: prefix + theirs for ours, theirs in body.items()} | arch.HEAD
+                for names in (found, {ours: _old(theirs) for ours, theirs in found.items()}):
+                    if all(names.get(probe) in file.tensors for probe in _PROBES):
+                        return names
+        raise FormatError(
+            "no weights of this architecture", where=file.name,
+            got=", ".join(list(file.tensors)[:3]) or "no tensors",
+            expected=", ".join(arch.BODY[probe] for probe in _PROBES),
+        )  # fmt: skip
 
-    def dense(self) -> list[Weights]:
-        """The weights of the dense layers behind the pooling."""
-        found = []
-        for layer in self.sentence.dense:
-            path = layer.path / "model.safetensors"
-            found.append(Weights(SafetensorsFile(path)))  # type: ignore[arg-type]
-        return found
+    def steps(self) -> list[Weights | None]:
+        """The weights of what follows pooling, where it has any."""
+        return [_opened(step.weights) for step in self.sentence.steps]
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that hold weights."""
+        return [*self.file.files, *(s.weights for s in self.sentence.steps if s.weights)]
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.file)
+
+
+def _opened(path: Path | None) -> Weights | None:
+    return None if path is None else Weights(SafetensorsFile(path))  # type: ignore[arg-type]
 
 
 def _old(name: str) -> str:
@@ -145,4 +154,4 @@ def _result(net: EncoderNet, model: EncoderFile, x: Tensor, result: str) -> Tens
         return x
     if result == "scores":
         return pool.classify(net, x)
-    return pool.embedding(net, x, model.sentence, model.dense())
+    return pool.embedding(net, x, model.sentence, model.steps())

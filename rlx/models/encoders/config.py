@@ -21,6 +21,11 @@ HF_TYPES = {
     "distilbert": "distilbert",
     "nomic_bert": "nomic_bert",
     "modernbert": "modernbert",
+    "electra": "electra",
+    "albert": "albert",
+    "gte": "gte",
+    "new": "gte",
+    "jina_embeddings_v3": "jina_embeddings_v3",
 }
 GGUF_TYPES = {"bert": "bert", "nomic-bert": "nomic_bert", "modern-bert": "modernbert"}
 
@@ -48,6 +53,8 @@ class EncoderConfig:
     heads: int
     ffn: int
     context: int  # tokens of a text, what surrounds it included
+    embedding: int = 0  # width of the tables, where it is not that of the layers
+    groups: int = 0  # of layers that share their weights
     eps: float = 1e-12
     activation: str = "gelu"
     first_position: int = 0  # row of the position table for the first token
@@ -68,10 +75,18 @@ class EncoderConfig:
         """Raise unless the numbers can be those of an encoder."""
         for name in ("vocab", "hidden", "layers", "heads", "ffn", "context"):
             value = getattr(self, name)
-            if not isinstance(value, int) or not 0 < value < 1 << 31:
+            if not 0 < value < 1 << 31:
                 raise FormatError(
                     f"{name} is not a size", where=where, got=value, expected="a positive number"
                 )
+        if self.first_position < 0 or self.embedding < 0 or self.window < 0:
+            raise FormatError(
+                "a negative number", where=where,
+                got=f"first position {self.first_position}, width of the tables {self.embedding}, "
+                f"window {self.window}",
+            )  # fmt: skip
+        if not 0 <= self.eps < 1:
+            raise FormatError("not an epsilon of norms", where=where, got=self.eps)
         if self.hidden % self.heads:
             raise FormatError(
                 "the width is not divided evenly among the heads", where=where,
@@ -90,9 +105,12 @@ class Settings:
         for name in names:
             value = self.values.get(name)
             if value is not None:
-                if isinstance(default, float) and isinstance(value, int):
+                if isinstance(default, float) and type(value) is int and abs(value) < 1 << 62:
                     value = float(value)
-                if not isinstance(value, type(default)):
+                # true is no number, though Python says so
+                if not isinstance(value, type(default)) or (
+                    isinstance(value, bool) and not isinstance(default, bool)
+                ):
                     raise FormatError(
                         f"{name} of config.json has the wrong type", where=self.where,
                         got=repr(value)[:40], expected=type(default).__name__,
@@ -104,9 +122,13 @@ class Settings:
         found: int = self.get(*names, default=-1)
         if found < 0:
             raise FormatError(
-                "config.json lacks a number", where=self.where, expected=" or ".join(names)
+                "config.json lacks a size", where=self.where, expected=" or ".join(names)
             )
         return found
+
+    def inside(self, name: str) -> Settings:
+        """The settings of a part; empty where there are none."""
+        return Settings(self.get(name, default={}), self.where)
 
 
 def activation_named(name: str, where: str) -> str:
@@ -120,9 +142,7 @@ def activation_named(name: str, where: str) -> str:
 def from_hf(folder: HfFolder) -> EncoderConfig:
     """The configuration in a Hugging Face folder."""
     s = Settings(folder.config, folder.name)
-    kind = s.get("model_type", default="")
-    kind = {"xlm-roberta": "roberta", "camembert": "roberta"}.get(kind, kind)
-    config = _HF_READERS[kind](s)
+    config = _HF_READERS[HF_TYPES[folder.config["model_type"]]](s)
     return config.check(folder.name)
 
 
@@ -161,6 +181,7 @@ def _bert(s: Settings) -> EncoderConfig:
 
 
 def _roberta(s: Settings) -> EncoderConfig:
+    _require(s, "position_embedding_type", "absolute", "absolute")
     # positions are counted from behind the padding token's
     first = s.get("pad_token_id", default=1) + 1
     positions = s.need("max_position_embeddings")
@@ -175,6 +196,46 @@ def _mpnet(s: Settings) -> EncoderConfig:
     )  # fmt: skip
 
 
+def _electra(s: Settings) -> EncoderConfig:
+    _require(s, "position_embedding_type", "absolute", "absolute")
+    size = s.need("embedding_size")
+    return _plain(s, "electra", embedding=size, classifier_activation="gelu")
+
+
+def _albert(s: Settings) -> EncoderConfig:
+    _require(s, "position_embedding_type", "absolute", "absolute")
+    _require(s, "inner_group_num", 1, 1)
+    groups = s.get("num_hidden_groups", default=1)
+    activation = activation_named(s.get("hidden_act", default="gelu_new"), s.where)
+    size = s.need("embedding_size")
+    return _plain(s, "albert", embedding=size, groups=groups, activation=activation)
+
+
+def _gte(s: Settings) -> EncoderConfig:
+    _require(s, "position_embedding_type", "rope", "rope")
+    _require(s, "layer_norm_type", "layer_norm", "layer_norm")
+    return _plain(s, "gte", rope=_rope(s, 160_000.0))
+
+
+def _jina_v3(s: Settings) -> EncoderConfig:
+    return _plain(s, "jina_embeddings_v3", rope=_rope(s, 20_000.0))
+
+
+def _rope(s: Settings, theta: float) -> RopeConfig:
+    """Rotation as newer files say it, or as older ones do; only GTE stretches it."""
+    new, old = s.inside("rope_parameters"), s.inside("rope_scaling")
+    theta = new.get("rope_theta", default=s.get("rope_theta", default=theta))
+    kind = new.get("rope_type", default=old.get("rope_type", "type", default="default"))
+    if kind not in ("default", "ntk") or theta <= 0 or old.values.get("mixed_b") is not None:
+        raise UnsupportedError(
+            "a rotation that is not known here", where=s.where, got=f"{kind}, theta {theta}",
+            expected="default, ntk",
+        )  # fmt: skip
+    if kind == "default":
+        return RopeConfig(theta)
+    return RopeConfig(theta, scaling="ntk", factor=old.get("factor", default=1.0))
+
+
 def _distilbert(s: Settings) -> EncoderConfig:
     return _plain(s, "distilbert", eps=1e-12, classifier_activation="relu")
 
@@ -184,38 +245,57 @@ def _nomic(s: Settings) -> EncoderConfig:
     _require(s, "rotary_emb_interleaved", False, False)
     _require(s, "rotary_emb_fraction", 1.0, 1.0)
     _require(s, "moe_every_n_layers", 0, 0)
-    rope = s.get("rope_parameters", default={})
-    theta = rope.get("rope_theta", s.get("rotary_emb_base", "rope_theta", default=1000.0))
+    rope = s.inside("rope_parameters")
+    base = s.get("rotary_emb_base", "rope_theta", default=1000.0)
     longest = s.need("max_position_embeddings", "n_positions")
-    # the first release says 8192 positions, and was trained on fewer
-    context = min(longest, s.get("max_trained_positions", default=longest))
+    # the first release says 8192 positions, and was trained on fewer; beyond those it would rotate
+    # differently for every length
+    trained = s.get("max_trained_positions", default=longest)
+    trained = rope.get("original_max_position_embeddings", default=trained)
     activation = s.get("hidden_act", "activation_function", default="silu")
     return _plain(
-        s, "nomic_bert", rope=RopeConfig(theta=float(theta)), context=context,
-        activation=activation_named(activation, s.where),
+        s, "nomic_bert", rope=RopeConfig(rope.get("rope_theta", default=base)),
+        context=min(longest, trained), activation=activation_named(activation, s.where),
     )  # fmt: skip
 
 
 def _modernbert(s: Settings) -> EncoderConfig:
     layers = s.need("num_hidden_layers")
-    rope = s.get("rope_parameters", default={})
-    wide, near = (rope.get(f"{k}_attention") or {} for k in ("full", "sliding"))
-    every = s.get("global_attn_every_n_layers", default=3)
-    kinds = s.get("layer_types", default=[])
-    local = [k == "sliding_attention" for k in kinds] or [i % every != 0 for i in range(layers)]
-    theta = wide.get("rope_theta", s.get("global_rope_theta", default=160_000.0))
-    near_theta = near.get("rope_theta", s.get("local_rope_theta", default=10_000.0))
+    rope = s.inside("rope_parameters")
+    wide, near = (rope.inside(f"{k}_attention") for k in ("full", "sliding"))
+    for part in (wide, near):
+        _require(part, "rope_type", "default", "default")
+    theta = wide.get("rope_theta", default=s.get("global_rope_theta", default=160_000.0))
+    near_theta = near.get("rope_theta", default=s.get("local_rope_theta", default=10_000.0))
     classifier = s.get("classifier_activation", default="gelu")
+    pooling = s.get("classifier_pooling", default="cls")
+    if pooling not in ("cls", "mean"):
+        raise UnsupportedError(
+            "unknown pooling of the classifier", where=s.where, got=pooling, expected="cls, mean"
+        )
     return _plain(
         s, "modernbert",
         eps=s.get("norm_eps", default=1e-5),
-        rope=RopeConfig(theta=float(theta)),
-        local_rope=RopeConfig(theta=float(near_theta)),
+        rope=RopeConfig(theta),
+        local_rope=RopeConfig(near_theta),
         window=s.get("local_attention", default=128) // 2,
-        local_layers=frozenset(i for i, is_local in enumerate(local) if is_local),
+        local_layers=_local_layers(s, layers),
         classifier_activation=activation_named(classifier, s.where),
-        classifier_pooling=s.get("classifier_pooling", default="cls"),
+        classifier_pooling=pooling,
     )  # fmt: skip
+
+
+def _local_layers(s: Settings, layers: int) -> frozenset[int]:
+    kinds = s.get("layer_types", default=[])
+    if not kinds:
+        every = max(s.get("global_attn_every_n_layers", default=3), 1)
+        return frozenset(i for i in range(layers) if i % every)
+    if len(kinds) != layers or not {*map(str, kinds)} <= {"sliding_attention", "full_attention"}:
+        raise FormatError(
+            "layer_types of config.json does not fit the layers", where=s.where,
+            got=repr(kinds)[:80], expected=f"{layers} × full_attention or sliding_attention",
+        )  # fmt: skip
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
 
 
 def _require(s: Settings, name: str, default: Any, expected: Any) -> None:
@@ -233,6 +313,10 @@ _HF_READERS: dict[str, Callable[[Settings], EncoderConfig]] = {
     "distilbert": _distilbert,
     "nomic_bert": _nomic,
     "modernbert": _modernbert,
+    "electra": _electra,
+    "albert": _albert,
+    "gte": _gte,
+    "jina_embeddings_v3": _jina_v3,
 }
 
 
@@ -259,10 +343,12 @@ def from_gguf(file: GgufFile) -> EncoderConfig:
         changes |= {
             "local_rope": RopeConfig(theta=get("rope.freq_base_swa", 10000.0)),
             "window": get("attention.sliding_window", 128) // 2,
-            "local_layers": frozenset(i for i in range(layers) if i % every),
+            "local_layers": frozenset(i for i in range(layers) if i % max(every, 1)),
             "classifier_activation": "gelu",
             "classifier_pooling": "cls" if get("classifier.pooling_type", 1) == 2 else "mean",
         }
+    positions = file.tensors.get("position_embd.weight")
+    context = need("context_length")
     act = get("hidden_activation", {"nomic_bert": "silu"}.get(arch, "gelu"))
     config = EncoderConfig(
         arch=arch,
@@ -271,7 +357,7 @@ def from_gguf(file: GgufFile) -> EncoderConfig:
         layers=layers,
         heads=need("attention.head_count"),
         ffn=need("feed_forward_length"),
-        context=need("context_length"),
+        context=context if positions is None else min(context, positions.shape[0]),
         eps=get("attention.layer_norm_epsilon", 1e-12),
         activation=activation_named(act, file.name),
         labels=0 if classifier is None else classifier.shape[0],

@@ -19,6 +19,7 @@ from rlx.errors import OptionError
 from rlx.ir.binding import UpTo
 from rlx.ir.quant import QuantScheme
 from rlx.models.encoders.build import EncoderFile, Use, describe
+from rlx.models.encoders.check import check_weights
 from rlx.models.encoders.text import Tokens
 from rlx.models.executables import Executables
 from rlx.models.shipped import Plan, Recipe, Shipped
@@ -69,9 +70,10 @@ class EncoderEngine:
         self._facts = {"context": max(self.steps), "dtype": dtype, "quant": quant}
         self.options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
         self._executables = Executables(
-            model.file, device, self.options, dtype, quant, shipped=shipped
+            model.file, device, self.options, dtype, quant, files=model.files, shipped=shipped
         )
         self._weights: Weights = model.weights(dtype)
+        check_weights(model, self._weights)
         self._graphs: dict[tuple[Use, int], CompiledGraph] = {}
         self._lock = threading.Lock()
         types = self._weights.find("token_types.weight")

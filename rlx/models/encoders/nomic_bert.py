@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.models.encoders.bert import HEAD, finish
 from rlx.models.encoders.blocks import EncoderNet, Tensor
 
-PREFIXES = ("nomic_bert.", "")
+PREFIXES = ("nomic_bert.", "bert.", "")
 _EMBEDDINGS = {
     "token_embd.weight": "embeddings.word_embeddings.weight",
     "token_types.weight": "embeddings.token_type_embeddings.weight",
@@ -53,14 +53,11 @@ FIRST_BODY = _table("emb_ln", "encoder.layers", _FIRST_PARTS)
 
 
 def embed(net: EncoderNet, ids: Tensor, types: Tensor | None) -> Tensor:
-    x = net.embed(ids)
-    if "token_types.weight" in net.weights:
-        x = x + net.types(types)
-    return net.norm(x, "token_embd_norm")
+    return net.unplaced(ids, types)
 
 
 def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
-    return net.post_norm_layer(x, i, gated=True)
+    return net.post_norm_layer(x, i, net.gated_ffn)
 
 
 __all__ = ["BODY", "FIRST_BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]

@@ -1,27 +1,42 @@
-"""From vectors of tokens to one per text: pooling, dense layers, classifiers."""
+"""From vectors of tokens to one per text: pooling, what follows it, classifiers."""
 
 from __future__ import annotations
 
 from rlx.models.encoders.blocks import EncoderNet, Tensor
-from rlx.models.encoders.sentence import SentenceConfig
+from rlx.models.encoders.sentence import SentenceConfig, Step
 from rlx.models.weights import Weights
 
 _LOWEST = float("-inf")
+_NO_LENGTH = 1e-24  # squared: shorter vectors are not made longer
 
 
-def embedding(net: EncoderNet, x: Tensor, sentence: SentenceConfig, dense: list[Weights]) -> Tensor:
-    """[batch, width] of x [batch, seq, hidden], before normalisation."""
+def embedding(
+    net: EncoderNet, x: Tensor, sentence: SentenceConfig, weights: list[Weights | None]
+) -> Tensor:
+    """[batch, width] of x [batch, seq, hidden], before it is normalised in the end."""
     pooled = [pool(net, x, mode) for mode in sentence.pooling]
     y = pooled[0] if len(pooled) == 1 else net.g.hir_mir("concat", pooled, axis=1)
-    for i, (layer, weights) in enumerate(zip(sentence.dense, dense, strict=True)):
-        w, b = (
-            net.fixed(f"dense.{i}.{part}", weights.get(f"linear.{part}").array)
-            if f"linear.{part}" in weights
-            else None
-            for part in ("weight", "bias")
-        )
-        y = net.g.linear(y, w, b, activation=layer.activation, transposed=True)
+    for i, (step, own) in enumerate(zip(sentence.steps, weights, strict=True)):
+        y = _after(net, y, step, own, f"step.{i}")
     return y
+
+
+def _after(net: EncoderNet, y: Tensor, step: Step, weights: Weights | None, name: str) -> Tensor:
+    def param(part: str) -> Tensor | None:
+        if weights is None or part not in weights:
+            return None
+        return net.fixed(f"{name}.{part}", weights.get(part).array)
+
+    if step.kind == "Normalize":
+        return net.g.hir_mir("l2_norm", [y], eps=_NO_LENGTH)
+    if step.kind == "LayerNorm":
+        return net.g.layer_norm(y, param("norm.weight"), param("norm.bias"), eps=1e-5)
+    w, b = param("linear.weight"), param("linear.bias")
+    made = net.g.linear(y, w, b, activation=step.activation, transposed=True)
+    if not step.residual:
+        return made
+    other = param("residual.weight")
+    return made + (y if other is None else net.g.linear(y, other, transposed=True))
 
 
 def pool(net: EncoderNet, x: Tensor, mode: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What becomes of the vectors of the tokens: pooling, dense layers, normalisation.
+"""What becomes of the vectors of the tokens: pooling, what follows it, normalisation.
 
 Read from the files of sentence-transformers (modules.json and the folders it names), from GGUF
 metadata, or taken as usual for the architecture.
@@ -6,7 +6,6 @@ metadata, or taken as usual for the architecture.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
-from rlx.formats.hf import HfFolder
-from rlx.formats.jsonfile import read_object
-from rlx.formats.mapped import read_bounded
+from rlx.formats.hf import HfFolder, weights_file
+from rlx.formats.jsonfile import read_list, read_object
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # how older files say it, in the order in which several are joined
@@ -30,22 +28,34 @@ _OLD_MODES = {
 }
 _GGUF_MODES = {0: "mean", 1: "mean", 2: "cls", 3: "lasttoken", 4: "cls"}
 _ACTIVATIONS = {"Tanh": "tanh", "Identity": None, "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+_MODULES = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout")
+# what sentence-transformers has called its settings, by the kind of model
+_SETTINGS = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
+]
+_MORE_SETTINGS = "config_sentence_transformers.json"
+_VECTOR = "sentence_embedding"
 _LONGEST = 1 << 20
 
 
 @dataclass(frozen=True)
-class Dense:
-    """act(x·Wᵀ + b) after pooling; `path` is the folder of its weights."""
+class Step:
+    """What follows pooling: "Dense", act(x·Wᵀ + b) (+ x); "LayerNorm"; or "Normalize", where
+    something comes after it. `weights` is the file of its weights."""
 
-    path: Path
-    activation: str | None
+    kind: str
+    weights: Path | None = None
+    activation: str | None = None
+    residual: bool = False
 
 
 @dataclass(frozen=True)
 class SentenceConfig:
     pooling: tuple[str, ...] = ("mean",)
-    normalize: bool = False
-    dense: tuple[Dense, ...] = ()
+    pools_prompt: bool = True  # whether the tokens of a prompt take part in pooling
+    steps: tuple[Step, ...] = ()
+    normalize: bool = False  # in the end
     max_tokens: int | None = None
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -60,85 +70,117 @@ def read(file: GgufFile | HfFolder) -> SentenceConfig:
         number = file.get(f"{kind}.pooling_type", int, 1)
         return SentenceConfig(pooling=(_GGUF_MODES.get(number, "mean"),))
     folder = file.path
-    found: dict[str, Any] = {"max_tokens": _max_tokens(file), "scores": _scores(file)}
-    found["lower_case"] = bool(file.json("sentence_bert_config.json").get("do_lower_case"))
-    more = file.json("config_sentence_transformers.json")
-    found["prompts"] = {k: v for k, v in (more.get("prompts") or {}).items() if v}
-    found["default_prompt"] = more.get("default_prompt_name")
+    stated: Mapping[str, Any] = next(filter(None, map(file.json, _SETTINGS)), {})
+    found: dict[str, Any] = {"max_tokens": _max_tokens(file, stated), "scores": _scores(file)}
+    found["lower_case"] = bool(stated.get("do_lower_case"))
+    found |= _prompts(file)
     if (folder / "modules.json").is_file():
         found |= _modules(folder)
     return SentenceConfig(**found)
 
 
-def _max_tokens(file: HfFolder) -> int | None:
-    stated = file.json("sentence_bert_config.json").get("max_seq_length")
-    if stated is None:
-        stated = file.json("tokenizer_config.json").get("model_max_length")
-    usable = isinstance(stated, (int, float)) and 2 < stated < _LONGEST  # 1e30 means "any"
-    return int(stated) if usable else None  # type: ignore[arg-type]
+def _max_tokens(file: HfFolder, stated: Mapping[str, Any]) -> int | None:
+    longest = stated.get("max_seq_length")
+    if longest is None:
+        longest = file.json("tokenizer_config.json").get("model_max_length")
+    usable = isinstance(longest, (int, float)) and 2 < longest < _LONGEST  # 1e30 means "any"
+    return int(longest) if usable else None  # type: ignore[arg-type]
+
+
+def _prompts(file: HfFolder) -> dict[str, Any]:
+    name = _MORE_SETTINGS
+    settings = file.json(name)
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    texts = prompts.values() if isinstance(prompts, dict) else [prompts]
+    if not isinstance(prompts, dict) or not all(isinstance(v, str | None) for v in texts):
+        raise FormatError(
+            "prompts are not texts by name", where=str(file.path / name), got=repr(prompts)[:80],
+            expected='"prompts": {"query": "query: "}',
+        )  # fmt: skip
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise FormatError(
+            "no prompt has the name of the default", where=str(file.path / name),
+            got=repr(default)[:80], expected=", ".join(prompts) or "none",
+        )  # fmt: skip
+    return {"prompts": {k: v or "" for k, v in prompts.items()}, "default_prompt": default}
 
 
 def _scores(file: HfFolder) -> str:
     """A cross-encoder with one label gives sigmoids unless its file says otherwise."""
-    settings = file.config.get("sentence_transformers") or {}
-    named = settings.get("activation_fn") or file.config.get("sbert_ce_default_activation_function")
+    places = (file.config.get("sentence_transformers"), file.json(_MORE_SETTINGS))
+    stated = (place.get("activation_fn") for place in places if isinstance(place, dict))
+    named = next(filter(None, stated), file.config.get("sbert_ce_default_activation_function"))
     return "none" if isinstance(named, str) and named.endswith("Identity") else "sigmoid"
 
 
 def _modules(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    dense: list[Dense] = []
-    for kind, path in _listed(folder):
+    steps: list[Step] = []
+    for kind, path in _listed(folder / "modules.json"):
         if kind == "Pooling":
-            found["pooling"] = _pooling(folder / path)
+            found |= _pooling(folder / path)
         elif kind == "Normalize":
-            found["normalize"] = True
+            steps.append(Step(kind))
+        elif kind == "LayerNorm":
+            steps.append(Step(kind, weights_file(folder / path)))
         elif kind == "Dense":
-            dense.append(_dense(folder / path))
-        elif kind != "Transformer":
+            steps.append(_dense(folder / path))
+        elif kind not in _MODULES:
             raise UnsupportedError(
                 "a module that is not known here", where=str(folder / "modules.json"), got=kind,
-                expected="Transformer, Pooling, Dense, Normalize",
+                expected=", ".join(_MODULES),
             )  # fmt: skip
-    return {**found, "dense": tuple(dense)}
+    found["normalize"] = bool(steps) and steps[-1].kind == "Normalize"
+    return {**found, "steps": tuple(steps[:-1] if found["normalize"] else steps)}
 
 
-def _listed(folder: Path) -> list[tuple[str, str]]:
+def _listed(path: Path) -> list[tuple[str, str]]:
     """(last part of the type, path) of each module."""
-    path = folder / "modules.json"
-    try:
-        modules = json.loads(read_bounded(path, _LONGEST))
-        found = [(str(m["type"]).rsplit(".", 1)[-1], str(m.get("path", ""))) for m in modules]
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise FormatError(f"not a list of modules: {e}"[:120], where=str(path)) from e
-    for _, inside in found:
-        if Path(inside).is_absolute() or ".." in Path(inside).parts:
-            raise FormatError("a module outside the folder", where=str(path), got=inside)
+    found = []
+    for module in read_list(path, _LONGEST):
+        entry = module if isinstance(module, dict) else {}
+        kind, inside = entry.get("type"), entry.get("path", "")
+        if not isinstance(kind, str) or not isinstance(inside, str):
+            raise FormatError(
+                "not a module", where=str(path), got=repr(module)[:80],
+                expected='{"type": …, "path": …}',
+            )  # fmt: skip
+        if Path(inside).is_absolute() or ".." in Path(inside).parts or "\0" in inside:
+            raise FormatError("a module outside the folder", where=str(path), got=repr(inside)[:80])
+        found.append((kind.rsplit(".", 1)[-1], inside))
+    if not found:
+        raise FormatError("no modules", where=str(path), expected=", ".join(_MODULES[:2]))
     return found
 
 
-def _pooling(folder: Path) -> tuple[str, ...]:
+def _pooling(folder: Path) -> dict[str, Any]:
     config = read_object(folder / "config.json")
     stated = config.get("pooling_mode")
     if stated is not None:
-        modes = (stated,) if isinstance(stated, str) else tuple(stated)
+        modes = tuple(stated) if isinstance(stated, list) else (stated,)
     else:
         modes = tuple(mode for key, mode in _OLD_MODES.items() if config.get(key)) or ("mean",)
-    for mode in modes:
+    for mode in modes or (None,):
         if mode not in MODES:
             raise UnsupportedError(
                 "unknown pooling", where=str(folder), got=mode, expected=", ".join(MODES)
             )
-    return modes
+    return {"pooling": modes, "pools_prompt": config.get("include_prompt", True) is not False}
 
 
-def _dense(folder: Path) -> Dense:
+def _dense(folder: Path) -> Step:
     config = read_object(folder / "config.json")
     name = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
-    if name not in _ACTIVATIONS or config.get("use_residual"):
+    if name not in _ACTIVATIONS:
         raise UnsupportedError(
-            "a dense layer that is not known here", where=str(folder),
-            got="a residual" if config.get("use_residual") else name,
+            "a dense layer that is not known here", where=str(folder), got=name,
             expected=", ".join(_ACTIVATIONS),
         )  # fmt: skip
-    return Dense(folder, _ACTIVATIONS[name])
+    for key in ("module_input_name", "module_output_name"):
+        if (config.get(key) or _VECTOR) != _VECTOR:
+            raise UnsupportedError(
+                "a dense layer of something else than the text's vector", where=str(folder),
+                got=f"{key} {config[key]!r}", expected=_VECTOR,
+            )  # fmt: skip
+    residual = bool(config.get("use_residual"))
+    return Step("Dense", weights_file(folder), _ACTIVATIONS[name], residual)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlx.errors import InputError, OptionError
+from rlx.errors import FormatError, InputError, OptionError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.encoders.build import EncoderFile
@@ -19,7 +20,7 @@ class Tokens:
     """A text, or a pair of them, as the model takes it."""
 
     ids: list[int]
-    second: int = -1  # where the second text of a pair begins
+    second: int = -1  # where the second text of a pair begins, if it is of another kind
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -35,27 +36,33 @@ class TextReader:
         v = tokenizer.vocabulary
         self.prefix, self.suffix = list(v.prefix), list(v.suffix)
         self.between = _between(model, tokenizer)
+        self.two_kinds = v.second_kind > 0
+        if self.sentence.lower_case:
+            tokenizer.ignore_case()
 
     def _limit(self, model: EncoderFile, asked: int | None) -> int:
-        longest = model.config.context
-        if asked is None:
-            return min(longest, self.sentence.max_tokens or longest)
-        v = self.tokenizer.vocabulary
+        longest, v = model.config.context, self.tokenizer.vocabulary
         least = len(v.prefix) + len(v.suffix) + 1
-        if not least <= asked <= longest:
-            raise OptionError(
-                "length out of range", where="max_tokens", got=asked,
-                expected=f"{least} … {longest}",
+        if least > longest:
+            raise FormatError(
+                "no room for a text", where=self.name, got=f"{longest} tokens",
+                expected=f"{least} at least",
             )  # fmt: skip
+        if asked is None:
+            return max(least, min(longest, self.sentence.max_tokens or longest))
+        if not isinstance(asked, int) or not least <= asked <= longest:
+            raise OptionError(
+                "length out of range", where="context", got=asked, expected=f"{least} … {longest}"
+            )
         return asked
 
     def read(
         self, texts: Sequence[str], prompt: str, overlong: str, first: int = 0
     ) -> list[Tokens]:
         """The tokens of each text; `first` is the number of the first one, for messages."""
-        given = [prompt + t for t in texts] if prompt else texts
+        given = [prompt + t if isinstance(t, str) else t for t in texts] if prompt else texts
         room = self.max_tokens - len(self.prefix) - len(self.suffix)
-        found = self._encode(given, first)
+        found = self.tokenizer.encode_batch(given, first=first)
         self._check(overlong, [i + first for i, ids in enumerate(found) if len(ids) > room], found)
         return [Tokens([*self.prefix, *ids[:room], *self.suffix]) for ids in found]
 
@@ -63,8 +70,14 @@ class TextReader:
         """The query and each text, as a cross-encoder takes them. What is too long is cut at the
         end of the longer of the two."""
         asked = self.tokenizer.encode(query, add_special=False)
-        found = self._encode(texts, 0)
-        room = self.max_tokens - len(self.prefix) - len(self.between) - len(self.suffix)
+        found = self.tokenizer.encode_batch(texts)
+        around = len(self.prefix) + len(self.between) + len(self.suffix)
+        room = self.max_tokens - around
+        if room < 2:
+            raise OptionError(
+                "no room for a pair", where="context", got=self.max_tokens,
+                expected=f"{around + 2} or more",
+            )  # fmt: skip
         long = [i for i, ids in enumerate(found) if len(asked) + len(ids) > room]
         self._check(overlong, long, found)
         return [self._pair(asked, ids, room) for ids in found]
@@ -75,12 +88,7 @@ class TextReader:
             less = min(len(a), len(b), room // 2)
             a, b = (a[: room - less], b[:less]) if len(a) > len(b) else (a[:less], b[: room - less])
         head = [*self.prefix, *a, *self.between]
-        return Tokens([*head, *b, *self.suffix], len(head))
-
-    def _encode(self, texts: Sequence[str], first: int) -> list[list[int]]:
-        if self.sentence.lower_case:
-            texts = [t.lower() if isinstance(t, str) else t for t in texts]
-        return self.tokenizer.encode_batch(texts, first=first)
+        return Tokens([*head, *b, *self.suffix], len(head) if self.two_kinds else -1)
 
     def _check(self, overlong: str, long: list[int], found: list[list[int]]) -> None:
         if overlong not in OVERLONG:
@@ -98,15 +106,24 @@ class TextReader:
         warnings.warn(
             f"cut to {self.max_tokens} tokens: {len(long)} of {len(found)} texts, the first of "
             f"them number {long[0]}",
-            stacklevel=4,
+            stacklevel=_frames_inside() + 1,
         )
+
+
+def _frames_inside() -> int:
+    """How many frames lie between the caller of this and the code that uses the package."""
+    frame, count = sys._getframe(1), 0
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlx."):
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def _between(model: EncoderFile, tokenizer: Tokenizer) -> list[int]:
     """What stands between the texts of a pair: the end of the first, twice in RoBERTa's kin."""
+    stated = tokenizer.vocabulary.between
+    if stated is not None:
+        return list(stated)
     end = list(tokenizer.vocabulary.suffix)
-    twice = model.config.arch in ("roberta", "mpnet")
-    if isinstance(model.file, GgufFile):  # where both are called bert
-        kind = model.file.metadata.get("tokenizer.ggml.model")
-        twice = model.config.arch == "bert" and kind != "bert"
-    return end * 2 if twice else end
+    kind = isinstance(model.file, GgufFile) and model.file.metadata.get("tokenizer.ggml.model")
+    # GGUF calls both of them bert
+    return end * 2 if model.config.arch == "bert" and kind != "bert" else end

@@ -1,0 +1,46 @@
+"""GTE (v1.5 and multilingual): Nomic BERT with biases, and up and gate in one weight."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlx.models.encoders.bert import HEAD, finish
+from rlx.models.encoders.blocks import EncoderNet, Tensor
+from rlx.models.encoders.nomic_bert import embed
+
+PREFIXES = ("gte.", "new.", "")
+_PARTS = {
+    "attn_qkv": "attention.qkv_proj",
+    "attn_output": "attention.o_proj",
+    "attn_output_norm": "attn_ln",
+    "ffn_up": "mlp.up_gate_proj",
+    "ffn_down": "mlp.down_proj",
+    "layer_output_norm": "mlp_ln",
+}
+BODY = {
+    "token_embd.weight": "embeddings.word_embeddings.weight",
+    "token_types.weight": "embeddings.token_type_embeddings.weight",
+    "token_embd_norm.weight": "embeddings.LayerNorm.weight",
+    "token_embd_norm.bias": "embeddings.LayerNorm.bias",
+    "cls.weight": "pooler.dense.weight",
+    "cls.bias": "pooler.dense.bias",
+    **{
+        f"blk.{{i}}.{ours}.{part}": f"encoder.layer.{{i}}.{theirs}.{part}"
+        for ours, theirs in _PARTS.items()
+        for part in ("weight", "bias")
+    },
+}
+
+
+def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
+    return net.post_norm_layer(x, i, partial(_network, net))
+
+
+def _network(net: EncoderNet, x: Tensor, i: int) -> Tensor:
+    both = net.linear(x, f"blk.{i}.ffn_up")
+    up, gate = net.split(both, [net.config.ffn] * 2)
+    hidden = net.g.hir_mir(net.config.activation, [gate]) * up
+    return net.linear(hidden, f"blk.{i}.ffn_down")
+
+
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
