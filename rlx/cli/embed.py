@@ -12,6 +12,7 @@ import typer
 from rlx.cli import console, vectors
 from rlx.cli.opening import is_model, load_embedder
 from rlx.cli.options import Artifact, Json, model_names
+from rlx.errors import InputError
 
 if TYPE_CHECKING:
     from rlx.cli.embedders import LanguageEmbedder
@@ -40,7 +41,7 @@ def embed(
     *,
     source: Annotated[
         Path | None,
-        typer.Option("--input", "-i", metavar="FILE", help="Take the lines of this file."),
+        typer.Option("--input", "-i", metavar="FILE", help="Take the lines of this file, or of -."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -90,19 +91,36 @@ def embed(
     --query, the texts with their scores, the best first.
     """
     if output is not None:
-        vectors.require_suffix(output)
+        vectors.require_place(output)
+    if query is not None and similarity:
+        raise typer.BadParameter("--query and --similarity; give one of them")
     model, given = _arguments([] if first is None else [first, *(texts or [])], source)
     options: dict[str, Any] = {"overlong": overlong, "batch": batch}
     wanted = {"prompt": prompt, "truncate_dim": dimensions, "normalize": normalize}
+    if query is not None:
+        _require_none("--query", output, **wanted)
+    elif similarity:
+        _require_none("--similarity", output, normalize=normalize)
+    elif json:
+        _require_none("--json", output)
     with load_embedder(model, device, threads, quant, pooling, artifact) as encoder:
         if query is not None:
             _rank(encoder, query, list(given), json, options)
         elif similarity:
-            _compare(encoder, list(given), json)
+            _compare(encoder, list(given), json, options | wanted)
         elif json:
             _print_object(encoder, list(given), options | wanted)
         else:
             _stream(encoder, given, output, options | wanted)
+
+
+def _require_none(option: str, output: Path | None, **others: object) -> None:
+    """Refuse what has no meaning beside an option, rather than forget it."""
+    given = {"output": output, **others}
+    for name, value in given.items():
+        if value is not None:
+            flag = "--dimensions" if name == "truncate_dim" else f"--{name}"
+            raise typer.BadParameter(f"{flag} and {option}; give one of them")
 
 
 def _arguments(words: list[str], source: Path | None) -> tuple[str, Iterable[str]]:
@@ -113,7 +131,7 @@ def _arguments(words: list[str], source: Path | None) -> tuple[str, Iterable[str
     if source is not None:
         if words:
             raise typer.BadParameter("texts and --input; give one of them")
-        return model, _lines_of(source)
+        return model, _lines() if str(source) == "-" else _lines_of(source)
     return model, words or _lines()
 
 
@@ -121,7 +139,7 @@ def _lines() -> Iterator[str]:
     """Standard input line by line, at least one."""
     if sys.stdin.isatty():
         raise typer.BadParameter("no texts")
-    lines = _decoded(sys.stdin.buffer)
+    lines = _decoded(sys.stdin.buffer, "standard input")
     first = next(lines, None)
     if first is None:
         raise typer.BadParameter("no texts on standard input")
@@ -130,7 +148,7 @@ def _lines() -> Iterator[str]:
 
 def _lines_of(source: Path) -> Iterator[str]:
     with open(source, "rb") as file:
-        yield from _decoded(file)
+        yield from _decoded(file, str(source))
 
 
 def _chained(first: str, rest: Iterator[str]) -> Iterator[str]:
@@ -138,10 +156,16 @@ def _chained(first: str, rest: Iterator[str]) -> Iterator[str]:
     yield from rest
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
-    """What is no UTF-8 stays recognisable, and is refused by its number where it is used."""
-    for line in lines:
-        yield line.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line.rstrip(b"\r\n").decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise InputError(
+                f"not UTF-8: {e.reason}", where=f"{name}, line {number}",
+                got=repr(line[e.start : e.start + 20]),
+                hint="`iconv -c -f utf-8 -t utf-8` leaves out what is not",
+            ) from None  # fmt: skip
 
 
 def _stream(
@@ -153,7 +177,8 @@ def _stream(
         if output is None:
             vectors.print_lines(rows)
         else:
-            count = vectors.write_file(output, rows)
+            width = options["truncate_dim"] or encoder.width
+            count = vectors.write_file(output, rows, width)
     if output is not None:
         console.note(f"wrote {count} vectors to {output}")
 
@@ -173,23 +198,29 @@ def _rank(
         console.write_json([{"score": score, "text": text} for score, text in found])
         return
     for score, text in found:
-        console.write(f"{score:8.4f}  {text}\n")
+        console.write(f"{score:8.4f}  {_line(text)}\n")
 
 
-def _compare(encoder: Embedder, texts: list[str], json: bool) -> None:
+def _line(text: str) -> str:
+    """A text as one line."""
+    return " ".join(text.splitlines())
+
+
+def _compare(encoder: Embedder, texts: list[str], json: bool, options: dict[str, Any]) -> None:
     if len(texts) > _MOST_COMPARED:
         raise typer.BadParameter(f"--similarity is for at most {_MOST_COMPARED} texts")
     with console.working("embedding"):
-        found = encoder.similarity(texts, texts).tolist()
+        rows = encoder.embed(texts, **options | {"normalize": True})
+        found = (rows @ rows.T).tolist()
     if json:
         console.write_json({"texts": texts, "similarity": found})
         return
     numbers = [str(i + 1) for i in range(len(texts))]
-    rows = [
-        [number, *(f"{value:.3f}" for value in row), text]
+    shown = [
+        [number, *(f"{value:.3f}" for value in row), _line(text)]
         for number, row, text in zip(numbers, found, texts, strict=True)
     ]
-    console.table(["", *numbers, "text"], rows, right=" ".join(numbers))
+    console.table(["", *numbers, "text"], shown, right=" ".join(numbers))
 
 
 def _print_object(encoder: Embedder, texts: list[str], options: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ class LanguageEmbedder:
 
     def __init__(self, model: LanguageModel, pooling: str) -> None:
         self._language, self.model, self.pooling = model, model.model, pooling
+        self.width = model.config.hidden
 
     def embed(self, texts: str | Sequence[str], normalize: bool | None = None, **other: Any) -> Any:
         _refuse(other)

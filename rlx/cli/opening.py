@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlx.models.language import LanguageModel
 
 _MODEL_FILES = (".gguf", ".safetensors", ".json")
+_PLACES = ("./", "../", "~/")  # how nothing but paths begins
 
 
 def is_model(text: str) -> bool:
@@ -29,8 +30,12 @@ def is_model(text: str) -> bool:
             return True
     except (OSError, ValueError):  # a long prompt is no path
         return False
-    looks = path.suffix in _MODEL_FILES and not any(c.isspace() for c in text)
-    return find(text) is not None or looks or REPOSITORY.fullmatch(text) is not None
+    looks = path.suffix in _MODEL_FILES or text.startswith(_PLACES)
+    return (
+        find(text) is not None
+        or (looks and not any(c.isspace() for c in text))
+        or REPOSITORY.fullmatch(text) is not None
+    )
 
 
 def find_model(name: str) -> Path:

@@ -15,7 +15,7 @@ def architecture(name: str, where: str = "") -> ModuleType:
     """The module of an architecture; an unknown one gets a list and the nearest."""
     module = _module(name) if name in _names() else None
     if module is None:
-        known = supported()
+        known = (*supported(), *encoders())
         near = difflib.get_close_matches(name, known, 1, 0.5)
         raise UnsupportedError(
             "unknown architecture",
@@ -30,6 +30,13 @@ def architecture(name: str, where: str = "") -> ModuleType:
 def supported() -> tuple[str, ...]:
     """The names of all architectures."""
     return tuple(name for name in _names() if _module(name) is not None)
+
+
+def encoders() -> tuple[str, ...]:
+    """What config.json calls the encoders that are known."""
+    from rlx.models.encoders.config import HF_TYPES  # late: only a message asks
+
+    return tuple(HF_TYPES)
 
 
 def _names() -> list[str]:

@@ -45,8 +45,11 @@ def load(
     file = open_model(path)
     shipped = None if artifact is None else Shipped.open(Path(artifact))
     if is_encoder(file):
-        if adapters:
-            raise OptionError("for language models only", where="adapters", got=len(adapters))
+        other_kv = None if kv == "f16" else kv
+        asked = {"kv": other_kv, "draft": draft, "adapters": adapters, "merge": merge}
+        for name, given in asked.items():
+            if given:
+                raise OptionError("for language models only", where=name, got=given)
         return _encoder(EncoderFile.of(path, file), device, context, threads, dtype, quant, shipped)
     if merge and shipped is not None:
         raise OptionError("an artifact has weights of its own", where="merge", got=merge)

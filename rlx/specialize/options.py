@@ -28,6 +28,11 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if isinstance(self.quant, str):
             object.__setattr__(self, "quant", QuantScheme.parse(self.quant))
+        if self.threads is not None and type(self.threads) is not int:
+            raise OptionError(
+                "not a number of threads", where="threads", got=repr(self.threads)[:40],
+                expected="1 or more",
+            )  # fmt: skip
         if not isinstance(self.binding, DimBinding):
             object.__setattr__(self, "binding", DimBinding(self.binding))
 

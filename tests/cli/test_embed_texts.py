@@ -80,11 +80,81 @@ def test_lines_that_are_no_text_leave_no_file(rlx: Any, encoder: Path, tmp_path:
     source.write_bytes(b"the cat\n\xff\n")
     done = rlx("embed", encoder, "-i", source, "-o", made, *REFERENCE)
     assert done.exit_code == 1
-    assert "text 1" in done.stderr
+    assert f"{source}, line 2] not UTF-8" in done.stderr
     assert not list(tmp_path.glob("out*"))
     assert rlx("embed", encoder, "a", "-o", tmp_path / "out.txt", *REFERENCE).exit_code == 2
     assert rlx("embed", encoder, "a", "-i", source, *REFERENCE).exit_code == 2
     assert rlx("embed", encoder, "a " * 99, "--overlong", "error", *REFERENCE).exit_code == 1
+
+
+def test_places_that_cannot_be_written_are_refused_at_once(
+    rlx: Any, encoder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder.npy").mkdir()
+    for place in (tmp_path / "nowhere" / "out.npy", tmp_path / "folder.npy"):
+        done = rlx("embed", "no-such.gguf", "a", "-o", place)  # before the model is looked for
+        assert done.exit_code == 2
+        assert "[--output]" in done.stderr
+
+
+def test_a_link_is_written_through(rlx: Any, encoder: Path, tmp_path: Path) -> None:
+    link, target = tmp_path / "link.npy", tmp_path / "target.NPY"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    assert rlx("embed", encoder, *TEXTS, "-o", link, *REFERENCE).exit_code == 0
+    assert link.is_symlink()
+    assert np.load(target).shape == (3, 32)
+
+
+def test_no_lines_make_a_file_of_no_vectors(rlx: Any, encoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.txt").write_bytes(b"")
+    command = ("embed", encoder, "-i", tmp_path / "none.txt", *REFERENCE)
+    assert rlx(*command, "-o", tmp_path / "out.npy").exit_code == 0
+    assert np.load(tmp_path / "out.npy").shape == (0, 32)
+    assert rlx(*command, "-o", tmp_path / "out.npy", "--dimensions", "5").exit_code == 0
+    assert np.load(tmp_path / "out.npy").shape == (0, 5)
+
+
+def test_a_dash_is_standard_input(rlx: Any, encoder: Path, expected: Any) -> None:
+    piped = rlx("embed", encoder, "-i", "-", *REFERENCE, input="the cat\n")
+    close(json.loads(piped.stdout), expected[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--query", "q", "--similarity"), ("--query", "q", "-o", "x.npy"),
+        ("--similarity", "-o", "x.npy"), ("--json", "-o", "x.npy"),
+        ("--query", "q", "--prompt", "p"), ("--query", "q", "--dimensions", "3"),
+        ("--similarity", "--no-normalize"),
+    ],
+)  # fmt: skip
+def test_options_that_exclude_each_other(
+    rlx: Any, encoder: Path, options: tuple[str, ...], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = rlx("embed", encoder, *TEXTS, *REFERENCE, *options)
+    assert done.exit_code == 2
+    assert "give one of them" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_to_nothing_is_no_text(rlx: Any) -> None:
+    done = rlx("embed", "./no-such-model", "the cat")
+    assert done.exit_code == 1
+    assert "no such model" in done.stderr
+
+
+def test_texts_of_several_lines_are_shown_in_one(rlx: Any, encoder: Path) -> None:
+    command = ("embed", encoder, "the\ncat", "a", *REFERENCE)
+    assert any(line.endswith("  the cat") for line in rlx(*command, "-q", "a").stdout.splitlines())
+    assert len(rlx(*command, "--similarity").stdout.splitlines()) == 3
+
+
+def test_similarity_of_shorter_vectors(rlx: Any, encoder: Path, expected: Any) -> None:
+    short = expected[:, :5] / np.linalg.norm(expected[:, :5], axis=1, keepdims=True)
+    command = ("embed", encoder, *TEXTS, "--similarity", "--json", "--dimensions", "5")
+    close(json.loads(rlx(*command, *REFERENCE).stdout)["similarity"], short @ short.T)
 
 
 def test_similarity_at_a_glance(rlx: Any, encoder: Path, expected: Any) -> None:

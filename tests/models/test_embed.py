@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import threading
 import warnings
@@ -128,6 +129,63 @@ def test_options_out_of_range_are_refused(model: Any) -> None:
             model.embed(["a"], **options)
     with pytest.raises(rlx.OptionError, match="window"):
         next(model.embed_stream(["a"], window=0))
+
+
+@pytest.mark.parametrize("bad", [None, 3, b"cat", bytearray(b"cat")])
+def test_what_is_no_list_of_texts_is_refused(model: Any, bad: Any) -> None:
+    calls = [model.embed, model.embed_stream, lambda b: model.similarity("cat", b)]
+    calls += [lambda b: model.rerank("cat", b), lambda b: model.scores("cat", b)]
+    for call in calls:
+        with pytest.raises(rlx.InputError, match="not several texts"):
+            call(bad)
+    for query in (bad, ["cat"]):
+        with pytest.raises(rlx.InputError, match="not a query"):
+            model.rerank(query, ["cat"])
+    for call in (model.embed_stream, lambda b: model.scores("cat", b)):
+        with pytest.raises(rlx.InputError, match="not several texts"):
+            call("cat")  # one text would be taken for one text a letter
+
+
+def test_texts_may_come_from_anything_that_gives_them(model: Any) -> None:
+    texts = ["cat", "the cats", ""]
+    wanted = model.embed(texts)
+    for given in (tuple(texts), iter(texts), np.array(texts), dict.fromkeys(texts)):
+        assert np.array_equal(model.embed(given), wanted)
+    with pytest.raises(rlx.InputError, match="text 1"):
+        model.embed(t for t in ("cat", None))
+    with pytest.raises(rlx.InputError, match="text 1"):
+        model.embed(["cat", None], prompt="the ")
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch": 2.5}, {"batch": "3"}, {"batch": True}, {"truncate_dim": 2.5},
+                {"truncate_dim": "8"}, {"prompt": 3}, {"prompt": b"x"}],
+)  # fmt: skip
+def test_options_of_the_wrong_kind_are_refused(model: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(rlx.OptionError, match=rf"\[{next(iter(options))}\]"):
+        model.embed(["a"], **options)
+    with pytest.raises(rlx.OptionError, match="window"):
+        model.embed_stream(["a"], window=2.5)
+    for top in (-1, "x"):
+        with pytest.raises(rlx.OptionError, match="top"):
+            model.rerank("a", ["b"], top=top)
+
+
+def test_a_model_is_not_pickled(model: Any) -> None:
+    with pytest.raises(rlx.UnsupportedError, match="cannot be pickled"):
+        pickle.dumps(model)
+
+
+def test_warnings_name_the_line_of_the_user(tmp_path: Path) -> None:
+    write_model(tmp_path, classifier=True)
+    with rlx.load(tmp_path) as model:
+        for call in (model.rerank, model.scores, model.logits):
+            with pytest.warns(UserWarning, match="cut to 40") as caught:
+                call("cat", ["a " * 100])
+            assert caught[0].filename == __file__
+        with pytest.warns(UserWarning, match="cut to 40") as caught:
+            model.similarity("cat", "a " * 100)
+        assert caught[0].filename == __file__
 
 
 def test_streams_hold_a_window_and_keep_the_order(model: Any) -> None:
@@ -344,6 +402,17 @@ def test_load_tells_kinds_of_models_apart(folder: Path, tmp_path: Path) -> None:
         rlx.load(folder, dtype="bf16", quant="int8")
     with pytest.raises(rlx.OptionError, match=r"\[context\]"):
         rlx.load(folder, context=41)
+    for options in ({"kv": "q8_0"}, {"draft": "x"}, {"merge": True}, {"adapters": ["x"]}):
+        with pytest.raises(rlx.OptionError, match="language models only"):
+            rlx.load(folder, **options)
+    for options in ({"context": "8"}, {"threads": 1.5}, {"quant": 8}):
+        with pytest.raises(rlx.OptionError, match=next(iter(options))):
+            rlx.load(folder, **options)
+    write_language_model("llama", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "model_type": "robberta"}))
+    with pytest.raises(rlx.UnsupportedError, match="the nearest is roberta"):
+        rlx.load(tmp_path)
     with rlx.load(folder, context=10) as model:
         assert isinstance(model, rlx.EncoderModel)
         assert model.max_tokens == 10

@@ -183,5 +183,7 @@ def _scheme(dtype: str | None, quant: str | None) -> QuantScheme | None:
         raise OptionError("give dtype or quant, not both", got=f"{dtype} and {quant}")
     if quant is None:
         return None
+    if not isinstance(quant, str):
+        raise OptionError("not a quantisation", where="quant", got=repr(quant), expected='"int8"')
     # a scale for a whole row loses too much where a few activations are far above the others
     return QuantScheme.int8(64) if quant.lower() == "int8" else QuantScheme.parse(quant)
