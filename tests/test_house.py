@@ -44,7 +44,7 @@ def test_the_import_arrow_points_one_way() -> None:
     wrong = []
     for path in PACKAGE.rglob("*.py"):
         folder = path.relative_to(PACKAGE).parts[0]
-        allowed = {folder, "collector", "errors", "settings"}
+        allowed = {folder, "collector", "errors", "records", "settings"}
         if folder in ARROW:
             allowed |= set(ARROW[: ARROW.index(folder)]) | (
                 {"formats"} if folder != "ir" else set()
@@ -78,6 +78,17 @@ def test_importing_rlx_loads_no_compiler_and_no_extra() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_dataclasses_are_those_that_import_quickly() -> None:
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
+        if any(a.name == "dataclass" for a in node.names)
+    }
+    assert not users, f"use `from rlx.records import dataclass` in {', '.join(sorted(users))}"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.errors import OptionError
 from rlx.ir.op import Array
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.base import Executable

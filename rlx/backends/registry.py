@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from rlx.records import dataclass
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _MOST_BLOCKS = 3

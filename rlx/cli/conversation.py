@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import FormatError, OptionError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.models.answer import Generation

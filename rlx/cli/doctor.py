@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from rlx.cli import console
 from rlx.cli.disk import bytes_in
 from rlx.cli.kept import KINDS, directory, kept_files
 from rlx.cli.options import Json, Loading, model_names, spread
+from rlx.records import dataclass
 from rlx.runtime import machine
 from rlx.settings import setting
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from rlx.cli.report import Page, write_report
 from rlx.cli.stages import STAGES, Stages
 from rlx.cli.variants import binding_for
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
+
+from rlx.records import dataclass
 
 _KERNEL = ".rlxk"
 KINDS = ("kernels", "artifacts")

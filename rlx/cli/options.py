@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -19,6 +19,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 _LOADING, _SAMPLING = "Loading", "Generation"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.cli.opening import find_model
 from rlx.errors import FormatError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.ir.module import GraphModule

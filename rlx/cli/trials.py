@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.cli.peers.pipe import Peer

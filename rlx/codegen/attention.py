@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import gcd
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from rlx.codegen.storage import memory_type
 from rlx.codegen.target import Target
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

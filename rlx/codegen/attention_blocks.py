@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Type, Value, f16, f32, i8, i32, i64, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
 from rlx.ir.quant import GGUF_SCHEMES
+from rlx.records import dataclass
 
 Q8_0 = GGUF_SCHEMES["Q8_0"]
 _SIZE, _CODES = Q8_0.block_size, 2  # numbers of a block; where its codes begin

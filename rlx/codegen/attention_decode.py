@@ -15,7 +15,6 @@ run along the head. There are two ways to have the next bytes in time:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlx.codegen.attention import AttentionKernel, Rows, Words
 from rlx.codegen.attention_blocks import load_packed
@@ -26,6 +25,7 @@ from rlx.codegen.attention_schedule import Piece, Schedule
 from rlx.codegen.emit import Function, Module, Type, Value, i64, ptr, vec
 from rlx.codegen.storage import load, memory_type
 from rlx.codegen.target import Target
+from rlx.records import dataclass
 
 MOST_ROWS = 8
 _BLOCK = 64  # keys of one head

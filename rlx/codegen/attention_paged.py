@@ -8,12 +8,11 @@ take items in turn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.attention import POINTERS, WORDS, Rows, Words
 from rlx.codegen.attention_decode import MOST_ROWS, Decode, Part, emit_part
 from rlx.codegen.attention_finish import emit_finish, sums_of
 from rlx.codegen.emit import Function, Module, Value, i32, i64
+from rlx.records import dataclass
 
 PAGED_WORDS = (*WORDS, "table", "rows", "positions", "status", "node", "sequences", "pages", "most")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rlx.codegen.attention import AttentionKernel, Problem, Rows, Words
@@ -13,6 +12,7 @@ from rlx.codegen.attention_schedule import Piece, Schedule
 from rlx.codegen.attention_tiles import Places, Tiling
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 from rlx.codegen.target import Target
+from rlx.records import dataclass
 
 _ITEM = [("batch", i64), ("head", i64), ("row", i64)]
 

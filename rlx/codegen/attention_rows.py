@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen import math
 from rlx.codegen.attention import Problem, Rows, Words, or_zero, weight
 from rlx.codegen.emit import Function, Type, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

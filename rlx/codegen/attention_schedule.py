@@ -8,10 +8,10 @@ whatever the numbers of heads, rows and keys, and the result depends on the numb
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlx.codegen.attention import AttentionKernel, Rows
 from rlx.codegen.emit import Function, Module, Value, i64, ptr
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen import math
 from rlx.codegen.attention import Problem, Words, weight
 from rlx.codegen.attention_pairs import pairs, parts
 from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

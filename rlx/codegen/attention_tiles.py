@@ -11,12 +11,11 @@ summed over: two dimensions of a query, the weights of two keys and their values
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.attention import Problem
 from rlx.codegen.attention_pairs import multiply
 from rlx.codegen.emit import Function, Type, Value, vec
 from rlx.codegen.target import Target
+from rlx.records import dataclass
 
 _NARROW = 4  # registers of a head up to which rows are padded less: its products are short
 

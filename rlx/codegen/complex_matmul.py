@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.batches import batch_count, batch_start, batch_words
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ carried values that change places). All workers write the same numbers there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, i8, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ convolution, one phase of a transposed one, any stride, dilation and padding are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.activations import activate
@@ -23,6 +22,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, load, memory_type, narrow
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 VECTORS = 3  # of pixels in a panel; with 8 (4) rows they leave room among 32 (16) registers
 POINTERS = frozenset(["x", "filters", "out", "bias", "scratch"])

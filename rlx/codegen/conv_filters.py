@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Module, Value
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, load, memory_type
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

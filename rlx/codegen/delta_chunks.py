@@ -13,7 +13,6 @@ sum over tokens goes beyond the token it is for, so neither does a NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 from rlx.codegen.delta_net import Emitter, Rule
@@ -23,6 +22,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.math import exp
 from rlx.codegen.storage import memory_type, store
 from rlx.codegen.target import Target
+from rlx.records import dataclass
 
 TOKENS = 16  # of a chunk: more would spend too much on products of tokens with tokens
 

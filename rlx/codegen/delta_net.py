@@ -6,7 +6,6 @@ meet, so a unit of work is a block of columns of one head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 from rlx.codegen.emit import Function, Module, Type, Value, f32, f64, vec
@@ -17,6 +16,7 @@ from rlx.codegen.selective_scan import dividing_lanes
 from rlx.codegen.storage import load, memory_type, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 _POINTERS = ("q", "k", "v", "g", "beta", "state", "o", "last", "scratch")
 

@@ -5,7 +5,6 @@ Neighbouring pixels of a line, or neighbouring channels where those lie together
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.emit import Function, Module, Value, vec
@@ -15,6 +14,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, load, memory_type, narrow
 from rlx.codegen.windows import GEOMETRY, Windows
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

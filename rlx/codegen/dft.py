@@ -6,7 +6,6 @@ that number, and a million of them are still right to 1e-10.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import pi
 
 from rlx.codegen.emit import Function, Module, Value, f32, f64, i64, vec
@@ -15,6 +14,7 @@ from rlx.codegen.math import cos, sin
 from rlx.codegen.operands import Operands
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

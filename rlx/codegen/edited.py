@@ -10,11 +10,11 @@ import pickle
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 
 from rlx.codegen.jit import Kernel, Unit, compile_unit
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError, ParseError
+from rlx.records import dataclass
 
 _HEAD = re.compile(r"^; kernel ([0-9a-f]{64}) (?:(asm)|llvm (\w+) (\d))(?: .*)?$", re.MULTILINE)
 _ASSEMBLE = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).compile())"

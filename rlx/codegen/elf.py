@@ -9,10 +9,11 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlx.codegen.relocate import MACHINES, Machine
 from rlx.errors import CodegenError
+from rlx.records import dataclass
 
 PAGE = mmap.PAGESIZE
 """Sections of different protection never share a page."""

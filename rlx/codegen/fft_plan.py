@@ -6,11 +6,12 @@ convolution with a chirp, of a length that is (Bluestein): jk = (j² + k² − (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+
+from rlx.records import dataclass
 
 LARGEST_FACTOR = 61
 Table = npt.NDArray[np.float32]

@@ -8,7 +8,6 @@ Both know the table between them: a count of chunks, then the chunks, then the s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlx.codegen.emit import Function, Module, Value, i32, i64
@@ -16,6 +15,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul import CHUNK, Matmul, Product
 from rlx.codegen.storage import memory_type
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 # A chunk: its expert, where its rows begin in the sorted order, how many there are, and the cost of
 # the chunks before it; each an i32.

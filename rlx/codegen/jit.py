@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rlx.codegen.diskcache import DiskCache
 from rlx.codegen.image import Image
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError, OptionError
+from rlx.records import dataclass
 
 OPTIMIZERS = ("none", "combine", "O2")
 _FORMAT = "rlx-kernel-1"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlx.codegen.emit import Function, Type, Value, i32, vec
 from rlx.codegen.storage import memory_type, narrow, widen
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 MOST_LOADS = 4  # steps up to this are read as whole vectors and shuffled; longer ones gathered
 

@@ -8,7 +8,6 @@ packed once for a run. Sums over long k are kept between blocks of k as unfinish
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from rlx.codegen.pack import emit_pack
 from rlx.codegen.storage import compute_type, memory_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, f32
+from rlx.records import dataclass
 
 CHUNK = 192  # rows packed at a time
 TERMS = 384  # k per block: a chunk and a panel fit in a cache of 512 kB

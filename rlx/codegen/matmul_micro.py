@@ -8,13 +8,13 @@ Rows come as they lie in memory, or packed beside it, `[K][rows]` in the type of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.emit import Function, Module, Type, Value, i64, ptr, vec
 from rlx.codegen.storage import load, memory_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 ROWS = 6  # of the full tile; a remainder runs in one of the smaller ones
 _CHAINS = 8  # additions that must be under way to keep two units of latency 4 busy

@@ -6,7 +6,6 @@ a matrix times a vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.batches import batch_count, batch_start, batch_words
@@ -15,6 +14,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_micro import multiply_add
 from rlx.codegen.storage import compute_type, load, memory_type, store
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 _LINES = 4  # columns of w that share each piece of x
 _UNROLL = 2

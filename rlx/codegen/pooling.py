@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, i32, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.line import Line
@@ -11,6 +9,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, memory_type, store
 from rlx.codegen.windows import GEOMETRY, Windows
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from rlx.codegen import driver_layout as driver
 from rlx.errors import CodegenError
+from rlx.records import dataclass
 
 _STEP = np.dtype(
     {

@@ -7,12 +7,11 @@ index; wider ones have a word of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr, vec
 from rlx.codegen.region.registers import from_memory, raw_type, register_type
 from rlx.ir.dtype import DType, bool_
 from rlx.ir.dtype import i32 as i32_dtype
+from rlx.records import dataclass
 
 _LAST = 0xFFFFFFFF
 

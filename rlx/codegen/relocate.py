@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from rlx.records import dataclass
 
 Patch = Callable[[bytearray, int, int, int], None]
 """(image, position in it, value S + A, address of the position)"""

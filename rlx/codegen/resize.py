@@ -6,7 +6,6 @@ Where the columns of a block of results come from is found once, for all lines a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from rlx.codegen.emit import Function, Module, Value, f64, i32, i64, vec
 from rlx.codegen.kernel import KernelSpec
@@ -14,6 +13,7 @@ from rlx.codegen.line import from_raw, raw_vector, store_some
 from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 _BLOCK = 256  # columns whose sources are kept on the stack
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 
 from rlx.codegen.emit import Function, Module, Type, Value, f32, f64, i64, ptr, vec
@@ -10,6 +9,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.storage import LINE, is_aligned, load, memory_type, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 POINTERS = ("x", "gamma", "cos", "sin", "positions", "out", "status")
 WORDS = (

@@ -6,8 +6,6 @@ the stack, and what they read of a token lies together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, f32, f64, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.math import exp
@@ -15,6 +13,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import load, memory_type, narrow, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 _CHANNELS = 16  # of one unit of work
 _STACK = 32 << 10  # bytes of states at most

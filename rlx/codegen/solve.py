@@ -8,7 +8,6 @@ pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.emit import Function, Module, Value, f32, f64, i64, vec
@@ -17,6 +16,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import load, memory_type, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 _PIVOTS = 4
 

@@ -21,7 +21,6 @@ apart in scale that come to lie in one pair of tiles cost the smaller ones their
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from rlx.codegen.matmul_micro import Geometry
 from rlx.codegen.storage import compute_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, f32
+from rlx.records import dataclass
 
 FEW = 48  # rows below which weights are read but once: sums of them would be as much again
 CHUNK = 128  # rows whose sums are made at a time

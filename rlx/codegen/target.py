@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 from rlx.codegen import cpus
 from rlx.errors import CodegenError, OptionError
+from rlx.records import dataclass
 from rlx.settings import setting
 
 _RESERVE = "reserve-x18"  # not an ability of the CPU but a register that code must leave alone

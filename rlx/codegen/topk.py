@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Module, i32, i64
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.ranking import Heaps, Ranking
 from rlx.codegen.region.registers import raw_type
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

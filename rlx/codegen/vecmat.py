@@ -6,7 +6,6 @@ Memory is read in long runs, in order; the sums of a block of columns stay on th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rlx.codegen.batches import batch_count, batch_start, batch_words
 from rlx.codegen.emit import Module, Value, i64, ptr, vec
@@ -14,6 +13,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_micro import multiply_add
 from rlx.codegen.storage import compute_type, load, memory_type, store
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 _COLUMNS = 1024  # at most, in a block
 _TERMS = 4  # rows of w added at once

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ from rlx.formats.mapped import MappedFile
 from rlx.formats.tensor import TensorInfo
 from rlx.ir.dtype import BY_NAME, DType
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
+from rlx.records import dataclass
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

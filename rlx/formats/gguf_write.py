@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,6 +17,7 @@ from rlx.formats.gguf_values import NUMPY_TYPES, STRUCTS, StringArray, ValueType
 from rlx.formats.tensor import scheme_of
 from rlx.ir.dtype import DType
 from rlx.ir.quant import QuantScheme
+from rlx.records import dataclass
 
 _VERSION = 3
 _ALIGNMENT = "general.alignment"

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlx.errors import OptionError
 from rlx.formats.names import close_names
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
+from rlx.records import dataclass
 
 # name: scheme, and the number that `general.file_type` has for it
 _MIXTURES = {

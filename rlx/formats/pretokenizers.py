@@ -6,11 +6,11 @@ spelled in bytes and merged. The patterns are those of the models' own tokenizer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import UnsupportedError
 from rlx.formats.names import close_names
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rlx.formats.gguf_write import PackedTensor, write_gguf
 from rlx.formats.mixture import Mixture
 from rlx.formats.package import Progress, silent
 from rlx.ir.quant import QuantScheme, decode, encode
+from rlx.records import dataclass
 
 _SLAB = 1 << 24  # weights that are opened at once
 _VERSION = 2  # of the block layouts; readers refuse others

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rlx.errors import InputError
@@ -18,6 +18,7 @@ from rlx.formats.chat_template import ChatTemplate
 from rlx.formats.optional import library
 from rlx.formats.pieces import Spelling
 from rlx.formats.streaming import StreamDecoder, WindowDecoder
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ memory: an element offset and strides, no bytes of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from rlx.ir.dim import Dim
@@ -17,6 +17,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 
 ALIGNMENT = 64
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,13 +16,13 @@ A code is round(x / scale) with scale = max|x| / 127 over the block. Pairs of su
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import AttributeValueError
+from rlx.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,6 @@ in turn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, decode
+from rlx.records import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -8,7 +8,6 @@ and a change of adapter is a change of pointers. Or A · B is added to plain wei
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from rlx.errors import OptionError
 from rlx.ir.op import Array
+from rlx.records import dataclass
 from rlx.specialize.key import make_key
 
 _LEAST_RANK = 8

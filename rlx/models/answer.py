@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.sampling import GenerationSettings
 from rlx.models.stops import StopWatch
+from rlx.records import dataclass
 
 MOMENT = 0.1
 """Seconds of tokens that are drawn at once: a reader sees them as one, and Python costs less."""

@@ -5,7 +5,6 @@ A `Net` is an HIR builder with the model's configuration and weights at hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from rlx.models.experts import experts_ffn, has_experts
 from rlx.models.kv import CacheType
 from rlx.models.parts import Parts, Tensor
 from rlx.models.rope_tables import RopeConfig, rope_tables
+from rlx.records import dataclass
 
 
 @dataclass

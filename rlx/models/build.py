@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +26,7 @@ from rlx.models.config_gguf import from_gguf
 from rlx.models.config_hf import from_hf
 from rlx.models.kv import CacheType
 from rlx.models.weights import Weights
+from rlx.records import dataclass
 
 DRAWS = ("sample", "adjust", "constrain", "adjust, constrain")  # ways to draw the next token
 

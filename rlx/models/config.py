@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 
 from rlx.errors import FormatError
 from rlx.models.rope_tables import RopeConfig
+from rlx.records import dataclass
 
 RAW_SCORES = ("deepseek_v2", "olmoe", "qwen2_moe")  # do not normalise, unless the file says so
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from rlx.models.shipped import Plan, Recipe, Shipped
 from rlx.models.step import Step
 from rlx.models.turns import Turns
 from rlx.models.weights import Weights
+from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.backends.timing import Profile, Recording, Slice
@@ -16,6 +15,7 @@ from rlx.models.encoders.engine import Batch
 from rlx.models.encoders.text import Tokens
 from rlx.models.language import LanguageModel
 from rlx.models.sampling import GenerationSettings
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

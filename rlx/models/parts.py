@@ -7,13 +7,14 @@ file says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
 from rlx.models.adapters import AdapterForm, state_names
 from rlx.models.weights import Weight, Weights
+from rlx.records import dataclass
 
 Tensor = Any  # a value of the module
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import UnsupportedError
 from rlx.ir.op import Array
+from rlx.records import dataclass
 
 Table = Any  # f32 [positions, n_rot / 2]
 

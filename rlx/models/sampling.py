@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),

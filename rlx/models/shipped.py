@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from rlx.errors import FormatError, OptionError
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
+from rlx.records import dataclass
 from rlx.runtime.bundle import Bundle, BundleMaker, load_bundle
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import model_key

@@ -8,7 +8,7 @@ weight must be put together from several tensors: that waits until it is wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from rlx.formats.tensor import TensorInfo
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
 from rlx.ir.quant import QuantScheme
+from rlx.records import dataclass
 from rlx.runtime.params import Deferred
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import perf_counter
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from rlx.passes.quantize import quantize_weights
 from rlx.passes.report import DispatchReport, FusionReport
 from rlx.passes.rewrite import OnFire
 from rlx.passes.simplify import simplify
+from rlx.records import dataclass
 
 
 @dataclass

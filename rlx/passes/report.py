@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
 from rlx.ir.graph import Graph
 from rlx.ir.origin import Origin
 from rlx.ir.printer import bodies
+from rlx.records import dataclass
 
 
 class Missed(NamedTuple):

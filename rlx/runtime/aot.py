@@ -15,13 +15,13 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlx.codegen.diskcache import default_directory
 from rlx.codegen.ownfiles import own_directory, sweep
 from rlx.errors import OptionError, RlxError
 from rlx.ir.op import Array
+from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
 from rlx.settings import debug, mebibytes

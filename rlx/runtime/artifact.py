@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.phase import Phase
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
+from rlx.records import dataclass
 from rlx.runtime.variants import Signature
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlx.backends.registry import Device
 from rlx.errors import FormatError, InputError, OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.op import Array
+from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.compiled import CompiledGraph

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeVar
 
 from rlx.collector import without_gc
 from rlx.errors import OptionError
+from rlx.records import dataclass
 from rlx.settings import debug, debug_level
 
 T = TypeVar("T")

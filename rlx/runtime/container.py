@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +29,7 @@ from rlx.ir.op import Array
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 
 MAGIC = b"\x89RLXA\r\n\n"
 VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.base import Backend, Executable
@@ -16,6 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
 from rlx.ir.serial import canonical
+from rlx.records import dataclass
 from rlx.runtime.aot import AotCache
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.cache import CompileCache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
@@ -19,6 +19,7 @@ from rlx.ir.text import inspect_graph, inspect_lir
 from rlx.passes.mould import Moulds
 from rlx.passes.pipeline import PipelineResult, run_pipeline
 from rlx.passes.rewrite import Rule
+from rlx.records import dataclass
 from rlx.runtime.variants import Signature
 from rlx.settings import debug, debug_level
 from rlx.specialize.options import CompileOptions

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from rlx.backends.base import Backend, Executable
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.quant import QuantScheme
+from rlx.records import dataclass
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key
 from rlx.specialize.profile import CompileProfile, register_profile

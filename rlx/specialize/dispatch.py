@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from rlx.errors import OptionError
+from rlx.records import dataclass
 from rlx.settings import setting
 
 

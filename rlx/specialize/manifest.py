@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlx.errors import InputError
 from rlx.ir.lir import Argument, Lir
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 
 
 class ManifestEntry(NamedTuple):

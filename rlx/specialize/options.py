@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.quant import QuantScheme
+from rlx.records import dataclass
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key

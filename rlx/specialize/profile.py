@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rlx.errors import OptionError
+from rlx.records import dataclass
 from rlx.specialize.key import make_key
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding, Size, UpTo
+from rlx.records import dataclass
 from rlx.specialize.key import make_key
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
+from rlx.records import dataclass
 
 _IN_ARENA = ("arena", "input", "output")
 

@@ -57,15 +57,21 @@ def test_an_answer_given_up_in_a_task_frees_the_model(model: Any) -> None:
 
     async def give_up() -> int:
         pieces = model.agenerate("xyz", max_tokens=100, temperature=0.0, logit_bias={1: 50.0})
-        task = asyncio.ensure_future(collect(pieces))
-        await asyncio.sleep(0.05)
+        begun = asyncio.Event()
+        task = asyncio.ensure_future(collect(pieces, begun))
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         return len(await collect(model.agenerate("abc", max_tokens=8, temperature=0.0)))
 
-    async def collect(pieces: Any) -> list[str]:
-        return [piece async for piece in pieces]
+    async def collect(pieces: Any, begun: asyncio.Event | None = None) -> list[str]:
+        found = []
+        async for piece in pieces:
+            found.append(piece)
+            if begun is not None:
+                begun.set()
+        return found
 
     assert asyncio.run(give_up()) > 0
     assert greedy(model) == wanted

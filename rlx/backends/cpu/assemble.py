@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.passes.mould import Variant
+from rlx.records import dataclass
 
 
 class Listed(NamedTuple):

@@ -10,7 +10,7 @@ comes with each run, are sources in `live`, patched into place by the native dri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlx.backends.cpu.checks import Limit
 from rlx.ir.dim import Dim
 from rlx.ir.op import Array, Op
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 
 NUMBER, ARENA, STATUS, WORDS, CONSTANT = range(5)
 """Anchors; from CONSTANT on, one for each constant."""

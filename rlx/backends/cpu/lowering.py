@@ -9,7 +9,7 @@ A step is a kernel and the words it reads: pointers to values, sizes, scratch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from rlx.codegen.kernel import KernelSpec
@@ -20,6 +20,7 @@ from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.passes.views import is_plain, plain_view
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
@@ -19,6 +19,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.pack import read_layout
+from rlx.records import dataclass
 
 Strides = tuple[Dim, ...]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from rlx.ir.dim import evaluate
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Value
 from rlx.ir.op import Array
+from rlx.records import dataclass
 
 
 @dataclass

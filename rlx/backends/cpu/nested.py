@@ -9,7 +9,7 @@ round; then the loop has to set the word, and finds it in `moves`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from rlx.backends.cpu.copies import insert_copies
@@ -30,6 +30,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.passes.plan import plan
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

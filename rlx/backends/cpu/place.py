@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from rlx.codegen.jit import Kernel
 from rlx.codegen.program import Program, StepTable
 from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
+from rlx.records import dataclass
 
 _LARGE = 1 << 20
 _HUGE = 4 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -28,6 +27,7 @@ from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 
 Strides = tuple[Dim, ...]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from rlx.ir.lir import Lir, Slot
 from rlx.ir.phase import PhaseSchedule
 from rlx.passes.kinds import SizedKinds
 from rlx.passes.mould import Mould
+from rlx.records import dataclass
 
 _MOST = 4096
 

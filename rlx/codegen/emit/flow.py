@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rlx.codegen.emit.convert import ConvertOps
 from rlx.codegen.emit.core import Value, mismatch
 from rlx.codegen.emit.types import Type, i1, i64
 from rlx.errors import CodegenError
+from rlx.records import dataclass
 
 Results = Value | Sequence[Value] | None
 

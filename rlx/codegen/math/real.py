@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.codegen.emit import Type, Value, f32, f64, i32, i64
 from rlx.errors import CodegenError
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import ClassVar
 
 from rlx.codegen.emit import Function, Type, Value, i8, i16, i32, vec
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError
+from rlx.records import dataclass
 
 Index = Value | int
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.emit import Function, Value, f32
@@ -15,6 +14,7 @@ from rlx.codegen.qmatmul.tile import Tile
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_rows import RUN
 from rlx.ir.quant_strips import LINE, ROWS, strip_layout
+from rlx.records import dataclass
 
 BIASED = 1.5 * 2.0**23  # what the bits BIAS stand for
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlx.codegen.emit import Function, Module, Value, f32, i32, i64
 from rlx.codegen.kernel import KernelSpec
@@ -13,6 +12,7 @@ from rlx.codegen.storage import memory_type
 from rlx.ir.dtype import DType
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_strips import BLOCKS, LINE, ROWS, strip_layout
+from rlx.records import dataclass
 
 
 class _Table:

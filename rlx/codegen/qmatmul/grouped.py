@@ -7,14 +7,13 @@ further on as the chunks before it can have filled up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 from rlx.codegen.grouped_matmul import Chunk, each_chunk
 from rlx.codegen.matmul import CHUNK
 from rlx.codegen.qmatmul.product import Product, QuantMatmul
 from rlx.codegen.qmatmul.rows import QuantizeRows, tile_of
 from rlx.codegen.storage import memory_type
+from rlx.records import dataclass
 
 
 def routed_rows(rows: int, experts: int, tile: int) -> int:

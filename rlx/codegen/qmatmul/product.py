@@ -6,7 +6,6 @@ pairs of strips). A unit of work is one chunk against one strip; workers take eq
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr
@@ -23,6 +22,7 @@ from rlx.codegen.target import Target
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_rows import RowLayout
 from rlx.ir.quant_strips import ROWS, strip_layout
+from rlx.records import dataclass
 
 CHUNK = 256 << 10  # bytes of quantised rows that a strip is multiplied with in one go
 RUNS = 64  # codes of a row that share a scale where those of a run of 32 need not have their own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from rlx.codegen.emit import Function, Module, Type, Value, i8, i16, i32, i64, vec
@@ -12,6 +11,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.ir.dim import Dim
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_strips import BLOCKS, LINE, ROWS, BlockMap, strip_layout
+from rlx.records import dataclass
 
 SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, f32, i8, i16, i32, i64, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.qmatmul.row_tiles import TileBlock, beginning, encode, has_tiles, scale_and_inverse
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
 from rlx.ir.quant_rows import RUN, RowLayout
+from rlx.records import dataclass
 
 _STEP = 16  # codes at a time: a run of the smallest kind
 

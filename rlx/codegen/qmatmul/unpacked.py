@@ -9,7 +9,6 @@ the block. A row that is one block is unpacked by pieces, and its sums stay inte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.codegen.emit import Function, Value, i16, i32, vec
 from rlx.codegen.qmatmul.dot import Index, Run, Widened
@@ -17,6 +16,7 @@ from rlx.codegen.qmatmul.formats import Blocks, Format, Strip, Weights
 from rlx.codegen.qmatmul.supers import Super
 from rlx.codegen.qmatmul.tile import Tile
 from rlx.ir.quant_strips import LINE, ROWS
+from rlx.records import dataclass
 
 _CACHE = 16 << 10  # bytes of unpacked blocks: they and a tile's rows stay in the first-level cache
 _PIECE = 16  # codes of a row without blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from rlx.codegen.region.weights import is_weight
 from rlx.codegen.storage import stream
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType, c64
+from rlx.records import dataclass
 
 
 @dataclass

@@ -4,7 +4,6 @@ and writes to states are made of."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +15,7 @@ from rlx.codegen.region.trace import Item, Place
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.op import lookup
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

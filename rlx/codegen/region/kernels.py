@@ -4,7 +4,7 @@ two of them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from rlx.codegen.region import rules  # noqa: F401  (fills the table of rules)
@@ -15,6 +15,7 @@ from rlx.ir.dtype import DType, u8, u16, u32, u64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Value
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

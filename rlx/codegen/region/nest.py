@@ -8,10 +8,9 @@ to a value of the row, so instructions that use its result come in a later pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
+from rlx.records import dataclass
 
 ROW = -1
 

@@ -8,7 +8,6 @@ fixed by the number of parts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rlx.codegen.emit import Module, Value, i64
 from rlx.codegen.region.body import Frame
@@ -18,6 +17,7 @@ from rlx.codegen.region.nest import ROW, Nest, Word
 from rlx.codegen.region.rows import RowEmitter
 from rlx.codegen.region.stages import Pass, Stages
 from rlx.codegen.region.sweep import Sweep
+from rlx.records import dataclass
 
 CELL = 8  # bytes of a number of a state in memory
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, f64, i64, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.region.registers import (
@@ -14,6 +12,7 @@ from rlx.codegen.region.registers import (
     to_memory,
 )
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

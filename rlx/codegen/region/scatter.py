@@ -6,13 +6,12 @@ equal ones the last wins, and sums are made in one order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.codegen.emit import Function, Module, Value, i64, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.region.registers import from_memory, raw_type, register_type, to_memory
 from rlx.codegen.storage import memory_type
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 STRIP = 256  # elements of a slice that a worker takes at a time
 

@@ -4,7 +4,7 @@ chosen for the lanes of vectors, and everything that comes with a run gets a wor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlx.codegen.region.affine import Affine
 from rlx.codegen.region.kernels import Stored, Traced
@@ -29,6 +29,7 @@ from rlx.codegen.region.nest import (
 from rlx.codegen.region.trace import Item, Place
 from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

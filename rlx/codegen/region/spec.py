@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from rlx.codegen.emit import Module
@@ -14,6 +13,7 @@ from rlx.codegen.region.rows import RowEmitter
 from rlx.codegen.region.stream import StreamEmitter
 from rlx.codegen.region.strips import StripEmitter, is_tall
 from rlx.codegen.region.tiles import TileEmitter
+from rlx.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@ row between them; and which elements are kept from one pass to a later one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlx.codegen.emit import i8
 from rlx.codegen.region.nest import ROW, Apply, Checked, Count, Fold, Load, Nest, Store, Walk
 from rlx.codegen.region.registers import register_type
 from rlx.ir.dtype import DType, bool_, c64
+from rlx.records import dataclass
 
 # Keeping an element costs a store and a load; computing it again costs so many instructions.
 KEEP_ABOVE = 6

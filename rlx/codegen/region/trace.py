@@ -4,7 +4,6 @@ operands in turn. Layout ops only change the index; a reduction opens loops of i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -27,6 +26,7 @@ from rlx.ir.dtype import DType, i32, i64
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
+from rlx.records import dataclass
 
 Index = tuple[Affine, ...]
 

@@ -7,7 +7,6 @@ the order of `operand_names`, absent ones leaving no gap.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from rlx.ir.ops.matmul import widened
 from rlx.ir.ops.norm import LayerNorm, RmsNorm, elementwise_cost, require_eps
 from rlx.ir.ops.rope import Rope
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 
 _T = TypeVar("_T")
 _UNPROMOTED = ("cos", "sin", "mask")  # as in rope and attention, they leave the type alone

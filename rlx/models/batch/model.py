@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from rlx.models.batch.request import Request
 from rlx.models.executables import Executables, share_states
 from rlx.models.limits import check_tokens
 from rlx.models.shipped import Shipped
+from rlx.records import dataclass
 from rlx.specialize.options import CompileOptions
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.ir.dim import Dim
 from rlx.models.blocks import Net, Tensor
+from rlx.records import dataclass
 
 PAGE = 64  # tokens
 

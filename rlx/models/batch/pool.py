@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from rlx.errors import InputError, OptionError, UnsupportedError
@@ -17,6 +17,7 @@ from rlx.models.build import DRAWS, Described, ModelFile, body, require_adapted
 from rlx.models.kv import CacheType
 from rlx.models.limits import context_length
 from rlx.models.shipped import Recipe
+from rlx.records import dataclass
 from rlx.specialize.variant import ModelVariant
 
 USE = "requests"

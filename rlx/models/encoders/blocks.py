@@ -7,7 +7,6 @@ masked, and pooling takes real tokens only, so a padded text gives the vector it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from rlx.ir.attrs import MaskKind
 from rlx.models.encoders.config import EncoderConfig
 from rlx.models.parts import Parts, Tensor
 from rlx.models.rope_tables import RopeConfig, rope_tables
+from rlx.records import dataclass
 
 _DROPPED = float("-inf")
 _FARTHEST = 128  # tokens; relative positions beyond share a bucket

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.models.rope_tables import RopeConfig
+from rlx.records import dataclass
 
 # model_type and general.architecture → the page that describes it
 HF_TYPES = {

@@ -7,7 +7,7 @@ metadata, or taken as usual for the architecture.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder, weights_file
 from rlx.formats.jsonfile import read_list, read_object
+from rlx.records import dataclass
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # how older files say it, in the order in which several are joined

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.errors import FormatError, InputError, OptionError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.encoders.build import EncoderFile
+from rlx.records import dataclass
 
 OVERLONG = ("warn", "cut", "error")  # what to do with a text that is too long
 

@@ -7,7 +7,6 @@ queries and keys, then the views that bring heads into place and repeat them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from rlx.ir.node import Value
 from rlx.passes.fuse.causal import hidden_scores, mask_kind, sees_itself
 from rlx.passes.pattern import Match, number, op
 from rlx.passes.rewrite import Result, Rule
+from rlx.records import dataclass
 
 FAR = -1e8  # a score this low vanishes beside any other, and swallows what is added to it
 

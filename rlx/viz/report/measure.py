@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from rlx.ir.module import GraphModule
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
+from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import PREPARED, ParamStore
 from rlx.runtime.template import Template, make_template
