@@ -15,6 +15,9 @@ from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
 def open_model(path: str | os.PathLike[str]) -> GgufFile | HfFolder:
     """A GGUF file, a Hugging Face folder, or a folder that holds one GGUF model."""
     place = Path(path)
+    if (place / "modules.json").is_file() and not (place / "config.json").is_file():
+        # sentence-transformers once kept the model in a folder of its own, 0_Transformer
+        place = next((p.parent for p in sorted(place.glob("0_*/config.json"))), place)
     if place.is_dir() and not (place / "config.json").is_file():
         found = sorted(p for p in place.glob("*.gguf") if "-of-" not in p.name)
         found += sorted(place.glob("*-00001-of-*.gguf"))

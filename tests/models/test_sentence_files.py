@@ -167,6 +167,20 @@ def test_settings_of_the_wrong_form(tmp_path: Path, name: str, text: str, error:
         rlx.load(tmp_path)
 
 
+def test_a_model_in_a_folder_of_its_own(tmp_path: Path, plain: Any) -> None:
+    """As sentence-transformers wrote them at first."""
+    inner = tmp_path / "0_Transformer"
+    inner.mkdir()
+    write_model(inner)
+    write_json(inner / "sentence_bert_config.json", {"max_seq_length": 11})
+    write_modules(tmp_path, TRANSFORMER, MEAN, ("Normalize", {}))
+    write_prompts(tmp_path)
+    with rlx.load(tmp_path, device="reference") as model:
+        assert model.max_tokens == 11
+        close(model.embed(TEXTS), unit(plain))
+        close(model.embed(["cat"], prompt="query"), model.embed(["a b cat"]))
+
+
 def test_settings_under_the_name_of_the_architecture(tmp_path: Path) -> None:
     write_model(tmp_path, "roberta")
     write_json(tmp_path / "sentence_roberta_config.json", {"max_seq_length": 9})

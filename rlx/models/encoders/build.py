@@ -53,7 +53,8 @@ class EncoderFile:
     def of(path: Path, file: GgufFile | HfFolder) -> EncoderFile:
         config = from_gguf(file) if isinstance(file, GgufFile) else from_hf(file)
         arch = importlib.import_module(f"rlx.models.encoders.{config.arch}")
-        return EncoderFile(path, file, config, sentence.read(file), arch)
+        place = path if path.is_dir() else path.parent
+        return EncoderFile(path, file, config, sentence.read(file, place), arch)
 
     def weights(self, dtype: str | None = None) -> Weights:
         """The weights, matrices of layers kept as `dtype`."""

@@ -64,17 +64,19 @@ class SentenceConfig:
     scores: str = "sigmoid"  # what is done to the logit of a cross-encoder: sigmoid or none
 
 
-def read(file: GgufFile | HfFolder) -> SentenceConfig:
-    """The settings that come with a model."""
+def read(file: GgufFile | HfFolder, folder: Path) -> SentenceConfig:
+    """The settings that come with a model, which may lie in a folder inside theirs."""
     if isinstance(file, GgufFile):
         kind = file.need("general.architecture", str)
         number = file.get(f"{kind}.pooling_type", int, 1)
         return SentenceConfig(pooling=(_GGUF_MODES.get(number, "mean"),))
-    folder = file.path
     stated: Mapping[str, Any] = next(filter(None, map(file.json, _SETTINGS)), {})
-    found: dict[str, Any] = {"max_tokens": _max_tokens(file, stated), "scores": _scores(file)}
+    more = folder / _MORE_SETTINGS
+    settings = read_object(more) if more.is_file() else {}
+    found: dict[str, Any] = {"max_tokens": _max_tokens(file, stated)}
+    found["scores"] = _scores(file.config, settings)
     found["lower_case"] = bool(stated.get("do_lower_case"))
-    found |= _prompts(file)
+    found |= _prompts(settings, str(more))
     if (folder / "modules.json").is_file():
         found |= _modules(folder)
     return SentenceConfig(**found)
@@ -88,29 +90,27 @@ def _max_tokens(file: HfFolder, stated: Mapping[str, Any]) -> int | None:
     return int(longest) if usable else None  # type: ignore[arg-type]
 
 
-def _prompts(file: HfFolder) -> dict[str, Any]:
-    name = _MORE_SETTINGS
-    settings = file.json(name)
+def _prompts(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     texts = prompts.values() if isinstance(prompts, dict) else [prompts]
     if not isinstance(prompts, dict) or not all(isinstance(v, str | None) for v in texts):
         raise FormatError(
-            "prompts are not texts by name", where=str(file.path / name), got=repr(prompts)[:80],
+            "prompts are not texts by name", where=where, got=repr(prompts)[:80],
             expected='"prompts": {"query": "query: "}',
         )  # fmt: skip
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise FormatError(
-            "no prompt has the name of the default", where=str(file.path / name),
-            got=repr(default)[:80], expected=", ".join(prompts) or "none",
+            "no prompt has the name of the default", where=where, got=repr(default)[:80],
+            expected=", ".join(prompts) or "none",
         )  # fmt: skip
     return {"prompts": {k: v or "" for k, v in prompts.items()}, "default_prompt": default}
 
 
-def _scores(file: HfFolder) -> str:
+def _scores(config: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """A cross-encoder with one label gives sigmoids unless its file says otherwise."""
-    places = (file.config.get("sentence_transformers"), file.json(_MORE_SETTINGS))
+    places = (config.get("sentence_transformers"), settings)
     stated = (place.get("activation_fn") for place in places if isinstance(place, dict))
-    named = next(filter(None, stated), file.config.get("sbert_ce_default_activation_function"))
+    named = next(filter(None, stated), config.get("sbert_ce_default_activation_function"))
     return "none" if isinstance(named, str) and named.endswith("Identity") else "sigmoid"
 
 
