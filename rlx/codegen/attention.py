@@ -56,12 +56,14 @@ class Problem:
         return f64 if any(t.bits == 64 for t in (self.q, self.k, self.v)) else f32
 
     @property
-    def causal(self) -> bool:
-        return self.kind.kind in ("causal", "sliding_window")
+    def ends(self) -> bool:
+        """Whether rows see keys up to one of their own."""
+        return self.kind.ahead is not None
 
     @property
-    def window(self) -> int:
-        return self.kind.window
+    def starts(self) -> bool:
+        """Whether rows see keys from one of their own on."""
+        return self.kind.behind is not None
 
     @property
     def query_factor(self) -> float:
@@ -215,15 +217,17 @@ class Rows:
     def end(self, row: Value) -> Value:
         """The first key behind those that the row sees."""
         keys = self.words["keys"]
-        if not self.problem.causal:
+        ahead = self.problem.kind.ahead
+        if ahead is None:
             return keys
-        return self.f.max(self.f.min(self.past + self.place(row)[0] + 1, keys), 0)
+        return self.f.max(self.f.min(self.past + self.place(row)[0] + (ahead + 1), keys), 0)
 
     def start(self, row: Value) -> Value:
         """The first key that the row sees."""
-        if not self.problem.window:
+        behind = self.problem.kind.behind
+        if behind is None:
             return self.f.i64(0)
-        return self.f.max(self.past + self.place(row)[0] + (1 - self.problem.window), 0)
+        return self.f.max(self.past + self.place(row)[0] - behind, 0)
 
 
 def weight(difference: Value) -> Value:

@@ -88,8 +88,8 @@ class Paged(Decode):
         known = row.ult(words["sequences"]) & position.ult(words["pages"] * self.page)
         known = known & (end <= words["pages"] * self.page)
         first = f.i64(0)
-        if self.problem.window:
-            first = f.max(position + (1 - self.problem.window), 0)
+        if self.problem.kind.behind is not None:
+            first = f.max(position - self.problem.kind.behind, 0)
             first = first - first.urem(self.block)
         sums, space = (sums_of(f, self, tid, number) for number in (0, 3))
         batch, line = f.i64(0), token * self.problem.group

@@ -45,7 +45,7 @@ class _Panel:
         ))  # fmt: skip
         scores = self.space(self.places.scores)
         self.scores = PanelScores(f, self.problem, self.tiling, scores, f["key"], *tables)
-        self.plain = not (self.problem.causal or self.problem.softcap or self.problem.mask)
+        self.plain = not (self.problem.ends or self.problem.softcap or self.problem.mask)
         self.maxima, self.totals = (
             f.gep(f.gep(f["sums"], at), f["p"], self.tiling.panel_bytes)
             for at in (kernel.maxima(f.target), kernel.totals(f.target))
@@ -69,9 +69,9 @@ class _Panel:
         """Keys outside what the first and the last row see are left out altogether."""
         f, t, tables = self.f, self.tiling, self.scores
         first, last = f.i64(0), f["count"]
-        if self.problem.causal:
+        if self.problem.ends:
             last = self._limit(tables.ends, t.panel - 1)
-        if self.problem.window:
+        if self.problem.starts:
             start = self._limit(tables.starts, 0)
             first = start - start.urem(t.keys)
         f.if_(first < last, lambda: self._work(first, last))
@@ -81,10 +81,10 @@ class _Panel:
         before = self._kept([f.const(float("-inf"), t.vector)] * t.vectors, self._load(self.maxima))
         found = self._scores(first, last, before)
         self.scores.adjust(first, last)
-        if self.problem.causal:
+        if self.problem.ends:
             seen = self._limit(self.scores.ends, 0)
             self.scores.hide(f.max(seen, first), last)
-        if self.problem.window:
+        if self.problem.starts:
             self.scores.hide(first, f.min(self._limit(self.scores.starts, t.panel - 1), last))
         if not self.plain:
             found = self.scores.largest(first, last, before)
@@ -174,7 +174,7 @@ class _Panel:
             values = f.gep(slabs, slab, t.slab_block_bytes)
             for row in f.range(0, t.panel, t.rows):
                 end = last
-                if self.problem.causal:
+                if self.problem.ends:
                     end = f.min(self._limit(self.scores.ends, row + (t.rows - 1)), last)
                 at = f.gep(weights, row * t.sums.bytes)
                 self._tile(row, slab, at, values, end - first)

@@ -41,7 +41,7 @@ class Prefill(AttentionKernel):
         last one writes results."""
         p = self.problem
         whole = self.value_columns(target) == p.head_dim
-        return whole and not p.causal and p.sinks is None
+        return whole and not p.ends and p.sinks is None
 
     def emit(self, m: Module) -> None:
         part = _emit_part(m, self)
@@ -128,7 +128,7 @@ def _emit_prepare(m: Module, kernel: Prefill) -> Function:
     params = [("words", ptr), ("space", ptr), *_ITEM, ("panels", i64)]
     f = m.function("prepare", params, internal=True)
     places, space, item = Places.of(t), f["space"], (f["batch"], f["head"])
-    if problem.mask is not None or problem.causal:
+    if problem.mask is not None or problem.ends:
         for r in f.range(0, f["panels"] * t.panel):
             _enter(f, problem, places, r)
     for p in f.range(0, f["panels"]):
@@ -144,7 +144,7 @@ def _enter(f: Function, problem: Problem, places: Places, number: Value) -> None
     if problem.mask is not None:
         offset = rows.mask_offset(f["batch"], f["head"], row)
         f.store(offset, f.gep(f.gep(space, places.masks), number, 8))
-    if problem.causal:
+    if problem.ends:
         f.store(rows.end(row).to(i32), f.gep(f.gep(space, places.ends), number, 4))
         f.store(rows.start(row).to(i32), f.gep(f.gep(space, places.starts), number, 4))
 

@@ -6,6 +6,7 @@ from rlx.codegen import math
 from rlx.codegen.attention import Problem, Rows, Words, or_zero, weight
 from rlx.codegen.emit import Function, Type, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
+from rlx.ir.attrs import MaskKind
 from rlx.records import dataclass
 
 
@@ -61,7 +62,7 @@ class RowScores:
         wide = vec(self.lanes, self.type)
         numbers = f.iota(vec(self.lanes, i32))
         end = f.min(rows.end(row) - self.key, self.count).to(i32)
-        first = (rows.start(row) - self.key).to(i32) if p.window else None
+        first = (rows.start(row) - self.key).to(i32) if p.starts else None
         mask = rows.mask_offset(f["batch"], self.head, row) if p.mask is not None else None
 
         def step(j: Value, found: Value) -> Value:
@@ -90,9 +91,9 @@ class RowScores:
         numbers = f.min(numbers, f.splat(self.count - 1, lanes)) + f.splat(self.key, lanes)
         at = numbers * f.splat(words["mask_step"], lanes) + f.splat(mask, lanes)
         raw = f.gather(words["mask"], at, vec(lanes, memory_type(p.mask)))
-        if p.kind.kind == "custom":
-            return f.select(raw.ne(0), score, float("-inf"))
-        return score + widen(f, raw, p.mask, self.type)
+        if p.kind == MaskKind.BIAS:
+            return score + widen(f, raw, p.mask, self.type)
+        return f.select(raw.ne(0), score, float("-inf"))
 
     def _exponentials(self, line: Value, top: Value) -> Value:
         """A row's scores to weights; gives their total."""

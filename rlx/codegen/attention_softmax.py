@@ -8,6 +8,7 @@ from rlx.codegen.attention_pairs import pairs, parts
 from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
+from rlx.ir.attrs import MaskKind
 from rlx.records import dataclass
 
 
@@ -52,9 +53,9 @@ class PanelScores:
         if self.problem.mask is None:
             return score
         raw = self._mask(key, vector)
-        if self.problem.kind.kind == "custom":
-            return self.f.select(raw.ne(0), score, float("-inf"))
-        return score + widen(self.f, raw, self.problem.mask, self.problem.sums)
+        if self.problem.kind == MaskKind.BIAS:
+            return score + widen(self.f, raw, self.problem.mask, self.problem.sums)
+        return self.f.select(raw.ne(0), score, float("-inf"))
 
     def _mask(self, key: Value, vector: int) -> Value:
         """The mask's elements for a key and a vector of rows."""
@@ -76,7 +77,7 @@ class PanelScores:
             for j in range(t.vectors):
                 at, table = j * t.vector.bytes, j * t.lanes * 4
                 keep = position < f.load(self.ends, position.type, table)
-                if self.problem.window:
+                if self.problem.starts:
                     keep = keep & (position >= f.load(self.starts, position.type, table))
                 score = f.load(self.row(key), t.vector, at)
                 f.store(f.select(keep, score, float("-inf")), self.row(key), at)

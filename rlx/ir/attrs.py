@@ -80,7 +80,8 @@ class Body:
 
 
 class MaskKind:
-    """Which keys a query may see: NONE, CAUSAL, SLIDING_WINDOW(w), CUSTOM (flags), BIAS (added)."""
+    """Which keys a query may see: NONE, CAUSAL, SLIDING_WINDOW(w), LOCAL(w), CUSTOM (flags), BIAS
+    (added)."""
 
     __slots__ = ("kind", "window")
 
@@ -90,10 +91,12 @@ class MaskKind:
     BIAS: MaskKind
 
     def __init__(self, kind: str, window: int = 0) -> None:
-        if kind not in ("none", "causal", "sliding_window", "custom", "bias"):
+        if kind not in ("none", "causal", "sliding_window", "local", "custom", "bias"):
             raise AttributeValueError("unknown mask kind", got=kind, expected=_MASKS)
-        if (kind == "sliding_window") != (window > 0):
+        if (kind == "sliding_window") != (window > 0) and kind != "local":
             raise AttributeValueError("a sliding window needs a positive width", got=window)
+        if window < 0:
+            raise AttributeValueError("a local mask needs a distance", got=f"{kind}({window})")
         self.kind, self.window = kind, window
 
     @staticmethod
@@ -102,18 +105,33 @@ class MaskKind:
         return MaskKind("sliding_window", window)
 
     @staticmethod
+    def LOCAL(distance: int) -> MaskKind:
+        """Key position at most `distance` away from the query's, on either side."""
+        return MaskKind("local", distance)
+
+    @staticmethod
     def of(value: object) -> MaskKind:
         if isinstance(value, MaskKind):
             return value
         if isinstance(value, str):
             kind, _, width = value.lower().rstrip(")").partition("(")
-            return MaskKind(kind, int(width) if width.isdigit() else 0)
+            return MaskKind(kind, int(width) if width.isdigit() else -(kind == "local"))
         raise AttributeValueError("not a mask kind", got=repr(value), expected=_MASKS)
 
     @property
     def needs_mask(self) -> bool:
-        """Whether the attention op takes a mask tensor."""
+        """Whether the attention op must have a mask tensor."""
         return self.kind in ("custom", "bias")
+
+    @property
+    def behind(self) -> int | None:
+        """How far behind a query the first key is that it sees; None where none is too far."""
+        return {"sliding_window": self.window - 1, "local": self.window}.get(self.kind)
+
+    @property
+    def ahead(self) -> int | None:
+        """The same for the last key, ahead of the query."""
+        return {"causal": 0, "sliding_window": 0, "local": self.window}.get(self.kind)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MaskKind):
@@ -124,10 +142,10 @@ class MaskKind:
         return hash((self.kind, self.window))
 
     def __repr__(self) -> str:
-        return f"{self.kind}({self.window})" if self.window else self.kind
+        return f"{self.kind}({self.window})" if self.behind is not None else self.kind
 
 
-_MASKS = "none, causal, sliding_window(w), custom or bias"
+_MASKS = "none, causal, sliding_window(w), local(w), custom or bias"
 MaskKind.NONE, MaskKind.CAUSAL = MaskKind("none"), MaskKind("causal")
 MaskKind.CUSTOM, MaskKind.BIAS = MaskKind("custom"), MaskKind("bias")
 

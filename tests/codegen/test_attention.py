@@ -48,13 +48,15 @@ def expected(q, k, v, scale, kind=MaskKind.NONE, softcap=0.0, mask=None, sinks=N
         at, seen = keys - rows + i, np.ones(keys, bool)
         if kind.kind in ("causal", "sliding_window"):
             seen = np.arange(keys) <= at
-        if kind.window:
+        if kind.kind == "sliding_window":
             seen &= np.arange(keys) > at - kind.window
+        if kind.kind == "local":
+            seen = np.abs(np.arange(keys) - at) <= kind.window
         scores = k[b, h // group] @ q[b, h, i] * scale
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
-        if mask is not None and kind == MaskKind.CUSTOM:
-            seen = mask[b, h, i]
+        if mask is not None and kind != MaskKind.BIAS:
+            seen = seen & mask[b, h, i]
         elif mask is not None:
             scores = scores + mask[b, h, i].astype(np.float64)
             seen = scores > -np.inf
@@ -134,6 +136,13 @@ MANY = {
     "more queries than keys": case(1, 50, 20, 2, 2, 32, kind="causal"),
     "window": case(1, 150, 220, 3, 3, 32, kind="sliding_window(40)"),
     "window of one": case(1, 20, 20, 2, 1, 16, kind="sliding_window(1)"),
+    "both sides": case(2, 150, 150, 3, 3, 32, kind="local(20)"),
+    "both sides of long rows": case(1, 430, 430, 1, 1, 64, kind="local(33)"),
+    "both sides of groups": case(1, 90, 160, 6, 2, 64, kind="local(7)", types="f32 f16"),
+    "both sides, more queries than keys": case(1, 50, 20, 2, 2, 32, kind="local(4)"),
+    "as long as the reach": case(1, 41, 41, 2, 1, 32, kind="local(41)"),
+    "shorter than the reach": case(1, 30, 30, 2, 1, 32, kind="local(64)"),
+    "itself alone": case(1, 40, 40, 2, 1, 16, kind="local(0)"),
     "all keys": case(2, 67, 131, 3, 1, 96, kind="none"),
     "one block of keys": case(2, 128, 128, 3, 3, 32),
     "a key more than two blocks": case(1, 130, 257, 2, 1, 64),
@@ -166,6 +175,7 @@ FEW = {
     "eight bits": case(1, 1, 77, 4, 2, 64, types="f32 f8e5m2"),
     "queries": case(1, 5, 150, 2, 2, 64, kind="causal"),
     "window": case(1, 3, 500, 4, 2, 32, kind="sliding_window(70)"),
+    "both sides": case(1, 7, 300, 2, 2, 64, kind="local(5)"),
     "eight rows": case(1, 1, 100, 8, 1, 40, softcap=1.5, scale=0.4),
     "seven rows": case(1, 1, 90, 7, 1, 7),
     "more queries than keys": case(1, 4, 2, 2, 1, 40, kind="causal"),
@@ -189,14 +199,15 @@ def test_few_rows(name):
     assert {type(s.spec) for s in native.made.steps} == {Decode, Join}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_drawn_shapes(seed):
     """Any sizes, groups, types, layouts and computed masks."""
     rng = np.random.default_rng(seed)
     group, kv_heads = (int(n) for n in rng.integers(1, 5, 2))
     rows, keys = int(rng.choice([1, 2, 17, 65, 130])), int(rng.integers(1, 260))
     dim = int(rng.choice([8, 16, 20, 33, 64, 112]))
-    kind = str(rng.choice(["none", "causal", f"sliding_window({rng.integers(1, 90)})"]))
+    windows = [f"sliding_window({rng.integers(1, 90)})", f"local({rng.integers(0, 90)})"]
+    kind = str(rng.choice(["none", "causal", *windows]))
     kv_type = rng.choice(["f32", "f16", "bf16"])
     layouts = " ".join(rng.choice(["bshd", "bhsd"], 2))
     dims = (int(rng.integers(1, 3)), rows, keys, group * kv_heads, kv_heads, dim)
@@ -218,6 +229,27 @@ def test_mask_tensors_broadcast(rows, mask):
     sizes, setups = (2, rows, 90, 4, 2, 32), [SETUPS[1]]
     check(sizes, kind="custom", mask=flags(*dims), setups=setups)
     check(sizes, kind="bias", mask=draw(7, *dims, dtype="f16"), setups=setups)
+
+
+@pytest.mark.parametrize("length", [8, 31, 200])
+def test_padded_texts_of_local_attention(length):
+    """A window on both sides, and real keys only: a query far behind the last one sees none."""
+    real = np.arange(length) < np.array([[length], [length // 2], [1]])
+    check((3, length, length, 2, 2, 32), kind="local(15)", mask=real[:, None, None])
+
+
+def test_one_kernel_where_queries_are_the_keys():
+    """One query has one key then, so none is made for long rows of keys."""
+    g = Graph("self")
+    values = [g.input(n, ["batch", "seq", 2, 32]) for n in "qkv"]
+    g.set_outputs(g.attention(*values, num_heads=2, num_kv_heads=2, head_dim=32))
+    native = Native(g, HOST, 2, {"batch": 2, "seq": 40})
+    assert [type(s.spec) for s in native.made.steps] == [Prefill, Join]
+    for length in (1, 2, 40):
+        arrays = {n: draw(i, 2, length, 2, 32) for i, n in enumerate("qkv")}
+        (got,) = native.run(arrays, {"batch": 2, "seq": length})
+        q, k, v = (heads_first(arrays[n], "bshd") for n in "qkv")
+        close(heads_first(got, "bshd"), expected(q, k, v, 32**-0.5), 32, v)
 
 
 @pytest.mark.parametrize("rows", [2, 30])

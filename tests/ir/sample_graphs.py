@@ -186,7 +186,7 @@ def customs() -> Graph:
     inner = _body(lambda b, v: b.neg(v), ([3],), name="inner")
     odd = (1, 1.0, True, "1", None, (), (1,), ("a", (2.5, (False,))), float("nan"), -0.0, 10**40)
     y = tagged(g, x, tag=odd, dim=sym("true") * 2 + sym.SEQ, minus=sym("none") * -3 + 1)
-    y = tagged(g, y, dtype=ALL[3], mask=MaskKind.CAUSAL, data=Data([1, 2, 3], "u8"))
+    y = tagged(g, y, dtype=ALL[3], mask=MaskKind.LOCAL(0), data=Data([1, 2, 3], "u8"))
     y = tagged(g, y, shape=x.shape, word="é\ud800\x00", nested=(("graph", (Body(inner),)),))
     return g.set_outputs(y)
 

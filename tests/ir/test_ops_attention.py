@@ -60,6 +60,10 @@ def seen_by(kind, rows, keys, mask=None):
         return lambda b, h, i, j: j <= keys - rows + i
     if kind == "window":
         return lambda b, h, i, j: keys - rows + i - 3 < j <= keys - rows + i
+    if kind == "local":
+        return lambda b, h, i, j: abs(j - (keys - rows + i)) <= 1
+    if kind == "local, some":
+        return lambda b, h, i, j: abs(j - (keys - rows + i)) <= 1 and bool(mask[b, h, i, j])
     if kind == "custom":
         return lambda b, h, i, j: bool(mask[b, h, i, j])
     return lambda b, h, i, j: True
@@ -69,13 +73,15 @@ KINDS = {
     "none": MaskKind.NONE,
     "causal": MaskKind.CAUSAL,
     "window": MaskKind.SLIDING_WINDOW(3),
+    "local": MaskKind.LOCAL(1),
+    "local, some": MaskKind.LOCAL(1),
     "custom": MaskKind.CUSTOM,
     "bias": MaskKind.BIAS,
 }
 
 
 def make_mask(kind, *scores):
-    if kind == "custom":
+    if kind in ("custom", "local, some"):
         mask = rng.random(scores) < 0.6
         mask[0, 0, 0] = False  # one query that sees nothing
         return mask
@@ -208,6 +214,9 @@ def test_attention_cost_counts_visible_pairs():
     assert flops(10, 10, "causal") == per_pair * 55  # 1 + 2 + … + 10
     assert flops(1, 10, "causal") == per_pair * 10
     assert flops(10, 10, "window") == per_pair * (1 + 2 + 3 * 8)
+    assert flops(10, 10, "local") == per_pair * (2 + 3 * 8 + 2)
+    assert flops(4, 2, "local") == per_pair * (0 + 1 + 2 + 2)
+    assert flops("seq", "seq", "local") == _symbol("seq") * (3 * per_pair)
     assert flops("seq", "seq", "causal") == flops("seq", "seq", "none") // 2 + _symbol("seq") * (
         per_pair // 2
     )
@@ -259,6 +268,9 @@ def blocks(x):
         ((Q, K, K), {"mask_kind": "custom"}, ShapeError, "custom needs a mask"),
         ((Q, K, K, [3, 5]), {"mask_kind": "causal"}, ShapeError, "causal takes no mask"),
         ((Q, K, K, [3, 5]), {"mask_kind": "custom"}, DTypeError, "hint: numbers to add"),
+        ((Q, K, K, [3, 5]), {"mask_kind": "local(2)"}, DTypeError, "a local mask holds flags"),
+        ((Q, K, K), {"mask_kind": "local"}, AttributeValueError, "a local mask needs a distance"),
+        ((Q, K, K), {"mask_kind": "causal(2)"}, AttributeValueError, "a sliding window needs"),
         (
             (Q, K, K, Shape([3, 5], "bool")),
             {"mask_kind": "bias"},

@@ -15,6 +15,7 @@ from tiny_encoders import CONFIGS, LENGTHS, SENTENCES, batch, weights, write_fol
 import rlx
 from rlx import CompileOptions, DimBinding, Session
 from rlx.formats.fetch import cached
+from rlx.ir.attrs import MaskKind
 from rlx.models.encoders.blocks import buckets
 from rlx.models.encoders.build import EncoderFile, Use, describe
 
@@ -196,6 +197,19 @@ def test_dense_layers_ask_for_fewer_multiplications() -> None:
     records = [n.op for n in graph.nodes if n.op.name == "fused_matmul_bias_act"]
     assert len(records) == 6 * file.config.layers
     assert all(record.strassen for record in records)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_local_layers_see_a_window(tmp_path: Path, padded: bool) -> None:
+    """A window of its own kind, so that keys outside are never multiplied."""
+    write_folder("modernbert", tmp_path)
+    file = EncoderFile.open(tmp_path)
+    graph = describe(file, file.weights(), Use("hidden", padded=padded)).module.into_graph()
+    kinds = [n.op.mask_kind for n in graph.nodes if n.op.name == "attention"]
+    whole = MaskKind.CUSTOM if padded else MaskKind.NONE
+    local = MaskKind.LOCAL(CONFIGS["modernbert"]["local_attention"] // 2)
+    layers = range(file.config.layers)
+    assert kinds == [local if i in file.config.local_layers else whole for i in layers]
 
 
 @pytest.mark.parametrize("kept", [{"dtype": "bf16"}, {"quant": "int8"}, {"quant": "Q8_0"}])

@@ -514,7 +514,7 @@ def attention() -> Iterator[Case]:
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     for t in ("f32", "f16", "bf16"):
         args = {"q": Arg((2, "n", 64), t), "k": Arg((2, "n", 32), t), "v": Arg((2, "n", 32), t)}
-        for mask in ("none", "causal", "sliding_window(3)"):
+        for mask in ("none", "causal", "sliding_window(3)", "local(0)", "local(3)", "local(64)"):
             for cap in (0.0, 5.0):
                 yield Case(
                     "attention", f"{t}-{mask}-{cap}", args,
@@ -539,7 +539,7 @@ def attention() -> Iterator[Case]:
             ), 24, "sum", sizes=(1, 5, 67),
         )  # fmt: skip
     full = {"q": Arg((2, "n", 64)), "k": Arg((2, "n", 32)), "v": Arg((2, "n", 32))}
-    for kind, t in (("custom", "bool"), ("bias", "f32")):
+    for kind, t in (("custom", "bool"), ("local(5)", "bool"), ("bias", "f32")):
         yield Case(
             "attention", f"f32-{kind}", full | {"m": Arg(("n", "n"), t)},
             lambda g, q, k, v, m, kind=kind: g.attention(q, k, v, m, **heads, mask_kind=kind),

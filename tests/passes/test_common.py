@@ -141,11 +141,12 @@ def norm_cases() -> Iterable[Case]:
 def attention_cases() -> Iterable[Case]:
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     q, k, v = f(2, 3, 32), f(2, 5, 16), f(2, 5, 16)
-    for kind in ("none", "causal", MaskKind.SLIDING_WINDOW(2)):
+    for kind in ("none", "causal", MaskKind.SLIDING_WINDOW(2), MaskKind.LOCAL(1)):
         yield "attention", [q, k, v], {**sizes, "mask_kind": kind, "softcap": 3.0}
     keep = f(2, 1, 3, 5) > 0.5
     keep[0, 0, 1] = False  # a query without any key
     yield "attention", [q, k, v, keep], {**sizes, "mask_kind": "custom", "scale": 0.3}
+    yield "attention", [q, k, v, keep], {**sizes, "mask_kind": "local(2)"}
     bias = np.where(keep, f(2, 1, 3, 5), -np.inf).astype(np.float32)
     yield "attention", [q, k, v, bias], {**sizes, "mask_kind": "bias"}
     heads = [f(2, 4, 3, 8, dtype=np.float16), f(2, 2, 5, 8, dtype=np.float16)]

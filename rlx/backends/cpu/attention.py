@@ -53,7 +53,7 @@ def _sizes(node: Node, name: str) -> Heads:
 
 def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[AttentionKernel]:
     """The kernel for the rows there are; both kinds when the number arrives with a run."""
-    length, group = _sizes(node, "q").length, problem.group
+    length, keys, group = _sizes(node, "q").length, _sizes(node, "k").length, problem.group
     lanes = problem.lanes(target)
     streams = problem.sums.bits == 32
     if isinstance(length, int):
@@ -62,7 +62,7 @@ def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[A
             return [Decode(problem, rows=max(rows, 1), heads=heads)]
         few = rows <= 2 * lanes
         return [Prefill(problem, rows=-(-max(rows, 1) // lanes) * lanes if few else 0)]
-    if group > MOST_ROWS or not streams:
+    if group > MOST_ROWS or not streams or same(length, keys):  # one query has one key then
         return [Prefill(problem)]
     one = Decode(problem, rows=group, heads=heads, queries="one")
     return [one, Prefill(problem, queries="more")]

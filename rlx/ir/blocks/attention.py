@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from rlx.errors import ShapeError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.blocks._parts import cast, wide
@@ -126,7 +128,7 @@ def _weights(
         scores = g.add(scores, wide(g, mask))
         keep = g.ne(scores, _MASKED)
     else:
-        keep = _visible(g, scores, kind) if mask is None else mask
+        keep = _visible(g, scores, kind, mask)
         scores = g.where(keep, scores, _MASKED)
     # a row of -inf alone is NaN after softmax; the flags turn it into zeros
     return g.where(keep, _softmax(g, scores, sinks), 0.0)
@@ -142,13 +144,17 @@ def _softmax(g: Graph, scores: Value, sinks: Value | None) -> Value:
     return g.narrow(g.softmax(joined, axis=-1), axis=3, start=0, length=keys)
 
 
-def _visible(g: Graph, scores: Value, kind: MaskKind) -> Value:
-    """Flags [Sq, Sk] of the keys at or before each query, inside the window."""
+def _visible(g: Graph, scores: Value, kind: MaskKind, mask: Value | None) -> Value:
+    """Flags of the keys inside each query's window that the mask keeps."""
     rows, keys = scores.shape.dims[2:]
     at = g.reshape(g.iota(dims=(rows,), start=keys - rows), dims=(rows, 1))
     key = g.iota(dims=(keys,))
-    keep = g.le(key, at)
-    return g.logical_and(keep, g.gt(key, g.sub(at, kind.window))) if kind.window else keep
+    kept = [] if mask is None else [mask]
+    if kind.ahead is not None:
+        kept.append(g.le(key, g.add(at, kind.ahead) if kind.ahead else at))
+    if kind.behind is not None:
+        kept.append(g.ge(key, g.sub(at, kind.behind)))
+    return reduce(g.logical_and, kept)
 
 
 @block("cache_append", has_effect=True)

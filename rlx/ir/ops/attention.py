@@ -100,7 +100,8 @@ class Attention(Op):
     q, k, v are [B, S, H*D], [B, S, H, D] ("bshd") or [B, H, S, D] ("bhsd"); the result is like q.
     Query i stands at position Sk - Sq + i. With a softcap c the scaled scores s become
     c·tanh(s/c) before the mask. A mask tensor broadcasts to [B, H, Sq, Sk]: flags of the keys to
-    keep (CUSTOM), or numbers added to the scores (BIAS). A query without any key gives zeros.
+    keep (CUSTOM, or LOCAL and fewer keys than that), or numbers added to the scores (BIAS). A query
+    without any key gives zeros.
     With a `kv_scheme` k and v are bytes of rank 4, each head of a token packed by the scheme.
     Sinks [H] are the scores of a key more in each head, whose value is zero. Where `coarse`, a
     device may round to bf16 what it multiplies.
@@ -173,7 +174,8 @@ class Attention(Op):
         return q
 
     def _check_mask(self, mask: Shape | None, scores: tuple[Dim, ...]) -> None:
-        if mask is None or not self.mask_kind.needs_mask:
+        local = self.mask_kind.kind == "local"
+        if mask is None or not (self.mask_kind.needs_mask or local):
             if (mask is not None) != self.mask_kind.needs_mask:
                 raise ShapeError(
                     f"mask kind {self.mask_kind} {'needs a' if mask is None else 'takes no'} mask",
@@ -185,7 +187,7 @@ class Attention(Op):
             require_float(mask, "a bias mask")
         elif mask.dtype.kind != "bool":
             raise DTypeError(
-                "a custom mask holds flags", got=mask, expected="bool",
+                f"a {self.mask_kind.kind} mask holds flags", got=mask, expected="bool",
                 hint="numbers to add to the scores are mask_kind=BIAS",
             )  # fmt: skip
         met = broadcast_dims(mask.dims, scores)
@@ -206,7 +208,9 @@ class Attention(Op):
             scores = self._scores(*upcast(q, k))
             if mask is not None and self.mask_kind == MaskKind.BIAS:
                 scores = scores + compute(mask)
-            keep = mask if self.mask_kind == MaskKind.CUSTOM else self._visible(*scores.shape[2:])
+            elif mask is not None:
+                scores = np.where(mask, scores, scores.dtype.type(-np.inf))
+            keep = self._visible(*scores.shape[2:])
             if keep is not None:
                 scores = np.where(keep, scores, scores.dtype.type(-np.inf))
             out = attention_weights(scores, sinks) @ self._repeated(compute(v))
@@ -228,11 +232,12 @@ class Attention(Op):
 
     def _visible(self, rows: int, keys: int) -> Array | None:
         """Flags [Sq, Sk] of the computed masks."""
-        if self.mask_kind.kind not in ("causal", "sliding_window"):
+        kind = self.mask_kind
+        if kind.ahead is None:
             return None
         ahead = np.arange(keys)[None, :] - np.arange(keys - rows, keys)[:, None]
-        keep = ahead <= 0
-        return keep & (ahead > -self.mask_kind.window) if self.mask_kind.window else keep
+        keep = ahead <= kind.ahead
+        return keep if kind.behind is None else keep & (ahead >= -kind.behind)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Two products per visible pair of query and key: half of them under a causal mask."""
@@ -246,14 +251,15 @@ class Attention(Op):
 
     def _twice_pairs(self, rows: Dim, keys: Dim) -> Dim:
         """Twice the number of visible pairs, which has no fraction also when symbolic."""
-        window = self.mask_kind.window
-        if self.mask_kind.kind not in ("causal", "sliding_window"):
+        behind, ahead = self.mask_kind.behind, self.mask_kind.ahead
+        if ahead is None:
             return rows * keys * 2
         if isinstance(rows, int) and isinstance(keys, int):
-            seen = np.arange(keys - rows + 1, keys + 1).clip(0, window or None)
-            return 2 * int(seen.sum())
+            at = np.arange(keys - rows, keys)
+            first = np.zeros_like(at) if behind is None else (at - behind).clip(0)
+            return 2 * int(((at + ahead + 1).clip(0, keys) - first).clip(0).sum())
         # a window is taken as full for every query, which long sequences come near
-        return rows * (2 * window) if window else rows * (keys * 2 - rows + 1)
+        return rows * (keys * 2 - rows + 1) if behind is None else rows * 2 * (behind + ahead + 1)
 
 
 def _require_packed(x: Shape, what: str) -> None:

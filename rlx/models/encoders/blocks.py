@@ -53,8 +53,9 @@ class EncoderNet(Parts):
         if c.rope is not None:
             rope = c.local_rope if local and c.local_rope is not None else c.rope
             q, k = (self._rotate(t, rope) for t in (q, k))
-        mask = self._bias() if c.distance_buckets else self._keep(local)
+        mask = self._bias() if c.distance_buckets else self._keep()
         kind = MaskKind.NONE if mask is None else MaskKind.CUSTOM
+        kind = MaskKind.LOCAL(c.window) if local else kind
         kind = MaskKind.BIAS if c.distance_buckets else kind
         return self.g.attention(
             q, k, v, mask, num_heads=c.heads, head_dim=c.head_dim, mask_kind=kind
@@ -145,30 +146,19 @@ class EncoderNet(Parts):
 
         return self._once("kept", make)
 
-    def _keep(self, local: bool) -> Tensor | None:
-        """Flags, to be broadcast to [batch, heads, queries, keys]; None where all are seen."""
-        parts = []
-        if self.lengths is not None:
-            batch, length = self.kept().shape.dims
-            shape = (batch, 1, 1, length)
-            parts.append(
-                self._once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
-            )
-        if local:
-            parts.append(self._once("near", self._near))
-        if len(parts) == 2:
-            return self._once("both", lambda: self.g.hir_mir("logical_and", parts))
-        return parts[0] if parts else None
+    def _keep(self) -> Tensor | None:
+        """Flags, to be broadcast to [batch, heads, queries, keys]; None where all are real."""
+        if self.lengths is None:
+            return None
+        batch, length = self.kept().shape.dims
+        shape = (batch, 1, 1, length)
+        return self._once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
 
     def _distance(self) -> Tensor:
         """Key position less query position, [queries, keys]."""
         at = self._positions()
         rows = self.g.hir_mir("reshape", [at], dims=(self._length, 1))
         return self.g.hir_mir("sub", [at, rows])
-
-    def _near(self) -> Tensor:
-        far = self.g.hir_mir("abs", [self._distance()])
-        return self.g.hir_mir("le", [far, self.config.window])
 
     def _bias(self) -> Tensor:
         """What relative positions add to the scores; the same in every layer."""
@@ -181,7 +171,7 @@ class EncoderNet(Parts):
         at = self._distance() + (c.context - 1)
         values = g.hir_mir("gather", [table, at], axis=1)  # [heads, queries, keys]
         values = g.hir_mir("reshape", [values], dims=(1, *values.shape.dims))
-        keep = self._keep(local=False)
+        keep = self._keep()
         return values if keep is None else g.hir_mir("where", [keep, values, _DROPPED])
 
     def _bias_by_distance(self) -> Any:
