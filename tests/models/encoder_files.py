@@ -86,7 +86,9 @@ def write_modules(folder: Path, *modules: tuple[str, dict[str, Any]]) -> None:
     (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
 
 
-def write_gguf_copy(folder: Path, path: Path, scheme: str | None = None) -> None:
+def write_gguf_copy(
+    folder: Path, path: Path, scheme: str | None = None, *, pooling: int = 1
+) -> None:
     """The model of a folder as a GGUF file of llama.cpp's making: its names, its vocabulary with
     spaces where words begin, matrices packed where asked for."""
     model = EncoderFile.open(folder)
@@ -107,7 +109,7 @@ def write_gguf_copy(folder: Path, path: Path, scheme: str | None = None) -> None
         f"{kind}.attention.head_count": c.heads,
         f"{kind}.attention.layer_norm_epsilon": c.eps,
         f"{kind}.attention.causal": False,
-        f"{kind}.pooling_type": 1,
+        f"{kind}.pooling_type": pooling,
         "tokenizer.ggml.model": "bert",
         "tokenizer.ggml.tokens": texts,
         "tokenizer.ggml.token_type": np.array([3 if t.startswith("[") else 1 for t in texts], "i4"),

@@ -434,6 +434,14 @@ def test_gguf_gives_what_the_folder_gives(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(packed.embed(texts), plain.embed(texts), rtol=0, atol=1e-5)
 
 
+def test_a_reranker_whose_classifier_is_not_whole(tmp_path: Path) -> None:
+    """llama.cpp leaves out BERT's pooler, without which its classifier says nothing."""
+    write_model(tmp_path)
+    write_gguf_copy(tmp_path, tmp_path / "model.gguf", pooling=4)
+    with pytest.raises(rlx.UnsupportedError, match="without the last layer of its classifier"):
+        rlx.load(tmp_path / "model.gguf")
+
+
 def test_real_weights_in_q8_0_stay_close(tmp_path: Path) -> None:
     assert MINILM is not None, "tests/install.py fetches the models that tests need"
     write_gguf_copy(MINILM, tmp_path / "minilm.gguf", "Q8_0")

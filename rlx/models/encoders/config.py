@@ -29,6 +29,7 @@ HF_TYPES = {
 }
 GGUF_TYPES = {"bert": "bert", "nomic-bert": "nomic_bert", "modern-bert": "modernbert"}
 
+_RANK = 4  # pooling_type of rerankers in GGUF
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -335,6 +336,11 @@ def from_gguf(file: GgufFile) -> EncoderConfig:
         raise FormatError("no token embedding", where=file.name, expected="token_embd.weight")
     layers, arch = need("block_count"), GGUF_TYPES[kind]
     classifier = file.tensors.get("cls.output.weight")
+    if classifier is None and get("pooling_type", 1) == _RANK:
+        raise UnsupportedError(
+            "a reranker without the last layer of its classifier", where=file.name,
+            expected="cls.output.weight", hint="load the folder that the file was made of",
+        )  # fmt: skip
     changes: dict[str, Any] = {}
     if arch != "bert":
         changes["rope"] = RopeConfig(theta=get("rope.freq_base", 10000.0))
