@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from pathlib import Path
 
 from rlx.models.architectures import architecture, supported
 from rlx.models.config_gguf import GGUF_NAMES
+from rlx.models.encoders.config import GGUF_TYPES, HF_TYPES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
-HEAD = """# Language models
+HEAD = """# Models
+
+## Language models
 
 Each is one page in `rlx/models/`, named as `model_type` in config.json: how a layer is put together
 from shared blocks, and what Hugging Face calls its weights. GGUF's names are ours. Weights may be
@@ -20,15 +24,33 @@ plain or of any block type of GGUF; of experts, only those are read that a token
 |---|---|---|
 """
 
-TAIL = """
+STATES = """
 `qwen3_next`, `qwen3_5`, `qwen3_5_moe` and `mamba2` carry a state from token to token, which cannot
 be taken back to an earlier one: a prompt that goes on from all that was run before is continued,
 any other is read from its beginning. They run one request at a time (`rlx.load`, not `rlx.Engine`),
 without guesses.
+"""
+
+ENCODERS = """
+## Encoders
+
+Each is one page in `rlx/models/encoders/`. [Embedding](embedding.md) says what is read beside the
+weights.
+
+| architecture | `model_type` | in GGUF | |
+|---|---|---|---|
+"""
+
+TAIL = """
+As GGUF, RoBERTa and DistilBERT are called `bert`; where the column is empty, folders are read only.
+Configurations of all-MiniLM, all-mpnet, all-distilroberta, paraphrase-multilingual, distiluse,
+LaBSE, BGE, E5, GTE, Arctic Embed, Nomic Embed 1.5 and ModernBERT Embed, and of the rerankers MS
+MARCO MiniLM and ELECTRA, BGE, GTE and STS-B RoBERTa give what sentence-transformers gives, to 1e-5.
+What is not known (mixtures of experts, ALiBi, DeBERTa, T5, adapters by task) is refused by name.
 
 ## Adding one
 
-A file `rlx/models/<model_type>.py` with four names, found by its own name:
+For a language model, a file `rlx/models/<model_type>.py` with four names, found by its own name:
 
 - `HF_NAMES`: our names (those of GGUF) and those in safetensors, `{i}` for the layer; `{e}` for an
   expert, where files keep experts apart; a `Made` where a weight must be put together from others.
@@ -41,6 +63,11 @@ A file `rlx/models/<model_type>.py` with four names, found by its own name:
 `rlx/models/config_gguf.py`. Then a tiny configuration in `tests/goldens/tiny.py`, its golden with
 `tests/goldens/make.py`, and this page with `tests/docs/models_page.py`: prefill, chunks and
 decoding are compared with transformers, and with a GGUF file by llama.cpp's names.
+
+For an encoder, a file `rlx/models/encoders/<name>.py` with `PREFIXES`, `BODY` and `HEAD` (names in
+safetensors) and the same three functions; `electra.py` is a short example. What reads its
+config.json is in `rlx/models/encoders/config.py`, its tiny configuration in
+`tests/goldens/tiny_encoders.py`; `tests/goldens/make_encoders.py` makes its golden.
 """
 
 
@@ -52,7 +79,17 @@ def page() -> str:
     for name in supported():
         said = (inspect.getdoc(architecture(name)) or "").partition("\n\n")[0].replace("\n", " ")
         rows.append(f"| `{name}` | `{stored.get(name, name)}` | {said} |\n")
-    return HEAD + "".join(rows) + TAIL
+    return HEAD + "".join(rows) + STATES + ENCODERS + "".join(_encoders()) + TAIL
+
+
+def _encoders() -> list[str]:
+    rows = []
+    for name in dict.fromkeys(HF_TYPES.values()):
+        said = inspect.getdoc(importlib.import_module(f"rlx.models.encoders.{name}")) or ""
+        kinds = ", ".join(f"`{kind}`" for kind, page in HF_TYPES.items() if page == name)
+        stored = ", ".join(f"`{kind}`" for kind, page in GGUF_TYPES.items() if page == name)
+        rows.append(f"| `{name}` | {kinds} | {stored} | {said} |\n")
+    return rows
 
 
 if __name__ == "__main__":
