@@ -45,7 +45,8 @@ class _Panel:
         ))  # fmt: skip
         scores = self.space(self.places.scores)
         self.scores = PanelScores(f, self.problem, self.tiling, scores, f["key"], *tables)
-        self.plain = not (self.problem.ends or self.problem.softcap or self.problem.mask)
+        p, by_key = self.problem, self.scores.masks_keys
+        self.plain = not (p.ends or p.softcap or p.mask) or (by_key and not p.ends)
         self.maxima, self.totals = (
             f.gep(f.gep(f["sums"], at), f["p"], self.tiling.panel_bytes)
             for at in (kernel.maxima(f.target), kernel.totals(f.target))
@@ -101,6 +102,8 @@ class _Panel:
         def tile(k: Value, *found: Value) -> list[Value]:
             self._fetch(k)
             scores = emit_scores(f, t, queries, f.gep(keys, k, t.key_bytes))
+            if self.scores.masks_keys:
+                scores = self._masked(scores, k)
             for i, score in enumerate(scores):
                 f.store(score, self.scores.row(k), i * t.vector.bytes)
             if not self.plain:
@@ -109,6 +112,15 @@ class _Panel:
             return [reduce(f.max_fast, c, m) for c, m in zip(columns, found, strict=True)]
 
         return f.loop(first, last, t.keys, before, tile, guard=False)
+
+    def _masked(self, scores: list[Value], k: Value) -> list[Value]:
+        """A tile's scores with a mask of keys; keys beyond the last repeat it."""
+        f, n = self.f, self.tiling.vectors
+        numbers = [f.min(k + i, f["count"] - 1) for i in range(self.tiling.keys)]
+        found = [
+            self.scores.mask_key(scores[i * n : (i + 1) * n], key) for i, key in enumerate(numbers)
+        ]
+        return [score for row in found for score in row]
 
     def _fetch(self, k: Value) -> None:
         """Rows that come next are fetched evenly, a few while each tile of keys is multiplied (as

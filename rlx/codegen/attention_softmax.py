@@ -33,9 +33,20 @@ class PanelScores:
     def row(self, key: Value) -> Value:
         return self.f.gep(self.scores, key, self.tiling.panel_bytes)
 
+    @property
+    def masks_keys(self) -> bool:
+        """Whether all that happens to scores is a mask of keys, the same for every row."""
+        p = self.problem
+        return p.mask is not None and not p.mask_rows and not p.softcap
+
+    def mask_key(self, scores: list[Value], key: Value) -> list[Value]:
+        """A key's scores with a mask of keys."""
+        raw = self._mask(key, 0)
+        return [self._joined(score, raw) for score in scores]
+
     def adjust(self, first: Value, last: Value) -> None:
         """Softcap and mask tensor, for keys [first, last)."""
-        if not self.problem.softcap and self.problem.mask is None:
+        if self.masks_keys or (not self.problem.softcap and self.problem.mask is None):
             return
         f, t = self.f, self.tiling
         for key in f.range(first, last):
@@ -50,9 +61,11 @@ class PanelScores:
         return math.tanh(score) * cap if cap else score
 
     def _with_mask(self, score: Value, key: Value, vector: int) -> Value:
-        if self.problem.mask is None:
-            return score
-        raw = self._mask(key, vector)
+        return score if self.problem.mask is None else self._joined(score, self._mask(key, vector))
+
+    def _joined(self, score: Value, raw: Value) -> Value:
+        """Scores, and the mask's elements that belong to them."""
+        assert self.problem.mask is not None
         if self.problem.kind == MaskKind.BIAS:
             return score + widen(self.f, raw, self.problem.mask, self.problem.sums)
         return self.f.select(raw.ne(0), score, float("-inf"))
