@@ -28,7 +28,9 @@ _KINDS = {
     "bert": "Bert", "roberta": "Roberta", "mpnet": "MPNet", "distilbert": "DistilBert",
     "nomic_bert": "NomicBert", "modernbert": "ModernBert", "electra": "Electra",
     "albert": "Albert", "gte": "Gte", "jina_embeddings_v3": "JinaEmbeddingsV3",
+    "deberta_v2": "DebertaV2",
 }  # fmt: skip
+BUCKETS = 8  # of distances to either side
 NARROW = 16  # width of tables that are not as wide as the layers
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -66,6 +68,12 @@ CONFIGS |= {
     "gte": {**_BASE, "model_type": "gte", "type_vocab_size": 2, **_ROPE},
     "jina_embeddings_v3": {
         **_BASE, "model_type": "jina_embeddings_v3", "type_vocab_size": 1, **_ROPE
+    },
+    "deberta_v2": {
+        **_BASE, "model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True,
+        "position_biased_input": False, "share_att_key": True, "norm_rel_ebd": "layer_norm",
+        "pos_att_type": ["p2c", "c2p"], "position_buckets": BUCKETS, "max_relative_positions": -1,
+        "pooler_hidden_size": HIDDEN, "pooler_hidden_act": "gelu", "pooler_dropout": 0,
     },
 }  # fmt: skip
 for _name, _config in CONFIGS.items():
@@ -229,10 +237,25 @@ def _jina() -> Shapes:
     }  # fmt: skip
 
 
+def _deberta() -> Shapes:
+    layers = {
+        name.replace("self.query", "self.query_proj").replace("self.key", "self.key_proj")
+        .replace("self.value", "self.value_proj"): shape
+        for name, shape in _bert_layers("deberta.").items()
+    }  # fmt: skip
+    return {
+        **_tables("deberta.embeddings.", 0, positions=False), **layers,
+        "deberta.encoder.rel_embeddings.weight": (2 * BUCKETS, HIDDEN),
+        "deberta.encoder.LayerNorm.weight": (HIDDEN,),
+        "deberta.encoder.LayerNorm.bias": (HIDDEN,),
+        **_linear("pooler.dense", _SQUARE), **_linear("classifier", (1, HIDDEN)),
+    }  # fmt: skip
+
+
 SHAPES = {
     "bert": _bert, "roberta": _roberta, "mpnet": _mpnet, "distilbert": _distilbert,
     "nomic_bert": _nomic, "modernbert": _modernbert, "electra": _electra, "albert": _albert,
-    "gte": _gte, "jina_embeddings_v3": _jina,
+    "gte": _gte, "jina_embeddings_v3": _jina, "deberta_v2": _deberta,
 }  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from rlx.formats.fetch import cached
 from rlx.ir.attrs import MaskKind
 from rlx.models.encoders.blocks import buckets
 from rlx.models.encoders.build import EncoderFile, Use, describe
+from rlx.models.encoders.deberta_v2 import place_by_distance
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 SEQ = max(LENGTHS)
@@ -130,7 +133,17 @@ def test_relative_positions_fall_into_buckets_as_published() -> None:
     """T5's rule, by hand: 16 buckets a side, 8 exact, the rest logarithmic up to 128."""
     distances = np.array([0, -1, -7, -8, -15, -16, -127, -128, -400, 1, 7, 8, 127, 500])
     wanted = [0, 1, 7, 8, 9, 10, 15, 15, 15, 17, 23, 24, 31, 31]
-    assert buckets(distances, 32).tolist() == wanted
+    assert buckets(distances, 32, 128).tolist() == wanted
+
+
+def test_places_of_distances_as_published() -> None:
+    """DeBERTa's rule, by hand: of 256 places a side 128 exact, the rest logarithmic up to 511."""
+    config = SimpleNamespace(context=600, distance_buckets=512, farthest=512)
+    found = place_by_distance(config)  # type: ignore[arg-type]
+    far = [math.ceil(math.log(d / 128) / math.log(511 / 128) * 127) + 128 for d in (200, 400)]
+    wanted = [256, 257, 384, 256 + far[0], 256 + far[1], 511, 511]
+    assert [int(found[599 + d]) for d in (0, 1, 128, 200, 400, 511, 599)] == wanted
+    assert [int(found[599 - d]) for d in (1, 128, 200)] == [255, 128, 256 - far[0]]
 
 
 def test_first_published_names_of_nomic_bert(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from rlx.models.rope_tables import RopeConfig, rope_tables
 from rlx.records import dataclass
 
 _DROPPED = float("-inf")
-_FARTHEST = 128  # tokens; relative positions beyond share a bucket
 
 
 @dataclass
@@ -53,7 +52,7 @@ class EncoderNet(Parts):
         if c.rope is not None:
             rope = c.local_rope if local and c.local_rope is not None else c.rope
             q, k = (self._rotate(t, rope) for t in (q, k))
-        mask = self._bias() if c.distance_buckets else self._keep()
+        mask = self._bias() if c.distance_buckets else self.keep()
         kind = MaskKind.NONE if mask is None else MaskKind.CUSTOM
         kind = MaskKind.LOCAL(c.window) if local else kind
         kind = MaskKind.BIAS if c.distance_buckets else kind
@@ -62,11 +61,16 @@ class EncoderNet(Parts):
         )
 
     def post_norm_layer(
-        self, x: Tensor, layer: int, network: Callable[[Tensor, int], Tensor] | None = None
+        self,
+        x: Tensor,
+        layer: int,
+        network: Callable[[Tensor, int], Tensor] | None = None,
+        attend: Callable[[list[Tensor], int], Tensor] | None = None,
     ) -> Tensor:
         """The layer of BERT and its kin: norms after the sums."""
         name = f"blk.{layer}."
-        seen = self.linear(self.attend(self.qkv(x, layer), layer), f"{name}attn_output")
+        seen = (attend or self.attend)(self.qkv(x, layer), layer)
+        seen = self.linear(seen, f"{name}attn_output")
         x = self.norm(x + seen, f"{name}attn_output_norm")
         y = (network or self.ffn)(x, layer)
         return self.norm(x + y, f"{name}layer_output_norm")
@@ -127,14 +131,15 @@ class EncoderNet(Parts):
         self._masks = {}
         self._length = ids.shape.dims[1]
 
-    def _once(self, name: str, make: Any) -> Tensor:
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """What all layers share."""
         assert self._masks is not None
         if name not in self._masks:
             self._masks[name] = make()
         return self._masks[name]
 
     def _positions(self) -> Tensor:
-        return self._once("at", lambda: self.g.hir_mir("iota", [], dims=(self._length,)))
+        return self.once("at", lambda: self.g.hir_mir("iota", [], dims=(self._length,)))
 
     def kept(self) -> Tensor:
         """Flags [batch, seq] of the real tokens."""
@@ -144,17 +149,17 @@ class EncoderNet(Parts):
             ends = self.g.hir_mir("reshape", [self.lengths], dims=(-1, 1))
             return self.g.hir_mir("lt", [self._positions(), ends])
 
-        return self._once("kept", make)
+        return self.once("kept", make)
 
-    def _keep(self) -> Tensor | None:
+    def keep(self) -> Tensor | None:
         """Flags, to be broadcast to [batch, heads, queries, keys]; None where all are real."""
         if self.lengths is None:
             return None
         batch, length = self.kept().shape.dims
         shape = (batch, 1, 1, length)
-        return self._once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
+        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
 
-    def _distance(self) -> Tensor:
+    def distance(self) -> Tensor:
         """Key position less query position, [queries, keys]."""
         at = self._positions()
         rows = self.g.hir_mir("reshape", [at], dims=(self._length, 1))
@@ -162,26 +167,26 @@ class EncoderNet(Parts):
 
     def _bias(self) -> Tensor:
         """What relative positions add to the scores; the same in every layer."""
-        return self._once("bias", self._make_bias)
+        return self.once("bias", self._make_bias)
 
     def _make_bias(self) -> Tensor:
         g, c = self.g, self.config
         table = self.param("bias_by_distance", self._bias_by_distance)
         # one row of the table for every distance: -(context - 1) … context - 1
-        at = self._distance() + (c.context - 1)
+        at = self.distance() + (c.context - 1)
         values = g.hir_mir("gather", [table, at], axis=1)  # [heads, queries, keys]
         values = g.hir_mir("reshape", [values], dims=(1, *values.shape.dims))
-        keep = self._keep()
+        keep = self.keep()
         return values if keep is None else g.hir_mir("where", [keep, values, _DROPPED])
 
     def _bias_by_distance(self) -> Any:
         c = self.config
         weights = np.asarray(self.weights.get("relative_bias.weight").array, np.float32)
         distance = np.arange(-(c.context - 1), c.context)
-        return np.ascontiguousarray(weights[buckets(distance, c.distance_buckets)].T)
+        return np.ascontiguousarray(weights[buckets(distance, c.distance_buckets, c.farthest)].T)
 
 
-def buckets(distance: Any, count: int) -> Any:
+def buckets(distance: Any, count: int, farthest: int) -> Any:
     """Number of the bucket of a relative position: half of them for keys behind the query; in each
     half one per near distance, then ever wider ones."""
     half = count // 2
@@ -189,7 +194,7 @@ def buckets(distance: Any, count: int) -> Any:
     exact = half // 2
     # in f32, as the models were trained: a border may fall to either side
     far = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
-    steps = far / np.float32(np.log(_FARTHEST / exact)) * np.float32(half - exact)
+    steps = far / np.float32(np.log(farthest / exact)) * np.float32(half - exact)
     wide = np.minimum(exact + steps.astype(np.int64), half - 1)
     return np.where(size < exact, size, wide) + np.where(distance > 0, half, 0)
 

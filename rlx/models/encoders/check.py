@@ -17,6 +17,7 @@ def check_weights(model: EncoderFile, weights: Weights) -> None:
         "token_embd.weight": (c.vocab, table),
         "position_embd.weight": (positions, table),
         "relative_bias.weight": (c.distance_buckets, c.heads),
+        "relative_embd.weight": (c.distance_buckets, c.hidden),
     }
     if c.labels:
         tables["cls.output.weight"] = (c.labels, c.hidden)

@@ -26,6 +26,7 @@ HF_TYPES = {
     "gte": "gte",
     "new": "gte",
     "jina_embeddings_v3": "jina_embeddings_v3",
+    "deberta-v2": "deberta_v2",
 }
 GGUF_TYPES = {"bert": "bert", "nomic-bert": "nomic_bert", "modern-bert": "modernbert"}
 
@@ -64,6 +65,7 @@ class EncoderConfig:
     window: int = 0  # tokens to either side that local layers see
     local_layers: frozenset[int] = frozenset()
     distance_buckets: int = 0  # of relative positions
+    farthest: int = 128  # tokens; relative positions beyond share a bucket
     labels: int = 0  # results of the classifier; 0: there is none
     classifier_activation: str = "tanh"
     classifier_pooling: str = "cls"
@@ -222,6 +224,30 @@ def _jina_v3(s: Settings) -> EncoderConfig:
     return _plain(s, "jina_embeddings_v3", rope=_rope(s, 20_000.0))
 
 
+def _deberta_v2(s: Settings) -> EncoderConfig:
+    for name in ("relative_attention", "share_att_key"):
+        _require(s, name, False, True)
+    _require(s, "position_biased_input", True, False)
+    _require(s, "norm_rel_ebd", "none", "layer_norm")
+    _require(s, "conv_kernel_size", 0, 0)
+    kinds = s.values.get("pos_att_type") or []
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    if sorted(map(str, kinds)) != ["c2p", "p2c"]:
+        raise UnsupportedError(
+            "pos_att_type of this kind is not known here", where=s.where, got=kinds,
+            expected="c2p, p2c",
+        )  # fmt: skip
+    farthest = s.get("max_relative_positions", default=-1)
+    classifier = activation_named(s.get("pooler_hidden_act", default="gelu"), s.where)
+    return _plain(
+        s, "deberta_v2",
+        distance_buckets=2 * s.need("position_buckets"),
+        farthest=farthest if farthest > 0 else s.need("max_position_embeddings"),
+        eps=s.get("layer_norm_eps", default=1e-7),
+        classifier_activation=classifier,
+    )  # fmt: skip
+
+
 def _rope(s: Settings, theta: float) -> RopeConfig:
     """Rotation as newer files say it, or as older ones do; only GTE stretches it."""
     new, old = s.inside("rope_parameters"), s.inside("rope_scaling")
@@ -318,6 +344,7 @@ _HF_READERS: dict[str, Callable[[Settings], EncoderConfig]] = {
     "albert": _albert,
     "gte": _gte,
     "jina_embeddings_v3": _jina_v3,
+    "deberta_v2": _deberta_v2,
 }
 
 
