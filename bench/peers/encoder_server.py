@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +139,20 @@ def do_cold(engine_name: str) -> dict[str, object]:
     return {"seconds": time.perf_counter() - start}
 
 
-def do_texts(path: str, batch: int) -> dict[str, object]:
-    """sentence-transformers on torch, tokenising included; vectors of the first texts too."""
+@cache
+def transformer() -> Any:
+    """sentence-transformers on torch."""
     import torch
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(THREADS)
+    return SentenceTransformer(FOLDER, device="cpu")
+
+
+def do_texts(path: str, batch: int) -> dict[str, object]:
+    """sentence-transformers, tokenising included; vectors of the first texts too."""
     texts = json.loads(Path(path).read_text(encoding="utf-8"))
-    model = SentenceTransformer(FOLDER, device="cpu")
+    model = transformer()
     model.encode(texts[:batch], batch_size=batch)
     start = time.perf_counter()
     vectors = model.encode(texts, batch_size=batch)

@@ -136,7 +136,7 @@ class EncoderRuns:
             raise InputError(
                 "more texts than run at once", got=texts, expected=f"{most} of {tokens} tokens"
             )
-        return Batch([*range(texts)], [Tokens(_tokens(tokens, self._vocab))] * texts)
+        return Batch([*range(texts)], [Tokens(_tokens(tokens, self._vocab))] * texts, False)
 
     def record(self, texts: int, tokens: int, repeat: int) -> dict[str, Recorded]:
         self.encode(texts, tokens)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from rlx.backends.registry import Device
 from rlx.errors import OptionError
 from rlx.ir.binding import UpTo
 from rlx.ir.quant import QuantScheme
@@ -28,18 +31,20 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
-BATCH_TOKENS = 4096  # of a batch, padding included: weights are read once, activations stay near
-_ENOUGH_TOKENS = 1024  # a batch of so many runs about as fast as a larger one
+BATCH_TOKENS = 2048  # of a batch, padding included: weights are read once, activations stay near
+_BATCH_COST = 8  # what a batch costs by itself, in tokens of each worker
 _SHORTEST, _STRIDE = 64, 4  # bound of the first step, and how much further the next one reaches
 _TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts that run together: where they stand in the input, and their tokens."""
+    """Texts that run together: where they stand in the input, their tokens, and whether they run
+    as texts of several lengths, which they may also if they are of one."""
 
     places: list[int]
     tokens: list[Tokens]
+    padded: bool
 
     @property
     def seq(self) -> int:
@@ -69,6 +74,7 @@ class EncoderEngine:
         self.steps = dict(sorted(chosen.items()))
         self._facts = {"context": max(self.steps), "dtype": dtype, "quant": quant}
         self.options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
+        self._batch_cost = _BATCH_COST * Device.of(device).backend.workers(self.options)
         self._executables = Executables(
             model.file, device, self.options, dtype, quant, files=model.files, shipped=shipped
         )
@@ -92,31 +98,31 @@ class EncoderEngine:
     def batches(self, texts: Sequence[Tokens], most: int | None) -> list[Batch]:
         """Texts of like lengths together, the longest first; empty ones are left out."""
         order = sorted((i for i, t in enumerate(texts) if t.ids), key=lambda i: -len(texts[i]))
-        found, start = [], 0
-        while start < len(order):
-            count = self._count([len(texts[i]) for i in order[start : start + BATCH_TOKENS]])
-            places = order[start : start + min(count, most or count)]
-            found.append(Batch(places, [texts[i] for i in places]))
-            start += len(places)
-        return found
+        lengths = np.array([len(texts[i]) for i in order])
+        cuts = [0]
+        while cuts[-1] < len(order):
+            cuts.append(cuts[-1] + self._count(lengths[cuts[-1] :][: most or BATCH_TOKENS]))
+        uneven = {self.step(lengths[i]) for i, j in pairwise(cuts) if lengths[i] != lengths[j - 1]}
+        return [
+            Batch(order[i:j], [texts[k] for k in order[i:j]], self.step(lengths[i]) in uneven)
+            for i, j in pairwise(cuts)
+        ]
 
-    def _count(self, lengths: list[int]) -> int:
-        """How many texts of falling lengths run together: what fits, but once there is enough to
-        keep all workers busy none that would be padding to a great part."""
-        seq = lengths[0]
-        fitting = min(max(1, BATCH_TOKENS // seq), self.most_texts(self.step(seq)), len(lengths))
-        enough = -(-_ENOUGH_TOKENS // seq)
-        shorter = (i for i in range(enough, fitting) if lengths[i] * 8 < seq * 7)
-        return next(shorter, fitting)
+    def _count(self, lengths: npt.NDArray[np.int64]) -> int:
+        """How many of the texts, of falling lengths, run together: so many that a token of theirs
+        costs least, what pads them and what a batch costs by itself included."""
+        seq = int(lengths[0])
+        fitting = lengths[: max(1, min(BATCH_TOKENS // seq, self.most_texts(self.step(seq))))]
+        costs = (self._batch_cost + seq * np.arange(1, len(fitting) + 1)) / np.cumsum(fitting)
+        return len(costs) - int(np.argmin(costs[::-1]))  # of equals the most
 
     def run(self, batch: Batch, result: str = "embedding") -> Any:
         """One row per text of the batch."""
         lengths = np.array([len(t) for t in batch.tokens], np.int32)
         rows, seq = len(lengths), batch.seq
-        padded = bool(lengths[-1] != seq)
         typed = self.has_types and any(t.second >= 0 for t in batch.tokens)
         given: dict[str, Any] = {"ids": np.zeros((rows, seq), np.int32)}
-        if padded:
+        if batch.padded:
             given["lengths"] = lengths
         if typed:
             given["types"] = np.zeros((rows, seq), np.int32)
@@ -124,7 +130,7 @@ class EncoderEngine:
             given["ids"][i, : len(tokens)] = tokens.ids
             if typed and tokens.second >= 0:
                 given["types"][i, tokens.second : len(tokens)] = 1
-        (found,) = self.graph(Use(result, padded, typed), seq).run(given)
+        (found,) = self.graph(Use(result, batch.padded, typed), seq).run(given)
         return found
 
     # -- executables --------------------------------------------------------------------------
