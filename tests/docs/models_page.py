@@ -46,8 +46,8 @@ As GGUF, RoBERTa and DistilBERT are called `bert`; where the column is empty, fo
 Configurations of all-MiniLM, all-mpnet, all-distilroberta, paraphrase-multilingual, distiluse,
 LaBSE, BGE, E5, GTE, Arctic Embed, Nomic Embed 1.5 and ModernBERT Embed, and of the rerankers MS
 MARCO MiniLM and ELECTRA, BGE, GTE, mxbai and STS-B RoBERTa, were compared with
-sentence-transformers on random weights, to 1e-5. What is not known (mixtures of experts, ALiBi, T5, adapters by task)
-is refused by name.
+sentence-transformers on random weights, to 1e-5. What is not known (mixtures
+of experts, ALiBi, T5, adapters by task) is refused by name.
 
 ## Adding one
 
