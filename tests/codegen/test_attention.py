@@ -277,7 +277,7 @@ def test_equal_runs_give_equal_bits(rows):
     np.testing.assert_array_equal(first, second)
 
 
-def simple(rows, keys=300):
+def simple(rows, keys=300, kind="causal"):
     arrays = {
         "q": draw(1, 1, rows, 4, 32),
         "k": draw(2, 1, keys, 2, 32),
@@ -285,18 +285,18 @@ def simple(rows, keys=300):
     }
     g = Graph("simple")
     values = [g.input(n, list(a.shape)) for n, a in arrays.items()]
-    g.set_outputs(
-        g.attention(*values, num_heads=4, num_kv_heads=2, head_dim=32, mask_kind="causal")
-    )
+    g.set_outputs(g.attention(*values, num_heads=4, num_kv_heads=2, head_dim=32, mask_kind=kind))
     return g, arrays
 
 
+@pytest.mark.parametrize("kind", ["causal", "none"])
 @pytest.mark.parametrize("rows", [1, 40])
-def test_nan_and_infinity_stay_in_their_rows(rows):
-    g, arrays = simple(rows, keys=100)
+def test_nan_and_infinity_stay_in_their_rows(rows, kind):
+    g, arrays = simple(rows, keys=100, kind=kind)
     arrays["q"][0, 0, 1, 3] = np.nan
     arrays["q"][0, 0, 2, 3] = np.inf
-    want = expected(*(heads_first(arrays[n], "bshd") for n in "qkv"), 32**-0.5, MaskKind.CAUSAL)
+    given = (heads_first(arrays[n], "bshd") for n in "qkv")
+    want = expected(*given, 32**-0.5, MaskKind.of(kind))
     for target, workers in SETUPS:
         (got,) = Native(g, target, workers, {}).run(arrays)
         assert np.isnan(got[0, 0, 1:3]).all()
@@ -359,8 +359,9 @@ def test_live_sizes(layout):
 @pytest.mark.parametrize("target", ["x86-64", "aarch64", "neoverse-n1", "sapphirerapids"])
 def test_code_for_other_machines(target):
     for rows in (1, 50):
-        g, _ = simple(rows)
-        assert kernels_for(g, target) == 2
+        for kind in ("causal", "none", "local(9)"):
+            g, _ = simple(rows, kind=kind)
+            assert kernels_for(g, target) == 2
 
 
 def cached_step(layout):
