@@ -25,8 +25,15 @@ def profile(
     name: ModelName = DEFAULT_MODEL,
     *,
     prompt: Annotated[
-        int, typer.Option("--prompt", "-p", min=2, help="Tokens of the prompt, or of each text.")
-    ] = 128,
+        int | None,
+        typer.Option(
+            "--prompt",
+            "-p",
+            min=2,
+            help="Tokens of the prompt, or of each text.",
+            show_default="128, or as many as an encoder reads",
+        ),
+    ] = None,
     new: Annotated[
         int, typer.Option("--new", "-n", min=1, help="Tokens generated after the prompt.")
     ] = 16,

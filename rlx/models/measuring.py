@@ -147,19 +147,23 @@ class EncoderRuns:
         return {"encode": Recorded.of(texts * tokens, recording)}
 
 
+_USUAL = 128  # tokens, where nobody says
+
+
 def profile_model(
     model: LanguageModel | EncoderModel,
     *,
-    prompt: int = 128,
+    prompt: int | None = None,
     new: int = 16,
     batch: int = 8,
     repeat: int = 5,
 ) -> Mapping[str, Recorded]:
-    """Where the time of a model goes: "prefill" of `prompt` tokens and "decode" of `new` after
-    them; of an encoder, "encode" of `batch` texts of `prompt` tokens each."""
+    """Where the time of a model goes: "prefill" of `prompt` tokens (128) and "decode" of `new`
+    after them; of an encoder, "encode" of `batch` texts of `prompt` tokens each, at most what it
+    reads unless given."""
     if isinstance(model, LanguageModel):
-        return LanguageRuns(model).record(prompt, new, repeat)
-    return EncoderRuns(model).record(batch, prompt, repeat)
+        return LanguageRuns(model).record(prompt or _USUAL, new, repeat)
+    return EncoderRuns(model).record(batch, prompt or min(_USUAL, model.max_tokens), repeat)
 
 
 def _tokens(count: int, vocab: int) -> list[int]:

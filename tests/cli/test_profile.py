@@ -62,6 +62,8 @@ def test_encoders(rlx: Any, encoder: Path) -> None:
         assert found["encode"]["tokens"] == 30
         assert found["encode"]["seconds"] > 0
     assert rlx(*command).stdout.startswith("encode: 30 tokens in ")
+    usual = json.loads(rlx("profile", encoder, "--batch", "1", "-r", "1", "--json").stdout)
+    assert usual["encode"]["tokens"] == 40  # as many as it reads: less than the usual 128
     long = rlx("profile", encoder, "-p", "100000")
     assert (long.exit_code, "longer than the model reads" in long.stderr) == (1, True)
     many = rlx("profile", encoder, "-p", "8", "-b", "100000")
