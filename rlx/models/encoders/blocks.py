@@ -83,6 +83,15 @@ class EncoderNet(Parts):
     def gated_ffn(self, x: Tensor, layer: int) -> Tensor:
         """down(act(gate(x)) · up(x))"""
         gate, up = (self.linear(x, f"blk.{layer}.ffn_{part}") for part in ("gate", "up"))
+        return self._gated(gate, up, layer)
+
+    def joined_ffn(self, x: Tensor, layer: int, gate_first: bool = True) -> Tensor:
+        """The same with gate and up, or up and gate, in one weight."""
+        both = self.linear(x, f"blk.{layer}.ffn_up")
+        first, second = self.split(both, [self.config.ffn] * 2)
+        return self._gated(*((first, second) if gate_first else (second, first)), layer)
+
+    def _gated(self, gate: Tensor, up: Tensor, layer: int) -> Tensor:
         hidden = self.g.hir_mir(self.config.activation, [gate]) * up
         return self.linear(hidden, f"blk.{layer}.ffn_down")
 

@@ -33,14 +33,7 @@ BODY = {
 
 
 def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
-    return net.post_norm_layer(x, i, partial(_network, net))
-
-
-def _network(net: EncoderNet, x: Tensor, i: int) -> Tensor:
-    both = net.linear(x, f"blk.{i}.ffn_up")
-    up, gate = net.split(both, [net.config.ffn] * 2)
-    hidden = net.g.hir_mir(net.config.activation, [gate]) * up
-    return net.linear(hidden, f"blk.{i}.ffn_down")
+    return net.post_norm_layer(x, i, partial(net.joined_ffn, gate_first=False))
 
 
 __all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]

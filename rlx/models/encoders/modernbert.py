@@ -44,10 +44,7 @@ def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
     # the first layer follows the norm of the embeddings
     h = net.norm(x, f"{name}attn_norm") if f"{name}attn_norm.weight" in net.weights else x
     x = x + net.linear(net.attend(net.qkv(h, i), i), f"{name}attn_output")
-    both = net.linear(net.norm(x, f"{name}ffn_norm"), f"{name}ffn_up")
-    gate, up = net.split(both, [net.config.ffn] * 2)
-    hidden = net.g.hir_mir(net.config.activation, [gate]) * up
-    return x + net.linear(hidden, f"{name}ffn_down")
+    return x + net.joined_ffn(net.norm(x, f"{name}ffn_norm"), i)
 
 
 def finish(net: EncoderNet, x: Tensor) -> Tensor:
