@@ -322,6 +322,7 @@ def test_settings_of_one_architecture(tmp_path: Path, name: str, changes: dict[s
         ("modernbert", {"classifier_pooling": "late"}),
         ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
         ("gte", {"rope_parameters": {"rope_type": "yarn"}}),
+        ("gte", {"logn_attention_scale": True}),
         ("roberta", {"position_embedding_type": "rotary"}),
         ("albert", {"inner_group_num": 2}),
     ],
@@ -329,6 +330,14 @@ def test_settings_of_one_architecture(tmp_path: Path, name: str, changes: dict[s
 def test_what_is_not_known_is_refused(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     write_model(tmp_path, name, **changes)
     with pytest.raises(rlx.UnsupportedError):
+        rlx.load(tmp_path)
+
+
+def test_a_classifier_without_its_first_layer_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, classifier=True)
+    kept = {name: array for name, array in weights("bert").items() if "pooler" not in name}
+    write_safetensors(tmp_path / "model.safetensors", kept)
+    with pytest.raises(rlx.FormatError, match="a weight is missing"):
         rlx.load(tmp_path)
 
 

@@ -20,6 +20,7 @@ def check_weights(model: EncoderFile, weights: Weights) -> None:
         "relative_embd.weight": (c.distance_buckets, c.hidden),
     }
     if c.labels:
+        weights.get("cls.weight")  # all of them have a layer before the last
         tables["cls.output.weight"] = (c.labels, c.hidden)
     for name, expected in tables.items():
         found = weights.find(name)

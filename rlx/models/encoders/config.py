@@ -217,6 +217,7 @@ def _albert(s: Settings) -> EncoderConfig:
 def _gte(s: Settings) -> EncoderConfig:
     _require(s, "position_embedding_type", "rope", "rope")
     _require(s, "layer_norm_type", "layer_norm", "layer_norm")
+    _require(s, "logn_attention_scale", False, False)
     return _plain(s, "gte", rope=_rope(s, 160_000.0))
 
 
