@@ -76,7 +76,7 @@ class Strassen(Matmul):
         return max(plain, up(sums, 64) + tiles * g.tile_bytes)
 
     def emit(self, m: Module) -> None:
-        _Strassen(self, m).emit()
+        StrassenProduct(self, m).emit()
 
 
 class _Pair(NamedTuple):
@@ -89,7 +89,7 @@ class _Pair(NamedTuple):
     below: Value
 
 
-class _Strassen(Product):
+class StrassenProduct(Product):
     def __init__(self, spec: Strassen, m: Module) -> None:
         g = spec.geometry(m.target)
         self.add_rows, self.add_tiles = _emit_row_sums(m, g), _emit_tile_sums(m, g)
@@ -100,18 +100,34 @@ class _Strassen(Product):
         self.f.if_(self["m"] < FEW, super().emit, self._in_blocks)
 
     def _in_blocks(self) -> None:
-        f, g = self.f, self.g
         pairs = self["n"].udiv(2 * self.columns)
+        per_chunk = self.rows_of_pairs(pairs)
+        self.lay_out_pairs(pairs, per_chunk)
+        self.deal(self.f.i64(1), per_chunk, pairs, self.pairs_of)
+
+    def rows_of_pairs(self, pairs: Value) -> Value:
+        """Rows of a chunk."""
+        rows = self.rows_per_chunk(self["m"], pairs, CHUNK)
+        return self.f.ceil_div(rows, _GRAIN) * _GRAIN
+
+    def lay_out_pairs(self, pairs: Value, per_chunk: Value) -> None:
+        """This worker's sums of rows, and tiles."""
+        f, g = self.f, self.g
         self.panels, self.half = pairs * 2, self["k"].udiv(2)
-        blocks = f.ceil_div(self.half, TERMS // 2)
-        self.terms = f.ceil_div((self.half + blocks - 1).udiv(blocks), g.lanes) * g.lanes
-        self.single = blocks.eq(1)
-        per_chunk = f.ceil_div(self.rows_per_chunk(self["m"], pairs, CHUNK), _GRAIN) * _GRAIN
+        self.terms = self.block_of(self.half, TERMS // 2)
+        self.single = self.terms >= self.half
         self.row_sums = f.gep(self["scratch"], f["tid"].to(i64) * self["step"])
         self.tiles = f.gep(self.row_sums, round_up(per_chunk * self.terms * (2 * g.sums.bytes)))
-        self.deal(f.i64(1), per_chunk, pairs, self._chunk)
 
-    def _chunk(self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value) -> None:
+    def block_of(self, part: Value, most: int) -> Value:
+        """Terms of equal blocks of a part of k, whole vectors."""
+        f, lanes = self.f, self.g.lanes
+        blocks = f.ceil_div(part, most)
+        return f.ceil_div((part + blocks - 1).udiv(blocks), lanes) * lanes
+
+    def pairs_of(
+        self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value
+    ) -> None:
         """As `chunk`, with pairs of panels."""
         f = self.f
         group = f.select(self.single, f.max(last, 1), f.i64(GROUP))
@@ -212,6 +228,28 @@ class _Strassen(Product):
             self._finish(f.gep(tiles, i * self.g.tile_bytes), rows, to, column, f.null())
 
 
+Blocks = Callable[[int, int], Value]
+"""(row, column): a block of two by two."""
+
+
+def left_operand(number: int, a: Blocks) -> Value:
+    """Of P1 to P7, by their numbers."""
+    match number:
+        case 1:
+            return a(0, 0)
+        case 2:
+            return a(0, 1)
+        case 3:
+            return a(0, 1) - left_operand(6, a)
+        case 4:
+            return a(1, 1)
+        case 5:
+            return a(1, 0) + a(1, 1)
+        case 6:
+            return left_operand(5, a) - a(0, 0)
+    return a(0, 0) - a(1, 0)
+
+
 def _emit_row_sums(m: Module, g: Geometry) -> Function:
     """void row_sums(ptr x, i64 line, i64 across, i64 height, i64 below, i64 terms, ptr out)
 
@@ -228,13 +266,10 @@ def _emit_row_sums(m: Module, g: Geometry) -> Function:
         lower = f.gep(f["x"], f.min(f["height"] + i, last) * f["line"])
         for k in f.range(0, f["terms"], g.lanes):
             places = f.gep(upper, k, size), f.gep(lower, k, size)
-            (a11, a12), (a21, a22) = (
-                (f.load(p, wide), f.load(f.gep(p, f["across"]), wide)) for p in places
-            )
-            s1 = a21 + a22
-            s2 = s1 - a11
+            a = [[f.load(p, wide), f.load(f.gep(p, f["across"]), wide)] for p in places]
             to = f.gep(f["out"], i * f["terms"] + k, size)
-            for j, s in enumerate((s1, s2, a11 - a21, a12 - s2)):
+            for j, product in enumerate((5, 6, 7, 3)):
+                s = left_operand(product, lambda r, c: a[r][c])  # noqa: B023
                 f.store(s, f.gep(to, each * j, size))
     return f
 

@@ -20,8 +20,9 @@ TARGETS = [t for t in (WIDE, V3) if t.runs_on(HOST)]
 on_targets = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 
 # One step of the scheme multiplies sums of up to four blocks, so that both operands of a product
-# are twice as large as usual ones; rounding is of that, for every row of a pair of tiles.
-_LARGER = 4
+# are twice as large as usual ones; rounding is of that, for every row of a pair of tiles. Two steps
+# do it twice.
+_LARGER = {"panel": 1, "strassen": 4, "twice": 16}
 
 
 def graph_of(x, w, rows=None, **attributes):
@@ -31,9 +32,10 @@ def graph_of(x, w, rows=None, **attributes):
     return g
 
 
-def near(got, x, w):
+def near(got, x, w, target):
     a, b = wide(x, w)
-    close(got, a @ b, _LARGER * (np.abs(a) @ np.abs(b)).max(initial=0), x.shape[1])
+    larger = _LARGER[layout_of(x.shape, w.shape, target).rstrip("0123456789")]
+    close(got, a @ b, larger * (np.abs(a) @ np.abs(b)).max(initial=0), x.shape[1])
 
 
 SIZES = [
@@ -46,6 +48,13 @@ SIZES = [
     (2 * CHUNK + 30, 96, 1536),
     (1, 96, 192),
     (0, 96, 192),
+    # two steps: fours of tiles alone, with rows left over, with too few for three workers
+    (64, 192, 384),
+    (FEW, 192, 384),
+    (100, 384, 384),
+    (131, 192, 1536),
+    (70, 5 * 192, 384),  # more fours of panels than rows are summed for at once
+    (65, 192, 2304),  # several blocks of k
 ]
 
 
@@ -55,22 +64,23 @@ def test_sizes(m, n, k, target):
     x, w = draw(m, m, k), draw(n, k, n)
     for workers in (1, 2, 3):
         (got,) = native(graph_of(x, w), {"x": x, "w": w}, target, workers)
-        near(got, x, w)
+        near(got, x, w, target)
 
 
 @on_targets
 def test_every_number_of_rows_of_one_program(target):
-    w = draw(2, 192, 96)
-    g = graph_of(draw(1, 1, 192), w, rows="m")
-    for m in range(FEW - 2, FEW + 40):
-        x = draw(m, m, 192)
-        (got,) = native(g, {"x": x, "w": w}, target, 2, sizes={"m": m}, bounds={"m": 200})
-        near(got, x, w)
+    for k, n, most in ((192, 96, FEW + 40), (384, 192, 64 + 40)):
+        w = draw(2, k, n)
+        g = graph_of(draw(1, 1, k), w, rows="m")
+        for m in range(most - 42, most):
+            x = draw(m, m, k)
+            (got,) = native(g, {"x": x, "w": w}, target, 2, sizes={"m": m}, bounds={"m": 200})
+            near(got, x, w, target)
 
 
 @on_targets
-def test_bias_activation_and_residual(target):
-    m, n, k = 70, 96, 224
+@pytest.mark.parametrize(("m", "n", "k"), [(70, 96, 224), (70, 192, 384)])
+def test_bias_activation_and_residual(m, n, k, target):
     x, w, bias, residual = draw(1, m, k), draw(2, k, n), draw(3, n), draw(4, m, n)
     g = Graph()
     operands = [g.input("x", x.shape), g.param("w", w.shape)]
@@ -80,7 +90,7 @@ def test_bias_activation_and_residual(target):
     a, b = wide(x, w)
     want = np.maximum(a @ b + bias, 0) + residual
     (got,) = native(g, {"x": x, "w": w, "b": bias, "r": residual}, target, 2)
-    close(got, want, _LARGER * (np.abs(a) @ np.abs(b)).max(), k)
+    close(got, want, max(_LARGER.values()) * (np.abs(a) @ np.abs(b)).max(), k)
 
 
 @on_targets
@@ -93,7 +103,7 @@ def test_small_rows_lose_digits_beside_large_ones(target):
     a, b = wide(x, w)
     error = np.abs(got - a @ b).max(1)
     assert (error[:tile] > 1e-3).all() and (error[2 * tile :] < 1e-4).all()
-    near(got, x, w)
+    near(got, x, w, target)
 
 
 # -- the choice -------------------------------------------------------------------------------
@@ -111,7 +121,10 @@ def layout_of(x, w, target=WIDE, strassen=True):
 
 
 def test_only_where_it_is_asked_for_and_pays():
-    assert layout_of((64, 384), (384, 192)) == "strassen48"
+    assert layout_of((64, 384), (384, 192)) == "twice48"
+    assert layout_of((64, 384), (384, 96)) == "strassen48"  # no whole four of panels
+    assert layout_of((64, 352), (352, 192)) == "strassen48"  # too few terms for two steps
+    assert layout_of((64, 768), (768, 3072)) == "strassen48"  # sums would take too much memory
     assert layout_of((64, 384), (384, 192), strassen=False) == "panel64"
     assert layout_of((64, 384), (384, 192), V3) == "strassen16"
     assert layout_of((64, 384), (384, 192), NARROW) == "panel8"
@@ -146,9 +159,55 @@ def test_sums_of_blocks_lie_behind_the_panels():
         np.testing.assert_array_equal(sums, np.concatenate([b12 - b11, t2, b22 - b12, b21 - t2]))
 
 
+def test_sums_of_sums_lie_behind_those():
+    """Products by the scheme's own formulas, from the layout, are the product."""
+    rng = np.random.default_rng(5)
+    x, w = (rng.integers(-9, 10, dims).astype(np.float32) for dims in ((4, 8), (8, 16)))
+    packed = PackMatMul("twice2").reference(w)
+    assert packed.shape == (8 + 8 + 14, 8, 2)
+    np.testing.assert_array_equal(unpack(packed, "twice2", 16)[0], w)
+    outer_sums = packed[8:16].reshape(4, 4, 4, 2)  # of pairs of panels: T1 to T4, halves of k
+    inner_sums = packed[16:].reshape(2, 7, 4, 2, 2)  # of fours: operands, T1 to T4, quarters of k
+
+    def operands(b11, b21, b22, sums):
+        t1, t2, t3, t4 = sums
+        return [b11, b21, b22, t4, t1, t2, t3]
+
+    def product(a, right):
+        """The two by two blocks of the product of `a` with what `right` are the operands of."""
+        half = a.shape[1] // 2
+        top, low = a[: len(a) // 2], a[len(a) // 2 :]
+        a11, a12, a21, a22 = top[:, :half], top[:, half:], low[:, :half], low[:, half:]
+        s1 = a21 + a22
+        s2 = s1 - a11
+        left = [a11, a12, a12 - s2, a22, s1, s2, a11 - a21]
+        p = [r(a) if callable(r) else a @ r for a, r in zip(left, right, strict=True)]
+        u = p[0] + p[5]
+        v = u + p[6]
+        return np.block([[p[0] + p[1], u + p[4] + p[2]], [v + p[3], v + p[4]]])
+
+    for four in range(2):
+        pairs = [packed[4 * four + 2 * i :][:2].reshape(4, 4, 2) for i in range(2)]
+        outer = [
+            operands(b11, b21, b22, outer_sums[2 * four + i])
+            for i, (b11, b21, _, b22) in enumerate(pairs)
+        ]
+        right = []
+        for o, (first, second) in enumerate(zip(*outer, strict=True)):
+            inner = operands(first[:2], first[2:], second[2:], inner_sums[four, o])
+            right.append(lambda a, inner=inner: product(a, inner))
+        got = product(x, right)
+        # columns of a block are those of panels 0 and 2, then of 1 and 3
+        panels = [w[:, 8 * four + 2 * i :][:, :2] for i in (0, 2, 1, 3)]
+        np.testing.assert_array_equal(got, x @ np.concatenate(panels, axis=1))
+
+
 def test_a_weight_that_has_no_whole_blocks_is_refused():
     g = Graph()
     with pytest.raises(ShapeError, match="not a weight of whole blocks"):
         g.pack_matmul(g.param("w", (4, 6)), layout="strassen2")
     with pytest.raises(ShapeError, match="not a weight of whole blocks"):
         g.pack_matmul(g.param("v", (3, 8)), layout="strassen2")
+    for number, dims in enumerate([(6, 8), (4, 12)]):
+        with pytest.raises(ShapeError, match="not a weight of whole blocks"):
+            g.pack_matmul(g.param(f"u{number}", dims), layout="twice2")

@@ -12,6 +12,7 @@ from rlx.codegen.matmul import Matmul
 from rlx.codegen.matmul_finish import Epilogue
 from rlx.codegen.matvec import Matvec
 from rlx.codegen.strassen import Strassen
+from rlx.codegen.strassen_twice import StrassenTwice
 from rlx.codegen.target import Target
 from rlx.codegen.vecmat import Vecmat
 from rlx.ir.dim import Dim, same, upper_bound
@@ -222,8 +223,9 @@ def _packed(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
     case = Case(x, w, rows, op.n, op.k, op.k, 1)
     layout = read_layout(op.layout, op.name)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual, layout.is_pair, op.scale)
-    if layout.has_sums:
-        return case, Strassen(x.dtype, w.dtype, epilogue), words
+    if layout.steps:
+        kind = StrassenTwice if layout.steps > 1 else Strassen
+        return case, kind(x.dtype, w.dtype, epilogue), words
     return case, spec_of(case, epilogue, packed=True), words
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rlx.codegen.matmul_micro import Geometry
 from rlx.codegen.storage import compute_type
 from rlx.codegen.strassen import suits_strassen, tall_geometry
+from rlx.codegen.strassen_twice import suits_twice
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, c64, f32, f64
 from rlx.ir.graph import Graph
@@ -63,7 +64,7 @@ class _Packer:
         op = PackMatMul(layout or panel_layout(width, pair=len(weights) == 2))
         shapes = [w.shape for w in weights]
         given = sum(map(_bytes, shapes))
-        if _bytes(op.infer(*shapes)) > max(_MOST_GROWTH * given, _SMALL):
+        if layout is None and _bytes(op.infer(*shapes)) > max(_MOST_GROWTH * given, _SMALL):
             return None
         return self.append(op, *weights), op.layout
 
@@ -87,7 +88,8 @@ class _Packer:
         k, n = first.static_dims
         layout = None
         if strassen and suits_strassen(self.target, x.dtype, first.dtype, result, k, n):
-            layout = strassen_layout(tall_geometry(self.target).width)
+            steps = 2 if suits_twice(self.target, k, n) else 1
+            layout = strassen_layout(tall_geometry(self.target).width, steps)
         packed = self.pack(result, *weights, layout=layout)
         if packed is None:
             return None

@@ -35,8 +35,8 @@ _T = TypeVar("_T")
 class FusedMatMulBiasAct(Op):
     """activation(x·w + bias) + residual; bias [N] and residual are there where the flags say so.
 
-    `strassen`: a device may multiply sums of blocks, an eighth fewer of them. Results are then as
-    exact as the largest numbers of a few rows allow, not each row's own.
+    `strassen`: a device may multiply sums of blocks, fewer of them. Results are then as exact as
+    the largest numbers of a few rows allow, not each row's own.
     """
 
     activation: str = "none"

@@ -2,8 +2,8 @@
 
 A layout `panelW` cuts the columns of a weight [K, N] into panels of W, each [K, W], the last one
 filled up with zeros: [ceil(N / W), K, W]. `pairW` does so with two weights at once: each panel is
-W/2 columns of the first beside the same columns of the second. `strassenW` adds to the panels, from
-the same number of panels on, sums of the blocks of each two: T1 to T4 of `codegen/strassen.py`.
+W/2 columns of the first beside the same columns of the second. `strassenW` and `twiceW` have sums
+of blocks behind the panels, for one step and for two steps of the scheme of `codegen/strassen.py`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import quiet, require_indices, require_rank, require_same, rounded
 from rlx.ir.ops.activation import activate, activation_flops, require_activation
+from rlx.ir.ops.block_sums import add_sums, plain_panels, whole_panels
 from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
 from rlx.ir.shape import Shape
 
-_LAYOUT = re.compile(r"(panel|pair|strassen)([1-9]\d*)$")
+_LAYOUT = re.compile(r"(panel|pair|strassen|twice)([1-9]\d*)$")
+_STEPS = ("panel", "strassen", "twice")
 
 
 class Layout(NamedTuple):
     width: int  # of a panel
     is_pair: bool  # two weights side by side
-    has_sums: bool  # of blocks, behind the panels
+    steps: int  # of Strassen's scheme that sums of blocks are there for
 
     @property
     def columns(self) -> int:
@@ -43,8 +45,8 @@ def panel_layout(width: int, pair: bool = False) -> str:
     return f"{'pair' if pair else 'panel'}{width}"
 
 
-def strassen_layout(width: int) -> str:
-    return f"strassen{width}"
+def strassen_layout(width: int, steps: int) -> str:
+    return f"{_STEPS[steps]}{width}"
 
 
 def read_layout(layout: str, where: str) -> Layout:
@@ -54,9 +56,10 @@ def read_layout(layout: str, where: str) -> Layout:
             "unknown layout",
             where=f"{where}.layout",
             got=layout,
-            expected="panelW, strassenW, or pairW with W even",
+            expected="panelW, strassenW, twiceW, or pairW with W even",
         )
-    return Layout(int(found[2]), found[1] == "pair", found[1] == "strassen")
+    is_pair = found[1] == "pair"
+    return Layout(int(found[2]), is_pair, 0 if is_pair else _STEPS.index(found[1]))
 
 
 @op("pack_matmul")
@@ -79,11 +82,17 @@ class PackMatMul(Op):
         *outer, k, n = w.dims
         columns = layout.columns
         panels = (n + columns - 1) // columns
-        if layout.has_sums:
-            if not isinstance(k, int) or not isinstance(n, int) or k % 2 or n % (2 * columns):
-                expected = f"K even and N a multiple of {2 * columns}"
+        if layout.steps:
+            parts = 2**layout.steps
+            if (
+                not isinstance(k, int)
+                or not isinstance(n, int)
+                or k % parts
+                or n % (parts * columns)
+            ):
+                expected = f"K a multiple of {parts} and N of {parts * columns}"
                 raise ShapeError("not a weight of whole blocks", got=w, expected=expected)
-            panels = panels * 2
+            panels = whole_panels(n // columns, layout.steps)
         return w.with_dims((*outer, panels, k, layout.width))
 
     def reference(self, w: Array, up: Array | None = None) -> Array:
@@ -91,12 +100,13 @@ class PackMatMul(Op):
         columns = layout.columns
         *outer, k, n = w.shape
         panels = -(-n // columns)
-        packed = _zeros((*outer, panels * (1 + layout.has_sums), k, layout.width), w.dtype)
+        whole = whole_panels(panels, layout.steps)
+        packed = _zeros((*outer, whole, k, layout.width), w.dtype)
         _fill(packed[..., :panels, :, :columns], w)
         if up is not None:
             _fill(packed[..., columns:], up)
-        if layout.has_sums:
-            _add_blocks(packed[..., :panels, :, :], packed[..., panels:, :, :])
+        if layout.steps:
+            add_sums(packed, panels, layout.steps)
         return packed
 
 
@@ -106,25 +116,6 @@ def _zeros(dims: tuple[int, ...], dtype: Any) -> Array:
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size].view(dtype).reshape(dims)
-
-
-def _add_blocks(panels: Array, sums: Array) -> None:
-    """T1 to T4 of each two panels, two of them in the place of a panel."""
-    half = panels.shape[-2] // 2
-    left, right = panels[..., 0::2, :, :], panels[..., 1::2, :, :]
-    b11, b21, b12, b22 = (p[..., part, :] for p in (left, right) for part in _halves(half))
-    t1, t2, t3, t4 = (
-        sums[..., i::2, part, :] for i in range(2) for part in _halves(half)
-    )  # fmt: skip
-    with quiet():
-        np.subtract(b12, b11, out=t1)
-        np.subtract(b22, t1, out=t2)
-        np.subtract(b22, b12, out=t3)
-        np.subtract(b21, t2, out=t4)
-
-
-def _halves(half: int) -> tuple[slice, slice]:
-    return slice(0, half), slice(half, None)
 
 
 _TERMS = 512  # of a panel, transposed at a time through a buffer that stays in the cache
@@ -182,8 +173,8 @@ def unpack(packed: Array, layout: str, n: int) -> tuple[Array, ...]:
     found = read_layout(layout, "unpack")
     columns = found.columns
     parts = [packed[..., :columns], packed[..., columns:]] if found.is_pair else [packed]
-    if found.has_sums:
-        parts = [packed[..., : packed.shape[-3] // 2, :, :]]
+    if found.steps:
+        parts = [packed[..., : plain_panels(packed.shape[-3], found.steps), :, :]]
     *outer, _, k, _ = packed.shape
     return tuple(np.moveaxis(p, -3, -2).reshape(*outer, k, -1)[..., :n] for p in parts)
 
