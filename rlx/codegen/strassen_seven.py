@@ -77,12 +77,9 @@ def _steps(g: Geometry) -> bytes:
     fields = []
     for o, outer in _OUTER.items():
         for i, inner in _INNER.items():
-            ends = inner.block != _NONE
-            there = [
-                t * 4 + inner.block if ends and t >= 0 else t if ends else _NONE for t in outer[:3]
-            ]
-            result = outer.block * 4 + inner.block if ends and outer.block != _NONE else _NONE
-            tiles = [*inner[:3], *there, result]
+            has_block = inner.block != _NONE
+            blocks = [b * 4 + inner.block if has_block and b != _NONE else _NONE for b in outer]
+            tiles = [inner.start, inner.kept, inner.plus, *blocks]
             fields += [(i - 1) * g.lanes * g.sums.bytes, *_weight(o, i)]
             fields += [t * g.tile_bytes if t >= 0 else t for t in tiles]
     return struct.pack(f"<{len(fields)}i", *fields)
@@ -113,7 +110,7 @@ def emit_turn_sums(m: Module, g: Geometry) -> Function:
     end = f["terms"] * g.rows
 
     def all_left(one: Callable[[Value], Value]) -> None:
-        f.while_([f.load(f["state"], i64)], lambda made: made < end, lambda made: one(made))
+        f.while_([f.load(f["state"], i64)], lambda made: made < end, one)
 
     _of_turn(f, g, f["turn"], all_left)
     return f
@@ -193,7 +190,8 @@ class Seven:
             lambda: self._read(f.gep(f["inner"], start)),
             lambda: f.if_(start.eq(_ON), lambda: list(before), lambda: self.zeros),
         )
-        sums = self._multiply(sums, step, self._weights(self._step(f.min(number + 1, 48))))
+        following = self._step(f.min(number + 1, TURNS * TURNS - 1))
+        sums = self._multiply(sums, step, self._weights(following))
         self._keep(f["inner"], step["kept"], sums)
         sums = self._plus(f["inner"], step["plus"], sums)
         sums = self._plus(f["outer"], step["outer_start"], sums)
@@ -240,8 +238,11 @@ class Seven:
             term = partial(self._term, rows, here, ahead)
             out = f.loop(0, g.lanes, 1, list(sums), term)
             made = f.load(f["state"], i64)
-            sum_one = partial(_of_turn, f, g, f["turn"] + 1, lambda one: _no(one(made)))
-            f.if_(made < end, sum_one)
+
+            def sum_one(one: Callable[[Value], Value]) -> None:
+                one(made)
+
+            f.if_(made < end, lambda: _of_turn(f, g, f["turn"] + 1, sum_one))
             return out
 
         return f.loop(0, f["terms"], g.lanes, sums, vector, guard=False)
@@ -288,7 +289,3 @@ class Seven:
 
         f.if_(f["is_last"].ne(0), finish)
         return self.zeros
-
-
-def _no(_: object) -> None:
-    """Nothing, of a body whose value is not wanted."""
