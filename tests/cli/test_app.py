@@ -152,10 +152,12 @@ def test_interrupts_memory_and_files(rlx: Any, tiny: Path, monkeypatch: pytest.M
         assert (done.exit_code, text in done.stderr) == (code, True), done.output
 
 
-def test_warnings_are_a_line(rlx: Any, monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_warnings_are_a_line(own_cache: Path) -> None:
+    """In a process of its own: one that has the code already would not look for the cache."""
     own_cache.mkdir()
     (own_cache / "kernels").write_text("not a folder")
-    done = rlx("doctor", "--json")
+    command = [sys.executable, "-m", "rlx", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.startswith("warning: [cache] not used: ")
     assert done.stderr.count("\n") == 1
 
