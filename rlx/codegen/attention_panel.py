@@ -12,12 +12,10 @@ from rlx.codegen.attention_finish import inverse
 from rlx.codegen.attention_softmax import PanelScores
 from rlx.codegen.attention_tiles import Places, emit_scores, emit_values
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
-from rlx.codegen.storage import memory_type, store
+from rlx.codegen.storage import LINE, memory_type, store
 
 if TYPE_CHECKING:
     from rlx.codegen.attention_prefill import Prefill
-
-_LINE = 64  # bytes of a cache line
 
 
 def emit_panel(m: Module, kernel: Prefill) -> Function:
@@ -136,7 +134,7 @@ class _Panel:
                 self._ask("out", self.result(f["row"] + row))
 
     def _ask(self, name: str, row: Value) -> None:
-        for line in range(0, self._bytes(name), _LINE):
+        for line in range(0, self._bytes(name), LINE):
             # what is written soon can wait in the first cache
             self.f.prefetch(row, line, locality=3 if name == "out" else 2, writes=name == "out")
 

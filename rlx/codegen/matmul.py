@@ -15,9 +15,9 @@ from rlx.codegen.batches import batch_count, batch_start, batch_words
 from rlx.codegen.emit import Function, Module, Value, i64, ptr
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_finish import Epilogue, emit_finish
-from rlx.codegen.matmul_micro import LINE, Dots, Geometry
+from rlx.codegen.matmul_micro import Dots, Geometry
 from rlx.codegen.pack import emit_pack
-from rlx.codegen.storage import compute_type, memory_type
+from rlx.codegen.storage import LINE, compute_type, memory_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, f32
 from rlx.records import dataclass

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from rlx.codegen.emit import Function, Module, Type, Value, i64, ptr, vec
-from rlx.codegen.storage import load, memory_type
+from rlx.codegen.storage import LINE, load, memory_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
 from rlx.records import dataclass
 
 ROWS = 6  # of the full tile; a remainder runs in one of the smaller ones
 _CHAINS = 8  # additions that must be under way to keep two units of latency 4 busy
-
-LINE = 64  # bytes of the cache
 _LINES = 2  # of the next panel that each step of k asks for: the first tiles of a panel bring it
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 from rlx.codegen.matmul import Product
-from rlx.codegen.matmul_micro import LINE, Geometry
+from rlx.codegen.matmul_micro import Geometry
+from rlx.codegen.storage import LINE
 from rlx.codegen.strassen import left_operand
 
 TURNS = 7

@@ -9,17 +9,11 @@ first step: seven panels of sums for each four.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import partial
-from itertools import pairwise
-
 import numpy as np
 
 from rlx.ir.op import Array
 from rlx.ir.ops._common import quiet
-
-_SHARE = 1 << 21  # bytes of sums that are worth a thread
+from rlx.ir.ops._runs import in_runs
 
 
 def whole_panels(panels: int, steps: int) -> int:
@@ -34,23 +28,9 @@ def plain_panels(whole: int, steps: int) -> int:
 
 def add_sums(packed: Array, panels: int, steps: int) -> None:
     """Fill in what follows the first `panels` panels of packed [..., P, K, W]."""
-    work = _add_twice if steps > 1 else _add_once
-    for weight in packed.reshape(-1, *packed.shape[-3:]):
-        _in_threads(partial(work, weight, panels), panels >> steps, weight.nbytes)
-
-
-def _in_threads(work: Callable[[int, int], object], units: int, size: int) -> None:
-    """work(first, last) for equal runs of units; NumPy adds without holding the interpreter."""
-    pieces = max(1, min(size // _SHARE, units, os.cpu_count() or 1))
-    bounds = [units * i // pieces for i in range(pieces + 1)]
-    if pieces == 1:
-        work(0, units)
-        return
-    from concurrent.futures import ThreadPoolExecutor  # 5 ms that `import rlx` need not take
-
-    with ThreadPoolExecutor(pieces) as pool:
-        for _ in pool.map(lambda run: work(*run), pairwise(bounds)):
-            pass
+    add = _add_twice if steps > 1 else _add_once
+    weights = packed.reshape(-1, *packed.shape[-3:])
+    in_runs(lambda w, lo, hi: add(w, panels, lo, hi), weights, panels >> steps, packed.nbytes)
 
 
 def _add_once(packed: Array, panels: int, first: int, last: int) -> list[Array]:

@@ -8,10 +8,8 @@ of blocks behind the panels, for one step and for two steps of the scheme of `co
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,6 +19,7 @@ from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import quiet, require_indices, require_rank, require_same, rounded
+from rlx.ir.ops._runs import in_runs
 from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.block_sums import add_sums, plain_panels, whole_panels
 from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
@@ -119,30 +118,17 @@ def _zeros(dims: tuple[int, ...], dtype: Any) -> Array:
 
 
 _TERMS = 512  # of a panel, transposed at a time through a buffer that stays in the cache
-_SHARE = 1 << 22  # bytes that are worth a thread: NumPy copies without holding the interpreter
 
 
 def _fill(panels: Array, w: Array) -> None:
     """Copy w's columns into panels [..., P, K, columns]; a transposed view is read as it lies."""
     bits = np.dtype(f"u{w.itemsize}")  # NumPy copies small floats of its own slowly
     panels, w = panels.view(bits), w.view(bits)
-    pieces = max(1, min(w.nbytes // _SHARE, panels.shape[-3]))
-    bounds = [panels.shape[-3] * i // pieces for i in range(pieces + 1)]
-    jobs = [(outer, *run) for outer in np.ndindex(w.shape[:-2]) for run in pairwise(bounds)]
 
-    def fill(job: tuple[tuple[int, ...], int, int]) -> None:
-        outer, first, last = job
+    def fill(outer: tuple[int, ...], first: int, last: int) -> None:
         _fill_run(panels[outer][first:last], w[outer][:, first * panels.shape[-1] :])
 
-    if pieces == 1:
-        for job in jobs:
-            fill(job)
-        return
-    from concurrent.futures import ThreadPoolExecutor  # 5 ms that `import rlx` need not take
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(fill, jobs):
-            pass
+    in_runs(fill, np.ndindex(w.shape[:-2]), panels.shape[-3], w.nbytes)
 
 
 def _fill_run(panels: Array, w: Array) -> None:
