@@ -42,7 +42,7 @@ pipeline = ModelCompilePipeline("cpu", aot=AotCache({root!r}))
 for seq in (512, 1):
     pipeline.get_or_specialize_aot(component(seq), decoder)
 ready = time.time()
-from rlx.codegen.jit import counters as jit
+from rlx.llvm.jit import counters as jit
 from rlx.passes.count import counters
 print(ready - float(sys.argv[1]), counters.passes, jit.compilations, "llvmlite" in sys.modules)
 """

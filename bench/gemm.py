@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish
+from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
+from rlx.backends.cpu.kernels.gemm.gemm import Matmul
+from rlx.backends.cpu.kernels.spec import compile_specs
+from rlx.backends.cpu.layouts.pack import PackMatMul, panel_layout
 from rlx.backends.cpu.limits import ReadProbe
 from rlx.backends.cpu.pool import get_pool
-from rlx.codegen.kernel import compile_specs
-from rlx.codegen.matmul import Matmul
-from rlx.codegen.matmul_finish import Epilogue
-from rlx.codegen.program import Program, Step
-from rlx.codegen.target import Target
+from rlx.backends.cpu.program import Program, Step
 from rlx.ir.dtype import DType, f32
-from rlx.ir.ops.pack import PackMatMul, panel_layout
+from rlx.llvm.target import Target
 
 SHAPES = ((128, 3072, 1024), (512, 1024, 3072), (512, 512, 512))  # rows, columns, terms
 ONE_ROW = (1, 65536, 1024)

@@ -25,7 +25,7 @@ from rlx.backends.cpu.limits import read_bandwidth
 from rlx.cli.peers.llama import start_llama_cpp
 from rlx.errors import InputError
 from rlx.formats.gguf import GgufFile
-from rlx.ir.quant import GGUF_SCHEMES
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 # ratio to llama.cpp by weight type: decode, prefill; share of read bandwidth in decode
 GOALS = {

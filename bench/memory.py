@@ -41,7 +41,7 @@ engine.use("sample")
 told["ready"] = time.time() - float(sys.argv[2]) - told["tokenizer"]
 told["llvmlite"] = "llvmlite" in sys.modules
 import numpy as np
-from rlx.codegen.jit import counters as jit
+from rlx.llvm.jit import counters as jit
 from rlx.passes.count import counters
 told |= {{"passes": counters.passes, "compilations": jit.compilations, "kv": engine.cache_bytes}}
 ids = np.random.default_rng(0).integers(0, engine.model.config.vocab, {prompt} + {steps}).tolist()

@@ -13,18 +13,18 @@ import time
 import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
+from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
+from rlx.backends.cpu.kernels.qgemm.qgemm import QuantMatmul, row_layout
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows
+from rlx.backends.cpu.kernels.spec import compile_specs
+from rlx.backends.cpu.layouts.quant_rows import dequantized_rows, quantize_rows
+from rlx.backends.cpu.layouts.quant_tiles import pack_strips, strip_layout
 from rlx.backends.cpu.limits import FmaProbe, ReadProbe
 from rlx.backends.cpu.pool import get_pool
-from rlx.codegen.kernel import compile_specs
-from rlx.codegen.matmul_finish import Epilogue
-from rlx.codegen.program import Program, Step
-from rlx.codegen.qmatmul.product import QuantMatmul, row_layout
-from rlx.codegen.qmatmul.rows import QuantizeRows
-from rlx.codegen.target import Target
+from rlx.backends.cpu.program import Program, Step
 from rlx.ir.dtype import f32
-from rlx.ir.quant import QuantScheme, decode
-from rlx.ir.quant_rows import dequantized_rows, quantize_rows
-from rlx.ir.quant_strips import pack_strips, strip_layout
+from rlx.ir.quant.scheme import QuantScheme, decode
+from rlx.llvm.target import Target
 
 SHAPES = ((3072, 1024), (1024, 3072), (151936, 1024))  # columns of the result, terms
 MANY = (128, 512)  # rows

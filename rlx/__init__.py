@@ -39,7 +39,7 @@ _HOMES = {
     "rlx.ir.ops.custom": "custom_op",
     "rlx.ir.origin": "Origin",
     "rlx.ir.phase": "Phase PhaseSchedule derive_phases",
-    "rlx.ir.quant": "QuantScheme",
+    "rlx.ir.quant.scheme": "QuantScheme",
     "rlx.ir.shape": "Shape",
     "rlx.ir.text": "parse_graph print_graph",
     "rlx.ir.verify": "verify",
@@ -132,7 +132,7 @@ if TYPE_CHECKING:
         PhaseSchedule as PhaseSchedule,
         derive_phases as derive_phases,
     )
-    from rlx.ir.quant import QuantScheme as QuantScheme
+    from rlx.ir.quant.scheme import QuantScheme as QuantScheme
     from rlx.ir.shape import Shape as Shape
     from rlx.ir.text import parse_graph as parse_graph, print_graph as print_graph
     from rlx.ir.verify import verify as verify

@@ -8,7 +8,7 @@ from functools import partial
 from bench.peers.pipe import Peer
 from rlx.errors import InputError
 from rlx.formats.gguf import GgufFile
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 
 Start = Callable[[], Peer]
 

@@ -16,7 +16,7 @@ from rlx.errors import OptionError
 
 
 def _cpus() -> list[str]:
-    from rlx.codegen.target import Target
+    from rlx.llvm.target import Target
 
     return Target.names()
 

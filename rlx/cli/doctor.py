@@ -70,8 +70,8 @@ def _machine(threads: int | None) -> dict[str, Any]:
 
 
 def _target() -> dict[str, Any]:
-    from rlx.codegen.qmatmul.dot import dot_kind
-    from rlx.codegen.target import Target
+    from rlx.backends.cpu.kernels.qgemm.dot import dot_kind
+    from rlx.llvm.target import Target
 
     target = Target.host()
     kind = dot_kind(target)

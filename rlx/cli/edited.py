@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
     """The model of `weights`, run by the program in a file that `rlx inspect -o` wrote."""
-    from rlx.codegen.edited import is_code
+    from rlx.llvm.override import is_code
 
     text = read_text(program) or ""
     if is_code(text):

@@ -25,8 +25,8 @@ _HOW = re.compile(r"(?:one worker|jump|in Python)(?:, barrier)?|barrier")
 
 def load_with_kernels(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
     """The model as it is, but for the kernels in the file."""
-    from rlx.codegen.edited import parse_kernels
-    from rlx.codegen.target import Target
+    from rlx.llvm.override import parse_kernels
+    from rlx.llvm.target import Target
 
     edited = parse_kernels(text, where)
     with console.working("compiling"):

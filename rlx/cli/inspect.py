@@ -176,7 +176,7 @@ def _backend(device: str, cpu: str | None) -> Backend:
     if device != "cpu":
         raise OptionError("--cpu goes with the device cpu", got=device)
     from rlx.backends.cpu.backend import CpuBackend
-    from rlx.codegen.target import Target
+    from rlx.llvm.target import Target
 
     return CpuBackend(Target.named(cpu))
 

@@ -23,7 +23,7 @@ class Kept:
 
 def directory(kind: str) -> Path | None:
     """Where files of a kind are; None where RLX_CACHE=0 turns them off."""
-    from rlx.codegen.diskcache import default_directory
+    from rlx.llvm.disk_cache import default_directory
 
     return default_directory(kind)
 
@@ -44,7 +44,7 @@ def kept_files() -> list[Kept]:
 
 def faults() -> dict[Path, str]:
     """The files that would not be used, and why."""
-    from rlx.codegen.diskcache import DiskCache
+    from rlx.llvm.disk_cache import DiskCache
     from rlx.runtime.aot import AotCache
 
     found: dict[Path, str] = {}
@@ -58,7 +58,7 @@ def faults() -> dict[Path, str]:
 
 
 def _kernel_fault(disk: object, key: str) -> str:
-    from rlx.codegen.diskcache import DiskCache
+    from rlx.llvm.disk_cache import DiskCache
 
     assert isinstance(disk, DiskCache)
     with warnings.catch_warnings(record=True) as caught:

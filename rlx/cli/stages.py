@@ -15,13 +15,13 @@ from rlx.errors import OptionError, StageError
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
     from rlx.backends.cpu.lowering import Step
-    from rlx.codegen.jit import Unit
-    from rlx.codegen.target import Target
     from rlx.ir.binding import DimBinding
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
     from rlx.ir.node import Node
+    from rlx.llvm.jit import Unit
+    from rlx.llvm.target import Target
     from rlx.passes.pipeline import PipelineResult
     from rlx.specialize.options import CompileOptions
 
@@ -223,14 +223,14 @@ class Stages:
 
     @cached_property
     def steps(self) -> list[Step]:
-        from rlx.backends.cpu import families  # noqa: F401  fills the table of lowerings
+        from rlx.backends.cpu.kernels import registry  # noqa: F401  fills the table of lowerings
         from rlx.backends.cpu.lowering import Context, steps_of
 
         return steps_of(Context(self.lir, self.target, self.threads))
 
     def kernels(self) -> dict[Unit, list[Step]]:
         """The distinct kernels of the steps asked for, and where each is used."""
-        from rlx.codegen.kernel import unit_of
+        from rlx.backends.cpu.kernels.spec import unit_of
 
         found: dict[Unit, list[Step]] = {}
         for step in self.steps:
@@ -262,7 +262,7 @@ class Stages:
         return "\n".join([head, *lines]) + "\n"
 
     def _code(self, exact: bool, assembly: bool) -> str:
-        from rlx.codegen.edited import write_kernel
+        from rlx.llvm.override import write_kernel
 
         kernels = self.kernels()
         if not kernels:

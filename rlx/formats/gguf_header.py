@@ -13,7 +13,7 @@ from rlx.formats.gguf_values import Cursor, ValueType
 from rlx.formats.mapped import MappedFile
 from rlx.formats.tensor import TensorInfo
 from rlx.ir.dtype import BY_NAME, DType
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.records import dataclass
 
 MAGIC = b"GGUF"

@@ -16,7 +16,7 @@ from rlx.formats.gguf_header import DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, PLAIN_TY
 from rlx.formats.gguf_values import NUMPY_TYPES, STRUCTS, StringArray, ValueType
 from rlx.formats.tensor import scheme_of
 from rlx.ir.dtype import DType
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.records import dataclass
 
 _VERSION = 3

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from rlx.errors import OptionError
 from rlx.formats.names import close_names
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.records import dataclass
 
 # name: scheme, and the number that `general.file_type` has for it

@@ -23,7 +23,7 @@ from rlx.formats.gguf_values import ValueType
 from rlx.formats.gguf_write import PackedTensor, write_gguf
 from rlx.formats.mixture import Mixture
 from rlx.formats.package import Progress, silent
-from rlx.ir.quant import QuantScheme, decode, encode
+from rlx.ir.quant.scheme import QuantScheme, decode, encode
 from rlx.records import dataclass
 
 _SLAB = 1 << 24  # weights that are opened at once

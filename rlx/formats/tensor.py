@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.ir.dtype import DType
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.records import dataclass
 
 _PLAIN = {"f32": GGUF_SCHEMES["F32"], "f16": GGUF_SCHEMES["F16"], "bf16": GGUF_SCHEMES["BF16"]}

@@ -16,7 +16,7 @@ import numpy as np
 from rlx.errors import AttributeValueError
 from rlx.ir.dim import Expr, as_dim
 from rlx.ir.dtype import DType
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.lowering import FusionPolicy, lower
 from rlx.ir.op import REGISTRY, Op
 from rlx.ir.text import inspect_graph, print_graph
-from rlx.ir.text.plan import inspect_lir
+from rlx.ir.text.view import inspect_lir
 from rlx.ir.verify import verify
 
 __all__ = ["FusionPolicy", "GraphModule", "GraphStage"]

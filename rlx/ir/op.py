@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError
 from functools import cache
+from importlib import import_module
 from math import prod
 from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
@@ -135,6 +136,8 @@ class Op:
 
 
 REGISTRY: dict[str, type[Op]] = {}
+PROVIDERS = ["rlx.backends.cpu.layouts"]
+"""Modules that register the ops of a device, imported for an unknown op; plugins add theirs."""
 _listeners: list[Callable[[type[Op]], None]] = []
 _T = TypeVar("_T", bound=type)
 
@@ -237,12 +240,19 @@ def _same(a: Any, b: Any) -> bool:
 
 def lookup(name: str) -> type[Op]:
     """The op record of that name, or an error with the nearest names."""
-    found = REGISTRY.get(name)
+    found = REGISTRY.get(name) or _provided(name)
     if found is None:
         near = difflib.get_close_matches(name, REGISTRY, 3)
         hint = f"did you mean {', '.join(near)}?" if near else "see docs/ops.md for the list"
         raise OptionError("unknown op", got=name, hint=hint)
     return found
+
+
+def _provided(name: str) -> type[Op] | None:
+    """The op after all providers are imported: only a device's own rewriting puts such ops in."""
+    for module in PROVIDERS:
+        import_module(module)
+    return REGISTRY.get(name)
 
 
 def make_op(name: str, attributes: dict[str, Any]) -> Op:

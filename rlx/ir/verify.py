@@ -20,8 +20,8 @@ from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value, infer
 from rlx.ir.op import Op
-from rlx.ir.printer import bodies, node_line, write_origin
 from rlx.ir.shape import Shape
+from rlx.ir.text.printer import bodies, node_line, write_origin
 
 _NAMED = ("input", "param", "state")
 _BODILESS = frozenset({*_NAMED, "state_update"})  # most of what needs a closer look

@@ -8,12 +8,12 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 
-from rlx.codegen.jit import counters
-from rlx.codegen.release import release_compiler
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
+from rlx.llvm.jit import counters
+from rlx.llvm.trim_memory import release_compiler
 from rlx.models.prepared import PreparedWeights
 from rlx.models.shipped import Recipe, Shipped, shipped_name
 from rlx.runtime.compiled import CompiledGraph

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlx.ir.op import Array
-from rlx.ir.quant import GGUF_SCHEMES
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig
 from rlx.models.experts import experts_ffn

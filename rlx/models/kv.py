@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.errors import OptionError
 from rlx.ir.dtype import DType
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.records import dataclass
 
 NAMES = ("f16", "bf16", "f32", "q8_0")

@@ -22,7 +22,7 @@ from rlx.formats.names import close_names
 from rlx.formats.tensor import TensorInfo
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.records import dataclass
 from rlx.runtime.params import Deferred
 

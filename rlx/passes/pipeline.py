@@ -17,8 +17,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.lowering import FusionPolicy
 from rlx.ir.node import Node
 from rlx.ir.op import Op
-from rlx.ir.ops.qpack_weight import QuantizeWeight
-from rlx.ir.quant import QuantScheme
+from rlx.ir.ops.quantize import QuantizeWeight
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.verify import verify
 from rlx.passes.count import counters
 from rlx.passes.cse import cse

@@ -12,8 +12,8 @@ from rlx.errors import OptionError
 from rlx.ir.dtype import f64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.ir.ops.qpack_weight import QuantizeWeight
-from rlx.ir.quant import QuantScheme
+from rlx.ir.ops.quantize import QuantizeWeight
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.passes.common import COMMON
 from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import GONE, Editor
@@ -86,11 +86,11 @@ def _packed(g: Graph, node: Node, scheme: QuantScheme) -> Any:
 
 def _require_encoder(scheme: QuantScheme) -> None:
     # its tables take some milliseconds that a graph without packed weights saves
-    from rlx.ir.quant_decode.blocks import ENCODERS
+    from rlx.ir.quant.codecs import blocks
 
-    if scheme.ggml_type is not None and scheme.name not in ENCODERS:
+    if scheme.ggml_type is not None and scheme.name not in blocks.ENCODERS:
         raise OptionError(
             "weights cannot be packed by this scheme here", where="quant", got=scheme,
-            expected=", ".join([*sorted(ENCODERS), "int8", "int4", "fp8_e4m3", "fp8_e5m2"]),
+            expected=", ".join([*sorted(blocks.ENCODERS), "int8", "int4", "fp8_e4m3", "fp8_e5m2"]),
             hint="give the model a file that is packed already",
         )  # fmt: skip

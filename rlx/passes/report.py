@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from rlx.ir.graph import Graph
 from rlx.ir.origin import Origin
-from rlx.ir.printer import bodies
+from rlx.ir.text.printer import bodies
 from rlx.records import dataclass
 
 

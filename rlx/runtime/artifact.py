@@ -28,7 +28,7 @@ from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
 
 ABOUT, LIR, STAMP = "about", "lir", "stamp"
-_COMPILER = ("ir", "passes", "specialize", "codegen", "backends")
+_COMPILER = ("ir", "passes", "specialize", "loops", "llvm", "backends")
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.records import dataclass
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.records import dataclass
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.dispatch import KernelDispatchConfig

@@ -17,7 +17,7 @@ from bench.peers.genai import openvino_genai, ort_genai
 from bench.peers.pipe import PeerMissing
 from rlx.errors import InputError
 from rlx.formats.gguf import GgufFile, write_gguf
-from rlx.ir.quant import GGUF_SCHEMES
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # What the scripts use of onnxruntime-genai. A run of any number of tokens takes 20 ms.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_support import CONTEXT, KV_HEADS, LAYERS
 
-from rlx.codegen.diskcache import DiskCache
+from rlx.llvm.disk_cache import DiskCache
 from rlx.runtime import machine
 
 HEAD_BYTES = 8 * 2  # eight elements of f16

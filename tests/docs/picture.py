@@ -22,7 +22,7 @@ STOPS = (
     Stop("MIR", "a graph of tensor ops, open sizes", "ir/graph · ir/ops", "--stage mir"),
     Stop("passes", "simplify, fuse, legalize, prepare", "passes/pipeline", "--after · --diff"),
     Stop("LIR", "sizes bound, every value has its place", "passes/bind, plan", "--stage lir"),
-    Stop("kernels", "each distinct one compiled once", "codegen", "--stage llvm · asm"),
+    Stop("kernels", "each distinct one compiled once", "llvm", "--stage llvm · asm"),
     Stop("program", "a table of kernel calls and barriers", "backends/cpu", "--stage program"),
     Stop("run", "workers walk the table over one arena", "runtime", "rlx profile"),
 )

@@ -15,7 +15,7 @@ import pytest
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.gguf import GgufFile, PackedTensor, ValueType, write_gguf
-from rlx.ir.quant import GGUF_SCHEMES, encode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, encode
 
 
 def saved(folder: Path, data: bytes, name: str = "m.gguf") -> Path:

@@ -13,7 +13,7 @@ from rlx.formats.gguf import GgufFile, PackedTensor, write_gguf
 from rlx.formats.gguf_values import ValueType
 from rlx.formats.mixture import NAMES, Mixture
 from rlx.formats.quantize import Order, quantize_gguf
-from rlx.ir.quant import GGUF_SCHEMES, decode, encode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
 
 LAYERS = 16
 

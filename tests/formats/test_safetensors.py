@@ -12,7 +12,7 @@ import pytest
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.safetensors import SafetensorsFile
-from rlx.ir.quant import GGUF_SCHEMES
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 
 def document(header: object, data: bytes = b"", length: int | None = None) -> bytes:

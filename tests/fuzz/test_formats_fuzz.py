@@ -23,7 +23,7 @@ from rlx.formats.gguf import GgufFile, PackedTensor, write_gguf
 from rlx.formats.gguf_vocabulary import KEY
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
-from rlx.ir.quant import GGUF_SCHEMES
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 ROUNDS, PER_ROUND = 10, 500  # of each format
 MEMORY = 1 << 20  # bytes at once, for files of some kilobytes

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.codegen.target import Target
 from rlx.ir.attrs import Body, Data, MaskKind
 from rlx.ir.dim import sym
 from rlx.ir.dtype import ALL
@@ -15,8 +14,9 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import HirModule
 from rlx.ir.ops.custom import custom_op
 from rlx.ir.origin import Origin
-from rlx.ir.printer import bodies
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
+from rlx.ir.text.printer import bodies
+from rlx.llvm.target import Target
 
 tagged = custom_op(
     "samples.tagged",

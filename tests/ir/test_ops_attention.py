@@ -14,7 +14,7 @@ from rlx.ir.attrs import MaskKind
 from rlx.ir.dtype import f16, i32
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
-from rlx.ir.quant import GGUF_SCHEMES, encode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, encode
 from rlx.ir.shape import Shape
 
 rng = np.random.default_rng(17)

@@ -18,7 +18,7 @@ from rlx.errors import (
     ShapeError,
 )
 from rlx.ir.dtype import f16, i8, i32
-from rlx.ir.quant import QuantScheme, decode, encode
+from rlx.ir.quant.scheme import QuantScheme, decode, encode
 from rlx.ir.shape import Shape
 
 rng = np.random.default_rng(7)

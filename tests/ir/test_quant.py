@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from rlx.errors import DTypeError, OptionError, ShapeError
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, decode, encode
-from rlx.ir.quant_decode import blocks, grids
+from rlx.ir.quant import blocks, grids
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode, encode
 
 # gguf has no decoder for these, and for Q8_1 the size of an older struct.
 ALONE = ("Q8_1", "Q8_K", "Q1_0")
@@ -227,7 +227,7 @@ def test_grids_equal_those_of_gguf(name: str) -> None:
 
 
 def test_even_signs_equal_those_of_gguf() -> None:
-    from rlx.ir.quant_decode import iq
+    from rlx.ir.quant import iq
 
     assert iq._EVEN_SIGNS.tobytes() == gq.IQ2_XXS.ksigns
 
@@ -407,8 +407,8 @@ def test_missing_and_needless_parts() -> None:
 def test_import_is_light() -> None:
     """Layouts and grids load with the first decode, and gguf never."""
     code = (
-        "import sys, rlx.ir.quant as q\n"
-        "assert not any(m.startswith('rlx.ir.quant_decode') for m in sys.modules)\n"
+        "import sys, rlx.ir.quant.scheme as q\n"
+        "assert not any(m.startswith('rlx.ir.quant.codecs') for m in sys.modules)\n"
         "q.decode(q.QuantScheme.parse('Q4_0'), __import__('numpy').zeros((1, 18), 'u1'))\n"
         "assert 'gguf' not in sys.modules\n"
         "print('light')"

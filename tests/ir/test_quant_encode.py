@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import NumericsError, OptionError
-from rlx.ir.quant import QuantScheme, decode, encode
+from rlx.ir.quant.scheme import QuantScheme, decode, encode
 
 ENCODED = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 

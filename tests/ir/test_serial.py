@@ -29,7 +29,7 @@ from rlx.ir.lir import Lir, Slot
 from rlx.ir.module import GraphModule, GraphStage
 from rlx.ir.op import lookup
 from rlx.ir.phase import Phase
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.serial import VERSION, canonical, from_bytes, load, save, to_bytes
 from rlx.ir.serial.writer import MAX_DEPTH, Writer, integer, text, uint, words
 from rlx.ir.shape import Shape

@@ -11,7 +11,7 @@ import numpy as np
 from tiny_encoders import CONFIGS, VOCAB, write_folder
 
 from rlx.formats.gguf_write import PackedTensor, write_gguf
-from rlx.ir.quant import QuantScheme, encode
+from rlx.ir.quant.scheme import QuantScheme, encode
 from rlx.models.encoders.build import EncoderFile
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -16,7 +16,7 @@ from rlx import CompileOptions, DimBinding, GraphModule, Session
 from rlx.cli.weights import bytes_per_run
 from rlx.errors import FormatError, UnsupportedError
 from rlx.ir.dtype import DType
-from rlx.ir.quant import decode
+from rlx.ir.quant.scheme import decode
 from rlx.models.architectures import architecture, supported
 from rlx.models.blocks import Net
 from rlx.models.build import ModelFile

@@ -14,7 +14,7 @@ from gguf_files import packed_experts, write_model
 from test_goldens import GOLDENS, close, compiled
 from tiny import CONFIGS, weights, write_config, write_safetensors
 
-from rlx.ir.quant import GGUF_SCHEMES
+from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.models.build import ModelFile
 
 # GGUF keeps factors of frequencies as tensors, has no key for Gemma's scale of scores, and norms

@@ -14,7 +14,7 @@ from tiny import write_folder
 from rlx import Session
 from rlx.errors import InputError, OptionError
 from rlx.formats.gguf import write_gguf
-from rlx.ir.quant import decode, encode
+from rlx.ir.quant.scheme import decode, encode
 from rlx.models.build import ModelFile, describe
 from rlx.models.load import load
 from rlx.models.quantize import quantize_model

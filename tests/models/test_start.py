@@ -18,8 +18,8 @@ from cli_support import write_tiny
 from encoder_files import write_model
 
 import rlx
-from rlx.codegen import jit as compiling
-from rlx.codegen.jit import counters as jit
+from rlx.llvm import jit as compiling
+from rlx.llvm.jit import counters as jit
 from rlx.models.batch.pool import Pool
 from rlx.models.build import ModelFile
 from rlx.models.compile import compile_model
@@ -137,7 +137,7 @@ _FIRST = """
 import sys
 from pathlib import Path
 import rlx
-from rlx.codegen.jit import counters
+from rlx.llvm.jit import counters
 
 def resident():  # kB of LLVM's library
     blocks = Path("/proc/self/smaps").read_text().split("VmFlags")
@@ -219,7 +219,7 @@ def test_an_encoder_on_disk_starts_without_what_others_need(encoder: Path) -> No
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
     spare = {"asyncio", "concurrent.futures", "llvmlite", "subprocess", "tomllib", "zipfile",
-             "rlx.backends.cpu.compiler", "rlx.codegen.farm", "rlx.models.config",
+             "rlx.backends.cpu.compiler", "rlx.llvm.parallel_compile", "rlx.models.config",
              "rlx.models.language", "rlx.passes.pipeline"}  # fmt: skip
     assert not spare & {*run.stdout.split()}
 

@@ -17,7 +17,7 @@ import rlx.ir.ops  # noqa: F401
 from rlx.ir.attrs import Body
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, encode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, encode
 
 Array = Any
 Dims = Sequence[Any]
@@ -118,7 +118,7 @@ def smallest_normal(array: Array) -> float:
 
 # -- elementwise -----------------------------------------------------------
 
-# units in the last place that a float function may be off: the bounds stated in rlx.codegen.math,
+# units in the last place that a float function may be off: the bounds stated in rlx.llvm.math,
 # rounded up; references are correctly rounded from f64
 UNARY: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     # name: element types, low, high, ulps

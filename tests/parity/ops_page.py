@@ -9,9 +9,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cases import Case, cases
 
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.op import REGISTRY
+from rlx.llvm.target import Target
 from rlx.passes.common import COMMON
 
 HEAD = """# Ops

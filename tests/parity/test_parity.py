@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cases import Case, cases, eps, smallest_normal
 
 from rlx.backends.registry import Device
-from rlx.codegen.target import Target
 from rlx.ir.interp import evaluate
+from rlx.llvm.target import Target
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
 from rlx.specialize.options import CompileOptions

@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cases import cases
 
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.kernels.spec import KernelSpec, unit_of
 from rlx.backends.cpu.lowering import Context, steps_of
-from rlx.codegen.kernel import KernelSpec, unit_of
-from rlx.codegen.target import Target
 from rlx.ir.binding import DimBinding
+from rlx.llvm.target import Target
 from rlx.passes.bind import bind_graph
 from rlx.passes.pipeline import run_pipeline
 from rlx.passes.plan import plan

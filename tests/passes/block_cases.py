@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.ir.quant import QuantScheme, encode
+from rlx.ir.quant.scheme import QuantScheme, encode
 
 B, S, K = 2, 5, 8  # batch, seq, width
 

@@ -10,7 +10,7 @@ import numpy as np
 from block_cases import CASES, SIZES, B, Case, S, case, rms, rng, softmax
 
 from rlx.ir.attrs import MaskKind
-from rlx.ir.quant import GGUF_SCHEMES, encode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, encode
 
 __all__ = ["CASES", "SIZES", "Case"]
 

@@ -14,7 +14,7 @@ from rlx.ir.attrs import MaskKind
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.op import REGISTRY
-from rlx.ir.quant import QuantScheme, encode
+from rlx.ir.quant.scheme import QuantScheme, encode
 from rlx.ir.verify import verify
 from rlx.passes.common import COMMON
 from rlx.passes.legalize import legalize

@@ -12,7 +12,7 @@ from pass_support import assert_same_results, fused, kinds, reasons
 
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.ir.quant import QuantScheme, encode
+from rlx.ir.quant.scheme import QuantScheme, encode
 from rlx.passes.fuse import FUSIONS
 from rlx.passes.prepare import split_prepare
 

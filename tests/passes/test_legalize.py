@@ -7,7 +7,7 @@ from pass_support import assert_same_results, kinds
 
 from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.verify import verify
 from rlx.passes.common import COMMON
 from rlx.passes.legalize import legalize

@@ -17,7 +17,7 @@ from small_model import CLOSE, build, component, expected, inputs, weights
 
 import rlx
 from rlx import AotCache, CompileOptions, ModelCompilePipeline, ParamStore
-from rlx.codegen.jit import counters as jit
+from rlx.llvm.jit import counters as jit
 from rlx.passes.count import counters
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact
@@ -138,10 +138,10 @@ p = ModelCompilePipeline("cpu", params=ParamStore(weights()), aot=AotCache({root
 f, _ = p.get_or_specialize_aot(component(), build, {{"threads": 1}})
 x = inputs(1, 4)
 assert np.allclose(f.run(x=x)[0], expected(x, weights()), rtol=2e-5, atol=2e-5)
-from rlx.codegen.jit import counters as jit
+from rlx.llvm.jit import counters as jit
 from rlx.passes.count import counters
 assert p.aot.counters.hits == 1
-assert sys.modules["llvmlite"] is None and "rlx.codegen.llvm" not in sys.modules
+assert sys.modules["llvmlite"] is None and "rlx.llvm.emit_object" not in sys.modules
 print(counters.passes, counters.plans, jit.compilations)
 """
 
@@ -222,10 +222,10 @@ def test_an_outdated_artifact_is_renewed_without_a_word(tmp_path: Path) -> None:
 
 
 def test_code_for_another_cpu_is_never_loaded(tmp_path: Path) -> None:
+    from rlx.backends.cpu.executor.control_block import ABI
     from rlx.backends.cpu.stored import read_target
-    from rlx.codegen.driver_layout import ABI
-    from rlx.codegen.target import Target
     from rlx.ir.serial.writer import Writer
+    from rlx.llvm.target import Target
 
     cache = AotCache(tmp_path)
     path = stored(cache)

@@ -13,7 +13,7 @@ from small_model import CLOSE, build, component, expected, inputs, weights
 
 import rlx
 from rlx import DimBinding, ModelVariant, compile_bundle, load_bundle
-from rlx.codegen.target import Target
+from rlx.llvm.target import Target
 
 HERE = str(Path(__file__).resolve().parent)
 VARIANTS = {"short": component(1, 4), "long": ModelVariant.prefill(1, rlx.UpTo(32))}
@@ -56,7 +56,7 @@ if {give}:
     bundle["short"].set_params(weights())
 x = inputs(1, 4)
 np.testing.assert_allclose(bundle["short"].run(x=x)[0], expected(x, weights()), **CLOSE)
-from rlx.codegen.jit import counters as jit
+from rlx.llvm.jit import counters as jit
 from rlx.passes.count import counters
 print(counters.passes, jit.compilations, sys.modules["llvmlite"])
 """

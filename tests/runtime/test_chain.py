@@ -11,7 +11,7 @@ import rlx
 from rlx import CompileOptions, DimBinding, Session
 from rlx.backends.chain import Links
 from rlx.backends.cpu.chain import CpuChain
-from rlx.codegen import driver_layout
+from rlx.backends.cpu.executor import control_block
 from rlx.errors import BindingError, InputError, OptionError
 
 KEPT = 16
@@ -81,7 +81,7 @@ def test_it_comes_back_for_signals_and_goes_on() -> None:
     native = f.executable.pool.native  # type: ignore[attr-defined]
     plain, entered = native.chain, []
     state = f.executable.pool._crew.state  # type: ignore[attr-defined]
-    budget = ctypes.c_int64.from_address(state + driver_layout.BUDGET)
+    budget = ctypes.c_int64.from_address(state + control_block.BUDGET)
     before, budget.value = budget.value, 0
     native.chain = lambda *a: (entered.append(1), plain(*a))[1]
     try:

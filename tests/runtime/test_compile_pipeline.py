@@ -116,7 +116,7 @@ def test_a_hit_rebuilds_nothing_and_costs_microseconds() -> None:
 
 
 def test_an_evicted_variant_costs_a_specialisation_and_no_compilation() -> None:
-    from rlx.codegen.jit import counters as jit
+    from rlx.llvm.jit import counters as jit
 
     p = pipeline(capacity=2)
     p.get_or_compile_component(component(1, 4), build, ONE)
@@ -211,7 +211,7 @@ def test_several_threads_compile_each_key_once() -> None:
 
 
 def test_eager_is_compiled_before_its_first_run_and_lazy_by_it() -> None:
-    from rlx.codegen.jit import counters as jit
+    from rlx.llvm.jit import counters as jit
 
     p = pipeline()
     asked = ModelComponent(ModelVariant.prefill(3, 5), KernelDispatchConfig())
@@ -258,7 +258,7 @@ def test_the_profile_of_a_key_is_applied() -> None:
 @pytest.mark.parametrize("scheme", ["Q8_0", "Q4_0", "int8_b32", "int4_b32_asym", "fp8_e4m3"])
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 def test_quantisation_is_applied_to_plain_weights(scheme: str, device: str) -> None:
-    from rlx.ir.quant import QuantScheme, decode, encode
+    from rlx.ir.quant.scheme import QuantScheme, decode, encode
 
     p = pipeline(device)
     compiled, manifest = p.get_or_compile_component(component().with_quant(scheme), build, ONE)
@@ -325,7 +325,7 @@ def test_a_live_variant_serves_every_length() -> None:
 
 
 def test_named_targets_are_applied() -> None:
-    from rlx.codegen.target import Target
+    from rlx.llvm.target import Target
 
     if not Target.named("x86-64-v2").runs_on(Target.host()):
         pytest.skip("not an x86-64-v2 machine")

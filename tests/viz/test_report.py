@@ -15,8 +15,8 @@ import pytest
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.codegen.target import Target
 from rlx.errors import OptionError, UnsupportedError
+from rlx.llvm.target import Target
 from rlx.viz.report import Report, make_report, write_page
 from rlx.viz.report.page import embedded_json, page
 

@@ -9,22 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.cpu.checks import limits_of
+from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.frame import Frame, ascending
+from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.listing import HostCall, Listing, Mark
 from rlx.backends.cpu.lowering import Context, Step, steps_of
 from rlx.backends.cpu.place import Placed, PlacedWords, place
+from rlx.backends.cpu.program import Program, step_flags
 from rlx.backends.cpu.repeat import Repeats
 from rlx.backends.cpu.schedule import place_barriers
 from rlx.backends.cpu.told import KindLowering
 from rlx.backends.cpu.words import WordTable, number_sources
-from rlx.codegen import driver_layout
-from rlx.codegen.jit import Kernel
-from rlx.codegen.kernel import compile_specs
-from rlx.codegen.program import Program, step_flags
-from rlx.codegen.target import Target
 from rlx.ir.lir import Lir
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
+from rlx.llvm.jit import Kernel
+from rlx.llvm.target import Target
 from rlx.passes.mould import Variant
 from rlx.records import dataclass
 
@@ -167,7 +167,7 @@ class _Code:
 
 
 def _barriers(after: Sequence[bool]) -> npt.NDArray[np.int32]:
-    return np.array(after, np.int32) * np.int32(driver_layout.BARRIER)
+    return np.array(after, np.int32) * np.int32(control_block.BARRIER)
 
 
 class Marks(Sequence[Mark]):

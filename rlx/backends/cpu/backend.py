@@ -12,13 +12,13 @@ from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.place import place
 from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.stored import read_parts, write_parts
-from rlx.codegen.jit import has_compiler
-from rlx.codegen.target import Target
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
+from rlx.llvm.jit import has_compiler
+from rlx.llvm.target import Target
 from rlx.specialize.options import CompileOptions
 
 if TYPE_CHECKING:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu import families
 from rlx.backends.cpu.assemble import Listed, list_program
 from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.kernels import registry
 from rlx.backends.cpu.lowering import TABLE, scratch_of
-from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
+from rlx.llvm.target import Target
 
 
 class Compiler:
@@ -25,7 +25,7 @@ class Compiler:
         return entry is not None and (entry.when is None or entry.when(node))
 
     def lower(self, graph: Graph) -> Graph:
-        for rewrite in families.REWRITES:
+        for rewrite in registry.REWRITES:
             graph = rewrite(graph, self.target)
         return graph
 

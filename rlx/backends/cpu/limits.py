@@ -8,15 +8,15 @@ from functools import cache
 
 import numpy as np
 
+from rlx.backends.cpu.kernels.qgemm.dot import FourWay, dot_kind, make_dot
+from rlx.backends.cpu.kernels.spec import KernelSpec, compile_specs
 from rlx.backends.cpu.place import aligned_bytes
 from rlx.backends.cpu.pool import Pool, get_pool
-from rlx.codegen.emit import Function, Module, Value, f32, i64, vec
-from rlx.codegen.kernel import KernelSpec, compile_specs
-from rlx.codegen.program import Program, Step
-from rlx.codegen.qmatmul.dot import FourWay, dot_kind, make_dot
-from rlx.codegen.storage import stream
-from rlx.codegen.target import Target
+from rlx.backends.cpu.program import Program, Step
 from rlx.ir.op import Array
+from rlx.llvm.builder import Function, Module, Value, f32, i64, vec
+from rlx.llvm.storage import stream
+from rlx.llvm.target import Target
 from rlx.records import dataclass
 
 _CHAINS = 12  # independent sums: more than latency times throughput of any FMA unit we know

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Protocol
 
-from rlx.codegen.kernel import KernelSpec
-from rlx.codegen.target import Target
+from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.errors import UnsupportedError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
+from rlx.llvm.target import Target
 from rlx.passes.views import is_plain, plain_view
 from rlx.records import dataclass
 

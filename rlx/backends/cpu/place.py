@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.listing import ARENA, CONSTANT, NUMBER, STATUS, WORDS, Base, Late, Listing
+from rlx.backends.cpu.program import Program, StepTable
 from rlx.backends.cpu.sources import compiled
-from rlx.codegen.jit import Kernel
-from rlx.codegen.program import Program, StepTable
 from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
+from rlx.llvm.jit import Kernel
 from rlx.records import dataclass
 
 _LARGE = 1 << 20

@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rlx.backends.cpu.kernels.qgemm.repack import RepackStrips
+from rlx.backends.cpu.kernels.spec import compile_specs
+from rlx.backends.cpu.layouts.quant_ops import PackQuant
 from rlx.backends.cpu.place import address_of, aligned_bytes
 from rlx.backends.cpu.pool import get_pool
-from rlx.codegen.kernel import compile_specs
-from rlx.codegen.program import Program, Step
-from rlx.codegen.qmatmul.repack import RepackStrips
-from rlx.codegen.target import Target
+from rlx.backends.cpu.program import Program, Step
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.node import Node
 from rlx.ir.op import Array, Op
-from rlx.ir.ops.qpack import PackQuant
-from rlx.ir.ops.qpack_weight import QuantizeWeight
-from rlx.ir.quant import encode
+from rlx.ir.ops.quantize import QuantizeWeight
+from rlx.ir.quant.scheme import encode
 from rlx.ir.shape import Shape
+from rlx.llvm.target import Target
 
 
 def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = True) -> list[Array]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rlx.backends.cpu.executor.control_block import BARRIER
 from rlx.backends.timing import WAIT, Profile, Recording, Slice, Timing, median_of
-from rlx.codegen.driver_layout import BARRIER
 from rlx.ir.dim import Dim, evaluate
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from rlx.backends.base import Parts
 from rlx.backends.cpu.checks import Limit
+from rlx.backends.cpu.executor import control_block
+from rlx.backends.cpu.executor.select import make_driver, offer_driver, uses_futex
 from rlx.backends.cpu.listing import CONSTANT, HostCall, Late, Listing, Mark, Report, Source
-from rlx.codegen import driver_layout
-from rlx.codegen.drivers import make_driver, offer_driver, uses_futex
-from rlx.codegen.jit import Kernel, adopt
-from rlx.codegen.target import Target
 from rlx.errors import CodegenError, FormatError
 from rlx.ir.attrs import Data
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer, text, uint
+from rlx.llvm.jit import Kernel, adopt
+from rlx.llvm.target import Target
 
 _COLUMNS = (
     ("calls", np.int32),
@@ -39,7 +39,7 @@ def write_parts(listing: Listing, kernels: Mapping[str, Kernel], target: Target)
     driver = make_driver(target)
     code = [_framed(text(key) + kernels[key].object) for key in listing.kernels]
     code.append(_framed(text(driver.key) + driver.object))
-    about = (driver_layout.ABI, target.triple, target.cpu, target.features, target.arch)
+    about = (control_block.ABI, target.triple, target.cpu, target.features, target.arch)
     return {
         "target": Writer().value(about),
         "program": _write_listing(listing),
@@ -69,10 +69,10 @@ def read_parts(parts: Parts) -> tuple[Listing, dict[str, Kernel]]:
 def read_target(parts: Parts) -> Target:
     value = _reader(parts, "target").value()
     abi, triple, cpu, features, arch = value
-    if abi != driver_layout.ABI:
+    if abi != control_block.ABI:
         raise FormatError(
             "a program of another version", where="artifact", got=f"ABI {abi}",
-            expected=f"ABI {driver_layout.ABI}", hint="make it again with this RLX",
+            expected=f"ABI {control_block.ABI}", hint="make it again with this RLX",
         )  # fmt: skip
     return Target(triple, cpu, features, arch)
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from rlx.backends.cpu.lowering import Context, Status, lower_node
 from rlx.backends.cpu.repeat import Pattern, looks_around, patterns_of
 from rlx.backends.cpu.words import wrapped
-from rlx.codegen.target import Target
 from rlx.ir.dim import Dim, Expr
 from rlx.ir.lir import Lir, Slot
 from rlx.ir.phase import PhaseSchedule
+from rlx.llvm.target import Target
 from rlx.passes.kinds import SizedKinds
 from rlx.passes.mould import Mould
 from rlx.records import dataclass

@@ -13,7 +13,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops.attention import Attention as AttentionOp
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import normalize_axis
 
 _MASKED = float("-inf")

@@ -7,7 +7,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops.activation import require_activation
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 
 
 @block("linear")

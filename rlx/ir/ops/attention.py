@@ -22,7 +22,7 @@ from rlx.ir.ops._common import (
     rounded,
     upcast,
 )
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, decode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.shape import Shape, broadcast_dims
 
 LAYOUTS = ("bshd", "bhsd")

@@ -22,7 +22,7 @@ from rlx.ir.dim import Expr
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import REGISTRY, Array, Op, op
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
 

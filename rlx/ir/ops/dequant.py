@@ -1,6 +1,6 @@
 """Products with and lookups in quantised weights, which stay packed.
 
-A packed weight is out-major, [N, row] (see rlx.ir.quant): N output channels, each a row of blocks
+A packed weight is out-major, [N, row] (`ir.quant.scheme`): N output channels, each a row of blocks
 along the K inputs. `scale` and `zp` are operands where the scheme keeps them beside the blocks.
 """
 
@@ -24,7 +24,7 @@ from rlx.ir.ops._common import (
     rounded,
 )
 from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
-from rlx.ir.quant import QuantScheme, decode
+from rlx.ir.quant.scheme import QuantScheme, decode
 from rlx.ir.shape import Shape
 
 

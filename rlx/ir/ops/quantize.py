@@ -2,6 +2,8 @@
 
 real = (q - zp) * scale, with one scale for the tensor, or one per entry of `axis`; in blocks, one
 for each block of a row, stored with it.
+
+A plain weight becomes a packed one: put in where quantising is asked for, run by `prepare`.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ import numpy as np
 
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir import dtype as dt
-from rlx.ir.dim import same
-from rlx.ir.dtype import DType
+from rlx.ir.dim import Dim, same
+from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import compute, quiet, require_float, rounded, upcast
-from rlx.ir.quant import GGUF_SCHEMES, QuantScheme, encode
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, encode
 from rlx.ir.shape import Shape, normalize_axis
 
 TARGETS = (dt.i8, dt.u8, dt.i16, dt.u16, dt.i32, dt.f8e4m3, dt.f8e5m2)
@@ -193,3 +195,35 @@ class QuantizeBlocks(Op):
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return Cost(inputs[0].num_elements * 6, inputs[0].size_bytes + outputs[0].size_bytes)
+
+
+@op("quantize_weight", group="qpack")
+class QuantizeWeight(Op):
+    """w [..., N, K] as `dequant_matmul` takes it: packed rows, and scale and zero point where the
+    scheme keeps them apart."""
+
+    scheme: QuantScheme
+
+    def infer(self, w: Shape) -> tuple[Shape, ...]:
+        require_float(w, "w")
+        k = w.dims[-1] if w.rank > 1 else None
+        if not isinstance(k, int):
+            raise ShapeError("not a weight", got=w, expected="[..., N, K]")
+        scheme, outer = self.scheme, w.dims[:-1]
+        packed = DType.of(scheme.packed_dtype)
+        found = [Shape((*outer, scheme.row_bytes(k) // packed.bytes), packed)]
+        groups: tuple[Dim, ...] = (*outer, k // scheme.block if scheme.block else 1)
+        if scheme.has_scale:
+            found.append(Shape(groups, f32))
+        if scheme.zero_point_dtype is not None:
+            found.append(Shape(groups, DType.of(scheme.zero_point_dtype)))
+        return tuple(found)
+
+    def reference(self, w: Array) -> tuple[Array, ...]:
+        return tuple(part for part in encode(self.scheme, w) if part is not None)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        moved = inputs[0].size_bytes
+        for shape in outputs:
+            moved = moved + shape.size_bytes
+        return Cost(inputs[0].num_elements * 8, moved)

@@ -16,7 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, make_op
 from rlx.ir.origin import UNKNOWN, Origin
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.serial.writer import MAX_DEPTH, int_bytes
 from rlx.ir.shape import Shape
 from rlx.ir.verify import verify

@@ -15,7 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.ir.op import Op
 from rlx.ir.origin import Origin
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
 MAX_DEPTH = 32  # of tuples, quotients and nested graphs

@@ -14,11 +14,10 @@ so that graphs can be written by hand.
 
 from __future__ import annotations
 
-from rlx.ir.printer import node_line, print_graph
 from rlx.ir.text.parser import parse_graph
-from rlx.ir.text.plan import inspect_lir
 from rlx.ir.text.planned import is_lir, parse_lir, print_lir
-from rlx.ir.text.view import inspect_graph
+from rlx.ir.text.printer import node_line, print_graph
+from rlx.ir.text.view import inspect_graph, inspect_lir
 
 __all__ = [
     "inspect_graph",

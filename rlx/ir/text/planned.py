@@ -24,9 +24,9 @@ from itertools import combinations
 from rlx.ir.lir import Lir, Slot, View
 from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase, PhaseSchedule
-from rlx.ir.printer import print_graph
 from rlx.ir.text.lexer import Source, Token
 from rlx.ir.text.parser import GraphParser
+from rlx.ir.text.printer import print_graph
 
 _PLACED = ("arena", "input", "output")  # those with bytes in the arena
 _KINDS = (*_PLACED, "param", "state", "constant", "alias")

@@ -16,7 +16,7 @@ from rlx.ir import elements
 from rlx.ir.attrs import Data, MaskKind
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import BY_NAME, DType
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 from rlx.ir.text.lexer import Source, Token, tokenize
 

@@ -1,4 +1,7 @@
-"""A graph laid out for people: a summary, columns, constants in short."""
+"""A graph laid out for people: a summary, columns, constants in short.
+
+LIR for people: the schedule with places, sizes, lifetimes and phases.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,17 @@ import numpy as np
 from rlx.ir.attrs import Body, Data
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node
-from rlx.ir.printer import write_call, write_origin
-from rlx.ir.spelling import quote, word, write_array, write_dim, write_shape
+from rlx.ir.lir import Lir, Slot
+from rlx.ir.node import Node, Value
+from rlx.ir.text.printer import (
+    quote,
+    word,
+    write_array,
+    write_call,
+    write_dim,
+    write_origin,
+    write_shape,
+)
 
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
 _WIDEST = 44  # of a left column; a longer one pushes its own line only
@@ -131,3 +142,70 @@ def abbreviated(data: Data) -> str:
             array = array.astype(np.float64)
     low, high = array.min(), array.max()
     return f"all {low:.7g}" if low == high else f"{low:.7g} … {high:.7g}"
+
+
+def inspect_lir(lir: Lir) -> str:
+    """A header, then one line per node: phase, memory, lifetime, statement, origin."""
+    header = [
+        f"lir {lir.name}: {len(lir.graph)} nodes, arena {_byte_size(lir.arena_size)}",
+        f"  inputs  {_names(lir.inputs)}",
+        f"  params  {_names(lir.params)}",
+        f"  states  {_names(lir.states)}",
+        f"  outputs {', '.join(lir.graph.output_names)}",
+    ]
+    if lir.live:
+        header.append("  live    " + ", ".join(f"{s} ≤ {b}" for s, b in lir.live.items()))
+    if lir.prepare is not None and len(lir.prepare):
+        header.append(f"  prepare {len(lir.prepare.outputs)} tensors, computed once")
+    rows = [_row(lir, node) for node in lir.graph.nodes]
+    widths = [max((len(r[i]) for r in rows), default=0) for i in range(4)]
+    lines = []
+    for row, node in zip(rows, lir.graph.nodes, strict=True):
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        origin = f"  // {node.origin}" if str(node.origin) else ""
+        lines.append(f"  {cells}{origin}".rstrip())
+    return "\n".join([*header, *lines]) + "\n"
+
+
+def _row(lir: Lir, node: Node) -> tuple[str, str, str, str]:
+    call = write_call(node, lambda body: f"{{{len(body.graph)} nodes}}")
+    name = f'%{node.id} "{node.name}"' if node.name else f"%{node.id}"
+    shapes = ", ".join(str(v.shape) for v in node.outputs)
+    places = " + ".join(_place(lir, v) for v in node.outputs)
+    first = lir.slots[node.outputs[0]] if node.outputs else None
+    life = f"[{first.first}..{first.last}]" if first is not None else ""
+    phase = lir.phases.get(node.id)
+    stage = phase.name.lower() if phase is not None else ""
+    return stage, places, life, f"{name}: {shapes} = {call}"
+
+
+def _place(lir: Lir, value: Value) -> str:
+    slot = lir.slots[value]
+    if slot.kind == "alias":
+        return f"view of {slot.root}{_lie(slot)}"
+    if slot.offset is None:
+        return f"{slot.kind} {_byte_size(slot.size)}"
+    return f"@{slot.offset} {_byte_size(slot.size)}" + (
+        f" {slot.kind}" if slot.kind != "arena" else ""
+    )
+
+
+def _lie(slot: Slot) -> str:
+    if slot.view is None or slot.view.offset == 0:
+        return ""
+    return f" + {slot.view.offset}"
+
+
+def _names(nodes: list[Node]) -> str:
+    names = [n.name for n in nodes]
+    total = sum(n.output.shape.size_bytes for n in nodes if n.output.shape.is_static)
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return f"{shown} ({_byte_size(int(total))})" if isinstance(total, int) and total else shown
+
+
+def _byte_size(count: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count = count / 1024  # type: ignore[assignment]
+    return f"{count:.4g} GiB"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rlx.backends.registry import Device
 from rlx.errors import OptionError
 from rlx.ir.binding import UpTo
-from rlx.ir.quant import QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.models.encoders.build import EncoderFile, Use, describe
 from rlx.models.encoders.check import check_weights
 from rlx.models.encoders.text import Tokens

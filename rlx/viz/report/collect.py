@@ -11,7 +11,7 @@ from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
-from rlx.ir.printer import write_call
+from rlx.ir.text.printer import write_call
 from rlx.passes.pipeline import PipelineResult
 from rlx.passes.report import DispatchReport, FusionReport
 from rlx.viz.report.records import Block, Dispatch, Fused, Place, Result, Spent, Statement

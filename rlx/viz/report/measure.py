@@ -13,14 +13,14 @@ import numpy as np
 from rlx.backends.base import Backend, Executable
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.timing import Profile, Timing
-from rlx.codegen.jit import counters
-from rlx.codegen.target import Target
 from rlx.errors import OptionError
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
+from rlx.llvm.jit import counters
+from rlx.llvm.target import Target
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import PREPARED, ParamStore
@@ -70,8 +70,8 @@ def compile_watched(module: GraphModule, backend: Backend, options: CompileOptio
 
 def _watch_kernels(made: Compiled, backend: CpuBackend, options: CompileOptions) -> None:
     """Emit the IR of every distinct kernel and give it to LLVM, one after the other."""
+    from rlx.backends.cpu.kernels.spec import unit_of
     from rlx.backends.cpu.lowering import Context, steps_of
-    from rlx.codegen.kernel import unit_of
 
     context = Context(made.lir, backend.target, backend.workers(options))
     steps, choosing = _timed(lambda: steps_of(context))

@@ -1,0 +1,70 @@
+"""Products of complex matrices: plain loops, in vectors where columns lie side by side."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.kernels.gemm.batch_strides import batch_count, batch_start, batch_words
+from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
+from rlx.records import dataclass
+
+
+@dataclass(frozen=True)
+class ComplexMatmul(KernelSpec):
+    """words: x, w, out, m, n, k, x_line, x_term, w_line, w_term, then size, x_batch, w_batch of
+    each axis of batches. x and w are c64; strides are bytes, as for Matmul.
+    """
+
+    w_unit: bool  # columns of w lie side by side
+    batch: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        names = ["x", "w", "out", "m", "n", "k", "x_line", "x_term", "w_line", "w_term"]
+        return names + batch_words(self.batch)
+
+    def emit(self, m: Module) -> None:
+        f = m.kernel()
+        given = {
+            name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(self.words)
+        }
+        lo, hi = f.split(batch_count(f, given, self.batch) * given["m"])
+        for r in f.range(lo, hi):
+            _Row(f, self, given, r).emit()
+
+
+class _Row:
+    """One row of the result."""
+
+    def __init__(self, f: Function, spec: ComplexMatmul, given: dict[str, Value], r: Value) -> None:
+        self.f, self.spec, self.given = f, spec, given
+        batch = r.udiv(given["m"])
+        x, self.w = batch_start(f, given, spec.batch, batch)
+        self.x = f.gep(x, (r - batch * given["m"]) * given["x_line"])
+        self.out = f.gep(given["out"], r * given["n"], 8)
+
+    def emit(self) -> None:
+        f, n = self.f, self.given["n"]
+        wide = f.target.lanes(32) // 2 if self.spec.w_unit else 1
+        whole = n - n.urem(wide)
+        for count, lo, hi in ((wide, f.i64(0), whole), (1, whole, n)):
+            for j in f.range(lo, hi, count):
+                f.store(self._columns(j, 2 * count), f.gep(self.out, j, 8))
+
+    def _columns(self, j: Value, lanes: int) -> Value:
+        """Sums of re(x)·w and im(x)·w, joined at the end: (a + bi)·w = a·w + b·(i·w)."""
+        f, given = self.f, self.given
+        w = f.gep(self.w, j * given["w_line"])
+        zero = f.const(0.0, vec(lanes, f32))
+
+        def step(k: Value, real: Value, imaginary: Value) -> list[Value]:
+            x = f.gep(self.x, k * given["x_term"])
+            column = f.load(f.gep(w, k * given["w_term"]), zero.type)
+            return [
+                f.fma(f.broadcast_load(x, f32, lanes), column, real),
+                f.fma(f.broadcast_load(x, f32, lanes, 4), column, imaginary),
+            ]
+
+        real, imaginary = f.loop(0, given["k"], 1, [zero, zero], step)
+        turned = f.shuffle(imaginary, None, [i ^ 1 for i in range(lanes)])
+        signs = f.const([-1.0, 1.0] * (lanes // 2), zero.type)
+        return f.fma(turned, signs, real)

@@ -1,0 +1,250 @@
+"""The passes of a Fourier transform over many signals at once, one in each lane.
+
+Complex vectors lie as a vector of real parts and one of imaginary parts. A pass of radix r reads
+x_k = x[q + run·(g + groups·k)], k < r, and writes y[q + run·(r·g + j)] = w^(g·j) · Σ_k x_k·W^(jk),
+so that after the last one everything is in order (Stockham).
+
+How a Fourier transform of a given length is done, and the tables for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import cos, pi, sin, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
+from rlx.records import dataclass
+
+LARGEST_FACTOR = 61
+Table = npt.NDArray[np.float32]
+
+
+def factors(n: int) -> list[int]:
+    """Radices of the passes: fours first, then the other prime factors in order."""
+    found, rest = [], n
+    for p in (4, 2, 3, 5):
+        while rest % p == 0:
+            found.append(p)
+            rest //= p
+    p = 7
+    while p * p <= rest:
+        while rest % p == 0:
+            found.append(p)
+            rest //= p
+        p += 2
+    return found + [rest] * (rest > 1)
+
+
+def is_direct(n: int) -> bool:
+    return all(p <= LARGEST_FACTOR for p in factors(n))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One factor: `groups` sets of twiddles, each for `run` neighbouring butterflies."""
+
+    radix: int
+    groups: int
+    run: int
+    table: int  # where its twiddles begin, in complex numbers
+
+
+@cache
+def passes(n: int) -> tuple[Pass, ...]:
+    found, run, table = [], 1, 0
+    for radix in factors(n):
+        groups = n // (run * radix)
+        found.append(Pass(radix, groups, run, table))
+        table += groups * (radix - 1)
+        run *= radix
+    return tuple(found)
+
+
+def roots(n: int, powers: npt.NDArray[np.int64]) -> npt.NDArray[np.complex128]:
+    """exp(−2πi·p/n); the angle is reduced in integers first."""
+    found: npt.NDArray[np.complex128] = np.exp(-2j * np.pi * (powers % n) / n)
+    return found
+
+
+def twiddles(n: int) -> Table:
+    """For each pass, group g and j = 1 … radix − 1: exp(−2πi·g·j / (radix·groups))."""
+    parts = [
+        roots(p.radix * p.groups, np.arange(p.groups)[:, None] * np.arange(1, p.radix)).ravel()
+        for p in passes(n)
+    ]
+    return as_pairs(np.concatenate([*parts, np.ones(1)]))
+
+
+def as_pairs(values: npt.NDArray[np.complex128]) -> Table:
+    """Complex numbers as neighbouring f32 parts."""
+    return values.astype(np.complex64).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Chirp:
+    """Bluestein's convolution: its length and tables."""
+
+    length: int
+    chirp: Table  # exp(−πi·j²/n)
+    kernel: Table  # the transform of the opposite chirp, over the length
+
+
+@cache
+def chirp(n: int) -> Chirp:
+    length = 1
+    while length < 2 * n - 1:
+        length *= 2
+    j = np.arange(n)
+    w = roots(2 * n, j * j)
+    other = np.zeros(length, np.complex128)
+    other[:n] = w.conj()
+    other[length - n + 1 :] = w[1:][::-1].conj()
+    return Chirp(length, as_pairs(w), as_pairs(np.fft.fft(other) / length))
+
+
+def working_length(n: int) -> int:
+    """Complex numbers that a transform of `n` needs room for."""
+    return n if is_direct(n) else chirp(n).length
+
+
+Complex = tuple[Value, Value]
+
+
+class Passes:
+    """The functions of one module, one per radix."""
+
+    def __init__(self, m: Module, lanes: int) -> None:
+        self.m, self.lanes = m, lanes
+        self.type = vec(lanes, f32)
+        self.number_bytes = 2 * self.type.bytes
+        self.functions: dict[int, Function] = {}
+
+    def load(self, f: Function, base: Value, index: Value | int) -> Complex:
+        place = f.gep(base, index, self.number_bytes)
+        return f.load(place, self.type), f.load(place, self.type, self.type.bytes)
+
+    def store(self, f: Function, value: Complex, base: Value, index: Value | int) -> None:
+        place = f.gep(base, index, self.number_bytes)
+        f.store(value[0], place)
+        f.store(value[1], place, self.type.bytes)
+
+    def constant(self, f: Function, table: Value, index: Value | int) -> Complex:
+        """A number of a table of f32 pairs, in every lane."""
+        place = f.gep(table, index, 8)
+        return f.broadcast_load(place, f32, self.lanes), f.broadcast_load(place, f32, self.lanes, 4)
+
+    def of(self, radix: int) -> Function:
+        """void pass(ptr from, ptr to, ptr table, i64 groups, i64 run)"""
+        if radix not in self.functions:
+            params = [("from", ptr), ("to", ptr), ("table", ptr), ("groups", i64), ("run", i64)]
+            f = self.m.function(f"radix{radix}", params, internal=True)
+            self.functions[radix] = f
+            body = self._butterflies if radix in _SMALL else self._sums
+            body(f, radix)
+        return self.functions[radix]
+
+    def _butterflies(self, f: Function, radix: int) -> None:
+        span = f["groups"] * f["run"]
+        for g in f.range(0, f["groups"]):
+            w = [self.constant(f, f["table"], g * (radix - 1) + j) for j in range(radix - 1)]
+            for q in f.range(0, f["run"]):
+                at = g * f["run"] + q
+                x = [self.load(f, f["from"], at + span * k) for k in range(radix)]
+                out = _SMALL[radix](x)
+                first = g * f["run"] * radix + q
+                for j, value in enumerate(out):
+                    turned = value if j == 0 else multiply(value, w[j - 1])
+                    self.store(f, turned, f["to"], first + f["run"] * j)
+
+    def _sums(self, f: Function, radix: int) -> None:
+        """A larger prime: every output is a sum over all inputs."""
+        table = self.m.table(f, as_pairs(roots(radix, np.arange(radix))).tobytes())
+        span = f["groups"] * f["run"]
+        zero = f.const(0, self.type)
+        for g in f.range(0, f["groups"]):
+            for j in f.range(0, radix):
+                power = f.max(g * (radix - 1) + j - 1, 0)
+                w = self.constant(f, f["table"], power)
+                first = j.eq(0)
+                w = f.select(first, f.const(1.0, self.type), w[0]), f.select(first, zero, w[1])
+                for q in f.range(0, f["run"]):
+                    start = g * f["run"] + q
+
+                    def term(
+                        k: Value, re: Value, im: Value, j: Value = j, start: Value = start
+                    ) -> Complex:
+                        x = self.load(f, f["from"], start + span * k)
+                        turn = self.constant(f, table, (j * k).urem(radix))
+                        return add((re, im), multiply(x, turn))
+
+                    total = f.loop(0, radix, 1, [zero, zero], term)
+                    place = (g * radix + j) * f["run"] + q
+                    self.store(f, multiply((total[0], total[1]), w), f["to"], place)
+
+
+def add(a: Complex, b: Complex) -> Complex:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def subtract(a: Complex, b: Complex) -> Complex:
+    return a[0] - b[0], a[1] - b[1]
+
+
+def multiply(a: Complex, b: Complex) -> Complex:
+    f = a[0].fn
+    return f.fma(a[0], b[0], -(a[1] * b[1])), f.fma(a[0], b[1], a[1] * b[0])
+
+
+def _scale(a: Complex, by: float) -> Complex:
+    return a[0] * by, a[1] * by
+
+
+def _turn_back(a: Complex) -> Complex:
+    """−i·a"""
+    return a[1], -a[0]
+
+
+def _two(x: Sequence[Complex]) -> list[Complex]:
+    return [add(x[0], x[1]), subtract(x[0], x[1])]
+
+
+def _four(x: Sequence[Complex]) -> list[Complex]:
+    even, odd = _two([x[0], x[2]]), _two([x[1], x[3]])
+    turned = _turn_back(odd[1])
+    return [
+        add(even[0], odd[0]),
+        add(even[1], turned),
+        subtract(even[0], odd[0]),
+        subtract(even[1], turned),
+    ]
+
+
+def _three(x: Sequence[Complex]) -> list[Complex]:
+    both, apart = add(x[1], x[2]), _scale(_turn_back(subtract(x[1], x[2])), sqrt(3) / 2)
+    middle = add(x[0], _scale(both, -0.5))
+    return [add(x[0], both), add(middle, apart), subtract(middle, apart)]
+
+
+def _five(x: Sequence[Complex]) -> list[Complex]:
+    c1, c2 = cos(2 * pi / 5), cos(4 * pi / 5)
+    s1, s2 = sin(2 * pi / 5), sin(4 * pi / 5)
+    near, far = add(x[1], x[4]), add(x[2], x[3])
+    near_apart, far_apart = subtract(x[1], x[4]), subtract(x[2], x[3])
+    first = add(x[0], add(_scale(near, c1), _scale(far, c2)))
+    second = add(x[0], add(_scale(near, c2), _scale(far, c1)))
+    turn1 = _turn_back(add(_scale(near_apart, s1), _scale(far_apart, s2)))
+    turn2 = _turn_back(subtract(_scale(near_apart, s2), _scale(far_apart, s1)))
+    return [
+        add(x[0], add(near, far)),
+        add(first, turn1),
+        add(second, turn2),
+        subtract(second, turn2),
+        subtract(first, turn1),
+    ]
+
+
+_SMALL = {2: _two, 3: _three, 4: _four, 5: _five}

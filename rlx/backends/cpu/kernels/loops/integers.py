@@ -1,0 +1,74 @@
+"""Integer arithmetic that machines do otherwise: division with Python's signs and without traps,
+shifts by any distance, powers."""
+
+from __future__ import annotations
+
+from rlx.ir.dtype import DType
+from rlx.llvm.builder import Function, Value
+
+
+def floor_div(f: Function, a: Value, b: Value, dtype: DType) -> Value:
+    """floor(a / b); 0 where b is 0."""
+    zero = b.eq(0)
+    if dtype.kind == "uint":
+        return f.select(zero, 0, a.udiv(f.select(zero, 1, b)))
+    quotient, rest = _divided(f, a, b)
+    lower = rest.ne(0) & ((rest ^ b) < 0)
+    return f.select(zero, 0, f.select(lower, quotient - 1, quotient))
+
+
+def mod(f: Function, a: Value, b: Value, dtype: DType) -> Value:
+    """a - b * floor(a / b); 0 where b is 0."""
+    zero = b.eq(0)
+    if dtype.kind == "uint":
+        return f.select(zero, 0, a.urem(f.select(zero, 1, b)))
+    _, rest = _divided(f, a, b)
+    moved = f.select(rest.ne(0) & ((rest ^ b) < 0), rest + b, rest)
+    return f.select(zero, 0, moved)
+
+
+def _divided(f: Function, a: Value, b: Value) -> tuple[Value, Value]:
+    """Quotient towards 0 and remainder. Dividing the least integer by -1 traps on some machines, so
+    -1 and 0 never reach the division."""
+    special = (b + 1).ult(2)
+    safe = f.select(special, 1, b)
+    quotient = a // safe
+    rest = a - quotient * safe
+    return f.select(special, -a, quotient), f.select(special, 0, rest)
+
+
+def shift_left(f: Function, a: Value, b: Value, dtype: DType) -> Value:
+    """0 where b is not in 0 … bits - 1."""
+    inside = b.ult(dtype.bits)
+    return f.select(inside, a << f.select(inside, b, 0), 0)
+
+
+def shift_right(f: Function, a: Value, b: Value, dtype: DType) -> Value:
+    """Arithmetic for signed types; all sign where b is too far."""
+    inside = b.ult(dtype.bits)
+    if dtype.kind == "uint":
+        return f.select(inside, a >> f.select(inside, b, 0), 0)
+    return a.ashr(f.select(inside, b, dtype.bits - 1))
+
+
+def power(f: Function, a: Value, b: Value, dtype: DType) -> Value:
+    """a^b, wrapping; for b < 0 what is left of 1 / a^-b towards 0."""
+    one = f.const(1, a.type)
+    signed = dtype.kind == "int"
+    exponent = f.max(b, 0) if signed else b
+
+    def square(_: Value, result: Value, base: Value, left: Value) -> list[Value]:
+        odd = (left & 1).ne(0)
+        return [f.select(odd, result * base, result), base * base, left >> 1]
+
+    whole, _, _ = f.loop(0, dtype.bits, 1, [one, a, exponent], square)
+    if not signed:
+        return whole
+    unit = f.select((b & 1).eq(0), one, a)
+    small = f.select(f.abs(a).eq(1), unit, 0)
+    return f.select(b < 0, small, whole)
+
+
+def clamp(f: Function, x: Value, low: int, high: int, dtype: DType) -> Value:
+    least, most = (f.umax, f.umin) if dtype.kind == "uint" else (f.max, f.min)
+    return most(least(x, low), high)

@@ -1,0 +1,56 @@
+"""The kernel of a nest."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from rlx.backends.cpu.kernels.loops.column_tiles import StripEmitter, is_tall
+from rlx.backends.cpu.kernels.loops.lane_rows import ColumnEmitter
+from rlx.backends.cpu.kernels.loops.rows import RowEmitter, StreamEmitter
+from rlx.backends.cpu.kernels.loops.split_rows import PartEmitter, Split
+from rlx.backends.cpu.kernels.loops.transpose_tiles import TileEmitter
+from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.llvm.builder import Module
+from rlx.loops.nest import Apply, Fold, Nest, Word
+from rlx.records import dataclass
+
+
+@dataclass(frozen=True)
+class Region(KernelSpec):
+    """words: as the nest numbers them; then those that `scratch` names, the address of scratch
+    memory and the bytes each worker has of it, or those of `split`.
+
+    A kernel that `streams` writes results past the caches."""
+
+    nest: Nest
+    columns: bool = False
+    scratch: tuple[Word, Word] | None = None
+    split: Split | None = None
+    streams: bool = False
+
+    def emit(self, m: Module) -> None:
+        if self.columns:
+            tall = self.split is not None or is_tall(self.nest)
+            made = StripEmitter(m, self.nest, self.split) if tall else ColumnEmitter(m, self.nest)
+            made.emit()
+        elif self.split is not None:
+            PartEmitter(m, self.nest, self.split).emit()
+        elif self.nest.tiled:
+            TileEmitter(m, self.nest).emit()
+        elif self.streams:
+            StreamEmitter(m, self.nest).emit()
+        else:
+            RowEmitter(m, self.nest, self.scratch).emit()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.nest, self.columns, self.scratch, self.split, self.streams))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def label(self) -> str:
+        names = [i.record.name for i in self.nest.code if isinstance(i, Apply)]
+        names += [i.kind for i in self.nest.code if isinstance(i, Fold)]
+        return f"region({', '.join(list(dict.fromkeys(names))[:6]) or 'copy'})"

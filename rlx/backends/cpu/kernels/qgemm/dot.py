@@ -1,0 +1,294 @@
+"""How a target multiplies bytes: codes of weights with codes of activations, summed by fours.
+
+A vector holds four neighbouring codes of each of `lanes` output channels, so that a step leaves one
+32-bit sum per channel. Weights come unsigned, below 2^bits; activations are signed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import ClassVar
+
+from rlx.errors import CodegenError
+from rlx.llvm.builder import Function, Type, Value, i8, i16, i32, vec
+from rlx.llvm.target import Target
+from rlx.records import dataclass
+
+Index = Value | int
+
+_STRAIGHT = 8  # rows from which on a block is straight code: 4 % faster (Zen 4, Q8_0)
+
+
+@dataclass
+class Run:
+    """Steps over `groups` fours of k: `codes(g)` gives the streams of codes of step g (several
+    that share a loaded line), `x(g, stream)` where the activations of a stream lie, row by row.
+
+    Stream s adds to the sums of column `columns[s]`, multiplied by `scales[s]` where there are any.
+    """
+
+    groups: Index
+    bits: int
+    codes: Callable[[Value], Sequence[Value]]
+    x: Callable[[Value, int], Value]
+    columns: Sequence[int]
+    scales: Sequence[Value] | None = None
+
+    def __post_init__(self) -> None:
+        # Streams of one column and one scale are summed up together.
+        scales = self.scales or ()
+        keys = list(zip_longest(self.columns, scales))
+        self.sets = list({(c, id(s)): (c, s) for c, s in keys}.values())
+        order = {(c, id(s)): i for i, (c, s) in enumerate(self.sets)}
+        self.set_of = [order[c, id(s)] for c, s in keys]
+
+
+class IntDot(ABC):
+    """Sums are lists [column][row], flat: `sums[column * rows + row]`."""
+
+    instruction: ClassVar[str]
+    signed_bytes = False
+    """Whether 8-bit codes are taken signed as they are; else they come with 128 added."""
+
+    def __init__(self, f: Function, rows: int, lanes: int) -> None:
+        self.f, self.rows, self.lanes = f, rows, lanes
+        self.sums, self.bytes = vec(lanes, i32), vec(4 * lanes, i8)
+
+    @abstractmethod
+    def run(self, run: Run, sums: Sequence[Value]) -> list[Value]:
+        """The sums with the run's products added."""
+
+    @abstractmethod
+    def pairs(self, total: Value, a: Value, b: Value) -> Value:
+        """total + a.low * b.low + a.high * b.high, of pairs of i16 in every lane."""
+
+    @abstractmethod
+    def look_up(self, table: Sequence[int], places: Value) -> Value:
+        """Bytes of a table of 16 at `places` (bytes below 16)."""
+
+    def row(self, first: Value, i: int) -> Value:
+        """The word of row i in every lane."""
+        return self.f.broadcast_load(first, i32, self.lanes, 4 * i)
+
+    def full_bytes(self, raw: Value) -> Value:
+        """8-bit signed weights as codes."""
+        return raw if self.signed_bytes else raw ^ 0x80
+
+    @property
+    def byte_offset(self) -> int:
+        """What `full_bytes` adds."""
+        return 0 if self.signed_bytes else 128
+
+    def _call(self, name: str, result: Type, *args: Value) -> Value:
+        return self.f.intrinsic(name, result, *args)
+
+
+class FourWay(IntDot):
+    """Targets with one instruction for four products and their sum."""
+
+    @abstractmethod
+    def step(self, total: Value, codes: Value, x: Value) -> Value: ...
+
+    def run(self, run: Run, sums: Sequence[Value]) -> list[Value]:
+        f, rows = self.f, self.rows
+        plain = run.scales is None
+        start = list(sums) if plain else [f.const(0, self.sums)] * (len(run.sets) * rows)
+
+        def body(g: Value, *given: Value) -> list[Value]:
+            totals = list(given)
+            for s, codes in enumerate(run.codes(g)):
+                first = run.x(g, s)
+                for i in range(rows):
+                    at = run.set_of[s] * rows + i
+                    totals[at] = self.step(totals[at], codes, self.row(first, i))
+            return totals
+
+        if plain and isinstance(run.groups, int) and rows >= _STRAIGHT:
+            totals = start
+            for g in range(run.groups):
+                totals = body(f.i64(g), *totals)
+            return totals
+        totals = f.loop(0, run.groups, 1, start, body)
+        if plain:
+            return totals
+        out = list(sums)
+        for s, (column, scale) in enumerate(run.sets):
+            assert scale is not None
+            for i in range(rows):
+                at = column * rows + i
+                out[at] = out[at] + totals[s * rows + i] * scale
+        return out
+
+
+class Vnni(FourWay):
+    """vpdpbusd: unsigned times signed bytes, four to a 32-bit sum."""
+
+    instruction = "vpdpbusd"
+
+    def step(self, total: Value, codes: Value, x: Value) -> Value:
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+        return self._call(name, self.sums, total, codes, x.bits(self.bytes))
+
+    def pairs(self, total: Value, a: Value, b: Value) -> Value:
+        halves = vec(2 * self.lanes, i16)
+        name = f"llvm.x86.avx512.vpdpwssd.{32 * self.lanes}"
+        return self._call(name, self.sums, total, a.bits(halves), b.bits(halves))
+
+    def look_up(self, table: Sequence[int], places: Value) -> Value:
+        return _shuffle_bytes(self, table, places)
+
+
+class Dotprod(FourWay):
+    """sdot: signed bytes."""
+
+    instruction = "sdot"
+    signed_bytes = True
+
+    def step(self, total: Value, codes: Value, x: Value) -> Value:
+        name = f"llvm.aarch64.neon.sdot.{self.sums.suffix}.{self.bytes.suffix}"
+        return self._call(name, self.sums, total, codes, x.bits(self.bytes))
+
+    def pairs(self, total: Value, a: Value, b: Value) -> Value:
+        low = (a << 16).ashr(16) * (b << 16).ashr(16)
+        return total + low + a.ashr(16) * b.ashr(16)
+
+    def look_up(self, table: Sequence[int], places: Value) -> Value:
+        book = self.f.const(list(table), self.bytes)
+        return self._call(f"llvm.aarch64.neon.tbl1.{self.bytes.suffix}", self.bytes, book, places)
+
+
+# Steps whose 16-bit sums of pairs cannot overflow: 2 * 127 * (2^bits - 1) each.
+_SAFE_STEPS = {1: 64, 2: 32, 3: 16, 4: 8, 5: 4, 6: 2, 7: 1}
+
+
+class Pairwise(IntDot):
+    """Targets that multiply pairs: of bytes into 16 bits, of those into 32."""
+
+    instruction = "pmaddubsw"
+
+    def __init__(self, f: Function, rows: int, lanes: int) -> None:
+        super().__init__(f, rows, lanes)
+        self.halves = vec(2 * lanes, i16)
+        self._ubs, self._wd = {
+            4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+            8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+            16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+        }[lanes]
+
+    def _pair(self, a: Value, b: Value) -> Value:
+        return self._call(self._wd, self.sums, a.bits(self.halves), b.bits(self.halves))
+
+    def pairs(self, total: Value, a: Value, b: Value) -> Value:
+        return total + self._pair(a, b)
+
+    def look_up(self, table: Sequence[int], places: Value) -> Value:
+        return _shuffle_bytes(self, table, places)
+
+
+class Maddubs(Pairwise):
+    """pmaddubsw: pairs of products in 16 bits, which saturate; pmaddwd adds those up, with scales.
+
+    8-bit codes are taken as two nibbles, since a pair of their products does not fit 16 bits.
+    """
+
+    def run(self, run: Run, sums: Sequence[Value]) -> list[Value]:
+        f = self.f
+        together = len(run.columns) // len(run.sets)
+        at_once = _SAFE_STEPS[4 if run.bits == 8 else run.bits] // together
+        known = run.groups if isinstance(run.groups, int) else run.groups.const
+        if known is not None and known <= at_once:
+            return self._flushed(run, f.i64(0), known, sums)
+        groups = f.const(run.groups)
+        whole = groups - groups.urem(at_once)
+
+        def some(count: int) -> Callable[..., list[Value]]:
+            return lambda g, *s: self._flushed(run, g, count, s)
+
+        result = f.loop(0, whole, at_once, list(sums), some(at_once))
+        if known is None or known % at_once:
+            result = f.loop(whole, groups, 1, result, some(1))
+        return result
+
+    def _flushed(self, run: Run, g: Value, count: int, sums: Sequence[Value]) -> list[Value]:
+        """Steps g .. g + count in 16 bits, then added to the sums."""
+        f, rows = self.f, self.rows
+        factors = (1, 16) if run.bits == 8 else (1,)
+        width = len(run.sets) * rows
+
+        def step(j: Value, acc: Sequence[Value] | None) -> list[Value]:
+            """One step; the first of them begins the sums."""
+            found: dict[int, Value] = dict(enumerate(acc or ()))
+            streams = [self._planes(codes, len(factors)) for codes in run.codes(g + j)]
+            places = [run.x(g + j, s) for s in range(len(streams))]
+            for i in range(rows):
+                for s, planes in enumerate(streams):
+                    x = self.row(places[s], i).bits(self.bytes)
+                    for p, plane in enumerate(planes):
+                        at = p * width + run.set_of[s] * rows + i
+                        product = self._call(self._ubs, self.halves, plane, x)
+                        found[at] = found[at] + product if at in found else product
+            return [found[at] for at in range(width * len(factors))]
+
+        start = [f.const(0, self.halves)] * (width * len(factors))
+        first = 0
+        if rows > 1:
+            # With one row, which runs at the speed of memory, steps that are alike do better.
+            start, first = step(f.i64(0), None), 1
+        acc = f.loop(first, count, 1, start, lambda j, *acc: step(j, acc))
+        out = list(sums)
+        for p, by in enumerate(factors):
+            for s, (column, scale) in enumerate(run.sets):
+                factor = self._factor(scale, by)
+                for i in range(rows):
+                    at = column * rows + i
+                    out[at] = out[at] + self._pair(acc[p * width + s * rows + i], factor)
+        return out
+
+    def _planes(self, codes: Value, count: int) -> list[Value]:
+        if count == 1:
+            return [codes]
+        return [codes & 15, (codes.bits(self.halves) >> 4).bits(self.bytes) & 15]
+
+    def _factor(self, scale: Value | None, by: int) -> Value:
+        """What a flushed sum is multiplied by, in both halves of every lane."""
+        if scale is None:
+            return self.f.const(by, self.halves)
+        scale = scale if by == 1 else scale * by
+        return (scale << 16 | scale & 0xFFFF).bits(self.halves)
+
+
+class Widened(Pairwise, FourWay):
+    """pmaddwd on signed 8-bit codes that have been widened to pairs of 16 bits."""
+
+    signed_bytes = True
+
+    def step(self, total: Value, codes: Value, x: Value) -> Value:
+        return self.pairs(total, codes, x)
+
+
+def _shuffle_bytes(dot: IntDot, table: Sequence[int], places: Value) -> Value:
+    name = {
+        4: "llvm.x86.ssse3.pshuf.b.128",
+        8: "llvm.x86.avx2.pshuf.b",
+        16: "llvm.x86.avx512.pshuf.b.512",
+    }[dot.lanes]
+    book = dot.f.const(list(table) * (dot.lanes // 4), dot.bytes)
+    return dot.f.intrinsic(name, dot.bytes, book, places)
+
+
+def dot_kind(target: Target) -> type[IntDot] | None:
+    """How the target multiplies bytes; None where it is better at floats."""
+    if target.is_x86:
+        if target.vnni and (target.avx512 or target.vector_bits == 256):
+            return Vnni
+        return Maddubs if target.has("ssse3") else None
+    return Dotprod if target.dotprod else None
+
+
+def make_dot(f: Function, rows: int) -> IntDot:
+    kind = dot_kind(f.target)
+    if kind is None:
+        raise CodegenError("no integer dot products", where="qmatmul", got=f.target.key)
+    return kind(f, rows, f.target.lanes(32))

@@ -1,0 +1,373 @@
+"""Integer products of super-blocks: 256 weights, sub-blocks with small integer scales.
+
+A block adds  d * sum(scale * dot) - dmin * sum(minimum * sum of codes)  times the scale of the
+row's block; where codes begin at 0 instead of -offset, scale * offset plays the part of the
+minimum. Sums over sub-blocks are integers and exact.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+
+from rlx.backends.cpu.kernels.qgemm.block_formats import Format, Strip, Weights
+from rlx.backends.cpu.kernels.qgemm.codebooks import CURVE
+from rlx.backends.cpu.kernels.qgemm.dot import Index, Run
+from rlx.backends.cpu.kernels.qgemm.tile import Tile
+from rlx.llvm.builder import Value, f32, i16, vec
+
+_SCALE, _SIXTEENS, _THIRTY_TWOS = 64, 65, 73  # words of a row's block behind its 256 codes
+
+
+class Super(Format):
+    """Base of the formats; a block's sub-scales are unpacked into memory, `[sub][column]`.
+
+    An object is good for one tile: it knows where in that function's memory they are.
+    """
+
+    kind, block = "super", 256
+    bits: int
+    subs = 8
+    sums = _THIRTY_TWOS
+
+    def emit(self, t: Tile, strip: Strip, out: Value, stride: int) -> None:
+        f = t.f
+        t.write(t.float_zeros(), out, stride)
+        self.table = f.alloca(4 * t.lanes * t.vectors * self.subs)
+        self.buffer = f.alloca(4 * t.lanes * t.vectors * t.rows)
+        for b in f.range(0, strip.k.udiv(256)):
+            x = f.gep(strip.x, b, (256 + 52) * t.rows)
+            self._block(t, strip.block(b), x, out, stride)
+
+    def _block(self, t: Tile, w: Weights, x: Value, out: Value, stride: int) -> None:
+        f = t.f
+        for v in t.columns:
+            self.unpack(t, w.words, v)
+        for at, value in enumerate(self.dots(t, w.words, x)):
+            f.store(value, self.buffer, 4 * t.lanes * at)
+        pairs = [self.pairs(t, w.words, v) for v in t.columns]
+        scales = [self.scales(t, w, v) for v in t.columns]
+        # A loop over rows: unrolled it would be most of the code, and saves nothing.
+        for i in f.range(0, t.rows):
+            mine = f.gep(x, i, 4)
+            factor = t.x_float(mine, _SCALE, 0)
+            sums = [t.x(mine, self.sums + p, 0) for p in range(len(pairs[0]))]
+            for v in t.columns:
+                total = f.const(0, t.dot.sums)
+                for pair, run in zip(pairs[v], sums, strict=True):
+                    total = t.dot.pairs(total, pair, run)
+                kept = f.gep(self.buffer, i, 4 * t.lanes)
+                dots = f.load(kept, t.dot.sums, 4 * t.lanes * t.rows * v)
+                value = self.value(t, dots, total, *scales[v])
+                place = f.gep(t.place(out, stride, v, 0), i, 4 * stride)
+                f.store(f.fma(value, factor, f.load(place, value.type)), place)
+
+    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
+        """d * sums - low * total."""
+        return sums.to(f32) * d - total.to(f32) * low
+
+    @abstractmethod
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        """Keep the sub-scales of vector v."""
+
+    @abstractmethod
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        """What the sums of codes are multiplied with, as pairs of i16."""
+
+    @abstractmethod
+    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+        """(d, dmin) of every column; the second is not asked for where there is an offset."""
+
+    @abstractmethod
+    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
+        """sum(scale * dot) for every vector and row."""
+
+    # -- sub-scales -------------------------------------------------------------------------
+
+    def keep(self, t: Tile, sub: Index, v: int, scale: Value) -> None:
+        at = t.f.gep(self.table, sub, 4 * t.lanes * t.vectors)
+        t.f.store(scale, at, 4 * t.lanes * v)
+
+    def kept(self, t: Tile, sub: Value, v: int) -> Value:
+        at = t.f.gep(self.table, sub, 4 * t.lanes * t.vectors)
+        return t.f.load(at, t.dot.sums, 4 * t.lanes * v)
+
+    def keep_bytes(self, t: Tile, first: Index, v: int, word: Value, signed: bool = False) -> None:
+        """Four sub-scales from the bytes of every lane."""
+        for j in range(4):
+            if signed:
+                scale = (word << 24 - 8 * j).ashr(24)
+            else:
+                scale = word >> 8 * j & 255
+            self.keep(t, first + j, v, scale)
+
+
+def byte_pairs(t: Tile, word: Value, signed: bool = False) -> list[Value]:
+    """Bytes (0, 2) and (1, 3) of every lane as pairs of i16."""
+    if not signed:
+        return [word & 0x00FF00FF, word >> 8 & 0x00FF00FF]
+    halves = word.bits(vec(2 * t.lanes, i16))
+    return [p.bits(t.dot.sums) for p in ((halves << 8).ashr(8), halves.ashr(8))]
+
+
+class WithMinima(Super):
+    """Q4_K and Q5_K: eight 6-bit scales and minima in three words behind (d, dmin)."""
+
+    def __init__(self, first: int, bits: int) -> None:
+        self.first, self.bits = first, bits
+
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        first, last = t.word(w, 1, v), t.word(w, 3, v)
+        self.keep_bytes(t, 0, v, first & 0x3F3F3F3F)
+        self.keep_bytes(t, 4, v, last & 0x0F0F0F0F | first >> 2 & 0x30303030)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        first, last = t.word(w, 2, v), t.word(w, 3, v)
+        minima = [first & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | first >> 2 & 0x30303030]
+        return [p for m in minima for p in byte_pairs(t, m)]
+
+    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+        both = t.word(w.words, 0, v)
+        return t.low_half(both), t.low_half(both >> 16)
+
+    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
+        sides = t.together([0, 1])
+
+        def chunk(c: Value, *sums: Value) -> list[Value]:
+            result = list(sums)
+            for group in sides:
+                result = t.dot.run(self._run(t, w, x, c, group), result)
+            return result
+
+        return t.f.loop(0, 4, 1, t.zeros(), chunk)
+
+    def _run(self, t: Tile, w: Value, x: Value, c: Value, sides: list[int]) -> Run:
+        """The low or high nibbles (or both) of eight lines: sub-blocks 2c and 2c + 1."""
+        lines, begin = c * 8 + self.first, c * 16
+
+        def codes(g: Value) -> list[Value]:
+            return [q for v in t.columns for q in self.codes(t, w, lines + g, g, c, v, sides)]
+
+        return Run(
+            8,
+            self.bits,
+            codes,
+            lambda g, s: t.rows_at(x, begin + g + 8 * sides[s % len(sides)]),
+            [v for v in t.columns for _ in sides],
+            [self.kept(t, c * 2 + side, v) for v in t.columns for side in sides],
+        )
+
+    def codes(
+        self, t: Tile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
+    ) -> list[Value]:
+        raw = t.streamed(w, line, v) if sides[0] == 0 else t.line(w, line, v)
+        both = t.nibbles(raw)
+        return [both[side] for side in sides]
+
+
+class FiveBits(WithMinima):
+    """Q5_K: bit s of byte j of eight lines is the top bit of weight j of sub-block s."""
+
+    def codes(
+        self, t: Tile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
+    ) -> list[Value]:
+        low = super().codes(t, w, line, g, c, v, sides)
+        top = t.shifted(t.word(w, g + 4, v), c * 2).bits(low[0].type)
+        return [q | (top >> side & 1) << 4 for q, side in zip(low, sides, strict=True)]
+
+
+class WithOffset(Super):
+    """Sixteen sub-blocks, four planes of 32 weights to each half of a block."""
+
+    subs, sums = 16, _SIXTEENS
+    bits, offset = 6, 32
+
+    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
+        return (sums - (total << self.offset.bit_length() - 1)).to(f32) * d
+
+    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
+        groups = t.together([0, 2, 1, 3])
+
+        def quarter(q: Value, *sums: Value) -> list[Value]:
+            result = list(sums)
+            for planes in groups:
+                result = t.dot.run(self._run(t, w, x, q, planes), result)
+            return result
+
+        return t.f.loop(0, 4, 1, t.zeros(), quarter)
+
+    def _run(self, t: Tile, w: Value, x: Value, q: Value, planes: list[int]) -> Run:
+        """Quarter q of a block: 16 weights of each plane of half q / 2."""
+        half, part = q >> 1, q & 1
+        begin, first = half * 32 + part * 4, half * 8 + part
+
+        def codes(g: Value) -> list[Value]:
+            return [c for v in t.columns for c in self.codes(t, w, half, part * 4 + g, v, planes)]
+
+        return Run(
+            4,
+            self.bits,
+            codes,
+            lambda g, s: t.rows_at(x, begin + g + 8 * planes[s % len(planes)]),
+            [v for v in t.columns for _ in planes],
+            [self.kept(t, first + 2 * p, v) for v in t.columns for p in planes],
+        )
+
+    @abstractmethod
+    def codes(
+        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+    ) -> list[Value]:
+        """Codes of word g (of 8) of some planes of a half."""
+
+
+class SixBits(WithOffset):
+    """Q6_K: signed scales, then lines of low nibbles, of others, and of top bits in turn."""
+
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for i in t.f.range(0, 4):
+            self.keep_bytes(t, i * 4, v, t.word(w, i, v), signed=True)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        return [p for i in range(4) for p in byte_pairs(t, t.word(w, i, v), signed=True)]
+
+    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+        d = t.halves(w.fields[0], v)
+        return d, d
+
+    def codes(
+        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+    ) -> list[Value]:
+        triple = (half * 8 + g) * 3 + 4
+        sides = list(dict.fromkeys(p & 1 for p in planes))
+        low = {i: t.nibbles(t.streamed(w, triple + i, v)) for i in sides}
+        top = t.streamed(w, triple + 2, v) if 0 in sides else t.line(w, triple + 2, v)
+        words = top.bits(t.dot.sums)
+        moved = {0: words << 4, 1: words << 2, 2: words, 3: words >> 2}
+        return [low[p & 1][p >> 1] | moved[p].bits(top.type) & 0x30 for p in planes]
+
+
+class ThreeBits(WithOffset):
+    """Q3_K: sixteen 6-bit scales in 12 bytes, then bits of eight planes, then pairs of bits."""
+
+    bits, offset = 3, 4
+
+    def _scales(self, t: Tile, w: Value, v: int) -> list[Value]:
+        """Words of four signed scales."""
+        a, b, top = (t.word(w, i, v) for i in range(3))
+        found = []
+        for i, (word, shift) in enumerate(((a, 0), (b, 0), (a, 4), (b, 4))):
+            six = word >> shift & 0x0F0F0F0F | (top >> 2 * i & 0x03030303) << 4
+            found.append((six.bits(t.dot.bytes) - 32).bits(t.dot.sums))
+        return found
+
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for i, word in enumerate(self._scales(t, w, v)):
+            self.keep_bytes(t, 4 * i, v, word, signed=True)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        return [p for word in self._scales(t, w, v) for p in byte_pairs(t, word, signed=True)]
+
+    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+        d = t.halves(w.fields[0], v)
+        return d, d
+
+    def codes(
+        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+    ) -> list[Value]:
+        low = (
+            t.streamed(w, half * 8 + g + 11, v)
+            if planes[0] == 0
+            else t.line(w, half * 8 + g + 11, v)
+        )
+        top = t.shifted(t.word(w, g + 3, v), half * 4).bits(low.type)
+        return [low >> 2 * p & 3 | (top >> p & 1) << 2 for p in planes]
+
+
+class TwoBits(WithOffset):
+    """Q2_K: sixteen bytes of scale and minimum, pairs of bits, then (d, dmin)."""
+
+    bits = 2
+
+    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
+        return Super.value(self, t, sums, total, d, low)
+
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for i in t.f.range(0, 4):
+            self.keep_bytes(t, i * 4, v, t.word(w, i, v) & 0x0F0F0F0F)
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        minima = [t.word(w, i, v) >> 4 & 0x0F0F0F0F for i in range(4)]
+        return [p for word in minima for p in byte_pairs(t, word)]
+
+    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+        both = t.word(w.words, 20, v)
+        return t.low_half(both), t.low_half(both >> 16)
+
+    def codes(
+        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+    ) -> list[Value]:
+        raw = (
+            t.streamed(w, half * 8 + g + 4, v) if planes[0] == 0 else t.line(w, half * 8 + g + 4, v)
+        )
+        return [raw >> 2 * p & 3 for p in planes]
+
+
+class Curve(Super):
+    """IQ4_XS: places on a curve; scales of 6 bits, nibbles in a word and top bits beside d."""
+
+    bits = 8
+
+    def _scale(self, t: Tile, w: Value, s: int, v: int) -> Value:
+        top, low = t.word(w, 0, v) >> 16, t.word(w, 1, v)
+        return (low >> 4 * s & 15 | (top >> 2 * s & 3) << 4) - 32
+
+    def unpack(self, t: Tile, w: Value, v: int) -> None:
+        for s in range(8):
+            self.keep(t, s, v, self._scale(t, w, s, v))
+
+    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+        scales = [self.kept(t, t.f.i64(s), v) for s in range(8)]
+        order = [(a + b, a + b + 2) for a in (0, 4) for b in (0, 1)]
+        return [scales[a] & 0xFFFF | scales[b] << 16 for a, b in order]
+
+    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+        d = t.low_half(t.word(w.words, 0, v))
+        return d, d
+
+    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
+        offset = t.dot.byte_offset
+        if offset:
+            sums = sums - (total << offset.bit_length() - 1)
+        return sums.to(f32) * d
+
+    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
+        def sub(s: Value, *sums: Value) -> list[Value]:
+            scales = [self.kept(t, s, v) for v in t.columns]
+            run = Run(
+                4,
+                self.bits,
+                partial(self._codes, t, w, s * 4 + 2),
+                lambda g, stream: t.rows_at(x, s * 8 + g + 4 * (stream % 2)),
+                [v for v in t.columns for _ in range(2)],
+                [scales[v] for v in t.columns for _ in range(2)],
+            )
+            return t.dot.run(run, sums)
+
+        return t.f.loop(0, 8, 1, t.zeros(), sub)
+
+    def _codes(self, t: Tile, w: Value, line: Value, g: Value) -> list[Value]:
+        book = [c + t.dot.byte_offset for c in CURVE]
+        return [
+            t.dot.look_up(book, n) for v in t.columns for n in t.nibbles(t.streamed(w, line + g, v))
+        ]
+
+
+SUPERS: dict[str, Callable[[], Super]] = {
+    "Q2_K": TwoBits,
+    "Q3_K": ThreeBits,
+    "Q4_K": partial(WithMinima, 4, 4),
+    "Q5_K": partial(FiveBits, 12, 5),
+    "Q6_K": SixBits,
+    "IQ4_XS": Curve,
+}

@@ -1,0 +1,282 @@
+"""Activations quantised to 8 bits, laid out as `layouts.quant_rows` says.
+
+Activations quantised by whole tiles: what one row does across lanes, all rows do side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN, TINY, RowLayout
+from rlx.ir.dtype import DType
+from rlx.llvm.builder import Function, Module, Value, f32, i8, i16, i32, i64, vec
+from rlx.llvm.horizontal import fold
+from rlx.llvm.storage import load, memory_type
+from rlx.records import dataclass
+
+_TILE_STEP = 16  # codes of a vector, a run of the smallest kind
+
+
+def has_tiles(layout: RowLayout) -> bool:
+    """Whether blocks are made of whole groups."""
+    return layout.block > 0 and layout.block % RUN == 0
+
+
+class TileBlock:
+    """A block of all rows of a tile; `x` is the first row's, the others follow in steps of
+    `stride` bytes."""
+
+    def __init__(
+        self, f: Function, dtype: DType, layout: RowLayout, x: Value, stride: Value, to: Value
+    ) -> None:
+        self.f, self.dtype, self.layout, self.to = f, dtype, layout, to
+        self.tile = layout.tile
+        self.rows = [f.gep(x, stride * r) for r in range(self.tile)]
+
+    def emit(self) -> None:
+        f, block = self.f, self.layout.block
+        self.scale, inverse = scale_and_inverse(f, self._peaks())
+        self.factors = [f.shuffle(inverse, None, [r] * _TILE_STEP) for r in range(self.tile)]
+        self._put(self.scale, 0)
+        if self.layout.kind == "super":
+            for half in f.range(0, 2):
+                self._half(half)
+            return
+        if self.layout.kind == "runs":
+            for i in f.range(0, block, RUN):
+                self._put(beginning(sum_of(self._encode(i))), i.udiv(RUN) + 1)
+            return
+        start = [f.const(0, vec(self.tile, i32))]
+
+        def group(i: Value, total: Value) -> Value:
+            return total + sum_of(self._encode(i))
+
+        [total] = f.loop(0, block, RUN, start, group)
+        self._put(-total, 1)
+        self._put(self.scale * total.to(f32), 2)
+
+    def _load(self, row: int, i: Value) -> Value:
+        at = self.f.gep(self.rows[row], i, memory_type(self.dtype))
+        return load(self.f, at, self.dtype, _TILE_STEP, f32)
+
+    def _peaks(self) -> Value:
+        """Each row's largest magnitude. As integers they order like numbers, NaN on top."""
+        f = self.f
+
+        def larger(i: Value, *found: Value) -> list[Value]:
+            out = []
+            for r, top in enumerate(found):
+                both = [self._load(r, i + at).bits() & 0x7FFFFFFF for at in (0, _TILE_STEP)]
+                out.append(f.max(top, f.max(*both)))
+            return out
+
+        start = [f.const(0, vec(_TILE_STEP, i32))] * self.tile
+        tops = f.loop(0, self.layout.block, RUN, start, larger)
+        [peaks] = fold(f, tops, self.tile, f.max)
+        return peaks.bits(vec(self.tile, f32))
+
+    def _encode(self, i: Value) -> list[Value]:
+        """Write the codes from i on of all rows; gives the sums of both runs of every row."""
+        f, t = self.f, self.tile
+        words = [f.concat(self._words(r, i), self._words(r, i + _TILE_STEP)) for r in range(t)]
+        while len(words) > 1:
+            half = len(words) // 2
+            words = [f.interleave(words[j], words[j + half]) for j in range(half)]
+        [lines] = words
+        f.store(lines, f.gep(self.to, i * t))
+        return [self._sum(f.slice(lines, j * 4 * t, 4 * t)) for j in range(2)]
+
+    def _words(self, row: int, i: Value) -> Value:
+        codes = encode(self.f, self._load(row, i), self.factors[row])
+        return codes.to(i8).bits(vec(_TILE_STEP // 4, i32))
+
+    def _sum(self, lines: Value) -> Value:
+        """The sum of each row's codes in four lines."""
+        f = self.f
+        total = lines.ashr(24)
+        for shift in (8, 16, 24):
+            total = total + (lines << shift).ashr(24)
+        while total.type.lanes > self.tile:
+            half = total.type.lanes // 2
+            total = f.slice(total, 0, half) + f.slice(total, half, half)
+        return total
+
+    def _half(self, half: Value) -> None:
+        """128 codes: the sums of runs of 16 as pairs, and those of runs of 32."""
+        first, last = half * 4, half * 2
+        longer: list[Value] = []
+        for quarter in range(2):
+            runs = []
+            for group in range(2):
+                runs += self._encode(half * 128 + (quarter * 2 + group) * RUN)
+            for i in range(2):
+                self._put(pair(runs[i], runs[i + 2]), first + (quarter * 2 + i + 1))
+            longer += [runs[0] + runs[1], runs[2] + runs[3]]
+        for i in range(2):
+            self._put(pair(longer[i], longer[i + 2]), last + (9 + i))
+
+    def _put(self, values: Value, word: Value | int) -> None:
+        """A word of every row behind the codes."""
+        behind = self.f.gep(self.to, self.layout.block * self.tile)
+        self.f.store(values, self.f.gep(behind, word, 4 * self.tile))
+
+
+def sum_of(runs: Sequence[Value]) -> Value:
+    low, high = runs
+    return low + high
+
+
+def beginning(total: Value) -> Value:
+    """What the products of bytes begin with, from the sum of a run of codes."""
+    return -(total << 7) + BIAS
+
+
+def pair(low: Value, high: Value) -> Value:
+    return low & 0xFFFF | high << 16
+
+
+def scale_and_inverse(f: Function, peak: Value) -> tuple[Value, Value]:
+    """What codes are multiplied with, and numbers before they are codes."""
+    usable = ~(peak < TINY)
+    inverse = f.select(usable, f.const(127.0, peak.type) / peak, 0.0)
+    return f.select(usable, peak * (1 / 127), 0.0), inverse
+
+
+def encode(f: Function, numbers: Value, inverse: Value) -> Value:
+    """Codes, as i32. Adding 1.5 * 2^23 rounds to nearest even and leaves them in the low bits."""
+    with f.exact():
+        return (numbers * inverse + 12582912.0).bits() - BIAS
+
+
+_STEP = 16  # codes at a time: a run of the smallest kind
+
+
+@dataclass(frozen=True)
+class QuantizeRows(KernelSpec):
+    """words: x, out, rows, k
+
+    x [rows, k] becomes quantised rows. The kernel works block by block, so that the blocks of one
+    row are shared by all workers.
+    """
+
+    x: DType
+    layout: RowLayout
+
+    @property
+    def label(self) -> str:
+        return f"quantize_rows {self.layout}"
+
+    def emit(self, m: Module) -> None:
+        f = m.kernel()
+        x, out = f.word(f["words"], 0), f.word(f["words"], 1)
+        rows, k = (f.word(f["words"], i, i64) for i in (2, 3))
+        layout = self.layout
+        size, blocks, bytes_ = self.sizes(f, k)
+        done = f.i64(0)
+        if has_tiles(layout):
+            done = rows & -layout.tile
+            self._tiles(f, x, out, done.udiv(layout.tile), k)
+        lo, hi = f.split((rows - done) * blocks)
+        for unit in f.range(lo, hi):
+            above = unit.udiv(blocks)
+            row, b = done + above, unit - above * blocks
+            place, width = tile_of(f, layout, row, rows, blocks * bytes_)
+            base = f.gep(out, place)
+            inside = row & layout.tile - 1
+            to = f.gep(f.gep(base, b * bytes_ * width), inside, 4)
+            source = f.gep(x, row * k + b * size, memory_type(self.x))
+            self.block(f, source, to, width, size)
+
+    def _tiles(self, f: Function, x: Value, out: Value, tiles: Value, k: Value) -> None:
+        """Blocks of rows that fill tiles."""
+        layout = self.layout
+        size, blocks, bytes_ = self.sizes(f, k)
+        element = memory_type(self.x)
+        lo, hi = f.split(tiles * blocks)
+        for unit in f.range(lo, hi):
+            tile = unit.udiv(blocks)
+            first = tile * layout.tile * k + (unit - tile * blocks) * size
+            to = f.gep(out, unit * (bytes_ * layout.tile))
+            TileBlock(f, self.x, layout, f.gep(x, first, element), k * element.bytes, to).emit()
+
+    def sizes(self, f: Function, k: Value) -> tuple[Value, Value, Value]:
+        """Codes of a block, blocks of a row, and bytes of a block of one row."""
+        block = self.layout.block
+        size = f.i64(block) if block else k
+        return size, k.udiv(size) if block else f.i64(1), size + 4 * self.layout.meta
+
+    def block(self, f: Function, x: Value, to: Value, width: Value, size: Value) -> None:
+        """One block; its words go to every `width`-th word from `to` on."""
+        wide = vec(_STEP, i32)
+
+        def step(i: Value) -> Value:
+            return load(f, f.gep(x, i, memory_type(self.x)), self.x, _STEP, f32)
+
+        # As integers, magnitudes order like numbers, and NaN comes out on top.
+        [peaks] = f.loop(
+            0, size, _STEP, [f.const(0, wide)],
+            lambda i, top: f.max(top, step(i).bits() & 0x7FFFFFFF),
+        )  # fmt: skip
+        peak = f.reduce("max", peaks).bits(f32)
+        scale, inverse = scale_and_inverse(f, peak)
+        factor = f.splat(inverse, _STEP)
+        meta = f.gep(to, size.udiv(4) * width, 4)
+        stride = width * 4
+
+        def put(i: Value) -> Value:
+            codes = encode(f, step(i), factor)
+            words = codes.to(i8).bits(vec(_STEP // 4, i32))
+            first = f.gep(to, i * width)
+            for j in range(_STEP // 4):
+                f.store(f.extract(words, j), f.gep(first, stride * j))
+            return codes
+
+        f.store(scale, meta)
+        if self.layout.kind == "super":
+            for quarter in f.range(0, 4):
+                runs = [put(quarter * 64 + run * _STEP) for run in range(4)]
+                self._put_sums(f, meta, width, quarter, runs)
+            return
+        if self.layout.kind == "runs":
+            for i in f.range(0, size, RUN):
+                total = f.reduce("add", put(i) + put(i + _STEP))
+                f.store(beginning(total), f.gep(meta, (i.udiv(RUN) + 1) * width, 4))
+            return
+        [totals] = f.loop(0, size, _STEP, [f.const(0, wide)], lambda i, t: t + put(i))
+        total = f.reduce("add", totals)
+        f.store(-total, f.gep(meta, width, 4))
+        f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
+
+    def _put_sums(
+        self, f: Function, meta: Value, width: Value, quarter: Value, runs: list[Value]
+    ) -> None:
+        """The sums of four runs of 16 at their places among the pairs, and those of both 32."""
+        pairs = [self._pair(f, runs[i], runs[i + 2]) for i in range(2)]
+        for i, pair in enumerate(pairs):
+            f.store(pair, f.gep(meta, (quarter * 2 + i + 1) * width, 4))
+        for i, shift in enumerate((0, 16)):
+            both = (pairs[0] >> shift) + (pairs[1] >> shift)
+            word = (quarter >> 1) * 2 + i + 9
+            f.store(both.to(i16), f.gep(f.gep(meta, word * width, 4), quarter & 1, 2))
+
+    def _pair(self, f: Function, low: Value, high: Value) -> Value:
+        """The sums of two runs in the halves of a word, made in one go."""
+        total = f.reduce("add", low + (high << 16))
+        return total + ((total & 0x8000) << 1)  # a negative low half has borrowed from the high
+
+
+def tile_of(
+    f: Function, layout: RowLayout, row: Value, rows: Value, row_bytes: Value
+) -> tuple[Value, Value]:
+    """(byte where the tile of a row begins, rows of that tile)."""
+    first = row & -layout.tile
+    return first * row_bytes, tile_width(f, layout, rows - first)
+
+
+def tile_width(f: Function, layout: RowLayout, left: Value) -> Value:
+    """Rows of the tile that holds `left` rows."""
+    width = f.i64(layout.tile)
+    for size in reversed(layout.widths[:-1]):
+        width = f.select(left <= size, f.i64(size), width)
+    return width

@@ -1,0 +1,138 @@
+"""Packed rows into strips, laid out as `layouts.quant_tiles` says, at the speed of memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import partial
+
+from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.layouts.quant_tiles import BLOCKS, LINE, ROWS, BlockMap, strip_layout
+from rlx.ir.dim import Dim
+from rlx.ir.quant.scheme import QuantScheme
+from rlx.llvm.builder import Function, Module, Type, Value, i8, i16, i32, i64, vec
+from rlx.records import dataclass
+
+SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
+
+
+@dataclass(frozen=True)
+class RepackStrips(KernelSpec):
+    """words: w, scale, zp, out, weights, n, halves, blocks, words, strip
+
+    `weights` weights of `halves` times `n` rows, rows of `blocks` blocks of `words` words; with two
+    halves they are a pair. `strip` is the bytes of a strip.
+    """
+
+    scheme: QuantScheme
+
+    @property
+    def label(self) -> str:
+        return f"repack {self.scheme}"
+
+    def sizes(self, weights: Dim, rows: int, k: int, pair: bool) -> list[Dim]:
+        """The words behind the pointers, for weights of `rows` rows in all."""
+        layout = strip_layout(self.scheme, k)
+        assert layout is not None
+        halves = 2 if pair else 1
+        found = [rows // halves, halves, layout.blocks, layout.words, layout.strip_bytes]
+        return [weights, *found]
+
+    def emit(self, m: Module) -> None:
+        _Repack(self.scheme, m.kernel()).emit()
+
+
+class _Repack:
+    def __init__(self, scheme: QuantScheme, f: Function) -> None:
+        self.f, self.scheme = f, scheme
+        self.w, self.scale, self.zp, self.out = (f.word(f["words"], i) for i in range(4))
+        names = ("weights", "n", "halves", "blocks", "words", "strip")
+        self.size = {name: f.word(f["words"], 4 + i, i64) for i, name in enumerate(names)}
+        layout = strip_layout(scheme, scheme.block or scheme.block_size * 16)
+        assert layout is not None
+        self.layout = layout
+        self.map: BlockMap = BLOCKS.get(scheme.name, BlockMap(0, 0))
+        self.place = word_places(f, self.map)
+
+    def emit(self) -> None:
+        f, size = self.f, self.size
+        strips = f.ceil_div(size["n"], ROWS) * size["halves"]
+        gaps = (size["blocks"] & self.layout.group - 1).ne(0)
+        lo, hi = f.split(size["weights"] * strips)
+        for s in f.range(lo, hi):
+            weight = s.udiv(strips)
+            rest = s - weight * strips
+            place = rest.udiv(size["halves"])
+            half = rest - place * size["halves"]
+            first = (weight * size["halves"] + half) * size["n"] + place * ROWS
+            out = f.gep(self.out, s * size["strip"])
+            rows = f.min(size["n"] - place * ROWS, ROWS)
+            # Lanes of missing rows and fields of missing blocks are zero.
+            f.if_((rows < ROWS) | gaps, partial(self._clear, out))
+            for r in f.range(0, rows):
+                for b in f.range(0, size["blocks"]):
+                    self._block(first + r, r, b, out)
+
+    def _clear(self, out: Value) -> None:
+        f, zero = self.f, self.f.const(0, vec(LINE // 4, i32))
+        for at in f.range(0, self.size["strip"], LINE):
+            f.store(zero, out, at)
+
+    def _block(self, row: Value, r: Value, b: Value, out: Value) -> None:
+        """Block b of a row, which is row r of the strip."""
+        f, layout, found = self.f, self.layout, self.map
+        index = row * self.size["blocks"] + b
+        known = self.scheme.ggml_type is not None
+        width = f.i64(self.scheme.bytes_per_block) if known else self.size["words"] * 4
+        source = f.gep(self.w, index * width)
+        inside = b & layout.group - 1
+        group = f.gep(out, b.udiv(layout.group), layout.group_bytes)
+        for i, size in enumerate(layout.fields):
+            # Fields come from inside a block, or from tensors beside it.
+            beside = (self.scale, self.zp)[i]
+            at = f.gep(source, found.fields[i][0]) if found.fields else f.gep(beside, index, size)
+            to = f.gep(f.gep(group, layout.field_offsets[i]), inside * ROWS + r, size)
+            f.store(f.load(at, SIZES[size], align=1), to)
+        words = f.i64(layout.words) if known else self.size["words"]
+        body = f.gep(group, layout.field_offsets[-1])
+        to = f.gep(f.gep(body, inside * words, LINE), r, 4)
+        self._words(f.gep(source, found.first), to, words)
+
+    def _words(self, source: Value, to: Value, words: Value) -> None:
+        f, found = self.f, self.map
+        for j in f.range(0, words):
+            word = f.load(f.gep(source, j, 4), i32, align=1)
+            if self.scheme.packed_dtype == "u8" and self.scheme.ggml_type is None:
+                word = spread_nibbles(word) | spread_nibbles(word >> 16) << 4
+            f.store(word, f.gep(to, self.place(j), LINE))
+        if found.top is not None:
+            at = found.top - found.first
+            top = f.load(source, i32, at, align=1)
+            f.store(spread_bits(f, top), to, at // 4 * LINE)
+
+
+def word_places(f: Function, found: BlockMap) -> Callable[[Value], Value]:
+    """Where in a strip word j of a block is."""
+    order = found.order
+    if order is None:
+        return lambda j: j
+    places = [order.index(i) for i in range(len(order))]
+    table = f.module.table(f, struct.pack(f"<{len(places)}i", *places))
+    return lambda j: f.load(f.gep(table, j, 4), i32).to(i64)
+
+
+def spread_nibbles(word: Value) -> Value:
+    """The low four nibbles of a word, one to a byte."""
+    low = word & 0xFFFF
+    low = (low | low << 8) & 0x00FF00FF
+    return (low | low << 4) & 0x0F0F0F0F
+
+
+def spread_bits(f: Function, top: Value) -> Value:
+    """Bit 4g + b of a word as bit g of its byte b."""
+    bits = f.i32(0)
+    for g in range(8):
+        four = top >> 4 * g & 15
+        # Each bit of the four lands at the bottom of its byte; what is carried along is masked.
+        bits = bits | (four * 0x00204081 & 0x01010101) << g
+    return bits

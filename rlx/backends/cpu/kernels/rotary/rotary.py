@@ -1,0 +1,217 @@
+"""Rotary position embedding of heads, alone or right after the norm of each head."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.ir.dtype import DType
+from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, i64, ptr, vec
+from rlx.llvm.storage import LINE, is_aligned, load, memory_type, store
+from rlx.llvm.target import Target
+from rlx.records import dataclass
+
+POINTERS = ("x", "gamma", "cos", "sin", "positions", "out", "status")
+WORDS = (
+    *POINTERS,
+    *("node", "batch", "length", "heads", "offset", "table_rows"),
+    *("x_batch", "x_row", "x_head", "x_step", "gamma_step"),
+    *("cos_row", "cos_step", "sin_row", "sin_step", "positions_batch", "positions_row"),
+)
+
+# Bytes from what is read to what is fetched meanwhile, where nothing is in a cache: the halves of
+# heads and tables are too many short runs for a CPU to foresee.
+AHEAD = 1024
+
+
+@dataclass(frozen=True)
+class Rotate(KernelSpec):
+    """words: WORDS. Strides count elements; `step` is the stride of the last axis. A pointer to
+    what is not there is any address. `node` is left in `status` when a position has no table row.
+
+    `gaps`: some operand's last axis has gaps. `heads_first`: the result is [B, H, S, D]. `streams`:
+    the result is so large that it is written past the caches.
+    """
+
+    x: DType
+    cos: DType
+    sin: DType
+    out: DType
+    head_dim: int
+    rotated: int
+    interleaved: bool = False
+    heads_first: bool = False
+    positions: DType | None = None
+    gamma: DType | None = None
+    eps: float = 0.0
+    gaps: bool = False
+    streams: bool = False
+
+    @property
+    def type(self) -> Type:
+        """The type everything is computed in."""
+        kinds = (self.x, self.cos, self.sin, self.out)
+        return f64 if any(k.bits == 64 for k in kinds) else f32
+
+    def lanes(self, target: Target, *counts: int) -> int:
+        """The widest vectors that divide the counts."""
+        return 1 if self.gaps else gcd(target.lanes(self.type.bits), *counts)
+
+    def emit(self, m: Module) -> None:
+        _Rotate(m.kernel(), self).emit()
+
+
+class _Rotate:
+    def __init__(self, f: Function, spec: Rotate) -> None:
+        self.f, self.spec, self.type = f, spec, spec.type
+        self.words = {
+            name: f.word(f["words"], i, ptr if name in POINTERS else i64)
+            for i, name in enumerate(WORDS)
+        }
+        self.streams = False  # whether vectors are stored past the caches
+
+    def emit(self) -> None:
+        f = self.f
+        if self.spec.streams and self.spec.head_dim * self.spec.out.bytes % LINE == 0:
+            f.if_(is_aligned(f, [self.words["out"]]), self._stream, self._rows)
+        else:
+            self._rows()
+
+    def _stream(self) -> None:
+        self.streams = True
+        self._rows()
+        self.streams = False
+        self.f.fence()  # such stores are ordered by nothing else
+
+    def _rows(self) -> None:
+        f, w = self.f, self.words
+        lo, hi = f.split(w["batch"] * w["length"] * w["heads"])
+        for row in f.range(lo, hi):
+            batch, token, head = self._place(row)
+            at = batch * w["x_batch"] + token * w["x_row"] + head * w["x_head"]
+            x = f.gep(w["x"], at, memory_type(self.spec.x))
+            out = f.gep(w["out"], row, self.spec.head_dim * memory_type(self.spec.out).bytes)
+            position = self._position(batch, token)
+            known = position.ult(w["table_rows"])
+            f.if_(
+                known,
+                lambda x=x, out=out, p=position: self._row(x, out, p),  # type: ignore[misc]
+                lambda: f.store(w["node"], w["status"]),
+            )
+
+    def _place(self, row: Value) -> tuple[Value, Value, Value]:
+        """(batch entry, token, head) of a row of the result."""
+        w = self.words
+        inner = w["length"] if self.spec.heads_first else w["heads"]
+        outer = row.udiv(inner)
+        last = row - outer * inner
+        middle = w["heads"] if self.spec.heads_first else w["length"]
+        batch = outer.udiv(middle)
+        second = outer - batch * middle
+        return (batch, last, second) if self.spec.heads_first else (batch, second, last)
+
+    def _position(self, batch: Value, token: Value) -> Value:
+        f, w, dtype = self.f, self.words, self.spec.positions
+        if dtype is None:
+            return w["offset"] + token
+        at = batch * w["positions_batch"] + token * w["positions_row"]
+        element = memory_type(dtype)
+        return f.load(f.gep(w["positions"], at, element), element).to(i64, dtype.kind == "int")
+
+    def _row(self, x: Value, out: Value, position: Value) -> None:
+        f, s, w = self.f, self.spec, self.words
+        scale = self._norm(x) if s.gamma is not None else None
+        half = s.rotated // 2
+        cos, sin = (
+            f.gep(w[n], position * w[f"{n}_row"], memory_type(getattr(s, n)))
+            for n in ("cos", "sin")
+        )
+        lanes = s.lanes(f.target, half)
+        for i in f.range(0, half, lanes):
+            c = self._read(cos, "cos", i, lanes)
+            d = self._read(sin, "sin", i, lanes)
+            if s.interleaved:
+                self._adjacent(x, out, i, lanes, (c, d), scale)
+            else:
+                self._halves(x, out, i, lanes, (c, d), scale)
+        if s.rotated < s.head_dim:
+            lanes = s.lanes(f.target, s.rotated, s.head_dim)
+            for i in f.range(s.rotated, s.head_dim, lanes):
+                self._write(self._element(x, i, lanes, scale), out, i)
+
+    def _read(self, base: Value, name: str, at: Value, lanes: int) -> Value:
+        f, dtype = self.f, getattr(self.spec, name)
+        index = at * self.words[f"{name}_step"] if self.spec.gaps else at
+        address = f.gep(base, index, memory_type(dtype))
+        if self.streams:
+            f.prefetch(address, AHEAD, locality=2)
+        return load(f, address, dtype, lanes, self.type)
+
+    def _write(self, value: Value, out: Value, at: Value) -> None:
+        f, dtype = self.f, self.spec.out
+        store(f, value, f.gep(out, at, memory_type(dtype)), dtype, streams=self.streams)
+
+    def _element(self, x: Value, at: Value, lanes: int, scale: Value | None) -> Value:
+        """Elements of a head, normed if they are to be."""
+        value = self._read(x, "x", at, lanes)
+        if scale is None:
+            return value
+        gamma = self._read(self.words["gamma"], "gamma", at, lanes)
+        return value * self.f.splat(scale, lanes) * gamma
+
+    def _norm(self, x: Value) -> Value:
+        """1 / √(mean of squares + eps)"""
+        f, s = self.f, self.spec
+        lanes = s.lanes(f.target, s.head_dim)
+
+        def add(i: Value, total: Value) -> Value:
+            value = self._read(x, "x", i, lanes)
+            return f.fma(value, value, total)
+
+        zero = f.const(0.0, vec(lanes, self.type))
+        total = f.reduce("add", f.loop(0, s.head_dim, lanes, [zero], add)[0])
+        return 1.0 / f.sqrt(total / float(s.head_dim) + s.eps)
+
+    def _turned(self, a: Value, b: Value, angle: tuple[Value, Value]) -> tuple[Value, Value]:
+        """The pair (a, b) turned; products are rounded before they are added, as the op does."""
+        cos, sin = angle
+        with self.f.exact():
+            return a * cos - b * sin, b * cos + a * sin
+
+    def _halves(
+        self,
+        x: Value,
+        out: Value,
+        i: Value,
+        lanes: int,
+        angle: tuple[Value, Value],
+        scale: Value | None,
+    ) -> None:
+        """Pairs (i, i + half)."""
+        far = i + self.spec.rotated // 2
+        a, b = (self._element(x, at, lanes, scale) for at in (i, far))
+        a, b = self._turned(a, b, angle)
+        self._write(a, out, i)
+        self._write(b, out, far)
+
+    def _adjacent(
+        self,
+        x: Value,
+        out: Value,
+        i: Value,
+        lanes: int,
+        angle: tuple[Value, Value],
+        scale: Value | None,
+    ) -> None:
+        """Pairs (2i, 2i + 1)."""
+        f, at = self.f, i * 2
+        if lanes == 1:
+            a, b = (self._element(x, at + n, 1, scale) for n in (0, 1))
+            for n, value in enumerate(self._turned(a, b, angle)):
+                self._write(value, out, at + n)
+            return
+        first, second = (self._element(x, at + n, lanes, scale) for n in (0, lanes))
+        a, b = (f.shuffle(first, second, range(n, 2 * lanes, 2)) for n in (0, 1))
+        both = f.interleave(*self._turned(a, b, angle))
+        self._write(f.slice(both, 0, lanes), out, at)
+        self._write(f.slice(both, lanes, lanes), out, at + lanes)

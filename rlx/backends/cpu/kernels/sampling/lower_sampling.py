@@ -1,0 +1,128 @@
+"""The best k along an axis, and drawing tokens."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.cpu.cores import usable_cores
+from rlx.backends.cpu.kernels.loops.lower_region import step_for
+from rlx.backends.cpu.kernels.sampling.ranking import TopK
+from rlx.backends.cpu.kernels.sampling.sample import Sample
+from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.lir import aligned, contiguous_strides
+from rlx.ir.node import Node, Value
+from rlx.ir.shape import Shape, normalize_axis
+from rlx.llvm.target import Target
+from rlx.loops.box_copies import Box, copy
+from rlx.loops.trace import Place
+
+
+def _moved(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
+    """With the axis last."""
+    return (*items[:axis], *items[axis + 1 :], items[axis])
+
+
+def _axis(node: Node) -> int:
+    op: Any = node.op
+    return normalize_axis(op.axis, node.inputs[0].shape.rank)
+
+
+def _is_last(node: Node) -> bool:
+    return _axis(node) == node.inputs[0].shape.rank - 1
+
+
+def _turned(node: Node) -> list[Shape]:
+    """The operand and the results with the axis last."""
+    shapes = [v.shape for v in (*node.inputs, *node.outputs)]
+    return [s.with_dims(_moved(s.dims, _axis(node))) for s in shapes]
+
+
+def _heap_bytes(node: Node) -> int:
+    op: Any = node.op
+    return aligned(op.k * TopK(node.inputs[0].dtype, op.largest).entry_bytes())
+
+
+def _offsets(node: Node) -> list[int]:
+    """Where turned tensors lie in scratch memory, and what follows them."""
+    offsets = [0]
+    for shape in [] if _is_last(node) else _turned(node):
+        offsets.append(offsets[-1] + aligned(shape.upper_bytes(node.graph.live)))
+    return offsets
+
+
+def _top_k_scratch(node: Node, target: Target, threads: int) -> int:
+    return _offsets(node)[-1] + max(threads, usable_cores()) * _heap_bytes(node)
+
+
+@lowers("top_k", scratch=_top_k_scratch)
+def lower_top_k(node: Node, ctx: Context) -> list[Step]:
+    if 0 in node.outputs[0].shape.dims:
+        return []
+    op: Any = node.op
+    x, offsets = node.inputs[0], _offsets(node)
+    last, turned = _is_last(node), _turned(node)
+    *others, size = turned[0].dims
+    places: list[Word] = [Scratch(node, at) for at in offsets[:-1]]
+    if last:
+        places = [Pointer(v) for v in (x, *node.outputs)]
+    heap = [Scratch(node, offsets[-1]), _heap_bytes(node)]
+    words = [*places, prod(others, start=1), size, op.k, *heap]
+    cost = op.cost([x.shape], [v.shape for v in node.outputs])
+    step = Step(
+        TopK(x.dtype, op.largest), words, node.inputs if last else [],
+        node.outputs if last else [], uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
+    )  # fmt: skip
+    if last:
+        return [step]
+    before = step_for(node, ctx, _turn(node, turned[0], x, "operand", 0, False), offsets)
+    after = [
+        step_for(node, ctx, _turn(node, shape, v, "result", j, True), offsets)
+        for j, (shape, v) in enumerate(zip(turned[1:], node.outputs, strict=True))
+    ]
+    return [before, step, *after]
+
+
+def _turn(node: Node, turned: Shape, value: Value, kind: str, number: int, back: bool) -> Any:
+    """A copy between a tensor and its form with the axis last."""
+    plain = contiguous_strides(value.shape)
+    own = Box(Place(kind, number), value.dtype, _moved(plain, _axis(node)))
+    kept = Place("temporary", number + 1 if back else 0)
+    other = Box(kept, value.dtype, contiguous_strides(turned))
+    return copy(turned.dims, other, own) if back else copy(turned.dims, own, other)
+
+
+# -- sample -----------------------------------------------------------------------------------
+
+
+def _row_bytes(node: Node) -> int:
+    """Bytes each worker needs for the tokens of one row."""
+    logits = node.inputs[0].shape
+    each = Sample(logits.dtype, False).entry_bytes()
+    return aligned(upper_bound(logits.dims[-1], node.graph.live) * each)
+
+
+def _sample_scratch(node: Node, target: Target, threads: int) -> int:
+    return max(threads, usable_cores()) * _row_bytes(node)
+
+
+@lowers("sample", scratch=_sample_scratch)
+def lower_sample(node: Node, ctx: Context) -> list[Step]:
+    op: Any = node.op
+    logits, rng, *settings = node.inputs
+    *others, size = logits.shape.dims
+    words: list[Word] = [Pointer(v) for v in (logits, rng, *node.outputs)]
+    words += [prod(others, start=1), size, Scratch(node), _row_bytes(node)]
+    if settings:
+        words.append(Pointer(settings[0]))
+    else:
+        numbers = np.array([op.temperature, op.top_k, op.top_p, op.min_p], np.float32)
+        words += [int(bits) for bits in numbers.view(np.uint32)]
+    cost = op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
+    spec = Sample(logits.dtype, bool(settings))
+    step = Step(spec, words, node.inputs, node.outputs, uses_scratch=True)
+    step.flops, step.bytes = cost.flops, cost.bytes
+    return [step]

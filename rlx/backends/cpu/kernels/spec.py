@@ -1,0 +1,68 @@
+"""A kernel by its constants: equal specs are one native function, emitted and compiled once.
+
+    @dataclass(frozen=True)
+    class Scale(KernelSpec):
+        '''words: x, y, n'''
+        dtype: DType
+
+        def emit(self, m: Module) -> None:
+            f = m.kernel()
+            ...
+
+The docstring lists the words the kernel reads, in order; whoever makes steps for it must give them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar
+
+from rlx.llvm.builder import Module
+from rlx.llvm.jit import Kernel, Unit, compile_many, counters
+from rlx.llvm.target import Target
+from rlx.settings import debug, debug_level
+
+
+class KernelSpec(ABC):
+    """Base of kernel families: frozen dataclasses of what is constant in the code."""
+
+    optimizer: ClassVar[str] = "none"  # see jit.Unit: most kernels are emitted as they should run
+    level: ClassVar[int] = 2
+
+    @abstractmethod
+    def emit(self, m: Module) -> None:
+        """Define `kernel` in the module: void kernel(ptr words, i32 tid, i32 nth)."""
+
+    @property
+    def label(self) -> str:
+        """What profiles and dumps call it."""
+        return type(self).__name__.lower()
+
+
+_units: dict[tuple[KernelSpec, Target], Unit] = {}
+
+
+def unit_of(spec: KernelSpec, target: Target) -> Unit:
+    """The compilation unit of a spec; its IR is emitted once per process."""
+    key = (spec, target)
+    found = _units.get(key)
+    if found is None:
+        module = Module(target)
+        spec.emit(module)
+        found = _units[key] = Unit(module.text(), target, spec.optimizer, spec.level)
+    return found
+
+
+def compile_specs(specs: Iterable[KernelSpec], target: Target) -> dict[KernelSpec, Kernel]:
+    """Machine code for every distinct spec."""
+    distinct = list(dict.fromkeys(specs))
+    before = counters.compilations
+    kernels = compile_many([unit_of(s, target) for s in distinct])
+    debug(1, f"{len(distinct)} distinct kernels, {counters.compilations - before} compiled now")
+    if debug_level() >= 5:
+        for spec in distinct:
+            debug(5, f"; {spec}\n{unit_of(spec, target).text}")
+            if debug_level() >= 7:
+                debug(7, unit_of(spec, target).assembly())
+    return dict(zip(distinct, kernels, strict=True))

@@ -1,0 +1,277 @@
+"""Weights laid out for kernels, once, and products with them: put in by backends, not by users.
+
+A layout `panelW` cuts the columns of a weight [K, N] into panels of W, each [K, W], the last one
+filled up with zeros: [ceil(N / W), K, W]. `pairW` does so with two weights at once: each panel is
+W/2 columns of the first beside the same columns of the second. `strassenW` and `twiceW` have sums
+of blocks behind the panels, for one step and for two steps of the scheme of `gemm/strassen.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlx.backends.cpu.layouts.block_sums import add_sums, in_runs, plain_panels, whole_panels
+from rlx.errors import AttributeValueError, DTypeError, ShapeError
+from rlx.ir.dtype import DType, promote
+from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.ops._common import quiet, require_indices, require_rank, require_same, rounded
+from rlx.ir.ops.activation import activate, activation_flops, require_activation
+from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
+from rlx.ir.shape import Shape
+
+_LAYOUT = re.compile(r"(panel|pair|strassen|twice)([1-9]\d*)$")
+_STEPS = ("panel", "strassen", "twice")
+
+
+class Layout(NamedTuple):
+    width: int  # of a panel
+    is_pair: bool  # two weights side by side
+    steps: int  # of Strassen's scheme that sums of blocks are there for
+
+    @property
+    def columns(self) -> int:
+        """Columns of a weight in a panel."""
+        return self.width // 2 if self.is_pair else self.width
+
+
+def panel_layout(width: int, pair: bool = False) -> str:
+    return f"{'pair' if pair else 'panel'}{width}"
+
+
+def strassen_layout(width: int, steps: int) -> str:
+    return f"{_STEPS[steps]}{width}"
+
+
+def read_layout(layout: str, where: str) -> Layout:
+    found = _LAYOUT.match(layout)
+    if found is None or (found[1] == "pair" and int(found[2]) % 2):
+        raise AttributeValueError(
+            "unknown layout",
+            where=f"{where}.layout",
+            got=layout,
+            expected="panelW, strassenW, twiceW, or pairW with W even",
+        )
+    is_pair = found[1] == "pair"
+    return Layout(int(found[2]), is_pair, 0 if is_pair else _STEPS.index(found[1]))
+
+
+@op("pack_matmul")
+class PackMatMul(Op):
+    """A weight [K, N] (or experts' [E, K, N]) in panels; two of them where the layout is a pair."""
+
+    layout: str
+
+    def check(self) -> None:
+        read_layout(self.layout, self.name)
+
+    def infer(self, w: Shape, up: Shape | None = None) -> Shape:
+        layout = read_layout(self.layout, self.name)
+        if w.rank not in (2, 3):
+            raise ShapeError("not a weight", got=w, expected="[K, N] or [E, K, N]")
+        if layout.is_pair != (up is not None):
+            raise ShapeError("a pair layout takes two weights, others one", got=self.layout)
+        if up is not None and not (w.same_dims(up) and w.dtype is up.dtype):
+            raise ShapeError("two weights that differ", got=up, expected=w)
+        *outer, k, n = w.dims
+        columns = layout.columns
+        panels = (n + columns - 1) // columns
+        if layout.steps:
+            parts = 2**layout.steps
+            if (
+                not isinstance(k, int)
+                or not isinstance(n, int)
+                or k % parts
+                or n % (parts * columns)
+            ):
+                expected = f"K a multiple of {parts} and N of {parts * columns}"
+                raise ShapeError("not a weight of whole blocks", got=w, expected=expected)
+            panels = whole_panels(n // columns, layout.steps)
+        return w.with_dims((*outer, panels, k, layout.width))
+
+    def reference(self, w: Array, up: Array | None = None) -> Array:
+        layout = read_layout(self.layout, self.name)
+        columns = layout.columns
+        *outer, k, n = w.shape
+        panels = -(-n // columns)
+        whole = whole_panels(panels, layout.steps)
+        packed = _zeros((*outer, whole, k, layout.width), w.dtype)
+        _fill(packed[..., :panels, :, :columns], w)
+        if up is not None:
+            _fill(packed[..., columns:], up)
+        if layout.steps:
+            add_sums(packed, panels, layout.steps)
+        return packed
+
+
+def _zeros(dims: tuple[int, ...], dtype: Any) -> Array:
+    """Zeros at a cache line's start: a vector that crosses two lines is read at half the speed."""
+    size = prod(dims) * dtype.itemsize
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(dims)
+
+
+_TERMS = 512  # of a panel, transposed at a time through a buffer that stays in the cache
+
+
+def _fill(panels: Array, w: Array) -> None:
+    """Copy w's columns into panels [..., P, K, columns]; a transposed view is read as it lies."""
+    bits = np.dtype(f"u{w.itemsize}")  # NumPy copies small floats of its own slowly
+    panels, w = panels.view(bits), w.view(bits)
+
+    def fill(outer: tuple[int, ...], first: int, last: int) -> None:
+        _fill_run(panels[outer][first:last], w[outer][:, first * panels.shape[-1] :])
+
+    in_runs(fill, np.ndindex(w.shape[:-2]), panels.shape[-3], w.nbytes)
+
+
+def _fill_run(panels: Array, w: Array) -> None:
+    """Fill panels [P, K, columns] with the first columns of w [K, N]."""
+    count, k, columns = panels.shape
+    whole = min(count, w.shape[1] // columns)
+    if abs(w.strides[1]) <= abs(w.strides[0]):
+        for start in range(0, k, 16):
+            rows = w[start : start + 16, : whole * columns]
+            cut = rows.reshape(len(rows), whole, columns)
+            panels[:whole, start : start + 16] = cut.swapaxes(0, 1)
+    else:
+        # Rows a page apart fall on the same cache lines: gathered first, turned afterwards.
+        buffer = np.empty((columns, _TERMS + 8), w.dtype)
+        for p in range(whole):
+            lines = w[:, p * columns : (p + 1) * columns].T
+            for start in range(0, k, _TERMS):
+                part = buffer[:, : min(_TERMS, k - start)]
+                part[...] = lines[:, start : start + _TERMS]
+                panels[p, start : start + _TERMS] = part.T
+    if whole < count:
+        left = w[:, whole * columns : count * columns]
+        panels[whole, :, : left.shape[1]] = left
+
+
+def unpack(packed: Array, layout: str, n: int) -> tuple[Array, ...]:
+    """The weights [..., K, N] that `packed` holds."""
+    found = read_layout(layout, "unpack")
+    columns = found.columns
+    parts = [packed[..., :columns], packed[..., columns:]] if found.is_pair else [packed]
+    if found.steps:
+        parts = [packed[..., : plain_panels(packed.shape[-3], found.steps), :, :]]
+    *outer, _, k, _ = packed.shape
+    return tuple(np.moveaxis(p, -3, -2).reshape(*outer, k, -1)[..., :n] for p in parts)
+
+
+@op("packed_matmul")
+class PackedMatMul(Op):
+    """activation(scale · x·w + bias) + residual, or activation(x·gate) · (x·up) of a pair.
+
+    `dtype` is the result's, promoted from the operands unless given.
+    """
+
+    n: int
+    k: int
+    layout: str
+    activation: str = "none"
+    has_bias: bool = False
+    has_residual: bool = False
+    scale: float = 1.0
+    dtype: DType | None = None
+
+    def check(self) -> None:
+        read_layout(self.layout, self.name)
+        require_activation(self.activation, self.name)
+
+    @property
+    def is_pair(self) -> bool:
+        return read_layout(self.layout, self.name).is_pair
+
+    def infer(
+        self, x: Shape, packed: Shape, bias: Shape | None = None, residual: Shape | None = None
+    ) -> Shape:
+        bias, residual = self.extras(bias, residual)
+        require_rank(packed, 3, "packed")
+        require_same(x.dims[-1], self.k, "columns of x")
+        require_same(packed.dims[1], self.k, "rows of the packed weight")
+        dims = (*x.dims[:-1], self.n)
+        if bias is not None:
+            require_same(bias.num_elements, self.n, "elements of bias")
+        if residual is not None and not residual.same_dims(x.with_dims(dims)):
+            raise ShapeError("residual does not fit the product", got=residual, expected=dims)
+        given = [s.dtype for s in (x, packed, bias, residual) if s is not None]
+        if "complex" in {d.kind for d in given}:
+            raise DTypeError("no packed product of complex numbers", got=packed)
+        return Shape(dims, self.dtype or promote(*given))
+
+    def extras(self, bias: object, residual: object) -> tuple[Any, Any]:
+        """The operands behind the weight as (bias, residual): absent ones leave no gap."""
+        there = [t for t in (bias, residual) if t is not None]
+        if len(there) != self.has_bias + self.has_residual:
+            raise ShapeError(
+                "operands and flags disagree", where=self.name, got=f"{len(there)} extra operands",
+                expected=f"has_bias={self.has_bias}, has_residual={self.has_residual}",
+            )  # fmt: skip
+        return there[0] if self.has_bias else None, there[-1] if self.has_residual else None
+
+    def reference(
+        self, x: Array, packed: Array, bias: Array | None = None, residual: Array | None = None
+    ) -> Array:
+        bias, residual = self.extras(bias, residual)
+        given = [DType.of(a.dtype) for a in (x, packed, bias, residual) if a is not None]
+        dtype = self.dtype or promote(*given)
+        first, *second = unpack(packed, self.layout, self.n)
+        x, first, *second = widened(dtype, x, first, *second)
+        with quiet():
+            out = x @ first
+            if self.scale != 1.0:
+                out = out * out.dtype.type(self.scale)
+            if bias is not None:
+                out = out + widened(dtype, bias)[0]
+            out = activate(self.activation, out)
+            if second:
+                out = out * (x @ second[0])
+            if residual is not None:
+                out = out + widened(dtype, residual)[0]
+        return rounded(out, dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        product = product_cost(inputs, outputs, self.k * (2 if self.is_pair else 1))
+        after = outputs[0].num_elements * (self.has_bias + self.has_residual)
+        after = after + activation_flops(self.activation, outputs[0])
+        return Cost(product.flops + after, product.bytes)
+
+
+@op("packed_grouped_matmul")
+class PackedGroupedMatMul(Op):
+    """Row t of x [T, K] times the packed weight of its expert: packed [E, P, K, W], expert [T]."""
+
+    n: int
+    k: int
+    layout: str
+
+    def check(self) -> None:
+        read_layout(self.layout, self.name)
+
+    def infer(self, x: Shape, packed: Shape, expert: Shape) -> Shape:
+        require_rank(x, 2, "x")
+        require_rank(packed, 4, "packed")
+        require_routes(expert, x.dims[0])
+        require_same(x.dims[1], self.k, "columns of x")
+        return Shape((x.dims[0], self.n), promote(x.dtype, packed.dtype))
+
+    def reference(self, x: Array, packed: Array, expert: Array) -> Array:
+        dtype = promote(DType.of(x.dtype), DType.of(packed.dtype))
+        require_indices(expert, packed.shape[0], "expert")
+        (x,) = widened(dtype, x)
+        out = np.zeros((x.shape[0], self.n), x.dtype)
+        with quiet():
+            for e in np.unique(expert):
+                rows = expert == e
+                (w,) = unpack(packed[e], self.layout, self.n)
+                out[rows] = x[rows] @ w.astype(x.dtype, copy=False)
+        return rounded(out, dtype)
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
+        return grouped_cost(inputs, outputs)

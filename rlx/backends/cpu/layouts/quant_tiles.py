@@ -1,0 +1,264 @@
+"""Packed weights in strips of 16 rows, in the order in which integer dot products read them.
+
+A strip holds 16 output channels, a line of 64 bytes the same word of four bytes of all of them: a
+vector of 32-bit sums has one lane for each row, and no sum is ever taken across lanes. What a block
+has beside its words (an f16 scale, say) makes whole lines for a few blocks together, a group:
+
+    strip   [group][fields of the group's blocks, each [block][row] | its blocks, [word][row]]
+
+Memory is read once from front to back. A strip takes exactly the bytes of its rows, rounded up to
+lines; the last strip is filled up with zeros. A pair holds two weights of one shape, strip by strip
+in turn.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
+from rlx.records import dataclass
+
+Array = npt.NDArray[Any]
+
+ROWS = 16
+LINE = 64
+
+
+class BlockMap(NamedTuple):
+    """Where the parts of a GGUF block go.
+
+    Bytes `first` to `last` are words, `fields` (offset, size) what it has beside them. `order` is
+    the words in the order in which they are read, where that is not the file's; `top` the byte of
+    the word of top bits, which is rearranged (see `_spread`).
+    """
+
+    first: int
+    last: int
+    fields: tuple[tuple[int, int], ...] = ()
+    order: tuple[int, ...] | None = None
+    top: int | None = None
+
+
+def _six_bits() -> tuple[int, ...]:
+    """Scales first, then low and top bits of the same weights side by side."""
+    triples = [(16 * h + g, 16 * h + 8 + g, 32 + 8 * h + g) for h in range(2) for g in range(8)]
+    return (*range(48, 52), *(word for triple in triples for word in triple))
+
+
+BLOCKS: dict[str, BlockMap] = {
+    "Q4_0": BlockMap(2, 18, ((0, 2),)),
+    "Q4_1": BlockMap(0, 20),
+    "Q5_0": BlockMap(2, 22, ((0, 2),), top=2),
+    "Q5_1": BlockMap(0, 24, top=4),
+    "Q8_0": BlockMap(2, 34, ((0, 2),)),
+    "IQ4_NL": BlockMap(2, 18, ((0, 2),)),
+    "MXFP4": BlockMap(1, 17, ((0, 1),)),
+    "Q2_K": BlockMap(0, 84),
+    "Q3_K": BlockMap(0, 108, ((108, 2),), order=(24, 25, 26, *range(24))),
+    "Q4_K": BlockMap(0, 144),
+    "Q5_K": BlockMap(0, 176),
+    "Q6_K": BlockMap(0, 208, ((208, 2),), order=_six_bits()),
+    "IQ4_XS": BlockMap(0, 136),
+}
+
+
+@dataclass(frozen=True)
+class StripLayout:
+    """How rows of k weights of a scheme lie in strips."""
+
+    scheme: QuantScheme
+    block: int  # weights that share the scales: a whole row where the scheme has no blocks
+    words: int  # of a block
+    fields: tuple[int, ...]  # sizes of what a block has beside its words
+    blocks: int
+
+    @property
+    def group(self) -> int:
+        """Blocks whose fields together are whole lines."""
+        return max([LINE // (ROWS * size) for size in self.fields], default=1)
+
+    @property
+    def field_offsets(self) -> list[int]:
+        """Where in a group each field begins, and where the blocks do."""
+        return [self.group * ROWS * sum(self.fields[:i]) for i in range(len(self.fields) + 1)]
+
+    @property
+    def group_bytes(self) -> int:
+        return self.field_offsets[-1] + self.group * self.words * LINE
+
+    @property
+    def strip_bytes(self) -> int:
+        """The last group need not be full; its fields take their lines all the same."""
+        groups = -(-self.blocks // self.group)
+        missing = groups * self.group - self.blocks
+        return groups * self.group_bytes - missing * self.words * LINE
+
+
+@cache
+def strip_layout(scheme: QuantScheme, k: int) -> StripLayout | None:
+    """The layout for rows of k weights, or None where there is none."""
+    if scheme.name in BLOCKS:
+        found = BLOCKS[scheme.name]
+        block, words = scheme.block_size, (found.last - found.first) // 4
+        sizes = [size for _, size in found.fields]
+    else:
+        block = scheme.block or k
+        if scheme.ggml_type is not None or scheme.packed_dtype not in ("i8", "u8"):
+            return None
+        if not block or block % 16:
+            return None
+        words, sizes = scheme.row_bytes(block) // 4, [4, 1] if scheme.has_zero_point else [4]
+    return StripLayout(scheme, block, words, tuple(sizes), k // block)
+
+
+def strip_count(n: int, pair: bool = False) -> int:
+    """Strips of n output channels (of each weight of a pair)."""
+    return -(-n // ROWS) * (2 if pair else 1)
+
+
+def pack_strips(
+    scheme: QuantScheme, w: Array, scale: Array | None, zp: Array | None, pair: bool = False
+) -> Array:
+    """Rows [..., N, row] as strips [..., strips, bytes]; the weights of a pair come joined."""
+    layout = strip_layout(scheme, scheme.row_elements(w.shape[-1]))
+    assert layout is not None, f"{scheme} has no strips of rows of {w.shape[-1]} bytes"
+    parts = [_in_sixteens(p, pair) for p in (w, scale, zp) if p is not None]
+    blocks = [p.view(np.uint8).reshape(len(p), ROWS, layout.blocks, -1) for p in parts]
+    body, fields = _split(layout, blocks[0])
+    groups = np.zeros((len(body), -(-layout.blocks // layout.group), layout.group_bytes), np.uint8)
+    for place, source in zip(_places(layout, groups), [*fields, *blocks[1:], body], strict=True):
+        moved = source.swapaxes(1, 2)
+        if source is body:
+            moved = np.ascontiguousarray(body).view(np.uint32).transpose(0, 2, 3, 1)
+        for j in range(layout.group):
+            some = moved[:, j :: layout.group]
+            place[:, : some.shape[1], j] = some
+    strips = groups.reshape(len(body), -1)[:, : layout.strip_bytes]
+    return np.ascontiguousarray(strips).reshape(*w.shape[:-2], -1, layout.strip_bytes)
+
+
+def _places(layout: StripLayout, groups: Array) -> list[Array]:
+    """Views of groups [strip, group, bytes]: each field [.., block, row, bytes], then the words
+    [.., block, word, row]."""
+    found = []
+    for at, size in zip(layout.field_offsets, layout.fields, strict=False):
+        part = groups[..., at : at + layout.group * ROWS * size]
+        found.append(part.reshape(*groups.shape[:2], layout.group, ROWS, size))
+    words = groups[..., layout.field_offsets[-1] :].view(np.uint32)
+    found.append(words.reshape(*groups.shape[:2], layout.group, layout.words, ROWS))
+    return found
+
+
+def _in_sixteens(rows: Array, pair: bool) -> Array:
+    """[..., N, x] as [strips, 16, x], filled up with zeros."""
+    n, width = rows.shape[-2:]
+    halves = 2 if pair else 1
+    cut = rows.reshape(-1, halves, n // halves, width)
+    count = -(-cut.shape[2] // ROWS)
+    if not pair and cut.shape[2] == count * ROWS:
+        return np.ascontiguousarray(cut).reshape(-1, ROWS, width)
+    filled = np.zeros((len(cut), halves, count * ROWS, width), rows.dtype)
+    filled[:, :, : cut.shape[2]] = cut
+    strips = filled.reshape(len(cut), halves, count, ROWS, width).swapaxes(1, 2)
+    return np.ascontiguousarray(strips).reshape(-1, ROWS, width)
+
+
+def _split(layout: StripLayout, rows: Array) -> tuple[Array, list[Array]]:
+    """Blocks [..., bytes] as (bytes that are words, fields beside them)."""
+    if layout.scheme.ggml_type is None:
+        return (_nibbles_by_word(rows) if layout.scheme.packed_dtype == "u8" else rows), []
+    found = BLOCKS[layout.scheme.name]
+    fields = [rows[..., at : at + size] for at, size in found.fields]
+    if found.top is not None:
+        rows = rows.copy()
+        top = rows[..., found.top : found.top + 4]
+        top[...] = _spread(top)
+    body = rows[..., found.first : found.last]
+    if found.order is not None:
+        words = np.ascontiguousarray(body).view(np.uint32)
+        body = words.take(found.order, axis=-1).view(np.uint8)
+    return body, fields
+
+
+def _spread(top: Array) -> Array:
+    """A word whose bit k belongs to weight k, as one whose byte b has bit g for weight 4g + b."""
+    bits = np.unpackbits(top, axis=-1, bitorder="little")
+    turned = bits.reshape(*bits.shape[:-1], 8, 4).swapaxes(-1, -2)
+    return np.packbits(turned, axis=-1, bitorder="little")[..., 0]
+
+
+def _gather_bits(top: Array) -> Array:
+    """The inverse of `_spread`."""
+    bits = np.unpackbits(top, axis=-1, bitorder="little")
+    turned = bits.reshape(*bits.shape[:-1], 4, 8).swapaxes(-1, -2).reshape(bits.shape)
+    return np.packbits(turned, axis=-1, bitorder="little")
+
+
+def _nibbles_by_word(rows: Array) -> Array:
+    """Pairs of neighbours as words of eight weights: the first four below, the others above."""
+    both = np.stack([rows & 15, rows >> 4], axis=-1)
+    eight = both.reshape(*rows.shape[:-1], -1, 2, 4)
+    joined: Array = eight[..., 0, :] | eight[..., 1, :] << 4
+    return joined.reshape(rows.shape)
+
+
+def _nibbles_by_pair(rows: Array) -> Array:
+    """The inverse of `_nibbles_by_word`."""
+    words = rows.reshape(*rows.shape[:-1], -1, 4)
+    eight = np.concatenate([words & 15, words >> 4], axis=-1)
+    joined: Array = eight[..., ::2] | eight[..., 1::2] << 4
+    return joined.reshape(rows.shape)
+
+
+def unpack_strips(scheme: QuantScheme, packed: Array, n: int, k: int, pair: bool = False) -> Array:
+    """The weights f32 [..., N, K] in strips; for a pair [..., 2, N, K]."""
+    layout = strip_layout(scheme, k)
+    assert layout is not None
+    *outer, strips, width = packed.shape
+    count = -(-layout.blocks // layout.group)
+    full = np.zeros((packed.size // width, count * layout.group_bytes), np.uint8)
+    full[:, :width] = packed.reshape(-1, width)
+    *fields, words = _places(layout, full.reshape(-1, count, layout.group_bytes))
+    merged = [p.reshape(len(full), -1, *p.shape[3:])[:, : layout.blocks] for p in (*fields, words)]
+    body = np.ascontiguousarray(merged.pop().transpose(0, 3, 1, 2)).view(np.uint8)
+    rows = _decoded(layout, body, [np.ascontiguousarray(f.swapaxes(1, 2)) for f in merged])
+    halves = 2 if pair else 1
+    cut = rows.reshape(-1, strips // halves, halves, ROWS, k).swapaxes(1, 2)
+    cut = cut.reshape(*outer, halves, -1, k)[..., :n, :]
+    return cut if pair else cut[..., 0, :, :]
+
+
+def _decoded(layout: StripLayout, body: Array, fields: list[Array]) -> Array:
+    """Blocks [strip, 16, block, bytes] and their fields as f32 weights."""
+    scheme = layout.scheme
+    shape = body.shape[:2]
+    if scheme.ggml_type is None:
+        scale = fields[0].view(np.float32)[..., 0]
+        if scheme.packed_dtype == "u8":
+            return decode(scheme, _nibbles_by_pair(body).reshape(*shape, -1), scale, *_zp(fields))
+        signed = [z.view(np.int8) for z in _zp(fields)]
+        return decode(scheme, body.view(np.int8).reshape(*shape, -1), scale, *signed)
+    found = BLOCKS[scheme.name]
+    rows = np.zeros((*body.shape[:-1], scheme.bytes_per_block), np.uint8)
+    if found.order is not None:
+        words = np.empty_like(body).view(np.uint32)
+        words[..., list(found.order)] = body.view(np.uint32)
+        body = words.view(np.uint8)
+    rows[..., found.first : found.last] = body
+    for (at, size), field in zip(found.fields, fields, strict=True):
+        rows[..., at : at + size] = field
+    if found.top is not None:
+        top = rows[..., found.top : found.top + 4]
+        top[...] = _gather_bits(top)
+    return decode(scheme, rows.reshape(*shape, -1))
+
+
+def _zp(fields: list[Array]) -> list[Array]:
+    return [f[..., 0] for f in fields[1:]]
+
+
+STRIP_TYPES = tuple(GGUF_SCHEMES[name] for name in BLOCKS)

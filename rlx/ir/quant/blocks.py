@@ -1,0 +1,154 @@
+"""A GGUF block as a NumPy record, and the loop that decodes rows of them.
+
+A family declares each layout once, with the functions that read and write it:
+
+    @decoder("Q8_0", ("d", "<f2"), ("qs", "i1", 32))
+    def q8_0(b, out):
+        fill(out, b["qs"], f32(b["d"]))
+
+`b` is an array of records, `out` the f32 values [blocks, block_size] to fill. Products of f16
+scales and short integers fit f32, so a weight is rounded at most once, by its last operation: any
+order of the products, and a fused multiply-add, gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import NumericsError, OptionError
+
+if TYPE_CHECKING:
+    from rlx.ir.quant.scheme import QuantScheme
+
+Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+Decoder = Callable[[Array, F32], None]
+Encoder = Callable[[F32, Array], None]
+
+LAYOUTS: dict[str, np.dtype[Any]] = {}
+DECODERS: dict[str, Decoder] = {}
+ENCODERS: dict[str, Encoder] = {}
+
+# Temporaries of this many weights stay in a core's own cache.
+_CHUNK = 1 << 16
+
+
+def decoder(name: str, *layout: Any) -> Callable[[Decoder], Decoder]:
+    """Registers the record layout of a scheme and the function that decodes it."""
+
+    def register(function: Decoder) -> Decoder:
+        LAYOUTS[name] = np.dtype(list(layout))
+        DECODERS[name] = function
+        return function
+
+    return register
+
+
+def encoder(name: str) -> Callable[[Encoder], Encoder]:
+    def register(function: Encoder) -> Encoder:
+        ENCODERS[name] = function
+        return function
+
+    return register
+
+
+def decode_rows(scheme: QuantScheme, packed: Array, k: int) -> F32:
+    records = np.ascontiguousarray(packed).reshape(-1).view(LAYOUTS[scheme.name])
+    out = np.empty((len(records), scheme.block_size), np.float32)
+    step = _CHUNK // scheme.block_size
+    # Damaged or unusual scales (inf, NaN) decode to what the arithmetic gives, without noise.
+    with np.errstate(invalid="ignore", over="ignore"):
+        for i in range(0, len(records), step):
+            DECODERS[scheme.name](records[i : i + step], out[i : i + step])
+    return out.reshape(*packed.shape[:-1], k)
+
+
+def encode_rows(scheme: QuantScheme, values: F32) -> Array:
+    if scheme.name not in ENCODERS:
+        raise OptionError(
+            f"no encoder for {scheme}",
+            where="quant",
+            got=scheme.name,
+            expected=", ".join(sorted(ENCODERS)) + ", int8, int4 or fp8",
+        )
+    if scheme.block_size > 1:
+        require_finite(scheme, values)
+    blocks = values.reshape(-1, scheme.block_size)
+    records = np.zeros(len(blocks), LAYOUTS[scheme.name])
+    if len(blocks):
+        # scales are checked below
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            ENCODERS[scheme.name](blocks, records)
+    _require_scales(scheme, records)
+    return records.view(np.uint8).reshape(*values.shape[:-1], scheme.row_bytes(values.shape[-1]))
+
+
+def require_finite(scheme: QuantScheme, values: F32) -> None:
+    if not np.isfinite(values).all():
+        raise NumericsError(
+            f"{scheme} cannot hold inf or NaN",
+            where="quant",
+            got=f"{int((~np.isfinite(values)).sum())} such weights of {values.size}",
+            expected="finite weights",
+        )
+
+
+def _require_scales(scheme: QuantScheme, records: Array) -> None:
+    for field in ("d", "m", "dmin"):
+        if field in (records.dtype.names or ()) and np.isinf(records[field]).any():
+            raise NumericsError(
+                f"a block scale of {scheme} does not fit f16",
+                where="quant",
+                expected="scales of at most 65504",
+                hint="scale the weights down",
+            )
+
+
+def f32(field: Array) -> F32:
+    """A per-block field as a column of f32."""
+    return field.astype(np.float32)[:, None]
+
+
+def fill(out: F32, q: Array, scale: Array, minimum: Array | None = None) -> None:
+    """out = q * scale - minimum, where each scale and minimum holds for a run of weights.
+
+    Spelled out in whole-array steps: broadcasting over runs of 16 costs twice as much.
+    """
+    run = out.size // scale.size
+    np.copyto(out, q.reshape(out.shape))
+    out *= np.repeat(scale.reshape(-1), run).reshape(out.shape)
+    if minimum is not None:
+        out -= np.repeat(minimum.reshape(-1), run).reshape(out.shape)
+
+
+def planes(source: Array, bits: int, at: int = 0) -> npt.NDArray[np.uint8]:
+    """Bit fields of bytes [..., w], lowest bits first, moved up by `at`: [..., 8 / bits, w].
+
+    GGUF stores the first w weights in the lowest bits of w bytes, the next w above them. Eight
+    bytes are handled as one word; the mask drops what crosses from byte to byte.
+    """
+    word = np.dtype(np.uint64 if source.shape[-1] % 8 == 0 else np.uint8)
+    words: Array = np.ascontiguousarray(source).view(word)
+    found: Array = words[..., None, :] >> np.arange(0, 8, bits, dtype=word)[:, None]
+    found &= word.type((256**word.itemsize - 1) // 255 * ((1 << bits) - 1))
+    if at:
+        found <<= word.type(at)
+    return found.view(np.uint8)
+
+
+def fields(source: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """Bit fields of bytes [n, w] in order of the bytes: [n, w * 8 / bits]."""
+    found = np.empty((*source.shape, 8 // bits), np.uint8)
+    for i in range(8 // bits):
+        np.right_shift(source, np.uint8(i * bits), out=found[..., i])
+    found &= np.uint8((1 << bits) - 1)
+    return found.reshape(len(source), -1)
+
+
+def bits_of(source: Array) -> npt.NDArray[np.uint8]:
+    """The bits of bytes [n, w], lowest first: [n, 8 * w]."""
+    return np.unpackbits(source, axis=-1, bitorder="little")

@@ -1,0 +1,10 @@
+"""NumPy codecs of packed weights, one file per family of block layouts.
+
+Importing a family enters its layouts into the tables of `blocks`.
+"""
+
+from __future__ import annotations
+
+from rlx.ir.quant import blocks, iq, kquants, legacy, plain
+
+__all__ = ["blocks", "iq", "kquants", "legacy", "plain"]

@@ -1,0 +1,242 @@
+"""Memory: addresses, loads and stores (plain, masked, gathered), atomics, the stack."""
+
+from __future__ import annotations
+
+from rlx.errors import CodegenError
+from rlx.llvm.builder.core import Value, mismatch, unsuited
+from rlx.llvm.builder.types import Number, Type, f32, i1, i8, i32, i64, ptr, vec, void
+from rlx.llvm.builder.vector import VectorOps
+
+_POWERS = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
+
+
+class MemoryOps(VectorOps):
+    """What a function can do with pointers. Offsets are bytes unless a scale says otherwise."""
+
+    def gep(self, base: Value, index: Value | int, scale: int | Type = 1) -> Value:
+        """base + index * scale; a Type as scale means its size."""
+        if not base.type.is_ptr:
+            unsuited("gep", base.type)
+        size = scale if isinstance(scale, int) else scale.bytes
+        if isinstance(index, int) or index.const is not None:
+            offset = size * (index if isinstance(index, int) else index.const or 0)
+            if offset == 0:
+                return base
+            return self.instr(f"getelementptr i8, ptr {base.name}, i64 {offset}", ptr)
+        if not index.type.is_int:
+            mismatch("gep", index.type, i64)
+        element = _POWERS.get(size) or f"[{size} x i8]"
+        text = f"getelementptr {element}, ptr {base.name}, {index.type.name} {index.name}"
+        return self.instr(text, vec(index.type.lanes, ptr))
+
+    def load(
+        self,
+        base: Value,
+        type_: Type,
+        offset: Value | int = 0,
+        align: int = 0,
+        nontemporal: bool = False,
+    ) -> Value:
+        """The value at base + offset bytes; aligned to its element unless told otherwise."""
+        address = self.gep(base, offset)
+        tail = f", align {align or self._align(type_)}{self._hint(nontemporal)}"
+        return self.instr(f"load {type_.name}, ptr {address.name}{tail}", type_)
+
+    def store(
+        self,
+        value: Value,
+        base: Value,
+        offset: Value | int = 0,
+        align: int = 0,
+        nontemporal: bool = False,
+    ) -> None:
+        address = self.gep(base, offset)
+        tail = f", align {align or self._align(value.type)}{self._hint(nontemporal)}"
+        self.effect(f"store {value.type.name} {value.name}, ptr {address.name}{tail}")
+
+    def _align(self, type_: Type) -> int:
+        if type_ is void or (type_.scalar is i1 and type_.lanes > 1):
+            raise CodegenError("masks have no place in memory", where="load/store", got=type_.name)
+        return max(type_.scalar.bits // 8, 1)
+
+    def _hint(self, nontemporal: bool) -> str:
+        if not nontemporal:
+            return ""
+        self.module.metadata["!0"] = "!0 = !{i32 1}"
+        return ", !nontemporal !0"
+
+    def broadcast_load(
+        self, base: Value, type_: Type, lanes: int, offset: Value | int = 0
+    ) -> Value:
+        """One element of memory in every lane."""
+        return self.splat(self.load(base, type_, offset), lanes)
+
+    def masked_load(
+        self,
+        base: Value,
+        type_: Type,
+        mask: Value,
+        other: Value | Number = 0,
+        offset: Value | int = 0,
+        align: int = 0,
+    ) -> Value:
+        """Lanes of the mask from memory, `other` elsewhere; memory outside is not touched."""
+        rest = self.const(other, type_)
+        if mask.type is not type_.mask:
+            mismatch("masked_load", mask.type, type_.mask)
+        return self.intrinsic(
+            f"llvm.masked.load.{type_.suffix}.p0",
+            type_,
+            self.gep(base, offset),
+            self.i32(align or self._align(type_)),
+            mask,
+            rest,
+        )
+
+    def masked_store(
+        self,
+        value: Value,
+        base: Value,
+        mask: Value,
+        offset: Value | int = 0,
+        align: int = 0,
+    ) -> None:
+        if mask.type is not value.type.mask:
+            mismatch("masked_store", mask.type, value.type.mask)
+        self.intrinsic(
+            f"llvm.masked.store.{value.type.suffix}.p0",
+            void,
+            value,
+            self.gep(base, offset),
+            self.i32(align or self._align(value.type)),
+            mask,
+        )
+
+    def gather(self, base: Value, index: Value, type_: Type, mask: Value | None = None) -> Value:
+        """type_'s elements at base + index * element size, for each lane of the mask."""
+        where = self._addresses("gather", base, index, type_, mask)
+        keep = self.const(1, type_.mask) if mask is None else mask
+        return self.intrinsic(
+            f"llvm.masked.gather.{type_.suffix}.{where.type.suffix}",
+            type_,
+            where,
+            self.i32(self._align(type_)),
+            keep,
+            self.const(0, type_),
+        )
+
+    def scatter(self, value: Value, base: Value, index: Value, mask: Value | None = None) -> None:
+        """Lanes stored at base + index * element size; of equal indices the last lane wins."""
+        type_ = value.type
+        where = self._addresses("scatter", base, index, type_, mask)
+        self.intrinsic(
+            f"llvm.masked.scatter.{type_.suffix}.{where.type.suffix}",
+            void,
+            value,
+            where,
+            self.i32(self._align(type_)),
+            self.const(1, type_.mask) if mask is None else mask,
+        )
+
+    def _addresses(
+        self, op: str, base: Value, index: Value, type_: Type, mask: Value | None
+    ) -> Value:
+        if index.type.lanes != type_.lanes:
+            mismatch(op, index.type, type_)
+        if mask is not None and mask.type is not type_.mask:
+            mismatch(op, mask.type, type_.mask)
+        return self.gep(base, index, type_.scalar)
+
+    def alloca(self, size: int, align: int = 64) -> Value:
+        """Bytes on the stack, for the whole call wherever this is said."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self.allocas.append(f"  {name} = alloca [{size} x i8], align {align}")
+        return Value(name, ptr, self)  # type: ignore[arg-type]
+
+    def prefetch(
+        self, base: Value, offset: Value | int = 0, locality: int = 3, writes: bool = False
+    ) -> None:
+        """Ask for a cache line, to be read or written; locality 3 keeps it in every cache, 0 in
+        none."""
+        address = self.gep(base, offset)
+        one, near = self.i32(1), self.i32(locality)
+        self.intrinsic("llvm.prefetch.p0", void, address, self.i32(int(writes)), near, one)
+
+    def copy(self, dst: Value, src: Value, size: int) -> None:
+        """`size` bytes, known now, in straight code: no call of memcpy is made."""
+        done, width = 0, self.module.target.vector_bits // 8
+        while done < size:
+            while width > size - done:
+                width //= 2
+            piece = self.load(src, vec(width, i8), done)
+            self.store(piece, dst, done)
+            done += width
+
+    def atomic_load(
+        self, base: Value, type_: Type, offset: int = 0, order: str = "acquire"
+    ) -> Value:
+        address = self.gep(base, offset)
+        return self.instr(
+            f"load atomic {type_.name}, ptr {address.name} {order}, align {type_.bytes}", type_
+        )
+
+    def atomic_store(
+        self, value: Value, base: Value, offset: int = 0, order: str = "release"
+    ) -> None:
+        address, type_ = self.gep(base, offset), value.type
+        self.effect(
+            f"store atomic {type_.name} {value.name}, ptr {address.name} {order}, "
+            f"align {type_.bytes}"
+        )
+
+    def atomic_rmw(
+        self, op: str, base: Value, value: Value, offset: int = 0, order: str = "acq_rel"
+    ) -> Value:
+        """Read, combine (add, sub, and, or, xchg, max, fadd, ...), write; gives the old value."""
+        address, type_ = self.gep(base, offset), value.type
+        return self.instr(
+            f"atomicrmw {op} ptr {address.name}, {type_.name} {value.name} {order}", type_
+        )
+
+    def compare_exchange(
+        self, base: Value, expected: Value, desired: Value, offset: int = 0
+    ) -> tuple[Value, Value]:
+        """(old value, i1: was it replaced)."""
+        if expected.type is not desired.type:
+            mismatch("compare_exchange", expected.type, desired.type)
+        address, type_ = self.gep(base, offset), expected.type
+        pair = Type(f"{{ {type_.name}, i1 }}", "", 0, "")
+        result = self.instr(
+            f"cmpxchg ptr {address.name}, {type_.name} {expected.name}, "
+            f"{type_.name} {desired.name} seq_cst seq_cst",
+            pair,
+        )
+        old = self.instr(f"extractvalue {pair.name} {result.name}, 0", type_)
+        return old, self.instr(f"extractvalue {pair.name} {result.name}, 1", i1)
+
+    def fence(self, order: str = "seq_cst") -> None:
+        self.effect(f"fence {order}")
+
+    def word(self, words: Value, index: int, type_: Type = ptr) -> Value:
+        """Operand `index` of a kernel: a pointer, or an i64 (any other type is read from it)."""
+        if type_ is ptr or type_ is i64 or type_.bits == 64:
+            return self.load(words, type_, 8 * index)
+        raw = self.load(words, i64, 8 * index)
+        narrow = self.instr(f"trunc i64 {raw.name} to i32", i32)
+        if type_ is i32:
+            return narrow
+        if type_ is f32:
+            return self.bitcast(narrow, f32)
+        raise CodegenError("a word holds 64-bit values, i32 or f32", where="word", got=type_.name)
+
+    def bitcast(self, value: Value, type_: Type) -> Value:
+        """The same bits as another type of the same size."""
+        if value.type is type_:
+            return value
+        if value.type.bits * value.type.lanes != type_.bits * type_.lanes:
+            mismatch("bitcast", value.type, type_)
+        op = "bitcast"
+        if value.type.is_ptr != type_.is_ptr:
+            op = "ptrtoint" if value.type.is_ptr else "inttoptr"
+        return self.instr(f"{op} {value.type.name} {value.name} to {type_.name}", type_)

@@ -1,0 +1,87 @@
+"""Compiled objects on disk, shared by all processes of one user.
+
+A file that others could have written is refused, one that is damaged is compiled again: machine
+code is run, so it is trusted only if this user wrote it and its digest agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+
+from rlx.settings import setting
+from rlx.support.trusted_files import own_directory, read_own, write_whole
+
+_MAGIC = b"RLXK\x01\x00\x00\x00"
+_refused: set[Path] = set()
+
+
+def default_directory(kind: str = "kernels") -> Path | None:
+    """RLX_CACHE_DIR, else a folder in the user's cache; None when RLX_CACHE=0."""
+    if setting("RLX_CACHE") == "0":
+        return None
+    named = setting("RLX_CACHE_DIR")
+    if named:
+        return Path(named) / kind
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "rlx" / kind
+
+
+class DiskCache:
+    """One directory of objects, named by content key."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @staticmethod
+    def open(root: Path | None = None) -> DiskCache | None:
+        """The cache at `root` (or the default place), or None if it is off or cannot be trusted."""
+        chosen = default_directory() if root is None or setting("RLX_CACHE") == "0" else root
+        if chosen is None or chosen in _refused:
+            return None
+        try:
+            own_directory(chosen)
+        except OSError as error:
+            _refused.add(chosen)
+            warnings.warn(f"[cache] not used: {chosen}: {error}", RuntimeWarning, stacklevel=3)
+            return None
+        return DiskCache(chosen)
+
+    def path(self, key: str) -> Path:
+        return self.root / key[:2] / f"{key}.rlxk"
+
+    def load(self, key: str) -> bytes | None:
+        """The object stored under the key; None if there is none that can be used."""
+        try:
+            data = read_own(self.path(key))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(key, str(error))
+            return None
+        digest, payload = data[8:40], data[40:]
+        if data[:8] != _MAGIC or digest != _digest(key, payload):
+            self._warn(key, "damaged")
+            return None
+        return payload
+
+    def store(self, key: str, payload: bytes) -> None:
+        """Write the object so that others see all of it or nothing. Failing is no error."""
+        path = self.path(key)
+        data = _MAGIC + _digest(key, payload) + payload
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            # a file that a power cut damages is compiled again: not worth waiting for the disk
+            write_whole(path, data, safe=False)
+        except OSError as error:
+            warnings.warn(f"[cache] not written: {path}: {error}", RuntimeWarning, stacklevel=4)
+
+    def _warn(self, key: str, why: str) -> None:
+        text = f"[cache] {self.path(key)} is compiled again: {why}"
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+
+def _digest(key: str, payload: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + payload).digest()

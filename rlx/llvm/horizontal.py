@@ -1,0 +1,52 @@
+"""Many horizontal sums (or maxima) at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import add
+
+from rlx.llvm.builder import Function, Value
+
+Join = Callable[[Value, Value], Value]
+
+
+def fold(f: Function, vectors: Sequence[Value], size: int, join: Join = add) -> list[Value]:
+    """The sum of all lanes of each vector, `size` of them together in a value.
+
+    Two vectors are folded into one at each step, so n sums cost n - 1 additions, not n log n.
+    """
+    lanes = vectors[0].type.lanes
+    count = 1 << (len(vectors) - 1).bit_length()
+    now = [*vectors, *[vectors[-1]] * (count - len(vectors))]
+    segment = lanes
+    while segment > 1:
+        if len(now) > 1:
+            now = [_pair(f, a, b, segment, join) for a, b in zip(now[::2], now[1::2], strict=True)]
+        else:
+            now = [_halve(f, now[0], segment, join)]
+        segment //= 2
+    return _cut(f, now, size)[: len(vectors) // size]
+
+
+def _pair(f: Function, a: Value, b: Value, segment: int, join: Join) -> Value:
+    """Each segment of a, then each of b, folded to half its length."""
+    low = [s + i for s in range(0, 2 * a.type.lanes, segment) for i in range(segment // 2)]
+    return join(f.shuffle(a, b, low), f.shuffle(a, b, [i + segment // 2 for i in low]))
+
+
+def _halve(f: Function, a: Value, segment: int, join: Join) -> Value:
+    low = [s + i for s in range(0, a.type.lanes, segment) for i in range(segment // 2)]
+    if len(low) == 1:
+        return join(f.extract(a, 0), f.extract(a, 1))
+    return join(f.shuffle(a, None, low), f.shuffle(a, None, [i + segment // 2 for i in low]))
+
+
+def _cut(f: Function, sums: Sequence[Value], size: int) -> list[Value]:
+    """The sums that lie behind each other in the values, `size` by `size`."""
+    lanes = sums[0].type.lanes
+    if lanes >= size:
+        return [f.slice(v, i, size) for v in sums for i in range(0, lanes, size)]
+    joined = list(sums)
+    while joined[0].type.lanes < size:
+        joined = [f.concat(a, b) for a, b in zip(joined[::2], joined[1::2], strict=True)]
+    return joined

@@ -1,0 +1,201 @@
+"""From IR text to functions: each distinct unit is compiled once, in memory and on disk.
+
+    unit = Unit(module.text(), target)
+    kernel = compile_unit(unit)                  # memory, then disk, then LLVM
+    kernel.address("kernel")                     # for a program's step table
+    kernel.function("kernel", None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)(...)
+    kernel.object                                # bytes, for artifacts
+
+`counters` says how often LLVM ran and how often it did not have to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import CodegenError, OptionError
+from rlx.llvm.disk_cache import DiskCache
+from rlx.llvm.image import Image
+from rlx.llvm.target import Target
+from rlx.records import dataclass
+
+OPTIMIZERS = ("none", "combine", "O2")
+_FORMAT = "rlx-kernel-1"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One module to compile, with everything that can change the code it becomes.
+
+    `opt`: "none" (the text as it is), "combine" (peephole only) or "O2"; `level`: LLVM's effort in
+    code generation, 0 to 3.
+    """
+
+    text: str
+    target: Target
+    opt: str = "none"
+    level: int = 2
+
+    def __post_init__(self) -> None:
+        if self.opt not in OPTIMIZERS:
+            raise OptionError("unknown optimiser", where="jit", got=self.opt, expected=OPTIMIZERS)
+        if self.level not in range(4):
+            raise OptionError("unknown level", where="jit", got=self.level, expected="0 to 3")
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 over all of it and the compiler's version; parts are tagged by their length."""
+        digest = hashlib.sha256()
+        parts = (_FORMAT, self.text, self.target.key, self.opt, str(self.level), compiler_version())
+        for part in parts:
+            data = part.encode()
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+        return digest.hexdigest()
+
+    def compile(self) -> bytes:
+        """Run LLVM now, whatever is cached."""
+        from rlx.llvm import emit_object
+
+        return emit_object.make_object(self.text, self.target, self.opt, self.level)
+
+    def assembly(self) -> str:
+        """Assembly text of the unit, for debugging."""
+        from rlx.llvm import emit_object
+
+        return emit_object.make_assembly(self.text, self.target, self.opt, self.level)
+
+
+@dataclass
+class Counters:
+    """What compiling has cost this process. `seconds` is the time spent inside LLVM."""
+
+    compilations: int = 0
+    memory_hits: int = 0
+    disk_hits: int = 0
+    seconds: float = 0.0
+
+    def reset(self) -> None:
+        for item in fields(self):
+            setattr(self, item.name, item.default)
+
+
+class Kernel:
+    """Object code, and its functions once something asks for them."""
+
+    def __init__(self, key: str, data: bytes) -> None:
+        self.key, self.object = key, data
+
+    @cached_property
+    def image(self) -> Image:
+        return Image(self.object, f"kernel {self.key[:12]}")
+
+    def address(self, name: str = "kernel") -> int:
+        """Where a function begins; valid while this kernel lives."""
+        return self.image.address(name)
+
+    def function(self, name: str, result: Any, *params: Any) -> Callable[..., Any]:
+        """A callable made by ctypes; it keeps the code alive and releases the GIL."""
+        made = ctypes.CFUNCTYPE(result, *params)(self.address(name))
+        made.kernel = self  # type: ignore[attr-defined]
+        return made
+
+
+counters = Counters()
+_kernels: dict[str, Kernel] = {}
+_lock = threading.RLock()
+
+
+def compile_unit(unit: Unit, cache_dir: Path | None = None) -> Kernel:
+    """The unit's kernel, compiled if neither memory nor disk has it."""
+    return compile_many([unit], cache_dir)[0]
+
+
+def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[Kernel]:
+    """Kernels of all units, in order; large batches are spread over helper processes."""
+    known = [_kernels.get(unit.key) for unit in units]
+    if None not in known:  # without the lock: another thread may be compiling for long
+        counters.memory_hits += len(units)
+        return [kernel for kernel in known if kernel is not None]
+    with _lock:
+        disk = DiskCache.open(cache_dir)
+        missing: dict[str, Unit] = {}
+        for unit in units:
+            if unit.key in missing or _find(unit, disk):
+                continue
+            missing[unit.key] = unit
+        if missing:
+            from rlx.llvm import parallel_compile  # processes are nothing that an artifact needs
+
+            start = time.perf_counter()
+            objects = parallel_compile.compile_all(list(missing.values()))
+            counters.seconds += time.perf_counter() - start
+            counters.compilations += len(missing)
+            for key, data in zip(missing, objects, strict=True):
+                _kernels[key] = Kernel(key, data)
+                if disk:
+                    disk.store(key, data)
+        return [_kernels[unit.key] for unit in units]
+
+
+def _find(unit: Unit, disk: DiskCache | None) -> bool:
+    if unit.key in _kernels:
+        counters.memory_hits += 1
+        return True
+    data = disk.load(unit.key) if disk else None
+    if data is None:
+        return False
+    counters.disk_hits += 1
+    _kernels[unit.key] = Kernel(unit.key, data)
+    return True
+
+
+def adopt(key: str, data: bytes) -> Kernel:
+    """Kernel of an object that came with an artifact; the same key is loaded once."""
+    with _lock:
+        return _kernels.setdefault(key, Kernel(key, data))
+
+
+def _after_fork() -> None:
+    """In a child process the lock may be held by a thread that does not exist there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def forget() -> None:
+    """Empty the memory cache. Kernels that someone still holds stay usable."""
+    with _lock:
+        _kernels.clear()
+
+
+def has_compiler() -> bool:
+    """Whether code can be made here at all; what is stored runs in any case."""
+    return importlib.util.find_spec("llvmlite") is not None
+
+
+@cache
+def compiler_version() -> str:
+    """Identity of the LLVM in use, found without importing it."""
+    spec = importlib.util.find_spec("llvmlite")
+    if spec is None or spec.origin is None:
+        raise CodegenError("llvmlite is not installed", where="jit", hint="pip install llvmlite")
+    version = Path(os.path.dirname(spec.origin)) / "_version.py"
+    if version.exists():
+        return hashlib.sha256(version.read_bytes()).hexdigest()[:16]
+    from importlib.metadata import version as installed
+
+    return installed("llvmlite")

@@ -1,0 +1,105 @@
+"""Functions of real numbers, as vector code: no library is called.
+
+Each takes and gives a Value of f32 or f64 with any number of lanes, handles denormals, infinities
+and NaN, and states its largest error in its docstring (ulp: distance of two neighbouring floats).
+The bounds hold on every target; `tests/kernels/test_math.py` measures them.
+"""
+
+from collections.abc import Callable
+
+from rlx.llvm.builder import Value
+from rlx.llvm.math.erf import erf, erfc
+from rlx.llvm.math.exponential import (
+    exp,
+    exp2,
+    exp_down,
+    expm1,
+    gelu_tanh,
+    sigmoid,
+    silu,
+    softplus,
+    tanh,
+)
+from rlx.llvm.math.gelu import gelu
+from rlx.llvm.math.logarithm import log, log1p
+from rlx.llvm.math.power import pow
+from rlx.llvm.math.rounding import ceil, floor, floor_div, fmod, mod, round_even, trunc
+from rlx.llvm.math.trig import atan, atan2, cos, sin, tan
+
+
+def sqrt(x: Value) -> Value:
+    """Square root, correctly rounded."""
+    return x.fn.sqrt(x)
+
+
+def rsqrt(x: Value) -> Value:
+    """1 / √x. Error below 1.5 ulp."""
+    return 1.0 / x.fn.sqrt(x)
+
+
+def reciprocal(x: Value) -> Value:
+    """1 / x, correctly rounded."""
+    return 1.0 / x
+
+
+UNARY: dict[str, Callable[[Value], Value]] = {
+    "exp": exp,
+    "exp2": exp2,
+    "expm1": expm1,
+    "log": log,
+    "log1p": log1p,
+    "sqrt": sqrt,
+    "rsqrt": rsqrt,
+    "reciprocal": reciprocal,
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+    "atan": atan,
+    "tanh": tanh,
+    "erf": erf,
+    "erfc": erfc,
+    "sigmoid": sigmoid,
+    "silu": silu,
+    "softplus": softplus,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "floor": floor,
+    "ceil": ceil,
+    "trunc": trunc,
+    "round": round_even,
+}
+"""Functions of one number, by name."""
+
+__all__ = [
+    "UNARY",
+    "atan",
+    "atan2",
+    "ceil",
+    "cos",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "exp_down",
+    "expm1",
+    "floor",
+    "floor_div",
+    "fmod",
+    "gelu",
+    "gelu_tanh",
+    "log",
+    "log1p",
+    "mod",
+    "pow",
+    "reciprocal",
+    "round_even",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sin",
+    "softplus",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]

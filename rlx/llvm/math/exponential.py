@@ -1,0 +1,153 @@
+"""exp, exp2, expm1 and what is made of them: tanh, sigmoid, silu, softplus."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from rlx.llvm.builder import Value, i8, i16, i32
+from rlx.llvm.math.logarithm import log1p
+from rlx.llvm.math.lookup import SIZE, has_lookup, lookup
+from rlx.llvm.math.real import F32, Real, polynomial, power_of_two, real
+
+
+def _sixteenth(k: int) -> float:
+    """2^(k / 16) as a float whose bits lack k of the 16 steps to the next exponent."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", 2 ** (k / SIZE)))
+    (found,) = struct.unpack("<f", struct.pack("<i", bits - (k << 19)))
+    return float(found)
+
+
+_SIXTEENTHS = tuple(_sixteenth(k) for k in range(SIZE))
+_EXP_TINY = (0.5000161863604956, 0.16667057664698406)  # (e^r - 1 - r) / r² for |r| <= ln 2 / 32
+
+
+def exp(x: Value) -> Value:
+    """e^x. Error below 1.2 ulp, denormal results included."""
+    f, k = x.fn, real(x, "exp")
+    count, whole, r = _reduce(_clamped(x, k.exp_low, k.exp_high), k)
+    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k)
+
+
+def exp_down(x: Value) -> Value:
+    """e^x for x <= 0, what a softmax wants. Error below 1.2 ulp, and |x| / 21 more where a table is
+    looked up (f32 on AVX-512); where the result is denormal, what is given is no normal number
+    either."""
+    f, k = x.fn, real(x, "exp")
+    if has_lookup(x):
+        return _exp_by_table(x)
+    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)
+    count, _, r = _reduce(x, k)
+    return (f.fma(r * r, polynomial(r, k.exp), r) + 1.0) * power_of_two(count, k)
+
+
+def _exp_by_table(x: Value) -> Value:
+    """exp_down in f32 as 2^(n / 16) e^r, |r| <= ln 2 / 32: the fraction of the power comes from a
+    table, and its whole part is added to the exponent of what was found there."""
+    f, k = x.fn, F32
+    x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)  # there the power's bits are all 0
+    with f.exact():
+        shifted = f.fma(x, f.const(16 / math.log(2), x.type), k.magic)
+        whole = shifted - k.magic
+        # ln 2 as one f32 is off by 2.75e-9 of itself only: four ulp for x = -87, one for x = -20
+        r = f.fma(whole, f.const(-math.log(2) / 16, x.type), x)
+    n = shifted.bits()
+    power = (lookup(_SIXTEENTHS, n).bits() + (n << 19)).bits(x.type)
+    p = f.fma(r * r, polynomial(r, _EXP_TINY), r)  # e^r - 1
+    return f.fma(power, p, power)
+
+
+def exp2(x: Value) -> Value:
+    """2^x. Error below 1.2 ulp."""
+    f, k = x.fn, real(x, "exp2")
+    x = _clamped(x, k.exp_low / math.log(2), k.bias + 1.5)
+    with f.exact():
+        shifted = x + k.magic
+        whole = shifted - k.magic
+        r = (x - whole) * math.log(2)
+    count = shifted.bits() - f.const(k.magic, x.type).bits()
+    return _scaled(f.fma(r * r, polynomial(r, k.exp), r) + 1.0, count, whole, k)
+
+
+def expm1(x: Value) -> Value:
+    """e^x - 1, accurate near 0. Error below 2.2 ulp."""
+    f, k = x.fn, real(x, "expm1")
+    x = _clamped(x, k.expm1_low, k.exp_high)
+    count, whole, r = _reduce(x, k)
+    p = f.fma(r * r, polynomial(r, k.exp), r)  # e^r - 1
+    # e^x - 1 = 2^n ((e^r - 1) + (1 - 2^-n)); beyond the mantissa 2^-n may as well be 0.
+    inverse = (f.max(k.bias - count, 0) << k.mantissa).bits(x.type)
+    return _scaled(p + (1.0 - inverse), count, whole, k)
+
+
+def tanh(x: Value) -> Value:
+    """Hyperbolic tangent. Error below 3 ulp."""
+    f = x.fn
+    e = expm1(f.abs(x) * -2.0)
+    return f.copysign(-e / (e + 2.0), x)
+
+
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + e^-x). Error below 2.5 ulp, also where the result is tiny."""
+    f = x.fn
+    e = exp(-f.abs(x))
+    return f.select(x < 0.0, e, 1.0) / (e + 1.0)
+
+
+def silu(x: Value) -> Value:
+    """x · sigmoid(x). Error below 3 ulp, or |x| times the smallest denormal."""
+    return x * sigmoid(x)
+
+
+def softplus(x: Value) -> Value:
+    """ln(1 + e^x). Error below 2.5 ulp."""
+    f = x.fn
+    return f.max(x, 0.0) + log1p(exp(-f.abs(x)))
+
+
+def gelu_tanh(x: Value) -> Value:
+    """x · (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2. Error below 25 ulp for x > -4; below, where
+    the result vanishes, up to 250 ulp (f64: 2000)."""
+    f = x.fn
+    inner = x * f.fma(x * x, f.const(0.044715, x.type), 1.0)
+    return x * sigmoid(inner * (2 * math.sqrt(2 / math.pi)))
+
+
+def _clamped(x: Value, low: float, high: float) -> Value:
+    """x within the bounds; NaN stays."""
+    f = x.fn
+    x = f.max_fast(f.const(low, x.type), x)
+    return f.min_fast(f.const(high, x.type), x)
+
+
+def _reduce(x: Value, k: Real) -> tuple[Value, Value, Value]:
+    """(n as an integer, n as a float, x - n ln 2) with |x - n ln 2| <= ln 2 / 2."""
+    f = x.fn
+    with f.exact():
+        shifted = f.fma(x, f.const(1 / math.log(2), x.type), k.magic)
+        whole = shifted - k.magic
+        r = f.fma(whole, f.const(-k.ln2[0], x.type), x)
+        r = f.fma(whole, f.const(-k.ln2[1], x.type), r)
+    return shifted.bits() - f.const(k.magic, x.type).bits(), whole, r
+
+
+def _scales_natively(x: Value) -> bool:
+    return x.fn.target.avx512 and x.type.lanes * x.type.bits in (128, 256, 512)
+
+
+def _scaled(p: Value, count: Value, whole: Value, k: Real) -> Value:
+    """p · 2^count, also where that is denormal or infinite."""
+    if _scales_natively(p):
+        return _scalef(p, whole)
+    half = count.ashr(1)
+    return p * power_of_two(half, k) * power_of_two(count - half, k)
+
+
+def _scalef(p: Value, whole: Value) -> Value:
+    """AVX-512 scales by a power of two in one instruction, with every special case right."""
+    f, size = p.fn, p.type.lanes * p.type.bits
+    letter = "s" if p.type.bits == 32 else "d"
+    args = [p, whole, p, f.const(-1, i16 if p.type.lanes == 16 else i8)]
+    if size == 512:
+        args.append(f.const(4, i32))  # round as usual
+    return f.intrinsic(f"llvm.x86.avx512.mask.scalef.p{letter}.{size}", p.type, *args)

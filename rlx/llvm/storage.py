@@ -1,0 +1,102 @@
+"""How element types lie in memory, and the types they are computed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.errors import CodegenError
+from rlx.ir.dtype import DType
+from rlx.llvm.builder import Function, Type, Value, bf16, f16, f32, f64, fp8, i8, i16, i32, i64, vec
+
+_MEMORY: dict[str, Type] = {
+    "f64": f64,
+    "f32": f32,
+    "f16": f16,
+    "bf16": bf16,
+    "f8e4m3": i8,
+    "f8e5m2": i8,
+    "i64": i64,
+    "u64": i64,
+    "i32": i32,
+    "u32": i32,
+    "i16": i16,
+    "u16": i16,
+    "i8": i8,
+    "u8": i8,
+    "bool": i8,
+}
+
+
+def memory_type(dtype: DType) -> Type:
+    """The emitted type of one element in memory."""
+    found = _MEMORY.get(dtype.name)
+    if found is None:
+        raise CodegenError("no scalar type in memory", where="storage", got=dtype.name)
+    return found
+
+
+def compute_type(dtype: DType) -> Type:
+    """The type in which products of such elements are summed: integers wrap, so 32 bits do."""
+    if dtype.is_float:
+        return f64 if dtype.bits == 64 else f32
+    return i64 if dtype.bits == 64 else i32
+
+
+def load(
+    f: Function, base: Value, dtype: DType, lanes: int, compute: Type, offset: Value | int = 0
+) -> Value:
+    """`lanes` elements at base + offset bytes, as numbers of type `compute`."""
+    raw = f.load(base, vec(lanes, memory_type(dtype)), offset)
+    return widen(f, raw, dtype, compute)
+
+
+def widen(f: Function, raw: Value, dtype: DType, compute: Type) -> Value:
+    """Elements as they lie in memory, as numbers of type `compute`."""
+    decode = _DECODE.get(dtype.name)
+    if decode is not None:
+        return decode(raw).to(compute)
+    return raw.to(compute, signed=dtype.kind == "int")
+
+
+def narrow(f: Function, value: Value, dtype: DType) -> Value:
+    """Numbers as elements of `dtype`, rounded once."""
+    encode = _ENCODE.get(dtype.name)
+    return encode(value) if encode is not None else value.to(memory_type(dtype))
+
+
+_DECODE = {"f8e4m3": fp8.from_e4m3, "f8e5m2": fp8.from_e5m2}
+_ENCODE = {"f8e4m3": fp8.to_e4m3, "f8e5m2": fp8.to_e5m2}
+
+
+def store(
+    f: Function,
+    value: Value,
+    base: Value,
+    dtype: DType,
+    offset: Value | int = 0,
+    streams: bool = False,
+) -> None:
+    """Write numbers as elements of `dtype` at base + offset bytes."""
+    raw = narrow(f, value, dtype)
+    if streams:
+        stream(f, raw, f.gep(base, offset))
+    else:
+        f.store(raw, base, offset)
+
+
+LINE = 64  # bytes of a cache line: no vector is wider
+
+
+def is_aligned(f: Function, addresses: Sequence[Value]) -> Value:
+    """Whether all addresses, and distances between them as numbers, are of whole lines."""
+    bits = f.i64(0)
+    for a in addresses:
+        bits = bits | (f.bitcast(a, i64) if a.type.is_ptr else a)
+    return (bits & LINE - 1).eq(0)
+
+
+def stream(f: Function, raw: Value, at: Value) -> None:
+    """Store an aligned vector past the caches, which saves reading its line before; a fence must
+    follow the last of them. Single elements are stored as usual."""
+    whole = raw.type.lanes > 1
+    f.store(raw, at, align=raw.type.bytes if whole else 0, nontemporal=whole)

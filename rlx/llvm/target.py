@@ -1,0 +1,200 @@
+"""What machine code is made for: a CPU, its features, and what a kernel generator may ask about it.
+
+`Target.host()` reads the operating system's own list of features, so a start from cached objects
+needs no LLVM; RLX_TARGET makes less of it. `Target.named("x86-64-v3")` gives a target whose objects
+can be shipped.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from functools import cache, cached_property
+
+from rlx.errors import CodegenError, OptionError
+from rlx.llvm import cpu_features
+from rlx.records import dataclass
+from rlx.settings import setting
+
+_RESERVE = "reserve-x18"  # not an ability of the CPU but a register that code must leave alone
+
+
+@dataclass(frozen=True)
+class Target:
+    """One CPU model with its features; two targets with one `key` give the same machine code."""
+
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+    arch: str
+
+    @staticmethod
+    def host() -> Target:
+        """The machine this process runs on, or as much of it as RLX_TARGET names."""
+        return _host()
+
+    @staticmethod
+    def named(name: str) -> Target:
+        """A target from the table, or the host for "host"."""
+        if name == "host":
+            return _host()
+        entry = cpu_features.NAMED.get(name)
+        if entry is None:
+            raise OptionError(
+                "unknown target",
+                where="target",
+                got=repr(name),
+                expected="one of " + ", ".join(Target.names()),
+                hint="use 'host' for this machine",
+            )
+        arch, cpu, features = entry
+        triple = f"{arch}-unknown-linux-gnu"
+        return Target(triple, cpu, tuple(sorted(f"+{f}" for f in features)), arch)
+
+    @staticmethod
+    def names() -> list[str]:
+        return ["host", *cpu_features.NAMED]
+
+    @cached_property
+    def _present(self) -> frozenset[str]:
+        return frozenset(f[1:] for f in self.features if f[0] == "+")
+
+    @cached_property
+    def key(self) -> str:
+        """Everything about the target that can change machine code, as text."""
+        return f"{self.triple};{self.cpu};{','.join(self.features)}"
+
+    def has(self, feature: str) -> bool:
+        """Is this LLVM feature (such as "avx2") present?"""
+        return feature in self._present
+
+    def runs_on(self, host: Target) -> bool:
+        """Can code made for this target run on `host`?"""
+        if self.arch != host.arch or (host.has(_RESERVE) and not self.has(_RESERVE)):
+            return False
+        return self._present - {_RESERVE} <= host._present
+
+    @property
+    def is_x86(self) -> bool:
+        return self.arch == "x86_64"
+
+    @property
+    def vector_bits(self) -> int:
+        if self.avx512:
+            return 512
+        return 256 if self.avx2 else 128
+
+    def lanes(self, bits: int) -> int:
+        """Elements of `bits` bits in one vector register."""
+        return self.vector_bits // bits
+
+    @property
+    def num_vector_registers(self) -> int:
+        return 32 if self.avx512 or not self.is_x86 else 16
+
+    @property
+    def read_ahead(self) -> int:
+        """Bytes ahead of the weights that a product of one row asks for, as it runs at the speed of
+        memory; 0: it asks for nothing. With 512-bit vectors the loop is short enough for the CPU to
+        look ahead by itself, and asking costs 5 to 15 % (Zen 4; other such CPUs: not measured)."""
+        return 0 if self.avx512 else 4096
+
+    @property
+    def avx2(self) -> bool:
+        return self.has("avx2")
+
+    @property
+    def fma(self) -> bool:
+        return self.has("fma") or not self.is_x86
+
+    @property
+    def f16c(self) -> bool:
+        """Does the CPU convert between half and float itself?"""
+        return self.has("f16c") or self.has("avx512f") or not self.is_x86
+
+    @property
+    def avx512(self) -> bool:
+        """The subsets that make 512-bit vectors pleasant: F, BW, DQ and VL together."""
+        return {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= self._present
+
+    @property
+    def vnni(self) -> bool:
+        return self.has("avx512vnni") or self.has("avxvnni")
+
+    @property
+    def bf16(self) -> bool:
+        return self.has("avx512bf16") or (not self.is_x86 and self.has("bf16"))
+
+    @property
+    def amx_int8(self) -> bool:
+        return self.has("amx-int8")
+
+    @property
+    def amx_bf16(self) -> bool:
+        return self.has("amx-bf16")
+
+    @property
+    def neon(self) -> bool:
+        return self.has("neon")
+
+    @property
+    def dotprod(self) -> bool:
+        return self.has("dotprod")
+
+    @property
+    def i8mm(self) -> bool:
+        return self.has("i8mm")
+
+
+@cache
+def _host() -> Target:
+    machine, name = _machine(), setting("RLX_TARGET")
+    if not name or name == "host":
+        return machine
+    wanted = Target.named(name)
+    if not wanted.runs_on(machine):
+        raise OptionError(
+            "code for this CPU cannot run here",
+            where="RLX_TARGET",
+            got=repr(name),
+            expected="one of " + ", ".join(n for n in cpu_features.NAMED if _runs(n, machine)),
+        )
+    return wanted
+
+
+def _runs(name: str, machine: Target) -> bool:
+    return Target.named(name).runs_on(machine)
+
+
+def _machine() -> Target:
+    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+        platform.machine().lower(), platform.machine()
+    )
+    if arch not in ("x86_64", "aarch64"):
+        raise CodegenError(
+            "no native code for this machine",
+            where="target",
+            got=arch,
+            expected="x86_64 or aarch64",
+        )
+    if sys.platform == "linux":
+        cpu, features = cpu_features.from_cpuinfo(_read_cpuinfo(), arch)
+        return Target(f"{arch}-unknown-linux-gnu", cpu, features, arch)
+    return _host_from_llvm(arch)
+
+
+def _read_cpuinfo() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _host_from_llvm(arch: str) -> Target:
+    """Hosts without /proc/cpuinfo. Objects stay ELF, because our own loader links them."""
+    import llvmlite.binding as llvm
+
+    flags = dict(llvm.get_host_cpu_features())
+    if arch == "aarch64" and sys.platform == "darwin":
+        flags[_RESERVE] = True  # Apple's ABI keeps x18 for the system
+    features = tuple(sorted(("+" if on else "-") + name for name, on in flags.items()))
+    system = "pc-windows-msvc-elf" if sys.platform == "win32" else "unknown-linux-gnu"
+    return Target(f"{arch}-{system}", llvm.get_host_cpu_name(), features, arch)

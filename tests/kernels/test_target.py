@@ -1,0 +1,154 @@
+"""Targets: what the host is, what names mean, what runs where."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.errors import OptionError
+from rlx.llvm import cpu_features
+from rlx.llvm.target import Target, _host
+
+ROOT = Path(__file__).resolve().parents[2]
+ZEN3 = """processor : 0
+vendor_id : AuthenticAMD
+cpu family : 25
+model : 1
+flags : fpu lm cmov cx8 fxsr mmx sse sse2 pni ssse3 sse4_1 sse4_2 popcnt cx16 lahf_lm abm bmi1 \
+bmi2 movbe avx avx2 fma f16c xsave aes pclmulqdq sha_ni sse4a adx rdrand rdseed vaes vpclmulqdq \
+3dnowprefetch
+
+processor : 1
+flags : other
+"""
+GRAVITON = """processor : 0
+Features : fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc \
+asimddp
+CPU implementer : 0x41
+CPU part : 0xd0c
+"""
+
+
+def test_host_is_consistent():
+    host = Target.host()
+    assert host is Target.named("host")
+    assert host.runs_on(host)
+    assert list(host.features) == sorted(host.features)
+    assert all(f[0] in "+-" for f in host.features)
+    assert host.lanes(32) * 32 == host.vector_bits
+
+
+@pytest.fixture
+def fresh_host():
+    """The host is read once; tests that change what decides about it have it read again."""
+    _host.cache_clear()
+    yield
+    _host.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_host")
+def test_a_setting_makes_less_of_the_host(monkeypatch):
+    monkeypatch.delenv("RLX_TARGET", raising=False)
+    machine = Target.host()
+    plain = "x86-64" if machine.is_x86 else "aarch64"
+    foreign = "aarch64" if machine.is_x86 else "x86-64"
+    _host.cache_clear()
+    monkeypatch.setenv("RLX_TARGET", plain)
+    assert Target.host() == Target.named("host") == Target.named(plain)
+    assert Target.host().runs_on(machine)
+    _host.cache_clear()
+    monkeypatch.setenv("RLX_TARGET", foreign)
+    with pytest.raises(OptionError, match=rf"\[RLX_TARGET\] .* cannot run here.*{plain}"):
+        Target.host()
+    monkeypatch.setenv("RLX_TARGET", "host")
+    assert Target.host() == machine
+
+
+def test_cpuinfo_of_known_machines():
+    cpu, features = cpu_features.from_cpuinfo(ZEN3, "x86_64")
+    zen3 = Target("x86_64-unknown-linux-gnu", cpu, features, "x86_64")
+    assert cpu == "znver3"
+    assert (zen3.vector_bits, zen3.num_vector_registers) == (256, 16)
+    assert zen3.fma and zen3.f16c and not zen3.avx512 and not zen3.vnni
+    assert "-avx512f" in features, "what a CPU model might have but the host lacks is switched off"
+    assert Target.named("znver3").runs_on(zen3)
+    assert not Target.named("znver4").runs_on(zen3)
+    cpu, features = cpu_features.from_cpuinfo(GRAVITON, "aarch64")
+    arm = Target("aarch64-unknown-linux-gnu", cpu, features, "aarch64")
+    assert cpu == "neoverse-n1"
+    assert arm.neon and arm.dotprod and not arm.i8mm
+    assert Target.named("neoverse-n1").runs_on(arm)
+    assert not Target.named("aarch64").runs_on(zen3)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "registers", "traits"),
+    [
+        ("x86-64", 128, 16, []),
+        ("x86-64-v3", 256, 16, ["fma", "f16c"]),
+        ("x86-64-v4", 512, 32, ["fma", "avx512"]),
+        ("znver4", 512, 32, ["fma", "avx512", "vnni", "bf16"]),
+        ("sapphirerapids", 512, 32, ["vnni", "amx_int8", "amx_bf16"]),
+        ("aarch64", 128, 32, ["neon", "fma", "f16c"]),
+        ("neoverse-n1", 128, 32, ["neon", "dotprod"]),
+    ],
+)
+def test_named_targets(name, bits, registers, traits):
+    target = Target.named(name)
+    assert (target.vector_bits, target.num_vector_registers) == (bits, registers)
+    assert all(getattr(target, t) for t in traits)
+    assert (target.read_ahead > 0) == (bits < 512), "long vectors leave it to the CPU"
+    assert target.key != Target.named("x86-64-v2").key
+    assert target == Target.named(name)
+
+
+def test_reserved_register_of_apple():
+    """Code that may use x18 must not run where the system owns it; the other way is harmless."""
+    apple, plain = Target.named("apple-m1"), Target.named("neoverse-n1")
+    assert not plain.runs_on(apple)
+    linux_m1 = Target(
+        apple.triple, apple.cpu, tuple(f for f in apple.features if "x18" not in f), "aarch64"
+    )
+    assert apple.runs_on(linux_m1)
+
+
+def test_unknown_names_are_told():
+    with pytest.raises(OptionError, match=r"unknown target; got 'pentium'.*x86-64-v3"):
+        Target.named("pentium")
+
+
+def test_llvm_agrees_about_this_machine():
+    import llvmlite.binding as llvm
+
+    theirs = dict(llvm.get_host_cpu_features())
+    for feature in Target.host().features:
+        name = feature[1:]
+        if name in theirs and name not in ("shstk", "pku"):  # kernel settings, not used by code
+            assert (feature[0] == "+") == theirs[name], name
+
+
+def test_every_named_feature_is_known_to_llvm():
+    """LLVM prints a complaint about an unknown feature and goes on: none may appear."""
+    code = (
+        "from rlx.llvm.target import Target\n"
+        "from rlx.llvm.jit import Unit\n"
+        "for name in Target.names():\n"
+        "    Unit('define void @kernel() { ret void }', Target.named(name)).compile()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_host_needs_no_llvm():
+    code = (
+        "import sys\nfrom rlx.llvm.target import Target\nTarget.host()\n"
+        "assert not [m for m in sys.modules if m.startswith('llvmlite')]"
+    )
+    if sys.platform == "linux":
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
