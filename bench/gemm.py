@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.common import Bar, arguments, finish
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
-from rlx.backends.cpu.kernels.gemm.gemm import Matmul
+from rlx.backends.cpu.kernels.gemm.gemm import Gemm
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.pack import PackMatMul, panel_layout
 from rlx.backends.cpu.limits import ReadProbe
@@ -39,8 +39,8 @@ class Product:
         self.x = rng.standard_normal((m, k), np.float32)
         self.w = rng.standard_normal((k, n), np.float32).astype(element.numpy)
         self.out = np.full((m, n), np.nan, np.float32)
-        spec = Matmul(f32, element, Epilogue(f32), one=m == 1)
-        layout = panel_layout(spec.geometry(target).width)
+        spec = Gemm(f32, element, Epilogue(f32), single_row=m == 1)
+        layout = panel_layout(spec.tile_shape(target).nr)
         self.packed = _aligned(PackMatMul(layout).reference(self.w))
         each = spec.scratch(target, m, n, k)
         self.scratch = _aligned(np.zeros(each * threads, np.uint8))

@@ -9,7 +9,7 @@ import pytest
 from matmul_support import check, draw, native, product, wide
 from program_support import HOST, SETUPS, TARGETS, kernels_for
 
-from rlx.backends.cpu.kernels.gemm.gemm import CHUNK, TERMS
+from rlx.backends.cpu.kernels.gemm.gemm import KC, MC
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -22,10 +22,10 @@ SIZES = [
     (3, 64, 100),
     (5, 33, 800),
     (6, 129, 31),
-    (7, 130, TERMS + 1),
+    (7, 130, KC + 1),
     (23, 17, 64),
     (64, 256, 384),
-    (CHUNK + 9, 100, 2 * TERMS + 3),
+    (MC + 9, 100, 2 * KC + 3),
     (400, 96, 40),
     (0, 64, 8),
     (4, 0, 8),
@@ -164,7 +164,7 @@ def test_one_extra_of_another_type(bias, residual):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 64), (8, 45, 30), (40, 130, TERMS + 40)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 64), (8, 45, 30), (40, 130, KC + 40)])
 def test_swiglu(m, n, k, packed):
     x, gate, up = draw(1, m, k), draw(2, k, n) * 0.1, draw(3, k, n) * 0.1
     g = Graph()

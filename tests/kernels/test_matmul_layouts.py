@@ -7,7 +7,7 @@ import pytest
 from matmul_support import check, draw, native, product, wide
 from program_support import HOST, SETUPS, Native
 
-from rlx.backends.cpu.kernels.gemm.gemm import CHUNK, TERMS
+from rlx.backends.cpu.kernels.gemm.gemm import KC, MC
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
 from rlx.backends.cpu.layouts.pack import PackMatMul, unpack
 from rlx.errors import ShapeError
@@ -195,10 +195,10 @@ def test_grouped(tokens, index, packed):
     check(g, {"x": x, "w": w, "e": expert}, want, magnitude, 30, packed=packed)
 
 
-@pytest.mark.parametrize("terms", [TERMS + 20, 40 * TERMS])
+@pytest.mark.parametrize("terms", [KC + 20, 40 * KC])
 def test_grouped_long_sums_of_one_expert(terms):
     """More rows than a chunk, more terms than a block, and a row alone, which is not cut."""
-    x, w = draw(1, CHUNK + 20, terms), draw(2, 2, terms, 40)
+    x, w = draw(1, MC + 20, terms), draw(2, 2, terms, 40)
     expert = np.zeros(len(x), np.int32)
     expert[3] = 1
     g = Graph()

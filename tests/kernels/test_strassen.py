@@ -8,7 +8,7 @@ from matmul_support import close, draw, native, wide
 from program_support import HOST, V3, kernels_for
 
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
-from rlx.backends.cpu.kernels.gemm.strassen import CHUNK, FEW, tall_geometry
+from rlx.backends.cpu.kernels.gemm.strassen import FEW, MC, tall_tile
 from rlx.backends.cpu.layouts.pack import PackedMatMul, PackMatMul, unpack
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
@@ -43,9 +43,9 @@ SIZES = [
     (FEW, 96, 192),
     (FEW + 1, 192, 224),
     (FEW + 3, 96, 384),
-    (CHUNK, 384, 384),
-    (CHUNK + 3, 480, 800),  # several blocks of k, more pairs of panels than are kept at once
-    (2 * CHUNK + 30, 96, 1536),
+    (MC, 384, 384),
+    (MC + 3, 480, 800),  # several blocks of k, more pairs of panels than are kept at once
+    (2 * MC + 30, 96, 1536),
     (1, 96, 192),
     (0, 96, 192),
     # two steps: fours of tiles alone, with rows left over, with too few for three workers
@@ -97,7 +97,7 @@ def test_bias_activation_and_residual(m, n, k, target):
 def test_small_rows_lose_digits_beside_large_ones(target):
     """What the attribute allows, and the reason why it must be asked for."""
     x, w = draw(1, 64, 192), draw(2, 192, 96)
-    tile = tall_geometry(target).rows
+    tile = tall_tile(target).rows
     x[tile : 2 * tile] *= 1e6  # the lower tile of the first pair
     (got,) = native(graph_of(x, w), {"x": x, "w": w}, target, 1)
     a, b = wide(x, w)

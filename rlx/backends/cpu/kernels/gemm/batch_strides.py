@@ -1,4 +1,4 @@
-"""Batches of products: axes over which x, w or both move, each with a size and two strides."""
+"""Batch axes of a GEMM: each has a size, a stride of x and a stride of w."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def batch_words(axes: int) -> list[str]:
 
 
 def batch_count(f: Function, given: Mapping[str, Value], axes: int) -> Value:
+    """The product of the batch sizes."""
     count = f.i64(1)
     for i in range(axes):
         count = count * given[f"size{i}"]
@@ -22,7 +23,7 @@ def batch_count(f: Function, given: Mapping[str, Value], axes: int) -> Value:
 def batch_start(
     f: Function, given: Mapping[str, Value], axes: int, batch: Value
 ) -> tuple[Value, Value]:
-    """Where x and w of a batch begin."""
+    """Where x and w of batch entry `batch` begin."""
     x, w = given["x"], given["w"]
     for i in reversed(range(axes)):
         outer = batch.udiv(given[f"size{i}"]) if i else f.i64(0)

@@ -1,4 +1,4 @@
-"""Products of complex matrices: plain loops, in vectors where columns lie side by side."""
+"""GEMM of complex numbers: plain loops, vectorised where columns of w are contiguous."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from rlx.records import dataclass
 
 
 @dataclass(frozen=True)
-class ComplexMatmul(KernelSpec):
-    """words: x, w, out, m, n, k, x_line, x_term, w_line, w_term, then size, x_batch, w_batch of
-    each axis of batches. x and w are c64; strides are bytes, as for Matmul.
+class ComplexGemm(KernelSpec):
+    """words: x, w, out, m, n, k, x_stride_m, x_stride_k, w_stride_n, w_stride_k, then size,
+    x_batch, w_batch of each batch axis. x and w are c64; strides are bytes.
     """
 
-    w_unit: bool  # columns of w lie side by side
+    w_unit: bool  # columns of w are contiguous
     batch: int = 0
 
     @property
     def words(self) -> list[str]:
-        names = ["x", "w", "out", "m", "n", "k", "x_line", "x_term", "w_line", "w_term"]
+        names = [
+            "x",
+            "w",
+            "out",
+            "m",
+            "n",
+            "k",
+            "x_stride_m",
+            "x_stride_k",
+            "w_stride_n",
+            "w_stride_k",
+        ]
         return names + batch_words(self.batch)
 
     def emit(self, m: Module) -> None:
@@ -35,11 +46,11 @@ class ComplexMatmul(KernelSpec):
 class _Row:
     """One row of the result."""
 
-    def __init__(self, f: Function, spec: ComplexMatmul, given: dict[str, Value], r: Value) -> None:
+    def __init__(self, f: Function, spec: ComplexGemm, given: dict[str, Value], r: Value) -> None:
         self.f, self.spec, self.given = f, spec, given
         batch = r.udiv(given["m"])
         x, self.w = batch_start(f, given, spec.batch, batch)
-        self.x = f.gep(x, (r - batch * given["m"]) * given["x_line"])
+        self.x = f.gep(x, (r - batch * given["m"]) * given["x_stride_m"])
         self.out = f.gep(given["out"], r * given["n"], 8)
 
     def emit(self) -> None:
@@ -51,20 +62,20 @@ class _Row:
                 f.store(self._columns(j, 2 * count), f.gep(self.out, j, 8))
 
     def _columns(self, j: Value, lanes: int) -> Value:
-        """Sums of re(x)·w and im(x)·w, joined at the end: (a + bi)·w = a·w + b·(i·w)."""
+        """Accumulates re(x)·w and im(x)·w, combined at the end: (a + bi)·w = a·w + b·(i·w)."""
         f, given = self.f, self.given
-        w = f.gep(self.w, j * given["w_line"])
+        w = f.gep(self.w, j * given["w_stride_n"])
         zero = f.const(0.0, vec(lanes, f32))
 
         def step(k: Value, real: Value, imaginary: Value) -> list[Value]:
-            x = f.gep(self.x, k * given["x_term"])
-            column = f.load(f.gep(w, k * given["w_term"]), zero.type)
+            x = f.gep(self.x, k * given["x_stride_k"])
+            column = f.load(f.gep(w, k * given["w_stride_k"]), zero.type)
             return [
                 f.fma(f.broadcast_load(x, f32, lanes), column, real),
                 f.fma(f.broadcast_load(x, f32, lanes, 4), column, imaginary),
             ]
 
         real, imaginary = f.loop(0, given["k"], 1, [zero, zero], step)
-        turned = f.shuffle(imaginary, None, [i ^ 1 for i in range(lanes)])
+        swapped = f.shuffle(imaginary, None, [i ^ 1 for i in range(lanes)])
         signs = f.const([-1.0, 1.0] * (lanes // 2), zero.type)
-        return f.fma(turned, signs, real)
+        return f.fma(swapped, signs, real)

@@ -1,11 +1,11 @@
-"""What happens to a finished tile: scale, bias, activation, residual, rounding, and out it goes."""
+"""The GEMM epilogue: scale, bias, activation, residual and rounding of a tile, then the store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from rlx.backends.cpu.kernels.activations import activate
-from rlx.backends.cpu.kernels.gemm.microkernel import Geometry
+from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import load, memory_type, store
@@ -14,9 +14,9 @@ from rlx.records import dataclass
 
 @dataclass(frozen=True)
 class Epilogue:
-    """activation(scale * product + bias) + residual, in `out`.
+    """activation(scale * x·w + bias) + residual, in `out`.
 
-    `pair`: half of a panel's columns are gates; the result is activation(gate) * up.
+    `pair`: half of a panel's columns are the gate's; the result is activation(gate) * up.
     """
 
     out: DType
@@ -28,49 +28,49 @@ class Epilogue:
 
     @property
     def words(self) -> list[str]:
-        """The operands it reads beside the tile."""
+        """Its operands beside the tile."""
         return ["bias"] * (self.bias is not None) + ["residual"] * (self.residual is not None)
 
-    def columns(self, geometry: Geometry) -> int:
+    def columns(self, shape: TileShape) -> int:
         """Columns of the result that one panel gives."""
-        return geometry.width // 2 if self.pair else geometry.width
+        return shape.nr // 2 if self.pair else shape.nr
 
 
 Words = Callable[[Function, str], Value]  # the value of a kernel's word, by name
 
 
-def emit_finish(
-    m: Module, geometry: Geometry, epilogue: Epilogue, words: Words, routed: bool = False
+def emit_epilogue(
+    m: Module, shape: TileShape, epilogue: Epilogue, words: Words, routed: bool = False
 ) -> Function:
-    """void finish(ptr words, ptr tile, i64 rows, i64 at, i64 column, ptr route)
+    """void epilogue(ptr words, ptr tile, i64 rows, i64 at, i64 column, ptr route)
 
-    `at` is the element of the result where the tile's first row begins (column included); the rows
-    follow each other, or lie where `route` (i32 row numbers) says when `routed`.
+    `at` is the result element of the tile's top left corner. Rows follow each other in the result,
+    or are scattered to the row numbers `route` (i32) when `routed`.
     """
     params = [("words", ptr), ("tile", ptr), ("rows", i64), ("at", i64), ("column", i64)]
-    f = m.function("finish", [*params, ("route", ptr)], internal=True)
-    _Finish(f, geometry, epilogue, words, routed).emit()
+    f = m.function("epilogue", [*params, ("route", ptr)], internal=True)
+    _EpilogueEmitter(f, shape, epilogue, words, routed).emit()
     return f
 
 
-class _Finish:
+class _EpilogueEmitter:
     def __init__(
-        self, f: Function, geometry: Geometry, epilogue: Epilogue, words: Words, routed: bool
+        self, f: Function, shape: TileShape, epilogue: Epilogue, words: Words, routed: bool
     ) -> None:
-        self.f, self.geometry, self.epilogue, self.routed = f, geometry, epilogue, routed
+        self.f, self.shape, self.epilogue, self.routed = f, shape, epilogue, routed
         self.bases = {name: words(f, name) for name in ["out", *epilogue.words]}
         self.n = words(f, "n")
-        self.columns = epilogue.columns(geometry)
+        self.columns = epilogue.columns(shape)
         self.left = self.n - f["column"]
-        self.short = self.left < self.columns
+        self.is_edge = self.left < self.columns
 
     def emit(self) -> None:
         f, e = self.f, self.epilogue
-        # The last panel may be wider than what is left of a row. It works on copies then, so that
-        # there is one body, without masks, for both.
-        spare = {name: f.alloca(self.columns * self._bytes(name)) for name in self.bases}
+        # The last panel may be wider than the rest of a row: such an edge tile works on copies, so
+        # that one body without masks serves both.
+        edge = {name: f.alloca(self.columns * self._bytes(name)) for name in self.bases}
         if e.bias is not None:
-            self._fetch("bias", f["column"], spare)
+            self._copy_edge("bias", f["column"], edge)
         for i in f.range(0, f["rows"]):
             if self.routed:
                 row = f.load(f.gep(f["route"], i, i32), i32).to(i64)
@@ -78,8 +78,8 @@ class _Finish:
             else:
                 at = i * self.n + f["at"]
             if e.residual is not None:
-                self._fetch("residual", at, spare)
-            self._row(i, at, spare)
+                self._copy_edge("residual", at, edge)
+            self._row(i, at, edge)
 
     def _bytes(self, name: str) -> int:
         return memory_type(self._dtype(name)).bytes
@@ -89,9 +89,9 @@ class _Finish:
         assert isinstance(found, DType)
         return found
 
-    def _fetch(self, name: str, at: Value, spare: dict[str, Value]) -> None:
+    def _copy_edge(self, name: str, at: Value, edge: dict[str, Value]) -> None:
         source = self._place(name, at)
-        self.f.if_(self.short, lambda: self._copy(spare[name], source, name))
+        self.f.if_(self.is_edge, lambda: self._copy(edge[name], source, name))
 
     def _place(self, name: str, at: Value) -> Value:
         return self.f.gep(self.bases[name], at, self._bytes(name))
@@ -101,36 +101,36 @@ class _Finish:
         for i in f.range(0, self.left):
             f.store(f.load(f.gep(src, i, type_), type_), f.gep(dst, i, type_))
 
-    def _row(self, i: Value, at: Value, spare: dict[str, Value]) -> None:
-        f, g = self.f, self.geometry
+    def _row(self, i: Value, at: Value, edge: dict[str, Value]) -> None:
+        f, g = self.f, self.shape
         starts = {"bias": f["column"]}
         sources = {
-            name: f.select(self.short, spare[name], self._place(name, starts.get(name, at)))
+            name: f.select(self.is_edge, edge[name], self._place(name, starts.get(name, at)))
             for name in self.bases
         }
         tile = f.gep(f["tile"], i, g.row_bytes)
         for column in f.range(0, self.columns, g.lanes):
-            value = self._value(f.gep(tile, column, g.sums), column, sources)
+            value = self._value(f.gep(tile, column, g.acc), column, sources)
             to = f.gep(sources["out"], column, self._bytes("out"))
             store(f, value, to, self.epilogue.out)
         out = self._place("out", at)
-        f.if_(self.short, lambda: self._copy(out, spare["out"], "out"))
+        f.if_(self.is_edge, lambda: self._copy(out, edge["out"], "out"))
 
     def _value(self, tile: Value, column: Value, sources: dict[str, Value]) -> Value:
-        f, g, e = self.f, self.geometry, self.epilogue
+        f, g, e = self.f, self.shape, self.epilogue
 
-        def beside(name: str) -> Value:
+        def operand(name: str) -> Value:
             address = f.gep(sources[name], column, self._bytes(name))
-            return load(f, address, self._dtype(name), g.lanes, g.sums)
+            return load(f, address, self._dtype(name), g.lanes, g.acc)
 
-        value = f.load(tile, g.sums.with_lanes(g.lanes))
+        value = f.load(tile, g.acc.with_lanes(g.lanes))
         if e.scale != 1.0:
             value = value * e.scale
         if e.bias is not None:
-            value = value + beside("bias")
+            value = value + operand("bias")
         value = activate(e.activation, value)
         if e.pair:
             value = value * f.load(tile, value.type, g.row_bytes // 2)
         if e.residual is not None:
-            value = value + beside("residual")
+            value = value + operand("residual")
         return value

@@ -1,8 +1,9 @@
-"""Products of matrices: packed weights, or two tensors with batches and strides.
+"""GEMM after BLIS: packed blocks of x against panels of w, with batches and any strides.
 
-Rows are cut into chunks whose packed form stays in the second-level cache, columns into panels. A
-unit of work is one chunk against one panel; workers take equal runs of units, so that rows are
-packed once for a run. Sums over long k are kept between blocks of k as unfinished tiles.
+x is cut into blocks of MC rows that stay packed in the L2 cache, w into panels of NR columns, k
+into blocks of KC. A unit of work is one row block against one panel; each worker takes a contiguous
+range of units, so that a row block is packed once per range. Partial sums between k blocks are kept
+in memory, as tiles.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from rlx.backends.cpu.kernels.gemm.batch_strides import batch_count, batch_start, batch_words
-from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_finish
-from rlx.backends.cpu.kernels.gemm.microkernel import Dots, Geometry
+from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
+from rlx.backends.cpu.kernels.gemm.microkernel import MicroKernels, TileShape
 from rlx.backends.cpu.kernels.gemm.pack_operands import emit_pack
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType, f32
@@ -22,114 +23,117 @@ from rlx.llvm.storage import LINE, compute_type, memory_type
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-CHUNK = 192  # rows packed at a time
-TERMS = 384  # k per block: a chunk and a panel fit in a cache of 512 kB
-GROUP = 32  # panels whose unfinished sums are kept between blocks of k
-_CHUNK_COST = 3  # what starting a unit costs, in rows
+MC = 192  # rows of a packed block of x
+KC = 384  # k of a block: packed rows and a panel fit in an L2 cache of 512 kB
+PANEL_GROUP = 32  # panels whose partial sums are kept between k blocks
+_BLOCK_OVERHEAD = 3  # cost of starting a unit of work, in rows
 _POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "table"])
 
 
 @dataclass(frozen=True)
-class Matmul(KernelSpec):
-    """words: as `self.words` lists them. Strides are bytes: `line` is the one of a row of x or of a
-    column of w, `term` the one of k. `scratch` holds `step` bytes for each worker.
+class Gemm(KernelSpec):
+    """out [m, n] = epilogue(x [m, k] · w [k, n]).
+
+    words: as `self.words` lists them. Strides are bytes. `scratch` holds `worker_bytes` bytes for
+    each worker.
     """
 
     x: DType
     w: DType
     epilogue: Epilogue
-    packed: bool = True
-    x_unit: str = "term"  # which stride of x is one element: "term", "line" or "none"
-    w_unit: str = "line"
-    batch: int = 0  # axes of batches
-    one: bool = False  # there is one row, always
+    packed: bool = True  # w lies in panels
+    x_unit: str = "k"  # the axis of x with unit stride: "k", "m" or "none"
+    w_unit: str = "n"  # the axis of w with unit stride: "n", "k" or "none"
+    batch: int = 0  # number of batch axes
+    single_row: bool = False  # m is 1
 
     @property
     def words(self) -> list[str]:
-        names = ["x", "w", "out", *self.epilogue.words, "scratch", "step", "m", "n", "k"]
-        names += ["x_line", "x_term"]
+        names = ["x", "w", "out", *self.epilogue.words, "scratch", "worker_bytes", "m", "n", "k"]
+        names += ["x_stride_m", "x_stride_k"]
         if not self.packed:
-            names += ["w_line", "w_term"] + ["up"] * self.epilogue.pair
+            names += ["w_stride_n", "w_stride_k"] + ["up"] * self.epilogue.pair
         return names + batch_words(self.batch)
 
     @property
     def panel(self) -> DType:
-        """What the micro-kernel reads: 8-bit floats take too long to decode in its inner loop."""
+        """Element type of panels: 8-bit floats are widened when packed, not in the inner loop."""
         return f32 if self.w.is_float and self.w.bytes == 1 else self.w
 
     @property
-    def staged(self) -> bool:
-        """Whether panels pass through scratch memory."""
+    def packs_w(self) -> bool:
+        """Whether panels are packed into scratch memory first."""
         return not self.packed or self.panel is not self.w
 
     @property
-    def direct(self) -> bool:
-        """Whether rows are read as they lie."""
-        return self.x_unit == "term" and memory_type(self.x) is compute_type(self.epilogue.out)
+    def reads_x_in_place(self) -> bool:
+        """Whether the micro-kernel reads rows of x without packing."""
+        return self.x_unit == "k" and memory_type(self.x) is compute_type(self.epilogue.out)
 
-    def geometry(self, target: Target) -> Geometry:
-        return Geometry.of(target, compute_type(self.epilogue.out))
+    def tile_shape(self, target: Target) -> TileShape:
+        return TileShape.of(target, compute_type(self.epilogue.out))
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         """Bytes each worker needs when there are at most `rows` rows."""
-        g, k = self.geometry(target), max(k, 1)
-        terms = min(k, TERMS)
-        tall = up(min(rows, CHUNK), g.rows)
-        size = 0 if self.direct else tall * terms
-        if not self.staged and not self.direct:
-            size = max(size, up(min(rows, g.rows), 2) * k)
-        total = up(size * g.sums.bytes, 64)
-        if self.staged:
-            total += up(terms * g.width * memory_type(self.panel).bytes, 64)
+        g, k = self.tile_shape(target), max(k, 1)
+        kc = min(k, KC)
+        tall = round_up(min(rows, MC), g.mr)
+        size = 0 if self.reads_x_in_place else tall * kc
+        if not self.packs_w and not self.reads_x_in_place:
+            size = max(size, round_up(min(rows, g.mr), 2) * k)
+        total = round_up(size * g.acc.bytes, 64)
+        if self.packs_w:
+            total += round_up(kc * g.nr * memory_type(self.panel).bytes, 64)
         tiles = 1
-        if k > TERMS:
-            tiles = min(-(-n // self.epilogue.columns(g)), GROUP) * (tall // g.rows)
+        if k > KC:
+            tiles = min(-(-n // self.epilogue.columns(g)), PANEL_GROUP) * (tall // g.mr)
         return total + max(tiles, 1) * g.tile_bytes
 
     def emit(self, m: Module) -> None:
-        Product(self, m).emit()
+        GemmEmitter(self, m).emit()
 
 
-class Part(NamedTuple):
-    """A chunk's rows and a panel, from k on over a block of terms; `step` is the bytes from one k
-    of the panel to the next."""
+class Block(NamedTuple):
+    """The operands of a macro-kernel: a row block and a panel, `kc` of k from `k` on."""
 
     rows: Value
     panel: Value
-    step: Value
-    next: Value  # the panel after it
+    panel_stride: Value  # bytes from one k of the panel to the next
+    next: Value  # the panel after it, to prefetch
     k: Value
-    terms: Value
+    kc: Value
 
 
 Work = Callable[[Value, Value, Value, Value, Value, Value], None]
-"""(x, w, rows, at, first, last): as `Product.chunk`."""
+"""(x, w, rows, at, first, last): as `GemmEmitter.row_block`."""
 
 
-def up(n: int, step: int) -> int:
+def round_up(n: int, step: int) -> int:
     """n rounded up to a multiple of step."""
     return -(-n // step) * step
 
 
-class Product:
-    """Emits the functions of one spec and the kernel that drives them."""
+class GemmEmitter:
+    """Emits the functions of one spec and the kernel that calls them."""
 
-    def __init__(self, spec: Matmul, m: Module, routed: bool = False) -> None:
-        g = spec.geometry(m.target)
+    def __init__(self, spec: Gemm, m: Module, routed: bool = False) -> None:
+        g = spec.tile_shape(m.target)
         self.spec, self.g, self.columns = spec, g, spec.epilogue.columns(g)
-        sizes = (1,) if spec.one else g.sizes
-        self.dots = Dots(m, g, spec.panel, sizes, not spec.direct, not spec.staged)
-        self.step = self.dots.step
-        if not spec.direct:
-            self.pack_x = emit_pack(m, "pack_x", spec.x, g.sums, spec.x_unit, routed)
-        if spec.staged:
+        sizes = (1,) if spec.single_row else g.sizes
+        self.microkernels = MicroKernels(
+            m, g, spec.panel, sizes, not spec.reads_x_in_place, not spec.packs_w
+        )
+        self.panel_stride = self.microkernels.b_stride
+        if not spec.reads_x_in_place:
+            self.pack_x = emit_pack(m, "pack_x", spec.x, g.acc, spec.x_unit, routed)
+        if spec.packs_w:
             compute = None if spec.panel is spec.w else memory_type(spec.panel)
-            unit = "line" if spec.packed else spec.w_unit
+            unit = "n" if spec.packed else spec.w_unit
             self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit)
-        self.finish = emit_finish(m, g, spec.epilogue, self.word, routed)
+        self.epilogue = emit_epilogue(m, g, spec.epilogue, self.word, routed)
         self.f = m.kernel()
         self.given = {name: self.word(self.f, name) for name in spec.words}
-        if spec.one:
+        if spec.single_row:
             self.given["m"] = self.f.i64(1)
         self.routed, self.route = routed, self.f.null()
 
@@ -144,189 +148,195 @@ class Product:
         f = self.f
         panels = f.ceil_div(self["n"], self.columns)
         batches = batch_count(f, self.given, self.spec.batch)
-        per_chunk = self["m"]
-        if not self.spec.one:
-            per_chunk = self.rows_per_chunk(per_chunk, batches * panels, CHUNK)
-        self.lay_out_scratch(f["tid"].to(i64) * self["step"], per_chunk)
-        self.deal(batches, per_chunk, panels, self.chunk)
+        mc = self["m"]
+        if not self.spec.single_row:
+            mc = self.choose_mc(mc, batches * panels, MC)
+        self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], mc)
+        self.split_work(batches, mc, panels, self.row_block)
 
-    def deal(self, batches: Value, per_chunk: Value, panels: Value, work: Work) -> None:
-        """Chunks of rows, and panels of columns (or what stands for them), to the workers."""
-        f, rows, chunks = self.f, self["m"], self.f.i64(1)
-        if not self.spec.one:
-            chunks = (rows + per_chunk - 1).udiv(per_chunk)
-        lo, hi = f.split(batches * chunks * panels)
+    def split_work(self, batches: Value, mc: Value, panels: Value, work: Work) -> None:
+        """Divide row blocks x panels (or groups of panels) among the workers."""
+        f, rows, row_blocks = self.f, self["m"], self.f.i64(1)
+        if not self.spec.single_row:
+            row_blocks = (rows + mc - 1).udiv(mc)
+        lo, hi = f.split(batches * row_blocks * panels)
 
         def run(unit: Value) -> Value:
-            """The panels that this worker and the unit's chunk have in common."""
-            chunk = unit.udiv(panels)
-            first = unit - chunk * panels
+            """This worker's panels of the unit's row block."""
+            row_block = unit.udiv(panels)
+            first = unit - row_block * panels
             last = f.min(panels, first + (hi - unit))
-            batch = chunk.udiv(chunks)
-            row = (chunk - batch * chunks) * per_chunk
+            batch = row_block.udiv(row_blocks)
+            row = (row_block - batch * row_blocks) * mc
             x, w = batch_start(f, self.given, self.spec.batch, batch)
-            x = f.gep(x, row * self["x_line"])
+            x = f.gep(x, row * self["x_stride_m"])
             at = (batch * rows + row) * self["n"]
-            work(x, w, f.min(per_chunk, rows - row), at, first, last)
+            work(x, w, f.min(mc, rows - row), at, first, last)
             return unit + (last - first)
 
         f.while_([lo], lambda u: u < hi, run)
 
-    def rows_per_chunk(self, rows: Value, columns: Value, most: int) -> Value:
-        """Few enough for the cache, and such that the units divide evenly among the workers."""
+    def choose_mc(self, rows: Value, columns: Value, most: int) -> Value:
+        """Rows of a block: at most `most`, and such that units divide evenly among the workers."""
         f = self.f
         workers = f["nth"].to(i64)
         least = f.max(f.ceil_div(rows, most), 1)
 
-        def better(chunks: Value, cost: Value, best: Value) -> list[Value]:
-            each = (rows + chunks - 1).udiv(chunks)
-            rounds = (columns * chunks + workers - 1).udiv(workers)
-            this = rounds * (each + _CHUNK_COST)
+        def try_count(row_blocks: Value, cost: Value, best: Value) -> list[Value]:
+            each = (rows + row_blocks - 1).udiv(row_blocks)
+            rounds = (columns * row_blocks + workers - 1).udiv(workers)
+            this = rounds * (each + _BLOCK_OVERHEAD)
             return [f.min(this, cost), f.select(this < cost, each, best)]
 
-        end = f.select(rows > self.g.rows, least + workers, least + 1)
-        _, best = f.loop(least, end, 1, [f.i64(1 << 62), rows], better)
+        end = f.select(rows > self.g.mr, least + workers, least + 1)
+        _, best = f.loop(least, end, 1, [f.i64(1 << 62), rows], try_count)
         return f.max(best, 1)
 
-    def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
+    def lay_out_scratch(self, offset: Value, mc: Value) -> None:
         """This worker's packed rows, packed panel and tiles, `offset` bytes into the scratch."""
-        f, size = self.f, self.g.sums.bytes
-        self.cut_terms(self["m"])
-        self.packed_rows = after = f.gep(self["scratch"], offset)
-        if not self.spec.direct:
-            tall = f.ceil_div(per_chunk, 2) * 2
-            room = tall * self.terms
-            if self.routed and not self.spec.staged:
-                # some chunks have few rows
-                room = f.max(room, f.min(tall, self.g.rows) * self["k"])
-            after = f.gep(self.packed_rows, round_up(room * size))
+        f, size = self.f, self.g.acc.bytes
+        self.choose_kc(self["m"])
+        self.packed_x = after = f.gep(self["scratch"], offset)
+        if not self.spec.reads_x_in_place:
+            tall = f.ceil_div(mc, 2) * 2
+            room = tall * self.kc
+            if self.routed and not self.spec.packs_w:
+                # some row blocks have few rows
+                room = f.max(room, f.min(tall, self.g.mr) * self["k"])
+            after = f.gep(self.packed_x, to_cache_line(room * size))
         self.packed_panel = after
-        if self.spec.staged:
-            after = f.gep(after, round_up(self.terms * self.step))
+        if self.spec.packs_w:
+            after = f.gep(after, to_cache_line(self.kc * self.panel_stride))
         self.tiles = after
 
-    def cut_terms(self, rows: Value) -> None:
-        """Into how many blocks of k a product of so many rows is cut."""
+    def choose_kc(self, rows: Value) -> None:
+        """Set `kc`, the size of a k block, for a GEMM of so many rows."""
         f, k = self.f, self["k"]
-        blocks = f.max(f.ceil_div(k, TERMS), 1)
-        if not self.spec.staged:
-            # Few rows read the weights once and nothing else: one stream, one pass over k.
-            blocks = f.select(rows > self.g.rows, blocks, 1)
-        self.terms = f.max((k + blocks - 1).udiv(blocks), 1)
-        self.single = blocks.eq(1)
+        blocks = f.max(f.ceil_div(k, KC), 1)
+        if not self.spec.packs_w:
+            # Few rows stream the weights once: one pass over the whole k.
+            blocks = f.select(rows > self.g.mr, blocks, 1)
+        self.kc = f.max((k + blocks - 1).udiv(blocks), 1)
+        self.one_k_block = blocks.eq(1)
 
-    def chunk(self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value) -> None:
-        """Rows of x against panels first to last; `at` is where they begin in the result."""
+    def row_block(
+        self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value
+    ) -> None:
+        """Rows of x against panels [first, last); `at` is their first element in the result."""
         f = self.f
-        # Unfinished sums are kept for a group of panels; with one block of k there are none.
-        group = f.select(self.single, f.max(last, 1), f.i64(GROUP))
+        # Partial sums are kept for a group of panels; a single k block leaves none.
+        group = f.select(self.one_k_block, f.max(last, 1), f.i64(PANEL_GROUP))
         for start in f.range(first, last, group):
             stop = f.min(start + group, last)
-            for k in f.range(0, self["k"], self.terms, guard=False):
-                terms = f.min(self.terms, self["k"] - k)
-                rows_at = self._pack_rows(f.gep(x, k * self["x_term"]), rows, terms)
+            for k in f.range(0, self["k"], self.kc, guard=False):
+                kc = f.min(self.kc, self["k"] - k)
+                rows_at = self._pack_x(f.gep(x, k * self["x_stride_k"]), rows, kc)
                 for p in f.range(start, stop):
-                    panel = self._place(w, p, k, terms)
-                    next_ = self._next(w, f.min(p + 1, last - 1), k)
-                    slot = f.select(self.single, 0, (p - start) * f.ceil_div(rows, self.g.rows))
-                    part = Part(rows_at, *panel, next_, k, terms)
-                    self._tiles(part, rows, slot, at, p * self.columns)
+                    panel = self._panel_and_stride(w, p, k, kc)
+                    next_ = self._next_panel(w, f.min(p + 1, last - 1), k)
+                    slot = f.select(self.one_k_block, 0, (p - start) * f.ceil_div(rows, self.g.mr))
+                    block = Block(rows_at, *panel, next_, k, kc)
+                    self._macro_kernel(block, rows, slot, at, p * self.columns)
 
-    def _tiles(self, part: Part, rows: Value, slot: Value, at: Value, column: Value) -> None:
-        """All rows of a chunk against one panel, over one block of k."""
-        f, g, dots = self.f, self.g, self.dots
-        line = self["x_line"] if self.spec.direct else part.terms * g.sums.bytes
-        is_last = part.k + self.terms >= self["k"]
-        for r in f.range(0, rows, g.rows):
-            number = r.udiv(g.rows)
-            tile = f.gep(self.tiles, slot + f.select(self.single, 0, number), g.tile_bytes)
-            left = f.min(rows - r, g.rows)
+    def _macro_kernel(
+        self, block: Block, rows: Value, slot: Value, at: Value, column: Value
+    ) -> None:
+        """The macro-kernel: all tiles of a row block and a panel, over one k block."""
+        f, g, microkernels = self.f, self.g, self.microkernels
+        stride = self["x_stride_m"] if self.spec.reads_x_in_place else block.kc * g.acc.bytes
+        is_last = block.k + self.kc >= self["k"]
+        for r in f.range(0, rows, g.mr):
+            number = r.udiv(g.mr)
+            tile = f.gep(self.tiles, slot + f.select(self.one_k_block, 0, number), g.tile_bytes)
+            left = f.min(rows - r, g.mr)
             to = at + r * self["n"] + column
             if not self.routed:
-                f.if_(is_last, partial(self._ask, left, to))
-            ahead = dots.ahead(f, number, part.panel, part.terms, part.next)
-            dots.call(
-                f, left, f.gep(part.rows, r * line), line, part.terms, part.panel, part.step, tile,
-                part.k, ahead,
+                f.if_(is_last, partial(self._prefetch_out, left, to))
+            ahead = microkernels.prefetch(f, number, block.panel, block.kc, block.next)
+            microkernels.call(
+                f, left, f.gep(block.rows, r * stride), stride, block.kc, block.panel,
+                block.panel_stride, tile, block.k, ahead,
             )  # fmt: skip
             route = f.gep(self.route, r, 4)
-            f.if_(is_last, partial(self._finish, tile, left, to, column, route))
+            f.if_(is_last, partial(self._run_epilogue, tile, left, to, column, route))
 
-    def _ask(self, rows: Value, at: Value) -> None:
-        """For the memory of a tile's result: it comes while the tile is summed."""
+    def _prefetch_out(self, rows: Value, at: Value) -> None:
+        """Prefetch the result rows of a tile while it is computed."""
         f, size = self.f, memory_type(self.spec.epilogue.out).bytes
         for i in f.range(0, rows):
             row = f.gep(self["out"], at + i * self["n"], size)
             for line in range(0, self.columns * size, LINE):
                 f.prefetch(row, line)
 
-    def _finish(self, tile: Value, rows: Value, at: Value, column: Value, route: Value) -> None:
-        self.f.call(self.finish, self.f["words"], tile, rows, at, column, route)
+    def _run_epilogue(
+        self, tile: Value, rows: Value, at: Value, column: Value, route: Value
+    ) -> None:
+        self.f.call(self.epilogue, self.f["words"], tile, rows, at, column, route)
 
-    def _pack_rows(self, x: Value, rows: Value, terms: Value) -> Value:
+    def _pack_x(self, x: Value, rows: Value, kc: Value) -> Value:
         f, g = self.f, self.g
-        if self.spec.direct:
+        if self.spec.reads_x_in_place:
             return x
-        strides = self["x_line"], self["x_term"]
-        for r in f.range(0, rows, g.rows):
-            count = f.min(rows - r, g.rows)
-            dst = f.gep(self.packed_rows, r * terms, g.sums)
-            src = x if self.routed else f.gep(x, r * self["x_line"])
+        strides = self["x_stride_m"], self["x_stride_k"]
+        for r in f.range(0, rows, g.mr):
+            count = f.min(rows - r, g.mr)
+            dst = f.gep(self.packed_x, r * kc, g.acc)
+            src = x if self.routed else f.gep(x, r * self["x_stride_m"])
             route = f.gep(self.route, r, 4)
-            f.call(self.pack_x, src, *strides, count, terms, dst, g.padded(f, count), route)
-        return self.packed_rows
+            f.call(self.pack_x, src, *strides, count, kc, dst, g.padded(f, count), route)
+        return self.packed_x
 
-    def _place(self, w: Value, p: Value, k: Value, terms: Value) -> tuple[Value, Value]:
-        """Where panel p is to be read from k on, and the bytes from one k to the next."""
-        f, spec, step = self.f, self.spec, self.f.i64(self.step)
-        if spec.packed or spec.w_unit != "line" or spec.panel is not spec.w or spec.epilogue.pair:
-            return self._panel(w, p, k, terms), step
-        # Few rows read a panel once: as it lies, if it is a whole one.
-        as_it_lies = (self["m"] <= self.g.rows) & (self["n"] - p * self.columns >= self.columns)
+    def _panel_and_stride(self, w: Value, p: Value, k: Value, kc: Value) -> tuple[Value, Value]:
+        """Where to read panel p from k on, and the bytes from one k to the next."""
+        f, spec, step = self.f, self.spec, self.f.i64(self.panel_stride)
+        if spec.packed or spec.w_unit != "n" or spec.panel is not spec.w or spec.epilogue.pair:
+            return self._panel(w, p, k, kc), step
+        # Few rows read a panel once: unpacked, if it has all its columns.
+        in_place = (self["m"] <= self.g.mr) & (self["n"] - p * self.columns >= self.columns)
         b, step = f.if_(
-            as_it_lies,
-            lambda: (self._source(w, p, k), self["w_term"]),
-            lambda: (self._panel(w, p, k, terms), step),
+            in_place,
+            lambda: (self._w_address(w, p, k), self["w_stride_k"]),
+            lambda: (self._panel(w, p, k, kc), step),
         )
         return b, step
 
-    def _next(self, w: Value, p: Value, k: Value) -> Value:
-        """Where panel p is to be asked for."""
-        return w if self.spec.staged else self._panel(w, p, k, k)
+    def _next_panel(self, w: Value, p: Value, k: Value) -> Value:
+        """Where panel p is prefetched from."""
+        return w if self.spec.packs_w else self._panel(w, p, k, k)
 
-    def _source(self, w: Value, p: Value, k: Value) -> Value:
-        """Where panel p of an unpacked weight begins."""
+    def _w_address(self, w: Value, p: Value, k: Value) -> Value:
+        """Where panel p of an unpacked weight begins, from k on."""
         f = self.f
-        return f.gep(f.gep(w, p * self.columns * self["w_line"]), k * self["w_term"])
+        return f.gep(f.gep(w, p * self.columns * self["w_stride_n"]), k * self["w_stride_k"])
 
-    def _panel(self, w: Value, p: Value, k: Value, terms: Value) -> Value:
-        """Panel p from k on, made in scratch memory where it does not lie ready."""
+    def _panel(self, w: Value, p: Value, k: Value, kc: Value) -> Value:
+        """Panel p from k on; packed into scratch memory unless it lies packed."""
         f, g, spec, size = self.f, self.g, self.spec, memory_type(self.spec.w).bytes
         if spec.packed:
-            packed = f.gep(w, p * self["k"] + k, g.width * size)
-            if spec.staged:
-                strides = f.i64(size), f.i64(g.width * size)
-                self._stage(packed, strides, f.i64(g.width), terms, 0)
-            return self.packed_panel if spec.staged else packed
-        strides = self["w_line"], self["w_term"]
-        at = self._source(w, p, k)
+            packed = f.gep(w, p * self["k"] + k, g.nr * size)
+            if spec.packs_w:
+                strides = f.i64(size), f.i64(g.nr * size)
+                self._pack_panel(packed, strides, f.i64(g.nr), kc, 0)
+            return self.packed_panel if spec.packs_w else packed
+        strides = self["w_stride_n"], self["w_stride_k"]
+        at = self._w_address(w, p, k)
         count = f.min(self["n"] - p * self.columns, self.columns)
-        self._stage(at, strides, count, terms, 0)
+        self._pack_panel(at, strides, count, kc, 0)
         if spec.epilogue.pair:
-            # `up` lies like w: at the same distance from it wherever w has come to.
+            # `up` has the strides of w: the distance between them is constant.
             up = f.gep(at, self["up"].bits(i64) - self["w"].bits(i64))
-            self._stage(up, strides, count, terms, self.columns * memory_type(spec.panel).bytes)
+            self._pack_panel(up, strides, count, kc, self.columns * memory_type(spec.panel).bytes)
         return self.packed_panel
 
-    def _stage(
-        self, src: Value, strides: tuple[Value, Value], count: Value, terms: Value, offset: int
+    def _pack_panel(
+        self, src: Value, strides: tuple[Value, Value], count: Value, kc: Value, offset: int
     ) -> None:
-        """Columns into the packed panel, from `offset` bytes of each of its rows on."""
+        """Pack columns into the packed panel, `offset` bytes into each of its rows."""
         f = self.f
-        dst, width = f.gep(self.packed_panel, offset), f.i64(self.g.width)
-        f.call(self.pack_w, src, *strides, count, terms, dst, width, f.null())
+        dst, width = f.gep(self.packed_panel, offset), f.i64(self.g.nr)
+        f.call(self.pack_w, src, *strides, count, kc, dst, width, f.null())
 
 
-def round_up(size: Value) -> Value:
-    """Bytes, to a multiple of a cache line."""
+def to_cache_line(size: Value) -> Value:
+    """Bytes rounded up to a multiple of a cache line."""
     return (size + 63) & -64

@@ -1,9 +1,7 @@
-"""One row against a matrix whose rows lie along k: dot products of runs of memory.
+"""GEMV, one row of x against w: as dot products along k, or as axpy of the rows of w.
 
-What Matmul would have to turn round first, this reads as it lies: scores of one query against keys,
-a matrix times a vector.
-
-One row against a matrix whose columns lie side by side: its rows, scaled, added as they come.
+The dot form reads w whose columns are contiguous along k, such as keys for one query. The axpy form
+reads w whose rows are contiguous: they are scaled and added as they come. Neither packs anything.
 """
 
 from __future__ import annotations
@@ -19,15 +17,18 @@ from rlx.llvm.builder import Module, Value, i64, ptr, vec
 from rlx.llvm.storage import compute_type, load, memory_type, store
 from rlx.records import dataclass
 
-_LINES = 4  # columns of w that share each piece of x
+_COLUMNS = 4  # columns of w that share each load of x
 _UNROLL = 2
+_MAX_COLUMNS = 1024  # of a block in the axpy form
+_ROWS = 4  # rows of w added at once
 
 
 @dataclass(frozen=True)
-class Matvec(KernelSpec):
-    """words: x, w, out, n, k, w_line, then size, x_batch, w_batch of each axis of batches.
+class GemvDot(KernelSpec):
+    """out[n] = dot(x, column n of w); x and the columns of w are contiguous along k.
 
-    Elements of x, and those of a column of w, follow each other; strides are bytes.
+    words: x, w, out, n, k, w_stride_n, then size, x_batch, w_batch of each batch axis. Strides are
+    bytes.
     """
 
     x: DType
@@ -37,17 +38,17 @@ class Matvec(KernelSpec):
 
     @property
     def words(self) -> list[str]:
-        return ["x", "w", "out", "n", "k", "w_line", *batch_words(self.batch)]
+        return ["x", "w", "out", "n", "k", "w_stride_n", *batch_words(self.batch)]
 
     def emit(self, m: Module) -> None:
-        _Matvec(self, m).emit()
+        _GemvDotEmitter(self, m).emit()
 
 
-class _Matvec:
-    def __init__(self, spec: Matvec, m: Module) -> None:
+class _GemvDotEmitter:
+    def __init__(self, spec: GemvDot, m: Module) -> None:
         f = self.f = m.kernel()
-        self.spec, self.sums = spec, compute_type(spec.out)
-        self.lanes = m.target.lanes(self.sums.bits)
+        self.spec, self.acc = spec, compute_type(spec.out)
+        self.lanes = m.target.lanes(self.acc.bits)
         self.given = {
             name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.words)
         }
@@ -55,65 +56,69 @@ class _Matvec:
     def emit(self) -> None:
         f, given, axes = self.f, self.given, self.spec.batch
         n = given["n"]
-        groups = f.ceil_div(n, _LINES)
+        groups = f.ceil_div(n, _COLUMNS)
         lo, hi = f.split(batch_count(f, given, axes) * groups)
         for unit in f.range(lo, hi):
             batch = unit.udiv(groups)
-            first = (unit - batch * groups) * _LINES
+            first = (unit - batch * groups) * _COLUMNS
             x, w = batch_start(f, given, axes, batch)
-            w = f.gep(w, first * given["w_line"])
+            w = f.gep(w, first * given["w_stride_n"])
             out = f.gep(given["out"], batch * n + first, memory_type(self.spec.out))
-            left = f.min(n - first, _LINES)
-            all_lines = partial(self._dots, x, w, out, _LINES)
-            f.if_(left.eq(_LINES), all_lines, partial(self._one_by_one, x, w, out, left))
+            left = f.min(n - first, _COLUMNS)
+            all_columns = partial(self._dots, x, w, out, _COLUMNS)
+            f.if_(left.eq(_COLUMNS), all_columns, partial(self._one_by_one, x, w, out, left))
 
     def _one_by_one(self, x: Value, w: Value, out: Value, left: Value) -> None:
         f = self.f
         for i in f.range(0, left):
-            line = f.gep(w, i * self.given["w_line"])
-            self._dots(x, line, f.gep(out, i, memory_type(self.spec.out)), 1)
+            column = f.gep(w, i * self.given["w_stride_n"])
+            self._dots(x, column, f.gep(out, i, memory_type(self.spec.out)), 1)
 
     def _dots(self, x: Value, w: Value, out: Value, count: int) -> None:
         f, spec, k = self.f, self.spec, self.given["k"]
-        lines = [w]
+        columns = [w]
         for _ in range(count - 1):
-            lines.append(f.gep(lines[-1], self.given["w_line"]))
+            columns.append(f.gep(columns[-1], self.given["w_stride_n"]))
         step = self.lanes * _UNROLL
         whole = k - k.urem(step)
-        zero = f.const(0, vec(self.lanes, self.sums))
+        zero = f.const(0, vec(self.lanes, self.acc))
         wide = f.loop(
-            0, whole, step, [zero] * (count * _UNROLL), lambda at, *s: self._piece(x, lines, at, s)
+            0,
+            whole,
+            step,
+            [zero] * (count * _UNROLL),
+            lambda at, *s: self._unrolled(x, columns, at, s),
         )
         totals = [
             f.reduce("add", _sum(wide[i * _UNROLL : (i + 1) * _UNROLL])) for i in range(count)
         ]
 
-        def one(at: Value, *sums: Value) -> list[Value]:
-            return self._products(x, lines, at, 1, sums)
+        def one(at: Value, *acc: Value) -> list[Value]:
+            return self._multiply_add(x, columns, at, 1, acc)
 
         totals = f.loop(whole, k, 1, totals, one)
         for i, total in enumerate(totals):
             store(f, total, out, spec.out, i * memory_type(spec.out).bytes)
 
-    def _piece(
-        self, x: Value, lines: list[Value], at: Value, sums: tuple[Value, ...]
+    def _unrolled(
+        self, x: Value, columns: list[Value], at: Value, acc: tuple[Value, ...]
     ) -> list[Value]:
-        out = list(sums)
+        out = list(acc)
         for u in range(_UNROLL):
-            part = sums[u::_UNROLL]
-            out[u::_UNROLL] = self._products(x, lines, at + u * self.lanes, self.lanes, part)
+            part = acc[u::_UNROLL]
+            out[u::_UNROLL] = self._multiply_add(x, columns, at + u * self.lanes, self.lanes, part)
         return out
 
-    def _products(
-        self, x: Value, lines: list[Value], at: Value, lanes: int, sums: tuple[Value, ...]
+    def _multiply_add(
+        self, x: Value, columns: list[Value], at: Value, lanes: int, acc: tuple[Value, ...]
     ) -> list[Value]:
         f, spec = self.f, self.spec
-        a = load(f, f.gep(x, at, memory_type(spec.x)), spec.x, lanes, self.sums)
+        a = load(f, f.gep(x, at, memory_type(spec.x)), spec.x, lanes, self.acc)
         return [
             multiply_add(
-                f, load(f, f.gep(w, at, memory_type(spec.w)), spec.w, lanes, self.sums), a, s
+                f, load(f, f.gep(w, at, memory_type(spec.w)), spec.w, lanes, self.acc), a, s
             )
-            for w, s in zip(lines, sums, strict=True)
+            for w, s in zip(columns, acc, strict=True)
         ]
 
 
@@ -124,15 +129,12 @@ def _sum(values: list[Value]) -> Value:
     return total
 
 
-_COLUMNS = 1024  # at most, in a block
-_TERMS = 4  # rows of w added at once
-
-
 @dataclass(frozen=True)
-class Vecmat(KernelSpec):
-    """words: x, w, out, n, k, x_term, w_term, then size, x_batch, w_batch of each axis of batches.
+class GemvAxpy(KernelSpec):
+    """out = sum over k of x[k] * row k of w; the rows of w are contiguous.
 
-    Columns of w follow each other; strides are bytes, `term` the one of k.
+    words: x, w, out, n, k, x_stride_k, w_stride_k, then size, x_batch, w_batch of each batch axis.
+    Strides are bytes.
     """
 
     x: DType
@@ -142,21 +144,21 @@ class Vecmat(KernelSpec):
 
     @property
     def words(self) -> list[str]:
-        return ["x", "w", "out", "n", "k", "x_term", "w_term", *batch_words(self.batch)]
+        return ["x", "w", "out", "n", "k", "x_stride_k", "w_stride_k", *batch_words(self.batch)]
 
     def emit(self, m: Module) -> None:
-        _Vecmat(self, m).emit()
+        _GemvAxpyEmitter(self, m).emit()
 
 
-class _Vecmat:
-    def __init__(self, spec: Vecmat, m: Module) -> None:
+class _GemvAxpyEmitter:
+    def __init__(self, spec: GemvAxpy, m: Module) -> None:
         f = self.f = m.kernel()
-        self.spec, self.sums = spec, compute_type(spec.out)
-        self.lanes = m.target.lanes(self.sums.bits)
+        self.spec, self.acc = spec, compute_type(spec.out)
+        self.lanes = m.target.lanes(self.acc.bits)
         self.given = {
             name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.words)
         }
-        self.block = f.alloca(_COLUMNS * self.sums.bytes)
+        self.block = f.alloca(_MAX_COLUMNS * self.acc.bytes)
 
     def emit(self) -> None:
         f, n = self.f, self.given["n"]
@@ -173,22 +175,24 @@ class _Vecmat:
             self._block(x, w, out, f.min(per, n - first))
 
     def _columns_per_block(self, n: Value, batches: Value) -> Value:
-        """Whole vectors, and enough blocks for all workers."""
+        """Columns of a block: whole vectors, and enough blocks for all workers."""
         f = self.f
         workers = f["nth"].to(i64)
         share = (n * batches + workers - 1).udiv(workers)
-        return f.min(f.ceil_div(f.max(share, 1), 64) * 64, _COLUMNS)
+        return f.min(f.ceil_div(f.max(share, 1), 64) * 64, _MAX_COLUMNS)
 
     def _block(self, x: Value, w: Value, out: Value, columns: Value) -> None:
         f, spec, k = self.f, self.spec, self.given["k"]
         for at, lanes in self._vectors(columns):
-            f.store(f.const(0, vec(lanes, self.sums)), f.gep(self.block, at, self.sums))
-        whole = k - (k & (_TERMS - 1))
-        for count, start, stop in ((_TERMS, f.i64(0), whole), (1, whole, k)):
-            for term in f.range(start, stop, count):
-                self._add(f.gep(x, term * self.given["x_term"]), w, term, count, columns)
+            f.store(f.const(0, vec(lanes, self.acc)), f.gep(self.block, at, self.acc))
+        whole = k - (k & (_ROWS - 1))
+        for count, start, stop in ((_ROWS, f.i64(0), whole), (1, whole, k)):
+            for row_index in f.range(start, stop, count):
+                self._add(
+                    f.gep(x, row_index * self.given["x_stride_k"]), w, row_index, count, columns
+                )
         for at, lanes in self._vectors(columns):
-            value = f.load(f.gep(self.block, at, self.sums), vec(lanes, self.sums))
+            value = f.load(f.gep(self.block, at, self.acc), vec(lanes, self.acc))
             store(f, value, f.gep(out, at, memory_type(spec.out)), spec.out)
 
     def _vectors(self, columns: Value) -> Iterator[tuple[Value, int]]:
@@ -198,20 +202,20 @@ class _Vecmat:
             for at in self.f.range(start, stop, lanes):
                 yield at, lanes
 
-    def _add(self, x: Value, w: Value, term: Value, count: int, columns: Value) -> None:
-        """Add `count` rows of w, times x, to the sums."""
+    def _add(self, x: Value, w: Value, row_index: Value, count: int, columns: Value) -> None:
+        """acc += `count` rows of w, each times its element of x."""
         f, spec = self.f, self.spec
         factors, rows = [], []
         for i in range(count):
-            factors.append(load(f, x, spec.x, 1, self.sums))
-            rows.append(f.gep(w, (term + i) * self.given["w_term"]))
-            x = f.gep(x, self.given["x_term"])
+            factors.append(load(f, x, spec.x, 1, self.acc))
+            rows.append(f.gep(w, (row_index + i) * self.given["w_stride_k"]))
+            x = f.gep(x, self.given["x_stride_k"])
         wide = [f.splat(factor, self.lanes) for factor in factors]
         for at, lanes in self._vectors(columns):
-            place = f.gep(self.block, at, self.sums)
-            total = f.load(place, vec(lanes, self.sums))
+            place = f.gep(self.block, at, self.acc)
+            total = f.load(place, vec(lanes, self.acc))
             for row, one, many in zip(rows, factors, wide, strict=True):
                 source = f.gep(row, at, memory_type(spec.w))
-                weights = load(f, source, spec.w, lanes, self.sums)
+                weights = load(f, source, spec.w, lanes, self.acc)
                 total = multiply_add(f, weights, many if lanes > 1 else one, total)
             f.store(total, place)

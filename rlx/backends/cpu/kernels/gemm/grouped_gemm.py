@@ -1,8 +1,8 @@
-"""Rows routed to experts: each row of x times the weight of its expert.
+"""Grouped GEMM for mixture of experts: each row of x times the weight of its expert.
 
-Two steps. `Route` (one worker) sorts the rows by expert and cuts them into chunks; `GroupedMatmul`
-runs every chunk as a product of gathered rows, whose results are scattered to where they belong.
-Both know the table between them: a count of chunks, then the chunks, then the sorted row numbers.
+Two steps. `Route` (one worker) sorts the rows by expert and cuts them into chunks; `GroupedGemm`
+runs each chunk as a GEMM of gathered rows whose results are scattered back. They share a table: the
+number of chunks, the chunks, then the sorted row numbers.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rlx.backends.cpu.kernels.gemm.gemm import CHUNK, Matmul, Product
+from rlx.backends.cpu.kernels.gemm.gemm import MC, Gemm, GemmEmitter
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, i32, i64
 from rlx.llvm.storage import memory_type
 from rlx.records import dataclass
 
-# A chunk: its expert, where its rows begin in the sorted order, how many there are, and the cost of
-# the chunks before it; each an i32.
+# Fields of a chunk, each an i32: its expert, its first row in sorted order, its number of rows, and
+# the total cost of the chunks before it.
 _EXPERT, _START, _COUNT, _BEFORE, _ENTRY = 0, 4, 8, 12, 16
 _HEADER = 64
-_START_COST = 2  # of a chunk, in rows
+_START_COST = 2  # overhead of a chunk, in rows
 
 
 def table_bytes(rows: int, experts: int) -> int:
-    """Room for any routing of `rows` rows: a chunk has a row at least."""
+    """Bytes for any routing of `rows` rows: a chunk has at least one row."""
     size = _HEADER + _ENTRY * (rows + 1) + 4 * rows + 4 * (experts + 1)
     return -(-size // 64) * 64
 
@@ -34,8 +34,8 @@ def table_bytes(rows: int, experts: int) -> int:
 class Route(KernelSpec):
     """words: expert, table, m, experts, status, number
 
-    Run by one worker. A row whose expert does not exist leaves `number` in `status` and is given to
-    the first expert.
+    Run by one worker. A row whose expert is out of range leaves `number` in `status` and goes to
+    expert 0.
     """
 
     index: DType
@@ -51,7 +51,7 @@ class Route(KernelSpec):
         for r in f.range(0, rows):
             at = f.gep(starts, self._expert(f, expert, r, experts), 4)
             f.store(f.load(at, i32, 4) + 1, at, 4)
-        # starts[e] becomes where expert e begins, and then where its next row goes.
+        # Counting sort: starts[e] becomes the first row of expert e, then where its next row goes.
         for e in f.range(0, experts):
             at = f.gep(starts, e, 4)
             f.store(f.load(at, i32, 4) + f.load(at, i32), at, 4)
@@ -60,7 +60,7 @@ class Route(KernelSpec):
             place = f.load(at, i32)
             f.store(r.to(i32), f.gep(order, place, 4))
             f.store(place + 1, at)
-        _cut(f, table, starts, experts)
+        _write_chunks(f, table, starts, experts)
 
     def _expert(self, f: Function, expert: Value, r: Value, experts: Value) -> Value:
         raw = f.load(f.gep(expert, r, memory_type(self.index)), memory_type(self.index))
@@ -72,25 +72,25 @@ class Route(KernelSpec):
 
 
 def row_order(f: Function, table: Value, rows: Value) -> Value:
-    """Where the sorted row numbers (i32) lie."""
+    """Address of the sorted row numbers (i32)."""
     return f.gep(f.gep(table, _HEADER), rows + 1, _ENTRY)
 
 
-def _cut(f: Function, table: Value, ends: Value, experts: Value) -> None:
+def _write_chunks(f: Function, table: Value, ends: Value, experts: Value) -> None:
     """Write the chunks of all experts; the rows of expert e end at ends[e]."""
 
     def expert(e: Value, chunks: Value, start: Value, before: Value) -> list[Value]:
         end = f.load(f.gep(ends, e, 4), i32)
 
         def chunk(_: Value, chunks: Value, start: Value, before: Value) -> list[Value]:
-            count = f.min(end - start, CHUNK)
+            count = f.min(end - start, MC)
             entry = f.gep(f.gep(table, _HEADER), chunks, _ENTRY)
             values = ((_EXPERT, e.to(i32)), (_START, start), (_COUNT, count), (_BEFORE, before))
             for at, value in values:
                 f.store(value, entry, at)
             return [chunks + 1, start + count, before + count + _START_COST]
 
-        return f.loop(start, end, CHUNK, [chunks, start, before], chunk)
+        return f.loop(start, end, MC, [chunks, start, before], chunk)
 
     zero = f.i32(0)
     chunks, _, before = f.loop(0, experts, 1, [f.i64(0), zero, zero], expert)
@@ -99,7 +99,7 @@ def _cut(f: Function, table: Value, ends: Value, experts: Value) -> None:
 
 
 @dataclass(frozen=True)
-class GroupedMatmul(Matmul):
+class GroupedGemm(Gemm):
     """words: as `self.words` lists them; `table` is what `Route` left, `w_expert` the bytes from
     one expert's weight to the next."""
 
@@ -108,45 +108,45 @@ class GroupedMatmul(Matmul):
         return [*super().words, "table", "w_expert"]
 
     @property
-    def direct(self) -> bool:
-        """Rows that are read together do not lie together."""
+    def reads_x_in_place(self) -> bool:
+        """Rows of a chunk are gathered."""
         return False
 
     def emit(self, m: Module) -> None:
-        GroupedProduct(self, m).emit()
+        GroupedGemmEmitter(self, m).emit()
 
 
-class GroupedProduct(Product):
-    """A product per chunk of routed rows."""
+class GroupedGemmEmitter(GemmEmitter):
+    """A GEMM per chunk of routed rows."""
 
-    def __init__(self, spec: GroupedMatmul, m: Module) -> None:
+    def __init__(self, spec: GroupedGemm, m: Module) -> None:
         super().__init__(spec, m, routed=True)
 
     def emit(self) -> None:
         f = self.f
         panels = f.ceil_div(self["n"], self.columns)
-        self.lay_out_scratch(f["tid"].to(i64) * self["step"], f.min(self["m"], CHUNK))
+        self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], f.min(self["m"], MC))
         for chunk in each_chunk(f, self["table"], self["m"], panels):
             self.route = chunk.route
-            self.cut_terms(chunk.size)
+            self.choose_kc(chunk.size)
             w = f.gep(self["w"], chunk.expert * self["w_expert"])
-            self.chunk(self["x"], w, chunk.size, f.i64(0), chunk.first, chunk.last)
+            self.row_block(self["x"], w, chunk.size, f.i64(0), chunk.first, chunk.last)
 
 
 class Chunk(NamedTuple):
-    """Rows of one expert, and the panels of it that are this worker's."""
+    """Rows of one expert, and this worker's panels [first, last) of its weight."""
 
     number: Value
     expert: Value
-    start: Value  # in the sorted order
+    start: Value  # first row in sorted order
     size: Value
-    route: Value  # address of the numbers of its rows
+    route: Value  # address of its row numbers
     first: Value
     last: Value
 
 
 def each_chunk(f: Function, table: Value, rows: Value, panels: Value) -> Iterator[Chunk]:
-    """A loop over the chunks. Workers share their cost evenly, at the grain of a panel."""
+    """A loop over the chunks. The work split balances their cost, in units of a panel."""
     chunks, entries = f.load(table, i64), f.gep(table, _HEADER)
     order = row_order(f, table, rows)
     total = f.load(f.gep(entries, chunks, _ENTRY), i32, _BEFORE).to(i64) * panels
@@ -157,11 +157,11 @@ def each_chunk(f: Function, table: Value, rows: Value, panels: Value) -> Iterato
             f.load(entry, i32, at).to(i64) for at in (_EXPERT, _START, _COUNT, _BEFORE)
         )
         begin, cost = before * panels, count + _START_COST
-        first = _share(f, lo - begin, cost, panels)
-        last = _share(f, hi - begin, cost, panels)
+        first = _panels_before(f, lo - begin, cost, panels)
+        last = _panels_before(f, hi - begin, cost, panels)
         yield Chunk(c, expert, start, count, f.gep(order, start, 4), first, last)
 
 
-def _share(f: Function, cost: Value, each: Value, panels: Value) -> Value:
-    """How many whole panels of `each` cost begin before `cost`."""
+def _panels_before(f: Function, cost: Value, each: Value, panels: Value) -> Value:
+    """How many panels of cost `each` begin before `cost`."""
     return f.min((f.max(cost, 0) + each - 1).udiv(each), panels)

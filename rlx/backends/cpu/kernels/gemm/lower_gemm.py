@@ -1,6 +1,6 @@
-"""Products as steps: how operands lie, which kernel, how much scratch.
+"""Lowering of matmul ops to GEMM kernels: operand strides, choice of kernel, scratch memory.
 
-Products that take several steps: adapters beside a weight, rows routed to experts.
+LoRA adapters and grouped (mixture-of-experts) matmuls take several steps.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlx.backends.cpu.kernels.gemm.complex_gemm import ComplexMatmul
+from rlx.backends.cpu.kernels.gemm.complex_gemm import ComplexGemm
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
-from rlx.backends.cpu.kernels.gemm.gemm import Matmul
-from rlx.backends.cpu.kernels.gemm.gemv import Matvec, Vecmat
-from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedMatmul, Route, table_bytes
+from rlx.backends.cpu.kernels.gemm.gemm import Gemm
+from rlx.backends.cpu.kernels.gemm.gemv import GemvAxpy, GemvDot
+from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, Route, table_bytes
 from rlx.backends.cpu.kernels.gemm.strassen import Strassen
 from rlx.backends.cpu.kernels.gemm.strassen_twice import StrassenTwice
 from rlx.backends.cpu.layouts.pack import read_layout
@@ -29,60 +29,60 @@ Strides = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A product of x [.., m, k] and w [.., k, n]: sizes, and strides in elements."""
+class GemmProblem:
+    """x [.., m, k] times w [.., k, n]: sizes, and strides in elements."""
 
     x: Value
     w: Value
     m: Dim
     n: Dim
     k: Dim
-    x_line: Dim
-    x_term: Dim
-    w_line: Dim = 1
-    w_term: Dim = 0
+    x_stride_m: Dim
+    x_stride_k: Dim
+    w_stride_n: Dim = 1
+    w_stride_k: Dim = 0
     batch: tuple[tuple[Dim, Dim, Dim], ...] = ()  # size, stride of x, stride of w
 
     @property
     def x_unit(self) -> str:
-        if same(self.x_term, 1) or same(self.k, 1):
-            return "term"
-        return "line" if same(self.x_line, 1) else "none"
+        if same(self.x_stride_k, 1) or same(self.k, 1):
+            return "k"
+        return "m" if same(self.x_stride_m, 1) else "none"
 
     @property
     def w_unit(self) -> str:
-        if same(self.w_line, 1) or same(self.n, 1):
-            return "line"
-        return "term" if same(self.w_term, 1) or same(self.k, 1) else "none"
+        if same(self.w_stride_n, 1) or same(self.n, 1):
+            return "n"
+        return "k" if same(self.w_stride_k, 1) or same(self.k, 1) else "none"
 
     def words(self) -> dict[str, Word]:
         x, w = self.x.dtype.bytes, self.w.dtype.bytes
         found: dict[str, Word] = {"x": Pointer(self.x), "w": Pointer(self.w)}
         found |= {"m": self.m, "n": self.n, "k": self.k}
-        found |= {"x_line": self.x_line * x, "x_term": self.x_term * x}
-        found |= {"w_line": self.w_line * w, "w_term": self.w_term * w}
+        found |= {"x_stride_m": self.x_stride_m * x, "x_stride_k": self.x_stride_k * x}
+        found |= {"w_stride_n": self.w_stride_n * w, "w_stride_k": self.w_stride_k * w}
         for i, (size, x_step, w_step) in enumerate(self.batch):
             found |= {f"size{i}": size, f"x_batch{i}": x_step * x, f"w_batch{i}": w_step * w}
         return found
 
 
-def plain_case(node: Node) -> Case:
-    """The case of a product by NumPy's rules whose operands lie row-major."""
+def contiguous_problem(node: Node) -> GemmProblem:
+    """The problem of a matmul by NumPy's rules with row-major operands."""
     x, w = node.inputs[:2]
-    return case_of(node, contiguous_strides(x.shape), contiguous_strides(w.shape))
+    return problem_of(node, contiguous_strides(x.shape), contiguous_strides(w.shape))
 
 
-def case_of(node: Node, x_strides: Strides, w_strides: Strides) -> Case:
+def problem_of(node: Node, x_strides: Strides, w_strides: Strides) -> GemmProblem:
     x, w = node.inputs[:2]
     x_axes = list(zip(x.shape.dims, x_strides, strict=True))
     w_axes = list(zip(w.shape.dims, w_strides, strict=True))
     x_axes = [(1, 0), *x_axes] if len(x_axes) == 1 else x_axes
     w_axes = [*w_axes, (1, 0)] if len(w_axes) == 1 else w_axes
-    (m, x_line), (k, x_term) = x_axes[-2:]
-    (_, w_term), (n, w_line) = w_axes[-2:]
+    (m, x_stride_m), (k, x_stride_k) = x_axes[-2:]
+    (_, w_stride_k), (n, w_stride_n) = w_axes[-2:]
     batch = _batch_axes(x_axes[:-2], w_axes[:-2])
-    case = Case(x, w, m, n, k, x_line, x_term, w_line, w_term)
-    return _joined(case, batch)
+    problem = GemmProblem(x, w, m, n, k, x_stride_m, x_stride_k, w_stride_n, w_stride_k)
+    return _collapse_batch(problem, batch)
 
 
 def _batch_axes(
@@ -100,12 +100,12 @@ def _batch_axes(
     return axes
 
 
-def _joined(case: Case, axes: list[tuple[Dim, Dim, Dim]]) -> Case:
-    """Batch axes become rows where they can, neighbours that lie gapless become one."""
-    m, line = case.m, case.x_line
-    while axes and axes[-1][2] == 0 and (m == 1 or same(axes[-1][1], m * line)):
+def _collapse_batch(problem: GemmProblem, axes: list[tuple[Dim, Dim, Dim]]) -> GemmProblem:
+    """Collapse batch axes: into m where w is shared, and contiguous neighbours into one."""
+    m, stride_m = problem.m, problem.x_stride_m
+    while axes and axes[-1][2] == 0 and (m == 1 or same(axes[-1][1], m * stride_m)):
         size, step, _ = axes.pop()
-        m, line = (size, step) if m == 1 else (size * m, line)
+        m, stride_m = (size, step) if m == 1 else (size * m, stride_m)
     batch: list[tuple[Dim, Dim, Dim]] = []
     for size, x_step, w_step in reversed(axes):
         if batch:
@@ -114,41 +114,46 @@ def _joined(case: Case, axes: list[tuple[Dim, Dim, Dim]]) -> Case:
                 batch[0] = (size * inner, x_inner, w_inner)
                 continue
         batch.insert(0, (size, x_step, w_step))
-    return replace(case, m=m, x_line=line, batch=tuple(batch))
+    return replace(problem, m=m, x_stride_m=stride_m, batch=tuple(batch))
 
 
-def _turned(case: Case) -> Case:
-    """x·w as wᵀ·xᵀ, for one column: rows become the columns that vectors run along."""
-    batch = tuple((size, w_step, x_step) for size, x_step, w_step in case.batch)
-    return Case(
-        case.w, case.x, case.n, case.m, case.k, case.w_line, case.w_term, case.x_line, case.x_term,
-        batch,
+def _transposed(problem: GemmProblem) -> GemmProblem:
+    """x·w as wᵀ·xᵀ, for n = 1: the rows become the columns that vectors run along."""
+    batch = tuple((size, w_step, x_step) for size, x_step, w_step in problem.batch)
+    return GemmProblem(
+        problem.w, problem.x, problem.n, problem.m, problem.k, problem.w_stride_n,
+        problem.w_stride_k, problem.x_stride_m, problem.x_stride_k, batch,
     )  # fmt: skip
 
 
-# -- one product ------------------------------------------------------------------------------
+# -- one GEMM ---------------------------------------------------------------------------------
 
 
-def spec_of(case: Case, epilogue: Epilogue, packed: bool = False) -> Matmul:
-    one = packed and case.m == 1 and not case.batch
-    return Matmul(
-        case.x.dtype, case.w.dtype, epilogue, packed, case.x_unit,
-        "line" if packed else case.w_unit, len(case.batch), one,
+def spec_of(problem: GemmProblem, epilogue: Epilogue, packed: bool = False) -> Gemm:
+    single_row = packed and problem.m == 1 and not problem.batch
+    return Gemm(
+        problem.x.dtype, problem.w.dtype, epilogue, packed, problem.x_unit,
+        "n" if packed else problem.w_unit, len(problem.batch), single_row,
     )  # fmt: skip
 
 
-def worker_bytes(case: Case, spec: Matmul, target: Target, node: Node) -> int:
-    """Scratch of each worker."""
-    m, n, k = (upper_bound(d, node.graph.live) for d in (case.m, case.n, case.k))
+def worker_bytes(problem: GemmProblem, spec: Gemm, target: Target, node: Node) -> int:
+    """Scratch bytes of each worker."""
+    m, n, k = (upper_bound(d, node.graph.live) for d in (problem.m, problem.n, problem.k))
     return aligned(spec.scratch(target, m, n, k))
 
 
-def product_step(
-    node: Node, ctx: Context, case: Case, spec: Matmul, given: Mapping[str, Word], offset: int = 0
+def gemm_step(
+    node: Node,
+    ctx: Context,
+    problem: GemmProblem,
+    spec: Gemm,
+    given: Mapping[str, Word],
+    offset: int = 0,
 ) -> Step:
-    each = worker_bytes(case, spec, ctx.target, node)
-    words: dict[str, Word] = {"scratch": Scratch(node, offset), "step": each}
-    words |= {"out": Pointer(node.output)} | case.words() | dict(given)
+    each = worker_bytes(problem, spec, ctx.target, node)
+    words: dict[str, Word] = {"scratch": Scratch(node, offset), "worker_bytes": each}
+    words |= {"out": Pointer(node.output)} | problem.words() | dict(given)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     return Step(
         spec, [words[w] for w in spec.words], node.inputs, node.outputs, uses_scratch=True,
@@ -157,36 +162,42 @@ def product_step(
 
 
 def _matmul_scratch(node: Node, target: Target, threads: int) -> int:
-    case = plain_case(node)
+    problem = contiguous_problem(node)
     if node.output.dtype.kind == "complex":
         return 0
-    # Which axes become rows, or columns, depends on strides that are not known yet, and so does
-    # whether rows must be packed.
-    rows = node.output.shape.with_dims(node.output.shape.dims[: None if case.n == 1 else -1])
-    most = replace(case, m=rows.num_elements, n=rows.num_elements if case.n == 1 else case.n)
-    spec = replace(spec_of(case, Epilogue(node.output.dtype)), x_unit="none")
+    # Strides are not known yet. They decide which batch axes collapse into m, and whether x must
+    # be packed: take the worst case.
+    rows = node.output.shape.with_dims(node.output.shape.dims[: None if problem.n == 1 else -1])
+    most = replace(
+        problem, m=rows.num_elements, n=rows.num_elements if problem.n == 1 else problem.n
+    )
+    spec = replace(spec_of(problem, Epilogue(node.output.dtype)), x_unit="none")
     return worker_bytes(most, spec, target, node) * threads
 
 
 @lowers("matmul", scratch=_matmul_scratch, strided=True)
 def lower_matmul(node: Node, ctx: Context) -> list[Step]:
     x, w = node.inputs
-    case = case_of(node, ctx.strides(x), ctx.strides(w))
-    if case.n == 1 and case.m != 1:
-        case = _turned(case)
+    problem = problem_of(node, ctx.strides(x), ctx.strides(w))
+    if problem.n == 1 and problem.m != 1:
+        problem = _transposed(problem)
     if node.output.dtype.kind == "complex":
-        columns_follow = case.w_unit == "line"
-        return [_plain_step(node, case, ComplexMatmul(columns_follow, len(case.batch)))]
-    if case.m == 1 and (case.w_unit == "line" or case.x_unit == case.w_unit == "term"):
-        kind = Vecmat if case.w_unit == "line" else Matvec
-        spec = kind(case.x.dtype, case.w.dtype, node.output.dtype, len(case.batch))
-        return [_plain_step(node, case, spec)]
-    return [product_step(node, ctx, case, spec_of(case, Epilogue(node.output.dtype)), {})]
+        columns_contiguous = problem.w_unit == "n"
+        return [
+            _scratchless_step(node, problem, ComplexGemm(columns_contiguous, len(problem.batch)))
+        ]
+    if problem.m == 1 and (problem.w_unit == "n" or problem.x_unit == problem.w_unit == "k"):
+        kind = GemvAxpy if problem.w_unit == "n" else GemvDot
+        spec = kind(problem.x.dtype, problem.w.dtype, node.output.dtype, len(problem.batch))
+        return [_scratchless_step(node, problem, spec)]
+    return [gemm_step(node, ctx, problem, spec_of(problem, Epilogue(node.output.dtype)), {})]
 
 
-def _plain_step(node: Node, case: Case, spec: ComplexMatmul | Matvec | Vecmat) -> Step:
-    """A kernel without scratch."""
-    words = case.words() | {"out": Pointer(node.output)}
+def _scratchless_step(
+    node: Node, problem: GemmProblem, spec: ComplexGemm | GemvDot | GemvAxpy
+) -> Step:
+    """A step of a kernel without scratch."""
+    words = problem.words() | {"out": Pointer(node.output)}
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     return Step(
         spec, [words[w] for w in spec.words], node.inputs, node.outputs, flops=cost.flops,
@@ -195,7 +206,7 @@ def _plain_step(node: Node, case: Case, spec: ComplexMatmul | Matvec | Vecmat) -
 
 
 def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, Word]]:
-    """Element types of bias and residual, which follow x and w, and their words."""
+    """Element types of bias and residual, the operands after x and w, and their words."""
     op: Any = node.op
     names = ["bias"] * op.has_bias + ["residual"] * op.has_residual
     values = dict(zip(names, node.inputs[2:], strict=True))
@@ -203,74 +214,78 @@ def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, Word]]:
     return bias, residual, {n: Pointer(v) for n, v in values.items()}
 
 
-def _fused(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
+def _bias_act(node: Node) -> tuple[GemmProblem, Gemm, dict[str, Word]]:
     op: Any = node.op
     bias, residual, words = _extras(node)
-    case = plain_case(node)
+    problem = contiguous_problem(node)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual)
-    return case, spec_of(case, epilogue), words
+    return problem, spec_of(problem, epilogue), words
 
 
-def _swiglu(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
+def _swiglu(node: Node) -> tuple[GemmProblem, Gemm, dict[str, Word]]:
     op: Any = node.op
-    case = plain_case(node)
+    problem = contiguous_problem(node)
     epilogue = Epilogue(node.output.dtype, op.activation, pair=True)
-    return case, spec_of(case, epilogue), {"up": Pointer(node.inputs[2])}
+    return problem, spec_of(problem, epilogue), {"up": Pointer(node.inputs[2])}
 
 
-def _packed(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
+def _packed_gemm(node: Node) -> tuple[GemmProblem, Gemm, dict[str, Word]]:
     op: Any = node.op
     x, w = node.inputs[:2]
     bias, residual, words = _extras(node)
     rows = x.shape.with_dims(x.shape.dims[:-1]).num_elements
-    case = Case(x, w, rows, op.n, op.k, op.k, 1)
+    problem = GemmProblem(x, w, rows, op.n, op.k, op.k, 1)
     layout = read_layout(op.layout, op.name)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual, layout.is_pair, op.scale)
     if layout.steps:
         kind = StrassenTwice if layout.steps > 1 else Strassen
-        return case, kind(x.dtype, w.dtype, epilogue), words
-    return case, spec_of(case, epilogue, packed=True), words
+        return problem, kind(x.dtype, w.dtype, epilogue), words
+    return problem, spec_of(problem, epilogue, packed=True), words
 
 
-_ONE = {"fused_matmul_bias_act": _fused, "fused_swiglu": _swiglu, "packed_matmul": _packed}
+_FUSED_GEMMS = {
+    "fused_matmul_bias_act": _bias_act,
+    "fused_swiglu": _swiglu,
+    "packed_matmul": _packed_gemm,
+}
 
 
-def _one_scratch(node: Node, target: Target, threads: int) -> int:
-    case, spec, _ = _ONE[node.op.name](node)
-    return worker_bytes(case, spec, target, node) * threads
+def _fused_scratch(node: Node, target: Target, threads: int) -> int:
+    problem, spec, _ = _FUSED_GEMMS[node.op.name](node)
+    return worker_bytes(problem, spec, target, node) * threads
 
 
-def _alike(node: Node) -> bool:
-    """Gate and up weights are packed by one function."""
+def _same_weight_dtype(node: Node) -> bool:
+    """Gate and up weights are packed by one function: they have one element type."""
     return node.op.name != "fused_swiglu" or node.inputs[1].dtype is node.inputs[2].dtype
 
 
-@lowers(*_ONE, when=_alike, scratch=_one_scratch)
-def lower_one(node: Node, ctx: Context) -> list[Step]:
-    case, spec, words = _ONE[node.op.name](node)
-    return [product_step(node, ctx, case, spec, words)]
+@lowers(*_FUSED_GEMMS, when=_same_weight_dtype, scratch=_fused_scratch)
+def lower_fused_gemm(node: Node, ctx: Context) -> list[Step]:
+    problem, spec, words = _FUSED_GEMMS[node.op.name](node)
+    return [gemm_step(node, ctx, problem, spec, words)]
 
 
 class _Lora:
-    """scale·(x·a)·b into scratch, in f32 at least, then x·w with that as a residual."""
+    """Three GEMMs: scale·(x·a)·b into scratch, in f32 at least, then x·w with it as residual."""
 
     def __init__(self, node: Node, target: Target, threads: int) -> None:
         op: Any = node.op
         x, _, a, b = node.inputs
         wide = f64 if node.output.dtype is f64 else f32
-        base = plain_case(node)
+        base = contiguous_problem(node)
         rank, n = b.shape.dims
-        down = replace(base, w=a, n=rank, w_term=rank)
-        up = replace(base, w=b, k=rank, x_line=rank)
+        down = replace(base, w=a, n=rank, w_stride_k=rank)
+        up = replace(base, w=b, k=rank, x_stride_m=rank)
         specs = (
             spec_of(down, Epilogue(wide)),
             replace(spec_of(up, Epilogue(wide, scale=op.scale)), x=wide),
             spec_of(base, Epilogue(node.output.dtype, residual=wide)),
         )
-        self.parts: list[tuple[Case, Matmul]] = list(zip((down, up, base), specs, strict=True))
+        self.gemms: list[tuple[GemmProblem, Gemm]] = list(zip((down, up, base), specs, strict=True))
         live = node.graph.live
         rows = upper_bound(base.m, live)
-        each = max(worker_bytes(case, spec, target, node) for case, spec in self.parts)
+        each = max(worker_bytes(problem, spec, target, node) for problem, spec in self.gemms)
         self.narrow = each * threads
         self.added = self.narrow + aligned(rows * upper_bound(rank, live) * wide.bytes)
         self.size = self.added + aligned(rows * upper_bound(n, live) * wide.bytes)
@@ -286,32 +301,32 @@ def lower_lora(node: Node, ctx: Context) -> list[Step]:
     lora = _Lora(node, ctx.target, ctx.threads)
     narrow, added = Scratch(node, lora.narrow), Scratch(node, lora.added)
     size = lora.x_bytes[1]
-    (down, first), (up, second), (base, third) = lora.parts
+    (down, first), (up, second), (base, third) = lora.gemms
     words: list[dict[str, Word]] = [
         {"out": narrow},
-        {"x": narrow, "out": added, "x_line": up.x_line * size, "x_term": size},
+        {"x": narrow, "out": added, "x_stride_m": up.x_stride_m * size, "x_stride_k": size},
         {"residual": added},
     ]
     pairs = zip((down, up, base), (first, second, third), words, strict=True)
-    return [product_step(node, ctx, case, spec, given) for case, spec, given in pairs]
+    return [gemm_step(node, ctx, problem, spec, given) for problem, spec, given in pairs]
 
 
 class _Grouped:
-    """The case of one expert, the kernel, and where its scratch lies behind the table."""
+    """The problem of one expert, the kernel, and its scratch behind the routing table."""
 
     def __init__(self, node: Node, target: Target, threads: int) -> None:
         op: Any = node.op
         x, w, expert = node.inputs
         packed = op.name == "packed_grouped_matmul"
         k, n = (op.k, op.n) if packed else w.shape.dims[1:]
-        self.case = Case(x, w, x.shape.dims[0], n, k, k, 1, 1, n)
-        plain = spec_of(self.case, Epilogue(node.output.dtype), packed)
-        self.spec = GroupedMatmul(x.dtype, w.dtype, plain.epilogue, packed)
+        self.problem = GemmProblem(x, w, x.shape.dims[0], n, k, k, 1, 1, n)
+        plain = spec_of(self.problem, Epilogue(node.output.dtype), packed)
+        self.spec = GroupedGemm(x.dtype, w.dtype, plain.epilogue, packed)
         self.experts: Dim = w.shape.dims[0]
         self.expert_bytes: Dim = w.shape.with_dims(w.shape.dims[1:]).size_bytes
         live = node.graph.live
-        self.table = table_bytes(upper_bound(self.case.m, live), upper_bound(self.experts, live))
-        self.size = self.table + worker_bytes(self.case, self.spec, target, node) * threads
+        self.table = table_bytes(upper_bound(self.problem.m, live), upper_bound(self.experts, live))
+        self.size = self.table + worker_bytes(self.problem, self.spec, target, node) * threads
         self.index: DType = expert.dtype
 
 
@@ -323,9 +338,9 @@ def _grouped_scratch(node: Node, target: Target, threads: int) -> int:
 def lower_grouped(node: Node, ctx: Context) -> list[Step]:
     group = _Grouped(node, ctx.target, ctx.threads)
     table, expert = Scratch(node), Pointer(node.inputs[2])
-    route: list[Word] = [expert, table, group.case.m, group.experts, Status(), Number(node)]
+    route: list[Word] = [expert, table, group.problem.m, group.experts, Status(), Number(node)]
     given: dict[str, Word] = {"table": table, "w_expert": group.expert_bytes}
     return [
         Step(Route(group.index), route, [node.inputs[2]], solo=True, uses_scratch=True),
-        product_step(node, ctx, group.case, group.spec, given, group.table),
+        gemm_step(node, ctx, group.problem, group.spec, given, group.table),
     ]

@@ -1,8 +1,8 @@
-"""Rearranging operands for the micro-kernel: `[terms][width]`, whatever way they lie in memory.
+"""Packing for the micro-kernel: operands of any strides become `[kc][width]`.
 
-Each function copies `lines` lines of `terms` elements so that element k of line i comes to
-dst + (k * width + i) elements. What lies beyond the last line is not written; results of such lines
-are dropped. Only of an odd number of lines the last one is written twice.
+"Rows" are rows of x or columns of w: the axis that is not k. Element k of row i goes to
+dst + (k * width + i) elements. What lies beyond the last row is not written, and its results are
+dropped; of an odd number of rows the last one is written twice.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, i32, i64, ptr, vec
 from rlx.llvm.storage import memory_type, widen
 
-_GROUP = 4  # terms of two lines that are interleaved at once
+_UNROLL = 4  # k of two rows that are interleaved at once
 
 
 def emit_pack(
     m: Module, name: str, dtype: DType, compute: Type | None, unit: str, routed: bool = False
 ) -> Function:
-    """void pack(ptr src, i64 line, i64 term, i64 lines, i64 terms, ptr dst, i64 width, ptr route)
+    """void pack(ptr src, i64 stride_mn, i64 stride_k, i64 rows, i64 kc, ptr dst, i64 width,
+    ptr route)
 
-    `line` and `term` are the bytes from one line, or term, to the next; `unit` says which of them
-    is one element ("line", "term" or "none"). Elements become `compute` numbers, or stay as they
-    are when that is None. When `routed`, lines are taken in the order of `route`, i32 numbers.
+    Strides are bytes; `unit` is the axis with unit stride ("k", "m", "n" or "none"). Elements are
+    converted to `compute`, or kept when that is None. When `routed`, rows are gathered in the order
+    of `route`, i32 row numbers.
     """
-    params = [("src", ptr), ("line", i64), ("term", i64), ("lines", i64), ("terms", i64)]
+    params = [("src", ptr), ("stride_mn", i64), ("stride_k", i64), ("rows", i64), ("kc", i64)]
     params += [("dst", ptr), ("width", i64), ("route", ptr)]
     f = m.function(name, params, internal=True)
     pack = _Pack(f, dtype, compute, routed)
-    if unit == "term":
-        f.if_(f["width"].eq(1), pack.copy_line, pack.interleave)
-    elif unit == "line":
-        pack.copy_terms()
+    if unit == "k":
+        f.if_(f["width"].eq(1), pack.copy_row, pack.interleave)
+    elif unit in ("m", "n"):
+        pack.copy_columns()
     else:
-        pack.any_way()
+        pack.copy_strided()
     return f
 
 
@@ -46,63 +47,63 @@ class _Pack:
         value = self.f.load(address, vec(lanes, self.raw))
         return value if self.compute is None else widen(self.f, value, self.dtype, self.compute)
 
-    def line(self, i: Value) -> Value:
-        """Where line i begins."""
+    def row(self, i: Value) -> Value:
+        """Where row i begins."""
         f = self.f
         if self.routed:
             i = f.load(f.gep(f["route"], i, i32), i32).to(i64)
-        return f.gep(f["src"], i * f["line"])
+        return f.gep(f["src"], i * f["stride_mn"])
 
     def to(self, index: Value) -> Value:
         return self.f.gep(self.f["dst"], index, self.type)
 
-    def copy_line(self) -> None:
-        """One line: a plain copy."""
-        f, terms = self.f, self.f["terms"]
+    def copy_row(self) -> None:
+        """One row: a contiguous copy."""
+        f, kc = self.f, self.f["kc"]
         lanes = f.target.lanes(32)
-        line, whole = self.line(f.i64(0)), terms - terms.urem(lanes)
-        for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, terms)):
+        row, whole = self.row(f.i64(0)), kc - kc.urem(lanes)
+        for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, kc)):
             for k in f.range(lo, hi, step):
-                f.store(self.read(f.gep(line, k, self.raw), step), self.to(k))
+                f.store(self.read(f.gep(row, k, self.raw), step), self.to(k))
 
     def interleave(self) -> None:
-        """Two lines at a time, from vectors along k to pairs across them."""
+        """Two rows at a time: vectors along k are interleaved into pairs."""
         f = self.f
-        last = f["lines"] - 1
-        whole = f["terms"] - (f["terms"] & (_GROUP - 1))
-        for i in f.range(0, f["lines"], 2):
-            first, second = self.line(i), self.line(f.min(i + 1, last))
-            for k in f.range(0, whole, _GROUP):
+        last = f["rows"] - 1
+        whole = f["kc"] - (f["kc"] & (_UNROLL - 1))
+        for i in f.range(0, f["rows"], 2):
+            first, second = self.row(i), self.row(f.min(i + 1, last))
+            for k in f.range(0, whole, _UNROLL):
                 self._pairs(i, k, f.gep(first, k, self.raw), f.gep(second, k, self.raw))
-            for k in f.range(whole, f["terms"]):
+            for k in f.range(whole, f["kc"]):
                 to = self.to(k * f["width"] + i)
                 f.store(self.read(f.gep(first, k, self.raw), 1), to)
                 f.store(self.read(f.gep(second, k, self.raw), 1), to, self.type.bytes)
 
     def _pairs(self, i: Value, k: Value, first: Value, second: Value) -> None:
         f = self.f
-        both = f.interleave(self.read(first, _GROUP), self.read(second, _GROUP))
+        both = f.interleave(self.read(first, _UNROLL), self.read(second, _UNROLL))
         to = self.to(k * f["width"] + i)
-        for u in range(_GROUP):
+        for u in range(_UNROLL):
             f.store(f.slice(both, 2 * u, 2), to)
             to = f.gep(to, f["width"], self.type)
 
-    def copy_terms(self) -> None:
-        """Every term is a run of lines: whole vectors of it, then what is left."""
+    def copy_columns(self) -> None:
+        """Rows are contiguous at each k: whole vectors, then the remainder."""
         f = self.f
         lanes = f.target.vector_bits // self.type.bits
-        whole = f["lines"] - f["lines"].urem(lanes)
-        for k in f.range(0, f["terms"]):
-            row = f.gep(f["src"], k * f["term"])
+        whole = f["rows"] - f["rows"].urem(lanes)
+        for k in f.range(0, f["kc"]):
+            row = f.gep(f["src"], k * f["stride_k"])
             start = k * f["width"]
-            for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, f["lines"])):
+            for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, f["rows"])):
                 for i in f.range(lo, hi, step):
                     f.store(self.read(f.gep(row, i, self.raw), step), self.to(start + i))
 
-    def any_way(self) -> None:
+    def copy_strided(self) -> None:
         f = self.f
-        for i in f.range(0, f["lines"]):
-            line = self.line(i)
-            for k in f.range(0, f["terms"]):
-                value = self.read(f.gep(line, k * f["term"]), 1)
+        for i in f.range(0, f["rows"]):
+            row = self.row(i)
+            for k in f.range(0, f["kc"]):
+                value = self.read(f.gep(row, k * f["stride_k"]), 1)
                 f.store(value, self.to(k * f["width"] + i))

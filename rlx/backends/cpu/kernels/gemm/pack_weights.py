@@ -1,4 +1,4 @@
-"""Rewrites products whose weights are known before any run: packed by `prepare`, then used so."""
+"""Rewrites matmuls with constant weights to GEMMs on panels, which `prepare` packs once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.kernels.gemm.microkernel import Geometry
-from rlx.backends.cpu.kernels.gemm.strassen import suits_strassen, tall_geometry
+from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
+from rlx.backends.cpu.kernels.gemm.strassen import suits_strassen, tall_tile
 from rlx.backends.cpu.kernels.gemm.strassen_twice import suits_twice
 from rlx.backends.cpu.layouts.pack import (
     PackedGroupedMatMul,
@@ -26,12 +26,12 @@ from rlx.llvm.storage import compute_type
 from rlx.llvm.target import Target
 from rlx.passes.rewrite import Editor
 
-# Narrow weights grow when their last panel is filled up; memory is dearer than packing them anew.
+# Padding the last panel makes narrow weights grow; beyond this they are packed in every run.
 _MOST_GROWTH, _SMALL = 2, 1 << 20
 
 
 def pack_weights(graph: Graph, target: Target) -> Graph:
-    """Products with a weight made of params and constants take it in panels, packed once."""
+    """Matmuls whose weight depends on params and constants alone take it in panels, packed once."""
     editor = Editor(graph, "pack_weights")
     packer = _Packer(editor, graph, target)
     for node in list(graph.nodes):
@@ -53,14 +53,13 @@ class _Packer:
     def pack(
         self, result: DType, *weights: Value, layout: str | None = None
     ) -> tuple[Value, str] | None:
-        """The weights in panels for a product of that type, with the layout (`layout`, or a plain
-        one); None if unfit."""
+        """The weights in panels, and their layout (`layout` or plain panels); None if unfit."""
         first = weights[0].shape
-        fit = all(self.editor.is_fixed(w) and w.shape.is_static for w in weights)
-        alike = all(w.shape is first for w in weights)
-        if not (fit and alike and first.rank in (2, 3)) or result.kind == "complex":
+        constant = all(self.editor.is_fixed(w) and w.shape.is_static for w in weights)
+        same_shape = all(w.shape is first for w in weights)
+        if not (constant and same_shape and first.rank in (2, 3)) or result.kind == "complex":
             return None
-        width = Geometry.of(self.target, compute_type(result)).width
+        width = TileShape.of(self.target, compute_type(result)).nr
         op = PackMatMul(layout or panel_layout(width, pair=len(weights) == 2))
         shapes = [w.shape for w in weights]
         given = sum(map(_bytes, shapes))
@@ -72,7 +71,7 @@ class _Packer:
         made: Value = self.graph.append(op, operands)
         return made
 
-    def product(
+    def gemm(
         self,
         x: Value,
         weights: tuple[Value, ...],
@@ -89,7 +88,7 @@ class _Packer:
         layout = None
         if strassen and suits_strassen(self.target, x.dtype, first.dtype, result, k, n):
             steps = 2 if suits_twice(self.target, k, n) else 1
-            layout = strassen_layout(tall_geometry(self.target).width, steps)
+            layout = strassen_layout(tall_tile(self.target).nr, steps)
         packed = self.pack(result, *weights, layout=layout)
         if packed is None:
             return None
@@ -106,11 +105,11 @@ def _matmul(packer: _Packer, node: Node) -> Value | None:
     result = node.output.dtype
     if result.kind == "complex":
         return _complex(packer, node)
-    return packer.product(x, (w,), result)
+    return packer.gemm(x, (w,), result)
 
 
 def _complex(packer: _Packer, node: Node) -> Value | None:
-    """Kernels multiply complex numbers by complex numbers only."""
+    """The complex GEMM takes complex operands only: cast the real one."""
     if all(v.dtype is c64 for v in node.inputs):
         return None
     cast = make_op("cast", {"dtype": c64})
@@ -120,25 +119,25 @@ def _complex(packer: _Packer, node: Node) -> Value | None:
 
 def _fused(packer: _Packer, node: Node) -> Value | None:
     x, w, *extras = node.inputs
-    return packer.product(x, (w,), node.output.dtype, *extras, **node.op.attributes())
+    return packer.gemm(x, (w,), node.output.dtype, *extras, **node.op.attributes())
 
 
 def _swiglu(packer: _Packer, node: Node) -> Value | None:
     x, *pair = node.inputs
-    return packer.product(x, tuple(pair), node.output.dtype, **node.op.attributes())
+    return packer.gemm(x, tuple(pair), node.output.dtype, **node.op.attributes())
 
 
 def _lora(packer: _Packer, node: Node) -> Value | None:
-    """x·w + scale·(x·a)·b; what is between the products is not rounded to 16 bits."""
+    """x·w + scale·(x·a)·b; intermediate results are f32 at least."""
     x, w, a, b = node.inputs
     wide = f64 if node.output.dtype is f64 else f32
-    down = packer.product(x, (a,), wide)
+    down = packer.gemm(x, (a,), wide)
     if down is None:
         return None
-    up = packer.product(down, (b,), wide, **node.op.attributes())
+    up = packer.gemm(down, (b,), wide, **node.op.attributes())
     if up is None:
         return None
-    return packer.product(x, (w,), node.output.dtype, up, has_residual=True)
+    return packer.gemm(x, (w,), node.output.dtype, up, has_residual=True)
 
 
 def _grouped(packer: _Packer, node: Node) -> Value | None:

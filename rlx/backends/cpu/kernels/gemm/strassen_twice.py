@@ -1,15 +1,13 @@
-"""Two steps of Strassen's scheme: 49 products of blocks in place of 64.
+"""Two levels of Strassen's algorithm: 49 multiplications of blocks instead of 64.
 
-Rows are taken in fours of tiles, columns in fours of panels, k in quarters. The step of
-`strassen.py` is taken with blocks of two by two tiles, and again within each of its seven
-products, its turns. The first and third panel of a four, and the second and fourth, are the columns
-of one block: so the sums of a weight for one step are the outer ones for two.
+Rows are taken in quads of tiles, columns in quads of panels, k in quarters. The algorithm of
+`strassen.py` is applied to blocks of 2x2 tiles (the outer level), and again within each of its
+seven products (the inner level). The first and third panel of a quad, and the second and fourth,
+are the columns of one block: so the weight sums of one level are the outer sums of two.
 
-A worker takes four tiles of rows at a time and goes through the turns; the sums of rows for a turn
-are made while the products of the one before run.
-Rows that are no whole four go through one step.
-
-One turn of two steps of Strassen's scheme: the seven inner products of an outer one.
+A worker takes a quad of row tiles and runs the seven outer products one after another; the row
+sums of the next outer product are computed between the multiplications of this one. Remainder
+rows that are no whole quad go through one level.
 """
 
 from __future__ import annotations
@@ -19,58 +17,57 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-from rlx.backends.cpu.kernels.gemm.gemm import TERMS, Product, round_up, up
-from rlx.backends.cpu.kernels.gemm.microkernel import Geometry
+from rlx.backends.cpu.kernels.gemm.gemm import KC, GemmEmitter, round_up, to_cache_line
+from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.backends.cpu.kernels.gemm.strassen import (
     Strassen,
-    StrassenProduct,
+    StrassenEmitter,
     left_operand,
-    tall_geometry,
+    tall_tile,
 )
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import LINE
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-TURNS = 7
-RESULTS = 16  # tiles of a four of rows and a four of panels
-SECTIONS = 3  # of a weight: its panels, outer sums, inner sums
-STATE_BYTES = 16  # sums of rows that are made, and the address of the rows that are next
+PRODUCTS = 7
+RESULTS = 16  # C tiles of a quad of row tiles and a quad of panels
+SECTIONS = 3  # of a packed weight: its panels, outer sums, inner sums
+STATE_BYTES = 16  # row sums computed so far, and the address of the next rows
 
-_P5, _P1, _U, _V = range(4)  # tiles that are kept: U is P1 + P6, V is P1 + P6 + P7
+_P5, _P1, _U, _V = range(4)  # saved tiles: U is P1 + P6, V is P1 + P6 + P7
 INNER_TILES = 4
-OUTER_TILES = 2 * 4  # V and U in the place of P1
+OUTER_TILES = 2 * 4  # U and V overwrite P1
 
-_NONE, _ON = -1, -2  # no tile; the sums of the product before, as they are
+_NONE, _CARRY = -1, -2  # no tile; the accumulators of the product before
 
 
-class _Way(NamedTuple):
-    """Of a product out of the registers: what it starts with, where it is kept, what is added then;
-    and the block of its own product that it then is."""
+class _Dataflow(NamedTuple):
+    """How a product flows through saved tiles."""
 
-    start: int = _NONE
-    kept: int = _NONE
-    plus: int = _NONE
-    block: int = _NONE
+    start: int = _NONE  # what its accumulators start from
+    kept: int = _NONE  # where it is saved
+    plus: int = _NONE  # the tile that is added after that
+    block: int = _NONE  # the block of C that it then is
 
 
 _INNER = {
-    5: _Way(kept=_P5),
-    1: _Way(kept=_P1),
-    6: _Way(_ON, kept=_U),
-    7: _Way(_ON, kept=_V, plus=_P5, block=3),
-    4: _Way(_V, block=2),
-    2: _Way(_P1, block=0),
-    3: _Way(_U, plus=_P5, block=1),
+    5: _Dataflow(kept=_P5),
+    1: _Dataflow(kept=_P1),
+    6: _Dataflow(_CARRY, kept=_U),
+    7: _Dataflow(_CARRY, kept=_V, plus=_P5, block=3),
+    4: _Dataflow(_V, block=2),
+    2: _Dataflow(_P1, block=0),
+    3: _Dataflow(_U, plus=_P5, block=1),
 }
 _OUTER = {
-    5: _Way(kept=_P5),
-    1: _Way(kept=_P1),
-    2: _Way(_P1, block=0),
-    6: _Way(_P1, kept=_P1),
-    3: _Way(_P1, plus=_P5, block=1),
-    7: _Way(_P1, kept=_P1, plus=_P5, block=3),
-    4: _Way(_P1, block=2),
+    5: _Dataflow(kept=_P5),
+    1: _Dataflow(kept=_P1),
+    2: _Dataflow(_P1, block=0),
+    6: _Dataflow(_P1, kept=_P1),
+    3: _Dataflow(_P1, plus=_P5, block=1),
+    7: _Dataflow(_P1, kept=_P1, plus=_P5, block=3),
+    4: _Dataflow(_P1, block=2),
 }
 _FIELDS = (
     "a", "section", "quarter", "start", "kept", "plus", "outer_start", "outer_kept", "outer_plus",
@@ -78,27 +75,27 @@ _FIELDS = (
 )  # fmt: skip
 _STEP_BYTES = 4 * len(_FIELDS)
 
-# Where right operands of P1 to P7 lie: halves of k of two panels, sums behind them.
+# Where the right operands of P1 to P7 lie: halves of k of two panels, or T1 to T4 behind them.
 _RAW = {1: 0, 2: 1, 3: 3}
 _SUMMED = {4: 3, 5: 0, 6: 1, 7: 2}
 
 
-def _steps(g: Geometry) -> bytes:
-    """The 49 products in their order, `_FIELDS` of each. Tiles are given by their bytes' offset."""
+def _product_table(g: TileShape) -> bytes:
+    """The 49 products in execution order, `_FIELDS` of each. Tiles are byte offsets."""
     fields = []
     for o, outer in _OUTER.items():
         for i, inner in _INNER.items():
             has_block = inner.block != _NONE
             blocks = [b * 4 + inner.block if has_block and b != _NONE else _NONE for b in outer]
             tiles = [inner.start, inner.kept, inner.plus, *blocks]
-            fields += [(i - 1) * g.lanes * g.sums.bytes, *_weight(o, i)]
+            fields += [(i - 1) * g.lanes * g.acc.bytes, *_weight(o, i)]
             fields += [t * g.tile_bytes if t >= 0 else t for t in tiles]
     return struct.pack(f"<{len(fields)}i", *fields)
 
 
 def _weight(o: int, i: int) -> tuple[int, int]:
-    """The place of a section's address, and the number of the quarter of k in it, of the right
-    operand of inner product i of outer product o."""
+    """The right operand of inner product i of outer product o: byte offset of its section's
+    address, and the quarter of k in that section."""
     if i in _SUMMED:
         return 2 * 8, (o - 1) * 4 + _SUMMED[i]
     section, half = (0, _RAW[o]) if o in _RAW else (8, _SUMMED[o])
@@ -107,110 +104,116 @@ def _weight(o: int, i: int) -> tuple[int, int]:
 
 
 _SUMS_PARAMS = [
-    ("state", ptr), ("line", i64), ("across", i64), ("terms", i64), ("out", ptr),
+    ("state", ptr), ("x_stride", i64), ("across", i64), ("kc", i64), ("out", ptr),
 ]  # fmt: skip
 
 
-def emit_turn_sums(m: Module, g: Geometry) -> Function:
-    """void sum_turn(i64 turn, ptr state, i64 line, i64 across, i64 terms, ptr out)
+def emit_outer_row_sums(m: Module, g: TileShape) -> Function:
+    """void sum_rows(i64 outer_index, ptr state, i64 x_stride, i64 across, i64 kc, ptr out)
 
-    What is left to do of a turn's left operands, [rows][terms / lanes][7] vectors: sums of four
-    tiles of rows, `line` bytes apart, whose quarters of k begin `across` bytes from each other.
+    The remaining left operands of an outer product, [rows][kc / lanes][7] vectors: sums over four
+    row tiles, `x_stride` bytes from row to row, whose quarters of k are `across` bytes apart.
     """
-    f = m.function("sum_turn", [("turn", i64), *_SUMS_PARAMS], internal=True)
-    end = f["terms"] * g.rows
+    f = m.function("sum_rows", [("outer_index", i64), *_SUMS_PARAMS], internal=True)
+    end = f["kc"] * g.mr
 
     def all_left(one: Callable[[Value], Value]) -> None:
-        f.while_([f.load(f["state"], i64)], lambda made: made < end, one)
+        f.while_([f.load(f["state"], i64)], lambda done: done < end, one)
 
-    _of_turn(f, g, f["turn"], all_left)
+    _switch_outer(f, g, f["outer_index"], all_left)
     return f
 
 
-def _of_turn(
-    f: Function, g: Geometry, turn: Value, work: Callable[[Callable[[Value], Value]], None]
+def _switch_outer(
+    f: Function, g: TileShape, outer_index: Value, work: Callable[[Callable[[Value], Value]], None]
 ) -> None:
-    """work(one), where `one` makes the turn's next sums after so many."""
-    f.switch(turn, {n: partial(work, partial(_sum_rows, f, g, o)) for n, o in enumerate(_OUTER)})
+    """work(one), where one(done) computes the next row sums of an outer product."""
+    f.switch(
+        outer_index, {n: partial(work, partial(_sum_rows, f, g, o)) for n, o in enumerate(_OUTER)}
+    )
 
 
-def _sum_rows(f: Function, g: Geometry, outer: int, made: Value) -> Value:
-    """One vector of each left operand of an outer product; gives how many numbers are made then."""
-    wide, size = g.sums.with_lanes(g.lanes), g.sums.bytes
+def _sum_rows(f: Function, g: TileShape, outer: int, done: Value) -> Value:
+    """One vector of each left operand of an outer product; returns how many elements are done."""
+    wide, size = g.acc.with_lanes(g.lanes), g.acc.bytes
     x = f.load(f["state"], ptr, 8)
 
     @cache
     def part(tile: int, k: int) -> Value:
-        row = f.gep(x, f["line"] * (tile * g.rows))
+        row = f.gep(x, f["x_stride"] * (tile * g.mr))
         return f.load(f.gep(row, f["across"] * k), wide)
 
     @cache
     def operand(row: int, k: int) -> Value:
-        """The outer product's: a tile of rows and quarter of k of two each."""
+        """The left operand of the outer product, for one of two row tiles and quarters of k."""
         return left_operand(outer, lambda i, j: part(2 * i + row, 2 * j + k))
 
-    to = f.gep(f["out"], made, TURNS * size)
-    for i in range(TURNS):
+    to = f.gep(f["out"], done, PRODUCTS * size)
+    for i in range(PRODUCTS):
         f.store(left_operand(i + 1, operand), to, i * wide.bytes)
-    then = made + g.lanes
-    is_row_end = then.urem(f["terms"]).eq(0)
-    on = f.select(is_row_end, f["line"] - (f["terms"] - g.lanes) * size, wide.bytes)
+    then = done + g.lanes
+    is_row_end = then.urem(f["kc"]).eq(0)
+    on = f.select(is_row_end, f["x_stride"] - (f["kc"] - g.lanes) * size, wide.bytes)
     f.store(then, f["state"])
     f.store(f.gep(x, on), f["state"], 8)
     return then
 
 
 _PARAMS = [
-    ("words", ptr), ("turn", i64), ("a", ptr), ("quarter", i64), ("sections", ptr), ("inner", ptr),
-    ("outer", ptr), ("k", i64), ("is_last", i64), ("at", i64), ("column", i64),
+    ("words", ptr), ("outer_index", i64), ("a", ptr), ("quarter", i64), ("sections", ptr),
+    ("inner", ptr), ("outer", ptr), ("k", i64), ("is_last", i64), ("at", i64), ("column", i64),
 ]  # fmt: skip
 
 
-class Seven:
-    """void seven(ptr words, i64 turn, ptr a, i64 quarter, ptr sections, ptr inner, ptr outer,
-    i64 k, i64 is_last, i64 at, i64 column, ptr state, i64 line, i64 across, i64 terms, ptr out)
+class InnerProducts:
+    """void inner_products(ptr words, i64 outer_index, ptr a, i64 quarter, ptr sections, ptr inner,
+    ptr outer, i64 k, i64 is_last, i64 at, i64 column, ptr state, i64 x_stride, i64 across, i64 kc,
+    ptr out)
 
-    One turn of a four of rows and a four of panels over one block of k. `a` holds the turn's left
-    operands; `sections` are the addresses that right ones are quarters of, `quarter` bytes each.
-    Results are added to from the second block on and finished by the last one; `at` and `column`
-    are where they begin. From `state` on: what `sum_turn` takes, for the turn that follows.
+    The seven inner products of one outer product, for a quad of row tiles and a quad of panels over
+    one k block. `a` holds the left operands. `sections` are the addresses of the right ones, which
+    are quarters of `quarter` bytes. `inner` and `outer` are saved tiles. C tiles are accumulated
+    over the k blocks; the last one runs the epilogue, at element `at` and column `column`. From
+    `state` on: the arguments of `sum_rows`, for the next outer product.
     """
 
-    def __init__(self, product: Product, m: Module) -> None:
-        g = product.g
-        self.f = f = m.function("seven", [*_PARAMS, *_SUMS_PARAMS], internal=True)
-        self.product, self.g = product, g
-        self.wide = g.sums.with_lanes(g.lanes)
-        self.places = [i * self.wide.bytes for i in range(g.rows * g.vectors)]
+    def __init__(self, gemm: GemmEmitter, m: Module) -> None:
+        g = gemm.g
+        self.f = f = m.function("inner_products", [*_PARAMS, *_SUMS_PARAMS], internal=True)
+        self.gemm, self.g = gemm, g
+        self.wide = g.acc.with_lanes(g.lanes)
+        self.places = [i * self.wide.bytes for i in range(g.mr * g.vectors)]
         self.zeros = [f.const(0, self.wide)] * len(self.places)
         self.results = f.gep(f["outer"], OUTER_TILES * g.tile_bytes)
-        self.result, self.n = product.word(f, "out"), product.word(f, "n")
-        self.table = m.table(f, _steps(g))
-        first = f["turn"] * TURNS
-        f.loop(first, first + TURNS, 1, self.zeros, self._product, guard=False)
+        self.result, self.n = gemm.word(f, "out"), gemm.word(f, "n")
+        self.table = m.table(f, _product_table(g))
+        first = f["outer_index"] * PRODUCTS
+        f.loop(first, first + PRODUCTS, 1, self.zeros, self._product, guard=False)
 
     def _product(self, number: Value, *before: Value) -> list[Value]:
-        """One inner product, from its start until it is where it belongs."""
+        """One inner product: start, multiply, and add to saved tiles or to C."""
         f = self.f
-        step = self._step(number)
+        step = self._entry(number)
         is_result = step["result"] >= 0
-        f.if_(is_result & f["is_last"].ne(0), lambda: self._ask(*self._corner(step)[:1]))
+        f.if_(
+            is_result & f["is_last"].ne(0), lambda: self._prefetch_out(*self._tile_corner(step)[:1])
+        )
         start = step["start"]
         sums = f.if_(
             start >= 0,
             lambda: self._read(f.gep(f["inner"], start)),
-            lambda: f.if_(start.eq(_ON), lambda: list(before), lambda: self.zeros),
+            lambda: f.if_(start.eq(_CARRY), lambda: list(before), lambda: self.zeros),
         )
-        following = self._step(f.min(number + 1, TURNS * TURNS - 1))
+        following = self._entry(f.min(number + 1, PRODUCTS * PRODUCTS - 1))
         sums = self._multiply(sums, step, self._weights(following))
         self._keep(f["inner"], step["kept"], sums)
         sums = self._plus(f["inner"], step["plus"], sums)
         sums = self._plus(f["outer"], step["outer_start"], sums)
         self._keep(f["outer"], step["outer_kept"], sums)
         sums = self._plus(f["outer"], step["outer_plus"], sums)
-        return f.if_(is_result, lambda: self._end(step, sums), lambda: sums)
+        return f.if_(is_result, lambda: self._store_result(step, sums), lambda: sums)
 
-    def _step(self, number: Value) -> dict[str, Value]:
+    def _entry(self, number: Value) -> dict[str, Value]:
         f = self.f
         entry = f.gep(self.table, number, _STEP_BYTES)
         return {name: f.load(entry, i32, 4 * i).to(i64) for i, name in enumerate(_FIELDS)}
@@ -236,29 +239,31 @@ class Seven:
 
         return self.f.if_(tile >= 0, added, lambda: sums)
 
-    def _multiply(self, sums: list[Value], step: dict[str, Value], following: Value) -> list[Value]:
-        """Add the product to sums; weights of the next one are asked for."""
+    def _multiply(
+        self, sums: list[Value], step: dict[str, Value], next_weights: Value
+    ) -> list[Value]:
+        """Accumulate the product; the weights of the next one are prefetched."""
         f, g = self.f, self.g
         b, x = self._weights(step), f.gep(f["a"], step["a"])
-        line = f["terms"] * (TURNS * g.sums.bytes)
-        end = f["terms"] * g.rows
+        x_stride = f["kc"] * (PRODUCTS * g.acc.bytes)
+        end = f["kc"] * g.mr
 
         def vector(k: Value, *sums: Value) -> list[Value]:
-            rows = [f.gep(x, line * r + k * (TURNS * g.sums.bytes)) for r in range(g.rows)]
-            here, ahead = f.gep(b, k, g.row_bytes), f.gep(following, k, g.row_bytes)
-            term = partial(self._term, rows, here, ahead)
-            out = f.loop(0, g.lanes, 1, list(sums), term)
-            made = f.load(f["state"], i64)
+            rows = [f.gep(x, x_stride * r + k * (PRODUCTS * g.acc.bytes)) for r in range(g.mr)]
+            here, ahead = f.gep(b, k, g.row_bytes), f.gep(next_weights, k, g.row_bytes)
+            step = partial(self._rank_one, rows, here, ahead)
+            out = f.loop(0, g.lanes, 1, list(sums), step)
+            done = f.load(f["state"], i64)
 
             def sum_one(one: Callable[[Value], Value]) -> None:
-                one(made)
+                one(done)
 
-            f.if_(made < end, lambda: _of_turn(f, g, f["turn"] + 1, sum_one))
+            f.if_(done < end, lambda: _switch_outer(f, g, f["outer_index"] + 1, sum_one))
             return out
 
-        return f.loop(0, f["terms"], g.lanes, sums, vector, guard=False)
+        return f.loop(0, f["kc"], g.lanes, sums, vector, guard=False)
 
-    def _term(
+    def _rank_one(
         self, rows: list[Value], b: Value, ahead: Value, i: Value, *sums: Value
     ) -> list[Value]:
         f, g = self.f, self.g
@@ -266,53 +271,53 @@ class Seven:
             f.prefetch(f.gep(ahead, i, g.row_bytes), at, locality=2)
         weights = f.gep(b, i, g.row_bytes)
         columns = [f.load(weights, self.wide, j * self.wide.bytes) for j in range(g.vectors)]
-        elements = [f.broadcast_load(f.gep(r, i, g.sums), g.sums, g.lanes, 0) for r in rows]
+        elements = [f.broadcast_load(f.gep(r, i, g.acc), g.acc, g.lanes, 0) for r in rows]
         products = [(a, c) for a in elements for c in columns]
         return [f.fma(a, c, s) for (a, c), s in zip(products, sums, strict=True)]
 
-    def _corner(self, step: dict[str, Value]) -> tuple[Value, Value]:
-        """Where a result's tile begins: the element, and the column."""
+    def _tile_corner(self, step: dict[str, Value]) -> tuple[Value, Value]:
+        """The element and the column of the top left corner of a C tile."""
         f, g = self.f, self.g
         block = step["result"].udiv(g.tile_bytes)
         outer, inner = block.udiv(4), block & 3
-        row = ((outer & 2) + inner.udiv(2)) * g.rows
-        column = ((inner & 1) * 2 + (outer & 1)) * self.product.columns
+        row = ((outer & 2) + inner.udiv(2)) * g.mr
+        column = ((inner & 1) * 2 + (outer & 1)) * self.gemm.columns
         return f["at"] + row * self.n + column, f["column"] + column
 
-    def _ask(self, at: Value) -> None:
-        """For the memory of a result: it comes while the product is made."""
+    def _prefetch_out(self, at: Value) -> None:
+        """Prefetch the rows of a C tile while it is computed."""
         f, g = self.f, self.g
-        for r in range(g.rows):
-            row = f.gep(self.result, at + self.n * r, g.sums)
+        for r in range(g.mr):
+            row = f.gep(self.result, at + self.n * r, g.acc)
             for line in range(0, g.row_bytes, LINE):
                 f.prefetch(row, line)
 
-    def _end(self, step: dict[str, Value], sums: list[Value]) -> list[Value]:
-        """A tile of the result: added to what is there of it, and finished by the last block."""
+    def _store_result(self, step: dict[str, Value], sums: list[Value]) -> list[Value]:
+        """Accumulate a C tile; the last k block runs its epilogue."""
         f = self.f
         tile = f.select(f["k"] > 0, step["result"], f.i64(_NONE))
         self._write(f.gep(self.results, step["result"]), self._plus(self.results, tile, sums))
 
-        def finish() -> None:
-            rows, (at, column) = f.i64(self.g.rows), self._corner(step)
+        def epilogue() -> None:
+            rows, (at, column) = f.i64(self.g.mr), self._tile_corner(step)
             done = f.gep(self.results, step["result"])
-            f.call(self.product.finish, f["words"], done, rows, at, column, f.null())
+            f.call(self.gemm.epilogue, f["words"], done, rows, at, column, f.null())
 
-        f.if_(f["is_last"].ne(0), finish)
+        f.if_(f["is_last"].ne(0), epilogue)
         return self.zeros
 
 
-_MOST = 1 << 20  # elements of a weight: with its sums it takes 3.75 times its size
-_TERMS = 384  # of a quarter of k, per block
-_KEPT = 4  # fours of panels that sums of rows are made once for
-_UNITS = 2  # of work for each worker, at least
+_MAX_ELEMENTS = 1 << 20  # of a weight: with its sums it takes 3.75 times its size
+_KC = 384  # per block of a quarter of k
+_QUAD_GROUP = 4  # quads of panels that share the row sums
+_MIN_UNITS = 2  # units of work per worker, at least
 
 
 def suits_twice(target: Target, k: int, n: int) -> bool:
-    """Whether products of weights that suit one step are faster by two, and the weights small."""
-    g = tall_geometry(target)
-    whole = k >= TERMS and k % (4 * g.lanes) == 0 and n % (4 * g.width) == 0
-    return whole and target.num_vector_registers >= 32 and k * n <= _MOST
+    """Whether two levels are faster than one, for a weight that suits one."""
+    g = tall_tile(target)
+    whole = k >= KC and k % (4 * g.lanes) == 0 and n % (4 * g.nr) == 0
+    return whole and target.num_vector_registers >= 32 and k * n <= _MAX_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -320,114 +325,115 @@ class StrassenTwice(Strassen):
     """words: as `self.words` lists them. `w` is laid out as `twiceW`."""
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
-        g = self.geometry(target)
-        sums = 2 * TURNS * g.rows * min(up(k // 4, g.lanes), _TERMS) * g.sums.bytes
-        tiles = (INNER_TILES + _KEPT * (OUTER_TILES + RESULTS)) * g.tile_bytes
-        return max(super().scratch(target, rows, n, k), up(sums, 64) + tiles)
+        g = self.tile_shape(target)
+        sums = 2 * PRODUCTS * g.mr * min(round_up(k // 4, g.lanes), _KC) * g.acc.bytes
+        tiles = (INNER_TILES + _QUAD_GROUP * (OUTER_TILES + RESULTS)) * g.tile_bytes
+        return max(super().scratch(target, rows, n, k), round_up(sums, 64) + tiles)
 
     def emit(self, m: Module) -> None:
-        _StrassenTwice(self, m).emit()
+        _StrassenTwiceEmitter(self, m).emit()
 
 
-class _StrassenTwice(StrassenProduct):
+class _StrassenTwiceEmitter(StrassenEmitter):
     def __init__(self, spec: StrassenTwice, m: Module) -> None:
-        self.sum_turn = emit_turn_sums(m, spec.geometry(m.target))
+        self.sum_rows = emit_outer_row_sums(m, spec.tile_shape(m.target))
         super().__init__(spec, m)
-        self.seven = Seven(self, m).f
+        self.inner_products = InnerProducts(self, m).f
 
     def _in_blocks(self) -> None:
-        """Fours where there are enough for the workers, or else pairs."""
+        """Two levels where there are enough quads for the workers, else one."""
         f = self.f
-        pairs, tall = self["n"].udiv(2 * self.columns), self.g.rows * 4
-        fours = self["m"].udiv(tall)
-        enough = (fours > 1) & ((fours * pairs).udiv(2) >= f["nth"].to(i64) * _UNITS)
-        per_chunk = f.select(enough, tall, self.rows_of_pairs(pairs))
-        self.lay_out_pairs(pairs, per_chunk)
-        self._lay_out_fours()
+        pairs, tall = self["n"].udiv(2 * self.columns), self.g.mr * 4
+        quads = self["m"].udiv(tall)
+        enough = (quads > 1) & ((quads * pairs).udiv(2) >= f["nth"].to(i64) * _MIN_UNITS)
+        mc = f.select(enough, tall, self.rows_of_pairs(pairs))
+        self.lay_out_pairs(pairs, mc)
+        self._lay_out_quads()
         each = f.select(enough, 2, f.i64(1))  # pairs of a unit
         columns = pairs.udiv(each)
-        lo, hi = self._share(columns, per_chunk)
+        lo, hi = self._worker_range(columns, mc)
 
         def run(unit: Value) -> Value:
-            chunk = unit.udiv(columns)
-            first = unit - chunk * columns
+            row_block = unit.udiv(columns)
+            first = unit - row_block * columns
             last = f.min(columns, first + (hi - unit))
-            row = chunk * per_chunk
-            x, at = f.gep(self["x"], row * self["x_line"]), row * self["n"]
-            rows = f.min(per_chunk, self["m"] - row)
+            row = row_block * mc
+            x, at = f.gep(self["x"], row * self["x_stride_m"]), row * self["n"]
+            rows = f.min(mc, self["m"] - row)
             f.if_(
                 enough & rows.eq(tall),
-                lambda: self._fours_of(x, at, first, last),
+                lambda: self._run_quads(x, at, first, last),
                 lambda: self.pairs_of(x, self["w"], rows, at, first * each, last * each),
             )
             return unit + (last - first)
 
         f.while_([lo], lambda u: u < hi, run)
 
-    def _share(self, columns: Value, per_chunk: Value) -> tuple[Value, Value]:
-        """The units of this worker: those of the last chunk may be smaller."""
+    def _worker_range(self, columns: Value, mc: Value) -> tuple[Value, Value]:
+        """The units of this worker: those of the last row block may be smaller."""
         f, workers = self.f, self.f["nth"].to(i64)
-        whole = self["m"].udiv(per_chunk) * columns
-        left = self["m"].urem(per_chunk)
+        whole = self["m"].udiv(mc) * columns
+        left = self["m"].urem(mc)
 
         def start(worker: Value) -> Value:
             rows = (self["m"] * columns * worker).udiv(workers)
-            beyond = rows - whole * per_chunk
-            among = (rows + per_chunk.udiv(2)).udiv(per_chunk)
+            beyond = rows - whole * mc
+            among = (rows + mc.udiv(2)).udiv(mc)
             last = (beyond + left - 1).udiv(f.max(left, 1))
             return f.select(beyond > 0, whole + last, among)
 
         tid = f["tid"].to(i64)
         return start(tid), start(tid + 1)
 
-    def _lay_out_fours(self) -> None:
-        """This worker's sums of rows for two turns, and tiles, where those of pairs would lie."""
+    def _lay_out_quads(self) -> None:
+        """This worker's row sums of two outer products, and tiles; in place of those of pairs."""
         f, g = self.f, self.g
         self.quarter = self["k"].udiv(4)
-        self.quarter_terms = self.block_of(self.quarter, _TERMS)
-        size = self.quarter_terms * (2 * TURNS * g.rows * g.sums.bytes)
-        self.inner = f.gep(self.row_sums, round_up(size))
+        self.quarter_kc = self.block_of(self.quarter, _KC)
+        size = self.quarter_kc * (2 * PRODUCTS * g.mr * g.acc.bytes)
+        self.inner = f.gep(self.row_sums, to_cache_line(size))
         self.outer = f.gep(self.inner, INNER_TILES * g.tile_bytes)
         self.sections, self.state = f.alloca(SECTIONS * 8), f.alloca(STATE_BYTES)
 
-    def _fours_of(self, x: Value, at: Value, first: Value, last: Value) -> None:
-        """Four tiles of rows against fours of panels."""
+    def _run_quads(self, x: Value, at: Value, first: Value, last: Value) -> None:
+        """A quad of row tiles against quads of panels."""
         f = self.f
-        for start in f.range(first, last, _KEPT):
-            stop = f.min(start + _KEPT, last)
-            for k in f.range(0, self.quarter, self.quarter_terms, guard=False):
-                self._turns(f.gep(x, k, self.g.sums), at, start, stop, k)
+        for start in f.range(first, last, _QUAD_GROUP):
+            stop = f.min(start + _QUAD_GROUP, last)
+            for k in f.range(0, self.quarter, self.quarter_kc, guard=False):
+                self._run_outer(f.gep(x, k, self.g.acc), at, start, stop, k)
 
-    def _turns(self, x: Value, at: Value, start: Value, stop: Value, k: Value) -> None:
-        """All turns over one block of k."""
+    def _run_outer(self, x: Value, at: Value, start: Value, stop: Value, k: Value) -> None:
+        """All outer products over one k block."""
         f, g = self.f, self.g
-        terms = f.min(self.quarter_terms, self.quarter - k)
-        sums = self["x_line"], self.quarter * g.sums.bytes, terms
-        size = terms * (TURNS * g.rows * g.sums.bytes)
-        is_last = (k + self.quarter_terms >= self.quarter).to(i64, signed=False)
-        self._begin_sums(x, f.i64(0))
-        f.call(self.sum_turn, f.i64(0), self.state, *sums, self.row_sums)
-        for turn in f.range(0, TURNS):
-            now = f.gep(self.row_sums, (turn & 1) * size)
-            then = f.gep(self.row_sums, (1 - (turn & 1)) * size)
-            self._begin_sums(x, f.select(turn < TURNS - 1, 0, terms * g.rows))
+        kc = f.min(self.quarter_kc, self.quarter - k)
+        sums = self["x_stride_m"], self.quarter * g.acc.bytes, kc
+        size = kc * (PRODUCTS * g.mr * g.acc.bytes)
+        is_last = (k + self.quarter_kc >= self.quarter).to(i64, signed=False)
+        self._reset_sums(x, f.i64(0))
+        f.call(self.sum_rows, f.i64(0), self.state, *sums, self.row_sums)
+        for outer_index in f.range(0, PRODUCTS):
+            now = f.gep(self.row_sums, (outer_index & 1) * size)
+            then = f.gep(self.row_sums, (1 - (outer_index & 1)) * size)
+            self._reset_sums(x, f.select(outer_index < PRODUCTS - 1, 0, kc * g.mr))
             for p in f.range(start, stop):
-                self._point_at_weights(p, k)
+                self._store_sections(p, k)
                 column = p * (4 * self.columns)
                 tiles = f.gep(self.outer, p - start, (OUTER_TILES + RESULTS) * g.tile_bytes)
                 f.call(
-                    self.seven, f["words"], turn, now, self.quarter * g.row_bytes, self.sections,
-                    self.inner, tiles, k, is_last, at + column, column, self.state, *sums, then,
+                    self.inner_products, f["words"], outer_index, now, self.quarter * g.row_bytes,
+                    self.sections, self.inner, tiles, k, is_last, at + column, column, self.state,
+                    *sums, then,
                 )  # fmt: skip
-            f.call(self.sum_turn, turn + 1, self.state, *sums, then)
+            f.call(self.sum_rows, outer_index + 1, self.state, *sums, then)
 
-    def _begin_sums(self, x: Value, done: Value) -> None:
-        """Of rows from x on, for another turn; `done` numbers of them are there already."""
+    def _reset_sums(self, x: Value, done: Value) -> None:
+        """Start the row sums of the next outer product at x; `done` elements are there already."""
         self.f.store(done, self.state)
         self.f.store(x, self.state, 8)
 
-    def _point_at_weights(self, p: Value, k: Value) -> None:
-        """At the sections of the weight that a four of panels reads: itself, outer, inner sums."""
+    def _store_sections(self, p: Value, k: Value) -> None:
+        """Store the section addresses of a quad of panels: panels, outer sums, inner sums."""
         f = self.f
         quarters = p * 16, self.panels * 4 + p * 16, self.panels * 8 + p * 28
         for i, number in enumerate(quarters):

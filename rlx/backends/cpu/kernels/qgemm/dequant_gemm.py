@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.gemm.gemm import CHUNK, GROUP, TERMS, Matmul, Product
-from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedMatmul, GroupedProduct
-from rlx.backends.cpu.kernels.gemm.microkernel import ROWS
+from rlx.backends.cpu.kernels.gemm.gemm import (
+    KC,
+    MC,
+    PANEL_GROUP,
+    Gemm,
+    GemmEmitter,
+    round_up,
+    to_cache_line,
+)
+from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, GroupedGemmEmitter
+from rlx.backends.cpu.kernels.gemm.microkernel import MR
 from rlx.backends.cpu.kernels.qgemm.dequantize import emit_decode
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
@@ -24,14 +32,14 @@ _POINTERS = frozenset(["scale", "zp"])
 _F32 = GGUF_SCHEMES["F32"]
 
 
-def block_terms(scheme: QuantScheme) -> int:
-    """k of a decoded panel: about `TERMS`, in whole blocks."""
+def dequant_kc(scheme: QuantScheme) -> int:
+    """k of a decoded panel: about `KC`, in whole blocks."""
     run = scheme.block or scheme.block_size
-    return max(TERMS // run, 1) * run
+    return max(KC // run, 1) * run
 
 
 @dataclass(frozen=True)
-class DecodedMatmul(Matmul):
+class DecodedMatmul(Gemm):
     """words: as `self.words` lists them; `w`, `scale` and `zp` are the packed weight's, with
     `row`, `scale_row` and `zp_row` bytes to a row."""
 
@@ -46,26 +54,22 @@ class DecodedMatmul(Matmul):
         return f"decoded_matmul {self.scheme}"
 
     @property
-    def direct(self) -> bool:
+    def reads_x_in_place(self) -> bool:
         """Rows are copied: of few, some more than there are may be read."""
         return False
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
-        terms = block_terms(self.scheme)
-        g, tall = self.geometry(target), _up(min(rows, CHUNK), ROWS)
-        tiles = min(-(-n // g.width), GROUP) * max(tall // ROWS, 1) * g.tile_bytes
-        parts = [max(tall * terms, FEW * k), terms * g.width, max(terms * g.width, k)]
-        return sum(_up(4 * p, 64) for p in parts) + max(tiles, FEW * g.row_bytes)
+        kc = dequant_kc(self.scheme)
+        g, tall = self.tile_shape(target), round_up(min(rows, MC), MR)
+        tiles = min(-(-n // g.nr), PANEL_GROUP) * max(tall // MR, 1) * g.tile_bytes
+        parts = [max(tall * kc, FEW * k), kc * g.nr, max(kc * g.nr, k)]
+        return sum(round_up(4 * p, 64) for p in parts) + max(tiles, FEW * g.row_bytes)
 
     def emit(self, m: Module) -> None:
         DecodedProduct(self, m).emit()
 
 
-def _up(n: int, step: int) -> int:
-    return -(-n // step) * step
-
-
-class _Decodes(Product):
+class _Decodes(GemmEmitter):
     """Panels that come from packed rows. `spec.w` is f32: what the micro-kernel reads."""
 
     spec: DecodedMatmul
@@ -76,21 +80,21 @@ class _Decodes(Product):
             return f.word(f["words"], self.spec.words.index(name), ptr)
         return super().word(f, name)
 
-    def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
+    def lay_out_scratch(self, offset: Value, mc: Value) -> None:
         """Packed rows (or, of few, the rows themselves), a panel, decoded rows, and tiles."""
-        f, terms, k = self.f, block_terms(self.spec.scheme), self["k"]
-        self.cut_terms(per_chunk)
-        tall = f.ceil_div(per_chunk, ROWS) * ROWS
-        self.packed_rows = f.gep(self["scratch"], offset)
-        rows = f.max(tall * terms, k * FEW)
-        self.packed_panel = f.gep(self.packed_rows, _round_up(rows * 4))
-        panel = _up(4 * terms * self.g.width, 64)
+        f, kc, k = self.f, dequant_kc(self.spec.scheme), self["k"]
+        self.choose_kc(mc)
+        tall = f.ceil_div(mc, MR) * MR
+        self.packed_x = f.gep(self["scratch"], offset)
+        rows = f.max(tall * kc, k * FEW)
+        self.packed_panel = f.gep(self.packed_x, to_cache_line(rows * 4))
+        panel = round_up(4 * kc * self.g.nr, 64)
         self.decoded = f.gep(self.packed_panel, panel)
-        self.tiles = f.gep(self.decoded, f.max(_round_up(k * 4), panel))
+        self.tiles = f.gep(self.decoded, f.max(to_cache_line(k * 4), panel))
 
-    def cut_terms(self, rows: Value) -> None:
-        terms = block_terms(self.spec.scheme)
-        self.terms, self.single = self.f.i64(terms), self["k"] <= terms
+    def choose_kc(self, rows: Value) -> None:
+        kc = dequant_kc(self.spec.scheme)
+        self.kc, self.one_k_block = self.f.i64(kc), self["k"] <= kc
 
     def decode_row(self, w: Value, row: Value, k: Value, count: Value, out: Value) -> None:
         """Weights k .. k + count of a row of the expert (or the whole weight) that begins at w."""
@@ -101,13 +105,13 @@ class _Decodes(Product):
         places = [f.gep(self[base], index * self[step]) for base, step in names]
         f.call(self.decode, *places, k, count, out)
 
-    def _panel(self, w: Value, p: Value, k: Value, terms: Value) -> Value:
+    def _panel(self, w: Value, p: Value, k: Value, kc: Value) -> Value:
         f = self.f
         first = p * self.columns
         count = f.min(self["n"] - first, self.columns)
         for i in f.range(0, count):
-            self.decode_row(w, first + i, k, terms, f.gep(self.decoded, i * terms, 4))
-        self._stage(self.decoded, (terms * 4, f.i64(4)), count, terms, 0)
+            self.decode_row(w, first + i, k, kc, f.gep(self.decoded, i * kc, 4))
+        self._pack_panel(self.decoded, (kc * 4, f.i64(4)), count, kc, 0)
         return self.packed_panel
 
 
@@ -123,7 +127,7 @@ class DecodedProduct(_Decodes):
     def _few_rows(self) -> None:
         """Every column decoded once, and multiplied with all rows."""
         f, rows, k = self.f, self["m"], self["k"]
-        self.lay_out_scratch(f["tid"].to(i64) * self["step"], rows)
+        self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], rows)
         self._copy_rows(rows, k)
         panels = f.ceil_div(self["n"], self.columns)
         lo, hi = f.split(panels)
@@ -133,24 +137,26 @@ class DecodedProduct(_Decodes):
             for c in f.range(0, count):
                 self.decode_row(self["w"], first + c, f.i64(0), k, self.decoded)
                 f.if_(rows.eq(1), partial(self._column, 1, c), partial(self._column, _AT_ONCE, c))
-            self._finish(self.tiles, rows, first, first, f.null())
+            self._run_epilogue(self.tiles, rows, first, first, f.null())
 
     def _column(self, at_once: int, c: Value) -> None:
         """Column c of the tile, some rows at once; rows that are not there hold anything."""
         f, k = self.f, self["k"]
         for r in f.range(0, self["m"], at_once):
-            rows = [f.gep(self.packed_rows, (r + i) * k, 4) for i in range(at_once)]
+            rows = [f.gep(self.packed_x, (r + i) * k, 4) for i in range(at_once)]
             for i, total in enumerate(self._dots(rows, self.decoded, k)):
-                f.store(total, f.gep(self.tiles, (r + i) * self.g.width + c, 4))
+                f.store(total, f.gep(self.tiles, (r + i) * self.g.nr + c, 4))
 
     def _copy_rows(self, rows: Value, k: Value) -> None:
         """The rows as f32, one after another."""
         f = self.f
         for r in f.range(0, rows):
-            src = f.gep(self["x"], r * self["x_line"])
-            dst = f.gep(self.packed_rows, r * k, 4)
+            src = f.gep(self["x"], r * self["x_stride_m"])
+            dst = f.gep(self.packed_x, r * k, 4)
             one = f.i64(1)
-            f.call(self.pack_x, src, self["x_line"], self["x_term"], one, k, dst, one, f.null())
+            f.call(
+                self.pack_x, src, self["x_stride_m"], self["x_stride_k"], one, k, dst, one, f.null()
+            )
 
     def _dots(self, rows: list[Value], b: Value, k: Value) -> list[Value]:
         """Products of rows with one column."""
@@ -189,18 +195,14 @@ class DecodedProduct(_Decodes):
 
 
 @dataclass(frozen=True)
-class DecodedGrouped(DecodedMatmul, GroupedMatmul):
-    """words: those of a decoded product, and `table`, `w_expert` as for `GroupedMatmul`."""
+class DecodedGrouped(DecodedMatmul, GroupedGemm):
+    """words: those of a decoded product, and `table`, `w_expert` as for `GroupedGemm`."""
 
     def emit(self, m: Module) -> None:
         _DecodedGrouped(self, m).emit()
 
 
-class _DecodedGrouped(_Decodes, GroupedProduct):
+class _DecodedGrouped(_Decodes, GroupedGemmEmitter):
     def __init__(self, spec: DecodedGrouped, m: Module) -> None:
-        GroupedProduct.__init__(self, spec, m)
+        GroupedGemmEmitter.__init__(self, spec, m)
         self.decode = emit_decode(m, spec.scheme)
-
-
-def _round_up(size: Value) -> Value:
-    return (size + 63) & -64

@@ -7,7 +7,7 @@ further on as the chunks before it can have filled up.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.gemm.gemm import CHUNK
+from rlx.backends.cpu.kernels.gemm.gemm import MC
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import Chunk, each_chunk
 from rlx.backends.cpu.kernels.qgemm.qgemm import Product, QuantMatmul
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of
@@ -18,7 +18,7 @@ from rlx.records import dataclass
 
 def routed_rows(rows: int, experts: int, tile: int) -> int:
     """Room, in rows, for any routing."""
-    chunks = min(rows, experts + rows // CHUNK)
+    chunks = min(rows, experts + rows // MC)
     return rows + chunks * (tile - 1)
 
 

@@ -110,14 +110,15 @@ class _Decoded:
         self.m, self.k, self.n = _rows(x.shape), x.shape.dims[-1], w.shape.dims[-2]
         kind = DecodedGrouped if self.grouped else DecodedMatmul
         epilogue = Epilogue(node.output.dtype)
-        self.spec = kind(x.dtype, f32, epilogue, packed=False, w_unit="term", scheme=self.scheme)
+        self.spec = kind(x.dtype, f32, epilogue, packed=False, w_unit="k", scheme=self.scheme)
         groups = sides[0].shape.dims[-1] if sides else 0
         scale, zp = _sides(self.scheme, sides)
         row = w.shape.dims[-1] * w.dtype.bytes
         self.words: dict[str, Word] = {
             "x": Pointer(x), "w": Pointer(w), "out": Pointer(node.output), "m": self.m,
-            "n": self.n, "k": self.k, "x_line": self.k * x.dtype.bytes, "x_term": x.dtype.bytes,
-            "w_line": 0, "w_term": 0, "scale": scale, "zp": zp, "row": row,
+            "n": self.n, "k": self.k, "x_stride_m": self.k * x.dtype.bytes,
+            "x_stride_k": x.dtype.bytes, "w_stride_n": 0, "w_stride_k": 0, "scale": scale,
+            "zp": zp, "row": row,
             "scale_row": groups * 4, "zp_row": groups if self.scheme.has_zero_point else 0,
             "w_expert": self.n * row,
         }  # fmt: skip
@@ -127,7 +128,7 @@ class _Decoded:
         self.table = table_bytes(m, upper_bound(w.shape.dims[0], live)) if self.grouped else 0
 
     def step(self, node: Node) -> Step:
-        scratch: dict[str, Word] = {"scratch": Scratch(node, self.table), "step": self.each}
+        scratch: dict[str, Word] = {"scratch": Scratch(node, self.table), "worker_bytes": self.each}
         words = self.words | scratch | {"table": Scratch(node)}
         given = [words[w] for w in self.spec.words]
         return _step(node, self.spec, given, scratch=True)

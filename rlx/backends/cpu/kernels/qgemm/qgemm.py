@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_finish
-from rlx.backends.cpu.kernels.gemm.microkernel import Geometry
+from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
+from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.backends.cpu.kernels.qgemm.block_formats import BLOCKS, Format, Runs, Strip, integer_format
 from rlx.backends.cpu.kernels.qgemm.dot import Maddubs, Vnni, Widened, dot_kind
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import SUPERS
@@ -205,14 +205,14 @@ class Product:
         self.spec, self.m = spec, m
         self.strips = 2 if spec.epilogue.pair else 1
         lanes = m.target.lanes(32)
-        geometry = Geometry(f32, lanes, ROWS * self.strips // lanes)
-        self.columns = spec.epilogue.columns(geometry)
+        shape = TileShape(f32, lanes, ROWS * self.strips // lanes)
+        self.columns = spec.epilogue.columns(shape)
         self.layout = spec.layout
         form, tile = format_of(spec.scheme, self.layout), self.layout.tile
         self.many = ManyRows.of(m, spec.scheme, form, tile, self.strips)
         widths = self.layout.widths if self.many is None else (1,)
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
-        self.finish = emit_finish(m, geometry, spec.epilogue, self.word, self.routed)
+        self.finish = emit_epilogue(m, shape, spec.epilogue, self.word, self.routed)
         self.f = m.kernel()
         self.given = {name: self.word(self.f, name) for name in spec.words}
 
