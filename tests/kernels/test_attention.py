@@ -15,10 +15,10 @@ import pytest
 from program_support import HOST, SETUPS, Native, kernels_for
 
 from rlx.backends.cpu.kernels.attention import lower_attention  # noqa: F401
-from rlx.backends.cpu.kernels.attention.combine import Join
+from rlx.backends.cpu.kernels.attention.combine import CombineSplitKV
 from rlx.backends.cpu.kernels.attention.decode import Decode
 from rlx.backends.cpu.kernels.attention.prefill import Prefill
-from rlx.backends.cpu.kernels.attention.tiles import has_pairs
+from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
 from rlx.errors import UnsupportedError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.binding import DimBinding
@@ -190,13 +190,13 @@ FEW = {
 @pytest.mark.parametrize("name", MANY)
 def test_many_rows(name):
     native = check(**MANY[name])
-    assert {type(s.spec) for s in native.made.steps} == {Prefill, Join}
+    assert {type(s.spec) for s in native.made.steps} == {Prefill, CombineSplitKV}
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_few_rows(name):
     native = check(**FEW[name])
-    assert {type(s.spec) for s in native.made.steps} == {Decode, Join}
+    assert {type(s.spec) for s in native.made.steps} == {Decode, CombineSplitKV}
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -244,7 +244,7 @@ def test_one_kernel_where_queries_are_the_keys():
     values = [g.input(n, ["batch", "seq", 2, 32]) for n in "qkv"]
     g.set_outputs(g.attention(*values, num_heads=2, num_kv_heads=2, head_dim=32))
     native = Native(g, HOST, 2, {"batch": 2, "seq": 40})
-    assert [type(s.spec) for s in native.made.steps] == [Prefill, Join]
+    assert [type(s.spec) for s in native.made.steps] == [Prefill, CombineSplitKV]
     for length in (1, 2, 40):
         arrays = {n: draw(i, 2, length, 2, 32) for i, n in enumerate("qkv")}
         (got,) = native.run(arrays, {"batch": 2, "seq": length})
@@ -447,11 +447,11 @@ def test_coarse_attention(dims, kind, packed):
     )  # fmt: skip
     g.set_outputs(out)
     exact = expected(q, *plain, scale, kind)
-    if has_pairs(HOST, dim):
+    if has_bf16_dot(HOST, dim):
         rounded = expected(to_bf16(q * np.float32(scale)), *map(to_bf16, plain), 1.0, kind)
     for target, workers in SETUPS:
         (got,) = Native(g, target, workers, {}).run(given)
-        if has_pairs(target, dim):
+        if has_bf16_dot(target, dim):
             assert np.abs(got - rounded).max() <= 2.0**-9 * np.abs(plain[1]).max()
             assert np.abs(got - exact).max() > 1e-5  # or it was not coarse
         else:
@@ -523,5 +523,5 @@ def test_packed_keys_are_not_read_with_gaps():
     rows = g.narrow(q, axis=3, start=0, length=32)
     sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
     g.set_outputs(g.attention(rows, turned, turned, **sizes, kv_scheme="Q8_0"))
-    with pytest.raises(UnsupportedError, match="side by side"):
+    with pytest.raises(UnsupportedError, match="not contiguous"):
         Native(g, HOST, 1, {})

@@ -97,7 +97,7 @@ def test_bias_activation_and_residual(m, n, k, target):
 def test_small_rows_lose_digits_beside_large_ones(target):
     """What the attribute allows, and the reason why it must be asked for."""
     x, w = draw(1, 64, 192), draw(2, 192, 96)
-    tile = tall_tile(target).rows
+    tile = tall_tile(target).mr
     x[tile : 2 * tile] *= 1e6  # the lower tile of the first pair
     (got,) = native(graph_of(x, w), {"x": x, "w": w}, target, 1)
     a, b = wide(x, w)

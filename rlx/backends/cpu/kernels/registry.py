@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rlx.backends.cpu import host  # noqa: F401
 from rlx.backends.cpu.kernels.attention import (
     lower_attention,  # noqa: F401
-    paged,  # noqa: F401
+    paged_attention,  # noqa: F401
 )
 from rlx.backends.cpu.kernels.control import lower_control  # noqa: F401
 from rlx.backends.cpu.kernels.conv import (

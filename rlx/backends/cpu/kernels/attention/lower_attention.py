@@ -1,15 +1,15 @@
-"""Attention as steps: which kernel, how the operands lie, and how items are put together again."""
+"""Lowering of attention: choice of kernel, operand strides, split-KV combine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rlx.backends.cpu.kernels.attention.combine import Join
-from rlx.backends.cpu.kernels.attention.decode import MOST_ROWS, Decode
+from rlx.backends.cpu.kernels.attention.combine import CombineSplitKV
+from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode
 from rlx.backends.cpu.kernels.attention.prefill import Prefill
 from rlx.backends.cpu.kernels.attention.problem import WORDS, AttentionKernel, Problem
 from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0, QuantizeBlocks
-from rlx.backends.cpu.kernels.attention.tiles import has_pairs
+from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, same
@@ -22,7 +22,7 @@ Strides = tuple[Dim, ...]
 
 
 def _problem(node: Node, target: Target) -> Problem:
-    """The constants of a node whose operands lie without gaps."""
+    """The constants of a node with contiguous operands."""
     op = node.op
     assert isinstance(op, Attention)
     q, k, v = (value.dtype for value in node.inputs[:3])
@@ -33,14 +33,14 @@ def _problem(node: Node, target: Target) -> Problem:
         v=v,
         head_dim=op.head_dim,
         kv_heads=op.num_kv_heads,
-        group=op.num_heads // op.num_kv_heads,
+        gqa_group=op.num_heads // op.num_kv_heads,
         scale=op.score_scale,
         kind=op.mask_kind,
         softcap=op.softcap,
         mask=None if mask is None else mask.dtype,
         sinks=None if sinks is None else sinks.dtype,
-        packed=op.kv_scheme is not None,
-        pairs=op.coarse and has_pairs(target, op.head_dim),
+        q8_kv=op.kv_scheme is not None,
+        bf16_pairs=op.coarse and has_bf16_dot(target, op.head_dim),
     )
 
 
@@ -52,24 +52,24 @@ def _sizes(node: Node, name: str) -> Heads:
 
 
 def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[AttentionKernel]:
-    """The kernel for the rows there are; both kinds when the number arrives with a run."""
-    length, keys, group = _sizes(node, "q").length, _sizes(node, "k").length, problem.group
+    """Decode or prefill by the number of rows; both when that is dynamic."""
+    length, keys, group = _sizes(node, "q").length, _sizes(node, "k").length, problem.gqa_group
     lanes = problem.lanes(target)
-    streams = problem.sums.bits == 32
+    f32_acc = problem.acc.bits == 32
     if isinstance(length, int):
         rows = length * group
-        if rows <= MOST_ROWS and streams:
+        if rows <= MAX_ROWS and f32_acc:
             return [Decode(problem, rows=max(rows, 1), heads=heads)]
         few = rows <= 2 * lanes
         return [Prefill(problem, rows=-(-max(rows, 1) // lanes) * lanes if few else 0)]
-    if group > MOST_ROWS or not streams or same(length, keys):  # one query has one key then
+    if group > MAX_ROWS or not f32_acc or same(length, keys):  # one query has one key then
         return [Prefill(problem)]
     one = Decode(problem, rows=group, heads=heads, queries="one")
     return [one, Prefill(problem, queries="more")]
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
-    problem = replace(_problem(node, target), pairs=False)  # which takes more
+    problem = replace(_problem(node, target), bf16_pairs=False)  # the worst case
     kernels = [
         kernel
         for heads in (1, problem.kv_heads)
@@ -82,23 +82,25 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 def lower_attention(node: Node, ctx: Context) -> list[Step]:
     problem = _problem(node, ctx.target)
     strides = _strides(node, ctx)
-    gaps = "".join(n for n in "qkv" if problem.head_dim > 1 and strides[f"{n}_step"] != 1)
-    if problem.packed and gaps.strip("q"):
+    strided = "".join(n for n in "qkv" if problem.head_dim > 1 and strides[f"{n}_step"] != 1)
+    if problem.q8_kv and strided.strip("q"):
         raise UnsupportedError(
-            "the bytes of packed keys do not lie side by side", where=node.op.name,
+            "the bytes of quantised keys are not contiguous", where=node.op.name,
             got=repr(node), hint="give keys and values whose last axis was not moved",
         )  # fmt: skip
     by_row = any(strides[f"mask_{axis}"] != 0 for axis in ("head", "row"))
-    problem = replace(problem, gaps=gaps, mask_rows=by_row, pairs=problem.pairs and not gaps)
+    problem = replace(
+        problem, strided=strided, mask_rows=by_row, bf16_pairs=problem.bf16_pairs and not strided
+    )
     words = _words(node, strides)
     steps = []
     for kernel in _kernels(node, problem, ctx.target, _heads_together(problem, strides)):
-        specs = [kernel, Join(kernel)] if ctx.threads > 1 else [kernel]
+        specs = [kernel, CombineSplitKV(kernel)] if ctx.threads > 1 else [kernel]
         steps += [Step(s, words, node.inputs, node.outputs, uses_scratch=True) for s in specs]
     for step in steps:
-        step.bytes = node.output.shape.size_bytes  # a join moves no more than the result
+        step.bytes = node.output.shape.size_bytes  # combining moves no more than the result
     cost = node.op.cost([v.shape for v in node.inputs], [node.output.shape])
-    main = [step for step in steps if not isinstance(step.spec, Join)][-1]
+    main = [step for step in steps if not isinstance(step.spec, CombineSplitKV)][-1]
     main.flops, main.bytes = cost.flops, cost.bytes
     return steps
 
@@ -113,7 +115,7 @@ def lower_quantize_blocks(node: Node, ctx: Context) -> list[Step]:
 
 
 def _heads_together(problem: Problem, strides: dict[str, Dim]) -> int:
-    """All key heads are read together where the heads of one token lie side by side."""
+    """KV heads of an item: all of them where the heads of one token are contiguous."""
     row, head = strides["k_row"], strides["k_head"]
     beside = isinstance(row, int) and isinstance(head, int) and head < row
     return problem.kv_heads if beside else 1
@@ -137,9 +139,9 @@ def _strides(node: Node, ctx: Context) -> dict[str, Dim]:
     op = node.op
     assert isinstance(op, Attention)
     found: dict[str, Dim] = {}
-    lying = {"q": ctx.strides(node.inputs[0]), "out": contiguous_strides(node.output.shape)}
-    lying |= {"k": ctx.strides(node.inputs[1]), "v": ctx.strides(node.inputs[2])}
-    for name, strides in lying.items():
+    operands = {"q": ctx.strides(node.inputs[0]), "out": contiguous_strides(node.output.shape)}
+    operands |= {"k": ctx.strides(node.inputs[1]), "v": ctx.strides(node.inputs[2])}
+    for name, strides in operands.items():
         layout = op.kv_layout if name in "kv" else op.q_layout
         batch, row, head, step = by_axis(strides, layout, op.head_dim)
         found |= {f"{name}_batch": batch, f"{name}_row": row}
@@ -150,7 +152,7 @@ def _strides(node: Node, ctx: Context) -> dict[str, Dim]:
 
 
 def by_axis(strides: Strides, layout: str, head_dim: int) -> Strides:
-    """Strides of (batch entry, token, head, element) of a tensor that is divided into heads."""
+    """Strides of (batch entry, token, head, element) of a tensor split into heads."""
     if len(strides) == 3:
         batch, row, step = strides
         return batch, row, step * head_dim, step

@@ -1,6 +1,7 @@
-"""Attention for many rows: blocks of keys pass by blocks of rows, with the softmax kept running.
+"""Prefill: FlashAttention for many rows. KV blocks pass by query blocks, with an online softmax.
 
-A panel of rows and a block of keys: scores, their softmax, and the weighted values.
+A query block is a few panels of rows. For each KV block its keys and values are copied once, and
+each panel runs QKᵀ, softmax and PV on them.
 """
 
 from __future__ import annotations
@@ -9,24 +10,24 @@ from collections.abc import Callable
 from functools import lru_cache, reduce
 
 from rlx.backends.cpu.kernels.attention.combine import (
-    emit_finish,
-    inverse,
-    sums_of_piece,
-    working_memory,
+    emit_normalize,
+    partial_of_span,
+    safe_inverse,
+    workspace_of,
 )
-from rlx.backends.cpu.kernels.attention.pack_operands import emit_copy, emit_pack
+from rlx.backends.cpu.kernels.attention.pack_qkv import emit_copy_kv, emit_pack_q
 from rlx.backends.cpu.kernels.attention.problem import (
     AttentionKernel,
     Problem,
     Rows,
     Words,
-    or_zero,
-    weight,
+    finite_max,
+    softmax_exp,
 )
 from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0
-from rlx.backends.cpu.kernels.attention.softmax import PanelScores
-from rlx.backends.cpu.kernels.attention.tiles import Places, Tiling, emit_scores, emit_values
-from rlx.backends.cpu.kernels.attention.work_split import Piece, Schedule
+from rlx.backends.cpu.kernels.attention.softmax import PanelSoftmax
+from rlx.backends.cpu.kernels.attention.tiles import Tiling, WorkspaceLayout, emit_pv, emit_qk
+from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import LINE, memory_type, store
 from rlx.llvm.target import Target
@@ -34,203 +35,219 @@ from rlx.records import dataclass
 
 
 def emit_panel(m: Module, kernel: Prefill) -> Function:
-    """void panel(words, space, sums, batch, head, row, p, key, count, fresh, ends, q, k, v)
+    """void panel(words, workspace, partial, batch, head, row, p, key, count, is_first, is_last, q,
+    k, v)
 
-    Adds the block of `count` keys from `key` on to the sums of panel p of an item. Where results
-    are written directly, `fresh` says that there are no sums yet, `ends` that these are the last
-    keys. Rows at `q`, `k` and `v` come next, and are fetched into the second cache.
+    Adds the KV block of `count` keys from `key` on to the partial result of panel p of an item.
+    Where the output is written directly, `is_first` and `is_last` mark the first and the last KV
+    block. Rows at `q`, `k` and `v` come next and are prefetched into the L2 cache.
     """
-    params = [("words", ptr), ("space", ptr), ("sums", ptr)]
-    numbers = ("batch", "head", "row", "p", "key", "count", "fresh", "ends")
+    params = [("words", ptr), ("workspace", ptr), ("partial", ptr)]
+    numbers = ("batch", "head", "row", "p", "key", "count", "is_first", "is_last")
     params += [(name, i64) for name in numbers]
     f = m.function("panel", [*params, *((name, ptr) for name in "qkv")], internal=True)
-    _Panel(f, kernel).emit()
+    _PanelEmitter(f, kernel).emit()
     return f
 
 
-class _Panel:
+class _PanelEmitter:
     def __init__(self, f: Function, kernel: Prefill) -> None:
         self.f, self.kernel, self.problem = f, kernel, kernel.problem
-        self.tiling, self.places = kernel.tiling(f.target), Places.of(kernel.tiling(f.target))
-        self.direct = kernel.direct(f.target)
+        self.tiling = kernel.tiling(f.target)
+        self.layout = WorkspaceLayout.of(self.tiling)
+        self.writes_output = kernel.writes_output(f.target)
         tables = (self._table(offset, size) for offset, size in (
-            (self.places.ends, 4), (self.places.starts, 4), (self.places.masks, 8)
+            (self.layout.ends, 4), (self.layout.starts, 4), (self.layout.masks, 8)
         ))  # fmt: skip
-        scores = self.space(self.places.scores)
-        self.scores = PanelScores(f, self.problem, self.tiling, scores, f["key"], *tables)
-        p, by_key = self.problem, self.scores.masks_keys
-        self.plain = not (p.ends or p.softcap or p.mask) or (by_key and not p.ends)
-        self.maxima, self.totals = (
-            f.gep(f.gep(f["sums"], at), f["p"], self.tiling.panel_bytes)
-            for at in (kernel.maxima(f.target), kernel.totals(f.target))
+        scores = self.workspace(self.layout.scores)
+        self.softmax = PanelSoftmax(f, self.problem, self.tiling, scores, f["key"], *tables)
+        p, by_key = self.problem, self.softmax.masks_keys_only
+        self.max_in_qk = not (p.right_bounded or p.softcap or p.mask) or (
+            by_key and not p.right_bounded
+        )
+        self.running_max, self.running_sum = (
+            f.gep(f.gep(f["partial"], at), f["p"], self.tiling.score_row_bytes)
+            for at in (kernel.max_offset(f.target), kernel.sum_offset(f.target))
         )
         self.result = Rows(f, self.problem).addresses("out", f["batch"], f["head"])
         self.row_bytes = {n: Words(f).row_bytes(n, self.problem) for n in "qkv"}
 
-    def space(self, offset: int) -> Value:
-        return self.f.gep(self.f["space"], offset)
+    def workspace(self, offset: int) -> Value:
+        return self.f.gep(self.f["workspace"], offset)
 
     def _table(self, offset: int, size: int) -> Value:
-        """The panel's part of a table with `size` bytes for each row."""
-        return self.f.gep(self.space(offset), self.f["p"], self.tiling.panel * size)
+        """The panel's part of a table with `size` bytes per row."""
+        return self.f.gep(self.workspace(offset), self.f["p"], self.tiling.panel * size)
 
-    def _limit(self, table: Value, row: int | Value) -> Value:
-        """A row's entry of `ends` or `starts`, counted from the block's first key."""
+    def _relative_key(self, table: Value, row: int | Value) -> Value:
+        """A row's entry of `ends` or `starts`, relative to the KV block and clamped to it."""
         entry = self.f.load(self.f.gep(table, row, 4), i32)
         return self.f.max(self.f.min(entry.to(i64) - self.f["key"], self.f["count"]), 0)
 
     def emit(self) -> None:
-        """Keys outside what the first and the last row see are left out altogether."""
-        f, t, tables = self.f, self.tiling, self.scores
+        """Keys that neither the first nor the last row sees are skipped."""
+        f, t, tables = self.f, self.tiling, self.softmax
         first, last = f.i64(0), f["count"]
-        if self.problem.ends:
-            last = self._limit(tables.ends, t.panel - 1)
-        if self.problem.starts:
-            start = self._limit(tables.starts, 0)
+        if self.problem.right_bounded:
+            last = self._relative_key(tables.ends, t.panel - 1)
+        if self.problem.left_bounded:
+            start = self._relative_key(tables.starts, 0)
             first = start - start.urem(t.keys)
-        f.if_(first < last, lambda: self._work(first, last))
+        f.if_(first < last, lambda: self._attend(first, last))
 
-    def _work(self, first: Value, last: Value) -> None:
+    def _attend(self, first: Value, last: Value) -> None:
         f, t = self.f, self.tiling
-        before = self._kept([f.const(float("-inf"), t.vector)] * t.vectors, self._load(self.maxima))
-        found = self._scores(first, last, before)
-        self.scores.adjust(first, last)
-        if self.problem.ends:
-            seen = self._limit(self.scores.ends, 0)
-            self.scores.hide(f.max(seen, first), last)
-        if self.problem.starts:
-            self.scores.hide(first, f.min(self._limit(self.scores.starts, t.panel - 1), last))
-        if not self.plain:
-            found = self.scores.largest(first, last, before)
-        self._weigh(first, last, before, found)
-        self._values(first, last)
+        before = self._resume(
+            [f.const(float("-inf"), t.vector)] * t.vectors, self._load(self.running_max)
+        )
+        found = self._qk(first, last, before)
+        self.softmax.adjust(first, last)
+        if self.problem.right_bounded:
+            seen = self._relative_key(self.softmax.ends, 0)
+            self.softmax.mask_invisible(f.max(seen, first), last)
+        if self.problem.left_bounded:
+            seen = self._relative_key(self.softmax.starts, t.panel - 1)
+            self.softmax.mask_invisible(first, f.min(seen, last))
+        if not self.max_in_qk:
+            found = self.softmax.row_max(first, last, before)
+        self._update_softmax(first, last, before, found)
+        self._pv(first, last)
 
-    def _scores(self, first: Value, last: Value, before: list[Value]) -> list[Value]:
-        """All scores; gives the largest of each row, which are of use where nothing changes them
-        any more."""
+    def _qk(self, first: Value, last: Value, before: list[Value]) -> list[Value]:
+        """All scores; returns the row maxima, which are final where `max_in_qk`."""
         f, t = self.f, self.tiling
-        queries = f.gep(self.space(self.places.queries), f["p"], t.query_bytes)
-        keys = self.space(self.places.keys)
+        queries = f.gep(self.workspace(self.layout.queries), f["p"], t.q_panel_bytes)
+        keys = self.workspace(self.layout.keys)
 
         def tile(k: Value, *found: Value) -> list[Value]:
-            self._fetch(k)
-            scores = emit_scores(f, t, queries, f.gep(keys, k, t.key_bytes))
-            if self.scores.masks_keys:
-                scores = self._masked(scores, k)
+            self._prefetch(k)
+            scores = emit_qk(f, t, queries, f.gep(keys, k, t.key_bytes))
+            if self.softmax.masks_keys_only:
+                scores = self._mask_keys(scores, k)
             for i, score in enumerate(scores):
-                f.store(score, self.scores.row(k), i * t.vector.bytes)
-            if not self.plain:
+                f.store(score, self.softmax.row(k), i * t.vector.bytes)
+            if not self.max_in_qk:
                 return list(found)
             columns = [scores[j :: t.vectors] for j in range(t.vectors)]
             return [reduce(f.max_fast, c, m) for c, m in zip(columns, found, strict=True)]
 
         return f.loop(first, last, t.keys, before, tile, guard=False)
 
-    def _masked(self, scores: list[Value], k: Value) -> list[Value]:
-        """A tile's scores with a mask of keys; keys beyond the last repeat it."""
+    def _mask_keys(self, scores: list[Value], k: Value) -> list[Value]:
+        """A tile's scores with a mask over keys; keys beyond the last repeat it."""
         f, n = self.f, self.tiling.vectors
         numbers = [f.min(k + i, f["count"] - 1) for i in range(self.tiling.keys)]
         found = [
-            self.scores.mask_key(scores[i * n : (i + 1) * n], key) for i, key in enumerate(numbers)
+            self.softmax.mask_key(scores[i * n : (i + 1) * n], key) for i, key in enumerate(numbers)
         ]
         return [score for row in found for score in row]
 
-    def _fetch(self, k: Value) -> None:
-        """Rows that come next are fetched evenly, a few while each tile of keys is multiplied (as
-        many come next as there are keys in a block), and so is the memory of this item's results.
+    def _prefetch(self, k: Value) -> None:
+        """Prefetch the next rows evenly, a few per QKᵀ tile (as many come next as there are keys in
+        a block), and the output rows of this item.
         """
         f, t, p = self.f, self.tiling, self.problem
-        first = (f["p"] * t.block + k).udiv(t.panels)
-        names = [n for n in "qkv" if n not in p.gaps and (n != "q" or p.group == 1)]
+        first = (f["p"] * t.kv_block + k).udiv(t.panels)
+        names = [n for n in "qkv" if n not in p.strided and (n != "q" or p.gqa_group == 1)]
         for row in f.range(first, first + -(-t.keys // t.panels), guard=False):
             for name in names:
-                self._ask(name, f.gep(f[name], row * self.row_bytes[name]))
-            if self.direct:
-                self._ask("out", self.result(f["row"] + row))
+                self._prefetch_row(name, f.gep(f[name], row * self.row_bytes[name]))
+            if self.writes_output:
+                self._prefetch_row("out", self.result(f["row"] + row))
 
-    def _ask(self, name: str, row: Value) -> None:
+    def _prefetch_row(self, name: str, row: Value) -> None:
         for line in range(0, self._bytes(name), LINE):
-            # what is written soon can wait in the first cache
+            # what is written soon may stay in the L1 cache
             self.f.prefetch(row, line, locality=3 if name == "out" else 2, writes=name == "out")
 
     def _bytes(self, name: str) -> int:
-        """What a row of a head takes."""
+        """Bytes of a row of a head."""
         p = self.problem
-        if p.packed and name in "kv":
+        if p.q8_kv and name in "kv":
             return p.head_dim // Q8_0.block_size * Q8_0.bytes_per_block
         return p.head_dim * memory_type(p.dtype(name)).bytes
 
-    def _weigh(self, first: Value, last: Value, before: list[Value], maxima: list[Value]) -> None:
-        """Scores to weights; maxima, totals and factors of the panel's rows to memory."""
+    def _update_softmax(
+        self, first: Value, last: Value, before: list[Value], running_max: list[Value]
+    ) -> None:
+        """Scores to probabilities; store running max, running sum and rescaling factors."""
         f, t = self.f, self.tiling
-        totals = self._kept([f.const(0.0, t.vector)] * t.vectors, self._load(self.totals))
-        tops = [or_zero(m) for m in maxima]
-        factors = [weight(was - top) for was, top in zip(before, tops, strict=True)]
-        start = [total * factor for total, factor in zip(totals, factors, strict=True)]
-        totals = self.scores.weigh(first, last, tops, start)
-        self._store(self.maxima, maxima)
-        self._store(self.totals, totals)
+        running_sum = self._resume(
+            [f.const(0.0, t.vector)] * t.vectors, self._load(self.running_sum)
+        )
+        maxima = [finite_max(m) for m in running_max]
+        factors = [softmax_exp(was - row_max) for was, row_max in zip(before, maxima, strict=True)]
+        start = [total * factor for total, factor in zip(running_sum, factors, strict=True)]
+        running_sum = self.softmax.exponentiate(first, last, maxima, start)
+        self._store(self.running_max, running_max)
+        self._store(self.running_sum, running_sum)
         self._store(self.factors, factors)
-        if self.direct:
-            self._store(self.space(self.places.inverses), [inverse(total) for total in totals])
+        if self.writes_output:
+            self._store(
+                self.workspace(self.layout.inverses), [safe_inverse(total) for total in running_sum]
+            )
 
-    def _load(self, line: Value) -> Callable[[], list[Value]]:
+    def _load(self, base: Value) -> Callable[[], list[Value]]:
         f, t = self.f, self.tiling
-        return lambda: [f.load(line, t.vector, at) for at in self.scores.places]
+        return lambda: [f.load(base, t.vector, at) for at in self.softmax.offsets]
 
-    def _store(self, line: Value, numbers: list[Value]) -> None:
-        for number, at in zip(numbers, self.scores.places, strict=True):
-            self.f.store(number, line, at)
+    def _store(self, base: Value, numbers: list[Value]) -> None:
+        for number, at in zip(numbers, self.softmax.offsets, strict=True):
+            self.f.store(number, base, at)
 
     @property
     def factors(self) -> Value:
-        return self.space(self.places.factors)
+        return self.workspace(self.layout.factors)
 
-    def _kept(self, empty: list[Value], load: Callable[[], list[Value]]) -> list[Value]:
-        """What earlier blocks of keys left, or what belongs to none."""
+    def _resume(self, empty: list[Value], load: Callable[[], list[Value]]) -> list[Value]:
+        """State that earlier KV blocks left, or the initial one."""
         f = self.f
-        return f.if_(f["fresh"].ne(0), lambda: empty, load) if self.direct else load()
+        return f.if_(f["is_first"].ne(0), lambda: empty, load) if self.writes_output else load()
 
-    def _values(self, first: Value, last: Value) -> None:
+    def _pv(self, first: Value, last: Value) -> None:
         f, t = self.f, self.tiling
-        weights = self.scores.row(first)
-        slabs = f.gep(self.space(self.places.values), first.udiv(t.pair), t.slab_bytes)
-        for slab in f.range(0, t.slabs):
-            values = f.gep(slabs, slab, t.slab_block_bytes)
+        probs = self.softmax.row(first)
+        v_panels = f.gep(self.workspace(self.layout.values), first.udiv(t.pair), t.v_row_bytes)
+        for v_panel in f.range(0, t.v_panels):
+            values = f.gep(v_panels, v_panel, t.v_panel_bytes)
             for row in f.range(0, t.panel, t.rows):
                 end = last
-                if self.problem.ends:
-                    end = f.min(self._limit(self.scores.ends, row + (t.rows - 1)), last)
-                at = f.gep(weights, row * t.sums.bytes)
-                self._tile(row, slab, at, values, end - first)
+                if self.problem.right_bounded:
+                    end = f.min(self._relative_key(self.softmax.ends, row + (t.rows - 1)), last)
+                at = f.gep(probs, row * t.acc.bytes)
+                self._pv_tile(row, v_panel, at, values, end - first)
 
-    def _tile(self, row: Value, slab: Value, weights: Value, values: Value, count: Value) -> None:
-        """Rows from `row` on and the columns of a slab."""
+    def _pv_tile(
+        self, row: Value, v_panel: Value, probs: Value, values: Value, count: Value
+    ) -> None:
+        """PV of the rows from `row` on and the columns of a panel of values."""
         f, t = self.f, self.tiling
-        size, line = t.sums.bytes, t.columns * t.sums.bytes
+        size, row_bytes = t.acc.bytes, t.columns * t.acc.bytes
         places = [(i, j * t.vector.bytes) for i in range(t.rows) for j in range(t.width)]
-        sums = f.gep(f.gep(f["sums"], f["p"] * t.panel + row, line), slab, t.slab_bytes)
+        partial = f.gep(
+            f.gep(f["partial"], f["p"] * t.panel + row, row_bytes), v_panel, t.v_row_bytes
+        )
 
         def each_row(table: Value) -> list[Value]:
             first = f.gep(table, row * size)
-            return [f.broadcast_load(first, t.sums, t.lanes, i * size) for i in range(t.rows)]
+            return [f.broadcast_load(first, t.acc, t.lanes, i * size) for i in range(t.rows)]
 
         def load() -> list[Value]:
             scale = each_row(self.factors)
-            return [f.load(sums, t.vector, i * line + at) * scale[i] for i, at in places]
+            return [f.load(partial, t.vector, i * row_bytes + at) * scale[i] for i, at in places]
 
-        start = self._kept([f.const(0.0, t.vector)] * len(places), load)
-        done = emit_values(f, t, weights, values, count, start)
+        start = self._resume([f.const(0.0, t.vector)] * len(places), load)
+        done = emit_pv(f, t, probs, values, count, start)
 
         def keep() -> None:
             for value, (i, at) in zip(done, places, strict=True):
-                f.store(value, sums, i * line + at)
+                f.store(value, partial, i * row_bytes + at)
 
         def write() -> None:
             dtype = self.problem.dtype("out")
-            scale = each_row(self.space(self.places.inverses))
+            scale = each_row(self.workspace(self.layout.inverses))
             first, last = f["row"] + f["p"] * t.panel + row, Rows(f, self.problem).count - 1
-            column = slab * (t.width * t.lanes)
+            column = v_panel * (t.width * t.lanes)
             for i in range(t.rows):
                 # rows beyond the last repeat it
                 to = f.gep(self.result(f.min(first + i, last)), column, memory_type(dtype))
@@ -238,18 +255,18 @@ class _Panel:
                     at = f.gep(to, j * t.lanes * memory_type(dtype).bytes)
                     store(f, done[i * t.width + j] * scale[i], at, dtype)
 
-        if self.direct:
-            f.if_(f["ends"].ne(0), write, keep)
+        if self.writes_output:
+            f.if_(f["is_last"].ne(0), write, keep)
         else:
             keep()
 
 
-_ITEM = [("batch", i64), ("head", i64), ("row", i64)]
+_ITEM_PARAMS = [("batch", i64), ("head", i64), ("row", i64)]
 
 
 @dataclass(frozen=True)
 class Prefill(AttentionKernel):
-    """words: attention.WORDS. `rows` is the most rows a key head has (0: not known)."""
+    """words: problem.WORDS. `rows` is the most rows a KV head has (0: unknown)."""
 
     rows: int = 0
 
@@ -263,129 +280,129 @@ class Prefill(AttentionKernel):
     def value_columns(self, target: Target) -> int:
         return self.tiling(target).columns
 
-    def working_bytes(self, target: Target) -> int:
-        return Places.of(self.tiling(target)).size
+    def workspace_bytes(self, target: Target) -> int:
+        return WorkspaceLayout.of(self.tiling(target)).size
 
-    def direct(self, target: Target) -> bool:
-        """Whether every panel sees every block of keys, so that the first one finds no sums and the
-        last one writes results."""
+    def writes_output(self, target: Target) -> bool:
+        """Whether every panel sees every KV block: the first one then starts without a partial
+        result, and the last one writes the output."""
         p = self.problem
         whole = self.value_columns(target) == p.head_dim
-        return whole and not p.ends and p.sinks is None
+        return whole and not p.right_bounded and p.sinks is None
 
     def emit(self, m: Module) -> None:
-        part = _emit_part(m, self)
-        finish = emit_finish(m, self)
+        attend = _emit_attend(m, self)
+        normalize = emit_normalize(m, self)
         f = m.kernel()
 
-        def work(piece: Piece) -> None:
-            sums, item = sums_of_piece(f, self, piece), (piece.batch, piece.head, piece.row)
-            space = working_memory(f, self)
-            whole = piece.whole
-            keys = (piece.first, piece.last, whole.to(i64))
-            f.call(part, f["words"], space, sums, *item, *keys)
-            if self.direct(m.target):
-                whole = whole & (piece.first >= piece.last)  # no key, and so no last block
-            f.if_(whole, lambda: _drop(f.call(finish, f["words"], *item, sums)))
+        def work(span: KVSpan) -> None:
+            partial, item = partial_of_span(f, self, span), (span.batch, span.head, span.row)
+            workspace = workspace_of(f, self)
+            whole = span.whole
+            keys = (span.first, span.last, whole.to(i64))
+            f.call(attend, f["words"], workspace, partial, *item, *keys)
+            if self.writes_output(m.target):
+                whole = whole & (span.first >= span.last)  # no key, and so no last block
+            f.if_(whole, lambda: _drop(f.call(normalize, f["words"], *item, partial)))
 
-        Schedule(f, self).each_piece(work)
+        WorkSplit(f, self).each_span(work)
 
 
 def _drop(*_: object) -> None:
-    """A body that gives nothing."""
+    """Makes the body of an `if_` return nothing."""
 
 
 _tiling = lru_cache(maxsize=None)(Tiling.of)
 
 
-def _emit_part(m: Module, kernel: Prefill) -> Function:
-    """void part(words, space, sums, batch, head, row, first, last, whole)
+def _emit_attend(m: Module, kernel: Prefill) -> Function:
+    """void attend(words, workspace, partial, batch, head, row, first, last, whole)
 
-    The sums of a block of rows over keys [first, last); their results where these are all keys.
+    The partial result of a query block over keys [first, last), or its output if that is `whole`.
     """
     problem, t = kernel.problem, kernel.tiling(m.target)
-    copies = {name: emit_copy(m, name, problem, t) for name in "kv"}
+    copies = {name: emit_copy_kv(m, name, problem, t) for name in "kv"}
     prepare = _emit_prepare(m, kernel)
     panel = emit_panel(m, kernel)
-    spaces = [("space", ptr), ("sums", ptr)]
+    buffers = [("workspace", ptr), ("partial", ptr)]
     keys = [("first", i64), ("last", i64), ("whole", i64)]
-    f = m.function("part", [("words", ptr), *spaces, *_ITEM, *keys], internal=True)
-    words, places = Words(f), Places.of(t)
+    f = m.function("attend", [("words", ptr), *buffers, *_ITEM_PARAMS, *keys], internal=True)
+    words, layout = Words(f), WorkspaceLayout.of(t)
     left = Rows(f, problem).count - f["row"]
     panels = f.min(f.ceil_div(left, t.panel), t.panels)
-    item = [f[name] for name, _ in _ITEM]
-    f.call(prepare, f["words"], f["space"], *item, panels)
-    if kernel.direct(m.target):
-        f.if_(f["first"] >= f["last"], lambda: _empty(f, kernel, panels))
+    item = [f[name] for name, _ in _ITEM_PARAMS]
+    f.call(prepare, f["words"], f["workspace"], *item, panels)
+    if kernel.writes_output(m.target):
+        f.if_(f["first"] >= f["last"], lambda: _clear_partial(f, kernel, panels))
     else:
-        _empty(f, kernel, panels)
-    for key in f.range(f["first"], f["last"], t.block):
-        count = f.min(f["last"] - key, t.block)
-        for name, place in (("k", places.keys), ("v", places.values)):
+        _clear_partial(f, kernel, panels)
+    for key in f.range(f["first"], f["last"], t.kv_block):
+        count = f.min(f["last"] - key, t.kv_block)
+        for name, place in (("k", layout.keys), ("v", layout.values)):
             row = words.row_bytes(name, problem)
             src = f.gep(words.head(name, problem, f["batch"], f["head"]), key * row)
             step = words.row_bytes(name, problem, "step")
-            f.call(copies[name], src, row, step, count, f.gep(f["space"], place))
-        fresh, ends = key.eq(f["first"]).to(i64), (key + t.block >= f["last"]).to(i64)
-        block = (key, count, fresh, ends & f["whole"], *_following(f, kernel, key))
+            f.call(copies[name], src, row, step, count, f.gep(f["workspace"], place))
+        is_first, is_last = key.eq(f["first"]).to(i64), (key + t.kv_block >= f["last"]).to(i64)
+        block = (key, count, is_first, is_last & f["whole"], *_next_rows(f, kernel, key))
         for p in f.range(0, panels, guard=False):
-            f.call(panel, f["words"], f["space"], f["sums"], *item, p, *block)
+            f.call(panel, f["words"], f["workspace"], f["partial"], *item, p, *block)
     return f
 
 
-def _following(f: Function, kernel: Prefill, key: Value) -> list[Value]:
-    """Where the rows of q, k and v begin that come after a block of keys, to be fetched meanwhile:
-    the next block's, or those of the item after this one. They need not exist."""
+def _next_rows(f: Function, kernel: Prefill, key: Value) -> list[Value]:
+    """The rows of q, k and v to prefetch during a KV block: those of the next KV block or of the
+    next item. They need not exist."""
     problem, rows, words = kernel.problem, Rows(f, kernel.problem), Words(f)
     row = f["row"] + kernel.block_rows(f.target)
     ends = row >= rows.count
     row, head = f.select(ends, f.i64(0), row), f["head"] + ends.to(i64)
     wraps = head.eq(problem.kv_heads)
     head, batch = f.select(wraps, f.i64(0), head), f["batch"] + wraps.to(i64)
-    after, found = key + kernel.tiling(f.target).block, []
+    after, found = key + kernel.tiling(f.target).kv_block, []
     for name in "kv":
         size = words.row_bytes(name, problem)
         here = f.gep(words.head(name, problem, f["batch"], f["head"]), after * size)
-        there = f.gep(words.head(name, problem, batch, head), rows.start(row) * size)
+        there = f.gep(words.head(name, problem, batch, head), rows.kv_start(row) * size)
         found.append(f.select(after < f["last"], here, there))
     return [rows.address("q", batch, head, row), *found]
 
 
 def _emit_prepare(m: Module, kernel: Prefill) -> Function:
-    """void prepare(words, space, batch, head, row, panels): tables and queries."""
+    """void prepare(words, workspace, batch, head, row, panels): row tables and packed queries."""
     problem, t = kernel.problem, kernel.tiling(m.target)
-    pack = emit_pack(m, problem, t)
-    params = [("words", ptr), ("space", ptr), *_ITEM, ("panels", i64)]
+    pack = emit_pack_q(m, problem, t)
+    params = [("words", ptr), ("workspace", ptr), *_ITEM_PARAMS, ("panels", i64)]
     f = m.function("prepare", params, internal=True)
-    places, space, item = Places.of(t), f["space"], (f["batch"], f["head"])
-    if problem.mask is not None or problem.ends:
+    layout, workspace, item = WorkspaceLayout.of(t), f["workspace"], (f["batch"], f["head"])
+    if problem.mask is not None or problem.right_bounded:
         for r in f.range(0, f["panels"] * t.panel):
-            _enter(f, problem, places, r)
+            _fill_row_tables(f, problem, layout, r)
     for p in f.range(0, f["panels"]):
-        packed = f.gep(f.gep(space, places.queries), p, t.query_bytes)
+        packed = f.gep(f.gep(workspace, layout.queries), p, t.q_panel_bytes)
         f.call(pack, f["words"], *item, f["row"] + p * t.panel, packed)
     return f
 
 
-def _enter(f: Function, problem: Problem, places: Places, number: Value) -> None:
-    """A row's entries in the tables."""
-    rows, space = Rows(f, problem), f["space"]
+def _fill_row_tables(f: Function, problem: Problem, layout: WorkspaceLayout, number: Value) -> None:
+    """A row's entries in the tables `masks`, `ends` and `starts`."""
+    rows, workspace = Rows(f, problem), f["workspace"]
     row = f.min(f["row"] + number, rows.count - 1)  # rows beyond the last repeat it
     if problem.mask is not None:
         offset = rows.mask_offset(f["batch"], f["head"], row)
-        f.store(offset, f.gep(f.gep(space, places.masks), number, 8))
-    if problem.ends:
-        f.store(rows.end(row).to(i32), f.gep(f.gep(space, places.ends), number, 4))
-        f.store(rows.start(row).to(i32), f.gep(f.gep(space, places.starts), number, 4))
+        f.store(offset, f.gep(f.gep(workspace, layout.masks), number, 8))
+    if problem.right_bounded:
+        f.store(rows.kv_end(row).to(i32), f.gep(f.gep(workspace, layout.ends), number, 4))
+        f.store(rows.kv_start(row).to(i32), f.gep(f.gep(workspace, layout.starts), number, 4))
 
 
-def _empty(f: Function, kernel: Prefill, panels: Value) -> None:
-    """Sums of no keys."""
+def _clear_partial(f: Function, kernel: Prefill, panels: Value) -> None:
+    """The partial result of no keys."""
     t = kernel.tiling(f.target)
-    line = panels * t.panel_bytes
-    _fill(f, t, f["sums"], line * t.columns, 0.0)
-    _fill(f, t, f.gep(f["sums"], kernel.maxima(f.target)), line, float("-inf"))
-    _fill(f, t, f.gep(f["sums"], kernel.totals(f.target)), line, 0.0)
+    row_bytes = panels * t.score_row_bytes
+    _fill(f, t, f["partial"], row_bytes * t.columns, 0.0)
+    _fill(f, t, f.gep(f["partial"], kernel.max_offset(f.target)), row_bytes, float("-inf"))
+    _fill(f, t, f.gep(f["partial"], kernel.sum_offset(f.target)), row_bytes, 0.0)
 
 
 def _fill(f: Function, t: Tiling, base: Value, size: Value, number: float) -> None:

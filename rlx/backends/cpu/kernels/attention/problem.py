@@ -1,9 +1,9 @@
-"""What the attention kernels share: the constants of a problem, their words, and how items are cut.
+"""The attention problem that all kernels share: constants, kernel words, rows and visible keys.
 
-Query heads that use one key head are treated together: row r of a key head is query r // group and
-head r % group of its group. An item of work is a block of consecutive rows of one key head (or of
-all key heads) in one batch entry; the keys it can see are a range, because rows are in the order of
-positions.
+With grouped-query attention (GQA) the query heads of one KV head are processed together: row r of a
+KV head is query r // gqa_group and head r % gqa_group of its group. A work item is a query block
+(consecutive rows) of one KV head, or of all, in one batch entry. The keys it can see are a range,
+because rows are in the order of positions.
 """
 
 from __future__ import annotations
@@ -26,48 +26,46 @@ from rlx.records import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """What is constant in the code. The result has the element type of q.
-
-    `gaps` names the operands (of "qkv") whose elements of one head do not lie side by side;
-    `mask_rows` says that a mask tensor differs from query to query or from head to head; `packed`
-    that keys and values are bytes, blocks of Q8_0; `pairs` that numbers are rounded to bf16 and
-    multiplied two at a time where there are many rows (see `attention_pairs`).
-    """
+    """What is constant in the code. The result has the element type of q."""
 
     q: DType
     k: DType
     v: DType
     head_dim: int
     kv_heads: int
-    group: int
+    gqa_group: int
     scale: float
     kind: MaskKind = MaskKind.NONE
     softcap: float = 0.0
     mask: DType | None = None
     mask_rows: bool = False
+    """Whether the mask tensor differs between queries or heads."""
     sinks: DType | None = None
-    gaps: str = ""
-    packed: bool = False
-    pairs: bool = False
+    strided: str = ""
+    """The operands (of "qkv") whose last axis is not contiguous."""
+    q8_kv: bool = False
+    """Keys and values are Q8_0 blocks."""
+    bf16_pairs: bool = False
+    """Prefill rounds operands to bf16 and multiplies pairs of them (see `tiles`)."""
 
     @property
-    def sums(self) -> Type:
-        """The type everything is computed in."""
+    def acc(self) -> Type:
+        """The accumulator type."""
         return f64 if any(t.bits == 64 for t in (self.q, self.k, self.v)) else f32
 
     @property
-    def ends(self) -> bool:
-        """Whether rows see keys up to one of their own."""
+    def right_bounded(self) -> bool:
+        """Whether each row has a last visible key (causal or windowed)."""
         return self.kind.ahead is not None
 
     @property
-    def starts(self) -> bool:
-        """Whether rows see keys from one of their own on."""
+    def left_bounded(self) -> bool:
+        """Whether each row has a first visible key (sliding window)."""
         return self.kind.behind is not None
 
     @property
     def query_factor(self) -> float:
-        """What queries are multiplied with: the scale, and the first part of a softcap."""
+        """What queries are multiplied with: the scale, divided by the softcap."""
         return self.scale / self.softcap if self.softcap else self.scale
 
     def dtype(self, name: str) -> DType:
@@ -75,11 +73,11 @@ class Problem:
         return {"q": self.q, "k": self.k, "v": self.v, "out": self.q}[name]
 
     def lanes(self, target: Target) -> int:
-        return target.lanes(self.sums.bits)
+        return target.lanes(self.acc.bits)
 
-    def chunk(self, name: str, target: Target) -> int:
-        """How many elements of a head are moved at once: no vector reaches beyond its head."""
-        return 1 if name in self.gaps else gcd(self.head_dim, self.lanes(target))
+    def vector_width(self, name: str, target: Target) -> int:
+        """Elements of a head per vector: no vector reaches beyond its head."""
+        return 1 if name in self.strided else gcd(self.head_dim, self.lanes(target))
 
 
 POINTERS = ("q", "k", "v", "mask", "sinks", "out", "scratch")
@@ -90,8 +88,8 @@ STRIDES = (
     *(f"out_{axis}" for axis in ("batch", "row", "head")),
 )
 WORDS = (*POINTERS, *SIZES, *STRIDES)
-"""The words of every attention kernel. Strides count elements; `mask` is any address when there is
-no mask; `step` is the stride of the last axis."""
+"""The words of every attention kernel. Strides count elements; `step` is that of the last axis;
+`mask` is any address when there is no mask."""
 
 
 class Words:
@@ -119,110 +117,114 @@ class Words:
 
 @dataclass(frozen=True)
 class AttentionKernel(KernelSpec):
-    """A kernel that works on items: what its schedule and its results have in common.
+    """A kernel over work items, with the layout of its partial results.
 
-    `queries`: where their number arrives with a run, a kernel for "one" and another for "more" are
-    both run, and one of them finds nothing to do.
+    `queries`: where their number is dynamic, a kernel for "one" and another for "more" are both
+    launched, and one of them has nothing to do.
     """
 
     problem: Problem
     queries: str = field(default="any", kw_only=True)
 
     @property
-    def together(self) -> int:
-        """How many key heads an item has."""
+    def heads_per_item(self) -> int:
+        """KV heads of a work item."""
         return 1
 
     @property
     def unit(self) -> int:
-        """Keys: borders between workers inside an item are multiples of it."""
+        """Keys per unit: split-KV boundaries are multiples of it."""
         return 16
 
     @abstractmethod
     def block_rows(self, target: Target) -> int:
-        """Rows of a block of one key head; the last block may have fewer."""
+        """Rows of a query block of one KV head; the last block may have fewer."""
 
     @abstractmethod
     def value_columns(self, target: Target) -> int:
-        """Columns of a row of sums, with padding."""
+        """Columns of an accumulator row, with padding."""
 
     @abstractmethod
-    def working_bytes(self, target: Target) -> int:
-        """What one worker needs beside its sums."""
+    def workspace_bytes(self, target: Target) -> int:
+        """Workspace of one worker, beside its partial results."""
 
-    def sums_bytes(self, target: Target) -> int:
-        """Sums of an item: [heads][rows][columns] weighted values, then the maximum and the total
-        of each row's weights."""
-        rows = self.sums_rows(target)
-        return _whole_lines(rows * (self.value_columns(target) + 2) * self.problem.sums.bytes)
+    def partial_bytes(self, target: Target) -> int:
+        """A partial result: [heads][rows][columns] weighted values, then the running max and the
+        running sum of each row."""
+        rows = self.partial_rows(target)
+        return _to_cache_lines(rows * (self.value_columns(target) + 2) * self.problem.acc.bytes)
 
-    def sums_rows(self, target: Target) -> int:
-        return self.together * self.block_rows(target)
+    def partial_rows(self, target: Target) -> int:
+        return self.heads_per_item * self.block_rows(target)
 
-    def maxima(self, target: Target) -> int:
-        """Byte offset of the rows' maxima in the sums; the totals follow them."""
+    def max_offset(self, target: Target) -> int:
+        """Byte offset of the running maxima in a partial result; the running sums follow."""
         columns = self.value_columns(target)
-        return self.sums_rows(target) * columns * self.problem.sums.bytes
+        return self.partial_rows(target) * columns * self.problem.acc.bytes
 
-    def totals(self, target: Target) -> int:
-        return self.maxima(target) + self.sums_rows(target) * self.problem.sums.bytes
+    def sum_offset(self, target: Target) -> int:
+        return self.max_offset(target) + self.partial_rows(target) * self.problem.acc.bytes
 
     def worker_bytes(self, target: Target) -> int:
-        """Scratch of one worker: three sums (of an item that is all its own, of one that others
-        began, of one that others go on with), then its working memory."""
-        return 3 * self.sums_bytes(target) + _whole_lines(self.working_bytes(target))
+        """Scratch of one worker: three partial results (for items of its own, for one that an
+        earlier worker began, for one that a later worker continues), then its workspace."""
+        return 3 * self.partial_bytes(target) + _to_cache_lines(self.workspace_bytes(target))
 
 
-def _whole_lines(size: int) -> int:
+def _to_cache_lines(size: int) -> int:
     return -(-size // 64) * 64
 
 
 class Rows:
-    """Where the rows of a block lie and what they see. Inside a function that has `words`."""
+    """Addresses of a query block's rows and the keys they see, in a function with `words`."""
 
     def __init__(self, f: Function, problem: Problem) -> None:
         self.f, self.problem, self.words = f, problem, Words(f)
-        self.count = self.words["queries"] * problem.group
+        self.count = self.words["queries"] * problem.gqa_group
         self.past = self.words["keys"] - self.words["queries"]
 
     def place(self, row: Value) -> tuple[Value, Value]:
-        """(query, head within the group) of a row of a key head."""
-        if self.problem.group == 1:
+        """(query, head within the GQA group) of a row of a KV head."""
+        if self.problem.gqa_group == 1:
             return row, self.f.i64(0)
-        query = row.udiv(self.problem.group)
-        return query, row - query * self.problem.group
+        query = row.udiv(self.problem.gqa_group)
+        return query, row - query * self.problem.gqa_group
 
     def address(self, name: str, batch: Value, head: Value, row: Value) -> Value:
         """Where a row of q or out begins."""
         return self.addresses(name, batch, head)(row)
 
     def addresses(self, name: str, batch: Value, head: Value) -> Callable[[Value], Value]:
-        """The same for several rows of a key head."""
-        first = self.words.head(name, self.problem, batch, head * self.problem.group)
-        line, step = (self.words.row_bytes(name, self.problem, axis) for axis in ("row", "head"))
+        """`address` for several rows of a KV head."""
+        first = self.words.head(name, self.problem, batch, head * self.problem.gqa_group)
+        row_bytes, head_bytes = (
+            self.words.row_bytes(name, self.problem, axis) for axis in ("row", "head")
+        )
 
         def address(row: Value) -> Value:
             query, member = self.place(row)
-            at = query * line
-            return self.f.gep(first, at if self.problem.group == 1 else at + member * step)
+            at = query * row_bytes
+            return self.f.gep(
+                first, at if self.problem.gqa_group == 1 else at + member * head_bytes
+            )
 
         return address
 
     def mask_offset(self, batch: Value, head: Value, row: Value) -> Value:
-        """Element of the mask that belongs to the row and to key 0."""
+        """The mask element of a row and key 0."""
         query, member = self.place(row)
         at = batch * self.words["mask_batch"] + query * self.words["mask_row"]
-        return at + (head * self.problem.group + member) * self.words["mask_head"]
+        return at + (head * self.problem.gqa_group + member) * self.words["mask_head"]
 
-    def end(self, row: Value) -> Value:
-        """The first key behind those that the row sees."""
+    def kv_end(self, row: Value) -> Value:
+        """One past the last key that the row sees."""
         keys = self.words["keys"]
         ahead = self.problem.kind.ahead
         if ahead is None:
             return keys
         return self.f.max(self.f.min(self.past + self.place(row)[0] + (ahead + 1), keys), 0)
 
-    def start(self, row: Value) -> Value:
+    def kv_start(self, row: Value) -> Value:
         """The first key that the row sees."""
         behind = self.problem.kind.behind
         if behind is None:
@@ -230,12 +232,12 @@ class Rows:
         return self.f.max(self.past + self.place(row)[0] - behind, 0)
 
 
-def weight(difference: Value) -> Value:
-    """exp of a score less the row's maximum; 0 for a masked one."""
+def softmax_exp(difference: Value) -> Value:
+    """exp(score - max); 0 for a masked score."""
     return math.exp_down(difference)
 
 
-def or_zero(maximum: Value) -> Value:
-    """The maximum, or 0 for a row without any key, so that no infinities are subtracted."""
+def finite_max(maximum: Value) -> Value:
+    """The maximum, or 0 for a row without any key: no infinities are subtracted."""
     f = maximum.fn
     return f.select(maximum.eq(float("-inf")), 0.0, maximum)

@@ -1,4 +1,4 @@
-"""Keys and values packed in blocks of Q8_0: 32 codes behind the scale they share."""
+"""The Q8_0 KV cache: 32 codes behind the f16 scale they share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlx.llvm.storage import load, memory_type
 from rlx.records import dataclass
 
 Q8_0 = GGUF_SCHEMES["Q8_0"]
-_SIZE, _CODES = Q8_0.block_size, 2  # numbers of a block; where its codes begin
+_SIZE, _CODES = Q8_0.block_size, 2  # elements of a block; byte offset of its codes
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def load_packed(f: Function, row: Value, at: Value, lanes: int, compute: Type) -> Value:
-    """`lanes` numbers of a packed row from number `at` on; they belong to one block."""
+def load_q8(f: Function, row: Value, at: Value, lanes: int, compute: Type) -> Value:
+    """`lanes` elements of a Q8_0 row from element `at` on, all of one block."""
     block = f.gep(row, at.udiv(_SIZE), Q8_0.bytes_per_block)
     scale = f.load(block, f16).to(compute)
     codes = f.load(f.gep(block, at.urem(_SIZE)), vec(lanes, i8), _CODES)
@@ -24,7 +24,7 @@ def load_packed(f: Function, row: Value, at: Value, lanes: int, compute: Type) -
 
 @dataclass(frozen=True)
 class QuantizeBlocks(KernelSpec):
-    """words: x, out, blocks. Rows without gaps are blocks one after the other."""
+    """x to Q8_0; its rows are contiguous blocks. words: x, out, blocks."""
 
     x: DType
 
@@ -37,8 +37,8 @@ class QuantizeBlocks(KernelSpec):
             self._block(f, source, f.gep(out, block, Q8_0.bytes_per_block))
 
     def _block(self, f: Function, x: Value, to: Value) -> None:
-        """The rounding of `quant.encode`: the inverse of the scale before it becomes f16, and
-        halves away from zero. What is left after the whole part is exact, so halves are seen."""
+        """Rounds as `quant.encode` does: by the inverse of the scale before that becomes f16, and
+        halves away from zero. The fraction is exact, so halves are recognised."""
         numbers = load(f, x, self.x, _SIZE, f32)
         scale = f.reduce("max", f.abs(numbers)) / 127.0
         inverse = f.select(scale < _SMALLEST_NORMAL, 0.0, 1.0 / scale)
@@ -53,4 +53,4 @@ class QuantizeBlocks(KernelSpec):
         f.store((whole + up - down).to(i8), to, _CODES)
 
 
-__all__ = ["Q8_0", "QuantizeBlocks", "load_packed"]
+__all__ = ["Q8_0", "QuantizeBlocks", "load_q8"]

@@ -1,12 +1,13 @@
-"""Softmax down the lanes: a panel's scores [keys][rows] become weights, beside running sums.
+"""Online softmax: scores of a KV block become probabilities; running max and sum are updated.
 
-Softmax along rows: a few rows' scores [rows][keys] become weights, beside running sums.
+Prefill holds scores transposed, [keys][rows], and works along the lanes; decode holds [rows][keys].
+Probabilities are exp(score - running max), not yet divided by the running sum.
 """
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.attention.problem import Problem, Rows, Words, or_zero, weight
-from rlx.backends.cpu.kernels.attention.tiles import Tiling, pairs, parts
+from rlx.backends.cpu.kernels.attention.problem import Problem, Rows, Words, finite_max, softmax_exp
+from rlx.backends.cpu.kernels.attention.tiles import Tiling, interleave_bf16, split_bf16
 from rlx.ir.attrs import MaskKind
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Type, Value, i32, i64, vec
@@ -15,11 +16,11 @@ from rlx.records import dataclass
 
 
 @dataclass(frozen=True)
-class PanelScores:
-    """A panel's scores in a block of keys, inside a function that has `words`.
+class PanelSoftmax:
+    """A query panel's scores against a KV block, inside a function that has `words`.
 
-    Tables have an entry for each row of the panel: `ends` and `starts` (i32) say what it sees,
-    `masks` (i64) where its part of the mask begins.
+    Per row of the panel: `ends` and `starts` (i32) bound the keys that it sees, `masks` (i64) is
+    its first mask element.
     """
 
     f: Function
@@ -27,28 +28,28 @@ class PanelScores:
     tiling: Tiling
     scores: Value
     key: Value
-    """The block's first key; all other keys are counted from it."""
+    """The KV block's first key; other keys are relative to it."""
     ends: Value
     starts: Value
     masks: Value
 
     def row(self, key: Value) -> Value:
-        return self.f.gep(self.scores, key, self.tiling.panel_bytes)
+        return self.f.gep(self.scores, key, self.tiling.score_row_bytes)
 
     @property
-    def masks_keys(self) -> bool:
-        """Whether all that happens to scores is a mask of keys, the same for every row."""
+    def masks_keys_only(self) -> bool:
+        """Whether scores change only by a mask tensor over keys, the same for every row."""
         p = self.problem
         return p.mask is not None and not p.mask_rows and not p.softcap
 
     def mask_key(self, scores: list[Value], key: Value) -> list[Value]:
-        """A key's scores with a mask of keys."""
+        """A key's scores with such a mask."""
         raw = self._mask(key, 0)
-        return [self._joined(score, raw) for score in scores]
+        return [self._apply_mask(score, raw) for score in scores]
 
     def adjust(self, first: Value, last: Value) -> None:
         """Softcap and mask tensor, for keys [first, last)."""
-        if self.masks_keys or (not self.problem.softcap and self.problem.mask is None):
+        if self.masks_keys_only or (not self.problem.softcap and self.problem.mask is None):
             return
         f, t = self.f, self.tiling
         for key in f.range(first, last):
@@ -58,18 +59,20 @@ class PanelScores:
                 f.store(self._with_mask(score, key, j), self.row(key), at)
 
     def _capped(self, score: Value) -> Value:
-        """c · tanh(score); the division by c went into the queries."""
+        """c · tanh(score): queries were divided by c already."""
         cap = self.problem.softcap
         return math.tanh(score) * cap if cap else score
 
     def _with_mask(self, score: Value, key: Value, vector: int) -> Value:
-        return score if self.problem.mask is None else self._joined(score, self._mask(key, vector))
+        return (
+            score if self.problem.mask is None else self._apply_mask(score, self._mask(key, vector))
+        )
 
-    def _joined(self, score: Value, raw: Value) -> Value:
-        """Scores, and the mask's elements that belong to them."""
+    def _apply_mask(self, score: Value, raw: Value) -> Value:
+        """Scores with their mask elements applied."""
         assert self.problem.mask is not None
         if self.problem.kind == MaskKind.BIAS:
-            return score + widen(self.f, raw, self.problem.mask, self.problem.sums)
+            return score + widen(self.f, raw, self.problem.mask, self.problem.acc)
         return self.f.select(raw.ne(0), score, float("-inf"))
 
     def _mask(self, key: Value, vector: int) -> Value:
@@ -84,56 +87,56 @@ class PanelScores:
         rows = f.load(self.masks, vec(t.lanes, i64), vector * t.lanes * 8)
         return f.gather(words["mask"], rows + f.splat(at, t.lanes), vec(t.lanes, element))
 
-    def hide(self, first: Value, last: Value) -> None:
-        """-inf where a row does not see a key of [first, last)."""
+    def mask_invisible(self, first: Value, last: Value) -> None:
+        """-inf where a row does not see a key of [first, last): causal or window mask."""
         f, t = self.f, self.tiling
         for key in f.range(first, last):
             position = f.splat((self.key + key).to(i32), t.lanes)
             for j in range(t.vectors):
                 at, table = j * t.vector.bytes, j * t.lanes * 4
                 keep = position < f.load(self.ends, position.type, table)
-                if self.problem.starts:
+                if self.problem.left_bounded:
                     keep = keep & (position >= f.load(self.starts, position.type, table))
                 score = f.load(self.row(key), t.vector, at)
                 f.store(f.select(keep, score, float("-inf")), self.row(key), at)
 
     @property
-    def places(self) -> list[int]:
+    def offsets(self) -> list[int]:
         """Byte offsets of the vectors of a row of scores."""
         return [j * self.tiling.vector.bytes for j in range(self.tiling.vectors)]
 
-    def largest(self, first: Value, last: Value, before: list[Value]) -> list[Value]:
-        """The maxima of the scores of keys [first, last) and of those before."""
+    def row_max(self, first: Value, last: Value, before: list[Value]) -> list[Value]:
+        """The maxima of `before` and of the scores of keys [first, last)."""
         f, t = self.f, self.tiling
 
         def larger(key: Value, *found: Value) -> list[Value]:
             row = self.row(key)
-            pairs = zip(found, self.places, strict=True)
-            return [f.max_fast(m, f.load(row, t.vector, at)) for m, at in pairs]
+            both = zip(found, self.offsets, strict=True)
+            return [f.max_fast(m, f.load(row, t.vector, at)) for m, at in both]
 
         return f.loop(first, last, 1, before, larger)
 
-    def weigh(
-        self, first: Value, last: Value, tops: list[Value], start: list[Value]
+    def exponentiate(
+        self, first: Value, last: Value, maxima: list[Value], start: list[Value]
     ) -> list[Value]:
-        """Scores of keys [first, last) become weights; gives `start` and their sums.
+        """Scores of keys [first, last) become probabilities; returns `start` plus their sums.
 
-        A NaN among the scores is one among the weights, and makes the row NaN as it should. Weights
-        of pairs of keys lie side by side from row `first` on; an odd last key has 0 beside it.
+        A NaN score makes its row NaN, as it should. With the bf16 dot product the probabilities of
+        key pairs are interleaved, from row `first` on; an odd last key is paired with 0.
         """
-        f, t, places = self.f, self.tiling, self.places
+        f, t, offsets = self.f, self.tiling, self.offsets
         if t.pair == 2:
-            for at in places:
+            for at in offsets:
                 f.store(f.const(float("-inf"), t.vector), self.row(last), at)
 
         def add(key: Value, *sums: Value) -> list[Value]:
             rows, out = [self.row(key + i) for i in range(t.pair)], []
             to = self.row((first + key).udiv(2)) if t.pair == 2 else rows[0]
-            for total, top, at in zip(sums, tops, places, strict=True):
-                found = [weight(f.load(row, t.vector, at) - top) for row in rows]
+            for total, row_max, at in zip(sums, maxima, offsets, strict=True):
+                found = [softmax_exp(f.load(row, t.vector, at) - row_max) for row in rows]
                 if t.pair == 2:
-                    both = pairs(f, *found)
-                    found = parts(both)  # so that weights sum up to the total
+                    both = interleave_bf16(f, *found)
+                    found = split_bf16(both)  # the running sum adds what PV will read
                 f.store(found[0] if t.pair == 1 else both, to, at)
                 out.append(sum(found, start=total))
             return out
@@ -142,11 +145,11 @@ class PanelScores:
 
 
 @dataclass(frozen=True)
-class RowScores:
-    """The scores of `rows` rows of a key head in a block of keys.
+class RowSoftmax:
+    """The scores of `rows` rows of a KV head against a KV block.
 
-    Inside a function that has `words`, `batch` and `row`, the first row's number; `seen` says which
-    keys a row sees.
+    Inside a function that has `words`, `batch` and `row` (the first row); `visible` bounds the keys
+    that a row sees.
     """
 
     f: Function
@@ -156,48 +159,49 @@ class RowScores:
     scores: Value
     head: Value
     key: Value
-    """The block's first key; all other keys are counted from it."""
+    """The KV block's first key; other keys are relative to it."""
     count: Value
-    seen: Rows
+    visible: Rows
 
     @property
     def type(self) -> Type:
-        return self.problem.sums
+        return self.problem.acc
 
     @property
     def lanes(self) -> int:
         return self.problem.lanes(self.f.target)
 
-    def weigh(self, maxima: Value, totals: Value, old: Value) -> None:
-        """Scores become weights; the rows' maxima and totals are brought up to date.
+    def exponentiate(self, running_max: Value, running_sum: Value, factors: Value) -> None:
+        """Scores become probabilities; the rows' running max and sum are updated.
 
-        `old` receives the factors by which sums made so far must be multiplied.
+        `factors` receives exp(old max - new max), which rescales the accumulators.
         """
         f = self.f
         for r in f.range(0, self.rows):
-            line = f.gep(self.scores, r, self.block * self.type.bytes)
-            found = self._adjust(line, f["row"] + r)
-            place = f.gep(maxima, r, self.type)
+            row_scores = f.gep(self.scores, r, self.block * self.type.bytes)
+            found = self._adjust(row_scores, f["row"] + r)
+            place = f.gep(running_max, r, self.type)
             before = f.load(place, self.type)
             after = f.max(before, f.reduce("max", found))
-            top = or_zero(after)
-            factor = weight(before - top)
+            row_max = finite_max(after)
+            factor = softmax_exp(before - row_max)
             f.store(after, place)
-            f.store(factor, f.gep(old, r, self.type))
-            total = f.gep(totals, r, self.type)
-            f.store(f.fma(f.load(total, self.type), factor, self._exponentials(line, top)), total)
+            f.store(factor, f.gep(factors, r, self.type))
+            total = f.gep(running_sum, r, self.type)
+            scaled = f.load(total, self.type), factor
+            f.store(f.fma(*scaled, self._exponentiate_row(row_scores, row_max)), total)
 
-    def _adjust(self, line: Value, row: Value) -> Value:
-        """Softcap, mask and visibility on a row of scores; gives the largest in each lane."""
-        f, p, rows = self.f, self.problem, self.seen
+    def _adjust(self, row_scores: Value, row: Value) -> Value:
+        """Softcap and masks on a row of scores; returns the maximum in each lane."""
+        f, p, rows = self.f, self.problem, self.visible
         wide = vec(self.lanes, self.type)
         numbers = f.iota(vec(self.lanes, i32))
-        end = f.min(rows.end(row) - self.key, self.count).to(i32)
-        first = (rows.start(row) - self.key).to(i32) if p.starts else None
+        end = f.min(rows.kv_end(row) - self.key, self.count).to(i32)
+        first = (rows.kv_start(row) - self.key).to(i32) if p.left_bounded else None
         mask = rows.mask_offset(f["batch"], self.head, row) if p.mask is not None else None
 
         def step(j: Value, found: Value) -> Value:
-            place = f.gep(line, j, self.type)
+            place = f.gep(row_scores, j, self.type)
             score = f.load(place, wide)
             if p.softcap:
                 score = math.tanh(score) * p.softcap
@@ -226,14 +230,14 @@ class RowScores:
             return score + widen(f, raw, p.mask, self.type)
         return f.select(raw.ne(0), score, float("-inf"))
 
-    def _exponentials(self, line: Value, top: Value) -> Value:
-        """A row's scores to weights; gives their total."""
+    def _exponentiate_row(self, row_scores: Value, row_max: Value) -> Value:
+        """A row's scores to probabilities; returns their sum."""
         f, wide = self.f, vec(self.lanes, self.type)
-        shift = f.splat(top, self.lanes)
+        shift = f.splat(row_max, self.lanes)
 
         def step(j: Value, total: Value) -> Value:
-            place = f.gep(line, j, self.type)
-            w = weight(f.load(place, wide) - shift)
+            place = f.gep(row_scores, j, self.type)
+            w = softmax_exp(f.load(place, wide) - shift)
             f.store(w, place)
             return total + w
 

@@ -1,14 +1,12 @@
-"""How a block of many rows is held, and the two products on it.
+"""Prefill tiles: how scores, queries and values lie, and the micro-kernels of QKᵀ and PV.
 
-Scores are kept transposed, [keys][rows]. Keys then need no rearrangement (they are the operand that
-is broadcast), softmax runs down the lanes without any horizontal step, and the weights lie as the
-second product wants its broadcast operand. A panel is `vectors` registers of rows; the rows of q
-are packed per panel, [head_dim][rows]. Values lie in slabs of `width` registers of columns.
+Scores are kept transposed, [keys][rows]. Keys then need no rearrangement (they are the broadcast
+operand), softmax runs along the lanes without horizontal steps, and the probabilities lie as PV
+wants its broadcast operand. A query panel is `vectors` registers of rows, packed as
+[head_dim][rows]. Values are packed in panels of `width` registers of columns.
 
-Where numbers are multiplied in pairs of bf16, a lane holds two neighbours on the axis that is
-summed over: two dimensions of a query, the weights of two keys and their values.
-
-Numbers rounded to bf16, for products that take them in pairs: twice as many as of f32.
+With the bf16 dot product (`vdpbf16ps`) a lane holds a pair of neighbours on the summed axis: two
+dimensions of a query, or the probabilities of two keys and their values.
 """
 
 from __future__ import annotations
@@ -21,150 +19,152 @@ from rlx.records import dataclass
 _LANES = 16
 
 
-def has_pairs(target: Target, head_dim: int) -> bool:
-    """Whether heads of this size can be multiplied so: whole vectors of pairs only."""
+def has_bf16_dot(target: Target, head_dim: int) -> bool:
+    """Whether the target has a bf16 dot product, and the head is whole vectors of pairs."""
     fits = head_dim % (2 * _LANES) == 0 and target.lanes(32) == _LANES
     return fits and target.is_x86 and target.bf16
 
 
-def halves(f: Function, first: Value, second: Value) -> Value:
-    """The numbers of one vector and then those of another, as i16."""
+def to_bf16(f: Function, first: Value, second: Value) -> Value:
+    """Two vectors rounded to bf16, one after the other, as i16."""
     lanes = first.type.lanes
     name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * lanes}"
     both = f.intrinsic(name, vec(2 * lanes, bf16), second, first)
     return both.bits(vec(2 * lanes, i16))
 
 
-def pairs(f: Function, first: Value, second: Value) -> Value:
-    """Numbers of two vectors side by side; a lane holds the first one's in its low half."""
+def interleave_bf16(f: Function, first: Value, second: Value) -> Value:
+    """Two vectors rounded to bf16 and interleaved: the first in the low halves of lanes."""
     lanes = first.type.lanes
     order = [i // 2 + i % 2 * lanes for i in range(2 * lanes)]
-    return f.shuffle(halves(f, first, second), None, order).bits(first.type)
+    return f.shuffle(to_bf16(f, first, second), None, order).bits(first.type)
 
 
-def multiply(f: Function, a: Value, b: Value, total: Value) -> Value:
-    """total + the sum of both products of every lane."""
+def multiply_add(f: Function, a: Value, b: Value, total: Value) -> Value:
+    """total + the bf16 dot product of every lane's pairs."""
     lanes = total.type.lanes
     wide = vec(2 * lanes, bf16)
     name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
     return f.intrinsic(name, total.type, total, a.bits(wide), b.bits(wide))
 
 
-def parts(both: Value) -> list[Value]:
-    """The numbers of pairs: those in the low halves of lanes, and those in the high ones."""
+def split_bf16(both: Value) -> list[Value]:
+    """Interleaved bf16 pairs as two vectors: the low and the high halves of lanes."""
     bits = both.bits()
     return [(bits << 16).bits(both.type), (bits & 0xFFFF0000).bits(both.type)]
 
 
-_NARROW = 4  # registers of a head up to which rows are padded less: its products are short
+_SMALL_HEAD = 4  # registers of a head up to which tiles pad fewer rows: PV is short
 
 
 @dataclass(frozen=True)
 class Tiling:
-    sums: Type
+    acc: Type
     head_dim: int
     lanes: int
     vectors: int
-    """Registers of rows in a panel."""
+    """Registers of rows in a query panel."""
     keys: int
-    """Keys of a tile of scores."""
+    """Keys of a QKᵀ tile."""
     rows: int
-    """Rows of a tile of results; a panel is a multiple."""
+    """Rows of a PV tile; a panel is a multiple."""
     width: int
-    """Registers of columns in a tile of results."""
-    slabs: int
+    """Registers of columns in a PV tile."""
+    v_panels: int
     panels: int
-    """Panels of a block of rows."""
-    block: int
-    """Keys that are copied at a time; an even number."""
+    """Panels of a query block."""
+    kv_block: int
+    """Keys of a KV block; an even number."""
     pair: int
-    """Numbers that a lane multiplies at once."""
+    """Elements that a lane multiplies at once: 2 with the bf16 dot product."""
 
     @staticmethod
     def of(target: Target, problem: Problem, rows: int) -> Tiling:
-        """For a target; `rows` is the most that there can be of a key head (0: not known)."""
+        """For a target; `rows` is the most a KV head can have (0: unknown)."""
         lanes = problem.lanes(target)
         room = 24 if target.num_vector_registers >= 32 else 12  # registers for a tile
-        # A block is enough rows to make up for copying as many keys and values once for all.
-        vectors, tile_rows, keys, block = 3, 6, room // 3, 96
+        # A query block has enough rows to amortise copying as many keys and values.
+        vectors, tile_rows, keys, kv_block = 3, 6, room // 3, 96
         columns = -(-problem.head_dim // lanes)
-        if room == 24 and columns <= _NARROW and lanes % 4 == 0:
-            vectors, tile_rows, keys, block = 2, 8, 8, 128
+        if room == 24 and columns <= _SMALL_HEAD and lanes % 4 == 0:
+            vectors, tile_rows, keys, kv_block = 2, 8, 8, 128
         if 0 < rows <= 2 * lanes and lanes % 4 == 0:
-            vectors, tile_rows, block = -(-rows // lanes), 4, 96
+            vectors, tile_rows, kv_block = -(-rows // lanes), 4, 96
             keys = min(room // vectors, 12)
-        slabs = -(-columns // (room // tile_rows))
+        v_panels = -(-columns // (room // tile_rows))
         panel = vectors * lanes
-        panels = max(1, block // panel)
+        panels = max(1, kv_block // panel)
         if rows:
             panels = min(panels, -(-rows // panel))
         return Tiling(
-            sums=problem.sums,
+            acc=problem.acc,
             head_dim=problem.head_dim,
             lanes=lanes,
             vectors=vectors,
             keys=keys,
             rows=tile_rows,
-            width=-(-columns // slabs),
-            slabs=slabs,
+            width=-(-columns // v_panels),
+            v_panels=v_panels,
             panels=panels,
-            block=block,
-            pair=2 if problem.pairs else 1,
+            kv_block=kv_block,
+            pair=2 if problem.bf16_pairs else 1,
         )
 
     @property
     def vector(self) -> Type:
-        return vec(self.lanes, self.sums)
+        return vec(self.lanes, self.acc)
 
     @property
     def panel(self) -> int:
-        """Rows of a panel."""
+        """Rows of a query panel."""
         return self.vectors * self.lanes
 
     @property
-    def panel_bytes(self) -> int:
-        """One step of a panel: a key's scores, or one (pair of) dimension(s) of the queries."""
-        return self.panel * self.sums.bytes
+    def score_row_bytes(self) -> int:
+        """One key's scores, or one (pair of) dimension(s) of a query panel."""
+        return self.panel * self.acc.bytes
 
     @property
-    def slab_bytes(self) -> int:
-        """One (pair of) key's values in a slab."""
-        return self.width * self.lanes * self.sums.bytes
+    def v_row_bytes(self) -> int:
+        """The values of one key (pair) in a panel of values."""
+        return self.width * self.lanes * self.acc.bytes
 
     @property
     def columns(self) -> int:
         """Columns of values, with padding."""
-        return self.slabs * self.width * self.lanes
+        return self.v_panels * self.width * self.lanes
 
     @property
     def dim_steps(self) -> int:
-        """Steps of a product over the dimensions of a head."""
+        """Steps of QKᵀ over the dimensions of a head."""
         return self.head_dim // self.pair
 
     @property
     def key_bytes(self) -> int:
-        return self.dim_steps * self.sums.bytes
+        return self.dim_steps * self.acc.bytes
 
     @property
-    def query_bytes(self) -> int:
-        """A panel of queries."""
-        return self.dim_steps * self.panel_bytes
+    def q_panel_bytes(self) -> int:
+        """A packed panel of queries."""
+        return self.dim_steps * self.score_row_bytes
 
     @property
-    def slab_block_bytes(self) -> int:
-        """A slab of the values of a block of keys."""
-        return self.block // self.pair * self.slab_bytes
+    def v_panel_bytes(self) -> int:
+        """A panel of values of a KV block."""
+        return self.kv_block // self.pair * self.v_row_bytes
 
-    def multiply(self, f: Function, a: Value, b: Value, total: Value) -> Value:
-        """total + a * b, or the sum of both products of every lane."""
-        return f.fma(a, b, total) if self.pair == 1 else multiply(f, a, b, total)
+    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
+        """total + a * b, or the bf16 dot product of every lane's pairs."""
+        return f.fma(a, b, total) if self.pair == 1 else multiply_add(f, a, b, total)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Byte offsets in the working memory of one worker. Tables have an entry for each row of a
-    block: where its part of the mask begins, and between which keys it sees. `factors` and
-    `inverses` have one for each row of a panel."""
+class WorkspaceLayout:
+    """Byte offsets in the workspace of one worker.
+
+    Per row of a query block: `masks` (its first mask element), `ends` and `starts` (its range of
+    visible keys). Per row of a panel: `factors` (which rescale the accumulators) and `inverses`
+    (1 / running sum)."""
 
     keys: int
     values: int
@@ -178,65 +178,64 @@ class Places:
     size: int
 
     @staticmethod
-    def of(t: Tiling) -> Places:
+    def of(t: Tiling) -> WorkspaceLayout:
         count = t.panels * t.panel
         sizes = [
-            t.block * t.key_bytes,
-            t.slabs * t.slab_block_bytes,
-            (t.block + t.pair - 1) * t.panel_bytes,
-            t.panels * t.query_bytes,
-            t.panel_bytes,
-            t.panel_bytes,
+            t.kv_block * t.key_bytes,
+            t.v_panels * t.v_panel_bytes,
+            (t.kv_block + t.pair - 1) * t.score_row_bytes,
+            t.panels * t.q_panel_bytes,
+            t.score_row_bytes,
+            t.score_row_bytes,
             count * 8,
             *[count * 4] * 2,
         ]
         offsets = [0]
         for size in sizes:
             offsets.append(offsets[-1] + -(-size // 64) * 64)
-        return Places(*offsets)
+        return WorkspaceLayout(*offsets)
 
 
-def emit_scores(f: Function, t: Tiling, queries: Value, keys: Value) -> list[Value]:
-    """Scores [keys][rows] of one tile: `t.keys` keys against a panel of queries."""
-    size = t.sums.bytes
+def emit_qk(f: Function, t: Tiling, queries: Value, keys: Value) -> list[Value]:
+    """QKᵀ of one tile, [keys][rows]: `t.keys` keys against a query panel."""
+    size = t.acc.bytes
     unroll = 2 if t.dim_steps % 2 == 0 else 1
 
-    def step(d: Value, *sums: Value) -> list[Value]:
-        total = list(sums)
-        q, k = f.gep(queries, d, t.panel_bytes), f.gep(keys, d, size)
+    def step(d: Value, *acc: Value) -> list[Value]:
+        total = list(acc)
+        q, k = f.gep(queries, d, t.score_row_bytes), f.gep(keys, d, size)
         for u in range(unroll):
             rows = [
-                f.load(q, t.vector, u * t.panel_bytes + j * t.vector.bytes)
+                f.load(q, t.vector, u * t.score_row_bytes + j * t.vector.bytes)
                 for j in range(t.vectors)
             ]
             for i in range(t.keys):
-                key = f.broadcast_load(k, t.sums, t.lanes, i * t.key_bytes + u * size)
+                key = f.broadcast_load(k, t.acc, t.lanes, i * t.key_bytes + u * size)
                 for j, row in enumerate(rows):
                     at = i * t.vectors + j
-                    total[at] = t.multiply(f, row, key, total[at])
+                    total[at] = t.multiply_add(f, row, key, total[at])
         return total
 
     zero = f.const(0.0, t.vector)
     return f.loop(0, t.dim_steps, unroll, [zero] * (t.keys * t.vectors), step)
 
 
-def emit_values(
-    f: Function, t: Tiling, weights: Value, values: Value, count: Value, start: list[Value]
+def emit_pv(
+    f: Function, t: Tiling, probs: Value, values: Value, count: Value, start: list[Value]
 ) -> list[Value]:
-    """start + weights · values for a tile of rows and `count` keys: `t.width` registers of a row,
-    then those of the next.
+    """start + PV of one tile over `count` keys: `t.width` registers of a row, then of the next.
 
-    `weights` points at the tile's first row in the first key's scores, `values` at the slab.
+    `probs` points at the tile's first row in the first key's probabilities, `values` at the panel.
     """
 
     def step(k: Value, *total: Value) -> list[Value]:
-        w, v = f.gep(weights, k, t.panel_bytes), f.gep(values, k, t.slab_bytes)
+        w, v = f.gep(probs, k, t.score_row_bytes), f.gep(values, k, t.v_row_bytes)
         columns = [f.load(v, t.vector, j * t.vector.bytes) for j in range(t.width)]
         out = []
         for i in range(t.rows):
-            weight = f.broadcast_load(w, t.sums, t.lanes, i * t.sums.bytes)
+            p = f.broadcast_load(w, t.acc, t.lanes, i * t.acc.bytes)
             for j, column in enumerate(columns):
-                out.append(t.multiply(f, weight, column, total[i * t.width + j]))
+                out.append(t.multiply_add(f, p, column, total[i * t.width + j]))
         return out
 
     return f.loop(0, (count + (t.pair - 1)).udiv(t.pair), 1, start, step)

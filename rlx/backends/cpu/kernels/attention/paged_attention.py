@@ -1,17 +1,15 @@
-"""Attention of single tokens, or of a few consecutive ones, over keys that lie in pages.
+"""Attention over a paged KV cache: each token attends to its sequence through a page table.
 
-Tokens of one sequence that follow each other are taken together, `tokens` at a time, so that keys
-and values are read once for them; others alone. Both kinds of kernel walk along all tokens and cut
-them in the same way; each does its own. An item is one or several tokens and a key head; workers
-take items in turn.
-
-Attention over pages as steps: runs of tokens, then those that stand alone.
+Consecutive tokens of one sequence are taken together, up to `run_length`, so that keys and values
+are read once for them; others alone. A kernel for runs and one for single tokens both walk all
+tokens and cut them in the same way; each does its own. A work item is a run (or token) and a KV
+head; workers take items round-robin.
 """
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.attention.combine import emit_finish, sums_of
-from rlx.backends.cpu.kernels.attention.decode import MOST_ROWS, Decode, Part, emit_part
+from rlx.backends.cpu.kernels.attention.combine import emit_normalize, partial_of
+from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode, DecodeAttend, emit_attend
 from rlx.backends.cpu.kernels.attention.problem import POINTERS, WORDS, Problem, Rows, Words
 from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
 from rlx.ir.attrs import MaskKind
@@ -25,8 +23,8 @@ PAGED_WORDS = (*WORDS, "table", "rows", "positions", "status", "node", "sequence
 
 
 class PagedWords(Words):
-    """`table` is i32 [sequences, pages], `rows` and `positions` are i32 [queries]; keys are in
-    `most` pages. `node` is left in `status` when a row, a position or a page is none."""
+    """`table` is i32 [sequences, pages], `rows` and `positions` are i32 [queries]; the cache has
+    `most` pages. A row, position or page out of range leaves `node` in `status`."""
 
     names = PAGED_WORDS
     pointers = (*POINTERS, "table", "rows", "positions", "status")
@@ -38,46 +36,46 @@ class PagedWords(Words):
 
 @dataclass(frozen=True)
 class Paged(Decode):
-    """words: PAGED_WORDS. For runs of `tokens` tokens (1: for those that are left)."""
+    """words: PAGED_WORDS. For runs of `tokens` tokens (1: for single tokens)."""
 
     page: int = 64
     tokens: int = 1
 
     @property
-    def run(self) -> int:
-        """How many tokens are taken together where they follow each other."""
-        return max(MOST_ROWS // self.problem.group, 1)
+    def run_length(self) -> int:
+        """Consecutive tokens that are taken together."""
+        return max(MAX_ROWS // self.problem.gqa_group, 1)
 
     @property
     def label(self) -> str:
         return "paged"
 
     def emit(self, m: Module) -> None:
-        part = emit_part(m, self, PagedPart)
-        finish = emit_finish(m, self)
+        attend = emit_attend(m, self, PagedAttend)
+        normalize = emit_normalize(m, self)
         f = m.kernel()
         words, heads = PagedWords(f), self.problem.kv_heads
         count, nth, tid = words["queries"], f["nth"].to(i64), f["tid"].to(i64)
 
         def walk(token: Value, item: Value) -> list[Value]:
-            whole = self._follow(f, words, token, count)
-            taken = f.select(whole, f.i64(self.run), f.i64(1))
-            mine = whole if self.tokens > 1 else ~whole if self.run > 1 else f.i64(1).eq(1)
-            f.if_(mine, lambda: self._item(f, words, part, finish, token, (item, nth, tid)))
+            whole = self._is_run(f, words, token, count)
+            taken = f.select(whole, f.i64(self.run_length), f.i64(1))
+            mine = whole if self.tokens > 1 else ~whole if self.run_length > 1 else f.i64(1).eq(1)
+            f.if_(mine, lambda: self._item(f, words, attend, normalize, token, (item, nth, tid)))
             return [token + taken, item + f.select(mine, f.i64(heads), f.i64(0))]
 
         f.while_([f.i64(0), f.i64(0)], lambda token, _: token < count, walk)
 
-    def _follow(self, f: Function, words: PagedWords, token: Value, count: Value) -> Value:
-        """Whether a whole run of consecutive tokens of one sequence begins here."""
-        if self.run == 1:
+    def _is_run(self, f: Function, words: PagedWords, token: Value, count: Value) -> Value:
+        """Whether `run_length` consecutive tokens of one sequence begin here."""
+        if self.run_length == 1:
             return f.i64(0).ne(0)
-        fits = token + self.run <= count
+        fits = token + self.run_length <= count
 
         def look() -> list[Value]:
             row, position = words.number("rows", token), words.number("positions", token)
             good = f.i64(0).eq(0)
-            for i in range(1, self.run):
+            for i in range(1, self.run_length):
                 good = good & words.number("rows", token + i).eq(row)
                 good = good & words.number("positions", token + i).eq(position + i)
             return [good]
@@ -85,11 +83,11 @@ class Paged(Decode):
         return f.if_(fits, look, lambda: [f.i64(0).ne(0)])[0]
 
     def _item(
-        self, f: Function, words: PagedWords, part: Function, finish: Function, token: Value,
-        turn: tuple[Value, Value, Value],
+        self, f: Function, words: PagedWords, attend: Function, normalize: Function, token: Value,
+        share: tuple[Value, Value, Value],
     ) -> None:  # fmt: skip
         """This worker's heads of a run."""
-        item, nth, tid = turn
+        item, nth, tid = share
         row, position = words.number("rows", token), words.number("positions", token)
         end = position + self.tokens
         known = row.ult(words["sequences"]) & position.ult(words["pages"] * self.page)
@@ -98,16 +96,16 @@ class Paged(Decode):
         if self.problem.kind.behind is not None:
             first = f.max(position - self.problem.kind.behind, 0)
             first = first - first.urem(self.block)
-        sums, space = (sums_of(f, self, tid, number) for number in (0, 3))
-        batch, line = f.i64(0), token * self.problem.group
+        partial, workspace = (partial_of(f, self, tid, number) for number in (0, 3))
+        batch, first_row = f.i64(0), token * self.problem.gqa_group
 
         def work() -> None:
             for head in f.range(0, self.problem.kv_heads):
 
                 def one(head: Value = head) -> None:
-                    place = (batch, head, line)
-                    f.call(part, f["words"], space, sums, *place, first, end, words["k"])
-                    f.call(finish, f["words"], *place, sums)
+                    place = (batch, head, first_row)
+                    f.call(attend, f["words"], workspace, partial, *place, first, end, words["k"])
+                    f.call(normalize, f["words"], *place, partial)
 
                 f.if_((item + head).urem(nth).eq(tid), one)
 
@@ -115,26 +113,26 @@ class Paged(Decode):
 
 
 class PagedRows(Rows):
-    """Rows of a run of tokens that follow each other in a sequence."""
+    """Rows of a run of consecutive tokens of a sequence."""
 
     def __init__(self, f: Function, kernel: Paged) -> None:
         super().__init__(f, kernel.problem)
-        token = f["row"].udiv(kernel.problem.group)
+        token = f["row"].udiv(kernel.problem.gqa_group)
         words = PagedWords(f)
         self.past = words.number("positions", token) - token  # position of query 0, were it one
 
-    def end(self, row: Value) -> Value:
+    def kv_end(self, row: Value) -> Value:
         return self.past + self.place(row)[0] + 1
 
 
-class PagedPart(Part):
+class PagedAttend(DecodeAttend):
     kernel: Paged
 
     def __init__(self, f: Function, kernel: Paged) -> None:
         super().__init__(f, kernel)
         self.words = words = PagedWords(f)
         self.where = PagedRows(f, kernel)
-        row = words.number("rows", f["row"].udiv(kernel.problem.group))
+        row = words.number("rows", f["row"].udiv(kernel.problem.gqa_group))
         self.table = f.gep(words["table"], row * words["pages"], i32)
 
     def first_row(self, name: str, key: Value) -> Value:
@@ -145,12 +143,12 @@ class PagedPart(Part):
         slot = f.select(good, number, f.i64(0)) * page + key.urem(page)
         return f.gep(self.bases[name], slot * self.row_bytes[name])
 
-    def look_ahead(self, key: Value, v: Value) -> None:
+    def plan_prefetch(self, key: Value, v: Value) -> None:
         f, after = self.f, key + self.block
         self.ahead = [("v", v), ("k", self.first_row("k", f.select(after < f["last"], after, key)))]
 
 
-_BLOCK = 64  # keys that a kernel takes at once: no page may end inside
+_BLOCK = 64  # keys of a KV block: pages are a multiple of it
 
 
 def _kernels(node: Node) -> list[Paged]:
@@ -163,15 +161,15 @@ def _kernels(node: Node) -> list[Paged]:
     problem = Problem(
         q, k, v, op.head_dim, op.num_kv_heads, group, op.score_scale, kind, op.softcap, sinks=sinks
     )
-    run = max(MOST_ROWS // group, 1)
-    sizes = [run, 1] if run > 1 else [1]
+    run_length = max(MAX_ROWS // group, 1)
+    sizes = [run_length, 1] if run_length > 1 else [1]
     return [Paged(problem, rows=n * group, page=op.page, tokens=n) for n in sizes]
 
 
-def _can(node: Node) -> bool:
+def _is_supported(node: Node) -> bool:
     op = node.op
     assert isinstance(op, PagedAttention)
-    few = op.num_heads // op.num_kv_heads <= 2 * MOST_ROWS
+    few = op.num_heads // op.num_kv_heads <= 2 * MAX_ROWS
     plain = all(v.dtype.bits <= 32 for v in node.inputs[:3])
     plain = plain and all(v.dtype.name == "i32" for v in node.inputs[3:6])
     return few and plain and op.page % _BLOCK == 0
@@ -181,7 +179,7 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
     return threads * max(kernel.worker_bytes(target) for kernel in _kernels(node))
 
 
-@lowers("paged_attention", when=_can, scratch=_scratch)
+@lowers("paged_attention", when=_is_supported, scratch=_scratch)
 def lower_paged(node: Node, ctx: Context) -> list[Step]:
     op = node.op
     assert isinstance(op, PagedAttention)
