@@ -14,11 +14,11 @@ import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
-from rlx.backends.cpu.kernels.qgemm.qgemm import QuantMatmul, row_layout
+from rlx.backends.cpu.kernels.qgemm.qgemm import QuantGemm, row_layout
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.quant_rows import dequantized_rows, quantize_rows
-from rlx.backends.cpu.layouts.quant_tiles import pack_strips, strip_layout
+from rlx.backends.cpu.layouts.quant_tiles import column_tile_layout, pack_column_tiles
 from rlx.backends.cpu.limits import FmaProbe, ReadProbe
 from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.program import Program, Step
@@ -51,8 +51,8 @@ class Weight:
             scales = rng.uniform(-0.01, 0.01, len(blocks)).astype(np.float16)
             blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
         self.rows = rows
-        strips = pack_strips(scheme, rows, None, None)
-        self.strips = np.resize(strips, (-(-n // 16), strips.shape[1]))
+        column_tiles = pack_column_tiles(scheme, rows, None, None)
+        self.column_tiles = np.resize(column_tiles, (-(-n // 16), column_tiles.shape[1]))
 
     def check(self, layout: object, x: np.ndarray, got: np.ndarray) -> None:
         """Against f64 on the same codes of activations: nothing but f32 rounding is left."""
@@ -71,20 +71,20 @@ class Product:
         scheme, n, k = weight.scheme, weight.n, weight.k
         target = Target.host()
         layout = row_layout(scheme, k, target)
-        self.copies = -(-_BEYOND_CACHES // weight.strips.nbytes) if m == 1 else 1
-        self.strips = _aligned((self.copies, *weight.strips.shape))
-        self.strips[...] = weight.strips
+        self.copies = -(-_BEYOND_CACHES // weight.column_tiles.nbytes) if m == 1 else 1
+        self.column_tiles = _aligned((self.copies, *weight.column_tiles.shape))
+        self.column_tiles[...] = weight.column_tiles
         self.x = np.random.default_rng(1).standard_normal((m, k), np.float32)
         self.codes = _aligned((m + layout.tile - 1, layout.row_bytes(k)))
         self.out = np.full((m, n), np.nan, np.float32)
-        specs = QuantizeRows(f32, layout), QuantMatmul(scheme, layout, Epilogue(f32))
+        specs = QuantizeRows(f32, layout), QuantGemm(scheme, layout, Epilogue(f32))
         kernels = compile_specs(specs, target)
         quantize, multiply = (kernels[s].address() for s in specs)
-        strips = strip_layout(scheme, k)
-        assert strips is not None
-        sizes = [m, n, k, layout.row_bytes(k), strips.strip_bytes]
+        column_tiles = column_tile_layout(scheme, k)
+        assert column_tiles is not None
+        sizes = [m, n, k, layout.row_bytes(k), column_tiles.tile_bytes]
         steps = [Step(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
-        for copy in self.strips:
+        for copy in self.column_tiles:
             places = [a.ctypes.data for a in (self.codes, copy, self.out)]
             steps.append(Step(multiply, [*places, *sizes], barrier=False))
         self.program = Program(steps, workers=threads, keep=kernels)

@@ -1,4 +1,4 @@
-"""Packed weights in native code: decoded to the bit, laid out for products, repacked once."""
+"""Quantised weights in native code: dequantised bit for bit, in column tiles, repacked once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from program_support import HOST, TARGETS, Native, check, compare, reference
 from qmatmul_support import INTEGER, SCHEMES, columns, named, random_weight, weight_params
 
 import rlx
-from rlx.backends.cpu.kernels.qgemm.gather import has_strip_rows
-from rlx.backends.cpu.kernels.qgemm.rewrite import pack_quantised
+from rlx.backends.cpu.kernels.qgemm.gather import has_tile_rows
+from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
 from rlx.backends.cpu.layouts.quant_rows import RowLayout, dequantized_rows, quantize_rows
 from rlx.backends.cpu.layouts.quant_tiles import (
-    STRIP_TYPES,
-    pack_strips,
-    strip_layout,
-    unpack_strips,
+    TILED_SCHEMES,
+    column_tile_layout,
+    pack_column_tiles,
+    unpack_column_tiles,
 )
 from rlx.backends.cpu.prepare import give_back, prepare_params
 from rlx.errors import InputError
@@ -63,8 +63,9 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> None:
 def gather_graph(scheme: QuantScheme, parts: list[np.ndarray], ids: np.ndarray) -> Graph:
     g = Graph("gather")
     table, *sides = weight_params(g, parts)
-    rows = g.dequant_gather(table, g.input("ids", Shape(ids.shape, ids.dtype)), *sides,
-                            scheme=scheme)  # fmt: skip
+    rows = g.dequant_gather(
+        table, g.input("ids", Shape(ids.shape, ids.dtype)), *sides, scheme=scheme
+    )  # fmt: skip
     g.set_outputs(rows)
     return g
 
@@ -108,28 +109,28 @@ def test_gather_takes_any_index_and_names_one_out_of_range(index):
 
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("scheme", INTEGER, ids=str)
-def test_strips_hold_every_weight_once(scheme, pair):
+def test_column_tiles_hold_every_weight_once(scheme, pair):
     rng = np.random.default_rng(1)
     for n, blocks in ((37, 3), (16, 2), (5, 1)):
         k = blocks * max(scheme.block or scheme.block_size, 32)
         rows = 2 * n if pair else n
         w, *sides = random_weight(scheme, (2, rows), k, rng)
         scale, zp = [*sides, None, None][:2]
-        packed = pack_strips(scheme, w, scale, zp, pair)
+        packed = pack_column_tiles(scheme, w, scale, zp, pair)
         want = decode(scheme, w, scale, zp)
-        got = unpack_strips(scheme, packed, n, k, pair)
+        got = unpack_column_tiles(scheme, packed, n, k, pair)
         np.testing.assert_array_equal(got, want.reshape(2, 2, n, k) if pair else want)
-        # What is repacked takes the bytes of its rows, but for rows that fill up the last strip
+        # Column tiles take the bytes of their rows, but for the padding of the last one
         # and lines that groups of blocks begin.
-        layout = strip_layout(scheme, k)
+        layout = column_tile_layout(scheme, k)
         filled = packed.shape[1] * 16
         assert packed.nbytes - 2 * scheme.stored_bytes(filled, k) <= 2 * packed.shape[1] * 4 * 64
-        assert layout.strip_bytes % 64 == 0
+        assert layout.tile_bytes % 64 == 0
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 @pytest.mark.parametrize("scheme", INTEGER, ids=str)
-def test_repacking_natively_gives_the_same_strips(scheme, target):
+def test_repacking_natively_gives_the_same_column_tiles(scheme, target):
     k = columns(scheme)
     for dims, pair in (((37,), False), ((2, 18), False), ((2, 34), True)):
         parts = random_weight(scheme, dims, k, np.random.default_rng(2))
@@ -139,7 +140,7 @@ def test_repacking_natively_gives_the_same_strips(scheme, target):
 
 
 @pytest.mark.parametrize(
-    "layout", ["block32x8", "block64x4", "block0x8", "runs64x8", "runs128x4", "super256x8"]
+    "layout", ["block32x8", "block64x4", "block0x8", "shared64x8", "shared128x4", "superblock256x8"]
 )
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_quantised_rows_are_those_of_the_reference(layout, dtype):
@@ -162,9 +163,9 @@ def test_quantised_rows_are_those_of_the_reference(layout, dtype):
                 np.testing.assert_array_equal(got[:rows], want[:rows])
 
 
-@pytest.mark.parametrize("name", [s.name for s in STRIP_TYPES if has_strip_rows(s)])
-def test_rows_of_strips_are_those_of_the_table(name):
-    """A table that is also multiplied with is kept once: its rows come out of the strips."""
+@pytest.mark.parametrize("name", [s.name for s in TILED_SCHEMES if has_tile_rows(s)])
+def test_rows_of_column_tiles_are_those_of_the_table(name):
+    """A table that is also multiplied with is kept once: its rows come out of the column tiles."""
     scheme, k = GGUF_SCHEMES[name], columns(GGUF_SCHEMES[name])
     (table,) = random_weight(scheme, (37,), k, np.random.default_rng(5))
     ids = np.array([[0, 36, 15, 16, 17, 5]], np.int32)
@@ -189,7 +190,7 @@ def test_rows_of_strips_are_those_of_the_table(name):
 
 
 def test_prepare_repacks_natively_and_hands_the_file_back(tmp_path):
-    """A mapped weight is resident once: as strips, no longer as pages of the file."""
+    """A mapped weight is resident once: as column tiles, no longer as pages of the file."""
     scheme, n, k = GGUF_SCHEMES["Q8_0"], 8192, 2048
     (rows,) = random_weight(scheme, (n,), k, np.random.default_rng(0))
     path = tmp_path / "weight"
@@ -198,9 +199,9 @@ def test_prepare_repacks_natively_and_hands_the_file_back(tmp_path):
     g = Graph("prepare")
     packed = g.pack_quant(g.param("w", Shape(w.shape, "u8")), scheme=scheme)
     g.set_outputs({"packed": packed})
-    (strips,) = prepare_params(g, {"w": w})
-    np.testing.assert_array_equal(strips, pack_strips(scheme, rows, None, None))
-    assert strips.ctypes.data % 64 == 0, "lines of strips must be lines of the cache"
+    (column_tiles,) = prepare_params(g, {"w": w})
+    np.testing.assert_array_equal(column_tiles, pack_column_tiles(scheme, rows, None, None))
+    assert column_tiles.ctypes.data % 64 == 0, "lines of column_tiles must be lines of the cache"
     before = mapped_bytes(path)
     assert int(w[::4096].sum()) == int(rows[::4096].sum())  # the file can still be read
     give_back(w)
@@ -230,8 +231,9 @@ def test_a_whole_graph_on_the_device():
     params = {"table": table, "gate": gate, "up": up, "down": down}
     g = rlx.Graph("tiny")
     values = {name: g.param(name, Shape(a.shape, "u8")) for name, a in params.items()}
-    x = g.dequant_gather(values["table"], g.input("ids", Shape(("batch", "seq"), "i32")),
-                         scheme=scheme)  # fmt: skip
+    x = g.dequant_gather(
+        values["table"], g.input("ids", Shape(("batch", "seq"), "i32")), scheme=scheme
+    )  # fmt: skip
     inner = g.mul(
         g.silu(g.dequant_matmul(x, values["gate"], scheme=scheme)),
         g.dequant_matmul(x, values["up"], scheme=scheme),

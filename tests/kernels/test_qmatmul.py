@@ -1,4 +1,4 @@
-"""Products with packed weights: integer ones, decoded ones, of experts, and what follows them."""
+"""GEMMs with quantised weights: integer dot products, dequantised, of experts, fused epilogues."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ from qmatmul_support import (
 import rlx
 from rlx.backends.cpu.kernels.qgemm import dot
 from rlx.backends.cpu.kernels.qgemm.dot import Dotprod
-from rlx.backends.cpu.kernels.qgemm.qgemm import CHUNK, PART, has_integer_path, row_layout
-from rlx.backends.cpu.kernels.qgemm.rewrite import pack_quantised
+from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
+from rlx.backends.cpu.kernels.qgemm.qgemm import (
+    ROW_BLOCK_BYTES,
+    has_integer_path,
+    row_layout,
+)
+from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS
 from rlx.backends.cpu.layouts.quant_rows import dequantized_rows, quantize_rows
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -81,7 +86,7 @@ def test_rows_of_several_chunks(left_over, target):
     rng = np.random.default_rng(12)
     parts = random_weight(scheme, (37,), k, rng)
     layout = row_layout(scheme, k, target)
-    rows = 2 * (CHUNK // layout.row_bytes(k)) + left_over
+    rows = 2 * (ROW_BLOCK_BYTES // layout.row_bytes(k)) + left_over
     check_product(scheme, layout, parts, rng.standard_normal((rows, k)), target)
 
 
@@ -89,7 +94,7 @@ def test_rows_of_several_chunks(left_over, target):
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K", "IQ4_XS", "int8", "int4_asym"])
 def test_many_rows_of_long_k(name, target):
     """Where weights are unpacked: several runs of blocks, parts of rows, and one row left over."""
-    scheme, k, rows = QuantScheme.parse(name), 1536, PART + 5
+    scheme, k, rows = QuantScheme.parse(name), 1536, ACC_ROWS + 5
     rng = np.random.default_rng(13)
     parts = random_weight(scheme, (20,), k, rng)
     layout = row_layout(scheme, k, target)
@@ -97,7 +102,7 @@ def test_many_rows_of_long_k(name, target):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_decoded_products_are_exact_but_for_rounding(scheme):
+def test_dequantised_gemms_are_exact_but_for_rounding(scheme):
     k, n = columns(scheme), 70
     rng = np.random.default_rng(8)
     parts = random_weight(scheme, (n,), k, rng)
@@ -265,7 +270,7 @@ def test_a_product_with_another_reader_is_left_alone():
     assert [n.op.name for n in packed.nodes if not n.op.is_source][-1] == "relu"
 
 
-def test_weights_that_are_not_parameters_are_decoded():
+def test_weights_that_are_not_parameters_are_dequantised():
     scheme = GGUF_SCHEMES["Q4_0"]
     parts = random_weight(scheme, (32,), 64, np.random.default_rng(0))
     g = Graph("given")
@@ -293,7 +298,7 @@ def expert_graph(scheme: QuantScheme, tokens: int, experts: int, seed: int):
 
 @pytest.mark.parametrize("tokens", [1, 9, 40])
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K"])
-def test_routed_rows_against_strips(name, tokens):
+def test_routed_rows_against_column_tiles(name, tokens):
     scheme = QuantScheme.parse(name)
     for target in TARGETS:
         g, arrays = expert_graph(scheme, tokens, 3, tokens)
@@ -303,7 +308,7 @@ def test_routed_rows_against_strips(name, tokens):
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "IQ2_XS", "TQ1_0", "int4_b32_asym", "fp8_e4m3"])
-def test_routed_rows_against_decoded_weights(name):
+def test_routed_rows_against_dequantised_weights(name):
     scheme = QuantScheme.parse(name)
     for tokens in (1, 30):
         g, arrays = expert_graph(scheme, tokens, 3, tokens)
@@ -311,7 +316,7 @@ def test_routed_rows_against_decoded_weights(name):
 
 
 def test_an_expert_nobody_chose_is_not_read():
-    """Strips of unused experts may be anything: here memory that would give NaN."""
+    """Column tiles of unused experts may be anything: here memory that would give NaN."""
     scheme = GGUF_SCHEMES["Q8_0"]
     g, arrays = expert_graph(scheme, 4, 3, 0)
     arrays["e"][:] = 1

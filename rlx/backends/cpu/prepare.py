@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.cpu.kernels.qgemm.repack import RepackStrips
+from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.quant_ops import PackQuant
 from rlx.backends.cpu.place import address_of, aligned_bytes
@@ -65,7 +65,7 @@ class NativePack(PackQuant):
         parts = [np.ascontiguousarray(a) for a in (w, scale, zp) if a is not None]
         made = self.infer(*[Shape(a.shape, a.dtype) for a in parts])
         out = aligned_bytes(made.size_bytes).reshape(made.static_dims)  # type: ignore[arg-type]
-        spec = RepackStrips(self.scheme)
+        spec = RepackColumnTiles(self.scheme)
         kernel = compile_specs([spec], Target.host())[spec]
         *outer, rows, width = parts[0].shape
         sizes = spec.sizes(int(np.prod(outer)), rows, self.scheme.row_elements(width), self.pair)

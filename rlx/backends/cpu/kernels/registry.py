@@ -26,7 +26,7 @@ from rlx.backends.cpu.kernels.loops import (
 )
 from rlx.backends.cpu.kernels.qgemm import (
     lower_qgemm,  # noqa: F401
-    rewrite,
+    pack_quantised,
 )
 from rlx.backends.cpu.kernels.recurrent import lower_recurrent  # noqa: F401
 from rlx.backends.cpu.kernels.rotary import lower_rotary  # noqa: F401
@@ -38,5 +38,5 @@ from rlx.llvm.target import Target
 REWRITES: list[Callable[[Graph, Target], Graph]] = [
     lower_conv.pack_conv,
     pack_weights.pack_weights,
-    rewrite.pack_quantised,
+    pack_quantised.pack_quantised,
 ]

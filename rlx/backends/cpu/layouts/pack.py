@@ -1,9 +1,9 @@
-"""Weights laid out for kernels, once, and products with them: put in by backends, not by users.
+"""Weights packed into panels for GEMM, and the ops that use them; the backend puts them in.
 
-A layout `panelW` cuts the columns of a weight [K, N] into panels of W, each [K, W], the last one
-filled up with zeros: [ceil(N / W), K, W]. `pairW` does so with two weights at once: each panel is
-W/2 columns of the first beside the same columns of the second. `strassenW` and `twiceW` have sums
-of blocks behind the panels, for one step and for two steps of the scheme of `gemm/strassen.py`.
+The layout `panelW` cuts the columns of a weight [K, N] into panels of W, each [K, W], the last one
+padded with zeros: [ceil(N / W), K, W]. `pairW` packs two weights (gate and up): each panel is W/2
+columns of the first, then the same columns of the second. `strassenW` and `twiceW` have sums of
+blocks after the panels, for one and for two levels of Strassen's algorithm (`gemm/strassen.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlx.backends.cpu.layouts.block_sums import add_sums, in_runs, plain_panels, whole_panels
+from rlx.backends.cpu.layouts.strassen_sums import (
+    add_sums,
+    parallel_ranges,
+    plain_panels,
+    whole_panels,
+)
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
@@ -25,13 +30,13 @@ from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widene
 from rlx.ir.shape import Shape
 
 _LAYOUT = re.compile(r"(panel|pair|strassen|twice)([1-9]\d*)$")
-_STEPS = ("panel", "strassen", "twice")
+_LEVELS = ("panel", "strassen", "twice")
 
 
 class Layout(NamedTuple):
     width: int  # of a panel
-    is_pair: bool  # two weights side by side
-    steps: int  # of Strassen's scheme that sums of blocks are there for
+    is_pair: bool  # gate and up in each panel
+    levels: int  # of Strassen's algorithm that it has sums of blocks for
 
     @property
     def columns(self) -> int:
@@ -43,8 +48,8 @@ def panel_layout(width: int, pair: bool = False) -> str:
     return f"{'pair' if pair else 'panel'}{width}"
 
 
-def strassen_layout(width: int, steps: int) -> str:
-    return f"{_STEPS[steps]}{width}"
+def strassen_layout(width: int, levels: int) -> str:
+    return f"{_LEVELS[levels]}{width}"
 
 
 def read_layout(layout: str, where: str) -> Layout:
@@ -57,12 +62,12 @@ def read_layout(layout: str, where: str) -> Layout:
             expected="panelW, strassenW, twiceW, or pairW with W even",
         )
     is_pair = found[1] == "pair"
-    return Layout(int(found[2]), is_pair, 0 if is_pair else _STEPS.index(found[1]))
+    return Layout(int(found[2]), is_pair, 0 if is_pair else _LEVELS.index(found[1]))
 
 
 @op("pack_matmul")
 class PackMatMul(Op):
-    """A weight [K, N] (or experts' [E, K, N]) in panels; two of them where the layout is a pair."""
+    """A weight [K, N] (or experts' [E, K, N]) in panels; two of them in a pair layout."""
 
     layout: str
 
@@ -80,8 +85,8 @@ class PackMatMul(Op):
         *outer, k, n = w.dims
         columns = layout.columns
         panels = (n + columns - 1) // columns
-        if layout.steps:
-            parts = 2**layout.steps
+        if layout.levels:
+            parts = 2**layout.levels
             if (
                 not isinstance(k, int)
                 or not isinstance(n, int)
@@ -90,7 +95,7 @@ class PackMatMul(Op):
             ):
                 expected = f"K a multiple of {parts} and N of {parts * columns}"
                 raise ShapeError("not a weight of whole blocks", got=w, expected=expected)
-            panels = whole_panels(n // columns, layout.steps)
+            panels = whole_panels(n // columns, layout.levels)
         return w.with_dims((*outer, panels, k, layout.width))
 
     def reference(self, w: Array, up: Array | None = None) -> Array:
@@ -98,39 +103,39 @@ class PackMatMul(Op):
         columns = layout.columns
         *outer, k, n = w.shape
         panels = -(-n // columns)
-        whole = whole_panels(panels, layout.steps)
+        whole = whole_panels(panels, layout.levels)
         packed = _zeros((*outer, whole, k, layout.width), w.dtype)
         _fill(packed[..., :panels, :, :columns], w)
         if up is not None:
             _fill(packed[..., columns:], up)
-        if layout.steps:
-            add_sums(packed, panels, layout.steps)
+        if layout.levels:
+            add_sums(packed, panels, layout.levels)
         return packed
 
 
 def _zeros(dims: tuple[int, ...], dtype: Any) -> Array:
-    """Zeros at a cache line's start: a vector that crosses two lines is read at half the speed."""
+    """Zeros aligned to a cache line: vectors that cross a line are read at half the speed."""
     size = prod(dims) * dtype.itemsize
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size].view(dtype).reshape(dims)
 
 
-_TERMS = 512  # of a panel, transposed at a time through a buffer that stays in the cache
+_K_BLOCK = 512  # k of a panel, transposed at a time through a buffer that stays in the cache
 
 
 def _fill(panels: Array, w: Array) -> None:
-    """Copy w's columns into panels [..., P, K, columns]; a transposed view is read as it lies."""
-    bits = np.dtype(f"u{w.itemsize}")  # NumPy copies small floats of its own slowly
+    """Copy w's columns into panels [..., P, K, columns]; w may be a transposed view."""
+    bits = np.dtype(f"u{w.itemsize}")  # NumPy copies 16-bit floats slowly
     panels, w = panels.view(bits), w.view(bits)
 
     def fill(outer: tuple[int, ...], first: int, last: int) -> None:
-        _fill_run(panels[outer][first:last], w[outer][:, first * panels.shape[-1] :])
+        _fill_panels(panels[outer][first:last], w[outer][:, first * panels.shape[-1] :])
 
-    in_runs(fill, np.ndindex(w.shape[:-2]), panels.shape[-3], w.nbytes)
+    parallel_ranges(fill, np.ndindex(w.shape[:-2]), panels.shape[-3], w.nbytes)
 
 
-def _fill_run(panels: Array, w: Array) -> None:
+def _fill_panels(panels: Array, w: Array) -> None:
     """Fill panels [P, K, columns] with the first columns of w [K, N]."""
     count, k, columns = panels.shape
     whole = min(count, w.shape[1] // columns)
@@ -140,14 +145,14 @@ def _fill_run(panels: Array, w: Array) -> None:
             cut = rows.reshape(len(rows), whole, columns)
             panels[:whole, start : start + 16] = cut.swapaxes(0, 1)
     else:
-        # Rows a page apart fall on the same cache lines: gathered first, turned afterwards.
-        buffer = np.empty((columns, _TERMS + 8), w.dtype)
+        # Rows a page apart share cache sets: copied to a buffer first, then transposed.
+        buffer = np.empty((columns, _K_BLOCK + 8), w.dtype)
         for p in range(whole):
-            lines = w[:, p * columns : (p + 1) * columns].T
-            for start in range(0, k, _TERMS):
-                part = buffer[:, : min(_TERMS, k - start)]
-                part[...] = lines[:, start : start + _TERMS]
-                panels[p, start : start + _TERMS] = part.T
+            rows_of_w = w[:, p * columns : (p + 1) * columns].T
+            for start in range(0, k, _K_BLOCK):
+                part = buffer[:, : min(_K_BLOCK, k - start)]
+                part[...] = rows_of_w[:, start : start + _K_BLOCK]
+                panels[p, start : start + _K_BLOCK] = part.T
     if whole < count:
         left = w[:, whole * columns : count * columns]
         panels[whole, :, : left.shape[1]] = left
@@ -158,8 +163,8 @@ def unpack(packed: Array, layout: str, n: int) -> tuple[Array, ...]:
     found = read_layout(layout, "unpack")
     columns = found.columns
     parts = [packed[..., :columns], packed[..., columns:]] if found.is_pair else [packed]
-    if found.steps:
-        parts = [packed[..., : plain_panels(packed.shape[-3], found.steps), :, :]]
+    if found.levels:
+        parts = [packed[..., : plain_panels(packed.shape[-3], found.levels), :, :]]
     *outer, _, k, _ = packed.shape
     return tuple(np.moveaxis(p, -3, -2).reshape(*outer, k, -1)[..., :n] for p in parts)
 
@@ -199,14 +204,14 @@ class PackedMatMul(Op):
         if bias is not None:
             require_same(bias.num_elements, self.n, "elements of bias")
         if residual is not None and not residual.same_dims(x.with_dims(dims)):
-            raise ShapeError("residual does not fit the product", got=residual, expected=dims)
+            raise ShapeError("residual does not fit the result", got=residual, expected=dims)
         given = [s.dtype for s in (x, packed, bias, residual) if s is not None]
         if "complex" in {d.kind for d in given}:
-            raise DTypeError("no packed product of complex numbers", got=packed)
+            raise DTypeError("no packed matmul of complex numbers", got=packed)
         return Shape(dims, self.dtype or promote(*given))
 
     def extras(self, bias: object, residual: object) -> tuple[Any, Any]:
-        """The operands behind the weight as (bias, residual): absent ones leave no gap."""
+        """The operands after the weight as (bias, residual)."""
         there = [t for t in (bias, residual) if t is not None]
         if len(there) != self.has_bias + self.has_residual:
             raise ShapeError(
@@ -237,10 +242,10 @@ class PackedMatMul(Op):
         return rounded(out, dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        product = product_cost(inputs, outputs, self.k * (2 if self.is_pair else 1))
+        gemm = product_cost(inputs, outputs, self.k * (2 if self.is_pair else 1))
         after = outputs[0].num_elements * (self.has_bias + self.has_residual)
         after = after + activation_flops(self.activation, outputs[0])
-        return Cost(product.flops + after, product.bytes)
+        return Cost(gemm.flops + after, gemm.bytes)
 
 
 @op("packed_grouped_matmul")

@@ -1,7 +1,7 @@
-"""Filters laid out for native convolutions, once per set of parameters.
+"""Convolution filters packed for the direct kernel, once per set of parameters.
 
-A transposed convolution is a plain one for each phase: the outputs at equal distance from the
-stamps of the inputs meet the same taps, and neighbours among them meet neighbouring inputs.
+A transposed convolution is one plain convolution per phase: outputs that are equal modulo the
+stride use the same taps, and neighbours among them use neighbouring inputs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rlx.ir.shape import Shape
 
 
 class Axis(NamedTuple):
-    """What one phase does along an axis.
+    """One phase along an axis.
 
-    Of the kernel it takes `taps` taps, from `start` on in steps of `skip`. Output number i of the
-    phase lies at `out_first` + i·`out_step` and meets with its j-th tap the input
+    It takes `taps` taps of the kernel, from `start` on in steps of `skip`. Output i of the phase is
+    output `out_first` + i·`out_step` of the op, and its tap j reads input
     i·`step` + `first` + j·`tap`.
     """
 
@@ -40,7 +40,7 @@ class Axis(NamedTuple):
     out_step: int = 1
 
     def outputs(self, size: Dim) -> Dim:
-        """How many outputs the phase has on an axis of `size`."""
+        """Outputs of the phase on an axis of `size`."""
         return (size - self.out_first + (self.out_step - 1)) // self.out_step
 
     @property
@@ -49,7 +49,7 @@ class Axis(NamedTuple):
 
 
 def phases(record: Conv | ConvTranspose, w: Sequence[Dim]) -> list[tuple[Axis, ...]]:
-    """The plain convolutions that make up the op, each by its axes."""
+    """The plain convolutions that make up the op, as one `Axis` per spatial axis."""
     window = record.window(w)
     if isinstance(record, ConvTranspose):
         return list(product(*[_transposed(window, a) for a in range(len(window.kernel))]))
@@ -62,14 +62,14 @@ def _plain(window: Window, axis: int) -> Axis:
 
 
 def _transposed(window: Window, axis: int) -> list[Axis]:
-    """Output y meets tap t of input i where y + low = i·stride + t·dilation."""
+    """Output y uses tap t of input i where y + low = i·stride + t·dilation."""
     stride, spacing = window.stride[axis], window.dilation[axis]
     common = gcd(stride, spacing)
     skip, found = stride // common, []
     for residue in range(stride):
         place = residue + window.low[axis]
         start = next((t for t in range(skip) if (place - t * spacing) % stride == 0), None)
-        if start is None:  # nothing is stamped here
+        if start is None:  # no tap reaches this phase
             found.append(Axis(0, 1, 0, 0, 1, 1, residue, stride))
             continue
         taps = max(-(-(window.kernel[axis] - start) // skip), 0)
@@ -81,7 +81,7 @@ def _transposed(window: Window, axis: int) -> list[Axis]:
 def packed_sizes(
     record: Conv | ConvTranspose, w: Sequence[int], tile: int
 ) -> list[tuple[tuple[Axis, ...], int]]:
-    """Each phase with the number of elements its packed filters have."""
+    """Each phase with the number of elements of its packed filters."""
     channels, filters = w[1], w[0] // record.groups
     if isinstance(record, ConvTranspose):
         channels, filters = w[0] // record.groups, w[1]
@@ -96,7 +96,7 @@ def packed_sizes(
 
 
 def pack_filters(record: Conv | ConvTranspose, w: Array, tile: int) -> Array:
-    """All phases behind each other, each `[group, tile, taps…, channel, filter of the tile]`."""
+    """All phases concatenated, each `[group, tile, taps…, channel, filter of the tile]`."""
     groups, kernel = record.groups, w.shape[2:]
     if isinstance(record, ConvTranspose):
         grouped = w.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel).swapaxes(1, 2)
@@ -177,7 +177,7 @@ class PackedConv(_Packed):
         number = np.arange(1, 1 + int(np.prod(dims)), dtype=np.float64).reshape(dims)
         places = pack_filters(self.plain, number, self.tile).astype(np.int64)
         w = np.zeros(number.size + 1, filters.dtype)
-        w[places] = filters  # place 0 collects the filling
+        w[places] = filters  # element 0 collects the padding
         types = [DType.of(t.dtype) for t in (x, bias) if t is not None]
         given = [compute(t) for t in (x, w[1:].reshape(dims), bias) if t is not None]
         with quiet():

@@ -1,7 +1,8 @@
-"""Packed weights laid out for integer dot products, and products with them: put in by backends.
+"""Ops on weights and activations in the CPU's quantised layouts; the backend puts them in.
 
-`pack_quant` is run once, by `prepare`; `quantize_rows` once for each tensor that products read. See
-`rlx.backends.cpu.layouts.quant_tiles` and `rlx.backends.cpu.layouts.quant_rows` for the bytes.
+`pack_quant` runs once, in `prepare`; `quantize_rows` once for each tensor that GEMMs read. The
+bytes are described in `rlx.backends.cpu.layouts.quant_tiles` and
+`rlx.backends.cpu.layouts.quant_rows`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import numpy as np
 
 from rlx.backends.cpu.layouts.quant_rows import RowLayout, dequantized_rows, quantize_rows
 from rlx.backends.cpu.layouts.quant_tiles import (
-    ROWS,
-    pack_strips,
-    strip_count,
-    strip_layout,
-    unpack_strips,
+    TILE_COLUMNS,
+    column_tile_count,
+    column_tile_layout,
+    pack_column_tiles,
+    unpack_column_tiles,
 )
 from rlx.errors import ShapeError
 from rlx.ir.dim import Dim
@@ -41,9 +42,9 @@ from rlx.ir.shape import Shape
 
 @op("pack_quant")
 class PackQuant(Op):
-    """A packed weight [N, row] (or experts' [E, N, row]) in strips of 16 rows.
+    """A quantised weight [N, row] (or experts' [E, N, row]) in column tiles of 16 output channels.
 
-    As a pair the weight is two of N/2 rows, one after the other, whose strips alternate.
+    As a pair the weight is two of N/2 rows, concatenated, whose tiles alternate.
     """
 
     scheme: QuantScheme
@@ -51,17 +52,17 @@ class PackQuant(Op):
 
     def infer(self, w: Shape, scale: Shape | None = None, zp: Shape | None = None) -> Shape:
         k = packed_columns(self.scheme, w, scale, zp)
-        layout = strip_layout(self.scheme, k)
+        layout = column_tile_layout(self.scheme, k)
         n = w.dims[-2] if w.rank in (2, 3) else None
         if layout is None or not isinstance(n, int):
-            raise ShapeError("no strips for this weight", got=f"{w} {self.scheme}")
+            raise ShapeError("no column tiles for this weight", got=f"{w} {self.scheme}")
         if self.pair and n % 2:
             raise ShapeError("two weights of the same size", got=w, expected="an even N")
-        strips = strip_count(n // 2 if self.pair else n, self.pair)
-        return Shape((*w.dims[:-2], strips, layout.strip_bytes), u8)
+        column_tiles = column_tile_count(n // 2 if self.pair else n, self.pair)
+        return Shape((*w.dims[:-2], column_tiles, layout.tile_bytes), u8)
 
     def reference(self, w: Array, scale: Array | None = None, zp: Array | None = None) -> Array:
-        return pack_strips(self.scheme, w, scale, zp, self.pair)
+        return pack_column_tiles(self.scheme, w, scale, zp, self.pair)
 
 
 @op("quantize_rows")
@@ -94,7 +95,7 @@ class QuantizeRows(Op):
 class PackedDequantMatMul(Op):
     """activation(x·w + bias) + residual, or activation(x·gate) · (x·up) of a pair.
 
-    x comes as quantised rows, as many as `dims` say; the result is [*dims, n].
+    x comes as quantised rows, prod(dims) of them; the result is [*dims, n].
     """
 
     scheme: QuantScheme
@@ -119,7 +120,7 @@ class PackedDequantMatMul(Op):
         layout = RowLayout.parse(self.layout, self.name)
         require_rank(rows, 2, "rows")
         require_same(rows.dims[1], layout.row_bytes(self.k), "bytes of a quantised row")
-        _require_strips(self.scheme, packed, strip_count(self.n, self.pair), self.k)
+        _require_column_tiles(self.scheme, packed, column_tile_count(self.n, self.pair), self.k)
         out = Shape((*self.dims, self.n), self.dtype)
         require_same(
             rows.dims[0], Shape(self.dims).num_elements + (layout.tile - 1), "quantised rows"
@@ -127,15 +128,17 @@ class PackedDequantMatMul(Op):
         if bias is not None:
             require_same(bias.num_elements, self.n, "elements of bias")
         if residual is not None and not residual.same_dims(out):
-            raise ShapeError("residual does not fit the product", got=residual, expected=out)
+            raise ShapeError("residual does not fit the result", got=residual, expected=out)
         return out
 
     def extras(self, *given: Any) -> tuple[Any, Any]:
-        """The operands behind the weight as (bias, residual): absent ones leave no gap."""
+        """The operands after the weight as (bias, residual)."""
         there = [t for t in given if t is not None]
         if len(there) != self.has_bias + self.has_residual:
             raise ShapeError(
-                "operands and flags disagree", where=self.name, got=f"{len(there)} extra operands",
+                "operands and flags disagree",
+                where=self.name,
+                got=f"{len(there)} extra operands",
                 expected=f"has_bias={self.has_bias}, has_residual={self.has_residual}",
             )  # fmt: skip
         return there[0] if self.has_bias else None, there[-1] if self.has_residual else None
@@ -147,9 +150,9 @@ class PackedDequantMatMul(Op):
         dims = Shape(self.dims).static_dims
         layout = RowLayout.parse(self.layout, self.name)
         x = dequantized_rows(layout, rows, int(np.prod(dims)), self.k)
-        weights = unpack_strips(self.scheme, packed, self.n, self.k, self.pair)
+        weights = unpack_column_tiles(self.scheme, packed, self.n, self.k, self.pair)
         with quiet():
-            products = [_product(x, w) for w in (weights if self.pair else weights[None])]
+            products = [_matmul(x, w) for w in (weights if self.pair else weights[None])]
             out = products[0] if bias is None else products[0] + bias.astype(np.float32)
             out = activate(self.activation, out)
             out = out * products[1] if self.pair else out
@@ -159,32 +162,30 @@ class PackedDequantMatMul(Op):
         return rounded(out, self.dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        product = product_cost(inputs, outputs, self.k * (2 if self.pair else 1))
+        gemm = product_cost(inputs, outputs, self.k * (2 if self.pair else 1))
         after = outputs[0].num_elements * (self.has_bias + self.has_residual)
-        return Cost(
-            product.flops + after + activation_flops(self.activation, outputs[0]), product.bytes
-        )
+        return Cost(gemm.flops + after + activation_flops(self.activation, outputs[0]), gemm.bytes)
 
 
-def _product(x: Array, w: Array) -> Array:
+def _matmul(x: Array, w: Array) -> Array:
     """x·wᵀ, as exact as f32 can hold it."""
     return (x.astype(np.float64) @ w.astype(np.float64).T).astype(np.float32)
 
 
-def _require_strips(scheme: QuantScheme, packed: Shape, strips: int, k: int) -> None:
-    layout = strip_layout(scheme, k)
+def _require_column_tiles(scheme: QuantScheme, packed: Shape, column_tiles: int, k: int) -> None:
+    layout = column_tile_layout(scheme, k)
     if layout is None:
-        raise ShapeError("no strips for this weight", got=f"{k} columns of {scheme}")
-    expected = (strips, layout.strip_bytes)
+        raise ShapeError("no column tiles for this weight", got=f"{k} columns of {scheme}")
+    expected = (column_tiles, layout.tile_bytes)
     if packed.dims[-2:] != expected or packed.dtype is not u8:
-        raise ShapeError("not the strips of this weight", got=packed, expected=list(expected))
+        raise ShapeError("not the column tiles of this weight", got=packed, expected=list(expected))
 
 
 @op("packed_dequant_grouped")
 class PackedDequantGrouped(Op):
-    """Row t of x [T, K] times the weight of its expert: strips [E, strips, bytes], expert [T].
+    """Row t of x [T, K] times the weight of its expert: tiles [E, tiles, bytes], expert [T].
 
-    The rows are quantised on the way, each as `layout` says.
+    The kernel quantises the rows as `layout` says.
     """
 
     scheme: QuantScheme
@@ -201,7 +202,7 @@ class PackedDequantGrouped(Op):
         require_rank(packed, 3, "packed")
         require_routes(expert, x.dims[0])
         require_same(x.dims[1], self.k, "columns of x")
-        _require_strips(self.scheme, packed, strip_count(self.n), self.k)
+        _require_column_tiles(self.scheme, packed, column_tile_count(self.n), self.k)
         return Shape((x.dims[0], self.n), x.dtype)
 
     def reference(self, x: Array, packed: Array, expert: Array) -> Array:
@@ -211,8 +212,8 @@ class PackedDequantGrouped(Op):
         out = np.zeros((len(x), self.n), np.float32)
         with quiet():
             for e in np.unique(expert):
-                weights = unpack_strips(self.scheme, packed[e], self.n, self.k)
-                out[expert == e] = _product(rows[expert == e], weights)
+                weights = unpack_column_tiles(self.scheme, packed[e], self.n, self.k)
+                out[expert == e] = _matmul(rows[expert == e], weights)
         return rounded(out, DType.of(x.dtype))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
@@ -221,7 +222,7 @@ class PackedDequantGrouped(Op):
 
 @op("packed_dequant_gather")
 class PackedDequantGather(Op):
-    """Rows `ids` of a weight of n rows in strips, as f32: a table that is multiplied with too."""
+    """Rows `ids` of a weight in column tiles, as f32: a tied embedding."""
 
     scheme: QuantScheme
     n: int
@@ -230,15 +231,17 @@ class PackedDequantGather(Op):
     def infer(self, packed: Shape, ids: Shape) -> Shape:
         require_integer(ids, "ids")
         require_rank(packed, 2, "packed")
-        _require_strips(self.scheme, packed, strip_count(self.n), self.k)
+        _require_column_tiles(self.scheme, packed, column_tile_count(self.n), self.k)
         return Shape((*ids.dims, self.k), f32)
 
     def reference(self, packed: Array, ids: Array) -> Array:
         require_indices(ids, self.n, "ids")
-        found, places = np.unique(ids // ROWS, return_inverse=True)
+        found, places = np.unique(ids // TILE_COLUMNS, return_inverse=True)
         with quiet():
-            rows = unpack_strips(self.scheme, packed[found], len(found) * ROWS, self.k)
-        return rows.reshape(-1, ROWS, self.k)[places.reshape(ids.shape), ids % ROWS]
+            rows = unpack_column_tiles(
+                self.scheme, packed[found], len(found) * TILE_COLUMNS, self.k
+            )
+        return rows.reshape(-1, TILE_COLUMNS, self.k)[places.reshape(ids.shape), ids % TILE_COLUMNS]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return lookup_cost(inputs, outputs)

@@ -1,13 +1,15 @@
 """Activations quantised to 8 bits for integer dot products, block by block.
 
-Rows are grouped in tiles of `tile`; the rows that are left over at the end make a smaller tile of
-1 or 4 rows where that is enough, filled up with anything. Inside a tile everything is words of four
-bytes, `[word][row]`, and each block of k brings its codes and then what belongs to the block:
+Rows are grouped in tiles of `tile` rows; the remainder rows make a smaller tile of 1 or 4 rows
+where that is enough, with arbitrary padding. Inside a tile everything is 4-byte words,
+`[word][row]`: for each block of k the codes, then its metadata:
 
-    block   scale, -(sum of the codes), scale * sum
-    runs    scale, and of each run of 32 codes what the products of bytes with 128 added begin with:
-            BIAS - 128 * (sum of the codes), see `BIAS`
-    super   scale, the sums of its 16 runs of 16 codes as pairs of i16, those of its 8 runs of 32
+    block       scale, -(sum of the codes), scale * sum
+    shared      scale, shared by several runs of 32 codes (blocks of a Q8_0 weight), and for each
+                run the start of its dot product with bytes that have 128 added:
+                BIAS - 128 * (sum of the codes), see `BIAS`
+    superblock  scale, the sums of its 16 runs of 16 codes as pairs of i16, those of its 8 runs
+                of 32
 
 A code is round(x / scale) with scale = max|x| / 127 over the block. Pairs of sums hold runs
 (0, 2), (1, 3), (4, 6), (5, 7), ...: the order in which byte scales widen to pairs.
@@ -26,10 +28,10 @@ from rlx.records import dataclass
 
 Array = npt.NDArray[Any]
 
-SUPER = 256
-# Blocks with no larger a number hold zeros: 127 divided by it must not overflow.
+SUPERBLOCK = 256
+# Blocks whose maximum is smaller are all zero: 127 divided by it must not overflow.
 TINY = 2.0**-120
-# The bits of 1.5 * 2^23: an integer below 2^22 that is added to them makes a float as much larger.
+# The bits of 1.5 * 2^23: adding an integer below 2^22 to them adds its value to the float.
 BIAS = 0x4B400000
 RUN = 32
 _PAIRS = ((0, 2), (1, 3))
@@ -37,7 +39,7 @@ _PAIRS = ((0, 2), (1, 3))
 
 @dataclass(frozen=True)
 class RowLayout:
-    """`block` codes share a scale; 0 stands for the whole row."""
+    """`block` codes share a scale; 0 means the whole row."""
 
     kind: str
     block: int
@@ -48,24 +50,26 @@ class RowLayout:
 
     @staticmethod
     def parse(text: str, where: str) -> RowLayout:
-        found = re.fullmatch(r"(block|runs|super)(\d+)x([1-9]\d*)", text)
+        found = re.fullmatch(r"(block|shared|superblock)(\d+)x([1-9]\d*)", text)
         kind, size = (found[1], int(found[2])) if found else ("", 0)
-        fits = {"block": True, "runs": size and size % RUN == 0, "super": size == SUPER}
+        fits = {"block": True, "shared": size and size % RUN == 0, "superblock": size == SUPERBLOCK}
         if found is None or not fits[kind]:
             raise AttributeValueError(
-                "unknown layout of activations", where=f"{where}.layout", got=text,
-                expected=f"blockBxT, runsBxT (B a multiple of {RUN}) or super{SUPER}xT",
+                "unknown layout of activations",
+                where=f"{where}.layout",
+                got=text,
+                expected=f"blockBxT, sharedBxT (B a multiple of {RUN}) or superblock{SUPERBLOCK}xT",
             )  # fmt: skip
         return RowLayout(found[1], int(found[2]), int(found[3]))
 
     def size(self, k: int) -> int:
-        """Codes in a block of a row of k."""
+        """Codes of a block of a row of k."""
         return self.block or k
 
     @property
     def meta(self) -> int:
-        """Words of a block beside its codes."""
-        return {"block": 3, "runs": 1 + self.block // RUN, "super": 13}[self.kind]
+        """Metadata words of a block."""
+        return {"block": 3, "shared": 1 + self.block // RUN, "superblock": 13}[self.kind]
 
     def row_bytes(self, k: int) -> int:
         if k == 0:
@@ -74,17 +78,17 @@ class RowLayout:
         return k // size * (size + 4 * self.meta)
 
     def width(self, rows: int) -> int:
-        """Rows of the tile that holds what is left over."""
+        """Rows of the tile for so many remainder rows."""
         return next((s for s in self.widths if s >= rows), self.tile)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Sizes of tiles. Each one is code; two or three rows cost no more time than four."""
+        """Tile sizes. Each one is compiled; two or three rows take no more time than four."""
         return (*[s for s in (1, 4) if s < self.tile], self.tile)
 
 
 def quantize_rows(layout: RowLayout, x: Array) -> Array:
-    """x [rows, k] as [rows + tile - 1, row bytes]; bytes that belong to no row are zero."""
+    """x [rows, k] as [rows + tile - 1, row bytes]; padding is zero."""
     rows, k = x.shape
     out = np.zeros((rows + layout.tile - 1) * layout.row_bytes(k), np.uint8)
     words = np.concatenate([_codes(layout, x), _meta(layout, x)], axis=2)
@@ -99,7 +103,7 @@ def quantize_rows(layout: RowLayout, x: Array) -> Array:
 
 
 def dequantized_rows(layout: RowLayout, packed: Array, rows: int, k: int) -> Array:
-    """The numbers f32 [rows, k] that quantised rows stand for."""
+    """The f32 values [rows, k] of quantised rows."""
     flat = packed.reshape(-1)
     size, out, at = layout.size(k), np.zeros((rows, k), np.float32), 0
     for start, width in _tiles(layout, rows):
@@ -145,7 +149,7 @@ def _words(array: Array) -> Array:
 
 
 def _meta(layout: RowLayout, x: Array) -> Array:
-    """What belongs to each block: u32 [rows, blocks, words]."""
+    """The metadata of each block: u32 [rows, blocks, words]."""
     codes, scale = _blocks(layout, x)
     if layout.kind == "block":
         total = codes.sum(axis=2, dtype=np.int32)
@@ -153,12 +157,12 @@ def _meta(layout: RowLayout, x: Array) -> Array:
             parts = [scale, -total, scale * total.astype(np.float32)]
         return np.stack([p.view(np.uint32) for p in parts], axis=2)
     pairs = [scale.view(np.uint32)[..., None]]
-    if layout.kind == "runs":
+    if layout.kind == "shared":
         runs = codes.reshape(*codes.shape[:2], layout.block // RUN, RUN).sum(axis=3, dtype=np.int32)
         return np.concatenate([*pairs, (BIAS - 128 * runs).view(np.uint32)], axis=2)
     for run in (16, 32):
-        sums = codes.reshape(*codes.shape[:2], SUPER // run, run).sum(axis=3, dtype=np.int16)
-        fours = sums.reshape(*sums.shape[:2], SUPER // run // 4, 4)
+        sums = codes.reshape(*codes.shape[:2], SUPERBLOCK // run, run).sum(axis=3, dtype=np.int16)
+        fours = sums.reshape(*sums.shape[:2], SUPERBLOCK // run // 4, 4)
         picked = np.stack([fours[..., list(p)] for p in _PAIRS], axis=3)
-        pairs.append(_words(picked).reshape(*sums.shape[:2], SUPER // run // 2))
+        pairs.append(_words(picked).reshape(*sums.shape[:2], SUPERBLOCK // run // 2))
     return np.concatenate(pairs, axis=2)

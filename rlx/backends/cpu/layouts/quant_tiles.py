@@ -1,14 +1,15 @@
-"""Packed weights in strips of 16 rows, in the order in which integer dot products read them.
+"""Quantised weights in column tiles, in the order in which integer dot products read them.
 
-A strip holds 16 output channels, a line of 64 bytes the same word of four bytes of all of them: a
-vector of 32-bit sums has one lane for each row, and no sum is ever taken across lanes. What a block
-has beside its words (an f16 scale, say) makes whole lines for a few blocks together, a group:
+A column tile holds 16 output channels: columns of the result, rows of the stored weight [N, K]. A
+line of 64 bytes holds the same 4-byte word of all 16, so that a vector of 32-bit sums has one lane
+per channel and no horizontal reduction is needed. What a block has beside its words (its f16 scale,
+say) is laid out in whole lines for a few blocks together, a group:
 
-    strip   [group][fields of the group's blocks, each [block][row] | its blocks, [word][row]]
+    tile   [group][fields of the group's blocks, each [block][column] | its blocks, [word][column]]
 
-Memory is read once from front to back. A strip takes exactly the bytes of its rows, rounded up to
-lines; the last strip is filled up with zeros. A pair holds two weights of one shape, strip by strip
-in turn.
+Memory is read once from front to back. A tile takes exactly the bytes of its rows, rounded up to
+lines; the last tile is padded with zeros. A pair (gate and up) holds two weights of one shape,
+whose tiles alternate.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from rlx.records import dataclass
 
 Array = npt.NDArray[Any]
 
-ROWS = 16
+TILE_COLUMNS = 16
 LINE = 64
 
 
 class BlockMap(NamedTuple):
     """Where the parts of a GGUF block go.
 
-    Bytes `first` to `last` are words, `fields` (offset, size) what it has beside them. `order` is
-    the words in the order in which they are read, where that is not the file's; `top` the byte of
-    the word of top bits, which is rearranged (see `_spread`).
+    Bytes `first` to `last` are words, `fields` (offset, size) are kept apart from them. `order` is
+    the order in which words are read, where that is not the file's; `top` is the offset of the word
+    of high bits, which is rearranged (see `_spread`).
     """
 
     first: int
@@ -43,8 +44,8 @@ class BlockMap(NamedTuple):
     top: int | None = None
 
 
-def _six_bits() -> tuple[int, ...]:
-    """Scales first, then low and top bits of the same weights side by side."""
+def _q6_k_order() -> tuple[int, ...]:
+    """Q6_K: scales first, then low and high bits of the same weights together."""
     triples = [(16 * h + g, 16 * h + 8 + g, 32 + 8 * h + g) for h in range(2) for g in range(8)]
     return (*range(48, 52), *(word for triple in triples for word in triple))
 
@@ -61,45 +62,47 @@ BLOCKS: dict[str, BlockMap] = {
     "Q3_K": BlockMap(0, 108, ((108, 2),), order=(24, 25, 26, *range(24))),
     "Q4_K": BlockMap(0, 144),
     "Q5_K": BlockMap(0, 176),
-    "Q6_K": BlockMap(0, 208, ((208, 2),), order=_six_bits()),
+    "Q6_K": BlockMap(0, 208, ((208, 2),), order=_q6_k_order()),
     "IQ4_XS": BlockMap(0, 136),
 }
 
 
 @dataclass(frozen=True)
-class StripLayout:
-    """How rows of k weights of a scheme lie in strips."""
+class ColumnTileLayout:
+    """The layout of a column tile of rows of k weights of a scheme."""
 
     scheme: QuantScheme
-    block: int  # weights that share the scales: a whole row where the scheme has no blocks
+    block: int  # weights that share a scale: the whole row where the scheme has no blocks
     words: int  # of a block
-    fields: tuple[int, ...]  # sizes of what a block has beside its words
+    fields: tuple[int, ...]  # sizes of the fields of a block
     blocks: int
 
     @property
     def group(self) -> int:
-        """Blocks whose fields together are whole lines."""
-        return max([LINE // (ROWS * size) for size in self.fields], default=1)
+        """Blocks whose fields together fill whole lines."""
+        return max([LINE // (TILE_COLUMNS * size) for size in self.fields], default=1)
 
     @property
     def field_offsets(self) -> list[int]:
-        """Where in a group each field begins, and where the blocks do."""
-        return [self.group * ROWS * sum(self.fields[:i]) for i in range(len(self.fields) + 1)]
+        """Byte offset of each field in a group, then that of the blocks."""
+        return [
+            self.group * TILE_COLUMNS * sum(self.fields[:i]) for i in range(len(self.fields) + 1)
+        ]
 
     @property
     def group_bytes(self) -> int:
         return self.field_offsets[-1] + self.group * self.words * LINE
 
     @property
-    def strip_bytes(self) -> int:
-        """The last group need not be full; its fields take their lines all the same."""
+    def tile_bytes(self) -> int:
+        """The last group may have fewer blocks; its fields take whole lines all the same."""
         groups = -(-self.blocks // self.group)
         missing = groups * self.group - self.blocks
         return groups * self.group_bytes - missing * self.words * LINE
 
 
 @cache
-def strip_layout(scheme: QuantScheme, k: int) -> StripLayout | None:
+def column_tile_layout(scheme: QuantScheme, k: int) -> ColumnTileLayout | None:
     """The layout for rows of k weights, or None where there is none."""
     if scheme.name in BLOCKS:
         found = BLOCKS[scheme.name]
@@ -112,63 +115,63 @@ def strip_layout(scheme: QuantScheme, k: int) -> StripLayout | None:
         if not block or block % 16:
             return None
         words, sizes = scheme.row_bytes(block) // 4, [4, 1] if scheme.has_zero_point else [4]
-    return StripLayout(scheme, block, words, tuple(sizes), k // block)
+    return ColumnTileLayout(scheme, block, words, tuple(sizes), k // block)
 
 
-def strip_count(n: int, pair: bool = False) -> int:
-    """Strips of n output channels (of each weight of a pair)."""
-    return -(-n // ROWS) * (2 if pair else 1)
+def column_tile_count(n: int, pair: bool = False) -> int:
+    """Column tiles of n output channels (of each weight of a pair)."""
+    return -(-n // TILE_COLUMNS) * (2 if pair else 1)
 
 
-def pack_strips(
+def pack_column_tiles(
     scheme: QuantScheme, w: Array, scale: Array | None, zp: Array | None, pair: bool = False
 ) -> Array:
-    """Rows [..., N, row] as strips [..., strips, bytes]; the weights of a pair come joined."""
-    layout = strip_layout(scheme, scheme.row_elements(w.shape[-1]))
-    assert layout is not None, f"{scheme} has no strips of rows of {w.shape[-1]} bytes"
-    parts = [_in_sixteens(p, pair) for p in (w, scale, zp) if p is not None]
-    blocks = [p.view(np.uint8).reshape(len(p), ROWS, layout.blocks, -1) for p in parts]
+    """Rows [..., N, row] as tiles [..., tiles, bytes]; the weights of a pair come concatenated."""
+    layout = column_tile_layout(scheme, scheme.row_elements(w.shape[-1]))
+    assert layout is not None, f"{scheme} has no column tiles of rows of {w.shape[-1]} bytes"
+    parts = [_cut_tiles(p, pair) for p in (w, scale, zp) if p is not None]
+    blocks = [p.view(np.uint8).reshape(len(p), TILE_COLUMNS, layout.blocks, -1) for p in parts]
     body, fields = _split(layout, blocks[0])
     groups = np.zeros((len(body), -(-layout.blocks // layout.group), layout.group_bytes), np.uint8)
     for place, source in zip(_places(layout, groups), [*fields, *blocks[1:], body], strict=True):
-        moved = source.swapaxes(1, 2)
+        transposed = source.swapaxes(1, 2)
         if source is body:
-            moved = np.ascontiguousarray(body).view(np.uint32).transpose(0, 2, 3, 1)
+            transposed = np.ascontiguousarray(body).view(np.uint32).transpose(0, 2, 3, 1)
         for j in range(layout.group):
-            some = moved[:, j :: layout.group]
-            place[:, : some.shape[1], j] = some
-    strips = groups.reshape(len(body), -1)[:, : layout.strip_bytes]
-    return np.ascontiguousarray(strips).reshape(*w.shape[:-2], -1, layout.strip_bytes)
+            chosen = transposed[:, j :: layout.group]
+            place[:, : chosen.shape[1], j] = chosen
+    tiles = groups.reshape(len(body), -1)[:, : layout.tile_bytes]
+    return np.ascontiguousarray(tiles).reshape(*w.shape[:-2], -1, layout.tile_bytes)
 
 
-def _places(layout: StripLayout, groups: Array) -> list[Array]:
-    """Views of groups [strip, group, bytes]: each field [.., block, row, bytes], then the words
-    [.., block, word, row]."""
+def _places(layout: ColumnTileLayout, groups: Array) -> list[Array]:
+    """Views of groups [tile, group, bytes]: each field [.., block, column, bytes], then the words
+    [.., block, word, column]."""
     found = []
     for at, size in zip(layout.field_offsets, layout.fields, strict=False):
-        part = groups[..., at : at + layout.group * ROWS * size]
-        found.append(part.reshape(*groups.shape[:2], layout.group, ROWS, size))
+        part = groups[..., at : at + layout.group * TILE_COLUMNS * size]
+        found.append(part.reshape(*groups.shape[:2], layout.group, TILE_COLUMNS, size))
     words = groups[..., layout.field_offsets[-1] :].view(np.uint32)
-    found.append(words.reshape(*groups.shape[:2], layout.group, layout.words, ROWS))
+    found.append(words.reshape(*groups.shape[:2], layout.group, layout.words, TILE_COLUMNS))
     return found
 
 
-def _in_sixteens(rows: Array, pair: bool) -> Array:
-    """[..., N, x] as [strips, 16, x], filled up with zeros."""
+def _cut_tiles(rows: Array, pair: bool) -> Array:
+    """[..., N, x] as [tiles, 16, x], padded with zeros."""
     n, width = rows.shape[-2:]
     halves = 2 if pair else 1
     cut = rows.reshape(-1, halves, n // halves, width)
-    count = -(-cut.shape[2] // ROWS)
-    if not pair and cut.shape[2] == count * ROWS:
-        return np.ascontiguousarray(cut).reshape(-1, ROWS, width)
-    filled = np.zeros((len(cut), halves, count * ROWS, width), rows.dtype)
+    count = -(-cut.shape[2] // TILE_COLUMNS)
+    if not pair and cut.shape[2] == count * TILE_COLUMNS:
+        return np.ascontiguousarray(cut).reshape(-1, TILE_COLUMNS, width)
+    filled = np.zeros((len(cut), halves, count * TILE_COLUMNS, width), rows.dtype)
     filled[:, :, : cut.shape[2]] = cut
-    strips = filled.reshape(len(cut), halves, count, ROWS, width).swapaxes(1, 2)
-    return np.ascontiguousarray(strips).reshape(-1, ROWS, width)
+    tiles = filled.reshape(len(cut), halves, count, TILE_COLUMNS, width).swapaxes(1, 2)
+    return np.ascontiguousarray(tiles).reshape(-1, TILE_COLUMNS, width)
 
 
-def _split(layout: StripLayout, rows: Array) -> tuple[Array, list[Array]]:
-    """Blocks [..., bytes] as (bytes that are words, fields beside them)."""
+def _split(layout: ColumnTileLayout, rows: Array) -> tuple[Array, list[Array]]:
+    """Blocks [..., bytes] as (words, fields)."""
     if layout.scheme.ggml_type is None:
         return (_nibbles_by_word(rows) if layout.scheme.packed_dtype == "u8" else rows), []
     found = BLOCKS[layout.scheme.name]
@@ -199,7 +202,7 @@ def _gather_bits(top: Array) -> Array:
 
 
 def _nibbles_by_word(rows: Array) -> Array:
-    """Pairs of neighbours as words of eight weights: the first four below, the others above."""
+    """Bytes of two neighbours as words of eight weights: the first four in the low nibbles."""
     both = np.stack([rows & 15, rows >> 4], axis=-1)
     eight = both.reshape(*rows.shape[:-1], -1, 2, 4)
     joined: Array = eight[..., 0, :] | eight[..., 1, :] << 4
@@ -214,26 +217,28 @@ def _nibbles_by_pair(rows: Array) -> Array:
     return joined.reshape(rows.shape)
 
 
-def unpack_strips(scheme: QuantScheme, packed: Array, n: int, k: int, pair: bool = False) -> Array:
-    """The weights f32 [..., N, K] in strips; for a pair [..., 2, N, K]."""
-    layout = strip_layout(scheme, k)
+def unpack_column_tiles(
+    scheme: QuantScheme, packed: Array, n: int, k: int, pair: bool = False
+) -> Array:
+    """The f32 weights [..., N, K] of column tiles; of a pair [..., 2, N, K]."""
+    layout = column_tile_layout(scheme, k)
     assert layout is not None
-    *outer, strips, width = packed.shape
+    *outer, tiles, width = packed.shape
     count = -(-layout.blocks // layout.group)
     full = np.zeros((packed.size // width, count * layout.group_bytes), np.uint8)
     full[:, :width] = packed.reshape(-1, width)
     *fields, words = _places(layout, full.reshape(-1, count, layout.group_bytes))
     merged = [p.reshape(len(full), -1, *p.shape[3:])[:, : layout.blocks] for p in (*fields, words)]
     body = np.ascontiguousarray(merged.pop().transpose(0, 3, 1, 2)).view(np.uint8)
-    rows = _decoded(layout, body, [np.ascontiguousarray(f.swapaxes(1, 2)) for f in merged])
+    rows = _dequantized(layout, body, [np.ascontiguousarray(f.swapaxes(1, 2)) for f in merged])
     halves = 2 if pair else 1
-    cut = rows.reshape(-1, strips // halves, halves, ROWS, k).swapaxes(1, 2)
+    cut = rows.reshape(-1, tiles // halves, halves, TILE_COLUMNS, k).swapaxes(1, 2)
     cut = cut.reshape(*outer, halves, -1, k)[..., :n, :]
     return cut if pair else cut[..., 0, :, :]
 
 
-def _decoded(layout: StripLayout, body: Array, fields: list[Array]) -> Array:
-    """Blocks [strip, 16, block, bytes] and their fields as f32 weights."""
+def _dequantized(layout: ColumnTileLayout, body: Array, fields: list[Array]) -> Array:
+    """Blocks [tile, 16, block, bytes] and their fields as f32 weights."""
     scheme = layout.scheme
     shape = body.shape[:2]
     if scheme.ggml_type is None:
@@ -261,4 +266,4 @@ def _zp(fields: list[Array]) -> list[Array]:
     return [f[..., 0] for f in fields[1:]]
 
 
-STRIP_TYPES = tuple(GGUF_SCHEMES[name] for name in BLOCKS)
+TILED_SCHEMES = tuple(GGUF_SCHEMES[name] for name in BLOCKS)

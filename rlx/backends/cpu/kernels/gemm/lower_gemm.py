@@ -237,8 +237,8 @@ def _packed_gemm(node: Node) -> tuple[GemmProblem, Gemm, dict[str, Word]]:
     problem = GemmProblem(x, w, rows, op.n, op.k, op.k, 1)
     layout = read_layout(op.layout, op.name)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual, layout.is_pair, op.scale)
-    if layout.steps:
-        kind = StrassenTwice if layout.steps > 1 else Strassen
+    if layout.levels:
+        kind = StrassenTwice if layout.levels > 1 else Strassen
         return problem, kind(x.dtype, w.dtype, epilogue), words
     return problem, spec_of(problem, epilogue, packed=True), words
 

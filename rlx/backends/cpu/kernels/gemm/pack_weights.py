@@ -87,8 +87,8 @@ class _Packer:
         k, n = first.static_dims
         layout = None
         if strassen and suits_strassen(self.target, x.dtype, first.dtype, result, k, n):
-            steps = 2 if suits_twice(self.target, k, n) else 1
-            layout = strassen_layout(tall_tile(self.target).nr, steps)
+            levels = 2 if suits_twice(self.target, k, n) else 1
+            layout = strassen_layout(tall_tile(self.target).nr, levels)
         packed = self.pack(result, *weights, layout=layout)
         if packed is None:
             return None

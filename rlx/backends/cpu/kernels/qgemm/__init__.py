@@ -1,10 +1,12 @@
-"""Products with packed weights, which stay packed.
+"""Quantised GEMM: weights stay in their quantised format.
 
-block, legacy, kquants, codebooks, decode   every scheme as f32 numbers, to the bit
-gather                                      rows of tables and weights of experts, decoded
-decoded                                     products that decode on the way: any scheme
-rows, row_tiles, repack                     operands of integer products, laid out
-dot, tile, formats, supers                  integer dot products: targets, and blocks of schemes
-unpacked, many                              the same of many rows, weights unpacked once for all
-product, grouped                            integer products, and those of routed rows
+dequant_*, dequantize       every scheme as f32 values, bit for bit
+gather                      embedding rows and weights of chosen experts, dequantised
+dequant_gemm                GEMM that dequantises on the fly: any scheme
+quantize_rows, repack       operands of integer dot products: 8-bit rows, column tiles
+dot, micro_tile             the target's integer dot product, and the tile that uses it
+block_formats, kquant_*     dot products of blocks and of k-quant superblocks
+qgemm, unpacked_gemm        integer GEMM, and its form for many rows with unpacked weights
+grouped_qgemm               integer GEMM of rows routed to experts
+pack_quantised, fuse_*      graph rewrites: packed weights, fused epilogues
 """

@@ -1,4 +1,4 @@
-"""Integer products of formats with one scale per block: what a block adds to a tile."""
+"""Integer dot products of block formats with one scale per block: Q4_0 to Q8_0, int8, int4, …"""
 
 from __future__ import annotations
 
@@ -6,108 +6,111 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlx.backends.cpu.kernels.qgemm.codebooks import CURVE
-from rlx.backends.cpu.kernels.qgemm.dot import Run
-from rlx.backends.cpu.kernels.qgemm.legacy_blocks import FP4, half_e8m0
-from rlx.backends.cpu.kernels.qgemm.tile import Tile
+from rlx.backends.cpu.kernels.qgemm.dequant_codebook import KVALUES_IQ4NL
+from rlx.backends.cpu.kernels.qgemm.dequant_legacy import KVALUES_MXFP4, half_e8m0
+from rlx.backends.cpu.kernels.qgemm.dot import DotLoop
+from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
 from rlx.backends.cpu.layouts.quant_rows import RUN
-from rlx.backends.cpu.layouts.quant_tiles import LINE, ROWS, strip_layout
+from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Value, f32
 from rlx.records import dataclass
 
-BIASED = 1.5 * 2.0**23  # what the bits BIAS stand for
+BIASED = 1.5 * 2.0**23  # the float whose bits are BIAS
 
 
 @dataclass
-class Weights:
-    """One block of a strip: its words, and the fields it has beside them."""
+class WeightBlock:
+    """One block of a column tile: its words and its fields."""
 
     words: Value
     fields: list[Value]
 
 
-class Strip:
-    """A strip that is multiplied with a tile of quantised rows of k columns."""
+class ColumnTile:
+    """A column tile of weights, and the quantised rows of k columns it is multiplied with."""
 
     def __init__(self, f: Function, scheme: QuantScheme, base: Value, x: Value, k: Value) -> None:
-        # Without blocks the whole row is one; its fields lie the same for any number of columns.
-        layout = strip_layout(scheme, scheme.block or scheme.block_size * 16)
+        # Without blocks the whole row is one; the layout of its fields does not depend on k.
+        layout = column_tile_layout(scheme, scheme.block or scheme.block_size * 16)
         assert layout is not None
         self.f, self.layout, self.base, self.x, self.k = f, layout, base, x, k
 
-    def block(self, b: Value) -> Weights:
+    def block(self, b: Value) -> WeightBlock:
         f, layout = self.f, self.layout
         inside = b & layout.group - 1
         base = f.gep(self.base, b.udiv(layout.group), layout.group_bytes)
         offsets = layout.field_offsets
         fields = [
-            f.gep(f.gep(base, at), inside, ROWS * size)
+            f.gep(f.gep(base, at), inside, TILE_COLUMNS * size)
             for at, size in zip(offsets, layout.fields, strict=False)
         ]
-        return Weights(f.gep(f.gep(base, offsets[-1]), inside, LINE * layout.words), fields)
+        return WeightBlock(f.gep(f.gep(base, offsets[-1]), inside, LINE * layout.words), fields)
 
 
 class Format(ABC):
-    """A scheme's code for one tile. `kind` and `block` say how rows must be quantised."""
+    """Emits a scheme's dot products for one tile. `kind` and `block` are the layout of its rows."""
 
     kind: str
-    block: int  # 0 where the whole row is one
+    block: int  # 0 where the whole row is one block
 
     @abstractmethod
-    def emit(self, t: Tile, strip: Strip, out: Value, stride: int) -> None:
-        """The products of a whole strip, written to `out`, `stride` columns to a row."""
+    def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
+        """The products of a whole column tile, written to `out`, `stride` columns to a row."""
 
 
-Codes = Callable[[Tile, Value, Value, int], list[Value]]  # block, step, vector -> streams
+Codes = Callable[[MicroTile, Value, Value, int], list[Value]]
+"""(tile, words, step, vector of columns): the streams of codes of a line."""
 
 
 @dataclass
-class Blocks(Format):
-    """Weights (code - offset) * scale + minimum, one scale for each block of k.
+class BlockFormat(Format):
+    """Weights (code - offset) * scale + minimum, one scale per block of k.
 
-    A line of codes is `streams` streams; the activations of the second begin `spread` words behind
-    those of the first, and a step goes on by `pace` words.
+    A line holds `streams` streams of codes (low and high nibbles); the activations of the second
+    begin `spread` words after those of the first, and each step advances by `pace` words.
     """
 
     kind = "block"
     block: int
     codes: Codes
-    scale: Callable[[Tile, Weights, int], Value]
+    scale: Callable[[MicroTile, WeightBlock, int], Value]
     steps: int
     bits: int
-    offset: int = 0  # a power of two; -1 stands for what bytes need
-    minimum: Callable[[Tile, Weights, int, Value], Value] | None = None
+    offset: int = 0  # a power of two; -1: what the target adds to signed bytes
+    minimum: Callable[[MicroTile, WeightBlock, int, Value], Value] | None = None
     streams: int = 1
     spread: int = 0
     pace: int = 1
 
-    def emit(self, t: Tile, strip: Strip, out: Value, stride: int) -> None:
+    def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
         if not self.block:
-            sums = self._block(t, strip, f.i64(0), t.float_zeros())
+            sums = self._block(t, column_tile, f.i64(0), t.float_zeros())
         else:
-            count = strip.k.udiv(self.block)
+            count = column_tile.k.udiv(self.block)
             sums = f.loop(
-                0, count, 1, t.float_zeros(), lambda b, *s: self._block(t, strip, b, list(s))
+                0, count, 1, t.float_zeros(), lambda b, *s: self._block(t, column_tile, b, list(s))
             )
         t.write(sums, out, stride)
 
-    def _block(self, t: Tile, strip: Strip, b: Value, sums: list[Value]) -> list[Value]:
+    def _block(
+        self, t: MicroTile, column_tile: ColumnTile, b: Value, sums: list[Value]
+    ) -> list[Value]:
         f, rows = t.f, t.rows
-        w, x, meta = strip.block(b), strip.x, strip.k.udiv(4)
+        w, x, meta = column_tile.block(b), column_tile.x, column_tile.k.udiv(4)
         steps: Value | int = self.steps
         if self.block:
             x = f.gep(x, b, (self.block + 12) * rows)
             meta = f.i64(self.block // 4)
         else:
-            steps = strip.k.udiv(4 * self.streams)
-        ints = t.dot.run(self.run(t, w, x, steps), self.start(t, x, meta))
+            steps = column_tile.k.udiv(4 * self.streams)
+        ints = t.dot.accumulate(self.dot_loop(t, w, x, steps), self.start(t, x, meta))
         return self.scaled(t, w, x, meta, ints, sums)
 
-    def run(self, t: Tile, w: Weights, x: Value, steps: Value | int) -> Run:
-        """The products of a block."""
-        return Run(
+    def dot_loop(self, t: MicroTile, w: WeightBlock, x: Value, steps: Value | int) -> DotLoop:
+        """The dot products of a block."""
+        return DotLoop(
             steps,
             self.bits,
             lambda g: [c for v in t.columns for c in self.codes(t, w.words, g, v)],
@@ -116,23 +119,29 @@ class Blocks(Format):
         )
 
     def scaled(
-        self, t: Tile, w: Weights, x: Value, meta: Value, ints: list[Value], sums: list[Value]
+        self,
+        t: MicroTile,
+        w: WeightBlock,
+        x: Value,
+        meta: Value,
+        ints: list[Value],
+        sums: list[Value],
     ) -> list[Value]:
-        """The sums with a block's integer ones added."""
+        """The f32 sums plus a block's integer sums, scaled."""
         f, rows, out = t.f, t.rows, list(sums)
         for v in t.columns:
             scale = self.scale(t, w, v)
-            low = self.minimum(t, w, v, scale) if self.minimum else None
+            minimum = self.minimum(t, w, v, scale) if self.minimum else None
             for i in range(rows):
                 at = v * rows + i
                 by = scale * t.x_float(x, meta, i)
                 out[at] = f.fma(ints[at].to(f32), by, out[at])
-                if low is not None:
-                    out[at] = f.fma(low, t.x_float(x, meta + 2, i), out[at])
+                if minimum is not None:
+                    out[at] = f.fma(minimum, t.x_float(x, meta + 2, i), out[at])
         return out
 
-    def start(self, t: Tile, x: Value, meta: Value) -> list[Value]:
-        """-offset * (sum of the row's codes): what codes that begin at 0 have too much."""
+    def start(self, t: MicroTile, x: Value, meta: Value) -> list[Value]:
+        """-offset * (sum of the row's codes): corrects codes stored with an offset."""
         offset = t.dot.byte_offset if self.offset < 0 else self.offset
         if not offset:
             return t.zeros()
@@ -141,36 +150,36 @@ class Blocks(Format):
 
 
 @dataclass
-class Runs(Format):
-    """Bytes of Q8_0 where rows have one scale for several blocks: an operation less for each.
+class SharedScaleFormat(Format):
+    """Q8_0 with rows whose scale is shared by several blocks: one operation less per block.
 
-    Sums begin with the bits of a large float (see `BIAS`), so that they end as one.
+    Integer sums start from the bits of a large float (see `BIAS`), so that they need no conversion.
     """
 
-    kind = "runs"
+    kind = "shared"
     block: int
 
-    def emit(self, t: Tile, strip: Strip, out: Value, stride: int) -> None:
+    def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f, runs = t.f, self.block // RUN
 
         def block(b: Value, *sums: Value) -> list[Value]:
-            x = f.gep(strip.x, b, (self.block + 4 + 4 * runs) * t.rows)
+            x = f.gep(column_tile.x, b, (self.block + 4 + 4 * runs) * t.rows)
             meta = self.block // 4
 
             def run(j: Value, *inner: Value) -> list[Value]:
-                return self._run(t, strip.block(b * runs + j), x, j, meta, inner)
+                return self._run(t, column_tile.block(b * runs + j), x, j, meta, inner)
 
             parts = f.loop(0, runs, 1, t.float_zeros(), run)
             scales = [t.x_float(x, meta, i) for i in range(t.rows)] * t.vectors
             return [f.fma(*three) for three in zip(parts, scales, sums, strict=True)]
 
-        t.write(f.loop(0, strip.k.udiv(self.block), 1, t.float_zeros(), block), out, stride)
+        t.write(f.loop(0, column_tile.k.udiv(self.block), 1, t.float_zeros(), block), out, stride)
 
     def _run(
-        self, t: Tile, w: Weights, x: Value, j: Value, meta: int, sums: Sequence[Value]
+        self, t: MicroTile, w: WeightBlock, x: Value, j: Value, meta: int, sums: Sequence[Value]
     ) -> list[Value]:
         f = t.f
-        run = Run(
+        run = DotLoop(
             RUN // 4,
             8,
             lambda g: [_bytes(t, w.words, g, v)[0] for v in t.columns],
@@ -178,24 +187,24 @@ class Runs(Format):
             list(t.columns),
         )
         start = [t.x(x, j + (meta + 1), i) for i in range(t.rows)]
-        ints = t.dot.run(run, start * t.vectors)
-        scales = [t.halves(w.fields[0], v) for v in t.columns for _ in range(t.rows)]
+        ints = t.dot.accumulate(run, start * t.vectors)
+        scales = [t.f16_field(w.fields[0], v) for v in t.columns for _ in range(t.rows)]
         with f.exact():
             numbers = [value.bits(t.floating) - BIASED for value in ints]
         return [f.fma(*three) for three in zip(numbers, scales, sums, strict=True)]
 
 
 def _nibbles(first: int) -> Codes:
-    def codes(t: Tile, w: Value, g: Value, v: int) -> list[Value]:
+    def codes(t: MicroTile, w: Value, g: Value, v: int) -> list[Value]:
         return t.nibbles(t.streamed(w, g + first, v))
 
     return codes
 
 
 def _five_bits(first: int) -> Codes:
-    """A word of top bits (byte b has bit g for weight 4g + b), then nibbles."""
+    """A word of high bits (byte b has bit g for weight 4g + b), then nibbles."""
 
-    def codes(t: Tile, w: Value, g: Value, v: int) -> list[Value]:
+    def codes(t: MicroTile, w: Value, g: Value, v: int) -> list[Value]:
         low, high = t.nibbles(t.streamed(w, g + (first + 1), v))
         top = t.shifted(t.word(w, first, v), g).bits(low.type)
         return [low | (top & 1) << 4, high | (top & 16)]
@@ -203,74 +212,74 @@ def _five_bits(first: int) -> Codes:
     return codes
 
 
-def _looked_up(table: tuple[int, ...], offset: int) -> Codes:
-    def codes(t: Tile, w: Value, g: Value, v: int) -> list[Value]:
+def _codebook(table: tuple[int, ...], offset: int) -> Codes:
+    def codes(t: MicroTile, w: Value, g: Value, v: int) -> list[Value]:
         shift = offset if offset >= 0 else t.dot.byte_offset
-        book = [c + shift for c in table]
-        return [t.dot.look_up(book, n) for n in t.nibbles(t.streamed(w, g, v))]
+        values = [c + shift for c in table]
+        return [t.dot.lookup(values, n) for n in t.nibbles(t.streamed(w, g, v))]
 
     return codes
 
 
-def _bytes(t: Tile, w: Value, g: Value, v: int) -> list[Value]:
-    return [t.dot.full_bytes(t.streamed(w, g, v))]
+def _bytes(t: MicroTile, w: Value, g: Value, v: int) -> list[Value]:
+    return [t.dot.encode_bytes(t.streamed(w, g, v))]
 
 
-def _half_field(t: Tile, w: Weights, v: int) -> Value:
-    return t.halves(w.fields[0], v)
+def _f16_field(t: MicroTile, w: WeightBlock, v: int) -> Value:
+    return t.f16_field(w.fields[0], v)
 
 
-def _half_inside(t: Tile, w: Weights, v: int) -> Value:
-    return t.low_half(t.word(w.words, 0, v))
+def _f16_inside(t: MicroTile, w: WeightBlock, v: int) -> Value:
+    return t.low_f16(t.word(w.words, 0, v))
 
 
-def _minimum_inside(t: Tile, w: Weights, v: int, scale: Value) -> Value:
-    return t.low_half(t.word(w.words, 0, v) >> 16)
+def _minimum_inside(t: MicroTile, w: WeightBlock, v: int, scale: Value) -> Value:
+    return t.low_f16(t.word(w.words, 0, v) >> 16)
 
 
-def _power_field(t: Tile, w: Weights, v: int) -> Value:
-    return half_e8m0(t.f, t.small(w.fields[0], v, signed=False))
+def _e8m0_field(t: MicroTile, w: WeightBlock, v: int) -> Value:
+    return half_e8m0(t.f, t.byte_field(w.fields[0], v, signed=False))
 
 
-def _float_field(t: Tile, w: Weights, v: int) -> Value:
-    return t.floats(w.fields[0], v)
+def _float_field(t: MicroTile, w: WeightBlock, v: int) -> Value:
+    return t.f32_field(w.fields[0], v)
 
 
 def _zero_point(signed: bool) -> Callable[..., Value]:
-    def minimum(t: Tile, w: Weights, v: int, scale: Value) -> Value:
-        return -(t.small(w.fields[1], v, signed).to(f32) * scale)
+    def minimum(t: MicroTile, w: WeightBlock, v: int, scale: Value) -> Value:
+        return -(t.byte_field(w.fields[1], v, signed).to(f32) * scale)
 
     return minimum
 
 
-_halved = partial(Blocks, steps=4, streams=2, spread=4)
+_halved = partial(BlockFormat, steps=4, streams=2, spread=4)
 
-BLOCKS: dict[str, Blocks] = {
-    "Q4_0": _halved(32, _nibbles(0), _half_field, bits=4, offset=8),
-    "Q4_1": _halved(32, _nibbles(1), _half_inside, bits=4, minimum=_minimum_inside),
-    "Q5_0": _halved(32, _five_bits(0), _half_field, bits=5, offset=16),
-    "Q5_1": _halved(32, _five_bits(1), _half_inside, bits=5, minimum=_minimum_inside),
-    "Q8_0": Blocks(32, _bytes, _half_field, steps=8, bits=8, offset=-1),
-    "IQ4_NL": _halved(32, _looked_up(CURVE, -1), _half_field, bits=8, offset=-1),
-    "MXFP4": _halved(32, _looked_up(FP4, 16), _power_field, bits=5, offset=16),
+BLOCKS: dict[str, BlockFormat] = {
+    "Q4_0": _halved(32, _nibbles(0), _f16_field, bits=4, offset=8),
+    "Q4_1": _halved(32, _nibbles(1), _f16_inside, bits=4, minimum=_minimum_inside),
+    "Q5_0": _halved(32, _five_bits(0), _f16_field, bits=5, offset=16),
+    "Q5_1": _halved(32, _five_bits(1), _f16_inside, bits=5, minimum=_minimum_inside),
+    "Q8_0": BlockFormat(32, _bytes, _f16_field, steps=8, bits=8, offset=-1),
+    "IQ4_NL": _halved(32, _codebook(KVALUES_IQ4NL, -1), _f16_field, bits=8, offset=-1),
+    "MXFP4": _halved(32, _codebook(KVALUES_MXFP4, 16), _e8m0_field, bits=5, offset=16),
 }
 
 
-def integer_format(scheme: QuantScheme) -> Blocks:
+def integer_format(scheme: QuantScheme) -> BlockFormat:
     """int8 and int4, with a scale (and a zero point) for each block or for the whole row."""
     block, asym = scheme.block or 0, scheme.has_zero_point
     if scheme.packed_dtype == "i8":
-        low = _zero_point(signed=True) if asym else None
-        return Blocks(block, _bytes, _float_field, block // 4, 8, offset=-1, minimum=low)
-    low = _zero_point(signed=False) if asym else None
-    return Blocks(
+        minimum = _zero_point(signed=True) if asym else None
+        return BlockFormat(block, _bytes, _float_field, block // 4, 8, offset=-1, minimum=minimum)
+    minimum = _zero_point(signed=False) if asym else None
+    return BlockFormat(
         block,
         _nibbles(0),
         _float_field,
         block // 8,
         4,
         offset=0 if asym else 8,
-        minimum=low,
+        minimum=minimum,
         streams=2,
         spread=1,
         pace=2,

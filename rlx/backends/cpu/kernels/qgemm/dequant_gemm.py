@@ -1,8 +1,8 @@
-"""Products with packed weights that are decoded on the way: any scheme, on any target.
+"""GEMM with weights dequantised on the fly: any scheme, on any target.
 
-Many rows: a panel of columns is decoded, row by row of the packed weight, turned, and multiplied by
-the f32 micro-kernel; the cost of decoding is shared by all rows of a chunk. Few rows: every packed
-row is decoded into the cache and multiplied with them at once.
+Many rows: a panel of columns is dequantised, row by row of the stored weight, transposed, and read
+by the f32 micro-kernel; all rows of a block share its cost. Few rows: every stored row is
+dequantised into the cache and multiplied with all of them at once.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from rlx.backends.cpu.kernels.gemm.gemm import (
 )
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, GroupedGemmEmitter
 from rlx.backends.cpu.kernels.gemm.microkernel import MR
-from rlx.backends.cpu.kernels.qgemm.dequantize import emit_decode
+from rlx.backends.cpu.kernels.qgemm.dequantize import emit_dequantize
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-FEW = 12  # rows up to which decoding a column at a time beats turning panels
-_AT_ONCE = 4  # rows that share the loads of a column, or chains of the sum of one row
+FEW = 12  # up to so many rows dequantising a column at a time beats transposing panels
+_AT_ONCE = 4  # rows that share the loads of a column, or accumulators of one row
 _POINTERS = frozenset(["scale", "zp"])
 _F32 = GGUF_SCHEMES["F32"]
 
 
 def dequant_kc(scheme: QuantScheme) -> int:
-    """k of a decoded panel: about `KC`, in whole blocks."""
+    """k of a dequantised panel: about `KC`, in whole blocks."""
     run = scheme.block or scheme.block_size
     return max(KC // run, 1) * run
 
 
 @dataclass(frozen=True)
-class DecodedMatmul(Gemm):
-    """words: as `self.words` lists them; `w`, `scale` and `zp` are the packed weight's, with
+class DequantGemm(Gemm):
+    """words: as `self.words` lists them; `w`, `scale` and `zp` are the weight's, with
     `row`, `scale_row` and `zp_row` bytes to a row."""
 
     scheme: QuantScheme = _F32
@@ -51,11 +51,11 @@ class DecodedMatmul(Gemm):
 
     @property
     def label(self) -> str:
-        return f"decoded_matmul {self.scheme}"
+        return f"dequant_gemm {self.scheme}"
 
     @property
     def reads_x_in_place(self) -> bool:
-        """Rows are copied: of few, some more than there are may be read."""
+        """Rows are copied: with few rows, some beyond the last may be read."""
         return False
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
@@ -66,14 +66,14 @@ class DecodedMatmul(Gemm):
         return sum(round_up(4 * p, 64) for p in parts) + max(tiles, FEW * g.row_bytes)
 
     def emit(self, m: Module) -> None:
-        DecodedProduct(self, m).emit()
+        DequantGemmEmitter(self, m).emit()
 
 
-class _Decodes(GemmEmitter):
-    """Panels that come from packed rows. `spec.w` is f32: what the micro-kernel reads."""
+class _DequantEmitter(GemmEmitter):
+    """Panels from quantised rows. `spec.w` is f32: what the micro-kernel reads."""
 
-    spec: DecodedMatmul
-    decode: Function
+    spec: DequantGemm
+    dequantize: Function
 
     def word(self, f: Function, name: str) -> Value:
         if name in _POINTERS:
@@ -81,7 +81,7 @@ class _Decodes(GemmEmitter):
         return super().word(f, name)
 
     def lay_out_scratch(self, offset: Value, mc: Value) -> None:
-        """Packed rows (or, of few, the rows themselves), a panel, decoded rows, and tiles."""
+        """Packed rows of x (or x itself, if few), a panel, dequantised rows, and tiles."""
         f, kc, k = self.f, dequant_kc(self.spec.scheme), self["k"]
         self.choose_kc(mc)
         tall = f.ceil_div(mc, MR) * MR
@@ -89,43 +89,43 @@ class _Decodes(GemmEmitter):
         rows = f.max(tall * kc, k * FEW)
         self.packed_panel = f.gep(self.packed_x, to_cache_line(rows * 4))
         panel = round_up(4 * kc * self.g.nr, 64)
-        self.decoded = f.gep(self.packed_panel, panel)
-        self.tiles = f.gep(self.decoded, f.max(to_cache_line(k * 4), panel))
+        self.dequantized = f.gep(self.packed_panel, panel)
+        self.tiles = f.gep(self.dequantized, f.max(to_cache_line(k * 4), panel))
 
     def choose_kc(self, rows: Value) -> None:
         kc = dequant_kc(self.spec.scheme)
         self.kc, self.one_k_block = self.f.i64(kc), self["k"] <= kc
 
-    def decode_row(self, w: Value, row: Value, k: Value, count: Value, out: Value) -> None:
+    def dequantize_row(self, w: Value, row: Value, k: Value, count: Value, out: Value) -> None:
         """Weights k .. k + count of a row of the expert (or the whole weight) that begins at w."""
         f = self.f
         before = (w.bits(i64) - self["w"].bits(i64)).udiv(f.max(self["row"], 1))
         index = before + row
         names = (("w", "row"), ("scale", "scale_row"), ("zp", "zp_row"))
         places = [f.gep(self[base], index * self[step]) for base, step in names]
-        f.call(self.decode, *places, k, count, out)
+        f.call(self.dequantize, *places, k, count, out)
 
     def _panel(self, w: Value, p: Value, k: Value, kc: Value) -> Value:
         f = self.f
         first = p * self.columns
         count = f.min(self["n"] - first, self.columns)
         for i in f.range(0, count):
-            self.decode_row(w, first + i, k, kc, f.gep(self.decoded, i * kc, 4))
-        self._pack_panel(self.decoded, (kc * 4, f.i64(4)), count, kc, 0)
+            self.dequantize_row(w, first + i, k, kc, f.gep(self.dequantized, i * kc, 4))
+        self._pack_panel(self.dequantized, (kc * 4, f.i64(4)), count, kc, 0)
         return self.packed_panel
 
 
-class DecodedProduct(_Decodes):
-    def __init__(self, spec: DecodedMatmul, m: Module) -> None:
+class DequantGemmEmitter(_DequantEmitter):
+    def __init__(self, spec: DequantGemm, m: Module) -> None:
         super().__init__(spec, m)
-        self.decode = emit_decode(m, spec.scheme)
+        self.dequantize = emit_dequantize(m, spec.scheme)
 
     def emit(self) -> None:
         f = self.f
         f.if_(self["m"] <= FEW, self._few_rows, super().emit)
 
     def _few_rows(self) -> None:
-        """Every column decoded once, and multiplied with all rows."""
+        """Dequantise every column once and multiply it with all rows."""
         f, rows, k = self.f, self["m"], self["k"]
         self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], rows)
         self._copy_rows(rows, k)
@@ -135,16 +135,16 @@ class DecodedProduct(_Decodes):
             first = p * self.columns
             count = f.min(self["n"] - first, self.columns)
             for c in f.range(0, count):
-                self.decode_row(self["w"], first + c, f.i64(0), k, self.decoded)
+                self.dequantize_row(self["w"], first + c, f.i64(0), k, self.dequantized)
                 f.if_(rows.eq(1), partial(self._column, 1, c), partial(self._column, _AT_ONCE, c))
             self._run_epilogue(self.tiles, rows, first, first, f.null())
 
     def _column(self, at_once: int, c: Value) -> None:
-        """Column c of the tile, some rows at once; rows that are not there hold anything."""
+        """Column c of the tile, some rows at once; missing rows hold anything."""
         f, k = self.f, self["k"]
         for r in f.range(0, self["m"], at_once):
             rows = [f.gep(self.packed_x, (r + i) * k, 4) for i in range(at_once)]
-            for i, total in enumerate(self._dots(rows, self.decoded, k)):
+            for i, total in enumerate(self._dots(rows, self.dequantized, k)):
                 f.store(total, f.gep(self.tiles, (r + i) * self.g.nr + c, 4))
 
     def _copy_rows(self, rows: Value, k: Value) -> None:
@@ -159,7 +159,7 @@ class DecodedProduct(_Decodes):
             )
 
     def _dots(self, rows: list[Value], b: Value, k: Value) -> list[Value]:
-        """Products of rows with one column."""
+        """Dot products of rows with one column."""
         f, lanes, count = self.f, self.g.lanes, len(rows)
         wide, chains = vec(lanes, f32), _AT_ONCE // count
         whole = k - k.urem(lanes * chains)
@@ -195,14 +195,14 @@ class DecodedProduct(_Decodes):
 
 
 @dataclass(frozen=True)
-class DecodedGrouped(DecodedMatmul, GroupedGemm):
-    """words: those of a decoded product, and `table`, `w_expert` as for `GroupedGemm`."""
+class DequantGroupedGemm(DequantGemm, GroupedGemm):
+    """words: those of `DequantGemm`, and `table`, `w_expert` as for `GroupedGemm`."""
 
     def emit(self, m: Module) -> None:
-        _DecodedGrouped(self, m).emit()
+        _DequantGroupedEmitter(self, m).emit()
 
 
-class _DecodedGrouped(_Decodes, GroupedGemmEmitter):
-    def __init__(self, spec: DecodedGrouped, m: Module) -> None:
+class _DequantGroupedEmitter(_DequantEmitter, GroupedGemmEmitter):
+    def __init__(self, spec: DequantGroupedGemm, m: Module) -> None:
         GroupedGemmEmitter.__init__(self, spec, m)
-        self.decode = emit_decode(m, spec.scheme)
+        self.dequantize = emit_dequantize(m, spec.scheme)

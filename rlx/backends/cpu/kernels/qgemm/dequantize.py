@@ -1,26 +1,26 @@
-"""Packed weights as f32 numbers in native code: the same bits as `quant.scheme.decode` gives.
+"""Dequantisation to f32 in native code, bit for bit as `quant.scheme.decode` does it.
 
-One emitter per block type writes the code for one block; `emit_decode` makes a function of it that
-decodes any run of a row.
+One emitter per block type writes the code for one block; `emit_dequantize` makes a function of it
+that dequantizes any range of a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.qgemm import codebooks, kquant_blocks, legacy_blocks
-from rlx.backends.cpu.kernels.qgemm.block import DECODERS, Block
+from rlx.backends.cpu.kernels.qgemm import dequant_codebook, dequant_kquant, dequant_legacy
+from rlx.backends.cpu.kernels.qgemm.dequant_block import DEQUANTIZERS, Block
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i8, i64, ptr, vec
 from rlx.llvm.storage import memory_type, widen
 
-FAMILIES = (legacy_blocks, kquant_blocks, codebooks)  # importing them fills DECODERS
+FAMILIES = (dequant_legacy, dequant_kquant, dequant_codebook)  # importing them fills DEQUANTIZERS
 
 
-def emit_decode(m: Module, scheme: QuantScheme, name: str = "decode") -> Function:
-    """void decode(ptr row, ptr scale, ptr zp, i64 first, i64 count, ptr out)
+def emit_dequantize(m: Module, scheme: QuantScheme, name: str = "dequantize") -> Function:
+    """void dequantize(ptr row, ptr scale, ptr zp, i64 first, i64 count, ptr out)
 
     Weights first .. first + count of a row, both multiples of the block; `scale` and `zp` are the
     row's, read where the scheme has them.
@@ -28,11 +28,11 @@ def emit_decode(m: Module, scheme: QuantScheme, name: str = "decode") -> Functio
     params = [("row", ptr), ("scale", ptr), ("zp", ptr), ("first", i64), ("count", i64)]
     f = m.function(name, [*params, ("out", ptr)], internal=True)
     if scheme.ggml_type is None or scheme.block_size == 1:
-        _Plain(f, scheme).emit()
+        _Elementwise(f, scheme).emit()
         return f
-    emitter = DECODERS.get(scheme.name)
+    emitter = DEQUANTIZERS.get(scheme.name)
     if emitter is None:
-        raise CodegenError("no native decoder", where="decode", got=scheme.name)
+        raise CodegenError("no native dequantizer", where="dequantize", got=scheme.name)
     start = f.gep(f["row"], f["first"].udiv(scheme.block_size), scheme.bytes_per_block)
     for b in f.range(0, f["count"].udiv(scheme.block_size)):
         out = f.gep(f["out"], b, 4 * scheme.block_size)
@@ -40,7 +40,7 @@ def emit_decode(m: Module, scheme: QuantScheme, name: str = "decode") -> Functio
     return f
 
 
-def fill_loop(
+def vector_loop(
     f: Function, lo: Value, hi: Value, lanes: int, body: Callable[[Value, int], None]
 ) -> None:
     """body(index, width) over lo .. hi in whole vectors, then one by one."""
@@ -53,8 +53,8 @@ def fill_loop(
 _FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
-class _Plain:
-    """Numbers stored one by one, with a scale beside them for the row or for a run of it."""
+class _Elementwise:
+    """Elements stored one by one, with a scale per row or per block in another tensor."""
 
     def __init__(self, f: Function, scheme: QuantScheme) -> None:
         self.f, self.scheme = f, scheme
@@ -83,26 +83,26 @@ class _Plain:
             zero = f.const(8.0, f32)
         per = self.per_byte
 
-        def some(i: Value, width: int) -> None:
+        def vector(i: Value, width: int) -> None:
             raw = self._read(i, width)
-            for value in [raw] if per == 1 else self._both(raw):
-                self._put(value, zero, scale, i, width)
+            for value in [raw] if per == 1 else self._nibbles(raw):
+                self._store(value, zero, scale, i, width)
 
         lanes = f.target.lanes(32)
-        fill_loop(f, lo.udiv(per), hi.udiv(per), lanes, some)
+        vector_loop(f, lo.udiv(per), hi.udiv(per), lanes, vector)
 
     def _read(self, i: Value, width: int) -> Value:
         type_ = memory_type(self.dtype)
         return self.f.load(self.f.gep(self.f["row"], i, type_), vec(width, type_), align=1)
 
-    def _both(self, raw: Value) -> list[Value]:
+    def _nibbles(self, raw: Value) -> list[Value]:
         """Bytes as pairs of nibbles, the low one first."""
         low, high = raw & 15, raw >> 4
         if raw.type.lanes == 1:
             return [self.f.concat(low, high)]
         return [self.f.interleave(low, high)]
 
-    def _put(
+    def _store(
         self, raw: Value, zero: Value | None, scale: Value | None, i: Value, width: int
     ) -> None:
         f, lanes = self.f, width * self.per_byte

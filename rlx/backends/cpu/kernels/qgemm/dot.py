@@ -1,7 +1,7 @@
-"""How a target multiplies bytes: codes of weights with codes of activations, summed by fours.
+"""Integer dot products of a target: codes of weights times codes of activations, summed by fours.
 
-A vector holds four neighbouring codes of each of `lanes` output channels, so that a step leaves one
-32-bit sum per channel. Weights come unsigned, below 2^bits; activations are signed.
+A vector holds four consecutive codes of each of `lanes` output channels, so that a step adds to one
+32-bit sum per channel. Weight codes are unsigned, below 2^bits; activations are signed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlx.records import dataclass
 
 Index = Value | int
 
-_STRAIGHT = 8  # rows from which on a block is straight code: 4 % faster (Zen 4, Q8_0)
+_UNROLL_ROWS = 8  # from so many rows on a block is unrolled: 4 % faster (Zen 4, Q8_0)
 
 
 @dataclass
-class Run:
-    """Steps over `groups` fours of k: `codes(g)` gives the streams of codes of step g (several
-    that share a loaded line), `x(g, stream)` where the activations of a stream lie, row by row.
+class DotLoop:
+    """A loop of dot products over `groups` fours of k. `codes(g)` gives the streams of codes of
+    step g (several that share a loaded line), `x(g, stream)` the address of its activations.
 
-    Stream s adds to the sums of column `columns[s]`, multiplied by `scales[s]` where there are any.
+    Stream s adds to the sums of column vector `columns[s]`, times `scales[s]` if there are scales.
     """
 
     groups: Index
@@ -37,7 +37,7 @@ class Run:
     scales: Sequence[Value] | None = None
 
     def __post_init__(self) -> None:
-        # Streams of one column and one scale are summed up together.
+        # Streams of one column vector and one scale share accumulators.
         scales = self.scales or ()
         keys = list(zip_longest(self.columns, scales))
         self.sets = list({(c, id(s)): (c, s) for c, s in keys}.values())
@@ -46,39 +46,39 @@ class Run:
 
 
 class IntDot(ABC):
-    """Sums are lists [column][row], flat: `sums[column * rows + row]`."""
+    """The dot-product instruction of a target. Sums are flat lists, `sums[column * rows + row]`."""
 
     instruction: ClassVar[str]
     signed_bytes = False
-    """Whether 8-bit codes are taken signed as they are; else they come with 128 added."""
+    """Whether 8-bit codes are taken as signed; otherwise they have 128 added."""
 
     def __init__(self, f: Function, rows: int, lanes: int) -> None:
         self.f, self.rows, self.lanes = f, rows, lanes
         self.sums, self.bytes = vec(lanes, i32), vec(4 * lanes, i8)
 
     @abstractmethod
-    def run(self, run: Run, sums: Sequence[Value]) -> list[Value]:
-        """The sums with the run's products added."""
+    def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
+        """The sums plus the dot products of the loop."""
 
     @abstractmethod
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
         """total + a.low * b.low + a.high * b.high, of pairs of i16 in every lane."""
 
     @abstractmethod
-    def look_up(self, table: Sequence[int], places: Value) -> Value:
-        """Bytes of a table of 16 at `places` (bytes below 16)."""
+    def lookup(self, table: Sequence[int], places: Value) -> Value:
+        """Bytes of a table of 16 at indices `places`."""
 
     def row(self, first: Value, i: int) -> Value:
         """The word of row i in every lane."""
         return self.f.broadcast_load(first, i32, self.lanes, 4 * i)
 
-    def full_bytes(self, raw: Value) -> Value:
-        """8-bit signed weights as codes."""
+    def encode_bytes(self, raw: Value) -> Value:
+        """8-bit signed weights as the codes that the target takes."""
         return raw if self.signed_bytes else raw ^ 0x80
 
     @property
     def byte_offset(self) -> int:
-        """What `full_bytes` adds."""
+        """What `encode_bytes` adds."""
         return 0 if self.signed_bytes else 128
 
     def _call(self, name: str, result: Type, *args: Value) -> Value:
@@ -91,30 +91,30 @@ class FourWay(IntDot):
     @abstractmethod
     def step(self, total: Value, codes: Value, x: Value) -> Value: ...
 
-    def run(self, run: Run, sums: Sequence[Value]) -> list[Value]:
+    def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
         f, rows = self.f, self.rows
-        plain = run.scales is None
-        start = list(sums) if plain else [f.const(0, self.sums)] * (len(run.sets) * rows)
+        plain = loop.scales is None
+        start = list(sums) if plain else [f.const(0, self.sums)] * (len(loop.sets) * rows)
 
         def body(g: Value, *given: Value) -> list[Value]:
             totals = list(given)
-            for s, codes in enumerate(run.codes(g)):
-                first = run.x(g, s)
+            for s, codes in enumerate(loop.codes(g)):
+                first = loop.x(g, s)
                 for i in range(rows):
-                    at = run.set_of[s] * rows + i
+                    at = loop.set_of[s] * rows + i
                     totals[at] = self.step(totals[at], codes, self.row(first, i))
             return totals
 
-        if plain and isinstance(run.groups, int) and rows >= _STRAIGHT:
+        if plain and isinstance(loop.groups, int) and rows >= _UNROLL_ROWS:
             totals = start
-            for g in range(run.groups):
+            for g in range(loop.groups):
                 totals = body(f.i64(g), *totals)
             return totals
-        totals = f.loop(0, run.groups, 1, start, body)
+        totals = f.loop(0, loop.groups, 1, start, body)
         if plain:
             return totals
         out = list(sums)
-        for s, (column, scale) in enumerate(run.sets):
+        for s, (column, scale) in enumerate(loop.sets):
             assert scale is not None
             for i in range(rows):
                 at = column * rows + i
@@ -136,7 +136,7 @@ class Vnni(FourWay):
         name = f"llvm.x86.avx512.vpdpwssd.{32 * self.lanes}"
         return self._call(name, self.sums, total, a.bits(halves), b.bits(halves))
 
-    def look_up(self, table: Sequence[int], places: Value) -> Value:
+    def lookup(self, table: Sequence[int], places: Value) -> Value:
         return _shuffle_bytes(self, table, places)
 
 
@@ -154,12 +154,12 @@ class Dotprod(FourWay):
         low = (a << 16).ashr(16) * (b << 16).ashr(16)
         return total + low + a.ashr(16) * b.ashr(16)
 
-    def look_up(self, table: Sequence[int], places: Value) -> Value:
+    def lookup(self, table: Sequence[int], places: Value) -> Value:
         book = self.f.const(list(table), self.bytes)
         return self._call(f"llvm.aarch64.neon.tbl1.{self.bytes.suffix}", self.bytes, book, places)
 
 
-# Steps whose 16-bit sums of pairs cannot overflow: 2 * 127 * (2^bits - 1) each.
+# Steps whose 16-bit pair sums cannot overflow: 2 * 127 * (2^bits - 1) each.
 _SAFE_STEPS = {1: 64, 2: 32, 3: 16, 4: 8, 5: 4, 6: 2, 7: 1}
 
 
@@ -183,50 +183,50 @@ class Pairwise(IntDot):
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
         return total + self._pair(a, b)
 
-    def look_up(self, table: Sequence[int], places: Value) -> Value:
+    def lookup(self, table: Sequence[int], places: Value) -> Value:
         return _shuffle_bytes(self, table, places)
 
 
 class Maddubs(Pairwise):
-    """pmaddubsw: pairs of products in 16 bits, which saturate; pmaddwd adds those up, with scales.
+    """pmaddubsw: sums of two products in 16 bits, which saturate; pmaddwd widens and scales them.
 
-    8-bit codes are taken as two nibbles, since a pair of their products does not fit 16 bits.
+    8-bit codes are split into nibbles, since two of their products do not fit 16 bits.
     """
 
-    def run(self, run: Run, sums: Sequence[Value]) -> list[Value]:
+    def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
         f = self.f
-        together = len(run.columns) // len(run.sets)
-        at_once = _SAFE_STEPS[4 if run.bits == 8 else run.bits] // together
-        known = run.groups if isinstance(run.groups, int) else run.groups.const
+        streams_per_set = len(loop.columns) // len(loop.sets)
+        at_once = _SAFE_STEPS[4 if loop.bits == 8 else loop.bits] // streams_per_set
+        known = loop.groups if isinstance(loop.groups, int) else loop.groups.const
         if known is not None and known <= at_once:
-            return self._flushed(run, f.i64(0), known, sums)
-        groups = f.const(run.groups)
+            return self._flushed(loop, f.i64(0), known, sums)
+        groups = f.const(loop.groups)
         whole = groups - groups.urem(at_once)
 
         def some(count: int) -> Callable[..., list[Value]]:
-            return lambda g, *s: self._flushed(run, g, count, s)
+            return lambda g, *s: self._flushed(loop, g, count, s)
 
         result = f.loop(0, whole, at_once, list(sums), some(at_once))
         if known is None or known % at_once:
             result = f.loop(whole, groups, 1, result, some(1))
         return result
 
-    def _flushed(self, run: Run, g: Value, count: int, sums: Sequence[Value]) -> list[Value]:
-        """Steps g .. g + count in 16 bits, then added to the sums."""
+    def _flushed(self, loop: DotLoop, g: Value, count: int, sums: Sequence[Value]) -> list[Value]:
+        """Steps g .. g + count in 16 bits, then flushed to the 32-bit sums."""
         f, rows = self.f, self.rows
-        factors = (1, 16) if run.bits == 8 else (1,)
-        width = len(run.sets) * rows
+        factors = (1, 16) if loop.bits == 8 else (1,)
+        width = len(loop.sets) * rows
 
         def step(j: Value, acc: Sequence[Value] | None) -> list[Value]:
-            """One step; the first of them begins the sums."""
+            """One step; the first one starts the 16-bit sums."""
             found: dict[int, Value] = dict(enumerate(acc or ()))
-            streams = [self._planes(codes, len(factors)) for codes in run.codes(g + j)]
-            places = [run.x(g + j, s) for s in range(len(streams))]
+            streams = [self._planes(codes, len(factors)) for codes in loop.codes(g + j)]
+            places = [loop.x(g + j, s) for s in range(len(streams))]
             for i in range(rows):
                 for s, planes in enumerate(streams):
                     x = self.row(places[s], i).bits(self.bytes)
                     for p, plane in enumerate(planes):
-                        at = p * width + run.set_of[s] * rows + i
+                        at = p * width + loop.set_of[s] * rows + i
                         product = self._call(self._ubs, self.halves, plane, x)
                         found[at] = found[at] + product if at in found else product
             return [found[at] for at in range(width * len(factors))]
@@ -234,12 +234,12 @@ class Maddubs(Pairwise):
         start = [f.const(0, self.halves)] * (width * len(factors))
         first = 0
         if rows > 1:
-            # With one row, which runs at the speed of memory, steps that are alike do better.
+            # With one row, which runs at memory speed, equal steps do better.
             start, first = step(f.i64(0), None), 1
         acc = f.loop(first, count, 1, start, lambda j, *acc: step(j, acc))
         out = list(sums)
         for p, by in enumerate(factors):
-            for s, (column, scale) in enumerate(run.sets):
+            for s, (column, scale) in enumerate(loop.sets):
                 factor = self._factor(scale, by)
                 for i in range(rows):
                     at = column * rows + i
@@ -279,7 +279,7 @@ def _shuffle_bytes(dot: IntDot, table: Sequence[int], places: Value) -> Value:
 
 
 def dot_kind(target: Target) -> type[IntDot] | None:
-    """How the target multiplies bytes; None where it is better at floats."""
+    """The integer dot product of the target; None where f32 is faster."""
     if target.is_x86:
         if target.vnni and (target.avx512 or target.vector_bits == 256):
             return Vnni

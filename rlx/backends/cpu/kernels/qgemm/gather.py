@@ -1,13 +1,13 @@
-"""Rows of packed tables, decoded: embeddings, and the weights of chosen experts."""
+"""Gather from quantised tables: embedding rows and the weights of chosen experts, as f32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.qgemm.dequantize import emit_decode
+from rlx.backends.cpu.kernels.qgemm.dequantize import emit_dequantize
 from rlx.backends.cpu.kernels.qgemm.repack import SIZES, word_places
 from rlx.backends.cpu.kernels.spec import KernelSpec
-from rlx.backends.cpu.layouts.quant_tiles import BLOCKS, LINE, ROWS, strip_layout
+from rlx.backends.cpu.layouts.quant_tiles import BLOCKS, LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i32, i64
@@ -16,27 +16,27 @@ from rlx.records import dataclass
 
 
 class _Table:
-    """A packed table [V, ...] whose entries are `lines` rows each: words 0 to 2 are the packed
+    """A quantised table [V, ...] whose entries are `rows_per_entry` rows each. Words 0 to 2 are the
     rows, their scales and their zero points."""
 
-    def __init__(self, f: Function, scheme: QuantScheme, lines: Value, k: Value) -> None:
+    def __init__(self, f: Function, scheme: QuantScheme, rows_per_entry: Value, k: Value) -> None:
         self.f = f
         self.parts = [f.word(f["words"], i) for i in range(3)]
         row = k.udiv(scheme.block_size) * scheme.bytes_per_block
         groups = k.udiv(scheme.block) if scheme.block else f.i64(1)
         side = groups if scheme.has_scale else f.i64(0)
         self.strides = [row, side * 4, side if scheme.has_zero_point else f.i64(0)]
-        self.lines = lines
+        self.rows_per_entry = rows_per_entry
 
-    def row(self, entry: Value, line: Value) -> list[Value]:
+    def row(self, entry: Value, r: Value) -> list[Value]:
         """Where a row, its scales and its zero points begin."""
-        index = entry * self.lines + line
+        index = entry * self.rows_per_entry + r
         pairs = zip(self.parts, self.strides, strict=True)
         return [self.f.gep(p, index * s) for p, s in pairs]
 
 
 def checked_index(f: Function, ids: Value, dtype: DType, i: Value, limit: Value) -> Value:
-    """ids[i]; one that is not below `limit` leaves word `number` in `status` and becomes 0.
+    """ids[i]; an index out of range leaves `number` in `status` and becomes 0.
 
     `status` and `number` are words 3 and 4 of the kernel.
     """
@@ -48,7 +48,7 @@ def checked_index(f: Function, ids: Value, dtype: DType, i: Value, limit: Value)
 
 
 @dataclass(frozen=True)
-class DecodeRows(KernelSpec):
+class DequantRows(KernelSpec):
     """words: table, scale, zp, status, number, ids, out, count, rows, k
 
     out[i] = the weights of row ids[i] of a table of `rows` rows.
@@ -59,10 +59,10 @@ class DecodeRows(KernelSpec):
 
     @property
     def label(self) -> str:
-        return f"decode_rows {self.scheme}"
+        return f"dequant_rows {self.scheme}"
 
     def emit(self, m: Module) -> None:
-        decode = emit_decode(m, self.scheme)
+        dequantize = emit_dequantize(m, self.scheme)
         f = m.kernel()
         ids, out = (f.word(f["words"], i) for i in (5, 6))
         count, rows, k = (f.word(f["words"], i, i64) for i in (7, 8, 9))
@@ -71,20 +71,21 @@ class DecodeRows(KernelSpec):
         for i in f.range(lo, hi):
             entry = checked_index(f, ids, self.index, i, rows)
             place = f.gep(out, i * k, 4)
-            f.call(decode, *table.row(entry, f.i64(0)), f.i64(0), k, place)
+            f.call(dequantize, *table.row(entry, f.i64(0)), f.i64(0), k, place)
 
 
-def has_strip_rows(scheme: QuantScheme) -> bool:
-    """Whether rows can be read out of strips: where top bits were spread, they cannot."""
+def has_tile_rows(scheme: QuantScheme) -> bool:
+    """Whether rows can be read from column tiles: not where high bits were spread."""
     return scheme.name in BLOCKS and BLOCKS[scheme.name].top is None
 
 
 @dataclass(frozen=True)
-class DecodeStripRows(KernelSpec):
-    """words: packed, scratch, step, status, number, ids, out, count, rows, k, strip
+class DequantTileRows(KernelSpec):
+    """words: packed, scratch, worker_bytes, status, number, ids, out, count, rows, k,
+    column_tile_bytes
 
-    The same from strips of `strip` bytes: a row is put together in `scratch`, of which each worker
-    has `step` bytes, and decoded there.
+    `DequantRows` from column tiles: a row is reassembled in `scratch`, of which each worker has
+    `worker_bytes` bytes, and dequantised from there.
     """
 
     scheme: QuantScheme
@@ -92,54 +93,61 @@ class DecodeStripRows(KernelSpec):
 
     @property
     def label(self) -> str:
-        return f"decode_strip_rows {self.scheme}"
+        return f"dequant_tile_rows {self.scheme}"
 
     def emit(self, m: Module) -> None:
-        decode = emit_decode(m, self.scheme)
+        dequantize = emit_dequantize(m, self.scheme)
         f = m.kernel()
         packed, scratch, ids, out = (f.word(f["words"], i) for i in (0, 1, 5, 6))
-        step, count, rows, k, strip = (f.word(f["words"], i, i64) for i in (2, 7, 8, 9, 10))
-        buffer = f.gep(scratch, f["tid"].to(i64) * step)
+        worker_bytes, count, rows, k, tile_bytes = (
+            f.word(f["words"], i, i64) for i in (2, 7, 8, 9, 10)
+        )
+        buffer = f.gep(scratch, f["tid"].to(i64) * worker_bytes)
         blocks = k.udiv(self.scheme.block_size)
         place = word_places(f, BLOCKS[self.scheme.name])
         lo, hi = f.split(count)
         for i in f.range(lo, hi):
             entry = checked_index(f, ids, self.index, i, rows)
-            source = f.gep(packed, entry.udiv(ROWS) * strip)
+            source = f.gep(packed, entry.udiv(TILE_COLUMNS) * tile_bytes)
             for b in f.range(0, blocks):
                 to = f.gep(buffer, b, self.scheme.bytes_per_block)
-                self._block(f, source, entry.urem(ROWS), b, to, place)
-            f.call(decode, buffer, packed, packed, f.i64(0), k, f.gep(out, i * k, 4))
+                self._block(f, source, entry.urem(TILE_COLUMNS), b, to, place)
+            f.call(dequantize, buffer, packed, packed, f.i64(0), k, f.gep(out, i * k, 4))
 
     def _block(
-        self, f: Function, strip: Value, r: Value, b: Value, to: Value,
+        self,
+        f: Function,
+        column_tile: Value,
+        r: Value,
+        b: Value,
+        to: Value,
         place: Callable[[Value], Value],
-    ) -> None:  # fmt: skip
-        """Block b of row r of a strip as it was in its row."""
-        found = BLOCKS[self.scheme.name]
-        layout = strip_layout(self.scheme, self.scheme.block_size * 16)
+    ) -> None:
+        """Copy block b of row r of a column tile, in the format's own order."""
+        block_map = BLOCKS[self.scheme.name]
+        layout = column_tile_layout(self.scheme, self.scheme.block_size * 16)
         assert layout is not None
         inside = b & layout.group - 1
-        group = f.gep(strip, b.udiv(layout.group), layout.group_bytes)
-        for (at, size), offset in zip(found.fields, layout.field_offsets, strict=False):
-            field = f.gep(f.gep(group, offset), inside * ROWS + r, size)
+        group = f.gep(column_tile, b.udiv(layout.group), layout.group_bytes)
+        for (at, size), offset in zip(block_map.fields, layout.field_offsets, strict=False):
+            field = f.gep(f.gep(group, offset), inside * TILE_COLUMNS + r, size)
             f.store(f.load(field, SIZES[size]), f.gep(to, at), align=1)
         body = f.gep(f.gep(group, layout.field_offsets[-1]), inside * layout.words, LINE)
-        words = f.gep(to, found.first)
+        words = f.gep(to, block_map.first)
         for j in f.range(0, layout.words):
             word = f.load(f.gep(f.gep(body, place(j), LINE), r, 4), i32)
             f.store(word, f.gep(words, j, 4), align=1)
 
 
-LINES = 16  # rows of a weight that are decoded before they are turned
+TRANSPOSED_ROWS = 16  # rows of a weight that are dequantised, then transposed
 
 
 @dataclass(frozen=True)
-class DecodeExperts(KernelSpec):
-    """words: w, scale, zp, status, number, expert, out, count, experts, k, n, scratch, step
+class DequantExperts(KernelSpec):
+    """words: w, scale, zp, status, number, expert, out, count, experts, k, n, scratch, worker_bytes
 
-    out[i] = the weight of expert[i], turned to [K, N]; `scratch` holds `step` bytes per worker:
-    `LINES` rows.
+    out[i] = the weight of expert[i], transposed to [K, N]; `scratch` holds `worker_bytes` bytes
+    (`TRANSPOSED_ROWS` rows) per worker.
     """
 
     scheme: QuantScheme
@@ -147,27 +155,27 @@ class DecodeExperts(KernelSpec):
 
     @property
     def label(self) -> str:
-        return f"decode_experts {self.scheme}"
+        return f"dequant_experts {self.scheme}"
 
     def emit(self, m: Module) -> None:
-        decode = emit_decode(m, self.scheme)
+        dequantize = emit_dequantize(m, self.scheme)
         f = m.kernel()
         expert, out = (f.word(f["words"], i) for i in (5, 6))
         count, experts, k, n = (f.word(f["words"], i, i64) for i in (7, 8, 9, 10))
-        step = f.word(f["words"], 12, i64)
-        buffer = f.gep(f.word(f["words"], 11), f["tid"].to(i64) * step)
+        worker_bytes = f.word(f["words"], 12, i64)
+        buffer = f.gep(f.word(f["words"], 11), f["tid"].to(i64) * worker_bytes)
         table = _Table(f, self.scheme, n, k)
-        groups = f.ceil_div(n, LINES)
+        groups = f.ceil_div(n, TRANSPOSED_ROWS)
         lo, hi = f.split(count * groups)
         for unit in f.range(lo, hi):
             i = unit.udiv(groups)
-            first = (unit - i * groups) * LINES
-            lines = f.min(n - first, LINES)
+            first = (unit - i * groups) * TRANSPOSED_ROWS
+            rows = f.min(n - first, TRANSPOSED_ROWS)
             entry = checked_index(f, expert, self.index, i, experts)
-            for r in f.range(0, lines):
+            for r in f.range(0, rows):
                 place = f.gep(buffer, r * k, 4)
-                f.call(decode, *table.row(entry, first + r), f.i64(0), k, place)
+                f.call(dequantize, *table.row(entry, first + r), f.i64(0), k, place)
             corner = f.gep(out, i * k * n + first, 4)
             for c in f.range(0, k):
-                for r in f.range(0, lines):
+                for r in f.range(0, rows):
                     f.store(f.load(f.gep(buffer, r * k + c, 4), f32), f.gep(corner, c * n + r, 4))

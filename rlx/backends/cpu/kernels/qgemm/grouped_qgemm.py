@@ -1,15 +1,16 @@
-"""Rows routed to experts, quantised in the order of the routing, against experts' strips.
+"""Quantised grouped GEMM for mixture of experts: routed rows against the column tiles of their
+expert.
 
-A chunk of the routing (see `kernels.gemm.grouped_gemm`) is rows of one expert. Its quantised rows
-are tiles of their own; since the last of them may be filled up, a chunk's rows begin as many rows
-further on as the chunks before it can have filled up.
+A chunk of the routing (see `kernels.gemm.grouped_gemm`) is rows of one expert. Its rows, quantised
+in the order of the routing, are tiles of their own. Since the last tile of a chunk may be padded, a
+chunk begins as many rows further on as the padding of the chunks before it can take.
 """
 
 from __future__ import annotations
 
 from rlx.backends.cpu.kernels.gemm.gemm import MC
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import Chunk, each_chunk
-from rlx.backends.cpu.kernels.qgemm.qgemm import Product, QuantMatmul
+from rlx.backends.cpu.kernels.qgemm.qgemm import QuantGemm, QuantGemmEmitter
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import memory_type
@@ -17,18 +18,18 @@ from rlx.records import dataclass
 
 
 def routed_rows(rows: int, experts: int, tile: int) -> int:
-    """Room, in rows, for any routing."""
+    """Rows of the buffer that holds any routing."""
     chunks = min(rows, experts + rows // MC)
     return rows + chunks * (tile - 1)
 
 
-def _place(chunk: Chunk, tile: int) -> Value:
-    """The row with which a chunk begins among the quantised ones."""
+def _first_row(chunk: Chunk, tile: int) -> Value:
+    """The first quantised row of a chunk."""
     return chunk.start + chunk.number * (tile - 1)
 
 
 @dataclass(frozen=True)
-class RoutedRows(QuantizeRows):
+class QuantizeRoutedRows(QuantizeRows):
     """words: x, out, rows, k, table"""
 
     def emit(self, m: Module) -> None:
@@ -36,9 +37,9 @@ class RoutedRows(QuantizeRows):
         x, out, table = (f.word(f["words"], i) for i in (0, 1, 4))
         rows, k = (f.word(f["words"], i, i64) for i in (2, 3))
         size, blocks, bytes_ = self.sizes(f, k)
-        # A unit is a block of a row; every chunk shares its blocks among the workers.
+        # A unit is a block of a row: the blocks of every chunk are divided among the workers.
         for chunk in each_chunk(f, table, rows, blocks):
-            base = f.gep(out, _place(chunk, self.layout.tile) * blocks * bytes_)
+            base = f.gep(out, _first_row(chunk, self.layout.tile) * blocks * bytes_)
             for i in f.range(0, chunk.size):
                 row = f.load(f.gep(chunk.route, i, 4), i32).to(i64)
                 start, width = tile_of(f, self.layout, i, chunk.size, blocks * bytes_)
@@ -50,18 +51,18 @@ class RoutedRows(QuantizeRows):
 
 
 @dataclass(frozen=True)
-class QuantGrouped(QuantMatmul):
-    """words: those of `QuantMatmul`, then table and the bytes of an expert's weight"""
+class QuantGroupedGemm(QuantGemm):
+    """words: those of `QuantGemm`, then table and the bytes of an expert's weight"""
 
     @property
     def words(self) -> list[str]:
         return [*super().words, "table", "w_expert"]
 
     def emit(self, m: Module) -> None:
-        _Grouped(self, m).emit()
+        _GroupedEmitter(self, m).emit()
 
 
-class _Grouped(Product):
+class _GroupedEmitter(QuantGemmEmitter):
     routed = True
 
     def word(self, f: Function, name: str) -> Value:
@@ -71,10 +72,10 @@ class _Grouped(Product):
 
     def emit(self) -> None:
         f = self.f
-        self.buffer = self.make_buffer()
+        self.acc = self.reserve_accumulators()
         panels = f.ceil_div(self["n"], self.columns)
         for chunk in each_chunk(f, self["table"], self["m"], panels):
-            x = f.gep(self["x"], _place(chunk, self.layout.tile) * self["row"])
+            x = f.gep(self["x"], _first_row(chunk, self.layout.tile) * self["row"])
             w = f.gep(self["w"], chunk.expert * self["w_expert"])
             for p in f.range(chunk.first, chunk.last):
                 self.panel(w, p, x, f.i64(0), chunk.size, chunk.route)

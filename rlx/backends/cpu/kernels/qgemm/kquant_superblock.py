@@ -1,8 +1,8 @@
-"""Integer products of super-blocks: 256 weights, sub-blocks with small integer scales.
+"""Integer dot products of k-quant superblocks: 256 weights in sub-blocks with small integer scales.
 
-A block adds  d * sum(scale * dot) - dmin * sum(minimum * sum of codes)  times the scale of the
-row's block; where codes begin at 0 instead of -offset, scale * offset plays the part of the
-minimum. Sums over sub-blocks are integers and exact.
+A superblock adds  d * sum(scale * dot) - dmin * sum(minimum * sum of codes), times the scale of the
+row's block. Where codes have an offset, scale * offset takes the place of the minimum. Sums over
+sub-blocks are integers and exact.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
-from rlx.backends.cpu.kernels.qgemm.block_formats import Format, Strip, Weights
-from rlx.backends.cpu.kernels.qgemm.codebooks import CURVE
-from rlx.backends.cpu.kernels.qgemm.dot import Index, Run
-from rlx.backends.cpu.kernels.qgemm.tile import Tile
+from rlx.backends.cpu.kernels.qgemm.block_formats import ColumnTile, Format, WeightBlock
+from rlx.backends.cpu.kernels.qgemm.dequant_codebook import KVALUES_IQ4NL
+from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index
+from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
 from rlx.llvm.builder import Value, f32, i16, vec
 
-_SCALE, _SIXTEENS, _THIRTY_TWOS = 64, 65, 73  # words of a row's block behind its 256 codes
+_SCALE, _SUMS_OF_16, _SUMS_OF_32 = 64, 65, 73  # word offsets in a row's superblock
 
 
-class Super(Format):
-    """Base of the formats; a block's sub-scales are unpacked into memory, `[sub][column]`.
+class KQuantFormat(Format):
+    """Base of the k-quant formats. Sub-block scales are unpacked into memory, `[sub][column]`.
 
-    An object is good for one tile: it knows where in that function's memory they are.
+    An object serves one tile: it knows where in that function's memory they are.
     """
 
-    kind, block = "super", 256
+    kind, block = "superblock", 256
     bits: int
-    subs = 8
-    sums = _THIRTY_TWOS
+    sub_blocks = 8
+    sums = _SUMS_OF_32
 
-    def emit(self, t: Tile, strip: Strip, out: Value, stride: int) -> None:
+    def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
         t.write(t.float_zeros(), out, stride)
-        self.table = f.alloca(4 * t.lanes * t.vectors * self.subs)
+        self.table = f.alloca(4 * t.lanes * t.vectors * self.sub_blocks)
         self.buffer = f.alloca(4 * t.lanes * t.vectors * t.rows)
-        for b in f.range(0, strip.k.udiv(256)):
-            x = f.gep(strip.x, b, (256 + 52) * t.rows)
-            self._block(t, strip.block(b), x, out, stride)
+        for b in f.range(0, column_tile.k.udiv(256)):
+            x = f.gep(column_tile.x, b, (256 + 52) * t.rows)
+            self._block(t, column_tile.block(b), x, out, stride)
 
-    def _block(self, t: Tile, w: Weights, x: Value, out: Value, stride: int) -> None:
+    def _block(self, t: MicroTile, w: WeightBlock, x: Value, out: Value, stride: int) -> None:
         f = t.f
         for v in t.columns:
             self.unpack(t, w.words, v)
@@ -48,7 +48,7 @@ class Super(Format):
             f.store(value, self.buffer, 4 * t.lanes * at)
         pairs = [self.pairs(t, w.words, v) for v in t.columns]
         scales = [self.scales(t, w, v) for v in t.columns]
-        # A loop over rows: unrolled it would be most of the code, and saves nothing.
+        # Not unrolled over rows: that would be most of the code and saves nothing.
         for i in f.range(0, t.rows):
             mine = f.gep(x, i, 4)
             factor = t.x_float(mine, _SCALE, 0)
@@ -57,53 +57,55 @@ class Super(Format):
                 total = f.const(0, t.dot.sums)
                 for pair, run in zip(pairs[v], sums, strict=True):
                     total = t.dot.pairs(total, pair, run)
-                kept = f.gep(self.buffer, i, 4 * t.lanes)
-                dots = f.load(kept, t.dot.sums, 4 * t.lanes * t.rows * v)
+                row = f.gep(self.buffer, i, 4 * t.lanes)
+                dots = f.load(row, t.dot.sums, 4 * t.lanes * t.rows * v)
                 value = self.value(t, dots, total, *scales[v])
                 place = f.gep(t.place(out, stride, v, 0), i, 4 * stride)
                 f.store(f.fma(value, factor, f.load(place, value.type)), place)
 
-    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
-        """d * sums - low * total."""
-        return sums.to(f32) * d - total.to(f32) * low
+    def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
+        """d * sums - dmin * total."""
+        return sums.to(f32) * d - total.to(f32) * dmin
 
     @abstractmethod
-    def unpack(self, t: Tile, w: Value, v: int) -> None:
-        """Keep the sub-scales of vector v."""
+    def unpack(self, t: MicroTile, w: Value, v: int) -> None:
+        """Unpack the sub-block scales of vector v into the table."""
 
     @abstractmethod
-    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
-        """What the sums of codes are multiplied with, as pairs of i16."""
+    def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
+        """The factors of the sums of codes (minima or scales), as pairs of i16."""
 
     @abstractmethod
-    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
-        """(d, dmin) of every column; the second is not asked for where there is an offset."""
+    def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
+        """(d, dmin) of every column; dmin is unused where codes have an offset."""
 
     @abstractmethod
-    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
+    def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         """sum(scale * dot) for every vector and row."""
 
-    # -- sub-scales -------------------------------------------------------------------------
+    # -- sub-block scales -------------------------------------------------------------------
 
-    def keep(self, t: Tile, sub: Index, v: int, scale: Value) -> None:
+    def store_scale(self, t: MicroTile, sub: Index, v: int, scale: Value) -> None:
         at = t.f.gep(self.table, sub, 4 * t.lanes * t.vectors)
         t.f.store(scale, at, 4 * t.lanes * v)
 
-    def kept(self, t: Tile, sub: Value, v: int) -> Value:
+    def load_scale(self, t: MicroTile, sub: Value, v: int) -> Value:
         at = t.f.gep(self.table, sub, 4 * t.lanes * t.vectors)
         return t.f.load(at, t.dot.sums, 4 * t.lanes * v)
 
-    def keep_bytes(self, t: Tile, first: Index, v: int, word: Value, signed: bool = False) -> None:
-        """Four sub-scales from the bytes of every lane."""
+    def store_scale_bytes(
+        self, t: MicroTile, first: Index, v: int, word: Value, signed: bool = False
+    ) -> None:
+        """Four sub-block scales from the bytes of every lane."""
         for j in range(4):
             if signed:
                 scale = (word << 24 - 8 * j).ashr(24)
             else:
                 scale = word >> 8 * j & 255
-            self.keep(t, first + j, v, scale)
+            self.store_scale(t, first + j, v, scale)
 
 
-def byte_pairs(t: Tile, word: Value, signed: bool = False) -> list[Value]:
+def byte_pairs(t: MicroTile, word: Value, signed: bool = False) -> list[Value]:
     """Bytes (0, 2) and (1, 3) of every lane as pairs of i16."""
     if not signed:
         return [word & 0x00FF00FF, word >> 8 & 0x00FF00FF]
@@ -111,132 +113,132 @@ def byte_pairs(t: Tile, word: Value, signed: bool = False) -> list[Value]:
     return [p.bits(t.dot.sums) for p in ((halves << 8).ashr(8), halves.ashr(8))]
 
 
-class WithMinima(Super):
-    """Q4_K and Q5_K: eight 6-bit scales and minima in three words behind (d, dmin)."""
+class Q4K(KQuantFormat):
+    """Q4_K, base of Q5_K: (d, dmin), then eight 6-bit scales and minima in three words."""
 
     def __init__(self, first: int, bits: int) -> None:
         self.first, self.bits = first, bits
 
-    def unpack(self, t: Tile, w: Value, v: int) -> None:
+    def unpack(self, t: MicroTile, w: Value, v: int) -> None:
         first, last = t.word(w, 1, v), t.word(w, 3, v)
-        self.keep_bytes(t, 0, v, first & 0x3F3F3F3F)
-        self.keep_bytes(t, 4, v, last & 0x0F0F0F0F | first >> 2 & 0x30303030)
+        self.store_scale_bytes(t, 0, v, first & 0x3F3F3F3F)
+        self.store_scale_bytes(t, 4, v, last & 0x0F0F0F0F | first >> 2 & 0x30303030)
 
-    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+    def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         first, last = t.word(w, 2, v), t.word(w, 3, v)
         minima = [first & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | first >> 2 & 0x30303030]
         return [p for m in minima for p in byte_pairs(t, m)]
 
-    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+    def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
         both = t.word(w.words, 0, v)
-        return t.low_half(both), t.low_half(both >> 16)
+        return t.low_f16(both), t.low_f16(both >> 16)
 
-    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
-        sides = t.together([0, 1])
+    def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
+        sides = t.group_streams([0, 1])
 
         def chunk(c: Value, *sums: Value) -> list[Value]:
             result = list(sums)
             for group in sides:
-                result = t.dot.run(self._run(t, w, x, c, group), result)
+                result = t.dot.accumulate(self._dot_loop(t, w, x, c, group), result)
             return result
 
         return t.f.loop(0, 4, 1, t.zeros(), chunk)
 
-    def _run(self, t: Tile, w: Value, x: Value, c: Value, sides: list[int]) -> Run:
+    def _dot_loop(self, t: MicroTile, w: Value, x: Value, c: Value, sides: list[int]) -> DotLoop:
         """The low or high nibbles (or both) of eight lines: sub-blocks 2c and 2c + 1."""
         lines, begin = c * 8 + self.first, c * 16
 
         def codes(g: Value) -> list[Value]:
             return [q for v in t.columns for q in self.codes(t, w, lines + g, g, c, v, sides)]
 
-        return Run(
+        return DotLoop(
             8,
             self.bits,
             codes,
             lambda g, s: t.rows_at(x, begin + g + 8 * sides[s % len(sides)]),
             [v for v in t.columns for _ in sides],
-            [self.kept(t, c * 2 + side, v) for v in t.columns for side in sides],
+            [self.load_scale(t, c * 2 + side, v) for v in t.columns for side in sides],
         )
 
     def codes(
-        self, t: Tile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
+        self, t: MicroTile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
     ) -> list[Value]:
         raw = t.streamed(w, line, v) if sides[0] == 0 else t.line(w, line, v)
         both = t.nibbles(raw)
         return [both[side] for side in sides]
 
 
-class FiveBits(WithMinima):
-    """Q5_K: bit s of byte j of eight lines is the top bit of weight j of sub-block s."""
+class Q5K(Q4K):
+    """Q5_K: bit s of byte j of eight lines is the high bit of weight j of sub-block s."""
 
     def codes(
-        self, t: Tile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
+        self, t: MicroTile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
     ) -> list[Value]:
         low = super().codes(t, w, line, g, c, v, sides)
         top = t.shifted(t.word(w, g + 4, v), c * 2).bits(low[0].type)
         return [q | (top >> side & 1) << 4 for q, side in zip(low, sides, strict=True)]
 
 
-class WithOffset(Super):
-    """Sixteen sub-blocks, four planes of 32 weights to each half of a block."""
+class SixteenSubBlocks(KQuantFormat):
+    """Q2_K, Q3_K, Q6_K: 16 sub-blocks; each half of a superblock is four planes of 32 weights."""
 
-    subs, sums = 16, _SIXTEENS
+    sub_blocks, sums = 16, _SUMS_OF_16
     bits, offset = 6, 32
 
-    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
+    def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         return (sums - (total << self.offset.bit_length() - 1)).to(f32) * d
 
-    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
-        groups = t.together([0, 2, 1, 3])
+    def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
+        groups = t.group_streams([0, 2, 1, 3])
 
         def quarter(q: Value, *sums: Value) -> list[Value]:
             result = list(sums)
             for planes in groups:
-                result = t.dot.run(self._run(t, w, x, q, planes), result)
+                result = t.dot.accumulate(self._dot_loop(t, w, x, q, planes), result)
             return result
 
         return t.f.loop(0, 4, 1, t.zeros(), quarter)
 
-    def _run(self, t: Tile, w: Value, x: Value, q: Value, planes: list[int]) -> Run:
-        """Quarter q of a block: 16 weights of each plane of half q / 2."""
+    def _dot_loop(self, t: MicroTile, w: Value, x: Value, q: Value, planes: list[int]) -> DotLoop:
+        """Quarter q of a superblock: 16 weights of each plane of half q / 2."""
         half, part = q >> 1, q & 1
         begin, first = half * 32 + part * 4, half * 8 + part
 
         def codes(g: Value) -> list[Value]:
             return [c for v in t.columns for c in self.codes(t, w, half, part * 4 + g, v, planes)]
 
-        return Run(
+        return DotLoop(
             4,
             self.bits,
             codes,
             lambda g, s: t.rows_at(x, begin + g + 8 * planes[s % len(planes)]),
             [v for v in t.columns for _ in planes],
-            [self.kept(t, first + 2 * p, v) for v in t.columns for p in planes],
+            [self.load_scale(t, first + 2 * p, v) for v in t.columns for p in planes],
         )
 
     @abstractmethod
     def codes(
-        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
         """Codes of word g (of 8) of some planes of a half."""
 
 
-class SixBits(WithOffset):
-    """Q6_K: signed scales, then lines of low nibbles, of others, and of top bits in turn."""
+class Q6K(SixteenSubBlocks):
+    """Q6_K: signed scales, then triples of lines: two of low nibbles, one of high bits."""
 
-    def unpack(self, t: Tile, w: Value, v: int) -> None:
+    def unpack(self, t: MicroTile, w: Value, v: int) -> None:
         for i in t.f.range(0, 4):
-            self.keep_bytes(t, i * 4, v, t.word(w, i, v), signed=True)
+            self.store_scale_bytes(t, i * 4, v, t.word(w, i, v), signed=True)
 
-    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+    def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         return [p for i in range(4) for p in byte_pairs(t, t.word(w, i, v), signed=True)]
 
-    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
-        d = t.halves(w.fields[0], v)
+    def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
+        d = t.f16_field(w.fields[0], v)
         return d, d
 
     def codes(
-        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
         triple = (half * 8 + g) * 3 + 4
         sides = list(dict.fromkeys(p & 1 for p in planes))
@@ -247,12 +249,12 @@ class SixBits(WithOffset):
         return [low[p & 1][p >> 1] | moved[p].bits(top.type) & 0x30 for p in planes]
 
 
-class ThreeBits(WithOffset):
-    """Q3_K: sixteen 6-bit scales in 12 bytes, then bits of eight planes, then pairs of bits."""
+class Q3K(SixteenSubBlocks):
+    """Q3_K: sixteen 6-bit scales in 12 bytes, then high bits of eight planes, then bit pairs."""
 
     bits, offset = 3, 4
 
-    def _scales(self, t: Tile, w: Value, v: int) -> list[Value]:
+    def _scales(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         """Words of four signed scales."""
         a, b, top = (t.word(w, i, v) for i in range(3))
         found = []
@@ -261,19 +263,19 @@ class ThreeBits(WithOffset):
             found.append((six.bits(t.dot.bytes) - 32).bits(t.dot.sums))
         return found
 
-    def unpack(self, t: Tile, w: Value, v: int) -> None:
+    def unpack(self, t: MicroTile, w: Value, v: int) -> None:
         for i, word in enumerate(self._scales(t, w, v)):
-            self.keep_bytes(t, 4 * i, v, word, signed=True)
+            self.store_scale_bytes(t, 4 * i, v, word, signed=True)
 
-    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+    def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         return [p for word in self._scales(t, w, v) for p in byte_pairs(t, word, signed=True)]
 
-    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
-        d = t.halves(w.fields[0], v)
+    def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
+        d = t.f16_field(w.fields[0], v)
         return d, d
 
     def codes(
-        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
         low = (
             t.streamed(w, half * 8 + g + 11, v)
@@ -284,28 +286,28 @@ class ThreeBits(WithOffset):
         return [low >> 2 * p & 3 | (top >> p & 1) << 2 for p in planes]
 
 
-class TwoBits(WithOffset):
-    """Q2_K: sixteen bytes of scale and minimum, pairs of bits, then (d, dmin)."""
+class Q2K(SixteenSubBlocks):
+    """Q2_K: sixteen bytes of scale and minimum, bit pairs, then (d, dmin)."""
 
     bits = 2
 
-    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
-        return Super.value(self, t, sums, total, d, low)
+    def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
+        return KQuantFormat.value(self, t, sums, total, d, dmin)
 
-    def unpack(self, t: Tile, w: Value, v: int) -> None:
+    def unpack(self, t: MicroTile, w: Value, v: int) -> None:
         for i in t.f.range(0, 4):
-            self.keep_bytes(t, i * 4, v, t.word(w, i, v) & 0x0F0F0F0F)
+            self.store_scale_bytes(t, i * 4, v, t.word(w, i, v) & 0x0F0F0F0F)
 
-    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
+    def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         minima = [t.word(w, i, v) >> 4 & 0x0F0F0F0F for i in range(4)]
         return [p for word in minima for p in byte_pairs(t, word)]
 
-    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
+    def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
         both = t.word(w.words, 20, v)
-        return t.low_half(both), t.low_half(both >> 16)
+        return t.low_f16(both), t.low_f16(both >> 16)
 
     def codes(
-        self, t: Tile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
         raw = (
             t.streamed(w, half * 8 + g + 4, v) if planes[0] == 0 else t.line(w, half * 8 + g + 4, v)
@@ -313,38 +315,38 @@ class TwoBits(WithOffset):
         return [raw >> 2 * p & 3 for p in planes]
 
 
-class Curve(Super):
-    """IQ4_XS: places on a curve; scales of 6 bits, nibbles in a word and top bits beside d."""
+class IQ4XS(KQuantFormat):
+    """IQ4_XS: codes index a codebook; 6-bit scales, low nibbles in a word, high bits beside d."""
 
     bits = 8
 
-    def _scale(self, t: Tile, w: Value, s: int, v: int) -> Value:
+    def _scale(self, t: MicroTile, w: Value, s: int, v: int) -> Value:
         top, low = t.word(w, 0, v) >> 16, t.word(w, 1, v)
         return (low >> 4 * s & 15 | (top >> 2 * s & 3) << 4) - 32
 
-    def unpack(self, t: Tile, w: Value, v: int) -> None:
+    def unpack(self, t: MicroTile, w: Value, v: int) -> None:
         for s in range(8):
-            self.keep(t, s, v, self._scale(t, w, s, v))
+            self.store_scale(t, s, v, self._scale(t, w, s, v))
 
-    def pairs(self, t: Tile, w: Value, v: int) -> list[Value]:
-        scales = [self.kept(t, t.f.i64(s), v) for s in range(8)]
+    def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
+        scales = [self.load_scale(t, t.f.i64(s), v) for s in range(8)]
         order = [(a + b, a + b + 2) for a in (0, 4) for b in (0, 1)]
         return [scales[a] & 0xFFFF | scales[b] << 16 for a, b in order]
 
-    def scales(self, t: Tile, w: Weights, v: int) -> tuple[Value, Value]:
-        d = t.low_half(t.word(w.words, 0, v))
+    def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
+        d = t.low_f16(t.word(w.words, 0, v))
         return d, d
 
-    def value(self, t: Tile, sums: Value, total: Value, d: Value, low: Value) -> Value:
+    def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         offset = t.dot.byte_offset
         if offset:
             sums = sums - (total << offset.bit_length() - 1)
         return sums.to(f32) * d
 
-    def dots(self, t: Tile, w: Value, x: Value) -> list[Value]:
+    def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         def sub(s: Value, *sums: Value) -> list[Value]:
-            scales = [self.kept(t, s, v) for v in t.columns]
-            run = Run(
+            scales = [self.load_scale(t, s, v) for v in t.columns]
+            run = DotLoop(
                 4,
                 self.bits,
                 partial(self._codes, t, w, s * 4 + 2),
@@ -352,22 +354,22 @@ class Curve(Super):
                 [v for v in t.columns for _ in range(2)],
                 [scales[v] for v in t.columns for _ in range(2)],
             )
-            return t.dot.run(run, sums)
+            return t.dot.accumulate(run, sums)
 
         return t.f.loop(0, 8, 1, t.zeros(), sub)
 
-    def _codes(self, t: Tile, w: Value, line: Value, g: Value) -> list[Value]:
-        book = [c + t.dot.byte_offset for c in CURVE]
+    def _codes(self, t: MicroTile, w: Value, line: Value, g: Value) -> list[Value]:
+        book = [c + t.dot.byte_offset for c in KVALUES_IQ4NL]
         return [
-            t.dot.look_up(book, n) for v in t.columns for n in t.nibbles(t.streamed(w, line + g, v))
+            t.dot.lookup(book, n) for v in t.columns for n in t.nibbles(t.streamed(w, line + g, v))
         ]
 
 
-SUPERS: dict[str, Callable[[], Super]] = {
-    "Q2_K": TwoBits,
-    "Q3_K": ThreeBits,
-    "Q4_K": partial(WithMinima, 4, 4),
-    "Q5_K": partial(FiveBits, 12, 5),
-    "Q6_K": SixBits,
-    "IQ4_XS": Curve,
+KQUANT_FORMATS: dict[str, Callable[[], KQuantFormat]] = {
+    "Q2_K": Q2K,
+    "Q3_K": Q3K,
+    "Q4_K": partial(Q4K, 4, 4),
+    "Q5_K": partial(Q5K, 12, 5),
+    "Q6_K": Q6K,
+    "IQ4_XS": IQ4XS,
 }

@@ -1,4 +1,4 @@
-"""Products with and lookups in packed weights as steps."""
+"""Lowering of quantised ops: gathers, GEMMs that dequantise, GEMMs with integer dot products."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from typing import Any
 
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import Route, table_bytes
-from rlx.backends.cpu.kernels.qgemm.dequant_gemm import DecodedGrouped, DecodedMatmul
-from rlx.backends.cpu.kernels.qgemm.gather import LINES, DecodeExperts, DecodeRows, DecodeStripRows
-from rlx.backends.cpu.kernels.qgemm.grouped_qgemm import QuantGrouped, RoutedRows, routed_rows
-from rlx.backends.cpu.kernels.qgemm.qgemm import QuantMatmul
+from rlx.backends.cpu.kernels.qgemm.dequant_gemm import DequantGemm, DequantGroupedGemm
+from rlx.backends.cpu.kernels.qgemm.gather import (
+    TRANSPOSED_ROWS,
+    DequantExperts,
+    DequantRows,
+    DequantTileRows,
+)
+from rlx.backends.cpu.kernels.qgemm.grouped_qgemm import (
+    QuantGroupedGemm,
+    QuantizeRoutedRows,
+    routed_rows,
+)
+from rlx.backends.cpu.kernels.qgemm.qgemm import QuantGemm
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows
-from rlx.backends.cpu.kernels.qgemm.repack import RepackStrips
+from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
-from rlx.backends.cpu.layouts.quant_tiles import strip_layout
+from rlx.backends.cpu.layouts.quant_tiles import column_tile_layout
 from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.dtype import f32
@@ -30,7 +39,7 @@ def _rows(shape: Shape) -> Dim:
     return shape.with_dims(shape.dims[:-1]).num_elements
 
 
-def _sides(scheme: QuantScheme, given: tuple[Value, ...]) -> list[Word]:
+def _scales(scheme: QuantScheme, given: tuple[Value, ...]) -> list[Word]:
     """Words of the scale and the zero point; 0 for what the scheme does not have."""
     words: list[Word] = [Pointer(v) for v in given]
     return words + [0] * (2 - len(words))
@@ -40,12 +49,17 @@ def _step(node: Node, spec: KernelSpec, words: Sequence[Word], scratch: bool = F
     """The step that does a node's work."""
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     return Step(
-        spec, words, node.inputs, node.outputs, uses_scratch=scratch, flops=cost.flops,
+        spec,
+        words,
+        node.inputs,
+        node.outputs,
+        uses_scratch=scratch,
+        flops=cost.flops,
         bytes=cost.bytes,
     )  # fmt: skip
 
 
-# -- lookups ----------------------------------------------------------------------------------
+# -- gathers ----------------------------------------------------------------------------------
 
 
 @lowers("dequant_gather")
@@ -53,29 +67,37 @@ def lower_gather(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
     table, ids, *sides = node.inputs
     k, count = node.output.shape.dims[-1], ids.shape.num_elements
-    words: list[Word] = [Pointer(table), *_sides(op.scheme, tuple(sides)), Status(), Number(node)]
+    words: list[Word] = [
+        Pointer(table),
+        *_scales(op.scheme, tuple(sides)),
+        Status(),
+        Number(node),
+    ]
     words += [Pointer(ids), Pointer(node.output), count, table.shape.dims[0], k]
-    spec = DecodeRows(op.scheme, ids.dtype)
+    spec = DequantRows(op.scheme, ids.dtype)
     return [_step(node, spec, words)]
 
 
-def _strip_row_scratch(node: Node, target: Target, threads: int) -> int:
+def _tile_row_scratch(node: Node, target: Target, threads: int) -> int:
     op: Any = node.op
     return aligned(op.scheme.row_bytes(op.k)) * threads
 
 
-@lowers("packed_dequant_gather", scratch=_strip_row_scratch)
-def lower_strip_gather(node: Node, ctx: Context) -> list[Step]:
+@lowers("packed_dequant_gather", scratch=_tile_row_scratch)
+def lower_tile_gather(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
     packed, ids = node.inputs
-    words: list[Word] = [Pointer(packed), Scratch(node), _strip_row_scratch(node, ctx.target, 1)]
+    words: list[Word] = [Pointer(packed), Scratch(node), _tile_row_scratch(node, ctx.target, 1)]
     words += [Status(), Number(node), Pointer(ids), Pointer(node.output), ids.shape.num_elements]
     words += [op.n, op.k, packed.shape.dims[-1]]
-    return [_step(node, DecodeStripRows(op.scheme, ids.dtype), words, scratch=True)]
+    return [_step(node, DequantTileRows(op.scheme, ids.dtype), words, scratch=True)]
 
 
 def _experts_scratch(node: Node, target: Target, threads: int) -> int:
-    return aligned(4 * LINES * upper_bound(node.output.shape.dims[1], node.graph.live)) * threads
+    return (
+        aligned(4 * TRANSPOSED_ROWS * upper_bound(node.output.shape.dims[1], node.graph.live))
+        * threads
+    )
 
 
 @lowers("dequant_moe_weights", scratch=_experts_scratch)
@@ -83,23 +105,28 @@ def lower_moe_weights(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
     w, expert, *sides = node.inputs
     count, k, n = node.output.shape.dims
-    words: list[Word] = [Pointer(w), *_sides(op.scheme, tuple(sides)), Status(), Number(node)]
+    words: list[Word] = [
+        Pointer(w),
+        *_scales(op.scheme, tuple(sides)),
+        Status(),
+        Number(node),
+    ]
     words += [Pointer(expert), Pointer(node.output), count, w.shape.dims[0], k, n]
     words += [Scratch(node), _experts_scratch(node, ctx.target, 1)]
-    spec = DecodeExperts(op.scheme, expert.dtype)
+    spec = DequantExperts(op.scheme, expert.dtype)
     return [_step(node, spec, words, scratch=True)]
 
 
-# -- products that decode ---------------------------------------------------------------------
+# -- GEMMs that dequantise --------------------------------------------------------------------
 
 
 def _is_narrow(node: Node) -> bool:
-    """Sums run in f32; a product of f64 is left to the common body."""
+    """Accumulators are f32; f64 results are left to the decomposition."""
     return bool(node.output.dtype.bytes <= 4)
 
 
-class _Decoded:
-    """A product with packed rows: sizes, words, and scratch of each worker."""
+class _DequantProblem:
+    """A GEMM with quantised weights: sizes, words, and scratch of each worker."""
 
     def __init__(self, node: Node, target: Target) -> None:
         op: Any = node.op
@@ -108,18 +135,28 @@ class _Decoded:
         self.grouped = op.name == "dequant_grouped_matmul"
         sides = tuple(rest[1:] if self.grouped else rest)
         self.m, self.k, self.n = _rows(x.shape), x.shape.dims[-1], w.shape.dims[-2]
-        kind = DecodedGrouped if self.grouped else DecodedMatmul
+        kind = DequantGroupedGemm if self.grouped else DequantGemm
         epilogue = Epilogue(node.output.dtype)
         self.spec = kind(x.dtype, f32, epilogue, packed=False, w_unit="k", scheme=self.scheme)
         groups = sides[0].shape.dims[-1] if sides else 0
-        scale, zp = _sides(self.scheme, sides)
+        scale, zp = _scales(self.scheme, sides)
         row = w.shape.dims[-1] * w.dtype.bytes
         self.words: dict[str, Word] = {
-            "x": Pointer(x), "w": Pointer(w), "out": Pointer(node.output), "m": self.m,
-            "n": self.n, "k": self.k, "x_stride_m": self.k * x.dtype.bytes,
-            "x_stride_k": x.dtype.bytes, "w_stride_n": 0, "w_stride_k": 0, "scale": scale,
-            "zp": zp, "row": row,
-            "scale_row": groups * 4, "zp_row": groups if self.scheme.has_zero_point else 0,
+            "x": Pointer(x),
+            "w": Pointer(w),
+            "out": Pointer(node.output),
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "x_stride_m": self.k * x.dtype.bytes,
+            "x_stride_k": x.dtype.bytes,
+            "w_stride_n": 0,
+            "w_stride_k": 0,
+            "scale": scale,
+            "zp": zp,
+            "row": row,
+            "scale_row": groups * 4,
+            "zp_row": groups if self.scheme.has_zero_point else 0,
             "w_expert": self.n * row,
         }  # fmt: skip
         live = node.graph.live
@@ -134,36 +171,36 @@ class _Decoded:
         return _step(node, self.spec, given, scratch=True)
 
 
-def _decoded_scratch(node: Node, target: Target, threads: int) -> int:
-    case = _Decoded(node, target)
-    return case.table + case.each * threads
+def _dequant_scratch(node: Node, target: Target, threads: int) -> int:
+    problem = _DequantProblem(node, target)
+    return problem.table + problem.each * threads
 
 
-@lowers("dequant_matmul", when=_is_narrow, scratch=_decoded_scratch)
+@lowers("dequant_matmul", when=_is_narrow, scratch=_dequant_scratch)
 def lower_dequant(node: Node, ctx: Context) -> list[Step]:
-    return [_Decoded(node, ctx.target).step(node)]
+    return [_DequantProblem(node, ctx.target).step(node)]
 
 
-@lowers("dequant_grouped_matmul", when=_is_narrow, scratch=_decoded_scratch)
+@lowers("dequant_grouped_matmul", when=_is_narrow, scratch=_dequant_scratch)
 def lower_dequant_grouped(node: Node, ctx: Context) -> list[Step]:
-    return [_route_step(node), _Decoded(node, ctx.target).step(node)]
+    return [_route_step(node), _DequantProblem(node, ctx.target).step(node)]
 
 
 def _route_step(node: Node) -> Step:
-    """The table of routed rows at the start of the node's scratch."""
+    """Builds the routing table at the start of the node's scratch."""
     x, w, expert = node.inputs[:3]
     words: list[Word] = [Pointer(expert), Scratch(node), x.shape.dims[0], w.shape.dims[0]]
     words += [Status(), Number(node)]
     return Step(Route(expert.dtype), words, [expert], solo=True, uses_scratch=True)
 
 
-# -- integer products -------------------------------------------------------------------------
+# -- GEMMs with integer dot products ----------------------------------------------------------
 
 
 def _sizes(scheme: QuantScheme, layout: RowLayout, k: int) -> dict[str, Word]:
-    strips = strip_layout(scheme, k)
-    assert strips is not None
-    return {"k": k, "row": layout.row_bytes(k), "strip": strips.strip_bytes}
+    column_tiles = column_tile_layout(scheme, k)
+    assert column_tiles is not None
+    return {"k": k, "row": layout.row_bytes(k), "column_tile_bytes": column_tiles.tile_bytes}
 
 
 @lowers("pack_quant")
@@ -172,9 +209,9 @@ def lower_pack(node: Node, ctx: Context) -> list[Step]:
     w, *sides = node.inputs
     rows, width = w.shape.static_dims[-2:]
     k = op.scheme.row_elements(width)
-    spec = RepackStrips(op.scheme)
+    spec = RepackColumnTiles(op.scheme)
     sizes = spec.sizes(_rows(w.shape) // rows, rows, k, op.pair)
-    given: list[Word] = [Pointer(w), *_sides(op.scheme, tuple(sides)), Pointer(node.output)]
+    given: list[Word] = [Pointer(w), *_scales(op.scheme, tuple(sides)), Pointer(node.output)]
     return [_step(node, spec, [*given, *sizes])]
 
 
@@ -193,21 +230,21 @@ def lower_packed(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
     rows, packed, *extras = node.inputs
     names = ["bias"] * op.has_bias + ["residual"] * op.has_residual
-    beside = dict(zip(names, extras, strict=True))
-    bias, residual = (beside[n].dtype if n in beside else None for n in ("bias", "residual"))
+    extra = dict(zip(names, extras, strict=True))
+    bias, residual = (extra[n].dtype if n in extra else None for n in ("bias", "residual"))
     epilogue = Epilogue(op.dtype, op.activation, bias, residual, op.pair)
     layout = RowLayout.parse(op.layout, op.name)
-    spec = QuantMatmul(op.scheme, layout, epilogue)
+    spec = QuantGemm(op.scheme, layout, epilogue)
     words: dict[str, Word] = {"x": Pointer(rows), "w": Pointer(packed), "out": Pointer(node.output)}
     words |= {"m": _rows(node.output.shape), "n": op.n}
     words |= _sizes(op.scheme, layout, op.k)
-    words |= {name: Pointer(v) for name, v in beside.items()}
+    words |= {name: Pointer(v) for name, v in extra.items()}
     given = [words[w] for w in spec.words]
     return [_step(node, spec, given)]
 
 
-class _Routed:
-    """Where the parts of a routed product's scratch lie: the table, then quantised rows."""
+class _RoutedScratch:
+    """Scratch of a grouped GEMM: the routing table, then quantised rows."""
 
     def __init__(self, node: Node) -> None:
         op: Any = node.op
@@ -222,18 +259,18 @@ class _Routed:
 
 
 def _routed_scratch(node: Node, target: Target, threads: int) -> int:
-    return _Routed(node).size
+    return _RoutedScratch(node).size
 
 
 @lowers("packed_dequant_grouped", scratch=_routed_scratch)
 def lower_packed_grouped(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
     x, packed, _ = node.inputs
-    routed = _Routed(node)
+    routed = _RoutedScratch(node)
     rows, table = Scratch(node, routed.table), Scratch(node)
     m = x.shape.dims[0]
-    quantize = RoutedRows(x.dtype, routed.layout)
-    spec = QuantGrouped(op.scheme, routed.layout, Epilogue(node.output.dtype))
+    quantize = QuantizeRoutedRows(x.dtype, routed.layout)
+    spec = QuantGroupedGemm(op.scheme, routed.layout, Epilogue(node.output.dtype))
     words: dict[str, Word] = {"x": rows, "w": Pointer(packed), "out": Pointer(node.output)}
     words |= {"m": m, "n": op.n, "table": table} | _sizes(op.scheme, routed.layout, op.k)
     words |= {"w_expert": packed.shape.with_dims(packed.shape.dims[1:]).size_bytes}

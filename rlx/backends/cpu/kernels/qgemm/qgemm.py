@@ -1,9 +1,8 @@
-"""Products of quantised rows with strips of packed weights.
+"""Quantised GEMM: rows of 8-bit activations against column tiles of packed weights.
 
-The rows of x are cut into chunks that stay in the second-level cache, the columns into strips (or
-pairs of strips). A unit of work is one chunk against one strip; workers take equal runs of units.
-
-Products of many rows with unpacked weights: some blocks of a strip, then all tiles of rows.
+Rows are cut into blocks that stay in the L2 cache, columns into panels of one column tile (or a
+pair: gate and up). A unit of work is one row block against one panel; each worker takes a
+contiguous range of units. Dot products are of integers; sums of blocks are scaled to f32.
 """
 
 from __future__ import annotations
@@ -12,134 +11,37 @@ from functools import partial
 
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
-from rlx.backends.cpu.kernels.qgemm.block_formats import BLOCKS, Format, Runs, Strip, integer_format
-from rlx.backends.cpu.kernels.qgemm.dot import Maddubs, Vnni, Widened, dot_kind
-from rlx.backends.cpu.kernels.qgemm.kquant_superblock import SUPERS
-from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
-from rlx.backends.cpu.kernels.qgemm.tile import Tile
-from rlx.backends.cpu.kernels.qgemm.unpacked_blocks import (
-    Piece,
-    UnpackedRow,
-    Unpacking,
-    blocks_at_once,
-    unpacked_format,
+from rlx.backends.cpu.kernels.qgemm.block_formats import (
+    BLOCKS,
+    ColumnTile,
+    Format,
+    SharedScaleFormat,
+    integer_format,
 )
+from rlx.backends.cpu.kernels.qgemm.dot import Vnni, dot_kind
+from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
+from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
+from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
-from rlx.backends.cpu.layouts.quant_tiles import LINE, ROWS, strip_layout
+from rlx.backends.cpu.layouts.quant_tiles import TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-PART = 256  # rows whose sums wait
-_VECTORS = 2  # of columns that a tile has: as many sums as leave registers for codes
-
-
-class ManyRows:
-    """The functions of one kernel for more than one row, and the memory that they share."""
-
-    def __init__(
-        self, m: Module, scheme: QuantScheme, form: Format, tile: int, strips: int
-    ) -> None:
-        self.form, self.scheme = unpacked_format(form), scheme
-        self.tile, self.strips, self.stride = tile, strips, ROWS * strips
-        self.unpack, self.add = self._emit_unpack(m), self._emit_add(m)
-        self.scale = self._emit_scale(m) if isinstance(self.form, UnpackedRow) else None
-
-    @staticmethod
-    def of(m: Module, scheme: QuantScheme, form: Format, tile: int, strips: int) -> ManyRows | None:
-        """None where tiles had better read strips as they are."""
-        if dot_kind(m.target) is not Maddubs or m.target.num_vector_registers > 16:
-            return None
-        if isinstance(form, Runs):  # rows meant for another target
-            return None
-        return ManyRows(m, scheme, form, tile, strips)
-
-    def _emit_unpack(self, m: Module) -> Function:
-        """void unpack(ptr strip, i64 first, i64 count, ptr out): some blocks of a strip."""
-        params = [("strip", ptr), ("first", i64), ("count", i64), ("out", ptr)]
-        f = m.function("unpack", params, internal=True)
-        form, t = self.form, Unpacking(f, self.form.unpacked)
-        strip = Strip(f, self.scheme, f["strip"], f["out"], f["count"])
-        for b in f.range(0, f["count"]):
-            form.write(t, strip, f["first"] + b, f.gep(f["out"], b, LINE * form.lines))
-        return f
-
-    def _emit_add(self, m: Module) -> Function:
-        """void add(ptr blocks, ptr x, i64 count, ptr out): the products of unpacked blocks with a
-        tile of rows, added to its sums."""
-        params = [("blocks", ptr), ("x", ptr), ("count", i64), ("out", ptr)]
-        f = m.function("add", params, internal=True)
-        piece = Piece(f["blocks"], f["x"], f["count"])
-        for shift in f.range(0, ROWS, f.target.lanes(32) * _VECTORS):
-            self.form.add(self._tile(f, shift), piece, f["out"], self.stride)
-        return f
-
-    def _emit_scale(self, m: Module) -> Function:
-        """void scale(ptr strip, ptr x, i64 k, ptr out): a tile's integers into numbers."""
-        params = [("strip", ptr), ("x", ptr), ("k", i64), ("out", ptr)]
-        f = m.function("scale", params, internal=True)
-        assert isinstance(self.form, UnpackedRow)
-        strip = Strip(f, self.scheme, f["strip"], f["x"], f["k"])
-        for shift in f.range(0, ROWS, f.target.lanes(32) * _VECTORS):
-            self.form.scale(self._tile(f, shift), strip, f["out"], self.stride)
-        return f
-
-    def _tile(self, f: Function, shift: Value) -> Tile:
-        t = Tile(f, self.tile, _VECTORS, shift)
-        if self.form.unpacked.bits == 8:
-            t.dot = Widened(f, t.rows, t.lanes)
-        return t
-
-    def reserve(self, f: Function) -> None:
-        """Memory in the kernel: unpacked blocks, and sums of a part of the rows."""
-        self.f = f
-        self.blocks = f.alloca(LINE * self.form.lines * blocks_at_once(self.form))
-        self.sums = f.alloca(4 * self.stride * PART)
-
-    def run(self, strip: Value, s: int, x: Value, rows: Value, row: Value, k: Value) -> None:
-        """The sums of whole tiles of `rows` rows with strip s of a panel."""
-        f, form = self.f, self.form
-        count, most = k.udiv(form.block), blocks_at_once(form)
-        sums = f.gep(self.sums, 4 * ROWS * s)
-        tiles = f.ceil_div(rows, self.tile)
-
-        def places(i: Value) -> tuple[Value, Value]:
-            tile = i * self.tile
-            return f.gep(x, tile * row), f.gep(sums, tile, 4 * self.stride)
-
-        for b in f.range(0, count, most):
-            some = f.min(count - b, most)
-            f.call(self.unpack, strip, b, some, self.blocks)
-            for i in f.range(0, tiles):
-                at, out = places(i)
-                first = f.gep(at, b, form.row_bytes * self.tile)
-                f.call(self.add, self.blocks, first, some, out)
-        if self.scale is not None:
-            for i in f.range(0, tiles):
-                at, out = places(i)
-                f.call(self.scale, strip, at, k, out)
-
-    def clear(self, rows: Value) -> None:
-        """Sums of so many rows begin with zeros."""
-        f, wide = self.f, vec(self.f.target.lanes(32), f32)
-        size = f.ceil_div(rows, self.tile) * (4 * self.stride * self.tile)
-        for at in f.range(0, size, wide.bytes):
-            f.store(f.const(0.0, wide), f.gep(self.sums, at))
-
-
-CHUNK = 256 << 10  # bytes of quantised rows that a strip is multiplied with in one go
-RUNS = 64  # codes of a row that share a scale where those of a run of 32 need not have their own
+ROW_BLOCK_BYTES = 256 << 10  # quantised rows of a block: they stay in the L2 cache
+SHARED_BLOCK = 64  # codes of a row that share a scale in the "shared" layout
 _POINTERS = frozenset(["x", "w", "out", "bias", "residual"])
 
 
 def format_of(scheme: QuantScheme, layout: RowLayout | None = None) -> Format:
-    """What emits a tile's products with weights of the scheme, for rows of a layout."""
-    if layout is not None and layout.kind == "runs":
-        return Runs(layout.block)
-    if scheme.name in SUPERS:
-        return SUPERS[scheme.name]()
+    """The format that emits a tile's dot products, for weights of a scheme and rows of a layout."""
+    if layout is not None and layout.kind == "shared":
+        return SharedScaleFormat(layout.block)
+    if scheme.name in KQUANT_FORMATS:
+        return KQUANT_FORMATS[scheme.name]()
     return BLOCKS.get(scheme.name) or integer_format(scheme)
 
 
@@ -149,35 +51,35 @@ def tile_rows(target: Target) -> int:
 
 
 def row_layout(scheme: QuantScheme, k: int, target: Target) -> RowLayout:
-    """How rows of k must be quantised for a product with weights of the scheme.
+    """How rows of k are quantised for a GEMM with weights of the scheme.
 
-    Where bytes are multiplied by fours, scales are a good part of the work with Q8_0: some blocks
-    share one of the row then.
+    With four-way dot products (VNNI) scaling is a good part of the work of Q8_0: two blocks of the
+    row share a scale then.
     """
     wide = dot_kind(target) is Vnni and target.num_vector_registers >= 32
-    if scheme.name == "Q8_0" and wide and k % RUNS == 0:
-        return RowLayout("runs", RUNS, tile_rows(target))
-    form = format_of(scheme)
-    return RowLayout(form.kind, form.block, tile_rows(target))
+    if scheme.name == "Q8_0" and wide and k % SHARED_BLOCK == 0:
+        return RowLayout("shared", SHARED_BLOCK, tile_rows(target))
+    fmt = format_of(scheme)
+    return RowLayout(fmt.kind, fmt.block, tile_rows(target))
 
 
 def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
-    """Whether weights of k columns are multiplied as integers on the target.
+    """Whether weights of k columns take integer dot products on the target.
 
-    Where bytes can be multiplied at all, that is faster for any number of rows, activations
-    quantised on the way included: on Zen 4 with 128 rows Q8_0, Q4_K and Q6_K take 0.28, 0.28 and
-    0.32 of the time that panels decoded for the f32 micro-kernel take; with AVX2 alone 0.74, 0.38
-    and 0.47; with SSSE3 alone 0.69, 0.31 and 0.46. With one row they take 0.1 to 0.3.
+    Where the target has them they are faster for any number of rows, quantising the activations
+    included: on Zen 4 with 128 rows Q8_0, Q4_K and Q6_K take 0.28, 0.28 and 0.32 of the time of
+    dequantised panels and the f32 micro-kernel; with AVX2 alone 0.74, 0.38 and 0.47; with SSSE3
+    alone 0.69, 0.31 and 0.46. With one row they take 0.1 to 0.3.
     """
     fits = scheme.block is not None or scheme.ggml_type is not None or k <= 1 << 16
-    return dot_kind(target) is not None and fits and strip_layout(scheme, k) is not None
+    return dot_kind(target) is not None and fits and column_tile_layout(scheme, k) is not None
 
 
 @dataclass(frozen=True)
-class QuantMatmul(KernelSpec):
-    """words: x, w, out, (bias), (residual), m, n, k, row, strip
+class QuantGemm(KernelSpec):
+    """words: x, w, out, (bias), (residual), m, n, k, row, column_tile_bytes
 
-    `row` is the bytes of a quantised row, `strip` those of a strip.
+    `row` is the bytes of a quantised row.
     """
 
     scheme: QuantScheme
@@ -186,33 +88,33 @@ class QuantMatmul(KernelSpec):
 
     @property
     def words(self) -> list[str]:
-        return ["x", "w", "out", *self.epilogue.words, "m", "n", "k", "row", "strip"]
+        return ["x", "w", "out", *self.epilogue.words, "m", "n", "k", "row", "column_tile_bytes"]
 
     @property
     def label(self) -> str:
-        return f"qmatmul {self.scheme}"
+        return f"qgemm {self.scheme}"
 
     def emit(self, m: Module) -> None:
-        Product(self, m).emit()
+        QuantGemmEmitter(self, m).emit()
 
 
-class Product:
-    """Emits the functions of one spec and the kernel that drives them."""
+class QuantGemmEmitter:
+    """Emits the functions of one spec and the kernel that calls them."""
 
     routed = False
 
-    def __init__(self, spec: QuantMatmul, m: Module) -> None:
+    def __init__(self, spec: QuantGemm, m: Module) -> None:
         self.spec, self.m = spec, m
-        self.strips = 2 if spec.epilogue.pair else 1
+        self.tiles_per_panel = 2 if spec.epilogue.pair else 1
         lanes = m.target.lanes(32)
-        shape = TileShape(f32, lanes, ROWS * self.strips // lanes)
+        shape = TileShape(f32, lanes, TILE_COLUMNS * self.tiles_per_panel // lanes)
         self.columns = spec.epilogue.columns(shape)
         self.layout = spec.layout
-        form, tile = format_of(spec.scheme, self.layout), self.layout.tile
-        self.many = ManyRows.of(m, spec.scheme, form, tile, self.strips)
-        widths = self.layout.widths if self.many is None else (1,)
+        fmt, tile = format_of(spec.scheme, self.layout), self.layout.tile
+        self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, tile, self.tiles_per_panel)
+        widths = self.layout.widths if self.unpacked is None else (1,)
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
-        self.finish = emit_epilogue(m, shape, spec.epilogue, self.word, self.routed)
+        self.epilogue = emit_epilogue(m, shape, spec.epilogue, self.word, self.routed)
         self.f = m.kernel()
         self.given = {name: self.word(self.f, name) for name in spec.words}
 
@@ -224,91 +126,100 @@ class Product:
         return self.given[name]
 
     def _emit_tile(self, rows: int) -> Function:
-        """void tile(ptr words, ptr strip, ptr x, ptr out): one strip against a tile of rows."""
-        params = [("words", ptr), ("strip", ptr), ("x", ptr), ("out", ptr)]
+        """void tile(ptr words, ptr column_tile, ptr x, ptr out): a column tile x a row tile."""
+        params = [("words", ptr), ("column_tile", ptr), ("x", ptr), ("out", ptr)]
         f = self.m.function(f"tile{rows}", params, internal=True)
         lanes = f.target.lanes(32)
-        strip = Strip(f, self.spec.scheme, f["strip"], f["x"], self.word(f, "k"))
-        # Few rows take all columns at once, since memory is read in order then.
-        vectors = ROWS // lanes if rows * (ROWS // lanes) <= 4 else 1
-        for shift in f.range(0, ROWS, lanes * vectors):
-            tile = Tile(f, rows, vectors, shift)
-            format_of(self.spec.scheme, self.layout).emit(tile, strip, f["out"], ROWS * self.strips)
+        column_tile = ColumnTile(f, self.spec.scheme, f["column_tile"], f["x"], self.word(f, "k"))
+        # Few rows take all columns at once, so that memory is read in order.
+        vectors = TILE_COLUMNS // lanes if rows * (TILE_COLUMNS // lanes) <= 4 else 1
+        for shift in f.range(0, TILE_COLUMNS, lanes * vectors):
+            tile = MicroTile(f, rows, vectors, shift)
+            format_of(self.spec.scheme, self.layout).emit(
+                tile, column_tile, f["out"], TILE_COLUMNS * self.tiles_per_panel
+            )
         return f
 
-    def make_buffer(self) -> Value:
-        if self.many is not None:
-            self.many.reserve(self.f)
-        return self.f.alloca(4 * ROWS * self.strips * self.layout.tile)
+    def reserve_accumulators(self) -> Value:
+        if self.unpacked is not None:
+            self.unpacked.reserve(self.f)
+        return self.f.alloca(4 * TILE_COLUMNS * self.tiles_per_panel * self.layout.tile)
 
     def emit(self) -> None:
         f, rows, tile = self.f, self["m"], self.layout.tile
-        self.buffer = self.make_buffer()
+        self.acc = self.reserve_accumulators()
         panels = f.ceil_div(self["n"], self.columns)
-        # Chunks are equal but for a tile, so that equal runs of units are equal work.
+        # Row blocks differ by at most a tile, so that equal ranges of units are equal work.
         tiles = f.ceil_div(rows, tile)
-        limit = self._tiles_per_chunk()
-        chunks = (tiles + limit - 1).udiv(limit)
-        lo, hi = f.split(chunks * panels)
+        limit = self._tiles_per_block()
+        row_blocks = (tiles + limit - 1).udiv(limit)
+        lo, hi = f.split(row_blocks * panels)
         for unit in f.range(lo, hi):
-            chunk = unit.udiv(panels)
-            first, last = ((c * tiles).udiv(chunks) * tile for c in (chunk, chunk + 1))
+            row_block = unit.udiv(panels)
+            first, last = ((c * tiles).udiv(row_blocks) * tile for c in (row_block, row_block + 1))
             last = f.min(last, rows)
-            self.panel(self["w"], unit - chunk * panels, self["x"], first, last, f.null())
+            self.panel(self["w"], unit - row_block * panels, self["x"], first, last, f.null())
 
-    def _tiles_per_chunk(self) -> Value:
-        """The most tiles whose quantised rows fit the cache."""
+    def _tiles_per_block(self) -> Value:
+        """The most row tiles that fit the cache."""
         f = self.f
-        return f.max(f.const(CHUNK).udiv(f.max(self["row"] * self.layout.tile, 1)), 1)
+        return f.max(f.const(ROW_BLOCK_BYTES).udiv(f.max(self["row"] * self.layout.tile, 1)), 1)
 
     def panel(self, w: Value, p: Value, x: Value, first: Value, last: Value, route: Value) -> None:
-        """Rows first .. last of the quantised rows x against panel p of the strips w."""
+        """Quantised rows [first, last) of x against panel p of w."""
         f = self.f
-        strips = f.gep(w, p * self["strip"] * self.strips)
-        given = strips, p * self.columns, x, first, last, route
-        if self.many is None:
-            self._tiles(*given)
+        column_tiles = f.gep(w, p * self["column_tile_bytes"] * self.tiles_per_panel)
+        given = column_tiles, p * self.columns, x, first, last, route
+        if self.unpacked is None:
+            self._gemm_tiles(*given)
         else:
-            many, one = partial(self._many, self.many, *given), partial(self._tiles, *given)
+            many = partial(self._gemm_unpacked, self.unpacked, *given)
+            one = partial(self._gemm_tiles, *given)
             f.if_(last - first > 1, many, one)
 
-    def _tiles(
-        self, strips: Value, column: Value, x: Value, first: Value, last: Value, route: Value
+    def _gemm_tiles(
+        self, column_tiles: Value, column: Value, x: Value, first: Value, last: Value, route: Value
     ) -> None:
         f = self.f
         for r in f.range(first, last, self.layout.tile):
             left = f.min(last - r, self.layout.tile)
-            given = strips, f.gep(x, r * self["row"]), self.buffer
+            given = column_tiles, f.gep(x, r * self["row"]), self.acc
             width = tile_width(f, self.layout, left)
-            f.switch(width, {s: partial(self._tile, t, *given) for s, t in self.tiles.items()})
-            self._finish(self.buffer, left, r, column, route)
+            f.switch(width, {s: partial(self._run_tile, t, *given) for s, t in self.tiles.items()})
+            self._run_epilogue(self.acc, left, r, column, route)
 
-    def _many(
-        self, many: ManyRows, strips: Value, column: Value, x: Value, first: Value, last: Value,
+    def _gemm_unpacked(
+        self,
+        unpacked: UnpackedGemm,
+        column_tiles: Value,
+        column: Value,
+        x: Value,
+        first: Value,
+        last: Value,
         route: Value,
-    ) -> None:  # fmt: skip
+    ) -> None:
         f = self.f
-        for r in f.range(first, last, PART):
-            left = f.min(last - r, PART)
-            # One row that is left over is a tile of another kind.
+        for r in f.range(first, last, ACC_ROWS):
+            left = f.min(last - r, ACC_ROWS)
+            # A single remainder row takes the tile of one row.
             whole = left - (left & self.layout.tile - 1).eq(1).to(i64, signed=False)
             rows = f.gep(x, r * self["row"])
-            many.clear(whole)
-            for s in range(self.strips):
-                strip = f.gep(strips, self["strip"] * s)
-                many.run(strip, s, rows, whole, self["row"], self["k"])
+            unpacked.clear(whole)
+            for s in range(self.tiles_per_panel):
+                column_tile = f.gep(column_tiles, self["column_tile_bytes"] * s)
+                unpacked.accumulate(column_tile, s, rows, whole, self["row"], self["k"])
             end = f.gep(rows, whole * self["row"])
-            out = f.gep(many.sums, whole, 4 * many.stride)
-            f.if_(whole < left, partial(self._tile, self.tiles[1], strips, end, out))
-            self._finish(many.sums, left, r, column, route)
+            out = f.gep(unpacked.acc, whole, 4 * unpacked.stride)
+            f.if_(whole < left, partial(self._run_tile, self.tiles[1], column_tiles, end, out))
+            self._run_epilogue(unpacked.acc, left, r, column, route)
 
-    def _finish(self, sums: Value, rows: Value, r: Value, column: Value, route: Value) -> None:
+    def _run_epilogue(self, acc: Value, rows: Value, r: Value, column: Value, route: Value) -> None:
         f = self.f
         at = r * self["n"] + column
-        f.call(self.finish, f["words"], sums, rows, at, column, f.gep(route, r, 4))
+        f.call(self.epilogue, f["words"], acc, rows, at, column, f.gep(route, r, 4))
 
-    def _tile(self, tile: Function, w: Value, x: Value, out: Value) -> None:
+    def _run_tile(self, tile: Function, w: Value, x: Value, out: Value) -> None:
         f = self.f
-        for s in range(self.strips):
-            strip = f.gep(w, self["strip"]) if s else w
-            f.call(tile, f["words"], strip, x, f.gep(out, 4 * ROWS * s))
+        for s in range(self.tiles_per_panel):
+            column_tile = f.gep(w, self["column_tile_bytes"]) if s else w
+            f.call(tile, f["words"], column_tile, x, f.gep(out, 4 * TILE_COLUMNS * s))

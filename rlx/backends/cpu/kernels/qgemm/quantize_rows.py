@@ -1,6 +1,7 @@
-"""Activations quantised to 8 bits, laid out as `layouts.quant_rows` says.
+"""Quantisation of activations to 8 bits, in the layouts of `layouts.quant_rows`.
 
-Activations quantised by whole tiles: what one row does across lanes, all rows do side by side.
+Rows that fill a tile are quantised together, one lane per row, without horizontal reductions;
+remainder rows one by one.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from rlx.llvm.horizontal import fold
 from rlx.llvm.storage import load, memory_type
 from rlx.records import dataclass
 
-_TILE_STEP = 16  # codes of a vector, a run of the smallest kind
+_TILE_STEP = 16  # codes of a vector: the smallest run
 
 
-def has_tiles(layout: RowLayout) -> bool:
-    """Whether blocks are made of whole groups."""
+def has_whole_tiles(layout: RowLayout) -> bool:
+    """Whether blocks are whole runs, so that tiles of rows can be quantised together."""
     return layout.block > 0 and layout.block % RUN == 0
 
 
 class TileBlock:
-    """A block of all rows of a tile; `x` is the first row's, the others follow in steps of
-    `stride` bytes."""
+    """One block of all rows of a tile; `x` is the first row, others follow `stride` bytes apart."""
 
     def __init__(
         self, f: Function, dtype: DType, layout: RowLayout, x: Value, stride: Value, to: Value
@@ -36,32 +36,32 @@ class TileBlock:
 
     def emit(self) -> None:
         f, block = self.f, self.layout.block
-        self.scale, inverse = scale_and_inverse(f, self._peaks())
+        self.scale, inverse = scale_and_inverse(f, self._row_maxima())
         self.factors = [f.shuffle(inverse, None, [r] * _TILE_STEP) for r in range(self.tile)]
-        self._put(self.scale, 0)
-        if self.layout.kind == "super":
+        self._store_meta(self.scale, 0)
+        if self.layout.kind == "superblock":
             for half in f.range(0, 2):
-                self._half(half)
+                self._half_superblock(half)
             return
-        if self.layout.kind == "runs":
+        if self.layout.kind == "shared":
             for i in f.range(0, block, RUN):
-                self._put(beginning(sum_of(self._encode(i))), i.udiv(RUN) + 1)
+                self._store_meta(biased_start(add_halves(self._encode(i))), i.udiv(RUN) + 1)
             return
         start = [f.const(0, vec(self.tile, i32))]
 
         def group(i: Value, total: Value) -> Value:
-            return total + sum_of(self._encode(i))
+            return total + add_halves(self._encode(i))
 
         [total] = f.loop(0, block, RUN, start, group)
-        self._put(-total, 1)
-        self._put(self.scale * total.to(f32), 2)
+        self._store_meta(-total, 1)
+        self._store_meta(self.scale * total.to(f32), 2)
 
     def _load(self, row: int, i: Value) -> Value:
         at = self.f.gep(self.rows[row], i, memory_type(self.dtype))
         return load(self.f, at, self.dtype, _TILE_STEP, f32)
 
-    def _peaks(self) -> Value:
-        """Each row's largest magnitude. As integers they order like numbers, NaN on top."""
+    def _row_maxima(self) -> Value:
+        """Each row's max|x|. As integers, magnitudes order like floats, with NaN on top."""
         f = self.f
 
         def larger(i: Value, *found: Value) -> list[Value]:
@@ -73,11 +73,11 @@ class TileBlock:
 
         start = [f.const(0, vec(_TILE_STEP, i32))] * self.tile
         tops = f.loop(0, self.layout.block, RUN, start, larger)
-        [peaks] = fold(f, tops, self.tile, f.max)
-        return peaks.bits(vec(self.tile, f32))
+        [maxima] = fold(f, tops, self.tile, f.max)
+        return maxima.bits(vec(self.tile, f32))
 
     def _encode(self, i: Value) -> list[Value]:
-        """Write the codes from i on of all rows; gives the sums of both runs of every row."""
+        """Store the codes from i on of all rows; returns the sums of every row's two runs of 16."""
         f, t = self.f, self.tile
         words = [f.concat(self._words(r, i), self._words(r, i + _TILE_STEP)) for r in range(t)]
         while len(words) > 1:
@@ -102,8 +102,8 @@ class TileBlock:
             total = f.slice(total, 0, half) + f.slice(total, half, half)
         return total
 
-    def _half(self, half: Value) -> None:
-        """128 codes: the sums of runs of 16 as pairs, and those of runs of 32."""
+    def _half_superblock(self, half: Value) -> None:
+        """128 codes, the sums of their runs of 16 as pairs, and those of runs of 32."""
         first, last = half * 4, half * 2
         longer: list[Value] = []
         for quarter in range(2):
@@ -111,36 +111,36 @@ class TileBlock:
             for group in range(2):
                 runs += self._encode(half * 128 + (quarter * 2 + group) * RUN)
             for i in range(2):
-                self._put(pair(runs[i], runs[i + 2]), first + (quarter * 2 + i + 1))
+                self._store_meta(pack_i16(runs[i], runs[i + 2]), first + (quarter * 2 + i + 1))
             longer += [runs[0] + runs[1], runs[2] + runs[3]]
         for i in range(2):
-            self._put(pair(longer[i], longer[i + 2]), last + (9 + i))
+            self._store_meta(pack_i16(longer[i], longer[i + 2]), last + (9 + i))
 
-    def _put(self, values: Value, word: Value | int) -> None:
-        """A word of every row behind the codes."""
+    def _store_meta(self, values: Value, word: Value | int) -> None:
+        """Store a metadata word of every row."""
         behind = self.f.gep(self.to, self.layout.block * self.tile)
         self.f.store(values, self.f.gep(behind, word, 4 * self.tile))
 
 
-def sum_of(runs: Sequence[Value]) -> Value:
+def add_halves(runs: Sequence[Value]) -> Value:
     low, high = runs
     return low + high
 
 
-def beginning(total: Value) -> Value:
-    """What the products of bytes begin with, from the sum of a run of codes."""
+def biased_start(total: Value) -> Value:
+    """The start of a run's dot product with bytes that have 128 added."""
     return -(total << 7) + BIAS
 
 
-def pair(low: Value, high: Value) -> Value:
+def pack_i16(low: Value, high: Value) -> Value:
     return low & 0xFFFF | high << 16
 
 
-def scale_and_inverse(f: Function, peak: Value) -> tuple[Value, Value]:
-    """What codes are multiplied with, and numbers before they are codes."""
-    usable = ~(peak < TINY)
-    inverse = f.select(usable, f.const(127.0, peak.type) / peak, 0.0)
-    return f.select(usable, peak * (1 / 127), 0.0), inverse
+def scale_and_inverse(f: Function, maximum: Value) -> tuple[Value, Value]:
+    """The scale of a block and its inverse, from max|x|."""
+    usable = ~(maximum < TINY)
+    inverse = f.select(usable, f.const(127.0, maximum.type) / maximum, 0.0)
+    return f.select(usable, maximum * (1 / 127), 0.0), inverse
 
 
 def encode(f: Function, numbers: Value, inverse: Value) -> Value:
@@ -149,15 +149,15 @@ def encode(f: Function, numbers: Value, inverse: Value) -> Value:
         return (numbers * inverse + 12582912.0).bits() - BIAS
 
 
-_STEP = 16  # codes at a time: a run of the smallest kind
+_STEP = 16  # codes at a time: the smallest run
 
 
 @dataclass(frozen=True)
 class QuantizeRows(KernelSpec):
     """words: x, out, rows, k
 
-    x [rows, k] becomes quantised rows. The kernel works block by block, so that the blocks of one
-    row are shared by all workers.
+    x [rows, k] becomes quantised rows. The work split is by blocks, so that all workers share the
+    blocks of a single row.
     """
 
     x: DType
@@ -174,13 +174,13 @@ class QuantizeRows(KernelSpec):
         layout = self.layout
         size, blocks, bytes_ = self.sizes(f, k)
         done = f.i64(0)
-        if has_tiles(layout):
+        if has_whole_tiles(layout):
             done = rows & -layout.tile
             self._tiles(f, x, out, done.udiv(layout.tile), k)
         lo, hi = f.split((rows - done) * blocks)
         for unit in f.range(lo, hi):
-            above = unit.udiv(blocks)
-            row, b = done + above, unit - above * blocks
+            row_index = unit.udiv(blocks)
+            row, b = done + row_index, unit - row_index * blocks
             place, width = tile_of(f, layout, row, rows, blocks * bytes_)
             base = f.gep(out, place)
             inside = row & layout.tile - 1
@@ -207,19 +207,22 @@ class QuantizeRows(KernelSpec):
         return size, k.udiv(size) if block else f.i64(1), size + 4 * self.layout.meta
 
     def block(self, f: Function, x: Value, to: Value, width: Value, size: Value) -> None:
-        """One block; its words go to every `width`-th word from `to` on."""
+        """One block of one row; its words are stored `width` words apart from `to` on."""
         wide = vec(_STEP, i32)
 
         def step(i: Value) -> Value:
             return load(f, f.gep(x, i, memory_type(self.x)), self.x, _STEP, f32)
 
-        # As integers, magnitudes order like numbers, and NaN comes out on top.
-        [peaks] = f.loop(
-            0, size, _STEP, [f.const(0, wide)],
+        # As integers, magnitudes order like floats, with NaN on top.
+        [maxima] = f.loop(
+            0,
+            size,
+            _STEP,
+            [f.const(0, wide)],
             lambda i, top: f.max(top, step(i).bits() & 0x7FFFFFFF),
         )  # fmt: skip
-        peak = f.reduce("max", peaks).bits(f32)
-        scale, inverse = scale_and_inverse(f, peak)
+        maximum = f.reduce("max", maxima).bits(f32)
+        scale, inverse = scale_and_inverse(f, maximum)
         factor = f.splat(inverse, _STEP)
         meta = f.gep(to, size.udiv(4) * width, 4)
         stride = width * 4
@@ -233,35 +236,35 @@ class QuantizeRows(KernelSpec):
             return codes
 
         f.store(scale, meta)
-        if self.layout.kind == "super":
+        if self.layout.kind == "superblock":
             for quarter in f.range(0, 4):
                 runs = [put(quarter * 64 + run * _STEP) for run in range(4)]
-                self._put_sums(f, meta, width, quarter, runs)
+                self._store_run_sums(f, meta, width, quarter, runs)
             return
-        if self.layout.kind == "runs":
+        if self.layout.kind == "shared":
             for i in f.range(0, size, RUN):
                 total = f.reduce("add", put(i) + put(i + _STEP))
-                f.store(beginning(total), f.gep(meta, (i.udiv(RUN) + 1) * width, 4))
+                f.store(biased_start(total), f.gep(meta, (i.udiv(RUN) + 1) * width, 4))
             return
         [totals] = f.loop(0, size, _STEP, [f.const(0, wide)], lambda i, t: t + put(i))
         total = f.reduce("add", totals)
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
 
-    def _put_sums(
+    def _store_run_sums(
         self, f: Function, meta: Value, width: Value, quarter: Value, runs: list[Value]
     ) -> None:
-        """The sums of four runs of 16 at their places among the pairs, and those of both 32."""
-        pairs = [self._pair(f, runs[i], runs[i + 2]) for i in range(2)]
-        for i, pair in enumerate(pairs):
-            f.store(pair, f.gep(meta, (quarter * 2 + i + 1) * width, 4))
+        """Store the sums of four runs of 16 as pairs, and those of both runs of 32."""
+        pairs = [self._packed_sums(f, runs[i], runs[i + 2]) for i in range(2)]
+        for i, pack_i16 in enumerate(pairs):
+            f.store(pack_i16, f.gep(meta, (quarter * 2 + i + 1) * width, 4))
         for i, shift in enumerate((0, 16)):
             both = (pairs[0] >> shift) + (pairs[1] >> shift)
             word = (quarter >> 1) * 2 + i + 9
             f.store(both.to(i16), f.gep(f.gep(meta, word * width, 4), quarter & 1, 2))
 
-    def _pair(self, f: Function, low: Value, high: Value) -> Value:
-        """The sums of two runs in the halves of a word, made in one go."""
+    def _packed_sums(self, f: Function, low: Value, high: Value) -> Value:
+        """The sums of two runs in the halves of a word, in one reduction."""
         total = f.reduce("add", low + (high << 16))
         return total + ((total & 0x8000) << 1)  # a negative low half has borrowed from the high
 

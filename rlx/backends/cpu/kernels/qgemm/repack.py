@@ -1,4 +1,4 @@
-"""Packed rows into strips, laid out as `layouts.quant_tiles` says, at the speed of memory."""
+"""Repacks quantised rows into column tiles (see `layouts.quant_tiles`), at memory speed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Callable
 from functools import partial
 
 from rlx.backends.cpu.kernels.spec import KernelSpec
-from rlx.backends.cpu.layouts.quant_tiles import BLOCKS, LINE, ROWS, BlockMap, strip_layout
+from rlx.backends.cpu.layouts.quant_tiles import (
+    BLOCKS,
+    LINE,
+    TILE_COLUMNS,
+    BlockMap,
+    column_tile_layout,
+)
 from rlx.ir.dim import Dim
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Type, Value, i8, i16, i32, i64, vec
@@ -17,11 +23,11 @@ SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
 
 
 @dataclass(frozen=True)
-class RepackStrips(KernelSpec):
-    """words: w, scale, zp, out, weights, n, halves, blocks, words, strip
+class RepackColumnTiles(KernelSpec):
+    """words: w, scale, zp, out, weights, n, halves, blocks, words, column_tile_bytes
 
-    `weights` weights of `halves` times `n` rows, rows of `blocks` blocks of `words` words; with two
-    halves they are a pair. `strip` is the bytes of a strip.
+    `weights` weights of `halves` times `n` rows, rows of `blocks` blocks of `words` words; two
+    halves are a pair (gate and up), whose column tiles alternate.
     """
 
     scheme: QuantScheme
@@ -31,12 +37,12 @@ class RepackStrips(KernelSpec):
         return f"repack {self.scheme}"
 
     def sizes(self, weights: Dim, rows: int, k: int, pair: bool) -> list[Dim]:
-        """The words behind the pointers, for weights of `rows` rows in all."""
-        layout = strip_layout(self.scheme, k)
+        """The words after the pointers, for weights of `rows` rows in all."""
+        layout = column_tile_layout(self.scheme, k)
         assert layout is not None
         halves = 2 if pair else 1
-        found = [rows // halves, halves, layout.blocks, layout.words, layout.strip_bytes]
-        return [weights, *found]
+        sizes = [rows // halves, halves, layout.blocks, layout.words, layout.tile_bytes]
+        return [weights, *sizes]
 
     def emit(self, m: Module) -> None:
         _Repack(self.scheme, m.kernel()).emit()
@@ -46,9 +52,9 @@ class _Repack:
     def __init__(self, scheme: QuantScheme, f: Function) -> None:
         self.f, self.scheme = f, scheme
         self.w, self.scale, self.zp, self.out = (f.word(f["words"], i) for i in range(4))
-        names = ("weights", "n", "halves", "blocks", "words", "strip")
+        names = ("weights", "n", "halves", "blocks", "words", "column_tile_bytes")
         self.size = {name: f.word(f["words"], 4 + i, i64) for i, name in enumerate(names)}
-        layout = strip_layout(scheme, scheme.block or scheme.block_size * 16)
+        layout = column_tile_layout(scheme, scheme.block or scheme.block_size * 16)
         assert layout is not None
         self.layout = layout
         self.map: BlockMap = BLOCKS.get(scheme.name, BlockMap(0, 0))
@@ -56,31 +62,31 @@ class _Repack:
 
     def emit(self) -> None:
         f, size = self.f, self.size
-        strips = f.ceil_div(size["n"], ROWS) * size["halves"]
+        column_tiles = f.ceil_div(size["n"], TILE_COLUMNS) * size["halves"]
         gaps = (size["blocks"] & self.layout.group - 1).ne(0)
-        lo, hi = f.split(size["weights"] * strips)
+        lo, hi = f.split(size["weights"] * column_tiles)
         for s in f.range(lo, hi):
-            weight = s.udiv(strips)
-            rest = s - weight * strips
+            weight = s.udiv(column_tiles)
+            rest = s - weight * column_tiles
             place = rest.udiv(size["halves"])
             half = rest - place * size["halves"]
-            first = (weight * size["halves"] + half) * size["n"] + place * ROWS
-            out = f.gep(self.out, s * size["strip"])
-            rows = f.min(size["n"] - place * ROWS, ROWS)
-            # Lanes of missing rows and fields of missing blocks are zero.
-            f.if_((rows < ROWS) | gaps, partial(self._clear, out))
+            first = (weight * size["halves"] + half) * size["n"] + place * TILE_COLUMNS
+            out = f.gep(self.out, s * size["column_tile_bytes"])
+            rows = f.min(size["n"] - place * TILE_COLUMNS, TILE_COLUMNS)
+            # Columns of missing rows and fields of missing blocks are zero.
+            f.if_((rows < TILE_COLUMNS) | gaps, partial(self._zero, out))
             for r in f.range(0, rows):
                 for b in f.range(0, size["blocks"]):
                     self._block(first + r, r, b, out)
 
-    def _clear(self, out: Value) -> None:
+    def _zero(self, out: Value) -> None:
         f, zero = self.f, self.f.const(0, vec(LINE // 4, i32))
-        for at in f.range(0, self.size["strip"], LINE):
+        for at in f.range(0, self.size["column_tile_bytes"], LINE):
             f.store(zero, out, at)
 
     def _block(self, row: Value, r: Value, b: Value, out: Value) -> None:
-        """Block b of a row, which is row r of the strip."""
-        f, layout, found = self.f, self.layout, self.map
+        """Block b of a row, which is column r of the column tile."""
+        f, layout, block_map = self.f, self.layout, self.map
         index = row * self.size["blocks"] + b
         known = self.scheme.ggml_type is not None
         width = f.i64(self.scheme.bytes_per_block) if known else self.size["words"] * 4
@@ -88,32 +94,34 @@ class _Repack:
         inside = b & layout.group - 1
         group = f.gep(out, b.udiv(layout.group), layout.group_bytes)
         for i, size in enumerate(layout.fields):
-            # Fields come from inside a block, or from tensors beside it.
-            beside = (self.scale, self.zp)[i]
-            at = f.gep(source, found.fields[i][0]) if found.fields else f.gep(beside, index, size)
-            to = f.gep(f.gep(group, layout.field_offsets[i]), inside * ROWS + r, size)
+            # Fields are part of a block, or separate tensors.
+            if block_map.fields:
+                at = f.gep(source, block_map.fields[i][0])
+            else:
+                at = f.gep((self.scale, self.zp)[i], index, size)
+            to = f.gep(f.gep(group, layout.field_offsets[i]), inside * TILE_COLUMNS + r, size)
             f.store(f.load(at, SIZES[size], align=1), to)
         words = f.i64(layout.words) if known else self.size["words"]
         body = f.gep(group, layout.field_offsets[-1])
         to = f.gep(f.gep(body, inside * words, LINE), r, 4)
-        self._words(f.gep(source, found.first), to, words)
+        self._words(f.gep(source, block_map.first), to, words)
 
     def _words(self, source: Value, to: Value, words: Value) -> None:
-        f, found = self.f, self.map
+        f, block_map = self.f, self.map
         for j in f.range(0, words):
             word = f.load(f.gep(source, j, 4), i32, align=1)
             if self.scheme.packed_dtype == "u8" and self.scheme.ggml_type is None:
                 word = spread_nibbles(word) | spread_nibbles(word >> 16) << 4
             f.store(word, f.gep(to, self.place(j), LINE))
-        if found.top is not None:
-            at = found.top - found.first
+        if block_map.top is not None:
+            at = block_map.top - block_map.first
             top = f.load(source, i32, at, align=1)
             f.store(spread_bits(f, top), to, at // 4 * LINE)
 
 
-def word_places(f: Function, found: BlockMap) -> Callable[[Value], Value]:
-    """Where in a strip word j of a block is."""
-    order = found.order
+def word_places(f: Function, block_map: BlockMap) -> Callable[[Value], Value]:
+    """The position in a column tile of word j of a block."""
+    order = block_map.order
     if order is None:
         return lambda j: j
     places = [order.index(i) for i in range(len(order))]
@@ -133,6 +141,6 @@ def spread_bits(f: Function, top: Value) -> Value:
     bits = f.i32(0)
     for g in range(8):
         four = top >> 4 * g & 15
-        # Each bit of the four lands at the bottom of its byte; what is carried along is masked.
+        # The product puts each of the four bits at the bottom of a byte; the rest is masked.
         bits = bits | (four * 0x00204081 & 0x01010101) << g
     return bits

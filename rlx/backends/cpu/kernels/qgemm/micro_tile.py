@@ -1,7 +1,8 @@
-"""A tile: a few rows of quantised activations against the 16 columns of one strip.
+"""The micro-tile of quantised GEMM: a few rows of activations against the 16 columns of a column
+tile.
 
-Activations lie as `layouts.quant_rows` describes them; each number is needed in all lanes
-and is loaded as such. The tile's f32 sums lie in memory, `[row][columns]`.
+Activations lie as `layouts.quant_rows` describes; each word is broadcast to all lanes. The tile's
+f32 sums lie in memory, `[row][columns]`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlx.backends.cpu.kernels.qgemm.dot import Index, IntDot, make_dot
-from rlx.backends.cpu.layouts.quant_tiles import LINE, ROWS
+from rlx.backends.cpu.layouts.quant_tiles import LINE
 from rlx.llvm.builder import Function, Value, f16, f32, i8, i16, i32, vec
 
 
-class Tile:
-    """What the emitters of formats write with: `vectors` vectors of columns for `rows` rows.
+class MicroTile:
+    """`vectors` vectors of columns for `rows` rows: what format emitters build on.
 
-    Addresses of a strip are those of the first of its columns: `shift` is the column that a pass
-    begins with, and everything that has one entry per column is moved by it.
+    Addresses of a column tile are those of its first column: `shift` is the first column of this
+    pass, and everything with one entry per column is offset by it.
     """
 
     def __init__(self, f: Function, rows: int, vectors: int, shift: Value) -> None:
@@ -29,7 +30,7 @@ class Tile:
         self.columns = range(vectors)
         self.ahead = f.target.read_ahead if rows == 1 else 0
 
-    def together(self, streams: list[int]) -> list[list[int]]:
+    def group_streams(self, streams: list[int]) -> list[list[int]]:
         """Streams of codes that share lines, in groups that leave registers for their sums."""
         room = 16 if self.f.target.num_vector_registers >= 32 else 4
         size = max(1, min(len(streams), room // (self.rows * self.vectors)))
@@ -46,7 +47,7 @@ class Tile:
         return self.line(base, index, v).bits(self.dot.sums)
 
     def streamed(self, base: Value, index: Index, v: int) -> Value:
-        """A line of codes; with few rows memory is asked for a later one."""
+        """A line of codes; with one row a later line is prefetched."""
         if self.ahead and v == 0:
             self.f.prefetch(self.f.gep(base, index, LINE), self.ahead)
         return self.line(base, index, v)
@@ -56,31 +57,31 @@ class Tile:
         return [raw & 15, (raw.bits(self.dot.sums) >> 4).bits(raw.type) & 15]
 
     def shifted(self, word: Value, count: Value) -> Value:
-        """Lanes moved down by one number of bits."""
+        """Lanes shifted right by one number of bits."""
         return word >> self.f.splat(count.to(i32), self.lanes)
 
-    def halves(self, base: Value, v: int) -> Value:
+    def f16_field(self, base: Value, v: int) -> Value:
         """The f16 of every column, as f32."""
         at = self.f.gep(base, self.shift, 2)
         return self.f.load(at, vec(self.lanes, f16), 2 * self.lanes * v).to(f32)
 
-    def floats(self, base: Value, v: int) -> Value:
+    def f32_field(self, base: Value, v: int) -> Value:
         at = self.f.gep(base, self.shift, 4)
         return self.f.load(at, vec(self.lanes, f32), 4 * self.lanes * v)
 
-    def small(self, base: Value, v: int, signed: bool) -> Value:
+    def byte_field(self, base: Value, v: int, signed: bool) -> Value:
         """The byte of every column, as i32."""
         at = self.f.gep(base, self.shift)
         return self.f.load(at, vec(self.lanes, i8), self.lanes * v).to(i32, signed=signed)
 
-    def low_half(self, word: Value) -> Value:
+    def low_f16(self, word: Value) -> Value:
         """The f16 in the low half of every lane."""
         return word.to(i16).bits(vec(self.lanes, f16)).to(f32)
 
     # -- activations ------------------------------------------------------------------------
 
     def rows_at(self, base: Value, index: Index) -> Value:
-        """Where word `index` of all rows lies."""
+        """Address of word `index` of all rows."""
         return self.f.gep(base, index, 4 * self.rows)
 
     def x(self, base: Value, index: Index, row: int) -> Value:
@@ -100,12 +101,12 @@ class Tile:
         return [self.f.const(0.0, vec(self.lanes, f32))] * (self.vectors * self.rows)
 
     def place(self, out: Value, stride: int, v: int, row: int) -> Value:
-        """Where the sums of vector v and a row lie in memory, `stride` columns to a row."""
+        """Address of the sums of vector v and a row, `stride` columns to a row."""
         at = self.f.gep(out, self.shift, 4)
         return self.f.gep(at, 4 * (row * stride + v * self.lanes))
 
     def places(self, out: Value, stride: int) -> Iterator[Value]:
-        """Of all sums, in their order."""
+        """Addresses of all sums, in order."""
         for v in self.columns:
             for i in range(self.rows):
                 yield self.place(out, stride, v, i)
@@ -113,8 +114,3 @@ class Tile:
     def write(self, sums: list[Value], out: Value, stride: int) -> None:
         for value, place in zip(sums, self.places(out, stride), strict=True):
             self.f.store(value, place)
-
-
-def passes(lanes: int, vectors: int) -> int:
-    """How often a strip is gone through when a tile takes `vectors` of its vectors at a time."""
-    return ROWS // (lanes * vectors)

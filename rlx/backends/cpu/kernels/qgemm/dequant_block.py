@@ -1,4 +1,4 @@
-"""What the emitters of block types write with, and the table they are registered in."""
+"""Helpers of the block dequantizers, and the table they register in."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from rlx.llvm.builder import Function, Value, f16, f32, i8, i32, vec
 
 Emitter = Callable[["Block"], None]
-DECODERS: dict[str, Emitter] = {}
+DEQUANTIZERS: dict[str, Emitter] = {}
 
 Offset = Value | int
 
 
-def decodes(*names: str) -> Callable[[Emitter], Emitter]:
-    """Register the emitter of block types."""
+def dequantizes(*names: str) -> Callable[[Emitter], Emitter]:
+    """Register the dequantizer of block types."""
 
     def register(emitter: Emitter) -> Emitter:
-        DECODERS.update(dict.fromkeys(names, emitter))
+        DEQUANTIZERS.update(dict.fromkeys(names, emitter))
         return emitter
 
     return register
 
 
 class Block:
-    """The block being decoded: where it lies, and where its weights go."""
+    """The block being dequantized: its address, and where its weights go."""
 
     def __init__(self, f: Function, src: Value, out: Value) -> None:
         self.f, self.src, self.out = f, src, out
@@ -65,19 +65,19 @@ class Block:
             value = value - self.f.splat(minimum, lanes)
         self.f.store(value, self.f.gep(self.out, at, 4))
 
-    def keep(self, values: Value) -> Value:
-        """A vector in memory, so that a loop can read its lanes by number."""
+    def spill(self, values: Value) -> Value:
+        """Store a vector to memory, so that a loop can index its lanes."""
         place = self.f.alloca(values.type.bytes)
         self.f.store(values, place)
         return place
 
-    def kept(self, place: Value, index: Offset) -> Value:
+    def reload(self, place: Value, index: Offset) -> Value:
         return self.f.load(self.f.gep(place, index, 4), f32)
 
     def table(self, data: bytes) -> Value:
         return self.f.module.table(self.f, data)
 
-    def shifted(self, raw: Value, count: Value) -> Value:
-        """Bytes moved down by up to 7 bits; bits of the neighbour come in above them."""
+    def shift_right(self, raw: Value, count: Value) -> Value:
+        """Bytes shifted right by up to 7 bits; bits of the next byte come in at the top."""
         words = raw.bits(vec(raw.type.lanes // 4, i32))
         return (words >> self.f.splat(count.to(i32), words.type.lanes)).bits(raw.type)

@@ -1,12 +1,12 @@
-"""Decoders of super-blocks: 256 weights in sub-blocks of 16 or 32 with small integer scales."""
+"""Dequantizers of k-quant superblocks: 256 weights, sub-blocks of 16 or 32 with integer scales."""
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.qgemm.block import Block, Offset, decodes
+from rlx.backends.cpu.kernels.qgemm.dequant_block import Block, Offset, dequantizes
 from rlx.llvm.builder import Value, f32, i8, vec
 
 
-@decodes("Q2_K")
+@dequantizes("Q2_K")
 def q2_k(b: Block) -> None:
     f, d, low = b.f, b.half(80), b.half(82)
     for h in f.range(0, 2):
@@ -18,18 +18,18 @@ def q2_k(b: Block) -> None:
                 b.put(h * 128 + (32 * p + 16 * half), raw >> 2 * p & 3, scale, minimum)
 
 
-@decodes("Q3_K")
+@dequantizes("Q3_K")
 def q3_k(b: Block) -> None:
     f = b.f
-    scales = b.keep(_six_bits_in_three(b, 96).to(f32) * f.splat(b.half(108), 16))
+    scales = b.spill(_six_bits_in_three(b, 96).to(f32) * f.splat(b.half(108), 16))
     for h in f.range(0, 2):
         for half in range(2):
             raw = b.raw(h * 32 + (32 + 16 * half), 16)
-            top = b.shifted(b.raw(16 * half, 16), h * 4)
+            top = b.shift_right(b.raw(16 * half, 16), h * 4)
             for p in range(4):
                 q = (raw >> 2 * p & 3 | (top >> p & 1) << 2) - 4
                 place = 2 * p + half
-                b.put(h * 128 + 16 * place, q, b.kept(scales, h * 8 + place), signed=True)
+                b.put(h * 128 + 16 * place, q, b.reload(scales, h * 8 + place), signed=True)
 
 
 def _six_bits_in_three(b: Block, at: int) -> Value:
@@ -41,45 +41,45 @@ def _six_bits_in_three(b: Block, at: int) -> Value:
     return (low | f.concat(a, c) << 4) - 32
 
 
-@decodes("Q4_K")
+@dequantizes("Q4_K")
 def q4_k(b: Block) -> None:
     scales, minima = scale_min(b)
     for c in b.f.range(0, 4):
         for i, q in enumerate(b.nibbles(c * 32 + 16, 32)):
             s = c * 2 + i
-            b.put(c * 64 + 32 * i, q, b.kept(scales, s), b.kept(minima, s))
+            b.put(c * 64 + 32 * i, q, b.reload(scales, s), b.reload(minima, s))
 
 
-@decodes("Q5_K")
+@dequantizes("Q5_K")
 def q5_k(b: Block) -> None:
     scales, minima = scale_min(b)
     top = b.raw(16, 32)
     for c in b.f.range(0, 4):
-        bits = b.shifted(top, c * 2)
+        bits = b.shift_right(top, c * 2)
         for i, q in enumerate(b.nibbles(c * 32 + 48, 32)):
             s = c * 2 + i
             five = q | (bits >> i & 1) << 4
-            b.put(c * 64 + 32 * i, five, b.kept(scales, s), b.kept(minima, s))
+            b.put(c * 64 + 32 * i, five, b.reload(scales, s), b.reload(minima, s))
 
 
 def scale_min(b: Block) -> tuple[Value, Value]:
-    """Eight 6-bit scales and minima in the twelve bytes behind d and dmin, multiplied, in memory.
+    """Eight 6-bit scales and minima from the twelve bytes after d and dmin, multiplied, in memory.
 
     Bytes 0-3 hold the first four scales and 4-7 the first four minima, in their low six bits.
     Bytes 8-11 hold the low nibbles of the last four (scale below, minimum above); the two bits
     on top of bytes 0-7 complete them.
     """
     f = b.f
-    kept = []
+    reload = []
     last = b.raw(12, 4)
     for i, low in enumerate((last & 15, last >> 4)):
         first = b.raw(4 + 4 * i, 4)
         six = f.concat(first & 63, low | first >> 2 & 0x30)
-        kept.append(b.keep(six.to(f32) * f.splat(b.half(2 * i), 8)))
-    return kept[0], kept[1]
+        reload.append(b.spill(six.to(f32) * f.splat(b.half(2 * i), 8)))
+    return reload[0], reload[1]
 
 
-@decodes("Q6_K")
+@dequantizes("Q6_K")
 def q6_k(b: Block) -> None:
     f, d = b.f, b.half(208)
     for h in f.range(0, 2):
@@ -99,7 +99,7 @@ def _signed(b: Block, at: Offset) -> Value:
     return b.f.load(b.src, i8, at).to(f32)
 
 
-@decodes("Q8_K")
+@dequantizes("Q8_K")
 def q8_k(b: Block) -> None:
     f = b.f
     d = f.load(b.src, f32, align=1)

@@ -1,0 +1,382 @@
+"""Quantised GEMM of many rows on unpacked weights, for targets whose dot product is `pmaddubsw`.
+
+There dot products take so few instructions that unpacking codes for every tile of rows would be a
+good part of the work: a few blocks of a column tile are unpacked into the L1 cache, and all row
+tiles run on them. An unpacked block is lines of 16 columns: for each word of codes a line of bytes,
+or two of i16 pairs where codes have 8 bits; then its scales and minima. A row that is one single
+block is unpacked in pieces, and its sums stay integers until its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cpu.kernels.qgemm.block_formats import (
+    BlockFormat,
+    ColumnTile,
+    Format,
+    SharedScaleFormat,
+    WeightBlock,
+)
+from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, Maddubs, Widened, dot_kind
+from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
+from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
+from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
+from rlx.ir.quant.scheme import QuantScheme
+from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec
+from rlx.records import dataclass
+
+_CACHE = 16 << 10  # bytes of unpacked blocks: they and a tile's rows stay in the L1 cache
+ACC_ROWS = 256  # rows whose accumulators stay in memory while the blocks of a column tile pass by
+_VECTORS = 2  # vectors of columns of a micro-tile: more accumulators would leave no registers
+_PIECE = 16  # codes of a piece of a row without blocks
+
+
+class _StoreCodes(Widened):
+    """A "dot product" that stores codes where the real one would read rows."""
+
+    def __init__(self, f: Function, bits: int) -> None:
+        super().__init__(f, 1, f.target.lanes(32))
+        self.signed_bytes = bits == 8
+
+    def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
+        f = self.f
+        for g in f.range(0, loop.groups):
+            for s, codes in enumerate(loop.codes(g)):
+                place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
+                for p, part in enumerate(_widened(codes) if loop.bits == 8 else [codes]):
+                    f.store(part, place, p * LINE)
+        return list(sums)
+
+
+def _widened(codes: Value) -> list[Value]:
+    """Signed bytes 0 and 2, and 1 and 3, of every lane as pairs of i16."""
+    halves = codes.bits(vec(codes.type.bytes // 2, i16))
+    return [(halves << 8).ashr(8), halves.ashr(8)]
+
+
+class UnpackTile(MicroTile):
+    """Reads weights as any micro-tile does, and stores their codes where its rows would lie."""
+
+    def __init__(self, f: Function, codes: UnpackedCodes) -> None:
+        super().__init__(f, 1, TILE_COLUMNS // f.target.lanes(32), f.i64(0))
+        self.dot = _StoreCodes(f, codes.bits)
+        self.word_bytes = LINE * codes.planes
+
+    def rows_at(self, base: Value, index: Index) -> Value:
+        return self.f.gep(base, index, self.word_bytes)
+
+    def put(self, values: Sequence[Value], base: Value, line: int) -> None:
+        """Store a line: one value for each vector of columns."""
+        for v, value in enumerate(values):
+            self.f.store(value, base, LINE * line + 4 * self.lanes * v)
+
+
+@dataclass
+class UnpackedCodes:
+    """The codes of an unpacked block of `words` words."""
+
+    words: int
+    bits: int
+
+    @property
+    def planes(self) -> int:
+        """Lines per word."""
+        return 2 if self.bits == 8 else 1
+
+    @property
+    def lines(self) -> int:
+        return self.words * self.planes
+
+    def dot_loop(
+        self, t: MicroTile, w: Value, x: Value, count: Index, scales: Sequence[Value] | None = None
+    ) -> DotLoop:
+        """The dot products of `count` words; `scales` has an entry per vector of columns."""
+        planes = range(self.planes)
+        return DotLoop(
+            count,
+            self.bits,
+            lambda g: [t.line(w, g * self.planes + p, v) for p in planes for v in t.columns],
+            lambda g, s: t.rows_at(x, g * self.planes + s // t.vectors),
+            [v for _ in planes for v in t.columns],
+            None if scales is None else [s for _ in planes for s in scales],
+        )
+
+    def widen(self, t: MicroTile, x: Value, wide: Value) -> None:
+        """Widen a block of a tile's rows for 8-bit codes: `[word][plane][row]`."""
+        f, word = t.f, 4 * t.rows
+        some = max(1, t.lanes // t.rows)
+        for g in f.range(0, self.words, some):
+            codes = f.load(f.gep(x, g, word), vec(some * t.rows, i32))
+            planes = [p.bits(codes.type) for p in _widened(codes)]
+            for i in range(some):
+                parts = [f.slice(p, i * t.rows, t.rows) for p in planes]
+                f.store(f.concat(*parts), f.gep(wide, g + i, 2 * word))
+
+
+@dataclass
+class UnpackedSpan:
+    """Some unpacked blocks, and the same blocks of a tile's rows."""
+
+    blocks: Value
+    x: Value
+    count: Value
+
+
+class UnpackedKQuant(KQuantFormat):
+    """A k-quant superblock: codes, then sub-block scales, pairs of minima, d and dmin."""
+
+    def __init__(self, fmt: KQuantFormat) -> None:
+        self.fmt, self.sub_blocks, self.sums, self.bits = fmt, fmt.sub_blocks, fmt.sums, fmt.bits
+        self.unpacked = UnpackedCodes(64, fmt.bits)
+        self.table_line = self.unpacked.lines
+        self.pairs_line = self.table_line + self.sub_blocks
+        self.scale_line = self.pairs_line + self.sub_blocks // 2
+        self.lines = self.scale_line + 2
+        self.row_bytes = 256 + 52
+
+    def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
+        fmt, w = self.fmt, column_tile.block(b)
+        fmt.table = t.f.gep(to, LINE * self.table_line)
+        for v in t.columns:
+            fmt.unpack(t, w.words, v)
+        fmt.dots(t, w.words, to)
+        for i, pair in enumerate(zip(*(fmt.pairs(t, w.words, v) for v in t.columns), strict=True)):
+            t.put(pair, to, self.pairs_line + i)
+        for i, scale in enumerate(zip(*(fmt.scales(t, w, v) for v in t.columns), strict=True)):
+            t.put(scale, to, self.scale_line + i)
+
+    def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
+        f = t.f
+        self.buffer = f.alloca(4 * t.lanes * t.vectors * t.rows)
+        self.wide = f.alloca(2 * 256 * t.rows) if self.bits == 8 else None
+        for b in f.range(0, span.count):
+            w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
+            self._block(t, w, f.gep(span.x, b, self.row_bytes * t.rows), out, stride)
+
+    def unpack(self, t: MicroTile, w: Value, v: int) -> None:
+        """Sub-block scales are unpacked already."""
+
+    def pairs(self, t: MicroTile, w: Value, v: int) -> list[Value]:
+        return [t.word(w, self.pairs_line + i, v) for i in range(self.sub_blocks // 2)]
+
+    def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
+        d, low = (t.word(w.words, self.scale_line + i, v).bits(t.floating) for i in range(2))
+        return d, low
+
+    def value(self, t: MicroTile, sums: Value, total: Value, d: Value, low: Value) -> Value:
+        return self.fmt.value(t, sums, total, d, low)
+
+    def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
+        f, codes, count = t.f, self.unpacked, 64 // self.sub_blocks
+        if self.wide is not None:
+            codes.widen(t, x, self.wide)
+            x = self.wide
+
+        def sub(s: Value, *sums: Value) -> list[Value]:
+            scales = [t.word(w, s + self.table_line, v) for v in t.columns]
+            lines = f.gep(w, s, LINE * codes.planes * count)
+            rows = t.rows_at(x, s * (codes.planes * count))
+            return t.dot.accumulate(codes.dot_loop(t, lines, rows, count, scales), sums)
+
+        return f.loop(0, self.sub_blocks, 1, t.zeros(), sub)
+
+
+class UnpackedBlocks(BlockFormat):
+    """A block with one scale: codes, then scales, and minima if there are any."""
+
+    def __init__(self, fmt: BlockFormat) -> None:
+        self.fmt, self.unpacked = fmt, UnpackedCodes(fmt.block // 4, fmt.bits)
+        self.lines = self.unpacked.lines + (2 if fmt.minimum else 1)
+        self.row_bytes = fmt.block + 12
+        super().__init__(
+            fmt.block,
+            fmt.codes,
+            lambda t, w, v: self._line(t, w, 0, v),
+            fmt.block // 4,
+            fmt.bits,
+            fmt.offset,
+            (lambda t, w, v, scale: self._line(t, w, 1, v)) if fmt.minimum else None,
+        )
+
+    def _line(self, t: MicroTile, w: WeightBlock, i: int, v: int) -> Value:
+        return t.word(w.words, self.unpacked.lines + i, v).bits(t.floating)
+
+    def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
+        fmt, w = self.fmt, column_tile.block(b)
+        t.dot.accumulate(fmt.dot_loop(t, w, to, fmt.steps), t.zeros())
+        scales = [fmt.scale(t, w, v) for v in t.columns]
+        t.put(scales, to, self.unpacked.lines)
+        if fmt.minimum:
+            low = [fmt.minimum(t, w, v, scales[v]) for v in t.columns]
+            t.put(low, to, self.unpacked.lines + 1)
+
+    def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
+        f, size = t.f, 2 * self.block * t.rows
+        wide = _widened_rows(t, self, span) if self.bits == 8 else None
+
+        def block(b: Value, *sums: Value) -> list[Value]:
+            w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
+            x, meta = f.gep(span.x, b, self.row_bytes * t.rows), f.i64(self.block // 4)
+            rows = x if wide is None else f.gep(wide, b, size)
+            run = self.unpacked.dot_loop(t, w.words, rows, self.steps)
+            # The correction of offsets comes last: until then registers are scarce.
+            dots = t.dot.accumulate(run, t.zeros())
+            ints = [a + b for a, b in zip(dots, self.start(t, x, meta), strict=True)]
+            return self.scaled(t, w, x, meta, ints, list(sums))
+
+        start = [f.load(p, t.floating) for p in t.places(out, stride)]
+        t.write(f.loop(0, span.count, 1, start, block), out, stride)
+
+
+class UnpackedRow:
+    """Pieces of a row that is one single block: codes alone."""
+
+    def __init__(self, fmt: BlockFormat) -> None:
+        self.fmt, self.block, self.row_bytes = fmt, _PIECE, _PIECE
+        self.unpacked = UnpackedCodes(_PIECE // 4, fmt.bits)
+        self.lines = self.unpacked.lines
+
+    def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
+        f, fmt, row = t.f, self.fmt, column_tile.block(t.f.i64(0))
+        steps = _PIECE // (4 * fmt.streams)
+        w = WeightBlock(f.gep(row.words, b * steps, LINE), row.fields)
+        t.dot.accumulate(fmt.dot_loop(t, w, to, steps), t.zeros())
+
+    def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
+        x = _widened_rows(t, self, span) if self.fmt.bits == 8 else span.x
+        start = [t.f.load(p, t.dot.sums) for p in t.places(out, stride)]
+        run = self.unpacked.dot_loop(t, span.blocks, x, span.count * self.unpacked.words)
+        t.write(t.dot.accumulate(run, start), out, stride)
+
+    def scale(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
+        """Scale a tile's integer sums to f32."""
+        f, meta = t.f, column_tile.k.udiv(4)
+        ints = [
+            f.load(place, t.dot.sums) + start
+            for place, start in zip(
+                t.places(out, stride), self.fmt.start(t, column_tile.x, meta), strict=True
+            )
+        ]
+        row = column_tile.block(f.i64(0))
+        t.write(self.fmt.scaled(t, row, column_tile.x, meta, ints, t.float_zeros()), out, stride)
+
+
+Unpacked = UnpackedKQuant | UnpackedBlocks | UnpackedRow
+
+
+def _widened_rows(t: MicroTile, fmt: UnpackedBlocks | UnpackedRow, span: UnpackedSpan) -> Value:
+    """Widen all codes beforehand: loads would wait for stores just before them."""
+    f, size = t.f, 2 * fmt.block * t.rows
+    wide = f.alloca(size * blocks_in_cache(fmt))
+    for b in f.range(0, span.count):
+        fmt.unpacked.widen(t, f.gep(span.x, b, fmt.row_bytes * t.rows), f.gep(wide, b, size))
+    return wide
+
+
+def unpacked_format(fmt: Format) -> Unpacked:
+    if isinstance(fmt, KQuantFormat):
+        return UnpackedKQuant(fmt)
+    assert isinstance(fmt, BlockFormat)
+    return UnpackedBlocks(fmt) if fmt.block else UnpackedRow(fmt)
+
+
+def blocks_in_cache(fmt: Unpacked) -> int:
+    """Blocks that the cache holds unpacked."""
+    return max(1, _CACHE // (LINE * fmt.lines))
+
+
+class UnpackedGemm:
+    """The functions for more than one row, and the memory that they share."""
+
+    def __init__(
+        self, m: Module, scheme: QuantScheme, fmt: Format, tile: int, tiles_per_panel: int
+    ) -> None:
+        self.fmt, self.scheme = unpacked_format(fmt), scheme
+        self.tile, self.stride = tile, TILE_COLUMNS * tiles_per_panel
+        self.unpack, self.add = self._emit_unpack(m), self._emit_add(m)
+        self.scale = self._emit_scale(m) if isinstance(self.fmt, UnpackedRow) else None
+
+    @staticmethod
+    def of(
+        m: Module, scheme: QuantScheme, fmt: Format, tile: int, tiles_per_panel: int
+    ) -> UnpackedGemm | None:
+        """None where tiles read packed column tiles faster."""
+        if dot_kind(m.target) is not Maddubs or m.target.num_vector_registers > 16:
+            return None
+        if isinstance(fmt, SharedScaleFormat):  # its rows are for another target
+            return None
+        return UnpackedGemm(m, scheme, fmt, tile, tiles_per_panel)
+
+    def _emit_unpack(self, m: Module) -> Function:
+        """void unpack(ptr column_tile, i64 first, i64 count, ptr out): blocks of a column tile."""
+        params = [("column_tile", ptr), ("first", i64), ("count", i64), ("out", ptr)]
+        f = m.function("unpack", params, internal=True)
+        fmt, t = self.fmt, UnpackTile(f, self.fmt.unpacked)
+        column_tile = ColumnTile(f, self.scheme, f["column_tile"], f["out"], f["count"])
+        for b in f.range(0, f["count"]):
+            fmt.write(t, column_tile, f["first"] + b, f.gep(f["out"], b, LINE * fmt.lines))
+        return f
+
+    def _emit_add(self, m: Module) -> Function:
+        """void add(ptr blocks, ptr x, i64 count, ptr out): accumulate unpacked blocks."""
+        params = [("blocks", ptr), ("x", ptr), ("count", i64), ("out", ptr)]
+        f = m.function("add", params, internal=True)
+        span = UnpackedSpan(f["blocks"], f["x"], f["count"])
+        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _VECTORS):
+            self.fmt.add(self._tile(f, shift), span, f["out"], self.stride)
+        return f
+
+    def _emit_scale(self, m: Module) -> Function:
+        """void scale(ptr column_tile, ptr x, i64 k, ptr out): a tile's integer sums to f32."""
+        params = [("column_tile", ptr), ("x", ptr), ("k", i64), ("out", ptr)]
+        f = m.function("scale", params, internal=True)
+        assert isinstance(self.fmt, UnpackedRow)
+        column_tile = ColumnTile(f, self.scheme, f["column_tile"], f["x"], f["k"])
+        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _VECTORS):
+            self.fmt.scale(self._tile(f, shift), column_tile, f["out"], self.stride)
+        return f
+
+    def _tile(self, f: Function, shift: Value) -> MicroTile:
+        t = MicroTile(f, self.tile, _VECTORS, shift)
+        if self.fmt.unpacked.bits == 8:
+            t.dot = Widened(f, t.rows, t.lanes)
+        return t
+
+    def reserve(self, f: Function) -> None:
+        """Allocate unpacked blocks, and accumulators of ACC_ROWS rows."""
+        self.f = f
+        self.blocks = f.alloca(LINE * self.fmt.lines * blocks_in_cache(self.fmt))
+        self.acc = f.alloca(4 * self.stride * ACC_ROWS)
+
+    def accumulate(
+        self, column_tile: Value, s: int, x: Value, rows: Value, row: Value, k: Value
+    ) -> None:
+        """Accumulate `rows` rows, in whole tiles, with column tile s of a panel."""
+        f, fmt = self.f, self.fmt
+        count, most = k.udiv(fmt.block), blocks_in_cache(fmt)
+        acc = f.gep(self.acc, 4 * TILE_COLUMNS * s)
+        tiles = f.ceil_div(rows, self.tile)
+
+        def places(i: Value) -> tuple[Value, Value]:
+            tile = i * self.tile
+            return f.gep(x, tile * row), f.gep(acc, tile, 4 * self.stride)
+
+        for b in f.range(0, count, most):
+            some = f.min(count - b, most)
+            f.call(self.unpack, column_tile, b, some, self.blocks)
+            for i in f.range(0, tiles):
+                at, out = places(i)
+                first = f.gep(at, b, fmt.row_bytes * self.tile)
+                f.call(self.add, self.blocks, first, some, out)
+        if self.scale is not None:
+            for i in f.range(0, tiles):
+                at, out = places(i)
+                f.call(self.scale, column_tile, at, k, out)
+
+    def clear(self, rows: Value) -> None:
+        """Zero the accumulators of so many rows."""
+        f, wide = self.f, vec(self.f.target.lanes(32), f32)
+        size = f.ceil_div(rows, self.tile) * (4 * self.stride * self.tile)
+        for at in f.range(0, size, wide.bytes):
+            f.store(f.const(0.0, wide), f.gep(self.acc, at))
