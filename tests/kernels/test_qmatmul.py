@@ -359,9 +359,9 @@ class Signed(Dotprod):
         parts = [self.f.shuffle(products, None, range(j, 16, 4)) for j in range(4)]
         return total + parts[0] + parts[1] + parts[2] + parts[3]
 
-    def look_up(self, table: Sequence[int], places: Value) -> Value:
-        book = self.f.const(list(table), self.bytes)
-        return self.f.intrinsic("llvm.x86.ssse3.pshuf.b.128", self.bytes, book, places)
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        values = self.f.const(list(table), self.bytes)
+        return self.f.intrinsic("llvm.x86.ssse3.pshuf.b.128", self.bytes, values, indices)
 
 
 @pytest.mark.skipif(not HOST.is_x86, reason="the stand-in is made of x86 instructions")

@@ -25,8 +25,8 @@ from rlx.records import dataclass
 
 Array = npt.NDArray[Any]
 
-TILE_COLUMNS = 16
-LINE = 64
+TILE_COLUMNS = 16  # output channels of a column tile
+LINE = 64  # bytes: a word of each of them
 
 
 class BlockMap(NamedTuple):

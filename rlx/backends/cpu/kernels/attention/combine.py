@@ -25,6 +25,10 @@ def partial_of(f: Function, kernel: AttentionKernel, worker: Value, number: Valu
     return f.gep(base, number, kernel.partial_bytes(f.target))
 
 
+def discard(*_: object) -> None:
+    """Drops the value of a call, for the body of an `if_`."""
+
+
 def partial_of_span(f: Function, kernel: AttentionKernel, span: KVSpan) -> Value:
     shared = f.select(span.continues, f.i64(1), f.i64(2))
     number = f.select(span.whole, f.i64(0), shared)
@@ -120,6 +124,10 @@ class CombineSplitKV(KernelSpec):
     """
 
     kernel: AttentionKernel
+
+    @property
+    def label(self) -> str:
+        return "combine_split_kv"
 
     def emit(self, m: Module) -> None:
         combine = _emit_combine(m, self.kernel)

@@ -15,7 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.attention.combine import emit_normalize, partial_of_span, workspace_of
+from rlx.backends.cpu.kernels.attention.combine import (
+    discard,
+    emit_normalize,
+    partial_of_span,
+    workspace_of,
+)
 from rlx.backends.cpu.kernels.attention.problem import AttentionKernel, Rows, Words
 from rlx.backends.cpu.kernels.attention.q8_cache import load_q8
 from rlx.backends.cpu.kernels.attention.softmax import RowSoftmax
@@ -26,7 +31,7 @@ from rlx.llvm.storage import load, memory_type
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-MAX_ROWS = 8
+MAX_ROWS = 8  # of a KV head: queries times GQA group
 _BLOCK = 64  # keys of a KV block of one head
 _PREFETCHED = 32 << 10  # bytes of keys, and as many of values, prefetched for all heads
 
@@ -78,13 +83,9 @@ class Decode(AttentionKernel):
             following = _next_item(f, self, span, first)
             arguments = (*item, span.first, span.last, following)
             f.call(attend, f["words"], workspace, partial, *arguments)
-            f.if_(span.whole, lambda: _drop(f.call(normalize, f["words"], *item, partial)))
+            f.if_(span.whole, lambda: discard(f.call(normalize, f["words"], *item, partial)))
 
         split.each_span(work)
-
-
-def _drop(*_: object) -> None:
-    """Makes the body of an `if_` return nothing."""
 
 
 def _next_item(f: Function, kernel: Decode, span: KVSpan, first: Value) -> Value:
@@ -111,19 +112,19 @@ def emit_attend(m: Module, kernel: Decode, body: type[DecodeAttend] | None = Non
 
 class DecodeAttend:
     """The body of `attend`. A kernel over a paged KV cache overrides where a KV block lies, what is
-    prefetched, and which keys a row sees (`where`)."""
+    prefetched, and which keys a row sees (`row_map`)."""
 
     def __init__(self, f: Function, kernel: Decode) -> None:
         self.f, self.kernel, self.problem, self.rows = f, kernel, kernel.problem, kernel.rows
         self.words, self.type, self.block = Words(f), kernel.problem.acc, kernel.block
-        self.where = Rows(f, kernel.problem)
+        self.row_map = Rows(f, kernel.problem)
         size = self.type.bytes
         self.head_bytes = self.rows * self.problem.head_dim * size
         self.scores = f.gep(f["workspace"], kernel.heads * self.head_bytes)
         self.factors = f.gep(self.scores, self.rows * self.block * size)
         self.bases = {n: self.words.head(n, self.problem, f["batch"], f["head"]) for n in "kv"}
         self.row_bytes = {n: self.words.row_bytes(n, self.problem) for n in "kv"}
-        self.step_bytes = {n: self.words.row_bytes(n, self.problem, "head") for n in "kv"}
+        self.head_stride_bytes = {n: self.words.row_bytes(n, self.problem, "head") for n in "kv"}
         self.lanes = {n: self.problem.vector_width(n, f.target) for n in "kv"}
         self.width = self._width()
         whole = self.width * self.lanes["v"] == self.problem.head_dim
@@ -152,7 +153,7 @@ class DecodeAttend:
                 if not self.streams:
                     self.plan_prefetch(key, v)
                 self._qk(k, count)
-                parts = (self.scores, self.head, key, count, self.where)
+                parts = (self.scores, self.head, key, count, self.row_map)
                 scores = RowSoftmax(f, self.problem, self.rows, self.block, *parts)
                 scores.exponentiate(self.running_max, self.running_sum, self.factors)
                 self._pv(v, count)
@@ -169,7 +170,8 @@ class DecodeAttend:
         self.running_sum = f.gep(f.gep(f["partial"], self.kernel.sum_offset(target)), h, row_bytes)
 
     def first_row(self, name: str, key: Value) -> Value:
-        at = key * self.row_bytes[name] + self.h * self.step_bytes[name]
+        """Where the KV block that begins with `key` lies in k or v."""
+        at = key * self.row_bytes[name] + self.h * self.head_stride_bytes[name]
         return self.f.gep(self.bases[name], at)
 
     def plan_prefetch(self, key: Value, v: Value) -> None:
@@ -194,7 +196,7 @@ class DecodeAttend:
             return f.gep(base, number * self.row_bytes[name])
         index = self.h * self.block + number
         row = index.udiv(heads)
-        at = row * self.row_bytes[name] + (index - row * heads) * self.step_bytes[name]
+        at = row * self.row_bytes[name] + (index - row * heads) * self.head_stride_bytes[name]
         return f.gep(base, at)
 
     def _prefetch(self, product: int, row: Value, d: Value, count: int) -> None:
@@ -209,7 +211,7 @@ class DecodeAttend:
         lanes = p.vector_width("q", f.target)
         step = self.words.row_bytes("q", p, "step")
         for r in f.range(0, self.rows):
-            row = self.where.address("q", f["batch"], self.head, f["row"] + r)
+            row = self.row_map.address("q", f["batch"], self.head, f["row"] + r)
             for d in f.range(0, p.head_dim, lanes):
                 at = f.gep(row, d * step) if "q" in p.strided else f.gep(row, d, memory_type(p.q))
                 value = load(f, at, p.q, lanes, self.type) * p.query_factor
@@ -247,7 +249,7 @@ class DecodeAttend:
     def _qk_streaming(self, k: Value, j: Value, last: Value, keys_at_once: int) -> list[Value]:
         """Dot products of each row with keys j, j + 1, …, one key after the other."""
         f, lanes, type_ = self.f, self.lanes["k"], self.vector("k")
-        kept = f.alloca(self.rows * keys_at_once * type_.bytes)
+        dots = f.alloca(self.rows * keys_at_once * type_.bytes)
         starts = range(0, self.problem.head_dim, lanes)
         queries = [[self._query(r, f.i64(0), d) for d in starts] for r in range(self.rows)]
         for u in f.range(0, keys_at_once):
@@ -258,8 +260,8 @@ class DecodeAttend:
                 for total, query in zip(sums, queries, strict=True):
                     total[i % 2] = f.fma(x, query[i], total[i % 2])
             for r, (even, odd) in enumerate(sums):
-                f.store(even + odd, f.gep(kept, u + r * keys_at_once, type_.bytes))
-        return [f.load(kept, type_, i * type_.bytes) for i in range(self.rows * keys_at_once)]
+                f.store(even + odd, f.gep(dots, u + r * keys_at_once, type_.bytes))
+        return [f.load(dots, type_, i * type_.bytes) for i in range(self.rows * keys_at_once)]
 
     def _qk_prefetching(self, k: Value, j: Value, last: Value, keys_at_once: int) -> list[Value]:
         """The same with all keys at once, a cache line of each at a time."""

@@ -62,7 +62,7 @@ def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[A
             return [Decode(problem, rows=max(rows, 1), heads=heads)]
         few = rows <= 2 * lanes
         return [Prefill(problem, rows=-(-max(rows, 1) // lanes) * lanes if few else 0)]
-    if group > MAX_ROWS or not f32_acc or same(length, keys):  # one query has one key then
+    if group > MAX_ROWS or not f32_acc or same(length, keys):  # then one query has one key
         return [Prefill(problem)]
     one = Decode(problem, rows=group, heads=heads, queries="one")
     return [one, Prefill(problem, queries="more")]
@@ -88,13 +88,13 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
             "the bytes of quantised keys are not contiguous", where=node.op.name,
             got=repr(node), hint="give keys and values whose last axis was not moved",
         )  # fmt: skip
-    by_row = any(strides[f"mask_{axis}"] != 0 for axis in ("head", "row"))
+    mask_rows = any(strides[f"mask_{axis}"] != 0 for axis in ("head", "row"))
     problem = replace(
-        problem, strided=strided, mask_rows=by_row, bf16_pairs=problem.bf16_pairs and not strided
+        problem, strided=strided, mask_rows=mask_rows, bf16_pairs=problem.bf16_pairs and not strided
     )
     words = _words(node, strides)
     steps = []
-    for kernel in _kernels(node, problem, ctx.target, _heads_together(problem, strides)):
+    for kernel in _kernels(node, problem, ctx.target, _heads_per_item(problem, strides)):
         specs = [kernel, CombineSplitKV(kernel)] if ctx.threads > 1 else [kernel]
         steps += [Step(s, words, node.inputs, node.outputs, uses_scratch=True) for s in specs]
     for step in steps:
@@ -114,11 +114,11 @@ def lower_quantize_blocks(node: Node, ctx: Context) -> list[Step]:
     return [Step(spec, words, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
 
 
-def _heads_together(problem: Problem, strides: dict[str, Dim]) -> int:
+def _heads_per_item(problem: Problem, strides: dict[str, Dim]) -> int:
     """KV heads of an item: all of them where the heads of one token are contiguous."""
     row, head = strides["k_row"], strides["k_head"]
-    beside = isinstance(row, int) and isinstance(head, int) and head < row
-    return problem.kv_heads if beside else 1
+    contiguous = isinstance(row, int) and isinstance(head, int) and head < row
+    return problem.kv_heads if contiguous else 1
 
 
 def _words(node: Node, strides: dict[str, Dim]) -> list[Word]:

@@ -24,10 +24,10 @@ def emit_copy_kv(m: Module, name: str, problem: Problem, t: Tiling) -> Function:
     params = [("src", ptr), ("row", i64), ("step", i64), ("count", i64), ("dst", ptr)]
     f = m.function(f"copy_{name}", params, internal=True)
     lanes = problem.vector_width(name, f.target)
-    v_panels, last = name == "v", f["count"] - 1
-    width = t.width * t.lanes if v_panels else t.head_dim
-    rows, vectors = (t.pair, 1) if v_panels else (1, t.pair)
-    repeats = rows if v_panels else t.keys
+    is_values, last = name == "v", f["count"] - 1
+    width = t.width * t.lanes if is_values else t.head_dim
+    rows, vectors = (t.pair, 1) if is_values else (1, t.pair)
+    repeats = rows if is_values else t.keys
     for row in f.range(0, f.ceil_div(f["count"], repeats) * repeats, rows):
         sources = [f.gep(f["src"], f.min(row + i, last) * f["row"]) for i in range(rows)]
         row_bytes = width * t.acc.bytes // vectors
@@ -40,7 +40,7 @@ def emit_copy_kv(m: Module, name: str, problem: Problem, t: Tiling) -> Function:
                     for source in sources
                     for i in range(vectors)
                 ]
-                f.store(_as_bf16(f, found, v_panels), f.gep(to, d, t.acc.bytes // vectors))
+                f.store(_as_bf16(f, found, is_values), f.gep(to, d, t.acc.bytes // vectors))
     return f
 
 
@@ -51,11 +51,11 @@ def _load_kv(f: Function, name: str, row: Value, at: Value, lanes: int, problem:
     return _read(f, row, at, f["step"], problem.dtype(name), lanes, problem, strided)
 
 
-def _as_bf16(f: Function, found: list[Value], side_by_side: bool) -> Value:
-    """One chunk as it is, or two as bf16."""
+def _as_bf16(f: Function, found: list[Value], interleaved: bool) -> Value:
+    """One vector as it is, or two as bf16."""
     if len(found) == 1:
         return found[0]
-    return interleave_bf16(f, *found) if side_by_side else to_bf16(f, *found)
+    return interleave_bf16(f, *found) if interleaved else to_bf16(f, *found)
 
 
 def _steps(f: Function, count: int, step: int) -> Iterator[Value]:
@@ -111,7 +111,7 @@ def _pack_scalar(f: Function, problem: Problem, t: Tiling) -> None:
 
 
 def _pack_transposed(f: Function, problem: Problem, t: Tiling) -> None:
-    """Squares of four rows and four dimensions, transposed in registers."""
+    """4x4 blocks of rows and dimensions, transposed in registers."""
     address = _row_address(f, problem)
     for r in f.range(0, t.panel, 4):
         rows = [address(r + i) for i in range(4)]
@@ -129,5 +129,5 @@ def _pack_transposed(f: Function, problem: Problem, t: Tiling) -> None:
                 scale = f.const(problem.query_factor, vec(4, t.acc))
                 transposed.append(f.shuffle(x, y, [*half, *(h + 4 for h in half)]) * scale)
             for i in range(0, 4, t.pair):
-                step = _as_bf16(f, transposed[i : i + t.pair], side_by_side=True)
+                step = _as_bf16(f, transposed[i : i + t.pair], interleaved=True)
                 f.store(step, to, i // t.pair * t.score_row_bytes)

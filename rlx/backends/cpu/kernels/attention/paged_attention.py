@@ -19,12 +19,22 @@ from rlx.llvm.builder import Function, Module, Value, i32, i64
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-PAGED_WORDS = (*WORDS, "table", "rows", "positions", "status", "node", "sequences", "pages", "most")
+PAGED_WORDS = (
+    *WORDS,
+    "table",
+    "rows",
+    "positions",
+    "status",
+    "node",
+    "sequences",
+    "pages",
+    "cache_pages",
+)
 
 
 class PagedWords(Words):
     """`table` is i32 [sequences, pages], `rows` and `positions` are i32 [queries]; the cache has
-    `most` pages. A row, position or page out of range leaves `node` in `status`."""
+    `cache_pages` pages. A row, position or page out of range leaves `node` in `status`."""
 
     names = PAGED_WORDS
     pointers = (*POINTERS, "table", "rows", "positions", "status")
@@ -72,7 +82,7 @@ class Paged(Decode):
             return f.i64(0).ne(0)
         fits = token + self.run_length <= count
 
-        def look() -> list[Value]:
+        def is_consecutive() -> list[Value]:
             row, position = words.number("rows", token), words.number("positions", token)
             good = f.i64(0).eq(0)
             for i in range(1, self.run_length):
@@ -80,7 +90,7 @@ class Paged(Decode):
                 good = good & words.number("positions", token + i).eq(position + i)
             return [good]
 
-        return f.if_(fits, look, lambda: [f.i64(0).ne(0)])[0]
+        return f.if_(fits, is_consecutive, lambda: [f.i64(0).ne(0)])[0]
 
     def _item(
         self, f: Function, words: PagedWords, attend: Function, normalize: Function, token: Value,
@@ -119,7 +129,7 @@ class PagedRows(Rows):
         super().__init__(f, kernel.problem)
         token = f["row"].udiv(kernel.problem.gqa_group)
         words = PagedWords(f)
-        self.past = words.number("positions", token) - token  # position of query 0, were it one
+        self.past = words.number("positions", token) - token  # as if query 0 were in this run
 
     def kv_end(self, row: Value) -> Value:
         return self.past + self.place(row)[0] + 1
@@ -131,14 +141,14 @@ class PagedAttend(DecodeAttend):
     def __init__(self, f: Function, kernel: Paged) -> None:
         super().__init__(f, kernel)
         self.words = words = PagedWords(f)
-        self.where = PagedRows(f, kernel)
+        self.row_map = PagedRows(f, kernel)
         row = words.number("rows", f["row"].udiv(kernel.problem.gqa_group))
         self.table = f.gep(words["table"], row * words["pages"], i32)
 
     def first_row(self, name: str, key: Value) -> Value:
         f, page = self.f, self.kernel.page
         number = f.load(f.gep(self.table, key.udiv(page), i32), i32).to(i64, signed=True)
-        good = number.ult(self.words["most"])
+        good = number.ult(self.words["cache_pages"])
         f.if_(good, lambda: None, lambda: f.store(self.words["node"], self.words["status"]))
         slot = f.select(good, number, f.i64(0)) * page + key.urem(page)
         return f.gep(self.bases[name], slot * self.row_bytes[name])
@@ -202,7 +212,7 @@ def _words(node: Node, op: PagedAttention) -> list[Word]:
         "scratch": Scratch(node), "batch": 1, "queries": q.shape.dims[1], "keys": slots,
         "table": Pointer(table), "rows": Pointer(rows), "positions": Pointer(positions),
         "status": Status(), "node": Number(node), "sequences": table.shape.dims[0],
-        "pages": table.shape.dims[1], "most": slots // op.page,
+        "pages": table.shape.dims[1], "cache_pages": slots // op.page,
     }  # fmt: skip
     token, key = (0, op.num_heads * dim, dim, 1), (0, dim, slots * dim, 1)
     for name, strides in (("q", token), ("k", key), ("v", key), ("out", token)):

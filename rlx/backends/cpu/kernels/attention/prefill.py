@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache, reduce
 
 from rlx.backends.cpu.kernels.attention.combine import (
+    discard,
     emit_normalize,
     partial_of_span,
     safe_inverse,
@@ -303,13 +304,9 @@ class Prefill(AttentionKernel):
             f.call(attend, f["words"], workspace, partial, *item, *keys)
             if self.writes_output(m.target):
                 whole = whole & (span.first >= span.last)  # no key, and so no last block
-            f.if_(whole, lambda: _drop(f.call(normalize, f["words"], *item, partial)))
+            f.if_(whole, lambda: discard(f.call(normalize, f["words"], *item, partial)))
 
         WorkSplit(f, self).each_span(work)
-
-
-def _drop(*_: object) -> None:
-    """Makes the body of an `if_` return nothing."""
 
 
 _tiling = lru_cache(maxsize=None)(Tiling.of)

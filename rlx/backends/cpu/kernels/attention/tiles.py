@@ -16,7 +16,8 @@ from rlx.llvm.builder import Function, Type, Value, bf16, i16, vec
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-_LANES = 16
+_LANES = 16  # of the bf16 dot product
+_SMALL_HEAD = 4  # registers of a head up to which tiles pad fewer rows: PV is short
 
 
 def has_bf16_dot(target: Target, head_dim: int) -> bool:
@@ -40,7 +41,7 @@ def interleave_bf16(f: Function, first: Value, second: Value) -> Value:
     return f.shuffle(to_bf16(f, first, second), None, order).bits(first.type)
 
 
-def multiply_add(f: Function, a: Value, b: Value, total: Value) -> Value:
+def dot_bf16(f: Function, a: Value, b: Value, total: Value) -> Value:
     """total + the bf16 dot product of every lane's pairs."""
     lanes = total.type.lanes
     wide = vec(2 * lanes, bf16)
@@ -54,12 +55,12 @@ def split_bf16(both: Value) -> list[Value]:
     return [(bits << 16).bits(both.type), (bits & 0xFFFF0000).bits(both.type)]
 
 
-_SMALL_HEAD = 4  # registers of a head up to which tiles pad fewer rows: PV is short
-
-
 @dataclass(frozen=True)
 class Tiling:
+    """Sizes of panels, tiles and blocks for a target."""
+
     acc: Type
+    """Accumulator type."""
     head_dim: int
     lanes: int
     vectors: int
@@ -71,6 +72,7 @@ class Tiling:
     width: int
     """Registers of columns in a PV tile."""
     v_panels: int
+    """Panels of values."""
     panels: int
     """Panels of a query block."""
     kv_block: int
@@ -155,7 +157,7 @@ class Tiling:
 
     def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
         """total + a * b, or the bf16 dot product of every lane's pairs."""
-        return f.fma(a, b, total) if self.pair == 1 else multiply_add(f, a, b, total)
+        return f.fma(a, b, total) if self.pair == 1 else dot_bf16(f, a, b, total)
 
 
 @dataclass(frozen=True)

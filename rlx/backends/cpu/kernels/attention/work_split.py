@@ -1,9 +1,9 @@
 """The work split of attention: the keys of all work items, end to end, in equal ranges per worker.
 
-A boundary between two workers may fall inside an item (split-KV, as in flash decoding). Each
-then leaves a partial result in scratch, and a second kernel combines them (`combine.py`). So all
-workers are busy whatever the numbers of heads, rows and keys, and the result depends on the number
-of workers only.
+A boundary between two workers may fall inside an item (split-KV, as in flash decoding). Each then
+leaves a partial result in scratch, and a second kernel combines them (`combine.py`). So all workers
+are busy whatever the numbers of heads, rows and keys, and the result depends on the number of
+workers only.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def _emit_kv_range(m: Module, kernel: AttentionKernel) -> tuple[Function, Functi
 
 
 class WorkSplit:
+    """Divides the units (of `kernel.unit` keys) of all work items among the workers."""
+
     def __init__(self, f: Function, kernel: AttentionKernel) -> None:
         self.f, self.kernel = f, kernel
         self.rows = Rows(f, kernel.problem)

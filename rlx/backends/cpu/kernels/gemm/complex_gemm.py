@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.gemm.batch_strides import batch_count, batch_start, batch_words
+from rlx.backends.cpu.kernels.gemm.gemm import batch_count, batch_start, batch_words
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
 from rlx.records import dataclass

@@ -8,11 +8,10 @@ in memory, as tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from rlx.backends.cpu.kernels.gemm.batch_strides import batch_count, batch_start, batch_words
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
 from rlx.backends.cpu.kernels.gemm.microkernel import MicroKernels, TileShape
 from rlx.backends.cpu.kernels.gemm.pack_operands import emit_pack
@@ -28,6 +27,33 @@ KC = 384  # k of a block: packed rows and a panel fit in an L2 cache of 512 kB
 PANEL_GROUP = 32  # panels whose partial sums are kept between k blocks
 _BLOCK_OVERHEAD = 3  # cost of starting a unit of work, in rows
 _POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "table"])
+
+
+def batch_words(axes: int) -> list[str]:
+    """Names of the words of `axes` axes, outermost first; strides are bytes, 0 where shared."""
+    return [name for i in range(axes) for name in (f"size{i}", f"x_batch{i}", f"w_batch{i}")]
+
+
+def batch_count(f: Function, given: Mapping[str, Value], axes: int) -> Value:
+    """The product of the batch sizes."""
+    count = f.i64(1)
+    for i in range(axes):
+        count = count * given[f"size{i}"]
+    return count
+
+
+def batch_start(
+    f: Function, given: Mapping[str, Value], axes: int, batch: Value
+) -> tuple[Value, Value]:
+    """Where x and w of batch entry `batch` begin."""
+    x, w = given["x"], given["w"]
+    for i in reversed(range(axes)):
+        outer = batch.udiv(given[f"size{i}"]) if i else f.i64(0)
+        index = batch - outer * given[f"size{i}"]
+        x = f.gep(x, index * given[f"x_batch{i}"])
+        w = f.gep(w, index * given[f"w_batch{i}"])
+        batch = outer
+    return x, w
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlx.backends.cpu.kernels.gemm.batch_strides import batch_count, batch_start, batch_words
+from rlx.backends.cpu.kernels.gemm.gemm import batch_count, batch_start, batch_words
 from rlx.backends.cpu.kernels.gemm.microkernel import multiply_add
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType

@@ -101,7 +101,7 @@ class MicroKernels:
         part = f.gep(next_, tile * kc, self.prefetch_bytes)
         return f.select(tile < parts, part, panel)
 
-    def merged(self, m: Module) -> Function:
+    def dispatcher(self, m: Module) -> Function:
         """One function that dispatches on the row count, for code with many calls."""
         f = m.function("microkernel", _PARAMS, internal=True)
         self.call(f, *(f[name] for name, _ in _PARAMS))

@@ -10,7 +10,7 @@ Rows are taken as pairs of tiles, columns as pairs of panels, k as two halves:
     C11 = P1 + P2                 C12 = P1 + P6 + P5 + P3
     C21 = P1 + P6 + P7 + P4       C22 = P1 + P6 + P7 + P5
 
-T1 to T4 are packed behind the weight's panels; S1 to S4 are computed once per row block. The seven
+T1 to T4 are packed after the weight's panels; S1 to S4 are computed once per row block. The seven
 products of a pair of tiles stay in the cache until k is done, then they are combined into C.
 
 Error: a result carries the rounding of numbers as large as its block's largest. Rows of very
@@ -51,10 +51,10 @@ def suits_strassen(target: Target, x: DType, w: DType, out: DType, k: int, n: in
 def tall_tile(target: Target) -> TileShape:
     """As many accumulators as other tiles; with 32 registers 8 rows, which divide usual sequence
     lengths."""
-    sums = compute_type(f32)
+    acc = compute_type(f32)
     if target.num_vector_registers < 32:
-        return TileShape.of(target, sums)
-    return TileShape(sums, target.lanes(sums.bits), vectors=3, mr=8)
+        return TileShape.of(target, acc)
+    return TileShape(acc, target.lanes(acc.bits), vectors=3, mr=8)
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,18 @@ class StrassenEmitter(GemmEmitter):
         g = spec.tile_shape(m.target)
         self.add_rows, self.add_tiles = _emit_row_sums(m, g), _emit_tile_sums(m, g)
         super().__init__(spec, m)
-        self.microkernel = self.microkernels.merged(m)
+        self.microkernel = self.microkernels.dispatcher(m)
 
     def emit(self) -> None:
-        self.f.if_(self["m"] < FEW, super().emit, self._in_blocks)
+        self.f.if_(self["m"] < FEW, super().emit, self._strassen)
 
-    def _in_blocks(self) -> None:
+    def _strassen(self) -> None:
         pairs = self["n"].udiv(2 * self.columns)
-        mc = self.rows_of_pairs(pairs)
+        mc = self.choose_pair_mc(pairs)
         self.lay_out_pairs(pairs, mc)
-        self.split_work(self.f.i64(1), mc, pairs, self.pairs_of)
+        self.split_work(self.f.i64(1), mc, pairs, self.run_pairs)
 
-    def rows_of_pairs(self, pairs: Value) -> Value:
+    def choose_pair_mc(self, pairs: Value) -> Value:
         """Rows of a block."""
         rows = self.choose_mc(self["m"], pairs, MC)
         return self.f.ceil_div(rows, _GRAIN) * _GRAIN
@@ -113,18 +113,18 @@ class StrassenEmitter(GemmEmitter):
         """This worker's S1 to S4, and tiles."""
         f, g = self.f, self.g
         self.panels, self.half = pairs * 2, self["k"].udiv(2)
-        self.kc = self.block_of(self.half, KC // 2)
+        self.kc = self.kc_of(self.half, KC // 2)
         self.one_k_block = self.kc >= self.half
         self.row_sums = f.gep(self["scratch"], f["tid"].to(i64) * self["worker_bytes"])
         self.tiles = f.gep(self.row_sums, to_cache_line(mc * self.kc * (2 * g.acc.bytes)))
 
-    def block_of(self, block: Value, most: int) -> Value:
-        """Terms of equal blocks of a block of k, whole vectors."""
+    def kc_of(self, extent: Value, most: int) -> Value:
+        """The size of equal k blocks of a part of k, in whole vectors."""
         f, lanes = self.f, self.g.lanes
-        blocks = f.ceil_div(block, most)
-        return f.ceil_div((block + blocks - 1).udiv(blocks), lanes) * lanes
+        blocks = f.ceil_div(extent, most)
+        return f.ceil_div((extent + blocks - 1).udiv(blocks), lanes) * lanes
 
-    def pairs_of(
+    def run_pairs(
         self, x: Value, w: Value, rows: Value, at: Value, first: Value, last: Value
     ) -> None:
         """As `row_block`, with pairs of panels."""

@@ -340,13 +340,13 @@ class _StrassenTwiceEmitter(StrassenEmitter):
         super().__init__(spec, m)
         self.inner_products = InnerProducts(self, m).f
 
-    def _in_blocks(self) -> None:
+    def _strassen(self) -> None:
         """Two levels where there are enough quads for the workers, else one."""
         f = self.f
         pairs, tall = self["n"].udiv(2 * self.columns), self.g.mr * 4
         quads = self["m"].udiv(tall)
         enough = (quads > 1) & ((quads * pairs).udiv(2) >= f["nth"].to(i64) * _MIN_UNITS)
-        mc = f.select(enough, tall, self.rows_of_pairs(pairs))
+        mc = f.select(enough, tall, self.choose_pair_mc(pairs))
         self.lay_out_pairs(pairs, mc)
         self._lay_out_quads()
         each = f.select(enough, 2, f.i64(1))  # pairs of a unit
@@ -363,7 +363,7 @@ class _StrassenTwiceEmitter(StrassenEmitter):
             f.if_(
                 enough & rows.eq(tall),
                 lambda: self._run_quads(x, at, first, last),
-                lambda: self.pairs_of(x, self["w"], rows, at, first * each, last * each),
+                lambda: self.run_pairs(x, self["w"], rows, at, first * each, last * each),
             )
             return unit + (last - first)
 
@@ -389,7 +389,7 @@ class _StrassenTwiceEmitter(StrassenEmitter):
         """This worker's row sums of two outer products, and tiles; in place of those of pairs."""
         f, g = self.f, self.g
         self.quarter = self["k"].udiv(4)
-        self.quarter_kc = self.block_of(self.quarter, _KC)
+        self.quarter_kc = self.kc_of(self.quarter, _KC)
         size = self.quarter_kc * (2 * PRODUCTS * g.mr * g.acc.bytes)
         self.inner = f.gep(self.row_sums, to_cache_line(size))
         self.outer = f.gep(self.inner, INNER_TILES * g.tile_bytes)

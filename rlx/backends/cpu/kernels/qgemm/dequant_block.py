@@ -1,4 +1,4 @@
-"""Helpers of the block dequantizers, and the table they register in."""
+"""What block dequantisation is written with: `Block`, and the table of its emitters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Offset = Value | int
 
 
 def dequantizes(*names: str) -> Callable[[Emitter], Emitter]:
-    """Register the dequantizer of block types."""
+    """Register an emitter for block types."""
 
     def register(emitter: Emitter) -> Emitter:
         DEQUANTIZERS.update(dict.fromkeys(names, emitter))
@@ -23,7 +23,7 @@ def dequantizes(*names: str) -> Callable[[Emitter], Emitter]:
 
 
 class Block:
-    """The block being dequantized: its address, and where its weights go."""
+    """The block being dequantised: its address, and where its weights go."""
 
     def __init__(self, f: Function, src: Value, out: Value) -> None:
         self.f, self.src, self.out = f, src, out

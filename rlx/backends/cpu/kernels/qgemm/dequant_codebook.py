@@ -1,4 +1,4 @@
-"""Dequantizers of codebook formats: scalar codebooks, and grids of eight (or four) weights."""
+"""Dequantisation of codebook formats: scalar codebooks, and grids of eight (or four) weights."""
 
 from __future__ import annotations
 

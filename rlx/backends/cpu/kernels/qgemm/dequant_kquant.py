@@ -1,4 +1,4 @@
-"""Dequantizers of k-quant superblocks: 256 weights, sub-blocks of 16 or 32 with integer scales."""
+"""Dequantisation of k-quant superblocks: 256 weights in sub-blocks with integer scales."""
 
 from __future__ import annotations
 

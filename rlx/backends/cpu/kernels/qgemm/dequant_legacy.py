@@ -1,4 +1,4 @@
-"""Dequantizers of blocks with one scale (or a few 8-bit ones): Q4_0 to Q8_1, Q1_0, TQ1_0, fp4."""
+"""Dequantisation of blocks with one scale (or a few 8-bit ones): Q4_0 to Q8_1, Q1_0, TQ1_0, fp4."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dequantisation to f32 in native code, bit for bit as `quant.scheme.decode` does it.
 
 One emitter per block type writes the code for one block; `emit_dequantize` makes a function of it
-that dequantizes any range of a row.
+that dequantises any range of a row.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class _Elementwise:
         self.per_byte = 2 if self.dtype.name == "u8" else 1
 
     def emit(self) -> None:
-        f, run = self.f, self.scheme.block
+        f, block = self.f, self.scheme.block
         first, end = f["first"], f["first"] + f["count"]
-        if run is None:
-            self._run(first, end, f.i64(0))
+        if block is None:
+            self._block(first, end, f.i64(0))
             return
-        group = first.udiv(run)
-        for g in f.range(group, end.udiv(run)):
-            self._run(g * run, (g + 1) * run, g)
+        group = first.udiv(block)
+        for g in f.range(group, end.udiv(block)):
+            self._block(g * block, (g + 1) * block, g)
 
-    def _run(self, lo: Value, hi: Value, group: Value) -> None:
+    def _block(self, lo: Value, hi: Value, group: Value) -> None:
         """Weights lo .. hi, which share a scale."""
         f, scheme = self.f, self.scheme
         scale = f.load(f.gep(f["scale"], group, 4), f32) if scheme.has_scale else None

@@ -65,8 +65,8 @@ class IntDot(ABC):
         """total + a.low * b.low + a.high * b.high, of pairs of i16 in every lane."""
 
     @abstractmethod
-    def lookup(self, table: Sequence[int], places: Value) -> Value:
-        """Bytes of a table of 16 at indices `places`."""
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        """Bytes of a table of 16 at `indices`."""
 
     def row(self, first: Value, i: int) -> Value:
         """The word of row i in every lane."""
@@ -136,8 +136,8 @@ class Vnni(FourWay):
         name = f"llvm.x86.avx512.vpdpwssd.{32 * self.lanes}"
         return self._call(name, self.sums, total, a.bits(halves), b.bits(halves))
 
-    def lookup(self, table: Sequence[int], places: Value) -> Value:
-        return _shuffle_bytes(self, table, places)
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        return _shuffle_bytes(self, table, indices)
 
 
 class Dotprod(FourWay):
@@ -154,9 +154,11 @@ class Dotprod(FourWay):
         low = (a << 16).ashr(16) * (b << 16).ashr(16)
         return total + low + a.ashr(16) * b.ashr(16)
 
-    def lookup(self, table: Sequence[int], places: Value) -> Value:
-        book = self.f.const(list(table), self.bytes)
-        return self._call(f"llvm.aarch64.neon.tbl1.{self.bytes.suffix}", self.bytes, book, places)
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        values = self.f.const(list(table), self.bytes)
+        return self._call(
+            f"llvm.aarch64.neon.tbl1.{self.bytes.suffix}", self.bytes, values, indices
+        )
 
 
 # Steps whose 16-bit pair sums cannot overflow: 2 * 127 * (2^bits - 1) each.
@@ -183,8 +185,8 @@ class Pairwise(IntDot):
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
         return total + self._pair(a, b)
 
-    def lookup(self, table: Sequence[int], places: Value) -> Value:
-        return _shuffle_bytes(self, table, places)
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        return _shuffle_bytes(self, table, indices)
 
 
 class Maddubs(Pairwise):
@@ -268,14 +270,14 @@ class Widened(Pairwise, FourWay):
         return self.pairs(total, codes, x)
 
 
-def _shuffle_bytes(dot: IntDot, table: Sequence[int], places: Value) -> Value:
+def _shuffle_bytes(dot: IntDot, table: Sequence[int], indices: Value) -> Value:
     name = {
         4: "llvm.x86.ssse3.pshuf.b.128",
         8: "llvm.x86.avx2.pshuf.b",
         16: "llvm.x86.avx512.pshuf.b.512",
     }[dot.lanes]
-    book = dot.f.const(list(table) * (dot.lanes // 4), dot.bytes)
-    return dot.f.intrinsic(name, dot.bytes, book, places)
+    values = dot.f.const(list(table) * (dot.lanes // 4), dot.bytes)
+    return dot.f.intrinsic(name, dot.bytes, values, indices)
 
 
 def dot_kind(target: Target) -> type[IntDot] | None:
@@ -290,5 +292,5 @@ def dot_kind(target: Target) -> type[IntDot] | None:
 def make_dot(f: Function, rows: int) -> IntDot:
     kind = dot_kind(f.target)
     if kind is None:
-        raise CodegenError("no integer dot products", where="qmatmul", got=f.target.key)
+        raise CodegenError("no integer dot products", where="qgemm", got=f.target.key)
     return kind(f, rows, f.target.lanes(32))

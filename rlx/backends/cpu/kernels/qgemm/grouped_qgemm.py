@@ -1,5 +1,4 @@
-"""Quantised grouped GEMM for mixture of experts: routed rows against the column tiles of their
-expert.
+"""Quantised grouped GEMM for mixture of experts: routed rows times their expert's column tiles.
 
 A chunk of the routing (see `kernels.gemm.grouped_gemm`) is rows of one expert. Its rows, quantised
 in the order of the routing, are tiles of their own. Since the last tile of a chunk may be padded, a

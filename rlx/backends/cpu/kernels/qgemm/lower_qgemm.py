@@ -39,7 +39,7 @@ def _rows(shape: Shape) -> Dim:
     return shape.with_dims(shape.dims[:-1]).num_elements
 
 
-def _scales(scheme: QuantScheme, given: tuple[Value, ...]) -> list[Word]:
+def _scale_and_zp(given: Sequence[Value]) -> list[Word]:
     """Words of the scale and the zero point; 0 for what the scheme does not have."""
     words: list[Word] = [Pointer(v) for v in given]
     return words + [0] * (2 - len(words))
@@ -49,12 +49,7 @@ def _step(node: Node, spec: KernelSpec, words: Sequence[Word], scratch: bool = F
     """The step that does a node's work."""
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     return Step(
-        spec,
-        words,
-        node.inputs,
-        node.outputs,
-        uses_scratch=scratch,
-        flops=cost.flops,
+        spec, words, node.inputs, node.outputs, uses_scratch=scratch, flops=cost.flops,
         bytes=cost.bytes,
     )  # fmt: skip
 
@@ -65,14 +60,9 @@ def _step(node: Node, spec: KernelSpec, words: Sequence[Word], scratch: bool = F
 @lowers("dequant_gather")
 def lower_gather(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
-    table, ids, *sides = node.inputs
+    table, ids, *scale_and_zp = node.inputs
     k, count = node.output.shape.dims[-1], ids.shape.num_elements
-    words: list[Word] = [
-        Pointer(table),
-        *_scales(op.scheme, tuple(sides)),
-        Status(),
-        Number(node),
-    ]
+    words: list[Word] = [Pointer(table), *_scale_and_zp(scale_and_zp), Status(), Number(node)]
     words += [Pointer(ids), Pointer(node.output), count, table.shape.dims[0], k]
     spec = DequantRows(op.scheme, ids.dtype)
     return [_step(node, spec, words)]
@@ -94,23 +84,16 @@ def lower_tile_gather(node: Node, ctx: Context) -> list[Step]:
 
 
 def _experts_scratch(node: Node, target: Target, threads: int) -> int:
-    return (
-        aligned(4 * TRANSPOSED_ROWS * upper_bound(node.output.shape.dims[1], node.graph.live))
-        * threads
-    )
+    k = upper_bound(node.output.shape.dims[1], node.graph.live)
+    return aligned(4 * TRANSPOSED_ROWS * k) * threads
 
 
 @lowers("dequant_moe_weights", scratch=_experts_scratch)
 def lower_moe_weights(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
-    w, expert, *sides = node.inputs
+    w, expert, *scale_and_zp = node.inputs
     count, k, n = node.output.shape.dims
-    words: list[Word] = [
-        Pointer(w),
-        *_scales(op.scheme, tuple(sides)),
-        Status(),
-        Number(node),
-    ]
+    words: list[Word] = [Pointer(w), *_scale_and_zp(scale_and_zp), Status(), Number(node)]
     words += [Pointer(expert), Pointer(node.output), count, w.shape.dims[0], k, n]
     words += [Scratch(node), _experts_scratch(node, ctx.target, 1)]
     spec = DequantExperts(op.scheme, expert.dtype)
@@ -133,30 +116,20 @@ class _DequantProblem:
         self.scheme: QuantScheme = op.scheme
         x, w, *rest = node.inputs
         self.grouped = op.name == "dequant_grouped_matmul"
-        sides = tuple(rest[1:] if self.grouped else rest)
+        scale_and_zp = rest[1:] if self.grouped else rest
         self.m, self.k, self.n = _rows(x.shape), x.shape.dims[-1], w.shape.dims[-2]
         kind = DequantGroupedGemm if self.grouped else DequantGemm
         epilogue = Epilogue(node.output.dtype)
         self.spec = kind(x.dtype, f32, epilogue, packed=False, w_unit="k", scheme=self.scheme)
-        groups = sides[0].shape.dims[-1] if sides else 0
-        scale, zp = _scales(self.scheme, sides)
+        groups = scale_and_zp[0].shape.dims[-1] if scale_and_zp else 0
+        scale, zp = _scale_and_zp(scale_and_zp)
         row = w.shape.dims[-1] * w.dtype.bytes
         self.words: dict[str, Word] = {
-            "x": Pointer(x),
-            "w": Pointer(w),
-            "out": Pointer(node.output),
-            "m": self.m,
-            "n": self.n,
-            "k": self.k,
-            "x_stride_m": self.k * x.dtype.bytes,
-            "x_stride_k": x.dtype.bytes,
-            "w_stride_n": 0,
-            "w_stride_k": 0,
-            "scale": scale,
-            "zp": zp,
-            "row": row,
-            "scale_row": groups * 4,
-            "zp_row": groups if self.scheme.has_zero_point else 0,
+            "x": Pointer(x), "w": Pointer(w), "out": Pointer(node.output),
+            "m": self.m, "n": self.n, "k": self.k,
+            "x_stride_m": self.k * x.dtype.bytes, "x_stride_k": x.dtype.bytes,
+            "w_stride_n": 0, "w_stride_k": 0, "scale": scale, "zp": zp, "row": row,
+            "scale_row": groups * 4, "zp_row": groups if self.scheme.has_zero_point else 0,
             "w_expert": self.n * row,
         }  # fmt: skip
         live = node.graph.live
@@ -206,12 +179,12 @@ def _sizes(scheme: QuantScheme, layout: RowLayout, k: int) -> dict[str, Word]:
 @lowers("pack_quant")
 def lower_pack(node: Node, ctx: Context) -> list[Step]:
     op: Any = node.op
-    w, *sides = node.inputs
+    w, *scale_and_zp = node.inputs
     rows, width = w.shape.static_dims[-2:]
     k = op.scheme.row_elements(width)
     spec = RepackColumnTiles(op.scheme)
     sizes = spec.sizes(_rows(w.shape) // rows, rows, k, op.pair)
-    given: list[Word] = [Pointer(w), *_scales(op.scheme, tuple(sides)), Pointer(node.output)]
+    given: list[Word] = [Pointer(w), *_scale_and_zp(scale_and_zp), Pointer(node.output)]
     return [_step(node, spec, [*given, *sizes])]
 
 

@@ -1,6 +1,6 @@
 """Quantisation of activations to 8 bits, in the layouts of `layouts.quant_rows`.
 
-Rows that fill a tile are quantised together, one lane per row, without horizontal reductions;
+Rows that fill a tile are quantised together, so that one horizontal reduction serves all of them;
 remainder rows one by one.
 """
 
@@ -16,7 +16,7 @@ from rlx.llvm.horizontal import fold
 from rlx.llvm.storage import load, memory_type
 from rlx.records import dataclass
 
-_TILE_STEP = 16  # codes of a vector: the smallest run
+_STEP = 16  # codes of a vector: the smallest run
 
 
 def has_whole_tiles(layout: RowLayout) -> bool:
@@ -37,7 +37,7 @@ class TileBlock:
     def emit(self) -> None:
         f, block = self.f, self.layout.block
         self.scale, inverse = scale_and_inverse(f, self._row_maxima())
-        self.factors = [f.shuffle(inverse, None, [r] * _TILE_STEP) for r in range(self.tile)]
+        self.factors = [f.shuffle(inverse, None, [r] * _STEP) for r in range(self.tile)]
         self._store_meta(self.scale, 0)
         if self.layout.kind == "superblock":
             for half in f.range(0, 2):
@@ -58,7 +58,7 @@ class TileBlock:
 
     def _load(self, row: int, i: Value) -> Value:
         at = self.f.gep(self.rows[row], i, memory_type(self.dtype))
-        return load(self.f, at, self.dtype, _TILE_STEP, f32)
+        return load(self.f, at, self.dtype, _STEP, f32)
 
     def _row_maxima(self) -> Value:
         """Each row's max|x|. As integers, magnitudes order like floats, with NaN on top."""
@@ -67,11 +67,11 @@ class TileBlock:
         def larger(i: Value, *found: Value) -> list[Value]:
             out = []
             for r, top in enumerate(found):
-                both = [self._load(r, i + at).bits() & 0x7FFFFFFF for at in (0, _TILE_STEP)]
+                both = [self._load(r, i + at).bits() & 0x7FFFFFFF for at in (0, _STEP)]
                 out.append(f.max(top, f.max(*both)))
             return out
 
-        start = [f.const(0, vec(_TILE_STEP, i32))] * self.tile
+        start = [f.const(0, vec(_STEP, i32))] * self.tile
         tops = f.loop(0, self.layout.block, RUN, start, larger)
         [maxima] = fold(f, tops, self.tile, f.max)
         return maxima.bits(vec(self.tile, f32))
@@ -79,7 +79,7 @@ class TileBlock:
     def _encode(self, i: Value) -> list[Value]:
         """Store the codes from i on of all rows; returns the sums of every row's two runs of 16."""
         f, t = self.f, self.tile
-        words = [f.concat(self._words(r, i), self._words(r, i + _TILE_STEP)) for r in range(t)]
+        words = [f.concat(self._words(r, i), self._words(r, i + _STEP)) for r in range(t)]
         while len(words) > 1:
             half = len(words) // 2
             words = [f.interleave(words[j], words[j + half]) for j in range(half)]
@@ -89,7 +89,7 @@ class TileBlock:
 
     def _words(self, row: int, i: Value) -> Value:
         codes = encode(self.f, self._load(row, i), self.factors[row])
-        return codes.to(i8).bits(vec(_TILE_STEP // 4, i32))
+        return codes.to(i8).bits(vec(_STEP // 4, i32))
 
     def _sum(self, lines: Value) -> Value:
         """The sum of each row's codes in four lines."""
@@ -118,11 +118,12 @@ class TileBlock:
 
     def _store_meta(self, values: Value, word: Value | int) -> None:
         """Store a metadata word of every row."""
-        behind = self.f.gep(self.to, self.layout.block * self.tile)
-        self.f.store(values, self.f.gep(behind, word, 4 * self.tile))
+        meta = self.f.gep(self.to, self.layout.block * self.tile)
+        self.f.store(values, self.f.gep(meta, word, 4 * self.tile))
 
 
 def add_halves(runs: Sequence[Value]) -> Value:
+    """The sum of a run of 32 codes from those of its halves."""
     low, high = runs
     return low + high
 
@@ -133,6 +134,7 @@ def biased_start(total: Value) -> Value:
 
 
 def pack_i16(low: Value, high: Value) -> Value:
+    """Two i16 in one i32."""
     return low & 0xFFFF | high << 16
 
 
@@ -147,9 +149,6 @@ def encode(f: Function, numbers: Value, inverse: Value) -> Value:
     """Codes, as i32. Adding 1.5 * 2^23 rounds to nearest even and leaves them in the low bits."""
     with f.exact():
         return (numbers * inverse + 12582912.0).bits() - BIAS
-
-
-_STEP = 16  # codes at a time: the smallest run
 
 
 @dataclass(frozen=True)
@@ -215,14 +214,10 @@ class QuantizeRows(KernelSpec):
 
         # As integers, magnitudes order like floats, with NaN on top.
         [maxima] = f.loop(
-            0,
-            size,
-            _STEP,
-            [f.const(0, wide)],
+            0, size, _STEP, [f.const(0, wide)],
             lambda i, top: f.max(top, step(i).bits() & 0x7FFFFFFF),
         )  # fmt: skip
-        maximum = f.reduce("max", maxima).bits(f32)
-        scale, inverse = scale_and_inverse(f, maximum)
+        scale, inverse = scale_and_inverse(f, f.reduce("max", maxima).bits(f32))
         factor = f.splat(inverse, _STEP)
         meta = f.gep(to, size.udiv(4) * width, 4)
         stride = width * 4
@@ -256,8 +251,8 @@ class QuantizeRows(KernelSpec):
     ) -> None:
         """Store the sums of four runs of 16 as pairs, and those of both runs of 32."""
         pairs = [self._packed_sums(f, runs[i], runs[i + 2]) for i in range(2)]
-        for i, pack_i16 in enumerate(pairs):
-            f.store(pack_i16, f.gep(meta, (quarter * 2 + i + 1) * width, 4))
+        for i, pair in enumerate(pairs):
+            f.store(pair, f.gep(meta, (quarter * 2 + i + 1) * width, 4))
         for i, shift in enumerate((0, 16)):
             both = (pairs[0] >> shift) + (pairs[1] >> shift)
             word = (quarter >> 1) * 2 + i + 9
