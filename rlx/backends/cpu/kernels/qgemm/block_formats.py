@@ -56,7 +56,7 @@ class Format(ABC):
 
     @abstractmethod
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
-        """The products of a whole column tile, written to `out`, `stride` columns to a row."""
+        """The f32 results of a whole column tile, stored to `out`, `stride` columns to a row."""
 
 
 Codes = Callable[[MicroTile, Value, Value, int], list[Value]]
@@ -179,7 +179,7 @@ class SharedScaleFormat(Format):
         self, t: MicroTile, w: WeightBlock, x: Value, j: Value, meta: int, sums: Sequence[Value]
     ) -> list[Value]:
         f = t.f
-        run = DotLoop(
+        loop = DotLoop(
             RUN // 4,
             8,
             lambda g: [_bytes(t, w.words, g, v)[0] for v in t.columns],
@@ -187,7 +187,7 @@ class SharedScaleFormat(Format):
             list(t.columns),
         )
         start = [t.x(x, j + (meta + 1), i) for i in range(t.rows)]
-        ints = t.dot.accumulate(run, start * t.vectors)
+        ints = t.dot.accumulate(loop, start * t.vectors)
         scales = [t.f16_field(w.fields[0], v) for v in t.columns for _ in range(t.rows)]
         with f.exact():
             numbers = [value.bits(t.floating) - BIASED for value in ints]

@@ -55,8 +55,8 @@ class KQuantFormat(Format):
             sums = [t.x(mine, self.sums + p, 0) for p in range(len(pairs[0]))]
             for v in t.columns:
                 total = f.const(0, t.dot.sums)
-                for pair, run in zip(pairs[v], sums, strict=True):
-                    total = t.dot.pairs(total, pair, run)
+                for factors, code_sums in zip(pairs[v], sums, strict=True):
+                    total = t.dot.pairs(total, factors, code_sums)
                 row = f.gep(self.buffer, i, 4 * t.lanes)
                 dots = f.load(row, t.dot.sums, 4 * t.lanes * t.rows * v)
                 value = self.value(t, dots, total, *scales[v])
@@ -136,13 +136,13 @@ class Q4K(KQuantFormat):
     def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         sides = t.group_streams([0, 1])
 
-        def chunk(c: Value, *sums: Value) -> list[Value]:
+        def pair(c: Value, *sums: Value) -> list[Value]:
             result = list(sums)
             for group in sides:
                 result = t.dot.accumulate(self._dot_loop(t, w, x, c, group), result)
             return result
 
-        return t.f.loop(0, 4, 1, t.zeros(), chunk)
+        return t.f.loop(0, 4, 1, t.zeros(), pair)
 
     def _dot_loop(self, t: MicroTile, w: Value, x: Value, c: Value, sides: list[int]) -> DotLoop:
         """The low or high nibbles (or both) of eight lines: sub-blocks 2c and 2c + 1."""
@@ -346,7 +346,7 @@ class IQ4XS(KQuantFormat):
     def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         def sub(s: Value, *sums: Value) -> list[Value]:
             scales = [self.load_scale(t, s, v) for v in t.columns]
-            run = DotLoop(
+            loop = DotLoop(
                 4,
                 self.bits,
                 partial(self._codes, t, w, s * 4 + 2),
@@ -354,7 +354,7 @@ class IQ4XS(KQuantFormat):
                 [v for v in t.columns for _ in range(2)],
                 [scales[v] for v in t.columns for _ in range(2)],
             )
-            return t.dot.accumulate(run, sums)
+            return t.dot.accumulate(loop, sums)
 
         return t.f.loop(0, 8, 1, t.zeros(), sub)
 

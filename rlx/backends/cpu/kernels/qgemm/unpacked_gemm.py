@@ -136,6 +136,7 @@ class UnpackedKQuant(KQuantFormat):
         self.row_bytes = 256 + 52
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
+        """Unpack superblock b to `to`."""
         fmt, w = self.fmt, column_tile.block(b)
         fmt.table = t.f.gep(to, LINE * self.table_line)
         for v in t.columns:
@@ -161,11 +162,11 @@ class UnpackedKQuant(KQuantFormat):
         return [t.word(w, self.pairs_line + i, v) for i in range(self.sub_blocks // 2)]
 
     def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
-        d, low = (t.word(w.words, self.scale_line + i, v).bits(t.floating) for i in range(2))
-        return d, low
+        d, dmin = (t.word(w.words, self.scale_line + i, v).bits(t.floating) for i in range(2))
+        return d, dmin
 
-    def value(self, t: MicroTile, sums: Value, total: Value, d: Value, low: Value) -> Value:
-        return self.fmt.value(t, sums, total, d, low)
+    def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
+        return self.fmt.value(t, sums, total, d, dmin)
 
     def dots(self, t: MicroTile, w: Value, x: Value) -> list[Value]:
         f, codes, count = t.f, self.unpacked, 64 // self.sub_blocks
@@ -208,8 +209,8 @@ class UnpackedBlocks(BlockFormat):
         scales = [fmt.scale(t, w, v) for v in t.columns]
         t.put(scales, to, self.unpacked.lines)
         if fmt.minimum:
-            low = [fmt.minimum(t, w, v, scales[v]) for v in t.columns]
-            t.put(low, to, self.unpacked.lines + 1)
+            minima = [fmt.minimum(t, w, v, scales[v]) for v in t.columns]
+            t.put(minima, to, self.unpacked.lines + 1)
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         f, size = t.f, 2 * self.block * t.rows
@@ -219,9 +220,9 @@ class UnpackedBlocks(BlockFormat):
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
             x, meta = f.gep(span.x, b, self.row_bytes * t.rows), f.i64(self.block // 4)
             rows = x if wide is None else f.gep(wide, b, size)
-            run = self.unpacked.dot_loop(t, w.words, rows, self.steps)
+            loop = self.unpacked.dot_loop(t, w.words, rows, self.steps)
             # The correction of offsets comes last: until then registers are scarce.
-            dots = t.dot.accumulate(run, t.zeros())
+            dots = t.dot.accumulate(loop, t.zeros())
             ints = [a + b for a, b in zip(dots, self.start(t, x, meta), strict=True)]
             return self.scaled(t, w, x, meta, ints, list(sums))
 
@@ -246,8 +247,8 @@ class UnpackedRow:
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         x = _widened_rows(t, self, span) if self.fmt.bits == 8 else span.x
         start = [t.f.load(p, t.dot.sums) for p in t.places(out, stride)]
-        run = self.unpacked.dot_loop(t, span.blocks, x, span.count * self.unpacked.words)
-        t.write(t.dot.accumulate(run, start), out, stride)
+        loop = self.unpacked.dot_loop(t, span.blocks, x, span.count * self.unpacked.words)
+        t.write(t.dot.accumulate(loop, start), out, stride)
 
     def scale(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         """Scale a tile's integer sums to f32."""
@@ -275,6 +276,7 @@ def _widened_rows(t: MicroTile, fmt: UnpackedBlocks | UnpackedRow, span: Unpacke
 
 
 def unpacked_format(fmt: Format) -> Unpacked:
+    """The unpacked form of a format."""
     if isinstance(fmt, KQuantFormat):
         return UnpackedKQuant(fmt)
     assert isinstance(fmt, BlockFormat)
