@@ -227,12 +227,12 @@ def _add_level(packed: Array, panels: int, first: int, last: int) -> list[Array]
 
 def _add_two_levels(packed: Array, panels: int, first: int, last: int) -> None:
     quarter = packed.shape[1] // 4
-    behind = packed[2 * panels :].reshape(-1, 7, 4, quarter, packed.shape[2])[first:last]
+    inner_sums = packed[2 * panels :].reshape(-1, 7, 4, quarter, packed.shape[2])[first:last]
     for o, operand in enumerate(_add_level(packed, panels, 2 * first, 2 * last)):
         (b11, b21), (b12, b22) = (
             (operand[i::2, :quarter], operand[i::2, quarter:]) for i in range(2)
         )
-        _sum_blocks((b11, b12, b21, b22), behind[:, o])
+        _sum_blocks((b11, b12, b21, b22), inner_sums[:, o])
 
 
 def _sum_blocks(blocks: tuple[Array, Array, Array, Array], out: Array) -> list[Array]:

@@ -126,7 +126,7 @@ class _Packed(Op):
 
     @property
     def plain(self) -> Conv | ConvTranspose:
-        """The op this stands for."""
+        """The unpacked op that this replaces."""
         given = (self.stride, self.padding, self.dilation, self.groups)
         return ConvTranspose(*given, self.output_padding) if self.transposed else Conv(*given)
 

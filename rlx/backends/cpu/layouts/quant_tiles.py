@@ -190,15 +190,15 @@ def _split(layout: ColumnTileLayout, rows: Array) -> tuple[Array, list[Array]]:
 def _spread(top: Array) -> Array:
     """A word whose bit k belongs to weight k, as one whose byte b has bit g for weight 4g + b."""
     bits = np.unpackbits(top, axis=-1, bitorder="little")
-    turned = bits.reshape(*bits.shape[:-1], 8, 4).swapaxes(-1, -2)
-    return np.packbits(turned, axis=-1, bitorder="little")[..., 0]
+    transposed = bits.reshape(*bits.shape[:-1], 8, 4).swapaxes(-1, -2)
+    return np.packbits(transposed, axis=-1, bitorder="little")[..., 0]
 
 
 def _gather_bits(top: Array) -> Array:
     """The inverse of `_spread`."""
     bits = np.unpackbits(top, axis=-1, bitorder="little")
-    turned = bits.reshape(*bits.shape[:-1], 4, 8).swapaxes(-1, -2).reshape(bits.shape)
-    return np.packbits(turned, axis=-1, bitorder="little")
+    transposed = bits.reshape(*bits.shape[:-1], 4, 8).swapaxes(-1, -2).reshape(bits.shape)
+    return np.packbits(transposed, axis=-1, bitorder="little")
 
 
 def _nibbles_by_word(rows: Array) -> Array:

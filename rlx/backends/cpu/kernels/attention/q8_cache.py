@@ -1,4 +1,4 @@
-"""The Q8_0 KV cache: 32 codes behind the f16 scale they share."""
+"""The Q8_0 KV cache: blocks of an f16 scale and 32 codes."""
 
 from __future__ import annotations
 

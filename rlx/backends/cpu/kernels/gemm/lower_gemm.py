@@ -312,7 +312,7 @@ def lower_lora(node: Node, ctx: Context) -> list[Step]:
 
 
 class _Grouped:
-    """The problem of one expert, the kernel, and its scratch behind the routing table."""
+    """The problem of one expert, the kernel, and its scratch after the routing table."""
 
     def __init__(self, node: Node, target: Target, threads: int) -> None:
         op: Any = node.op

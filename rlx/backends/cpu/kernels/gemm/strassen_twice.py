@@ -75,7 +75,7 @@ _FIELDS = (
 )  # fmt: skip
 _STEP_BYTES = 4 * len(_FIELDS)
 
-# Where the right operands of P1 to P7 lie: halves of k of two panels, or T1 to T4 behind them.
+# Where the right operands of P1 to P7 lie: halves of k of two panels, or T1 to T4 after them.
 _RAW = {1: 0, 2: 1, 3: 3}
 _SUMMED = {4: 3, 5: 0, 6: 1, 7: 2}
 
