@@ -8,7 +8,7 @@ from matmul_support import close, draw, native, wide
 from program_support import HOST, V3, kernels_for
 
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
-from rlx.backends.cpu.kernels.gemm.strassen import FEW, MC, tall_tile
+from rlx.backends.cpu.kernels.gemm.strassen import MC, MIN_ROWS, tall_tile
 from rlx.backends.cpu.layouts.pack import PackedMatMul, PackMatMul, unpack
 from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
@@ -39,10 +39,10 @@ def near(got, x, w, target):
 
 
 SIZES = [
-    (FEW - 1, 96, 192),
-    (FEW, 96, 192),
-    (FEW + 1, 192, 224),
-    (FEW + 3, 96, 384),
+    (MIN_ROWS - 1, 96, 192),
+    (MIN_ROWS, 96, 192),
+    (MIN_ROWS + 1, 192, 224),
+    (MIN_ROWS + 3, 96, 384),
     (MC, 384, 384),
     (MC + 3, 480, 800),  # several blocks of k, more pairs of panels than are kept at once
     (2 * MC + 30, 96, 1536),
@@ -50,7 +50,7 @@ SIZES = [
     (0, 96, 192),
     # two steps: fours of tiles alone, with rows left over, with too few for three workers
     (64, 192, 384),
-    (FEW, 192, 384),
+    (MIN_ROWS, 192, 384),
     (100, 384, 384),
     (131, 192, 1536),
     (70, 5 * 192, 384),  # more fours of panels than rows are summed for at once
@@ -69,7 +69,7 @@ def test_sizes(m, n, k, target):
 
 @on_targets
 def test_every_number_of_rows_of_one_program(target):
-    for k, n, most in ((192, 96, FEW + 40), (384, 192, 64 + 40)):
+    for k, n, most in ((192, 96, MIN_ROWS + 40), (384, 192, 64 + 40)):
         w = draw(2, k, n)
         g = graph_of(draw(1, 1, k), w, rows="m")
         for m in range(most - 42, most):

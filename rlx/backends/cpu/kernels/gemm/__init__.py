@@ -1,0 +1,12 @@
+"""GEMM after BLIS: packed panels, a register-tiled micro-kernel, fused epilogues.
+
+lower_gemm                  matmul ops to kernels: strides, choice of kernel, scratch
+pack_weights                graph rewrite: constant weights packed into panels once
+gemm                        blocks of MC x KC, panels of NR: the loops around the micro-kernel
+microkernel, epilogue       the MR x NR register tile, and what follows it
+pack_operands               operands of any strides packed for the micro-kernel
+gemv                        one row: dot and axpy forms
+grouped_gemm                rows routed to experts
+complex_gemm                complex numbers
+strassen, strassen_twice    one and two levels of Strassen's algorithm
+"""

@@ -31,7 +31,7 @@ from rlx.llvm.storage import compute_type
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-FEW = 48  # below so many rows plain GEMM is faster: it reads no sums of weights
+MIN_ROWS = 48  # below so many rows plain GEMM is faster: it reads no sums of weights
 MC = 128  # rows of a block, whose S1 to S4 are computed at a time
 PANEL_GROUP = 4  # pairs of panels whose partial products are kept between k blocks
 _GRAIN = 4  # a row block is a multiple of it: remainder rows cost a pair of tiles
@@ -66,7 +66,7 @@ class Strassen(Gemm):
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         plain = super().scratch(target, rows, n, k)
-        if rows < FEW:
+        if rows < MIN_ROWS:
             return plain
         g, tall = self.tile_shape(target), round_up(min(rows, MC), _GRAIN)
         groups = 1 if k <= KC else min(n // (2 * g.nr), PANEL_GROUP)
@@ -96,7 +96,7 @@ class StrassenEmitter(GemmEmitter):
         self.microkernel = self.microkernels.dispatcher(m)
 
     def emit(self) -> None:
-        self.f.if_(self["m"] < FEW, super().emit, self._strassen)
+        self.f.if_(self["m"] < MIN_ROWS, super().emit, self._strassen)
 
     def _strassen(self) -> None:
         pairs = self["n"].udiv(2 * self.columns)

@@ -26,7 +26,7 @@ from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-FEW = 12  # up to so many rows dequantising a column at a time beats transposing panels
+FEW_ROWS = 12  # up to so many rows dequantising a column at a time beats transposing panels
 _AT_ONCE = 4  # rows that share the loads of a column, or accumulators of one row
 _POINTERS = frozenset(["scale", "zp"])
 _F32 = GGUF_SCHEMES["F32"]
@@ -62,8 +62,8 @@ class DequantGemm(Gemm):
         kc = dequant_kc(self.scheme)
         g, tall = self.tile_shape(target), round_up(min(rows, MC), MR)
         tiles = min(-(-n // g.nr), PANEL_GROUP) * max(tall // MR, 1) * g.tile_bytes
-        parts = [max(tall * kc, FEW * k), kc * g.nr, max(kc * g.nr, k)]
-        return sum(round_up(4 * p, 64) for p in parts) + max(tiles, FEW * g.row_bytes)
+        parts = [max(tall * kc, FEW_ROWS * k), kc * g.nr, max(kc * g.nr, k)]
+        return sum(round_up(4 * p, 64) for p in parts) + max(tiles, FEW_ROWS * g.row_bytes)
 
     def emit(self, m: Module) -> None:
         DequantGemmEmitter(self, m).emit()
@@ -86,7 +86,7 @@ class _DequantEmitter(GemmEmitter):
         self.choose_kc(mc)
         tall = f.ceil_div(mc, MR) * MR
         self.packed_x = f.gep(self["scratch"], offset)
-        rows = f.max(tall * kc, k * FEW)
+        rows = f.max(tall * kc, k * FEW_ROWS)
         self.packed_panel = f.gep(self.packed_x, to_cache_line(rows * 4))
         panel = round_up(4 * kc * self.g.nr, 64)
         self.dequantized = f.gep(self.packed_panel, panel)
@@ -122,7 +122,7 @@ class DequantGemmEmitter(_DequantEmitter):
 
     def emit(self) -> None:
         f = self.f
-        f.if_(self["m"] <= FEW, self._few_rows, super().emit)
+        f.if_(self["m"] <= FEW_ROWS, self._few_rows, super().emit)
 
     def _few_rows(self) -> None:
         """Dequantise every column once and multiply it with all rows."""
