@@ -17,8 +17,8 @@ from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.target import Target
-from rlx.loops.box_copies import Box, copy
-from rlx.loops.trace import Place
+from rlx.loops.strided_copies import StridedView, copy
+from rlx.loops.trace import Buffer
 
 
 def _moved(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
@@ -89,9 +89,9 @@ def lower_top_k(node: Node, ctx: Context) -> list[Step]:
 def _turn(node: Node, turned: Shape, value: Value, kind: str, number: int, back: bool) -> Any:
     """A copy between a tensor and its form with the axis last."""
     plain = contiguous_strides(value.shape)
-    own = Box(Place(kind, number), value.dtype, _moved(plain, _axis(node)))
-    kept = Place("temporary", number + 1 if back else 0)
-    other = Box(kept, value.dtype, contiguous_strides(turned))
+    own = StridedView(Buffer(kind, number), value.dtype, _moved(plain, _axis(node)))
+    kept = Buffer("temporary", number + 1 if back else 0)
+    other = StridedView(kept, value.dtype, contiguous_strides(turned))
     return copy(turned.dims, other, own) if back else copy(turned.dims, own, other)
 
 
