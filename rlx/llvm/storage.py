@@ -1,4 +1,4 @@
-"""How element types lie in memory, and the types they are computed in."""
+"""Element types in memory and the types they are computed in; alignment, streaming stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEMORY: dict[str, Type] = {
 
 
 def memory_type(dtype: DType) -> Type:
-    """The emitted type of one element in memory."""
+    """The LLVM type of one element in memory."""
     found = _MEMORY.get(dtype.name)
     if found is None:
         raise CodegenError("no scalar type in memory", where="storage", got=dtype.name)
@@ -36,7 +36,7 @@ def memory_type(dtype: DType) -> Type:
 
 
 def compute_type(dtype: DType) -> Type:
-    """The type in which products of such elements are summed: integers wrap, so 32 bits do."""
+    """The accumulator type of dot products; integers wrap, so 32 bits suffice."""
     if dtype.is_float:
         return f64 if dtype.bits == 64 else f32
     return i64 if dtype.bits == 64 else i32
@@ -45,13 +45,13 @@ def compute_type(dtype: DType) -> Type:
 def load(
     f: Function, base: Value, dtype: DType, lanes: int, compute: Type, offset: Value | int = 0
 ) -> Value:
-    """`lanes` elements at base + offset bytes, as numbers of type `compute`."""
+    """`lanes` elements at base + offset bytes, converted to `compute`."""
     raw = f.load(base, vec(lanes, memory_type(dtype)), offset)
     return widen(f, raw, dtype, compute)
 
 
 def widen(f: Function, raw: Value, dtype: DType, compute: Type) -> Value:
-    """Elements as they lie in memory, as numbers of type `compute`."""
+    """Loaded elements, converted to `compute`."""
     decode = _DECODE.get(dtype.name)
     if decode is not None:
         return decode(raw).to(compute)
@@ -59,7 +59,7 @@ def widen(f: Function, raw: Value, dtype: DType, compute: Type) -> Value:
 
 
 def narrow(f: Function, value: Value, dtype: DType) -> Value:
-    """Numbers as elements of `dtype`, rounded once."""
+    """Values converted to the memory type of `dtype`, rounded once."""
     encode = _ENCODE.get(dtype.name)
     return encode(value) if encode is not None else value.to(memory_type(dtype))
 

@@ -8,7 +8,7 @@ from rlx.llvm.builder.types import Type, bf16, f16, f32, f64, i1, i16, i32, i64
 
 
 class ConvertOps(MemoryOps):
-    """What a function can do to change a value's type."""
+    """Conversion methods of a function."""
 
     def convert(self, value: Value, type_: Type, signed: bool = True) -> Value:
         """The same number as `type_` (a scalar type keeps the lanes).

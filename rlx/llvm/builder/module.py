@@ -1,4 +1,4 @@
-"""Modules and functions: where emitted code begins and ends."""
+"""Modules and functions: the scope of emitted code, and the kernel's signature."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Function(FlowOps):
         return self.module.target
 
     def ret(self, value: Value | None = None) -> None:
-        """Leave the function. A function that returns nothing need not say so at its end."""
+        """Return from the function. A void function needs none at its end."""
         got = value.type if value is not None else void
         if got is not self.result:
             mismatch(f"ret of {self.name}", got, self.result)
@@ -101,7 +101,7 @@ class Function(FlowOps):
         return self.intrinsic(name, i64)
 
     def relax(self) -> None:
-        """Tell the CPU that this is a spin loop."""
+        """The spin-loop hint (pause, yield)."""
         if self.target.is_x86:
             self.intrinsic("llvm.x86.sse2.pause", void)
         else:
@@ -158,7 +158,7 @@ class Module:
         return self.function(name, [("words", ptr), ("tid", i32), ("nth", i32)], result)
 
     def declare(self, name: str, result: Type, params: Sequence[Type]) -> None:
-        """Make an intrinsic or an external function known."""
+        """Declare an intrinsic or an external function."""
         if name not in self._declared and name not in self.functions:
             types = ", ".join(t.name for t in params)
             self._declared[name] = f"declare {result.name} @{name}({types})"

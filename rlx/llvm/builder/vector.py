@@ -10,10 +10,10 @@ from rlx.llvm.builder.types import Number, Type, i1, i32, i64, vec
 
 
 class VectorOps(Core):
-    """What a function can do with lanes."""
+    """Vector methods of a function."""
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """A scalar in every lane."""
+        """A scalar broadcast to all lanes."""
         if value.type.lanes != 1:
             unsuited("splat", value.type)
         if lanes == 1:
@@ -112,7 +112,7 @@ class VectorOps(Core):
         return self.shuffle(vector, None, range(vector.type.lanes - 1, -1, -1))
 
     def reduce(self, op: str, vector: Value) -> Value:
-        """One scalar from all lanes, halving each time: add, mul, and, or, xor, min, max.
+        """Horizontal reduction by halving: add, mul, and, or, xor, min, max.
 
         The order is fixed, so a float sum is the same on every run. min and max keep NaN.
         """

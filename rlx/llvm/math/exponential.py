@@ -30,7 +30,7 @@ def exp(x: Value) -> Value:
 
 
 def exp_down(x: Value) -> Value:
-    """e^x for x <= 0, what a softmax wants. Error below 1.2 ulp, and |x| / 21 more where a table is
+    """e^x for x <= 0, as in a softmax. Error below 1.2 ulp, and |x| / 21 more where a table is
     looked up (f32 on AVX-512); where the result is denormal, what is given is no normal number
     either."""
     f, k = x.fn, real(x, "exp")

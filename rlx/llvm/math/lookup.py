@@ -1,4 +1,4 @@
-"""Tables of 16 numbers that lie in a register, where the target can look numbers up in one."""
+"""Tables of 16 floats in a vector register, where the target has a permute to look them up."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ SIZE = 16
 
 
 def has_lookup(x: Value) -> bool:
-    """Whether functions of such vectors may use tables."""
+    """Whether the target has table lookup for vectors of this type."""
     return x.fn.target.avx512 and x.type.scalar is f32 and x.type.lanes <= SIZE
 
 
 def lookup(table: tuple[float, ...], index: Value) -> Value:
-    """For each lane the number of the table that the low 4 bits of its index name."""
+    """table[index & 15] in each lane."""
     f, lanes, wide = index.fn, index.type.lanes, vec(SIZE, f32)
     if lanes == 1:
         index = f.splat(index, SIZE)

@@ -1,4 +1,4 @@
-"""Numbers and small tools that the functions share: constants per type, polynomials, exact sums.
+"""Shared by the functions: constants per type, polynomials, exact sums and products.
 
 Polynomials are minimax fits (Remez exchange, 60 digits) of the functions named beside them.
 """
@@ -15,7 +15,7 @@ from rlx.records import dataclass
 
 @dataclass(frozen=True)
 class Real:
-    """What algorithms need to know of f32 or f64."""
+    """Constants of f32 or f64."""
 
     scalar: Type
     integer: Type
