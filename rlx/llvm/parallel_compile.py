@@ -64,8 +64,8 @@ def _compile_parallel(units: Sequence[Unit], results: list[bytes | None], worker
     for thread in threads:
         thread.start()
     try:
-        while (index := _next(jobs)) is not None:
-            results[index] = units[index].compile()
+        while (job := _next(jobs)) is not None:
+            results[job] = units[job].compile()
     finally:
         while _next(jobs) is not None:
             pass

@@ -10,7 +10,7 @@ from rlx import CompileOptions, Session
 from rlx.backends.cpu import lowering
 from rlx.backends.cpu.kernels import spec
 from rlx.backends.cpu.kernels.loops.nest_kernel import NestKernel
-from rlx.backends.cpu.kernels.rotary.rotary import Rotate
+from rlx.backends.cpu.kernels.rotary.rotary import RotaryEmbedding
 from rlx.llvm.target import Target
 
 BUILDS = {
@@ -54,7 +54,7 @@ def test_streamed_results_are_the_same(monkeypatch, build, size, in_slots) -> No
 
 
 def test_only_large_results_are_streamed(monkeypatch) -> None:
-    kinds = (NestKernel, Rotate)
+    kinds = (NestKernel, RotaryEmbedding)
 
     def streamed() -> bool:
         made: list[bool] = []

@@ -108,6 +108,24 @@ class VectorOps(Core):
         n = a.type.lanes
         return self.shuffle(a, b, [i // 2 + (i % 2) * n for i in range(2 * n)])
 
+    def deinterleave(self, vectors: Sequence[Value], first: int = 0) -> Value:
+        """Every n-th lane, from `first` on, of n concatenated vectors."""
+        count, lanes = len(vectors), vectors[0].type.lanes
+        if lanes == 1:
+            return vectors[first]
+        wanted = [first + i * count for i in range(lanes)]
+        result = vectors[0]
+        for n, vector in enumerate(vectors[1:], start=1):
+            # lanes from earlier vectors stay where the last shuffle put them
+            picks = []
+            for i, at in enumerate(wanted):
+                if at < n * lanes:
+                    picks.append(at if n == 1 else i)
+                else:
+                    picks.append(at % lanes + lanes if at // lanes == n else -1)
+            result = self.shuffle(result, vector, picks)
+        return result
+
     def reverse(self, vector: Value) -> Value:
         return self.shuffle(vector, None, range(vector.type.lanes - 1, -1, -1))
 

@@ -1,4 +1,4 @@
-"""Packing filters at run time, where they are not known before."""
+"""Packing of filters that are not constant, at run time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rlx.records import dataclass
 class PackFilters(KernelSpec):
     """words: w, to, then the sizes and strides (in elements) that `words` names.
 
-    to[group, tile, i, j, channel, row] = w at group·by_group + filter·by_row + channel·by_channel
-    + i·by_y + j·by_x, and 0 where the last tile has no filter.
+    to[group, tile, i, j, channel, row] = w at group·stride_group + filter·stride_row +
+    channel·stride_channel + i·stride_y + j·stride_x, and 0 where the last tile has no filter.
     """
 
     w: DType
@@ -23,7 +23,7 @@ class PackFilters(KernelSpec):
     tile: int
 
     words = ("w", "to", "groups", "tiles", "rows", "channels", "taps_y", "taps_x",
-             "by_group", "by_row", "by_channel", "by_y", "by_x")  # fmt: skip
+             "stride_group", "stride_row", "stride_channel", "stride_y", "stride_x")  # fmt: skip
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -36,15 +36,15 @@ class PackFilters(KernelSpec):
             tap, channel = term.udiv(o["channels"]), term.urem(o["channels"])
             y, x = tap.udiv(o["taps_x"]), tap.urem(o["taps_x"])
             group, first = number.udiv(o["tiles"]), number.urem(o["tiles"]) * self.tile
-            base = group * o["by_group"] + channel * o["by_channel"]
-            base = base + y * o["by_y"] + x * o["by_x"]
+            base = group * o["stride_group"] + channel * o["stride_channel"]
+            base = base + y * o["stride_y"] + x * o["stride_x"]
             to = f.gep(o["to"], at, self.tile * sums.bytes)
             for row in f.range(0, self.tile):
                 filter_ = first + row
-                place = f.gep(o["w"], base + filter_ * o["by_row"], memory_type(self.w))
+                address = f.gep(o["w"], base + filter_ * o["stride_row"], memory_type(self.w))
 
-                def found(place: Value = place) -> Value:
-                    return load(f, place, self.w, 1, sums)
+                def load_weight(address: Value = address) -> Value:
+                    return load(f, address, self.w, 1, sums)
 
-                [value] = f.if_(filter_ < o["rows"], found, lambda: f.const(0, sums))
+                [value] = f.if_(filter_ < o["rows"], load_weight, lambda: f.const(0, sums))
                 f.store(value, f.gep(to, row, sums))
