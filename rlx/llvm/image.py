@@ -85,7 +85,7 @@ def _protect(base: int, size: int, protection: int) -> None:
 
 
 def _flush_code(base: int, size: int) -> None:
-    """AArch64 keeps instruction and data caches apart; x86 and (by mprotect) Linux need nothing."""
+    """Flush the instruction cache: needed on AArch64 macOS; Linux does it in mprotect."""
     if sys.platform == "darwin":
         flush = _libc().sys_icache_invalidate
         flush.argtypes = [ctypes.c_void_p, ctypes.c_size_t]

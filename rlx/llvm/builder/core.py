@@ -132,7 +132,7 @@ class Value:
         return self.fn.convert(self, type_, signed)
 
     def bits(self, type_: Type | None = None) -> Value:
-        """The same bits in another type (the integer one unless told)."""
+        """Reinterpret the bits as another type (by default the integer one)."""
         return self.fn.bitcast(self, type_ or self.type.as_int)
 
 

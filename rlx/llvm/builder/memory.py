@@ -37,7 +37,7 @@ class MemoryOps(VectorOps):
         align: int = 0,
         nontemporal: bool = False,
     ) -> Value:
-        """The value at base + offset bytes; aligned to its element unless told otherwise."""
+        """The value at base + offset bytes; aligned to its element by default."""
         address = self.gep(base, offset)
         tail = f", align {align or self._align(type_)}{self._hint(nontemporal)}"
         return self.instr(f"load {type_.name}, ptr {address.name}{tail}", type_)

@@ -51,7 +51,7 @@ class Function(FlowOps):
         return self._call(f"@{callee.name}", callee.result, args)
 
     def call_pointer(self, address: Value, result: Type, *args: Value) -> Value:
-        """Call through a pointer; nothing is known of its parameters, so nothing is checked."""
+        """Call through a pointer; parameter types are not checked."""
         if address.type is not ptr:
             mismatch("call_pointer", address.type, ptr)
         return self._call(address.name, result, args)
@@ -153,7 +153,7 @@ class Module:
     def kernel(self, name: str = "kernel", result: Type = void) -> Function:
         """Begin a function that a program can run: (ptr words, i32 tid, i32 nth).
 
-        It gives nothing, or, where it is to say at which step the program goes on, an i64.
+        It returns void, or an i64 if it is a jump: the distance to the next step.
         """
         return self.function(name, [("words", ptr), ("tid", i32), ("nth", i32)], result)
 

@@ -176,7 +176,7 @@ class VectorOps(Core):
         return self.intrinsic(f"llvm.fma.{a.type.suffix}", a.type, a, x, y)
 
     def min(self, a: Value, b: Value | Number) -> Value:
-        """The smaller (signed); NaN if either is NaN. Which zero min(-0, 0) gives is not said."""
+        """The smaller (signed); NaN if either is NaN. The sign of min(-0, 0) is unspecified."""
         return self._extremum("min", "lt", a, self.const(b, a.type))
 
     def max(self, a: Value, b: Value | Number) -> Value:
@@ -190,7 +190,7 @@ class VectorOps(Core):
                     min(a.const, b.const) if name == "min" else max(a.const, b.const), a.type
                 )
             return self.intrinsic(f"llvm.s{name}.{a.type.suffix}", a.type, a, b)
-        # One instruction that gives b when either is NaN; a NaN in a needs the second select.
+        # One instruction that returns b when either is NaN; a NaN in a needs the second select.
         best = self.select(self.compare(predicate, a, b), a, b)
         return self.select(a.is_nan(), a, best)
 

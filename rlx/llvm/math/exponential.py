@@ -1,4 +1,4 @@
-"""exp, exp2, expm1 and what is made of them: tanh, sigmoid, silu, softplus."""
+"""exp, exp2, expm1, and functions built on them: tanh, sigmoid, silu, softplus."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def exp(x: Value) -> Value:
 
 
 def exp_down(x: Value) -> Value:
-    """e^x for x <= 0, as in a softmax. Error below 1.2 ulp, and |x| / 21 more where a table is
-    looked up (f32 on AVX-512); where the result is denormal, what is given is no normal number
-    either."""
+    """e^x for x <= 0, as in a softmax. Error below 1.2 ulp, |x| / 21 more with table lookup (f32 on
+    AVX-512); denormal results are flushed or denormal, never normal."""
     f, k = x.fn, real(x, "exp")
     if has_lookup(x):
         return _exp_by_table(x)
@@ -42,8 +41,8 @@ def exp_down(x: Value) -> Value:
 
 
 def _exp_by_table(x: Value) -> Value:
-    """exp_down in f32 as 2^(n / 16) e^r, |r| <= ln 2 / 32: the fraction of the power comes from a
-    table, and its whole part is added to the exponent of what was found there."""
+    """exp_down in f32 as 2^(n / 16) e^r, |r| <= ln 2 / 32: the fractional power of two comes from a
+    table, and the integer part of n / 16 is added to its exponent."""
     f, k = x.fn, F32
     x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)  # there the power's bits are all 0
     with f.exact():

@@ -13,8 +13,8 @@ from rlx.llvm.math.erf import erfc_of
 from rlx.llvm.math.lookup import has_lookup, lookup
 from rlx.llvm.math.real import F32, polynomial, real
 
-# Φ(-a) in 16 pieces, of width 1/4 up to a = 2 and 1/2 from there on to 6: in each a polynomial of
-# a - centre. The last piece ends in exactly 0: from it a line from 0 to Φ(-6) has been taken away.
+# Φ(-a) as a piecewise polynomial in a - centre: 16 intervals, of width 1/4 up to 2 and 1/2 up to
+# 6. The last one ends in exactly 0: a line from 0 to Φ(-6) is subtracted from it.
 _LIMIT = 6 - 2.0**-21  # the largest number below 6
 # fmt: off
 _CENTRES = (
@@ -83,7 +83,7 @@ def _by_pieces(size: Value) -> tuple[Value, Value]:
     f = size.fn
     a = f.min_fast(f.const(_LIMIT, size.type), size)
     with f.exact():
-        # The last bit of the exponent of a + 2 and three of the mantissa count the pieces.
+        # The last bit of the exponent of a + 2 and three of its mantissa are the interval's number.
         piece = (a + 2.0).bits() >> 20
         t = a - lookup(_CENTRES, piece)
     total = lookup(_PIECES[-1], piece)

@@ -86,7 +86,7 @@ class ColumnTileEmitter:
         size = body.number(last)
         blocks = f.ceil_div(size, WIDTH)
         count = body.product(others) * blocks
-        splits = self._word(self.split.splits.index) if self.split is not None else f.i64(1)
+        splits = self._word(self.split.count.index) if self.split is not None else f.i64(1)
         lo, hi = f.split(count * splits)
         for item in f.range(lo, hi):
             tile = item.udiv(splits)
@@ -107,7 +107,7 @@ class ColumnTileEmitter:
         for stage in range(-1, self.stages.last + 1):
             for pass_ in self._passes(stage):
                 self._emit_pass(pass_, None)
-                self._finish(pass_, self._get)
+                self._finish(pass_, self._load_state)
             self._values(stage)
             self._stores(stage)
 
@@ -134,40 +134,40 @@ class ColumnTileEmitter:
 
     # -- one pass -----------------------------------------------------------------------------
 
-    def _emit_pass(self, pass_: Pass, split_id: tuple[Value, Value] | None) -> None:
+    def _emit_pass(self, pass_: Pass, bounds: tuple[Value, Value] | None) -> None:
         """All elements of the tile, or a range of the outermost axis."""
         vector_body = VectorBody(self.body, self.stages, pass_, {}, spills=True, wide=True)
         if pass_.reductions:
             self._each(self.point, lambda vpoint: self._begin(vector_body, vpoint))
-        self._axes(vector_body, self.point, 0, split_id)
+        self._axes(vector_body, self.point, 0, bounds)
 
     def _begin(self, vector_body: VectorBody, vpoint: VectorPoint) -> None:
         for number, state in zip(
             vector_body.pass_.reductions, vector_body.start(vpoint.lanes), strict=True
         ):
-            self._put(number, state, vpoint)
+            self._store_state(number, state, vpoint)
 
     def _axes(
         self,
         vector_body: VectorBody,
         point: IterPoint,
         position: int,
-        split_id: tuple[Value, Value] | None,
+        bounds: tuple[Value, Value] | None,
     ) -> None:
         f, space = self.f, vector_body.pass_.space
         sizes = self.nest.spaces[space]
-        lo, hi = split_id or (f.i64(0), self.body.number(sizes[position]))
+        lo, hi = bounds or (f.i64(0), self.body.number(sizes[position]))
         if position < len(sizes) - 1:
             for i in f.range(lo, hi):
                 self._axes(
                     vector_body, self.body.advance(point, space, position, i), position + 1, None
                 )
             return
-        several = ROWS_PER_STEP if self.stages.code_size(vector_body.pass_) <= 14 else 1
-        whole = lo + (hi - lo & -several)
-        for i in f.range(lo, whole, several):
-            self._rows(vector_body, point, position, [i + k for k in range(several)])
-        if several > 1:
+        step = ROWS_PER_STEP if self.stages.code_size(vector_body.pass_) <= 14 else 1
+        whole = lo + (hi - lo & -step)
+        for i in f.range(lo, whole, step):
+            self._rows(vector_body, point, position, [i + k for k in range(step)])
+        if step > 1:
             for i in f.range(whole, hi):
                 self._rows(vector_body, point, position, [i])
 
@@ -185,45 +185,45 @@ class ColumnTileEmitter:
         narrow = VectorBody(self.body, self.stages, vector_body.pass_, {}, spills=True)
         new = narrow.start(vpoint.lanes)
         for point in points:
-            new = narrow.element(replace(vpoint, point=point, values={}), new)
+            new = narrow.emit(replace(vpoint, point=point, values={}), new)
         for number, a, state in zip(
             vector_body.pass_.reductions, vector_body.accumulators, new, strict=True
         ):
-            old = self._get(number, a, vpoint)
-            self._put(number, a.combine(old, a.widened(state)), vpoint)
+            old = self._load_state(number, a, vpoint)
+            self._store_state(number, a.combine(old, a.widened(state)), vpoint)
 
     def _finish(self, pass_: Pass, get: Callable[[int, Accumulator, VectorPoint], State]) -> None:
         """Spill the results of the pass's reductions as column values."""
 
-        def end(vpoint: VectorPoint) -> None:
+        def emit_results(vpoint: VectorPoint) -> None:
             for number, a in self._accumulators(pass_):
                 self._spill(number, a.result(get(number, a, vpoint)), vpoint)
 
         if pass_.reductions:
-            self._each(self.point, end)
+            self._each(self.point, emit_results)
             self.ready |= set(pass_.reductions)
 
     def _values(self, stage: int) -> None:
         """Compute and spill the column values that are known after a stage."""
         spilled = [n for n in self.stages.row_code(stage) if n in self.spilled]
 
-        def values(vpoint: VectorPoint) -> None:
+        def emit_values(vpoint: VectorPoint) -> None:
             for number in spilled:
                 self._spill(number, self.body.value(number, vpoint), vpoint)
 
         if spilled:
-            self._each(self.point, values)
+            self._each(self.point, emit_values)
             self.ready |= set(spilled)
 
     def _stores(self, stage: int) -> None:
         written = self.stages.row_stores(stage)
 
-        def values(vpoint: VectorPoint) -> None:
+        def emit_values(vpoint: VectorPoint) -> None:
             for store in written:
                 self.body.store(store.access, self.body.value(store.operand, vpoint), vpoint)
 
         if written:
-            self._each(self.point, values)
+            self._each(self.point, emit_values)
 
     # -- split tiles ----------------------------------------------------------------------------
 
@@ -233,14 +233,14 @@ class ColumnTileEmitter:
         self.ready = set()
 
         def combine(number: int, a: Accumulator, vpoint: VectorPoint) -> State:
-            def more(i: Value, *state: Value) -> list[Value]:
+            def combine_one(i: Value, *state: Value) -> list[Value]:
                 types = a.types(vpoint.lanes)
                 slots = [self._slot_address(split, number, k, i, first) for k in range(len(types))]
                 pairs = zip(slots, types, strict=True)
                 new = [f.load(f.gep(c, vpoint.index, t.scalar), t) for c, t in pairs]
                 return a.combine(list(state), new)
 
-            return f.loop(0, splits, 1, a.start(vpoint.lanes), more)
+            return f.loop(0, splits, 1, a.start(vpoint.lanes), combine_one)
 
         for stage in range(-1, split.stage):
             for pass_ in self._passes(stage):
@@ -259,7 +259,7 @@ class ColumnTileEmitter:
 
         def save(vpoint: VectorPoint) -> None:
             for number, a in self._accumulators(pass_):
-                for k, value in enumerate(self._get(number, a, vpoint)):
+                for k, value in enumerate(self._load_state(number, a, vpoint)):
                     slot = self._slot_address(split, number, k, split_id, first)
                     at = self.f.gep(slot, vpoint.index, value.type.scalar)
                     if vpoint.mask is None:
@@ -278,21 +278,19 @@ class ColumnTileEmitter:
         position = list(self.states).index((number, component))
         total = self.body.product(self.nest.rows)
         base = f.load(f["words"], ptr, 8 * split.memory.index)
-        row = f.gep(
-            base, (self._word(split.splits.index) * position + split_id) * total, STATE_SLOT
-        )
+        row = f.gep(base, (self._word(split.count.index) * position + split_id) * total, STATE_SLOT)
         found = [a for p in self.stages.passes for n, a in self._accumulators(p) if n == number]
         return f.gep(row, first, found[0].types(1)[component])
 
     # -- stack buffers of the tile --------------------------------------------------------------
 
-    def _get(self, number: int, a: Accumulator, vpoint: VectorPoint) -> State:
+    def _load_state(self, number: int, a: Accumulator, vpoint: VectorPoint) -> State:
         return [
             self._load(self.states[number, k], t, vpoint)
             for k, t in enumerate(a.types(vpoint.lanes))
         ]
 
-    def _put(self, number: int, state: State, vpoint: VectorPoint) -> None:
+    def _store_state(self, number: int, state: State, vpoint: VectorPoint) -> None:
         for k, value in enumerate(state):
             self._save(self.states[number, k], value, vpoint)
 
@@ -320,8 +318,8 @@ class ColumnTileEmitter:
         dtype = self.nest.code[number].dtype
         types = [t.with_lanes(vpoint.lanes) for t in _memory_types(dtype)]
         pairs = zip(self.spilled[number], types, strict=True)
-        values = [self._load(base, t, vpoint) for base, t in pairs]
-        return values[0].ne(0) if dtype is bool_ else joined(values)
+        emit_values = [self._load(base, t, vpoint) for base, t in pairs]
+        return emit_values[0].ne(0) if dtype is bool_ else joined(emit_values)
 
 
 def _memory_types(dtype: DType) -> list[Type]:

@@ -22,7 +22,7 @@ def mul(f: Function, a: Complex, b: Complex) -> Complex:
 
 
 def div(f: Function, a: Complex, b: Complex) -> Complex:
-    """By Smith's method: the larger part of b divides, so that nothing overflows on the way."""
+    """Smith's algorithm: scaled by the larger part of b, so that no intermediate overflows."""
     swap = f.abs(b.re) < f.abs(b.im)
     large, small = f.select(swap, b.im, b.re), f.select(swap, b.re, b.im)
     is_zero = b.re.eq(0.0) & b.im.eq(0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.kernels.loops.instructions import IterPoint, NestBody, VectorPoint
 from rlx.backends.cpu.kernels.loops.registers import Element, lanes_for, masks_tail
-from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, shaped
+from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
 from rlx.llvm.builder import Function, Module, Value
 from rlx.loops.nest import Nest
 from rlx.loops.stages import Pass, Stages
@@ -104,13 +104,15 @@ class LaneRowEmitter:
         sizes = self.nest.spaces[space]
         if position == len(sizes):
             here = [VectorPoint(point, s.index, s.lanes, s.mask, s.row) for s in vpoints]
-            return [vector_body.element(s, states) for s, states in zip(here, carry, strict=True)]
+            return [vector_body.emit(s, states) for s, states in zip(here, carry, strict=True)]
 
         def body(index: Value, *values: Value) -> list[Value]:
             inner_point = self.body.advance(point, space, position, index)
             return flatten(
-                self._axes(vector_body, vpoints, inner_point, position + 1, shaped(values, carry))
+                self._axes(
+                    vector_body, vpoints, inner_point, position + 1, unflatten(values, carry)
+                )
             )
 
         size = self.body.number(sizes[position])
-        return shaped(self.f.loop(0, size, 1, flatten(carry), body), carry)
+        return unflatten(self.f.loop(0, size, 1, flatten(carry), body), carry)

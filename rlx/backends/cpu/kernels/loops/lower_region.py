@@ -101,10 +101,10 @@ def _is_empty(node: Node) -> bool:
     return all(0 in v.shape.dims for v in node.outputs)
 
 
-_OPS = (NAMES | MOVES | FOLDS | WRITTEN_OUT | {"elementwise_region"}) - {"constant"}
+_KINDS = (NAMES | MOVES | FOLDS | WRITTEN_OUT | {"elementwise_region"}) - {"constant"}
 
 
-@lowers(*sorted(_OPS), scratch=scratch_bytes, strided=True)
+@lowers(*sorted(_KINDS), scratch=scratch_bytes, strided=True)
 def lower_region(node: Node, ctx: Context) -> list[Step]:
     if _is_empty(node):
         return []

@@ -11,7 +11,7 @@ from math import prod
 from rlx.backends.cpu.kernels.loops.instructions import IterPoint, VectorPoint
 from rlx.backends.cpu.kernels.loops.reductions import State, combine_all
 from rlx.backends.cpu.kernels.loops.registers import Element
-from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, shaped
+from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
 from rlx.llvm.builder import Value
 
 BLOCK = 8192  # elements summed in f32 before they are added to the f64 sum
@@ -61,9 +61,9 @@ class PassLoops:
 
         def body(index: Value, *values: Value) -> list[Value]:
             inner_point = self.body.advance(point, self.vector_body.pass_.space, position, index)
-            return flatten(self._axes(inner_point, position + 1, shaped(values, carry), inner))
+            return flatten(self._axes(inner_point, position + 1, unflatten(values, carry), inner))
 
-        return shaped(self.f.loop(*bounds, 1, flatten(carry), body), carry)
+        return unflatten(self.f.loop(*bounds, 1, flatten(carry), body), carry)
 
     def _blocks(self, point: IterPoint, carry: CarriedStates, bounds: IndexRange) -> CarriedStates:
         """Blocks of elements, each reduced in its own type and then added to the wide states."""
@@ -78,10 +78,10 @@ class PassLoops:
                 [a.widened(state) for a, state in zip(self.outer, states, strict=True)]
                 for states in (vector, single)
             ]
-            old = shaped(values, carry)
+            old = unflatten(values, carry)
             return flatten([combine_all(self.outer, a, b) for a, b in zip(old, new, strict=True)])
 
-        return shaped(self.f.loop(*bounds, BLOCK, flatten(carry), body), carry)
+        return unflatten(self.f.loop(*bounds, BLOCK, flatten(carry), body), carry)
 
     def _along(self, point: IterPoint, carry: CarriedStates, bounds: IndexRange) -> CarriedStates:
         """The vector axis: the unrolled loop, single vectors, then the tail."""
@@ -118,13 +118,13 @@ class PassLoops:
         masked."""
 
         def body(index: Value, *values: Value) -> list[Value]:
-            states = shaped(values, carry)
+            states = unflatten(values, carry)
             for slot, old in enumerate(states):
                 at = index + slot * lanes
                 mask = None if limit is None else self.f.lane_mask(limit - at, lanes)
                 vpoint = VectorPoint(point, at, lanes, mask, self.row)
-                states[slot] = self.vector_body.element(vpoint, old)
+                states[slot] = self.vector_body.emit(vpoint, old)
             return flatten(states)
 
         step = lanes * len(carry)
-        return shaped(self.f.loop(*bounds, step, flatten(carry), body), carry)
+        return unflatten(self.f.loop(*bounds, step, flatten(carry), body), carry)

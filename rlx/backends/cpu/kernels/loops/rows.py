@@ -128,7 +128,7 @@ class RowEmitter:
         for stage in range(-1, self.stages.last + 1):
             for pass_ in self.stages.passes:
                 if pass_.stage == stage:
-                    self.vector_body(pass_, point, bounds)
+                    self.emit_pass(pass_, point, bounds)
             self.row_values(stage, point)
             self.row_stores(stage, point)
 
@@ -153,7 +153,7 @@ class RowEmitter:
         heaviest = max(self.stages.code_size(p) for p in self.stages.passes if p.space == space)
         return vpoints <= MAX_UNROLLED_VECTORS and vpoints * heaviest <= 280
 
-    def vector_body(self, pass_: Pass, point: IterPoint, bounds: IndexRange | None) -> None:
+    def emit_pass(self, pass_: Pass, point: IterPoint, bounds: IndexRange | None) -> None:
         unrolled = bounds is None and self.is_unrolled(pass_.space)
         vector_body = VectorBody(self.body, self.stages, pass_, self.buffers, spills=not unrolled)
         if unrolled:
@@ -182,9 +182,9 @@ class RowEmitter:
         carried, single = [vector_body.start(self.lanes)], vector_body.start(1)
         for vpoint in self.vpoints[space]:
             if vpoint.lanes == self.lanes:
-                carried.append(vector_body.element(vpoint, vector_body.start(self.lanes)))
+                carried.append(vector_body.emit(vpoint, vector_body.start(self.lanes)))
             else:
-                single = vector_body.element(vpoint, single)
+                single = vector_body.emit(vpoint, single)
         return carried[1:] or carried, single
 
     def _all_vpoints(self, point: IterPoint, space: int) -> list[VectorPoint]:

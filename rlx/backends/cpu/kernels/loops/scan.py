@@ -19,7 +19,7 @@ from rlx.records import dataclass
 class CumSum(KernelSpec):
     """words: x, result, outer, size, inner
 
-    Both are [outer, size, inner] without gaps. With `columns`, vectors lie along `inner`.
+    Both are contiguous [outer, size, inner]. With `columns`, vectors are along `inner`.
     """
 
     source: DType

@@ -20,7 +20,7 @@ TILE = 256  # elements of a slice per work item
 class Scatter(KernelSpec):
     """words: result, indices, updates, outer, size, inner, count, status, node
 
-    The result is [outer, size, inner] and updates are [outer, count, inner], both without gaps.
+    The result is [outer, size, inner] and updates are [outer, count, inner], both contiguous.
     """
 
     result: DType

@@ -28,7 +28,7 @@ class Split:
 
     stage: int
     memory: Word
-    splits: Word
+    count: Word
     chunk: Word
 
 
@@ -45,7 +45,7 @@ class SplitRowEmitter(RowEmitter):
         f = self.f
         self.split = split
         self.memory = f.word(f["words"], split.memory.index)
-        self.splits = f.word(f["words"], split.splits.index, i64)
+        self.splits = f.word(f["words"], split.count.index, i64)
         self.chunk = f.word(f["words"], split.chunk.index, i64)
         self.total = self.body.product(nest.rows)
         self.slot = f.i64(0)  # linear index of (row, split)
@@ -75,7 +75,7 @@ class SplitRowEmitter(RowEmitter):
         for pass_ in self._passes(self.split.stage):
             size = self.body.number(self.nest.spaces[pass_.space][0])
             lo = self.f.min(start, size)
-            self.vector_body(pass_, point, (lo, self.f.min(start + self.chunk, size)))
+            self.emit_pass(pass_, point, (lo, self.f.min(start + self.chunk, size)))
 
     def _passes(self, stage: int) -> list[Pass]:
         return [p for p in self.stages.passes if p.stage == stage]

@@ -92,7 +92,7 @@ class TransposeEmitter(RowEmitter):
                 row_address = f.gep(self.buffers[number], k * n, access.dtype.bytes)
                 raw = f.load(row_address, vec(n, raw_type(access.dtype)))
                 vpoint.values[number] = from_memory(f, raw, access.dtype)
-            vector_body.element(vpoint, [])
+            vector_body.emit(vpoint, [])
 
     def _load_transposed(self, point: IterPoint, access: Access, i: Value, j: Value) -> list[Value]:
         """Load n columns of n elements, as n rows."""

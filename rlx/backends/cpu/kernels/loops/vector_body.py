@@ -47,7 +47,7 @@ class VectorBody:
     def start(self, lanes: int) -> list[State]:
         return [a.start(lanes) for a in self.accumulators]
 
-    def element(self, vpoint: VectorPoint, states: Sequence[State]) -> list[State]:
+    def emit(self, vpoint: VectorPoint, states: Sequence[State]) -> list[State]:
         """Reduce, store and spill one vector. Returns the new accumulator states."""
         for number in self.pass_.reloaded:
             if number not in vpoint.values:
@@ -141,7 +141,7 @@ def flatten(carried: CarriedStates) -> list[Value]:
     return [v for states in carried for state in states for v in state]
 
 
-def shaped(values: Sequence[Value], like: CarriedStates) -> CarriedStates:
+def unflatten(values: Sequence[Value], like: CarriedStates) -> CarriedStates:
     """The flat list of loop-carried values in the structure of `like`."""
     rest = iter(values)
     return [[[next(rest) for _ in state] for state in states] for states in like]

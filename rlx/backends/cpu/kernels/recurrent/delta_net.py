@@ -92,8 +92,8 @@ class Emitter:
 class DeltaStep(KernelSpec):
     """words: q, k, v, g, beta, state (if any), o, last, heads
 
-    One token of every head (`heads` counts those of all sequences): reads the state once, as fast
-    as memory gives it, and writes it once.
+    One token of every head (`heads` counts those of all sequences): reads and writes the state
+    once, at memory bandwidth.
     """
 
     rule: Rule
