@@ -16,5 +16,6 @@
 
 The kernels of a backend are in its own folder (`backends/cpu/kernels`). A GPU backend uses
 `builder` and `math` as they are and adds a `Target` with the NVPTX triple: `emit_object` then gives
-PTX as assembly, which the device's driver loads in place of `elf` and `image`.
+PTX as assembly, which the device's driver loads in place of `elf` and `image`. What is of CPUs here
+is `cpu_features`, the vector width in `target`, and the signature that `Module.kernel` gives.
 """

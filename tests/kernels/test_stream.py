@@ -24,7 +24,7 @@ BUILDS = {
         g.transpose(g.reshape(x, dims=(2, -1, x.shape.dims[1])), perm=(1, 0, 2))
     ),
     "columns": lambda g, x: g.softmax(x, axis=0),
-    "turned": lambda g, x: g.contiguous(g.transpose(x, perm=(1, 0))),
+    "transposed": lambda g, x: g.contiguous(g.transpose(x, perm=(1, 0))),
     "row values": lambda g, x: (g.sum(x, axes=(1,)), g.neg(x)),
 }
 
