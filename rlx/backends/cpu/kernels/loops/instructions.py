@@ -157,11 +157,11 @@ class NestBody:
         """The point at `index` of a row axis (level ROW) or of an inner axis of a space."""
         pointers = dict(point.pointers)
         for access, pointer in point.pointers.items():
-            steps = access.strides.rows if level == ROW else access.strides.inner
+            strides = access.strides.rows if level == ROW else access.strides.inner
             if level != ROW and not self._in_space(access, level):
                 continue
-            if position < len(steps) and steps[position] != 0:
-                offset = index * self.number(steps[position])
+            if position < len(strides) and strides[position] != 0:
+                offset = index * self.number(strides[position])
                 pointers[access] = self.f.gep(pointer, offset, access.dtype.bytes)
         if level == ROW:
             return replace(point, pointers=pointers, rows=(*point.rows, index))
@@ -213,21 +213,21 @@ class NestBody:
 
     def _iota(self, i: Iota, vpoint: VectorPoint) -> Value:
         total = self.number(i.start)
-        for index, step in [
+        for index, stride in [
             *zip(vpoint.point.rows, i.strides.rows, strict=False),
             *zip(vpoint.point.inner, i.strides.inner, strict=False),
         ]:
-            total = total + index * self.number(step)
-        step = i.strides.lane_stride(self.columns)
-        if step == 0:
+            total = total + index * self.number(stride)
+        stride = i.strides.lane_stride(self.columns)
+        if stride == 0:
             return total
-        return self.f.splat(total, vpoint.lanes) + self._lane_offsets(vpoint, step)
+        return self.f.splat(total, vpoint.lanes) + self._lane_offsets(vpoint, stride)
 
-    def _lane_offsets(self, vpoint: VectorPoint, step: Quantity) -> Value:
+    def _lane_offsets(self, vpoint: VectorPoint, stride: Quantity) -> Value:
         """stride · (index + lane) for each lane."""
         f = self.f
         lanes = f.splat(vpoint.index, vpoint.lanes) + f.iota(vec(vpoint.lanes, i64))
-        return lanes * f.splat(self.number(step), vpoint.lanes)
+        return lanes * f.splat(self.number(stride), vpoint.lanes)
 
     def _bounds_check(self, i: BoundsCheck, vpoint: VectorPoint) -> Value:
         f = self.f
@@ -254,13 +254,13 @@ class NestBody:
 
     def load(self, access: Access, vpoint: VectorPoint) -> Element:
         pointer, lanes = self._indirect_offsets(access, vpoint)
-        step = access.strides.lane_stride(self.columns)
-        if lanes is None and step == 0:
+        stride = access.strides.lane_stride(self.columns)
+        if lanes is None and stride == 0:
             return self._read(pointer, access.dtype, 1, None)
-        if lanes is None and (step == 1 or vpoint.lanes == 1):
-            at = self.f.gep(pointer, vpoint.index * self.number(step), access.dtype.bytes)
+        if lanes is None and (stride == 1 or vpoint.lanes == 1):
+            at = self.f.gep(pointer, vpoint.index * self.number(stride), access.dtype.bytes)
             return self._read(at, access.dtype, vpoint.lanes, vpoint.mask)
-        offsets = self._lane_offsets(vpoint, step) if step != 0 else None
+        offsets = self._lane_offsets(vpoint, stride) if stride != 0 else None
         if lanes is not None:
             offsets = lanes if offsets is None else offsets + lanes
         assert offsets is not None
@@ -270,13 +270,13 @@ class NestBody:
         """The pointer advanced by scalar gathered indices, and lane offsets from vectors."""
         f, pointer = self.f, vpoint.point.pointers[access]
         lanes: Value | None = None
-        for number, step in access.gathered:
+        for number, stride in access.gathered:
             index = self.value(number, vpoint)
             assert isinstance(index, Value)
             if index.type.lanes == 1:
-                pointer = f.gep(pointer, index * self.number(step), access.dtype.bytes)
+                pointer = f.gep(pointer, index * self.number(stride), access.dtype.bytes)
                 continue
-            offsets = index * f.splat(self.number(step), index.type.lanes)
+            offsets = index * f.splat(self.number(stride), index.type.lanes)
             lanes = offsets if lanes is None else lanes + offsets
         return pointer, lanes
 
@@ -302,17 +302,17 @@ class NestBody:
     def store(self, access: Access, x: Element, vpoint: VectorPoint) -> None:
         """Store a vector; a scalar is broadcast to all lanes."""
         f = self.f
-        step = access.strides.lane_stride(self.columns)
+        stride = access.strides.lane_stride(self.columns)
         pointer = vpoint.point.pointers[access]
-        if step == 0:
+        if stride == 0:
             self._write(pointer, x, access.dtype, None)
             return
         x = spread(f, x, vpoint.lanes)
-        if step == 1 or vpoint.lanes == 1:
-            at = f.gep(pointer, vpoint.index * self.number(step), access.dtype.bytes)
+        if stride == 1 or vpoint.lanes == 1:
+            at = f.gep(pointer, vpoint.index * self.number(stride), access.dtype.bytes)
             self._write(at, x, access.dtype, vpoint.mask)
             return
-        offsets = self._lane_offsets(vpoint, step)
+        offsets = self._lane_offsets(vpoint, stride)
         if isinstance(x, Complex):
             for part, value in enumerate(x):
                 f.scatter(value, pointer, (offsets << 1) + part, vpoint.mask)

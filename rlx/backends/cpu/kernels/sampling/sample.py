@@ -183,8 +183,8 @@ class _Emitter:
         else:
             temperature, top_k, top_p, min_p = (f.word(f["words"], 8 + k, f32) for k in range(4))
         whole = f.min_fast(f.const(2.0**31, f32), top_k)
-        store_vector = top_k >= 1.0
-        count = f.select(store_vector, f.select(store_vector, whole, 0.0).to(i64), n)
+        limited = top_k >= 1.0
+        count = f.select(limited, f.select(limited, whole, 0.0).to(i64), n)
         return temperature.to(f64), f.min(count, n), top_p.to(f64), min_p.to(f64)
 
     def _max_logit(self, row: Value, n: Value) -> Value:
