@@ -88,7 +88,7 @@ LINE = 64  # bytes of a cache line: no vector is wider
 
 
 def is_aligned(f: Function, addresses: Sequence[Value]) -> Value:
-    """Whether all addresses, and distances between them as numbers, are of whole lines."""
+    """Whether all addresses and strides (as numbers) are multiples of a cache line."""
     bits = f.i64(0)
     for a in addresses:
         bits = bits | (f.bitcast(a, i64) if a.type.is_ptr else a)
@@ -96,7 +96,7 @@ def is_aligned(f: Function, addresses: Sequence[Value]) -> Value:
 
 
 def stream(f: Function, raw: Value, at: Value) -> None:
-    """Store an aligned vector past the caches, which saves reading its line before; a fence must
-    follow the last of them. Single elements are stored as usual."""
+    """Streaming (non-temporal) store of an aligned vector: its cache line is not read before. A
+    fence must follow the last one. Scalars are stored normally."""
     whole = raw.type.lanes > 1
     f.store(raw, at, align=raw.type.bytes if whole else 0, nontemporal=whole)

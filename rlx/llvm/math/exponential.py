@@ -7,18 +7,26 @@ import struct
 
 from rlx.llvm.builder import Value, i8, i16, i32
 from rlx.llvm.math.logarithm import log1p
-from rlx.llvm.math.lookup import SIZE, has_lookup, lookup
-from rlx.llvm.math.real import F32, Real, polynomial, power_of_two, real
+from rlx.llvm.math.real import (
+    F32,
+    TABLE_SIZE,
+    Real,
+    has_lookup,
+    lookup,
+    polynomial,
+    power_of_two,
+    real,
+)
 
 
 def _sixteenth(k: int) -> float:
     """2^(k / 16) as a float whose bits lack k of the 16 steps to the next exponent."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", 2 ** (k / SIZE)))
+    (bits,) = struct.unpack("<i", struct.pack("<f", 2 ** (k / TABLE_SIZE)))
     (found,) = struct.unpack("<f", struct.pack("<i", bits - (k << 19)))
     return float(found)
 
 
-_SIXTEENTHS = tuple(_sixteenth(k) for k in range(SIZE))
+_SIXTEENTHS = tuple(_sixteenth(k) for k in range(TABLE_SIZE))
 _EXP_TINY = (0.5000161863604956, 0.16667057664698406)  # (e^r - 1 - r) / r² for |r| <= ln 2 / 32
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from rlx.backends.cpu.kernels.activations import ACTIVATIONS
 from rlx.backends.cpu.kernels.conv.depthwise import CausalDepthwise, Depthwise
-from rlx.backends.cpu.kernels.conv.direct import DirectConv, tile_rows
-from rlx.backends.cpu.kernels.conv.pack_filters import PackFilters
+from rlx.backends.cpu.kernels.conv.direct import DirectConv, PackFilters, tile_rows
 from rlx.backends.cpu.kernels.conv.row_loads import MAX_SHUFFLED_STRIDE
 from rlx.backends.cpu.layouts.pack_conv import Axis, packed_sizes, phases
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
