@@ -107,28 +107,28 @@ class _Causal:
         segments = (o["seq"] + o["segment"] - 1).udiv(o["segment"])
         # Channels innermost, so that a worker reads contiguous memory.
         lo, hi = f.split(o["batch"] * segments * blocks)
-        for unit in f.range(lo, hi):
-            c = unit.urem(blocks) * self.lanes
-            part = unit.udiv(blocks)
-            image, first = part.udiv(segments), part.urem(segments) * o["segment"]
+        for item in f.range(lo, hi):
+            c = item.urem(blocks) * self.lanes
+            segment = item.udiv(blocks)
+            sequence, first = segment.udiv(segments), segment.urem(segments) * o["segment"]
             last = f.min(first + o["segment"], o["seq"])
             whole = o["channels"] - c >= self.lanes
             f.if_(
                 whole,
-                partial(self._tokens, image, first, last, c, self.lanes),
-                partial(self._rest, image, first, last, c),
+                partial(self._tokens, sequence, first, last, c, self.lanes),
+                partial(self._rest, sequence, first, last, c),
             )
 
-    def _rest(self, image: Value, first: Value, last: Value, c: Value) -> None:
+    def _rest(self, sequence: Value, first: Value, last: Value, c: Value) -> None:
         """The remaining channels, one by one."""
-        for c1 in self.f.range(c, self.o["channels"]):
-            self._tokens(image, first, last, c1, 1)
+        for channel in self.f.range(c, self.o["channels"]):
+            self._tokens(sequence, first, last, channel, 1)
 
-    def _tokens(self, image: Value, first: Value, last: Value, c: Value, lanes: int) -> None:
+    def _tokens(self, sequence: Value, first: Value, last: Value, c: Value, lanes: int) -> None:
         f, o, spec = self.f, self.o, self.spec
         weights = self._weights(c, lanes)
-        history = [self._history(image, first + j, c, lanes) for j in range(spec.taps - 1)]
-        start = image * o["seq"] * o["channels"] + c
+        history = [self._history(sequence, first + j, c, lanes) for j in range(spec.taps - 1)]
+        start = sequence * o["seq"] * o["channels"] + c
 
         def token(s: Value, *history: Value) -> list[Value]:
             at = start + s * o["channels"]
@@ -155,16 +155,16 @@ class _Causal:
             from_raw(f, f.deinterleave(vectors, j), spec.w, self.sums) for j in range(spec.taps)
         ]
 
-    def _history(self, image: Value, token: Value, c: Value, lanes: int) -> Value:
+    def _history(self, sequence: Value, token: Value, c: Value, lanes: int) -> Value:
         """Token number `token` of history ⧺ x."""
         f, o, past = self.f, self.o, self.spec.taps - 1
 
         def from_history() -> Value:
-            at = (image * past + token) * o["channels"] + c
+            at = (sequence * past + token) * o["channels"] + c
             return self._read(o["history"], at, self.spec.history, lanes)
 
         def from_input() -> Value:
-            at = (image * o["seq"] + token - past) * o["channels"] + c
+            at = (sequence * o["seq"] + token - past) * o["channels"] + c
             return self._read(o["x"], at, self.spec.x, lanes)
 
         return f.if_(token < past, from_history, from_input)[0]

@@ -77,9 +77,9 @@ class _Resize(ABC):
     def row_address(self, number: Value) -> Value:
         return self.f.gep(self.o["x"], number * self.o["width"], self.size)
 
-    def gather(self, row_address: Value, sources: Value, mask: Value | None) -> Value:
+    def gather(self, row: Value, sources: Value, mask: Value | None) -> Value:
         f, dtype = self.f, self.spec.dtype
-        raw = f.gather(row_address, sources, raw_vector(dtype, self.lanes), mask)
+        raw = f.gather(row, sources, raw_vector(dtype, self.lanes), mask)
         return from_raw(f, raw, dtype, self.type)
 
     def sources(self, i: Value) -> Value:
@@ -101,8 +101,8 @@ class _Resize(ABC):
 
 class _Nearest(_Resize):
     def locate_column(self, x: Value, i: Value) -> None:
-        place = (x * self.o["width"]).udiv(self.o["out_width"])
-        self.f.store(place.to(i32), self.f.gep(self.below, i, 4))
+        source = (x * self.o["width"]).udiv(self.o["out_width"])
+        self.f.store(source.to(i32), self.f.gep(self.below, i, 4))
 
     def select_rows(self, first: Value, y: Value) -> None:
         self.source = self.row_address(first + (y * self.o["height"]).udiv(self.o["out_height"]))
@@ -155,9 +155,7 @@ class _Linear(_Resize):
 
     def _lerp_rows(self, sources: Value, mask: Value | None) -> Value:
         """The two input rows, interpolated."""
-        upper, lower = (
-            self.gather(row_address, sources, mask) for row_address in (self.upper, self.lower)
-        )
+        upper, lower = (self.gather(row, sources, mask) for row in (self.upper, self.lower))
         return _lerp(upper, lower, self.weight)
 
 

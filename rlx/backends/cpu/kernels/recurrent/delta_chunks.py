@@ -150,9 +150,9 @@ class _Chunks(Emitter):
             head, split = work_item.udiv(o["splits"]), work_item.urem(o["splits"])
             first = (split * self.blocks).udiv(o["splits"]) * self.width
             last = ((split + 1) * self.blocks).udiv(o["splits"]) * self.width
-            image = head.udiv(o["heads"])
+            sequence = head.udiv(o["heads"])
             # Token s of this head has index `token` + s·heads, and element N times that of q.
-            token = image * o["seq"] * o["heads"] + head.urem(o["heads"])
+            token = sequence * o["seq"] * o["heads"] + head.urem(o["heads"])
             self._copy_state(head, first, last, into=True)
             for s in f.range(0, o["seq"], TOKENS):
                 count = f.min(o["seq"] - s, TOKENS)

@@ -73,12 +73,12 @@ class _Scan:
         blocks = f.ceil_div(o["inner"], self.channels)
         lo, hi = f.split(o["batch"] * blocks)
         for work_item in f.range(lo, hi):
-            image, first = work_item.udiv(blocks), work_item.urem(blocks) * self.channels
+            sequence, first = work_item.udiv(blocks), work_item.urem(blocks) * self.channels
             count = f.min(o["inner"] - first, self.channels)
-            offset = (image * o["inner"] + first) * self.spec.size
+            offset = (sequence * o["inner"] + first) * self.spec.size
             self._begin(offset, count)
             for s in f.range(0, o["seq"]):
-                token = image * o["seq"] + s
+                token = sequence * o["seq"] + s
                 for d in f.range(0, count):
                     self._step(token, first + d, d)
             self._end(offset, count)
@@ -103,8 +103,8 @@ class _Scan:
         f, o, spec = self.f, self.o, self.spec
         at = token * o["inner"] + channel
         u, delta = self._scalar("u", at), self._scalar("delta", at)
-        input_ = f.splat(delta * u, self.lanes)
-        decay = f.splat(delta, self.lanes)
+        delta_u = f.splat(delta * u, self.lanes)
+        delta_v = f.splat(delta, self.lanes)
         state = f.gep(self.states, d * spec.size, self.sums)
 
         def accumulate(n: Value, total: Value) -> Value:
@@ -112,7 +112,7 @@ class _Scan:
             b = self._vector("b", token * spec.size + n)
             c = self._vector("c", token * spec.size + n)
             address = f.gep(state, n, self.sums)
-            h = f.fma(exp(decay * a), f.load(address, self.vector), input_ * b)
+            h = f.fma(exp(delta_v * a), f.load(address, self.vector), delta_u * b)
             f.store(h, address)
             return f.fma(c, h, total)
 
