@@ -66,6 +66,8 @@ class VectorPoint:
 
 
 class NestBody:
+    """Emits the instructions of a nest. `columns`: the vector axis is the last row axis."""
+
     def __init__(self, f: Function, nest: Nest, columns: bool) -> None:
         self.f, self.nest, self.columns = f, nest, columns
         self.streaming = False  # whether full vectors use streaming (non-temporal) stores
