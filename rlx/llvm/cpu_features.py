@@ -1,11 +1,11 @@
-"""Tables of CPUs: names of features and models as the operating system and LLVM spell them."""
+"""CPU features and models: the names of Linux and of LLVM, and named targets."""
 
 from __future__ import annotations
 
 import re
 
-# What Linux calls a feature -> what LLVM calls it. A feature listed here and absent on the host is
-# switched off by name, so that a hypervisor that hides part of a CPU model is respected.
+# Linux's name of a feature -> LLVM's. A feature listed here and absent on the host is disabled
+# explicitly, so that a hypervisor that hides features of a CPU model is respected.
 _SAME = """
     adx aes avx avx2 avx512bw avx512cd avx512dq avx512f avx512ifma avx512vbmi avx512vl bmi2 cldemote
     clflushopt clwb clzero cmov cmpccxadd cx16 cx8 enqcmd f16c fma fma4 fsgsbase fxsr gfni invpcid

@@ -1,4 +1,4 @@
-"""Links a relocatable ELF object into memory, in plain Python: loading cached code needs no LLVM.
+"""A linker for relocatable ELF objects, in plain Python: loading cached code needs no LLVM.
 
 Only what LLVM emits for our kernels is understood (x86-64 and AArch64, position independent, small
 code model). Anything else, and anything damaged, is a `CodegenError`.
@@ -22,7 +22,7 @@ Patch = Callable[[bytearray, int, int, int], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """One architecture: its relocation types, and the code that jumps far away."""
+    """One architecture: its relocation types, and the code of a far-jump stub."""
 
     arch: str
     patches: dict[int, Patch]
@@ -182,7 +182,7 @@ class Symbol:
 
 @dataclass
 class Layout:
-    """Where sections go in the image; `text` and `readonly` are the ends of those parts."""
+    """Offsets of sections in the image; `text` and `readonly` are the ends of those segments."""
 
     starts: dict[int, int] = field(default_factory=dict)
     text: int = 0
@@ -305,7 +305,7 @@ class ObjectFile:
         return found
 
     def link(self, base: int, resolve: Callable[[str], int]) -> tuple[bytearray, Mapping[str, int]]:
-        """The image as it must stand at address `base`, and the addresses of its global symbols."""
+        """The image relocated to address `base`, and the addresses of its global symbols."""
         layout = self.layout()
         image = bytearray(layout.size)
         for index, start in layout.starts.items():
@@ -333,7 +333,7 @@ def _part(flags: int) -> int:
 
 
 class _Linker:
-    """Fills in addresses; makes a stub for each function outside and a slot for each GOT entry."""
+    """Applies relocations; makes a stub per external function and a slot per GOT entry."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ class _Linker:
         return self.base + self.layout.starts[found.section] + found.value
 
     def _stub(self, symbol: int) -> int:
-        """Functions of the process may lie further away than a call can reach."""
+        """A stub: external functions may be out of the range of a direct call."""
         if symbol not in self.stubs:
             machine = self.obj.machine
             start = self.layout.text - machine.stub_size * (len(self.stubs) + 1)

@@ -1,4 +1,4 @@
-"""The only file that talks to LLVM: IR text in, object code or assembly out. Imported late."""
+"""The only file that calls LLVM: IR text to an object file or assembly. Imported late."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_object(text: str, target: Target, opt: str, level: int) -> bytes:
 
 
 def make_assembly(text: str, target: Target, opt: str, level: int) -> str:
-    """The same code as text, for people."""
+    """Assembly text of the same code."""
     machine, module = _prepare(text, target, opt, level)
     return str(machine.emit_assembly(module))
 
@@ -64,7 +64,7 @@ def _prepare(text: str, target: Target, opt: str, level: int) -> tuple[Any, Any]
 
 
 def _combine(module: Any, machine: Any) -> None:
-    """Peephole cleaning only: a few milliseconds."""
+    """Instruction combining only: a few milliseconds."""
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
     passes = llvm.create_new_function_pass_manager()
     passes.add_instruction_combine_pass()
@@ -74,7 +74,7 @@ def _combine(module: Any, machine: Any) -> None:
 
 
 def _optimize(module: Any, machine: Any) -> None:
-    """The standard pipeline without vectorisers and unrolling: kernels are vectors already."""
+    """The O2 pipeline without vectorisation and unrolling, which kernels have already."""
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     tuning.slp_vectorization = tuning.loop_vectorization = False
     tuning.loop_unrolling = tuning.loop_interleaving = False
@@ -83,7 +83,7 @@ def _optimize(module: Any, machine: Any) -> None:
 
 
 def _explained(text: str, error: RuntimeError) -> CodegenError:
-    """LLVM's complaint with the lines around the one it names."""
+    """LLVM's error with the lines around the one it names."""
     message = str(error).strip()
     found = re.search(r"<string>:(\d+):\d+: error: (.*)", message)
     if not found:

@@ -1,4 +1,4 @@
-"""Many horizontal sums (or maxima) at once."""
+"""Horizontal reductions of many vectors at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Join = Callable[[Value, Value], Value]
 
 
 def fold(f: Function, vectors: Sequence[Value], size: int, join: Join = add) -> list[Value]:
-    """The sum of all lanes of each vector, `size` of them together in a value.
+    """The sum over the lanes of each vector, as vectors of `size` sums.
 
-    Two vectors are folded into one at each step, so n sums cost n - 1 additions, not n log n.
+    Each step reduces two vectors to one, so n sums cost n - 1 additions, not n log n.
     """
     lanes = vectors[0].type.lanes
     count = 1 << (len(vectors) - 1).bit_length()
@@ -29,7 +29,7 @@ def fold(f: Function, vectors: Sequence[Value], size: int, join: Join = add) -> 
 
 
 def _pair(f: Function, a: Value, b: Value, segment: int, join: Join) -> Value:
-    """Each segment of a, then each of b, folded to half its length."""
+    """Each segment of a, then each of b, reduced to half its length."""
     low = [s + i for s in range(0, 2 * a.type.lanes, segment) for i in range(segment // 2)]
     return join(f.shuffle(a, b, low), f.shuffle(a, b, [i + segment // 2 for i in low]))
 
@@ -42,7 +42,7 @@ def _halve(f: Function, a: Value, segment: int, join: Join) -> Value:
 
 
 def _cut(f: Function, sums: Sequence[Value], size: int) -> list[Value]:
-    """The sums that lie behind each other in the values, `size` by `size`."""
+    """The sums regrouped as vectors of `size` lanes."""
     lanes = sums[0].type.lanes
     if lanes >= size:
         return [f.slice(v, i, size) for v in sums for i in range(0, lanes, size)]

@@ -1,4 +1,4 @@
-"""Machine code in memory: mapped, written, then made executable; never writable and executable."""
+"""Loading machine code: mapped, written, then made executable (never both, W^X)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rlx.errors import CodegenError
 from rlx.llvm.elf import ObjectFile
 from rlx.llvm.target import Target
 
-# What generated code may call outside itself. LLVM makes the first three up for large copies; the
-# others serve the worker pool.
+# External functions that generated code may call. LLVM emits calls of the first three for large
+# copies; the others are for thread pools.
 ALLOWED = frozenset(
     {"memcpy", "memset", "memmove", "syscall", "sched_yield", "sched_getcpu", "usleep"}
 )
 
 
 class Image:
-    """One linked object. Its code stays mapped as long as the image lives."""
+    """One linked object; its code is mapped while the image lives."""
 
     def __init__(self, data: bytes, name: str = "object") -> None:
         obj = ObjectFile(data, name)
@@ -42,7 +42,7 @@ class Image:
         _flush_code(self._base, layout.text)
 
     def address(self, name: str) -> int:
-        """Where a function begins."""
+        """The address of a function."""
         found = self.symbols.get(name)
         if found is None:
             raise CodegenError(
@@ -85,7 +85,7 @@ def _protect(base: int, size: int, protection: int) -> None:
 
 
 def _flush_code(base: int, size: int) -> None:
-    """AArch64 keeps instruction and data caches apart; x86 and (by mprotect) Linux need nothing."""
+    """Flush the instruction cache: needed on AArch64 macOS; Linux does it in mprotect."""
     if sys.platform == "darwin":
         flush = _libc().sys_icache_invalidate
         flush.argtypes = [ctypes.c_void_p, ctypes.c_size_t]

@@ -1,4 +1,4 @@
-"""From IR text to functions: each distinct unit is compiled once, in memory and on disk.
+"""The JIT: IR text to native functions; each distinct unit is compiled once and cached on disk.
 
     unit = Unit(module.text(), target)
     kernel = compile_unit(unit)                  # memory, then disk, then LLVM
@@ -6,7 +6,7 @@
     kernel.function("kernel", None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)(...)
     kernel.object                                # bytes, for artifacts
 
-`counters` says how often LLVM ran and how often it did not have to.
+`counters` counts compilations and cache hits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Unit:
 
     @cached_property
     def key(self) -> str:
-        """sha256 over all of it and the compiler's version; parts are tagged by their length."""
+        """sha256 of all fields and the compiler's version, each prefixed by its length."""
         digest = hashlib.sha256()
         parts = (_FORMAT, self.text, self.target.key, self.opt, str(self.level), compiler_version())
         for part in parts:
@@ -64,7 +64,7 @@ class Unit:
         return digest.hexdigest()
 
     def compile(self) -> bytes:
-        """Run LLVM now, whatever is cached."""
+        """Run LLVM, bypassing the caches."""
         from rlx.llvm import emit_object
 
         return emit_object.make_object(self.text, self.target, self.opt, self.level)
@@ -78,7 +78,7 @@ class Unit:
 
 @dataclass
 class Counters:
-    """What compiling has cost this process. `seconds` is the time spent inside LLVM."""
+    """Compilations and cache hits of this process; `seconds` is the time inside LLVM."""
 
     compilations: int = 0
     memory_hits: int = 0
@@ -91,7 +91,7 @@ class Counters:
 
 
 class Kernel:
-    """Object code, and its functions once something asks for them."""
+    """Object code, linked when a function is first used."""
 
     def __init__(self, key: str, data: bytes) -> None:
         self.key, self.object = key, data
@@ -101,11 +101,11 @@ class Kernel:
         return Image(self.object, f"kernel {self.key[:12]}")
 
     def address(self, name: str = "kernel") -> int:
-        """Where a function begins; valid while this kernel lives."""
+        """Address of a function; valid while this kernel lives."""
         return self.image.address(name)
 
     def function(self, name: str, result: Any, *params: Any) -> Callable[..., Any]:
-        """A callable made by ctypes; it keeps the code alive and releases the GIL."""
+        """A ctypes callable; it keeps the code alive and releases the GIL."""
         made = ctypes.CFUNCTYPE(result, *params)(self.address(name))
         made.kernel = self  # type: ignore[attr-defined]
         return made
@@ -122,9 +122,9 @@ def compile_unit(unit: Unit, cache_dir: Path | None = None) -> Kernel:
 
 
 def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[Kernel]:
-    """Kernels of all units, in order; large batches are spread over helper processes."""
+    """Kernels of all units, in order; large batches are spread over worker processes."""
     known = [_kernels.get(unit.key) for unit in units]
-    if None not in known:  # without the lock: another thread may be compiling for long
+    if None not in known:  # without the lock, which another thread may hold while it compiles
         counters.memory_hits += len(units)
         return [kernel for kernel in known if kernel is not None]
     with _lock:
@@ -135,7 +135,7 @@ def compile_many(units: Sequence[Unit], cache_dir: Path | None = None) -> list[K
                 continue
             missing[unit.key] = unit
         if missing:
-            from rlx.llvm import parallel_compile  # processes are nothing that an artifact needs
+            from rlx.llvm import parallel_compile  # imported late: stored programs never need it
 
             start = time.perf_counter()
             objects = parallel_compile.compile_all(list(missing.values()))
@@ -161,13 +161,13 @@ def _find(unit: Unit, disk: DiskCache | None) -> bool:
 
 
 def adopt(key: str, data: bytes) -> Kernel:
-    """Kernel of an object that came with an artifact; the same key is loaded once."""
+    """The kernel of an object from an artifact; each key is loaded once."""
     with _lock:
         return _kernels.setdefault(key, Kernel(key, data))
 
 
 def _after_fork() -> None:
-    """In a child process the lock may be held by a thread that does not exist there."""
+    """A new lock in the child: a thread that held the old one does not exist there."""
     global _lock
     _lock = threading.RLock()
 
@@ -177,13 +177,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def forget() -> None:
-    """Empty the memory cache. Kernels that someone still holds stay usable."""
+    """Empty the memory cache. Kernels still referenced stay usable."""
     with _lock:
         _kernels.clear()
 
 
 def has_compiler() -> bool:
-    """Whether code can be made here at all; what is stored runs in any case."""
+    """Whether llvmlite is installed; stored programs run without it."""
     return importlib.util.find_spec("llvmlite") is not None
 
 

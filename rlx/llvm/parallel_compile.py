@@ -1,8 +1,8 @@
-"""Compiling many units at once.
+"""Parallel compilation of many units, in worker processes.
 
-llvmlite holds one lock around LLVM, so threads do not help: helper processes do. They take some
-0.15 s to start, therefore only large batches use them; this process compiles too, from the same
-queue, and finishes alone whatever a helper could not. On two cores a batch of 0.7 s takes 0.4 s.
+llvmlite holds one lock around LLVM, so threads do not help. A worker takes some 0.15 s to start,
+therefore only large batches use them; this process compiles too, from the same queue, and finishes
+whatever a worker could not. On two cores a batch of 0.7 s takes 0.4 s.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ if TYPE_CHECKING:
     from rlx.llvm.jit import Unit
 
 SECONDS_PER_LINE = 20e-6
-"""What LLVM takes for a line of IR, as a rule of thumb."""
-WORTH_STARTING, WORTH_SENDING = 0.3, 0.03
-"""Estimated seconds of work from which starting helpers pays, and using those that run."""
-MAX_HELPERS = 7
-IDLE = 10.0
-"""Seconds without work after which a helper ends."""
+"""A rough estimate of LLVM's time per line of IR."""
+MIN_SECONDS_TO_START, MIN_SECONDS_TO_USE = 0.3, 0.03
+"""Estimated seconds of work from which it pays to start workers, and to use running ones."""
+MAX_WORKERS = 7
+IDLE_SECONDS = 10.0
+"""A worker ends after so long without work."""
 
 
-def compile_all(units: Sequence[Unit], helpers: int | None = None) -> list[bytes]:
-    """Objects of all units, in order. `helpers` overrides the choice of how many processes."""
-    if helpers is None:
-        helpers = _wanted(units)
+def compile_all(units: Sequence[Unit], workers: int | None = None) -> list[bytes]:
+    """Objects of all units, in order. `workers` overrides the number of worker processes."""
+    if workers is None:
+        workers = _num_workers(units)
     results: list[bytes | None] = [None] * len(units)
-    if helpers:
-        _share(units, results, helpers)
+    if workers:
+        _compile_parallel(units, results, workers)
     return [found if found is not None else units[i].compile() for i, found in enumerate(results)]
 
 
-def _wanted(units: Sequence[Unit]) -> int:
+def _num_workers(units: Sequence[Unit]) -> int:
     seconds = sum(unit.text.count("\n") for unit in units) * SECONDS_PER_LINE
-    if len(units) < 2 or seconds < (WORTH_SENDING if _running() else WORTH_STARTING):
+    if len(units) < 2 or seconds < (MIN_SECONDS_TO_USE if _running() else MIN_SECONDS_TO_START):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min((cores or 1) - 1, MAX_HELPERS, len(units) - 1, int(seconds / 0.3) or 1)
+    return min((cores or 1) - 1, MAX_WORKERS, len(units) - 1, int(seconds / 0.3) or 1)
 
 
-def _share(units: Sequence[Unit], results: list[bytes | None], helpers: int) -> None:
-    """Take units from one queue, here and in the helpers, largest first."""
+def _compile_parallel(units: Sequence[Unit], results: list[bytes | None], workers: int) -> None:
+    """Compile from one queue, here and in the workers, largest units first."""
     jobs: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in sorted(range(len(units)), key=lambda i: -len(units[i].text)):
         jobs.put(index)
     threads = [
-        threading.Thread(target=_feed, args=(helper, units, results, jobs), daemon=True)
-        for helper in _take(helpers)
+        threading.Thread(target=_serve_worker, args=(worker, units, results, jobs), daemon=True)
+        for worker in _take_workers(workers)
     ]
     for thread in threads:
         thread.start()
     try:
-        while (mine := _next(jobs)) is not None:
-            results[mine] = units[mine].compile()
+        while (job := _next(jobs)) is not None:
+            results[job] = units[job].compile()
     finally:
         while _next(jobs) is not None:
             pass
@@ -80,19 +80,19 @@ def _next(jobs: queue.SimpleQueue[int]) -> int | None:
         return None
 
 
-def _feed(
-    helper: Helper,
+def _serve_worker(
+    worker: WorkerProcess,
     units: Sequence[Unit],
     results: list[bytes | None],
     jobs: queue.SimpleQueue[int],
 ) -> None:
-    """One helper's share. A unit it fails on is left for this process, which tells the cause."""
-    while helper.alive and (index := _next(jobs)) is not None:
-        results[index] = helper.compile(units[index])
+    """Feed one worker. A unit it fails on is left to this process, which reports the cause."""
+    while worker.alive and (index := _next(jobs)) is not None:
+        results[index] = worker.compile(units[index])
 
 
-class Helper:
-    """A Python process that compiles what it is sent."""
+class WorkerProcess:
+    """A Python process that compiles the units it is sent."""
 
     def __init__(self) -> None:
         self.owner, self.alive = os.getpid(), True
@@ -127,28 +127,28 @@ class Helper:
             self.process.wait()
 
 
-_pool: list[Helper] = []
+_pool: list[WorkerProcess] = []
 
 
-def _running() -> list[Helper]:
+def _running() -> list[WorkerProcess]:
     here = [h for h in _pool if h.alive and h.owner == os.getpid()]
     return [h for h in here if h.process.poll() is None]
 
 
-def _take(count: int) -> list[Helper]:
-    """Helpers that are running, and new ones if there are too few and the system allows it."""
+def _take_workers(count: int) -> list[WorkerProcess]:
+    """Running workers, and new ones if there are too few and the system allows it."""
     _pool[:] = _running()
     with contextlib.suppress(OSError, ValueError):
         while len(_pool) < count and sys.executable:
-            _pool.append(Helper())
+            _pool.append(WorkerProcess())
     return _pool[:count]
 
 
 @atexit.register
 def stop() -> None:
-    """End the helpers."""
-    for helper in _pool:
-        helper.close()
+    """End all workers."""
+    for worker in _pool:
+        worker.close()
     _pool.clear()
 
 
@@ -167,11 +167,11 @@ def _receive(stream: IO[bytes]) -> Any:
 
 
 def _serve() -> None:
-    """A helper's life: compile until the pipe closes or nothing comes."""
+    """The main loop of a worker: compile until the pipe closes or the idle time is over."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     from rlx.llvm import emit_object  # noqa: F401  (imported before the first unit arrives)
 
-    while select.select([source], [], [], IDLE)[0]:
+    while select.select([source], [], [], IDLE_SECONDS)[0]:
         try:
             unit: Unit = _receive(source)
         except EOFError:

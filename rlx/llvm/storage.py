@@ -1,4 +1,4 @@
-"""How element types lie in memory, and the types they are computed in."""
+"""Element types in memory and the types they are computed in; alignment, streaming stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEMORY: dict[str, Type] = {
 
 
 def memory_type(dtype: DType) -> Type:
-    """The emitted type of one element in memory."""
+    """The LLVM type of one element in memory."""
     found = _MEMORY.get(dtype.name)
     if found is None:
         raise CodegenError("no scalar type in memory", where="storage", got=dtype.name)
@@ -36,7 +36,7 @@ def memory_type(dtype: DType) -> Type:
 
 
 def compute_type(dtype: DType) -> Type:
-    """The type in which products of such elements are summed: integers wrap, so 32 bits do."""
+    """The accumulator type of dot products; integers wrap, so 32 bits suffice."""
     if dtype.is_float:
         return f64 if dtype.bits == 64 else f32
     return i64 if dtype.bits == 64 else i32
@@ -45,13 +45,13 @@ def compute_type(dtype: DType) -> Type:
 def load(
     f: Function, base: Value, dtype: DType, lanes: int, compute: Type, offset: Value | int = 0
 ) -> Value:
-    """`lanes` elements at base + offset bytes, as numbers of type `compute`."""
+    """`lanes` elements at base + offset bytes, converted to `compute`."""
     raw = f.load(base, vec(lanes, memory_type(dtype)), offset)
     return widen(f, raw, dtype, compute)
 
 
 def widen(f: Function, raw: Value, dtype: DType, compute: Type) -> Value:
-    """Elements as they lie in memory, as numbers of type `compute`."""
+    """Loaded elements, converted to `compute`."""
     decode = _DECODE.get(dtype.name)
     if decode is not None:
         return decode(raw).to(compute)
@@ -59,7 +59,7 @@ def widen(f: Function, raw: Value, dtype: DType, compute: Type) -> Value:
 
 
 def narrow(f: Function, value: Value, dtype: DType) -> Value:
-    """Numbers as elements of `dtype`, rounded once."""
+    """Values converted to the memory type of `dtype`, rounded once."""
     encode = _ENCODE.get(dtype.name)
     return encode(value) if encode is not None else value.to(memory_type(dtype))
 
@@ -88,7 +88,7 @@ LINE = 64  # bytes of a cache line: no vector is wider
 
 
 def is_aligned(f: Function, addresses: Sequence[Value]) -> Value:
-    """Whether all addresses, and distances between them as numbers, are of whole lines."""
+    """Whether all addresses and strides (as numbers) are multiples of a cache line."""
     bits = f.i64(0)
     for a in addresses:
         bits = bits | (f.bitcast(a, i64) if a.type.is_ptr else a)
@@ -96,7 +96,7 @@ def is_aligned(f: Function, addresses: Sequence[Value]) -> Value:
 
 
 def stream(f: Function, raw: Value, at: Value) -> None:
-    """Store an aligned vector past the caches, which saves reading its line before; a fence must
-    follow the last of them. Single elements are stored as usual."""
+    """Streaming (non-temporal) store of an aligned vector: its cache line is not read before. A
+    fence must follow the last one. Scalars are stored normally."""
     whole = raw.type.lanes > 1
     f.store(raw, at, align=raw.type.bytes if whole else 0, nontemporal=whole)

@@ -1,8 +1,8 @@
-"""What machine code is made for: a CPU, its features, and what a kernel generator may ask about it.
+"""The target of code generation: a CPU with its features, vector width and registers.
 
-`Target.host()` reads the operating system's own list of features, so a start from cached objects
-needs no LLVM; RLX_TARGET makes less of it. `Target.named("x86-64-v3")` gives a target whose objects
-can be shipped.
+`Target.host()` reads the operating system's list of features, so a start from cached objects needs
+no LLVM; RLX_TARGET restricts it. `Target.named("x86-64-v3")` is a target whose objects can be
+shipped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rlx.llvm import cpu_features
 from rlx.records import dataclass
 from rlx.settings import setting
 
-_RESERVE = "reserve-x18"  # not an ability of the CPU but a register that code must leave alone
+_RESERVE = "reserve-x18"  # not a CPU feature: a register that the ABI reserves
 
 
 @dataclass(frozen=True)
 class Target:
-    """One CPU model with its features; two targets with one `key` give the same machine code."""
+    """One CPU model with its features; targets of equal `key` give the same machine code."""
 
     triple: str
     cpu: str
@@ -30,7 +30,7 @@ class Target:
 
     @staticmethod
     def host() -> Target:
-        """The machine this process runs on, or as much of it as RLX_TARGET names."""
+        """This machine's CPU, or the subset of it that RLX_TARGET names."""
         return _host()
 
     @staticmethod
@@ -94,9 +94,9 @@ class Target:
 
     @property
     def read_ahead(self) -> int:
-        """Bytes ahead of the weights that a product of one row asks for, as it runs at the speed of
-        memory; 0: it asks for nothing. With 512-bit vectors the loop is short enough for the CPU to
-        look ahead by itself, and asking costs 5 to 15 % (Zen 4; other such CPUs: not measured)."""
+        """Software prefetch distance in bytes for data streamed once from memory; 0: no prefetch.
+        With 512-bit vectors the loop is short enough for the hardware prefetcher, and software
+        prefetch costs 5 to 15 % (Zen 4; other such CPUs: not measured)."""
         return 0 if self.avx512 else 4096
 
     @property
@@ -109,12 +109,12 @@ class Target:
 
     @property
     def f16c(self) -> bool:
-        """Does the CPU convert between half and float itself?"""
+        """Whether the CPU converts between f16 and f32 in hardware."""
         return self.has("f16c") or self.has("avx512f") or not self.is_x86
 
     @property
     def avx512(self) -> bool:
-        """The subsets that make 512-bit vectors pleasant: F, BW, DQ and VL together."""
+        """AVX-512 F, BW, DQ and VL together."""
         return {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= self._present
 
     @property
@@ -189,7 +189,7 @@ def _read_cpuinfo() -> str:
 
 
 def _host_from_llvm(arch: str) -> Target:
-    """Hosts without /proc/cpuinfo. Objects stay ELF, because our own loader links them."""
+    """The host where there is no /proc/cpuinfo. Objects are ELF, because `elf` links them."""
     import llvmlite.binding as llvm
 
     flags = dict(llvm.get_host_cpu_features())

@@ -1,4 +1,4 @@
-"""After compiling: memory that only the compiler needed goes back to the system.
+"""Return the compiler's memory to the system after compiling.
 
 LLVM runs for a second or two at the first start of a model. What it touched of its library, some
 65 MB of code and tables, would stay resident for as long as the model does, and so would free
@@ -15,12 +15,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# a map that is private and read-only: its addresses, its file, and what the system counts of it
+# a private read-only mapping in smaps: its addresses, its file, its counters
 _MAP = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-.p \S+ \S+ \S+ +(/.*)\n((?:\w+:.*\n)+)", re.M)
 
 
-def release_compiler() -> None:
-    """Give it back. Where more is compiled later, pages are read again from the system's cache."""
+def trim_compiler_memory() -> None:
+    """Drop LLVM's clean pages and trim the heap. A later compilation reads the pages again."""
     compiler = sys.modules.get("llvmlite")
     if sys.platform != "linux" or compiler is None:
         return
@@ -32,8 +32,8 @@ def release_compiler() -> None:
 
 
 def _unchanged(folder: str) -> Iterator[tuple[int, int]]:
-    """Start and size of the maps of libraries in a folder; not those with a page that differs from
-    the file, such as addresses that the loader filled in: it would be lost."""
+    """Start and size of the clean mappings of libraries in a folder; those with pages that differ
+    from the file, such as relocated data, are left out."""
     for found in _MAP.finditer(Path("/proc/self/smaps").read_text(encoding="utf-8")):
         start, end, path, counts = found.groups()
         same = {"Anonymous:0", "Swap:0"} <= {"".join(c.split()[:2]) for c in counts.splitlines()}

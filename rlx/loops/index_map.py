@@ -1,5 +1,5 @@
-"""Index expressions: sums of loop axes times sizes. Dividing one by the sizes of a shape is what a
-reshape needs, and where an axis must be cut in two for that, it says so."""
+"""Affine index expressions over loop axes, and their delinearisation, which a reshape needs. Where
+that needs an axis to be split in two, `SplitAxis` says which and how."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from rlx.ir.dim import Dim, Expr, expand
 
-Key = int  # an axis; below 0 an index that is data: −1 − instruction
+Key = int  # a loop axis; below 0 a gathered index: −1 − its instruction
 
 
 class Affine(NamedTuple):
-    """constant + Σ factor · axis, factors never 0, ordered by key."""
+    """constant + Σ factor · axis; factors are never 0, terms are ordered by key."""
 
     terms: tuple[tuple[Key, Dim], ...] = ()
     constant: Dim = 0
@@ -44,19 +44,19 @@ def axis(key: Key) -> Affine:
 ZERO = Affine()
 
 
-class CutAxis(Exception):
-    """An axis must become two, the inner one of size `inner`."""
+class SplitAxis(Exception):
+    """An axis must be split in two, the inner one of size `inner`."""
 
     def __init__(self, key: Key, inner: int) -> None:
         self.key, self.inner = key, inner
 
 
 class Inseparable(Exception):
-    """An index is no sum of axes."""
+    """An index is not affine in the loop axes."""
 
 
 def linear(indices: Sequence[Affine], dims: Sequence[Dim]) -> Affine:
-    """The row-major position of an element."""
+    """The linear (row-major) offset of an element."""
     total = ZERO
     step: Dim = 1
     for index, size in zip(reversed(indices), reversed(dims), strict=True):
@@ -66,7 +66,7 @@ def linear(indices: Sequence[Affine], dims: Sequence[Dim]) -> Affine:
 
 
 def unravel(position: Affine, dims: Sequence[Dim], sizes: Sequence[Dim]) -> list[Affine]:
-    """Indices of the element at a row-major position; `sizes` are those of the axes."""
+    """Indices of the element at a linear offset; `sizes` are those of the loop axes."""
     indices: list[Affine] = []
     for size in reversed(dims[1:]):
         position, rest = _divide(position, size, sizes)
@@ -101,7 +101,7 @@ def _divide_constant(constant: Dim, by: Dim) -> tuple[Dim, Dim]:
 
 
 def quotient(value: Dim, by: Dim) -> Dim | None:
-    """value / by where that is exact and can be seen."""
+    """value / by if the division is provably exact, else None."""
     if value == by:
         return 1
     if isinstance(by, int):
@@ -132,7 +132,7 @@ def _by_monomial(value: Expr, by: Expr) -> Dim | None:
 
 
 def _require_small(low: dict[Key, Dim], rest: Dim, by: Dim, sizes: Sequence[Dim]) -> None:
-    """Raise unless rest + Σ low is surely in 0 … by − 1."""
+    """Raise unless rest + Σ low is provably in 0 … by − 1."""
     least, most = rest, rest
     for key, factor in low.items():
         if key < 0:
@@ -147,12 +147,12 @@ def _require_small(low: dict[Key, Dim], rest: Dim, by: Dim, sizes: Sequence[Dim]
         if isinstance(by, int) and isinstance(factor, int) and by % factor == 0:
             inner = by // abs(factor)
             if inner > 1 and sizes[key] != inner and quotient(sizes[key], inner) is not None:
-                raise CutAxis(key, inner)
+                raise SplitAxis(key, inner)
     raise Inseparable
 
 
 def _never_negative(value: Dim) -> bool:
-    """Whether every term is positive, so that the sum is whatever the symbols are."""
+    """Whether the value is provably ≥ 0: no term has a negative coefficient."""
     value = expand(value)
     if isinstance(value, int):
         return value >= 0

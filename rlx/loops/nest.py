@@ -1,9 +1,9 @@
-"""What a region kernel does, as loops see it: sizes, strides and a list of element instructions.
+"""A loop nest: iteration spaces, strides and a list of element instructions.
 
-A nest has row axes, walked together as one counter that is divided over the workers, and for each
-row any number of passes over a space of inner axes. Instructions are numbered; one of level ROW has
-one value per row, one of level k a value per element of space k. A `Fold` takes elements of a space
-to a value of the row, so instructions that use its result come in a later pass.
+The row axes are parallel: their linear index is divided over the workers. Each row runs any number
+of passes over iteration spaces of inner axes. Instructions are in SSA form: one of level ROW has a
+value per row, one of level k a value per element of space k. A `Reduce` turns the elements of a
+space into a value of the row, so instructions that use its result run in a later pass.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ ROW = -1
 
 @dataclass(frozen=True)
 class Word:
-    """A number that comes with each run: word `index` of the kernel."""
+    """A kernel argument, known at run time: number `index` of the kernel."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Table:
-    """A tensor known now, as bytes in the code; `shift` elements from its start."""
+    """Constant data in the object code, from element `offset` on."""
 
     data: bytes
-    shift: int = 0
+    offset: int = 0
 
 
-Quantity = int | Word
+Quantity = int | Word  # a size or stride: a constant of the code, or a kernel argument
 
 
 @dataclass(frozen=True)
-class Steps:
-    """An index that moves with the loops: so much per step of each row axis and inner axis."""
+class Strides:
+    """The stride of an index along each row axis and each inner axis."""
 
     rows: tuple[Quantity, ...]
     inner: tuple[Quantity, ...] = ()
 
-    def between_lanes(self, columns: bool) -> Quantity:
-        """How far apart lanes are, along the innermost axis or, in columns, the last row axis."""
-        steps = self.rows if columns else self.inner
-        return steps[-1] if steps else 0
+    def lane_stride(self, columns: bool) -> Quantity:
+        """Stride along the vector axis: the innermost or, with `columns`, the last row axis."""
+        strides = self.rows if columns else self.inner
+        return strides[-1] if strides else 0
 
 
 @dataclass(frozen=True)
-class Walk:
-    """A tensor and the element that an instruction touches, strides counted in elements.
+class Access:
+    """The element of a tensor that an instruction loads or stores; strides are in elements.
 
-    `terms` are (instruction, stride): indices that are data.
+    `gathered` are (instruction, stride): indices computed from data.
     """
 
     pointer: Word | Table
     dtype: DType
-    steps: Steps
-    terms: tuple[tuple[int, Quantity], ...] = ()
+    strides: Strides
+    gathered: tuple[tuple[int, Quantity], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,31 +71,31 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Load(Instruction):
-    walk: Walk
+    access: Access
 
     @property
     def args(self) -> tuple[int, ...]:
-        return tuple(i for i, _ in self.walk.terms)
+        return tuple(i for i, _ in self.access.gathered)
 
 
 @dataclass(frozen=True)
 class Literal(Instruction):
-    """A number known now, as the bytes of its element type."""
+    """A scalar constant, as the bytes of its element type."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
-class Count(Instruction):
-    """start + steps, an i64."""
+class Iota(Instruction):
+    """start + Σ stride · axis, an i64: an index as a value."""
 
     start: Quantity
-    steps: Steps
+    strides: Strides
 
 
 @dataclass(frozen=True)
 class Apply(Instruction):
-    """An elementwise op of earlier instructions."""
+    """An elementwise op on earlier instructions."""
 
     record: Op
     operands: tuple[int, ...]
@@ -106,9 +106,9 @@ class Apply(Instruction):
 
 
 @dataclass(frozen=True)
-class Checked(Instruction):
-    """An index counted from 0 as an i64: a negative one counts from the end of `size`, one outside
-    becomes 0 and is reported."""
+class BoundsCheck(Instruction):
+    """A gathered index as an i64 in 0 … size − 1: negative ones count from the end, one out of
+    bounds becomes 0 and is reported."""
 
     index: int
     size: Quantity
@@ -119,32 +119,32 @@ class Checked(Instruction):
 
 
 @dataclass(frozen=True)
-class Fold(Instruction):
-    """All elements of a space taken together: sum, prod, max, min, any, all, argmax, argmin.
+class Reduce(Instruction):
+    """A reduction over a space: sum, prod, max, min, any, all, argmax, argmin.
 
-    `place` is the instruction that counts positions, for the last two.
+    `position` is the instruction with the element's index, for the last two.
     """
 
     kind: str
     operand: int
     space: int
-    place: int | None = None
+    position: int | None = None
 
     @property
     def args(self) -> tuple[int, ...]:
-        return (self.operand,) if self.place is None else (self.operand, self.place)
+        return (self.operand,) if self.position is None else (self.operand, self.position)
 
 
 @dataclass(frozen=True)
 class Store:
     level: int
-    walk: Walk
+    access: Access
     operand: int
 
 
 @dataclass(frozen=True)
-class Report:
-    """Where an index out of range is reported: the word of the address, and of what to leave."""
+class BoundsReport:
+    """Arguments of the out-of-bounds report: the status address, and the node number to store."""
 
     address: Word
     node: Word
@@ -156,13 +156,13 @@ class Nest:
     spaces: tuple[tuple[Quantity, ...], ...]
     code: tuple[Instruction, ...]
     stores: tuple[Store, ...]
-    report: Report | None = None
-    tiled: bool = False  # some tensors lie along the last row axis, not along the lanes
+    report: BoundsReport | None = None
+    tiled: bool = False  # some tensors are contiguous along the last row axis, not the vector axis
 
-    def walks(self) -> list[Walk]:
-        loads = [i.walk for i in self.code if isinstance(i, Load)]
-        return list(dict.fromkeys([*loads, *(s.walk for s in self.stores)]))
+    def accesses(self) -> list[Access]:
+        loads = [i.access for i in self.code if isinstance(i, Load)]
+        return list(dict.fromkeys([*loads, *(s.access for s in self.stores)]))
 
     @property
-    def folds(self) -> bool:
-        return any(isinstance(i, Fold) for i in self.code)
+    def reduces(self) -> bool:
+        return any(isinstance(i, Reduce) for i in self.code)

@@ -1,5 +1,5 @@
-"""A graph becomes kernels: which values one kernel computes, and which must lie in memory between
-two of them."""
+"""Partitioning a graph into kernels: which values one loop nest computes, and which are
+materialised in memory between two of them."""
 
 from __future__ import annotations
 
@@ -12,67 +12,71 @@ from rlx.ir.dtype import DType, u8, u16, u32, u64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Value
-from rlx.loops import index_rules  # noqa: F401  (fills the table of rules)
-from rlx.loops.index_map import Affine, CutAxis
-from rlx.loops.trace import Cuts, Item, NeedsMemory, Place, Source, Trace
+from rlx.loops import index_rules  # noqa: F401  (registers the rules)
+from rlx.loops.index_map import Affine, SplitAxis
+from rlx.loops.trace import AxisSplits, Buffer, MustMaterialize, Source, Trace, TracedInstruction
 from rlx.records import dataclass
 
 
 @dataclass(frozen=True)
-class Stored:
-    place: Place
+class TracedStore:
+    buffer: Buffer
     dtype: DType
     address: Affine
-    item: int
+    instruction: int
     axes: frozenset[int]
 
 
 @dataclass
-class Traced:
-    """One kernel: axes with their sizes, those of the rows and of each space in order, items."""
+class TracedKernel:
+    """One kernel before scheduling: sizes of all axes, row axes, axes of each iteration space."""
 
     sizes: list[Dim]
     rows: list[int]
     spaces: list[list[int]]
-    items: list[Item]
-    stores: list[Stored]
+    instructions: list[TracedInstruction]
+    stores: list[TracedStore]
 
 
 @dataclass
-class Plan:
-    """Kernels in the order in which they run, and the values kept between them."""
+class KernelPlan:
+    """Kernels in execution order, and the temporaries between them."""
 
-    kernels: list[Traced]
+    kernels: list[TracedKernel]
     temporaries: list[Value]
 
 
-def make_plan(graph: Graph, operands: Mapping[Value, Source]) -> Plan:
-    """Kernels for all outputs of a graph whose inputs lie as `operands` says."""
-    kept: dict[Value, Place] = {}
+def partition(graph: Graph, operands: Mapping[Value, Source]) -> KernelPlan:
+    """Kernels for all outputs of a graph; `operands` are the strided inputs."""
+    materialized: dict[Value, Buffer] = {}
     while True:
         try:
-            return _plan(graph, operands, kept)
-        except NeedsMemory as found:
-            _keep(graph, kept, found.values)
+            return _plan(graph, operands, materialized)
+        except MustMaterialize as found:
+            _materialize(graph, materialized, found.values)
 
 
-def _keep(graph: Graph, kept: dict[Value, Place], values: Sequence[Value]) -> None:
+def _materialize(graph: Graph, materialized: dict[Value, Buffer], values: Sequence[Value]) -> None:
     for v in dict.fromkeys(values):
-        assert v not in kept, f"{v} is in memory already"
+        assert v not in materialized, f"{v} is materialised already"
         if v in graph.outputs:
-            kept[v] = Place("result", graph.outputs.index(v))
+            materialized[v] = Buffer("result", graph.outputs.index(v))
         else:
-            kept[v] = Place("temporary", sum(p.kind == "temporary" for p in kept.values()))
+            materialized[v] = Buffer(
+                "temporary", sum(p.kind == "temporary" for p in materialized.values())
+            )
 
 
-def _plan(graph: Graph, operands: Mapping[Value, Source], kept: Mapping[Value, Place]) -> Plan:
-    plan = Plan([], [v for v, p in kept.items() if p.kind == "temporary"])
+def _plan(
+    graph: Graph, operands: Mapping[Value, Source], materialized: Mapping[Value, Buffer]
+) -> KernelPlan:
+    plan = KernelPlan([], [v for v, p in materialized.items() if p.kind == "temporary"])
     sources = dict(operands)
-    for v in sorted(kept, key=lambda v: (v.node.id, v.index)):
-        plan.kernels.append(_kernel(sources, v, [(v, kept[v])])[0])
-        sources[v] = _plain_source(v, kept[v])
-    results = [(v, Place("result", j)) for j, v in enumerate(graph.outputs)]
-    waiting = [(v, place) for v, place in results if kept.get(v) != place]
+    for v in sorted(materialized, key=lambda v: (v.node.id, v.index)):
+        plan.kernels.append(_kernel(sources, v, [(v, materialized[v])])[0])
+        sources[v] = _plain_source(v, materialized[v])
+    results = [(v, Buffer("result", j)) for j, v in enumerate(graph.outputs)]
+    waiting = [(v, buffer) for v, buffer in results if materialized.get(v) != buffer]
     while waiting:
         root = max((v for v, _ in waiting), key=lambda v: _weight(v.shape.dims))
         made, done = _kernel(sources, root, waiting)
@@ -82,28 +86,28 @@ def _plan(graph: Graph, operands: Mapping[Value, Source], kept: Mapping[Value, P
 
 
 def _weight(dims: Sequence[Dim]) -> int:
-    """How many elements, about: symbols count as 64."""
+    """An estimate of the number of elements: symbols count as 64."""
     sizes = {s: 64 for d in dims if not isinstance(d, int) for s in d.symbols}
     return prod((evaluate(d, sizes) for d in dims), start=1)
 
 
-def _plain_source(v: Value, place: Place) -> Source:
-    return Source(place, v.shape.dtype, contiguous_strides(v.shape))
+def _plain_source(v: Value, buffer: Buffer) -> Source:
+    return Source(buffer, v.shape.dtype, contiguous_strides(v.shape))
 
 
 def _kernel(
-    sources: Mapping[Value, Source], root: Value, wanted: Sequence[tuple[Value, Place]]
-) -> tuple[Traced, set[Value]]:
-    """The kernel of `root`, and with it any of `wanted` that the same loops can compute."""
-    cuts: Cuts = {}
+    sources: Mapping[Value, Source], root: Value, wanted: Sequence[tuple[Value, Buffer]]
+) -> tuple[TracedKernel, set[Value]]:
+    """The kernel of `root`, with all others of `wanted` that the same loops can compute."""
+    splits: AxisSplits = {}
     left_out: set[Value] = set()
     while True:
-        trace = Trace(sources, root, cuts)
+        trace = Trace(sources, root, splits)
         try:
             trace.value(root, trace.index)
             stores = _stores(trace, root, [w for w in wanted if w[0] not in left_out])
-        except CutAxis as found:
-            trace.cut(found)
+        except SplitAxis as found:
+            trace.split_axis(found)
             continue
         except _DoesNotFit as found:
             left_out.add(found.value)
@@ -117,38 +121,38 @@ class _DoesNotFit(Exception):
 
 
 def _stores(
-    trace: Trace, root: Value, wanted: Sequence[tuple[Value, Place]]
-) -> list[tuple[Value, Stored]]:
-    """What the kernel writes."""
-    stores: list[tuple[Value, Stored]] = []
-    for v, place in wanted:
+    trace: Trace, root: Value, wanted: Sequence[tuple[Value, Buffer]]
+) -> list[tuple[Value, TracedStore]]:
+    """The stores of the kernel."""
+    stores: list[tuple[Value, TracedStore]] = []
+    for v, buffer in wanted:
         index = _index_of(trace, root, v)
         if index is None:
             continue
         try:
-            item = trace.value(v, index)
-        except NeedsMemory:
+            instruction = trace.value(v, index)
+        except MustMaterialize:
             raise _DoesNotFit(v) from None
-        item = _unrounded(trace, item)
-        target = _plain_source(v, place)
+        instruction = _unrounded(trace, instruction)
+        target = _plain_source(v, buffer)
         address = target.address(index)
-        stored = Stored(place, target.dtype, address, item, trace.axes_of(address))
+        stored = TracedStore(buffer, target.dtype, address, instruction, trace.axes_of(address))
         stores.append((v, stored))
     return stores
 
 
-def _unrounded(trace: Trace, item: int) -> int:
-    """The operand of a cast to a narrower float: storing it rounds it just so."""
-    found = trace.items[item]
+def _unrounded(trace: Trace, instruction: int) -> int:
+    """The operand of a cast to a narrower float: the store rounds in the same way."""
+    found = trace.instructions[instruction]
     if found.record is None or found.record.name != "cast" or not found.dtype.is_float:
-        return item
-    source = trace.items[found.args[0]].dtype
+        return instruction
+    source = trace.instructions[found.args[0]].dtype
     is_single = source.is_float and source.bits <= 32
-    return found.args[0] if is_single and found.dtype.bits <= 32 else item
+    return found.args[0] if is_single and found.dtype.bits <= 32 else instruction
 
 
 def _index_of(trace: Trace, root: Value, v: Value) -> tuple[Affine, ...] | None:
-    """An index that reaches every element of `v` once, when the loops have one."""
+    """An index that covers every element of `v` exactly once, if the loops have one."""
     if v.shape.same_dims(root.shape):
         return trace.index
     for seen, index in trace.seen:
@@ -158,9 +162,9 @@ def _index_of(trace: Trace, root: Value, v: Value) -> tuple[Affine, ...] | None:
 
 
 def _covers(trace: Trace, v: Value, index: tuple[Affine, ...]) -> bool:
-    """Whether positions count through the tensor: the innermost axis by 1, each other by what lies
-    within it."""
-    address = _plain_source(v, Place("result")).address(index)
+    """Whether the index is a bijection onto the tensor: strides 1, then the product of inner
+    sizes."""
+    address = _plain_source(v, Buffer("result")).address(index)
     if address.constant != 0 or any(k < 0 for k in address.keys):
         return False
     step: Dim = 1
@@ -174,18 +178,20 @@ def _covers(trace: Trace, v: Value, index: tuple[Affine, ...]) -> bool:
     return same(step, v.shape.num_elements)
 
 
-def as_bits(traced: Traced) -> Traced:
-    """Elements that are only moved become integers of their size: nothing is converted, and every
-    NaN stays as it is."""
-    used = {a for item in traced.items for a in item.args}
-    for number, item in enumerate(traced.items):
-        stores = [s for s in traced.stores if s.item == number]
-        whole = _WHOLE.get(item.dtype.bytes)
-        if item.what != "read" or number in used or whole is None or not stores:
+def as_bits(traced: TracedKernel) -> TracedKernel:
+    """Elements that are only copied become integers of their size: nothing is converted, and NaN
+    payloads are preserved."""
+    used = {a for instruction in traced.instructions for a in instruction.args}
+    for number, instruction in enumerate(traced.instructions):
+        stores = [s for s in traced.stores if s.instruction == number]
+        whole = _WHOLE.get(instruction.dtype.bytes)
+        if instruction.opcode != "load" or number in used or whole is None or not stores:
             continue
-        if all(s.dtype is item.dtype for s in stores):
-            traced.items[number] = replace(item, dtype=whole)
-            moved = [replace(s, dtype=whole) if s.item == number else s for s in traced.stores]
+        if all(s.dtype is instruction.dtype for s in stores):
+            traced.instructions[number] = replace(instruction, dtype=whole)
+            moved = [
+                replace(s, dtype=whole) if s.instruction == number else s for s in traced.stores
+            ]
             traced.stores[:] = moved
     return traced
 
@@ -193,7 +199,7 @@ def as_bits(traced: Traced) -> Traced:
 _WHOLE = {1: u8, 2: u16, 4: u32, 8: u64}
 
 
-def _traced(trace: Trace, stores: list[Stored]) -> Traced:
+def _traced(trace: Trace, stores: list[TracedStore]) -> TracedKernel:
     if trace.rows is None:
         rows, spaces = trace.root_axes, []
     else:
@@ -202,4 +208,4 @@ def _traced(trace: Trace, stores: list[Stored]) -> Traced:
         spaces = list(trace.spaces)
         if inner and inner not in spaces:
             spaces.append(inner)
-    return as_bits(Traced(trace.sizes, rows, spaces, trace.items, stores))
+    return as_bits(TracedKernel(trace.sizes, rows, spaces, trace.instructions, stores))

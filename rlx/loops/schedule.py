@@ -1,5 +1,6 @@
-"""Settling the loops of a kernel: axes that lie gapless behind each other become one, one axis is
-chosen for the lanes of vectors, and everything that comes with a run gets a word."""
+"""Scheduling a traced kernel: contiguous axes are coalesced, a vector axis is chosen (and tiles,
+where tensors disagree on it), and every size or address known only at run time becomes a kernel
+argument."""
 
 from __future__ import annotations
 
@@ -11,52 +12,52 @@ from rlx.ir.dtype import DType
 from rlx.loops.index_map import Affine
 from rlx.loops.nest import (
     ROW,
+    Access,
     Apply,
-    Checked,
-    Count,
-    Fold,
+    BoundsCheck,
+    BoundsReport,
     Instruction,
+    Iota,
     Literal,
     Load,
     Nest,
     Quantity,
-    Report,
-    Steps,
+    Reduce,
     Store,
+    Strides,
     Table,
-    Walk,
     Word,
 )
-from rlx.loops.partition import Stored, Traced
-from rlx.loops.trace import Item, Place
+from rlx.loops.partition import TracedKernel, TracedStore
+from rlx.loops.trace import Buffer, TracedInstruction
 from rlx.records import dataclass
 
 
 @dataclass(frozen=True)
 class Address:
-    """A word that is the address of an element of a tensor."""
+    """A kernel argument that is the address of an element of a tensor."""
 
-    place: Place
-    shift: Dim
+    buffer: Buffer
+    offset: Dim
     bytes: int  # per element
 
 
-REPORT, NODE = "report", "node"  # words: where bad data is reported, and the number to leave there
-Meaning = Address | Dim | str
+REPORT, NODE = "report", "node"  # arguments of the out-of-bounds report: its address, a node number
+ArgSource = Address | Dim | str  # what a launch passes as an argument
 
 
 @dataclass(eq=False)
-class Settled:
-    """A kernel whose loops are settled; one object for all nodes that are alike."""
+class ScheduledNest:
+    """A loop nest and its arguments; equal nodes share one object."""
 
     nest: Nest
-    words: list[Meaning]
-    columns: bool  # lanes lie along the last row axis, not along the elements that are folded
+    words: list[ArgSource]
+    columns: bool  # the vector axis is the last row axis, not an axis of the spaces
 
 
 @dataclass
-class _Group:
-    """Axes walked as one; `inner` is the one that moves fastest."""
+class _CoalescedAxis:
+    """Axes that run as one loop; `inner` is the fastest of them."""
 
     axes: list[int]
     size: Dim
@@ -68,44 +69,44 @@ class _Group:
 
 @dataclass
 class _Words:
-    meanings: list[Meaning] = field(default_factory=list)
+    sources: list[ArgSource] = field(default_factory=list)
     _addresses: dict[Address, Word] = field(default_factory=dict)
 
-    def new(self, meaning: Meaning) -> Word:
-        self.meanings.append(meaning)
-        return Word(len(self.meanings) - 1)
+    def new(self, source: ArgSource) -> Word:
+        self.sources.append(source)
+        return Word(len(self.sources) - 1)
 
-    def address(self, place: Place, shift: Dim, size: int) -> Word | Table:
-        if place.kind == "table":
-            assert isinstance(shift, int)
-            return Table(place.data, shift)
-        key = Address(place, shift, size)
+    def address(self, buffer: Buffer, offset: Dim, size: int) -> Word | Table:
+        if buffer.kind == "table":
+            assert isinstance(offset, int)
+            return Table(buffer.data, offset)
+        key = Address(buffer, offset, size)
         if key not in self._addresses:
             self._addresses[key] = self.new(key)
         return self._addresses[key]
 
 
-def settle(traced: Traced) -> Settled:
-    return _Settling(traced).run()
+def schedule(traced: TracedKernel) -> ScheduledNest:
+    return _Scheduler(traced).run()
 
 
-class _Settling:
-    def __init__(self, traced: Traced) -> None:
+class _Scheduler:
+    def __init__(self, traced: TracedKernel) -> None:
         self.traced = traced
         self.words = _Words()
-        self.paths = [i.address for i in traced.items if i.what in ("read", "count")]
-        self.paths += [s.address for s in traced.stores]
-        self.report: Report | None = None
+        self.index_maps = [i.address for i in traced.instructions if i.opcode in ("load", "iota")]
+        self.index_maps += [s.address for s in traced.stores]
+        self.report: BoundsReport | None = None
         self.columns = False
         self.tiled = False
-        self.rows: list[_Group] = []
-        self.spaces: list[list[_Group]] = []
+        self.rows: list[_CoalescedAxis] = []
+        self.spaces: list[list[_CoalescedAxis]] = []
         self._choose_loops()
 
     def _choose_loops(self) -> None:
         rows, spaces = self.traced.rows, self.traced.spaces
-        self.rows = self._merged(rows)
-        if not spaces:  # nothing is folded: the last axis gets the lanes
+        self.rows = self._coalesced(rows)
+        if not spaces:  # no reduction: the last axis is the vector axis
             self.spaces = [self.rows[-1:]]
             self.rows = self.rows[:-1]
             self._choose_tile()
@@ -114,81 +115,85 @@ class _Settling:
         for axes in spaces:
             if not any(set(axes) & found for found in stored):
                 axes = self._by_stride(axes)
-            self.spaces.append(self._merged(axes))
+            self.spaces.append(self._coalesced(axes))
         self.columns = self._prefers_columns()
 
     # -- axes ---------------------------------------------------------------------------------
 
-    def _merged(self, axes: Sequence[int]) -> list[_Group]:
-        groups: list[_Group] = []
+    def _coalesced(self, axes: Sequence[int]) -> list[_CoalescedAxis]:
+        groups: list[_CoalescedAxis] = []
         for a in axes:
             size = self.traced.sizes[a]
-            if groups and self._follows(groups[-1].inner, a, size):
-                groups[-1] = _Group([*groups[-1].axes, a], groups[-1].size * size)
+            if groups and self._is_contiguous(groups[-1].inner, a, size):
+                groups[-1] = _CoalescedAxis([*groups[-1].axes, a], groups[-1].size * size)
             else:
-                groups.append(_Group([a], size))
+                groups.append(_CoalescedAxis([a], size))
         return groups
 
-    def _follows(self, outer: int, inner: int, size: Dim) -> bool:
-        """Whether a step of `outer` is `size` steps of `inner`, in every tensor."""
-        for path in self.paths:
-            factors = dict(path.terms)
+    def _is_contiguous(self, outer: int, inner: int, size: Dim) -> bool:
+        """Whether the stride of `outer` is `size` strides of `inner`, in every access."""
+        for index_map in self.index_maps:
+            factors = dict(index_map.terms)
             if not same(factors.get(outer, 0), factors.get(inner, 0) * size):
                 return False
         return True
 
     def _choose_tile(self) -> None:
-        """Where a tensor's neighbours lie along a row axis and not along the lanes, that axis is
-        put last: square tiles of both axes read and write whole cache lines."""
+        """Where an access has unit stride along a row axis and not along the vector axis, that row
+        axis is put last: square tiles of both axes read and write whole cache lines."""
         if not self.rows:
             return
         lanes = self.spaces[0][-1].inner
-        crossing = [p for p in self.paths if dict(p.terms).get(lanes, 0) not in (0, 1)]
-        best = max(self.rows, key=lambda g: self._unit_paths([g.inner], crossing))
-        if self._unit_paths([best.inner], crossing):
+        crossing = [p for p in self.index_maps if dict(p.terms).get(lanes, 0) not in (0, 1)]
+        best = max(self.rows, key=lambda g: self._unit_stride_accesses([g.inner], crossing))
+        if self._unit_stride_accesses([best.inner], crossing):
             self.rows = [*(g for g in self.rows if g is not best), best]
             self.tiled = True
 
     def _by_stride(self, axes: Sequence[int]) -> list[int]:
-        """Axes that are only folded may come in any order: the smallest stride innermost."""
+        """Reduction axes that no store uses may be reordered: the smallest stride innermost."""
 
         def stride(a: int) -> int:
-            factors = [dict(path.terms).get(a, 0) for path in self.paths]
+            factors = [dict(index_map.terms).get(a, 0) for index_map in self.index_maps]
             return max((abs(c) for c in factors if isinstance(c, int)), default=0)
 
-        if all(isinstance(c, int) for path in self.paths for _, c in path.terms):
+        if all(isinstance(c, int) for index_map in self.index_maps for _, c in index_map.terms):
             return sorted(axes, key=lambda a: -stride(a))
         return list(axes)
 
     def _prefers_columns(self) -> bool:
-        """Whether more tensors lie along a row axis than along what is folded; that axis is put
-        last among the rows."""
-        folded = [g[-1].inner for g in self.spaces if g]
-        along = self._unit_paths(folded)
-        best = max(self.rows, key=lambda g: self._unit_paths([g.inner]), default=None)
-        if best is None or self._unit_paths([best.inner]) <= along:
+        """Whether more accesses have unit stride along a row axis than along the innermost
+        reduction axes; that row axis is put last."""
+        reduced = [g[-1].inner for g in self.spaces if g]
+        along = self._unit_stride_accesses(reduced)
+        best = max(self.rows, key=lambda g: self._unit_stride_accesses([g.inner]), default=None)
+        if best is None or self._unit_stride_accesses([best.inner]) <= along:
             return False
         self.rows = [*(g for g in self.rows if g is not best), best]
         return True
 
-    def _unit_paths(self, axes: Sequence[int], paths: Sequence[Affine] | None = None) -> int:
-        """How many paths move by one element along one of the axes."""
-        chosen = self.paths if paths is None else paths
+    def _unit_stride_accesses(
+        self, axes: Sequence[int], index_maps: Sequence[Affine] | None = None
+    ) -> int:
+        """How many accesses have unit stride along one of the axes."""
+        chosen = self.index_maps if index_maps is None else index_maps
         return sum(any(k in axes and c == 1 for k, c in p.terms) for p in chosen)
 
-    # -- words --------------------------------------------------------------------------------
+    # -- instructions and arguments -----------------------------------------------------------
 
-    def run(self) -> Settled:
-        levels = [self._level(item.axes) for item in self.traced.items]
-        code = [self._instruction(i, n) for i, n in zip(self.traced.items, levels, strict=True)]
+    def run(self) -> ScheduledNest:
+        levels = [self._level(instruction.axes) for instruction in self.traced.instructions]
+        code = [
+            self._instruction(i, n) for i, n in zip(self.traced.instructions, levels, strict=True)
+        ]
         stores = [self._store(s) for s in self.traced.stores]
         rows = tuple(self.words.new(g.size) for g in self.rows)
         spaces = tuple(self._sizes(groups) for groups in self.spaces)
         nest = Nest(rows, spaces, tuple(code), tuple(stores), self.report, self.tiled)
-        return Settled(nest, self.words.meanings, self.columns)
+        return ScheduledNest(nest, self.words.sources, self.columns)
 
-    def _sizes(self, groups: Sequence[_Group]) -> tuple[Quantity, ...]:
-        """Inner sizes are part of the code, unless all there is is one long axis."""
+    def _sizes(self, groups: Sequence[_CoalescedAxis]) -> tuple[Quantity, ...]:
+        """Inner sizes are constants of the code, unless the nest is one flat elementwise loop."""
         if not groups:
             return (1,)
         alone = not self.rows and not self.traced.spaces
@@ -209,59 +214,61 @@ class _Settling:
                 return k
         raise AssertionError("an element of two spaces")
 
-    def _steps(self, path: Affine, level: int) -> Steps:
-        """Strides along the axes; those between lanes are part of the code."""
-        factors = dict(path.terms)
+    def _strides(self, index_map: Affine, level: int) -> Strides:
+        """Strides along the axes; those of the vector axis are constants of the code."""
+        factors = dict(index_map.terms)
         lanes = len(self.rows) - 1 if self.columns or self.tiled else -1
         rows = [
             self._quantity(factors.get(g.inner, 0), i == lanes) for i, g in enumerate(self.rows)
         ]
         inner = self.spaces[level] if level != ROW else []
-        return Steps(
+        return Strides(
             tuple(rows), tuple(self._quantity(factors.get(g.inner, 0), True) for g in inner)
         )
 
-    def _walk(self, place: Place, dtype: DType, path: Affine, level: int) -> Walk:
-        pointer = self.words.address(place, path.constant, dtype.bytes)
-        terms = tuple((-1 - k, self._quantity(c, True)) for k, c in path.terms if k < 0)
-        return Walk(pointer, dtype, self._steps(path, level), terms)
+    def _access(self, buffer: Buffer, dtype: DType, index_map: Affine, level: int) -> Access:
+        pointer = self.words.address(buffer, index_map.constant, dtype.bytes)
+        gathered = tuple((-1 - k, self._quantity(c, True)) for k, c in index_map.terms if k < 0)
+        return Access(pointer, dtype, self._strides(index_map, level), gathered)
 
-    def _store(self, stored: Stored) -> Store:
-        level = self._level(stored.axes | self.traced.items[stored.item].axes)
+    def _store(self, stored: TracedStore) -> Store:
+        level = self._level(stored.axes | self.traced.instructions[stored.instruction].axes)
         return Store(
-            level, self._walk(stored.place, stored.dtype, stored.address, level), stored.item
+            level,
+            self._access(stored.buffer, stored.dtype, stored.address, level),
+            stored.instruction,
         )
 
-    def _instruction(self, item: Item, level: int) -> Instruction:
-        return _MAKE[item.what](self, item, level)
+    def _instruction(self, i: TracedInstruction, level: int) -> Instruction:
+        return _MAKE[i.opcode](self, i, level)
 
-    def load(self, item: Item, level: int) -> Instruction:
-        assert item.place is not None
-        return Load(item.dtype, level, self._walk(item.place, item.dtype, item.address, level))
+    def load(self, i: TracedInstruction, level: int) -> Instruction:
+        assert i.buffer is not None
+        return Load(i.dtype, level, self._access(i.buffer, i.dtype, i.address, level))
 
-    def count(self, item: Item, level: int) -> Instruction:
-        start = self._quantity(item.address.constant, True)
-        return Count(item.dtype, level, start, self._steps(item.address, level))
+    def iota(self, i: TracedInstruction, level: int) -> Instruction:
+        start = self._quantity(i.address.constant, True)
+        return Iota(i.dtype, level, start, self._strides(i.address, level))
 
-    def check(self, item: Item, level: int) -> Instruction:
+    def bounds_check(self, i: TracedInstruction, level: int) -> Instruction:
         if self.report is None:
-            self.report = Report(self.words.new(REPORT), self.words.new(NODE))
-        return Checked(item.dtype, level, item.args[0], self.words.new(item.size))
+            self.report = BoundsReport(self.words.new(REPORT), self.words.new(NODE))
+        return BoundsCheck(i.dtype, level, i.args[0], self.words.new(i.size))
 
-    def fold(self, item: Item, level: int) -> Instruction:
-        place = item.args[1] if len(item.args) > 1 else None
-        return Fold(item.dtype, ROW, item.kind, item.args[0], item.space, place)
+    def reduce(self, i: TracedInstruction, level: int) -> Instruction:
+        position = i.args[1] if len(i.args) > 1 else None
+        return Reduce(i.dtype, ROW, i.kind, i.args[0], i.space, position)
 
-    def use(self, item: Item, level: int) -> Instruction:
-        assert item.record is not None
-        return Apply(item.dtype, level, item.record, item.args)
+    def apply(self, i: TracedInstruction, level: int) -> Instruction:
+        assert i.record is not None
+        return Apply(i.dtype, level, i.record, i.args)
 
 
-_MAKE: dict[str, Callable[[_Settling, Item, int], Instruction]] = {
-    "read": _Settling.load,
-    "number": lambda s, item, level: Literal(item.dtype, level, item.data),
-    "count": _Settling.count,
-    "check": _Settling.check,
-    "fold": _Settling.fold,
-    "use": _Settling.use,
+_MAKE: dict[str, Callable[[_Scheduler, TracedInstruction, int], Instruction]] = {
+    "load": _Scheduler.load,
+    "literal": lambda s, i, level: Literal(i.dtype, level, i.data),
+    "iota": _Scheduler.iota,
+    "bounds_check": _Scheduler.bounds_check,
+    "reduce": _Scheduler.reduce,
+    "apply": _Scheduler.apply,
 }

@@ -1,5 +1,6 @@
-"""From a graph of ops to element instructions: each value is asked for at an index, and asks its
-operands in turn. Layout ops only change the index; a reduction opens loops of its own."""
+"""Tracing a graph of ops to element instructions, backwards from a result: each value is asked for
+at an index and asks for its operands in turn. Layout ops only rewrite the index; a reduction adds
+an iteration space."""
 
 from __future__ import annotations
 
@@ -15,25 +16,39 @@ from rlx.ir.dtype import DType, i32, i64
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
-from rlx.loops.index_map import ZERO, Affine, CutAxis, Inseparable, axis, linear, quotient, unravel
+from rlx.loops.index_map import (
+    ZERO,
+    Affine,
+    Inseparable,
+    SplitAxis,
+    axis,
+    linear,
+    quotient,
+    unravel,
+)
 from rlx.records import dataclass
 
 Index = tuple[Affine, ...]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A tensor in memory: an operand or result of the region, or a value kept between kernels; a
-    `table` holds the data of a constant."""
+class Buffer:
+    """A tensor in memory: an operand or result of the region, or a temporary between two kernels; a
+    `table` is the data of a constant."""
 
     kind: str  # operand, result, temporary, table
     number: int = 0
     data: bytes = b""
 
 
+Place = Buffer  # the name that index_rules uses
+
+
 @dataclass(frozen=True)
 class Source:
-    place: Place
+    """A strided tensor in a buffer."""
+
+    buffer: Buffer
     dtype: DType
     strides: tuple[Dim, ...]
 
@@ -45,15 +60,15 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Item:
-    """An instruction before its loops are settled. `what` says the kind: read, number, count, use,
-    check or fold; `axes` are those its value depends on."""
+class TracedInstruction:
+    """An element instruction before scheduling. `opcode` is load, literal, iota, apply,
+    bounds_check or reduce; `axes` are the loop axes that its value depends on."""
 
-    what: str
+    opcode: str
     dtype: DType
     axes: frozenset[int]
     args: tuple[int, ...] = ()
-    place: Place | None = None
+    buffer: Buffer | None = None
     address: Affine = ZERO
     record: Op | None = None
     kind: str = ""
@@ -62,37 +77,39 @@ class Item:
     space: int = 0
 
 
-class NeedsMemory(Exception):
-    """A value cannot be computed where it is used; it must be kept in memory before."""
+class MustMaterialize(Exception):
+    """A value cannot be fused into the kernel that uses it; an earlier kernel must store it."""
 
     def __init__(self, *values: Value) -> None:
         self.values = values
 
 
-Cuts = dict[tuple[object, int], list[Dim]]  # (which shape, axis) → sizes of its parts
+AxisSplits = dict[
+    tuple[object, int], list[Dim]
+]  # (shape, axis) → sizes of the axes it is split into
 
 
 class Trace:
-    """One kernel: `root` at every index of its shape, and all that it needs."""
+    """The trace of one kernel: `root` at every index of its shape, and what that depends on."""
 
-    def __init__(self, sources: Mapping[Value, Source], root: Value, cuts: Cuts) -> None:
-        self.sources, self.cuts = sources, cuts
+    def __init__(self, sources: Mapping[Value, Source], root: Value, splits: AxisSplits) -> None:
+        self.sources, self.splits = sources, splits
         self.sizes: list[Dim] = []
-        self.owner: list[tuple[object, int, int]] = []  # shape, axis and part of each axis
-        self.items: list[Item] = []
+        self.owner: list[tuple[object, int, int]] = []  # shape, axis, number after splitting
+        self.instructions: list[TracedInstruction] = []
         self.seen: dict[tuple[Value, Index], int] = {}
-        self.rows: frozenset[int] | None = None  # axes of the rows, once there is a fold
-        self.folds: list[Value] = []
+        self.rows: frozenset[int] | None = None  # row axes, once there is a reduction
+        self.reductions: list[Value] = []
         self.spaces: list[list[int]] = []
-        self._fresh: dict[tuple[Dim, ...], tuple[int, Index]] = {}
+        self._reduction_spaces: dict[tuple[Dim, ...], tuple[int, Index]] = {}
         self.index = self._axes("root", root.shape.dims)
         self.root_axes = list(range(len(self.sizes)))
 
     def _axes(self, shape: object, dims: Sequence[Dim]) -> Index:
-        """New axes for a shape; those of size 1 need none, and some are known to be cut."""
+        """New loop axes for a shape, split where `splits` says; axes of size 1 need no loop."""
         index = []
         for position, size in enumerate(dims):
-            parts = self.cuts.get((shape, position), [size])
+            parts = self.splits.get((shape, position), [size])
             exprs = [self._axis(shape, position, part, d) for part, d in enumerate(parts)]
             index.append(linear(exprs, parts))
         return tuple(index)
@@ -104,19 +121,19 @@ class Trace:
         self.owner.append((shape, position, part))
         return axis(len(self.sizes) - 1)
 
-    def cut(self, found: CutAxis) -> None:
-        """Note that an axis is two; the trace must begin anew."""
+    def split_axis(self, found: SplitAxis) -> None:
+        """Record that an axis is split in two; tracing must start again."""
         shape, position, part = self.owner[found.key]
         size = self.sizes[found.key]
         outer = quotient(size, found.inner)
         assert outer is not None
-        parts = self.cuts.get((shape, position), [size])
-        self.cuts[shape, position] = [*parts[:part], outer, found.inner, *parts[part + 1 :]]
+        parts = self.splits.get((shape, position), [size])
+        self.splits[shape, position] = [*parts[:part], outer, found.inner, *parts[part + 1 :]]
 
     # -- values -------------------------------------------------------------------------------
 
     def value(self, v: Value, index: Sequence[Affine]) -> int:
-        """The number of the item that is `v` at `index`."""
+        """The number of the instruction that computes `v` at `index`."""
         key = (v, tuple(index))
         found = self.seen.get(key)
         if found is None:
@@ -134,57 +151,59 @@ class Trace:
                 return rule(self, node, node.op, index)
             if node.op.is_elementwise:
                 args = [self.value(x, broadcast(index, x.shape.dims)) for x in node.inputs]
-                return self.use(node.op, args, v.shape.dtype)
+                return self.apply(node.op, args, v.shape.dtype)
         except Inseparable:
-            raise NeedsMemory(node.inputs[0] if node.inputs else v) from None
+            raise MustMaterialize(node.inputs[0] if node.inputs else v) from None
         raise UnsupportedError(
             "cannot be part of a region", where=node.op.name, got=repr(node), origin=node.origin
         )
 
-    def add(self, item: Item) -> int:
-        self.items.append(item)
-        return len(self.items) - 1
+    def add(self, instruction: TracedInstruction) -> int:
+        self.instructions.append(instruction)
+        return len(self.instructions) - 1
 
     def axes_of(self, index: Affine) -> frozenset[int]:
-        """Axes an index depends on, by way of data too."""
+        """Loop axes that an index depends on, through gathered indices too."""
         found: set[int] = set()
         for key in index.keys:
-            found |= {key} if key >= 0 else self.items[-1 - key].axes
+            found |= {key} if key >= 0 else self.instructions[-1 - key].axes
         return frozenset(found)
 
     def read(self, source: Source, address: Affine) -> int:
         args = tuple(-1 - k for k in address.keys if k < 0)
         axes = self.axes_of(address)
-        return self.add(Item("read", source.dtype, axes, args, source.place, address))
+        return self.add(TracedInstruction("load", source.dtype, axes, args, source.buffer, address))
 
-    def use(self, record: Op, args: Sequence[int], dtype: DType) -> int:
-        axes = frozenset().union(*(self.items[a].axes for a in args))
-        return self.add(Item("use", dtype, axes, tuple(args), record=record))
+    def apply(self, record: Op, args: Sequence[int], dtype: DType) -> int:
+        axes = frozenset().union(*(self.instructions[a].axes for a in args))
+        return self.add(TracedInstruction("apply", dtype, axes, tuple(args), record=record))
 
-    def count(self, index: Affine) -> int:
-        """An index as a number, an i64."""
+    def iota(self, index: Affine) -> int:
+        """An index as an i64 value."""
         args = tuple(-1 - k for k in index.keys if k < 0)
         if args:
             raise Inseparable
-        return self.add(Item("count", i64, self.axes_of(index), address=index))
+        return self.add(TracedInstruction("iota", i64, self.axes_of(index), address=index))
 
-    def number(self, value: Any, dtype: DType) -> int:
+    def literal(self, value: Any, dtype: DType) -> int:
         data = np.asarray(value).astype(dtype.numpy).tobytes()
-        return self.add(Item("number", dtype, frozenset(), data=data))
+        return self.add(TracedInstruction("literal", dtype, frozenset(), data=data))
 
-    def cast(self, item: int, dtype: DType) -> int:
-        if self.items[item].dtype is dtype:
-            return item
-        return self.use(lookup("cast")(dtype=dtype), [item], dtype)
+    def cast(self, instruction: int, dtype: DType) -> int:
+        if self.instructions[instruction].dtype is dtype:
+            return instruction
+        return self.apply(lookup("cast")(dtype=dtype), [instruction], dtype)
 
-    def check(self, item: int, size: Dim) -> Affine:
-        """An index that is data, looked at before it is used."""
-        axes = self.items[item].axes
-        return axis(-1 - self.add(Item("check", i64, axes, (item,), size=size)))
+    def bounds_check(self, instruction: int, size: Dim) -> Affine:
+        """A gathered index, checked against `size` before it is used."""
+        axes = self.instructions[instruction].axes
+        return axis(
+            -1 - self.add(TracedInstruction("bounds_check", i64, axes, (instruction,), size=size))
+        )
 
     # -- reductions ---------------------------------------------------------------------------
 
-    def fold(
+    def reduce(
         self,
         node: Node,
         kind: str,
@@ -192,37 +211,40 @@ class Trace:
         index: Index,
         dtype: DType | None = None,
     ) -> int:
-        """All of `axes` of the operand, as `dtype`, taken together, at the index of the result."""
+        """Reduce the operand over `axes`, as `dtype`, at an index of the result."""
         x = node.inputs[0]
         keepdims = bool(node.op.keepdims)  # type: ignore[attr-defined]
         others = [i for i in range(x.shape.rank) if i not in axes]
-        kept = [i for at, i in enumerate(index) if not keepdims or at not in axes]
-        self._require_rows(node.outputs[0], frozenset().union(*map(self.axes_of, kept)))
+        result_index = [i for at, i in enumerate(index) if not keepdims or at not in axes]
+        self._require_rows(node.outputs[0], frozenset().union(*map(self.axes_of, result_index)))
         space, inner = self._space([x.shape.dims[a] for a in axes])
-        where: dict[int, Affine] = dict(zip(others, kept, strict=True))
+        where: dict[int, Affine] = dict(zip(others, result_index, strict=True))
         where |= dict(zip(axes, inner, strict=True))
-        item = self.value(x, [where[i] for i in range(x.shape.rank)])
-        args = [item if dtype is None else self.cast(item, dtype)]
+        instruction = self.value(x, [where[i] for i in range(x.shape.rank)])
+        args = [instruction if dtype is None else self.cast(instruction, dtype)]
         if kind in ("argmax", "argmin"):
-            args.append(self.cast(self.count(inner[0]), i32))
+            args.append(self.cast(self.iota(inner[0]), i32))
         assert self.rows is not None
-        result = self.items[args[-1]].dtype
-        return self.add(Item("fold", result, self.rows, tuple(args), kind=kind, space=space))
+        result = self.instructions[args[-1]].dtype
+        return self.add(
+            TracedInstruction("reduce", result, self.rows, tuple(args), kind=kind, space=space)
+        )
 
     def _require_rows(self, v: Value, axes: frozenset[int]) -> None:
-        """All folds of a kernel are over the same rows, and none is inside another's loops."""
+        """All reductions of a kernel have the same rows, and none is nested in another."""
         if self.rows is None:
             self.rows = axes
         elif axes < self.rows or not axes <= set(self.root_axes):
-            raise NeedsMemory(v)
+            raise MustMaterialize(v)
         elif axes != self.rows:
-            raise NeedsMemory(*self.folds, *([] if axes > self.rows else [v]))
-        self.folds.append(v)
+            raise MustMaterialize(*self.reductions, *([] if axes > self.rows else [v]))
+        self.reductions.append(v)
 
     def _space(self, dims: Sequence[Dim]) -> tuple[int, Index]:
-        """The loops of a fold: those of the root that are not rows, where they have that size."""
+        """The iteration space of a reduction: the root's inner axes where sizes agree, else new
+        axes."""
         assert self.rows is not None
-        known = self._fresh.get(tuple(dims))
+        known = self._reduction_spaces.get(tuple(dims))
         if known is not None:
             return known
         inner = [a for a in self.root_axes if a not in self.rows]
@@ -236,9 +258,9 @@ class Trace:
                 pass
         if made is None:
             first = len(self.sizes)
-            index_of = self._axes(("fold", *dims), dims)
+            index_of = self._axes(("reduction", *dims), dims)
             made = (self._space_of(list(range(first, len(self.sizes)))), index_of)
-        self._fresh[tuple(dims)] = made
+        self._reduction_spaces[tuple(dims)] = made
         return made
 
     def _space_of(self, axes: list[int]) -> int:
@@ -246,18 +268,21 @@ class Trace:
             self.spaces.append(axes)
         return self.spaces.index(axes)
 
+    # names that index_rules uses
+    use, number, count, check, fold = apply, literal, iota, bounds_check, reduce
 
-Rule = Callable[[Trace, Node, Any, Index], int]  # node, its op, index of the result → item
+
+Rule = Callable[[Trace, Node, Any, Index], int]  # node, its op, result index → instruction
 RULES: dict[str, Rule] = {}
 
 
 def is_plain(strides: Sequence[Dim], dims: Sequence[Dim]) -> bool:
-    """Row-major without gaps; the stride of an axis of size 1 does not matter."""
+    """Whether strides are contiguous and row-major; those of axes of size 1 do not matter."""
     wanted = contiguous_strides(dims)
     return all(d == 1 or same(s, w) for s, w, d in zip(strides, wanted, dims, strict=True))
 
 
 def broadcast(index: Sequence[Affine], dims: Sequence[Dim]) -> list[Affine]:
-    """The index of an operand whose axes of size 1 are repeated."""
+    """The index of a broadcast operand: 0 along its axes of size 1."""
     own = index[len(index) - len(dims) :]
     return [ZERO if d == 1 else i for i, d in zip(own, dims, strict=True)]

@@ -13,7 +13,7 @@ from rlx.formats.hf import HfFolder
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
 from rlx.llvm.jit import counters
-from rlx.llvm.trim_memory import release_compiler
+from rlx.llvm.trim_memory import trim_compiler_memory
 from rlx.models.prepared import PreparedWeights
 from rlx.models.shipped import Recipe, Shipped, shipped_name
 from rlx.runtime.compiled import CompiledGraph
@@ -83,7 +83,7 @@ class Executables:
             self._prepared.keep(self.params)
         self._file.release()
         if counters.compilations > compiled:
-            release_compiler()
+            trim_compiler_memory()
         return made
 
     @property

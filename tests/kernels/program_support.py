@@ -72,7 +72,7 @@ class Native:
         return list(self.lir.graph.output_names)
 
     def step_by_step(self) -> None:
-        """What the driver does, in one thread: every worker's share of a step, then the next."""
+        """What the executor does, in one thread: every worker's share of a step, then the next."""
         program = self.made.program
         for word, source in program.patches:
             program.words[word] = program.live[source]

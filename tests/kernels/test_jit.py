@@ -194,38 +194,38 @@ def test_cached_kernels_need_no_llvm(fresh):
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_helpers_compile_and_failures_fall_back(fresh):
+def test_worker_processes_compile_and_failures_fall_back(fresh):
     units = [adder(n) for n in range(12)]
     try:
-        objects = parallel_compile.compile_all(units, helpers=2)
+        objects = parallel_compile.compile_all(units, workers=2)
         assert [run_adder(jit.Kernel(str(n), o)) for n, o in enumerate(objects)] == list(
             range(1, 13)
         )
         assert objects == [u.compile() for u in units], "the same code wherever it was made"
-        helpers = list(parallel_compile._pool)
-        for helper in helpers:
-            helper.process.kill()
-        assert parallel_compile.compile_all(units, helpers=2) == objects
+        workers = list(parallel_compile._pool)
+        for worker in workers:
+            worker.process.kill()
+        assert parallel_compile.compile_all(units, workers=2) == objects
         bad = Unit("define void @kernel() { ret i32 1 }", Target.host())
         with pytest.raises(CodegenError, match="LLVM refuses"):
-            parallel_compile.compile_all([*units, bad], helpers=1)
+            parallel_compile.compile_all([*units, bad], workers=1)
     finally:
         parallel_compile.stop()
 
 
 def test_a_helper_makes_the_same_code():
-    helper = parallel_compile.Helper()
+    worker = parallel_compile.WorkerProcess()
     unit = adder(3)
-    assert helper.compile(unit) == unit.compile()
-    assert helper.compile(Unit("nonsense", Target.host())) is None
-    assert helper.alive, "a unit that cannot be compiled does not end the helper"
-    helper.close()
-    assert not helper.alive
-    assert helper.process.returncode is not None
+    assert worker.compile(unit) == unit.compile()
+    assert worker.compile(Unit("nonsense", Target.host())) is None
+    assert worker.alive, "a unit that cannot be compiled does not end the worker"
+    worker.close()
+    assert not worker.alive
+    assert worker.process.returncode is not None
 
 
 def test_small_batches_start_no_process():
-    assert parallel_compile._wanted([adder(n) for n in range(20)]) == 0
+    assert parallel_compile._num_workers([adder(n) for n in range(20)]) == 0
 
 
 def test_llvm_errors_show_the_line():

@@ -158,7 +158,7 @@ def test_gelu(target, lanes):
 
 
 def test_gelu_falls_from_its_end_to_its_minimum(target):
-    """Also where pieces of the fit meet, and where it ends."""
+    """Also where intervals of the fit meet, and where it ends."""
     x = np.linspace(-8, -0.8, 100_001).astype(NARROW)
     got = apply(target, native.gelu, f32, x, types=(f32,), lanes=target.lanes(32))
     rise = np.diff(got)

@@ -1,4 +1,4 @@
-"""The worker pool and the driver: lock step, patches, signals, forks, exits."""
+"""The worker pool and the executor: lock step, patches, signals, forks, exits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu import cores
-from rlx.backends.cpu.executor.emit import driver_unit
+from rlx.backends.cpu.executor.emit import executor_unit
 from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.backends.cpu.program import Program, Step
 from rlx.errors import CodegenError, OptionError
@@ -341,9 +341,9 @@ def test_container_quota(tmp_path):
 
 @pytest.mark.parametrize("futex", [True, False])
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v4", "aarch64", "apple-m1"])
-def test_driver_for_other_machines(name, futex):
+def test_executor_for_other_machines(name, futex):
     target = Target.named(name)
-    obj = ObjectFile(driver_unit(target, futex).compile())
+    obj = ObjectFile(executor_unit(target, futex).compile())
     assert obj.machine.arch == target.arch
     assert set(obj.externals()) <= ALLOWED
     _, symbols = obj.link(1 << 32, lambda symbol: 1 << 40)

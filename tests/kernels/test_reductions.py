@@ -58,7 +58,7 @@ def test_positions(name: str) -> None:
 
 
 def test_long_sums_lose_little() -> None:
-    # 3·10⁶ terms in f32: one running sum would be off by some 10⁻³
+    # 3·10⁶ terms in f32: one f32 accumulator would be off by some 10⁻³
     x = np.random.default_rng(0).random((3, 1_000_003), np.float32)
     for axes in ((1,), None):
         graph = graph_for(lambda g, x, a=axes: g.sum(x, axes=a), [x])
@@ -66,7 +66,7 @@ def test_long_sums_lose_little() -> None:
 
 
 def test_tall_columns() -> None:
-    """Reductions over leading axes: strips of columns, states in memory, sums in f64."""
+    """Reductions over leading axes: column tiles, states in memory, sums in f64."""
     tall = np.random.default_rng(0).random((100_003, 5), np.float32)
     compare(graph_for(lambda g, x: g.sum(x, axes=(0,)), [tall]), named([tall]), 2e-7)
     wide = plain("f32", 3, 100, 1500)
@@ -92,7 +92,9 @@ LONG = {
     "layer norm": lambda g, x: fused(g, lambda h, x: _standardized(h, x), x),
     "all": lambda g, x: (g.sum(x), g.max(x), g.mean(x, axes=(1,))),
     "columns": lambda g, x: g.softmax(g.reshape(x, dims=(-1, 3)), axis=0),
-    "turned": lambda g, x: g.sum(g.transpose(g.reshape(x, dims=(-1, 3)), perm=(1, 0)), axes=(1,)),
+    "transposed": lambda g, x: g.sum(
+        g.transpose(g.reshape(x, dims=(-1, 3)), perm=(1, 0)), axes=(1,)
+    ),
 }
 
 
@@ -189,7 +191,7 @@ def test_softmax_over_any_axis_and_a_long_one() -> None:
         x = plain("f32", *shape)
         graph = graph_for(lambda g, x, a=axis: g.softmax(x, axis=a), [x])
         compare(graph, named([x]), 1e-6, setups=BOTH)
-    x = plain("f16", 2, 40000)  # exponentials are kept in f32, in scratch memory
+    x = plain("f16", 2, 40000)  # exponentials are spilled in f32, to scratch memory
     compare(graph_for(lambda g, x: g.softmax(x), [x]), named([x]), 1e-3, setups=BOTH)
 
 

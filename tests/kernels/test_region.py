@@ -165,7 +165,7 @@ def test_turned_tensors_in_tiles(dtype: str) -> None:
 
 
 def _row_scaled(h, x, y, w):
-    """Two results of one walk, one of them a value per row, and views of row values."""
+    """Two results of one nest, one of them a value per row, and views of row values."""
     total = h.add(x, y)
     scale = h.rsqrt(h.add(h.mean(h.square(total), axes=(-1,)), 1e-6))
     spread = h.expand(h.reshape(scale, dims=(*scale.shape.dims, 1)), dims=total.shape.dims)

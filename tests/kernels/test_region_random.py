@@ -40,8 +40,8 @@ class Maker:
             self.unary,
             self.binary,
             self.binary,
-            self.fold,
-            self.fold,
+            self.reduce,
+            self.reduce,
             self.layout,
             self.reshape,
         ]
@@ -69,7 +69,7 @@ class Maker:
         kind = self.random.choice(["add", "sub", "mul", "maximum", "minimum", "lt"])
         return self.g.apply(kind, x, self.random.choice(self.values))
 
-    def fold(self, x: Value) -> Value:
+    def reduce(self, x: Value) -> Value:
         rank = x.shape.rank
         axis, keep = self.random.randrange(max(rank, 1)), self.random.random() < 0.6
         kind = self.random.choice(["sum", "max", "min", "mean", "any", "argmax", "softmax"])

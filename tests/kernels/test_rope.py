@@ -1,6 +1,6 @@
 """Native rotary embedding against complex multiplication in f64.
 
-A turned element is the difference of two products: three roundings of at most 2^-24 of |a| + |b|
+A rotated element is the difference of two products: three roundings of at most 2^-24 of |a| + |b|
 each; with tables of cosines and sines in f32 no other error arises. After a norm there are the sum
 of D squares, a root, a division and two products before: √D + 6 more roundings.
 """
@@ -31,8 +31,8 @@ def tables(rows, half, dtype="f32"):
     return np.cos(angle).astype(DType.of(dtype).numpy), np.sin(angle).astype(DType.of(dtype).numpy)
 
 
-def turned(x, cos, sin, positions, n_rot, interleaved):
-    """x [B, S, H, D] in f64: pairs as complex numbers, turned by multiplication."""
+def rotated(x, cos, sin, positions, n_rot, interleaved):
+    """x [B, S, H, D] in f64: pairs as complex numbers, rotated by multiplication."""
     x = x.astype(np.float64)
     angle = (cos.astype(np.float64) + 1j * sin.astype(np.float64))[positions][..., None, :]
     if interleaved:
@@ -112,8 +112,8 @@ def build(
 def test_rope(name):
     options = CASES[name]
     g, arrays, x, at = build(**options)
-    rotated = options.get("n_rot") or x.shape[-1]
-    want = turned(x, arrays["cos"], arrays["sin"], at, rotated, options.get("interleaved", False))
+    n_rot = options.get("n_rot") or x.shape[-1]
+    want = rotated(x, arrays["cos"], arrays["sin"], at, n_rot, options.get("interleaved", False))
     (formula,) = reference(g, arrays)
     for target, workers in SETUPS:
         (got,) = Native(g, target, workers, {}).run(arrays)
@@ -128,9 +128,9 @@ def test_norm_and_rope(name):
     g, arrays, x, at = build(**options, norm=True)
     dim, wide = x.shape[-1], x.astype(np.float64)
     normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * arrays["gamma"]
-    rotated = options.get("n_rot") or dim
+    n_rot = options.get("n_rot") or dim
     flag = options.get("interleaved", False)
-    want = turned(normed, arrays["cos"], arrays["sin"], at, rotated, flag)
+    want = rotated(normed, arrays["cos"], arrays["sin"], at, n_rot, flag)
     for target, workers in SETUPS:
         (got,) = Native(g, target, workers, {}).run(arrays)
         laid = got.transpose(0, 2, 1, 3) if options.get("layout") == "bhsd" else got
@@ -145,11 +145,11 @@ def test_positions_without_a_row_are_reported(bad):
     (got,) = native.run(arrays)
     assert native.made.status[0] == g.outputs[0].node.id + 1
     kept = np.delete(got, 2, axis=1)
-    np.testing.assert_array_equal(kept, turned_exactly(arrays, [0, 1, 3, 4]))
+    np.testing.assert_array_equal(kept, rotated_exactly(arrays, [0, 1, 3, 4]))
 
 
-def turned_exactly(arrays, tokens):
-    """Halves of some tokens turned in f32, with the op's roundings."""
+def rotated_exactly(arrays, tokens):
+    """Halves of some tokens rotated in f32, with the op's roundings."""
     at = arrays["positions"][tokens]
     cos, sin = (arrays[n][at][:, None] for n in ("cos", "sin"))
     x = arrays["x"][:, tokens]
@@ -171,7 +171,7 @@ def test_strided_operands_are_read_in_place():
         native = Native(g, target, workers, {})
         assert not any(n.op.name == "contiguous" for n in native.lir.graph.nodes)
         (got,) = native.run(arrays)
-        close(got.reshape(part.shape), turned(part, c, s, np.arange(5), 32, False), part, 3)
+        close(got.reshape(part.shape), rotated(part, c, s, np.arange(5), 32, False), part, 3)
 
 
 def test_live_length_and_offset():
@@ -186,7 +186,7 @@ def test_live_length_and_offset():
         arrays = {"x": draw(rows, 1, rows, 2, 32), "cos": c, "sin": s}
         (got,) = native.run(arrays, {"seq": rows, "past": before})
         at = np.arange(before, before + rows)
-        close(got, turned(arrays["x"], c, s, at, 32, False), arrays["x"], 3)
+        close(got, rotated(arrays["x"], c, s, at, 32, False), arrays["x"], 3)
 
 
 @pytest.mark.parametrize("target", ["x86-64", "aarch64", "neoverse-n1", "sapphirerapids"])

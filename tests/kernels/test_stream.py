@@ -9,8 +9,8 @@ from region_support import graph_for, named, plain
 from rlx import CompileOptions, Session
 from rlx.backends.cpu import lowering
 from rlx.backends.cpu.kernels import spec
-from rlx.backends.cpu.kernels.loops.nest_kernel import Region
-from rlx.backends.cpu.kernels.rotary.rotary import Rotate
+from rlx.backends.cpu.kernels.loops.nest_kernel import NestKernel
+from rlx.backends.cpu.kernels.rotary.rotary import RotaryEmbedding
 from rlx.llvm.target import Target
 
 BUILDS = {
@@ -24,7 +24,7 @@ BUILDS = {
         g.transpose(g.reshape(x, dims=(2, -1, x.shape.dims[1])), perm=(1, 0, 2))
     ),
     "columns": lambda g, x: g.softmax(x, axis=0),
-    "turned": lambda g, x: g.contiguous(g.transpose(x, perm=(1, 0))),
+    "transposed": lambda g, x: g.contiguous(g.transpose(x, perm=(1, 0))),
     "row values": lambda g, x: (g.sum(x, axes=(1,)), g.neg(x)),
 }
 
@@ -54,7 +54,7 @@ def test_streamed_results_are_the_same(monkeypatch, build, size, in_slots) -> No
 
 
 def test_only_large_results_are_streamed(monkeypatch) -> None:
-    kinds = (Region, Rotate)
+    kinds = (NestKernel, RotaryEmbedding)
 
     def streamed() -> bool:
         made: list[bool] = []

@@ -1,4 +1,4 @@
-"""Chains that the native driver runs by itself: see `driver_chain`."""
+"""Decode loops that the executor runs natively: see `executor.decode_loop`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.backends.chain import Chain, Links
-from rlx.backends.cpu.executor import control_block as driver
+from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.place import address_of
 from rlx.ir.dim import is_affine
 from rlx.ir.op import Array
@@ -38,19 +38,19 @@ class CpuChain(Chain):
         self._base = np.zeros(executable.made.program.live.size, np.int64)
         self._slope = np.zeros_like(self._base)
         self._attached = -1
-        self._header = np.zeros(driver.CHAIN_BYTES // 8, np.int64)
+        self._header = np.zeros(control_block.LOOP_BYTES // 8, np.int64)
         for offset, array in (
-            (driver.CHAIN_BASE, self._base),
-            (driver.CHAIN_SLOPE, self._slope),
-            (driver.CHAIN_STATUS, executable.made.status),
-            (driver.CHAIN_KEPT, self.kept),
-            (driver.CHAIN_LOG, self._log),
-            (driver.CHAIN_MOVES, self._moves),
-            (driver.CHAIN_ENDS, self._end_array),
+            (control_block.LOOP_BASE, self._base),
+            (control_block.LOOP_SLOPE, self._slope),
+            (control_block.LOOP_STATUS, executable.made.status),
+            (control_block.LOOP_KEPT, self.kept),
+            (control_block.LOOP_LOG, self._log),
+            (control_block.LOOP_MOVES, self._moves),
+            (control_block.LOOP_ENDS, self._end_array),
         ):
             self._header[offset // 8] = address_of(array)
-        self._header[driver.CHAIN_LIVE_COUNT // 8] = len(listing.live)
-        self._header[driver.CHAIN_MOVE_COUNT // 8] = len(self._moves)
+        self._header[control_block.LOOP_LIVE_COUNT // 8] = len(listing.live)
+        self._header[control_block.LOOP_MOVE_COUNT // 8] = len(self._moves)
         self._address = address_of(self._header)
         self._fields, self._logged = memoryview(self._header.data), memoryview(self._log.data)
 
@@ -87,13 +87,18 @@ class CpuChain(Chain):
 
     def _end_at(self, ends: Collection[int]) -> None:
         self._ends, self._end_array = ends, np.array([*ends, 0], np.int32)
-        self._fields[driver.CHAIN_ENDS // 8] = address_of(self._end_array)
-        self._fields[driver.CHAIN_END_COUNT // 8] = len(ends)
+        self._fields[control_block.LOOP_ENDS // 8] = address_of(self._end_array)
+        self._fields[control_block.LOOP_END_COUNT // 8] = len(ends)
 
 
 _COUNT, _DONE, _AT, _SIZE = (
     offset // 8
-    for offset in (driver.CHAIN_COUNT, driver.CHAIN_DONE, driver.CHAIN_AT, driver.CHAIN_SIZE)
+    for offset in (
+        control_block.LOOP_COUNT,
+        control_block.LOOP_DONE,
+        control_block.LOOP_AT,
+        control_block.LOOP_SIZE,
+    )
 )
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.cores import MAX_WORKERS, usable_cores, worker_count
-from rlx.backends.cpu.executor import control_block as driver
-from rlx.backends.cpu.executor.select import get_driver
+from rlx.backends.cpu.executor import control_block
+from rlx.backends.cpu.executor.select import get_executor
 from rlx.backends.cpu.program import Program
 
 SPIN = 20e-6
@@ -33,10 +33,10 @@ BUDGET = 50e-3
 
 
 class _Native:
-    """The driver's functions."""
+    """The executor's native functions."""
 
     def __init__(self, futex: bool) -> None:
-        kernel = get_driver(futex)
+        kernel = get_executor(futex)
         p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         self.run = kernel.function("run", n, p, p, n, n)
         self.chain = kernel.function("chain", n, p, p, n, p)
@@ -63,26 +63,26 @@ class _Crew:
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
         self.permits = threading.Semaphore(0)
-        self._memory = np.zeros(driver.STATE_BYTES + 64, np.uint8)
+        self._memory = np.zeros(control_block.STATE_BYTES + 64, np.uint8)
         self.state: int = -(-self._memory.ctypes.data // 64) * 64
         self._wake = ctypes.CFUNCTYPE(None)(self._release)
-        self.crowded = ctypes.c_int32.from_address(self.state + driver.CROWDED)
-        self.cpus = (ctypes.c_int32 * workers).from_address(self.state + driver.CPUS)
+        self.crowded = ctypes.c_int32.from_address(self.state + control_block.CROWDED)
+        self.cpus = (ctypes.c_int32 * workers).from_address(self.state + control_block.CPUS)
         rate = self.native.rate
         crowded = workers > usable_cores()
-        self._set(ctypes.c_int32, driver.WORKERS, workers)
-        self._set(ctypes.c_int64, driver.SPIN, int(rate * (0 if crowded else SPIN)))
-        self._set(ctypes.c_int64, driver.IDLE_YIELD, int(rate * IDLE_YIELD))
-        self._set(ctypes.c_int64, driver.BARRIER_YIELD, int(rate * BARRIER_YIELD))
-        self._set(ctypes.c_int64, driver.BUDGET, int(rate * BUDGET))
+        self._set(ctypes.c_int32, control_block.WORKERS, workers)
+        self._set(ctypes.c_int64, control_block.SPIN, int(rate * (0 if crowded else SPIN)))
+        self._set(ctypes.c_int64, control_block.IDLE_YIELD, int(rate * IDLE_YIELD))
+        self._set(ctypes.c_int64, control_block.BARRIER_YIELD, int(rate * BARRIER_YIELD))
+        self._set(ctypes.c_int64, control_block.BUDGET, int(rate * BUDGET))
         address = ctypes.cast(self._wake, ctypes.c_void_p).value
-        self._set(ctypes.c_void_p, driver.WAKE, address)
+        self._set(ctypes.c_void_p, control_block.WAKE, address)
 
     def _set(self, kind: Any, offset: int, value: int | None) -> None:
         kind.from_address(self.state + offset).value = value
 
     def _release(self) -> None:
-        """Called by the native driver when workers sleep in Python."""
+        """Called by the executor when workers sleep in Python."""
         self.permits.release(self.workers)
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class _Crew:
                 self.native.stop(self.state)
                 for thread in self.threads:
                     thread.join(timeout=2.0)
-            self._set(ctypes.c_int32, driver.WORKERS, 1)
+            self._set(ctypes.c_int32, control_block.WORKERS, 1)
         finally:
             self.lock.release()
 
@@ -195,7 +195,7 @@ class Pool:
                 at += 1
 
     def run_chain(self, program: Program, header: int) -> None:
-        """Run a chain of a program without host steps; Ctrl-C stops it like a run."""
+        """Run a decode loop of a program without host steps; Ctrl-C stops it like a run."""
         program.begin_run()
         again = 1
         while again:
@@ -213,7 +213,7 @@ class Pool:
 
     @property
     def native(self) -> Any:
-        """The driver's functions, to time what is called."""
+        """The executor's functions, to time the calls."""
         return self._crew.native
 
     @property

@@ -1,4 +1,4 @@
-"""Programs of the CPU on disk: the listing, the code of its kernels and of the driver, the target.
+"""CPU programs on disk: the listing, the code of its kernels and of the executor, the target.
 
 What comes in was checked by its digest and is trusted as far as code must be; still, everything is
 checked that would crash Python or run on the wrong CPU.
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rlx.backends.base import Parts
 from rlx.backends.cpu.checks import Limit
 from rlx.backends.cpu.executor import control_block
-from rlx.backends.cpu.executor.select import make_driver, offer_driver, uses_futex
+from rlx.backends.cpu.executor.select import make_executor, offer_executor, uses_futex
 from rlx.backends.cpu.listing import CONSTANT, HostCall, Late, Listing, Mark, Report, Source
 from rlx.errors import CodegenError, FormatError
 from rlx.ir.attrs import Data
@@ -36,9 +36,9 @@ _COLUMNS = (
 
 
 def write_parts(listing: Listing, kernels: Mapping[str, Kernel], target: Target) -> Parts:
-    driver = make_driver(target)
+    executor = make_executor(target)
     code = [_framed(text(key) + kernels[key].object) for key in listing.kernels]
-    code.append(_framed(text(driver.key) + driver.object))
+    code.append(_framed(text(executor.key) + executor.object))
     about = (control_block.ABI, target.triple, target.cpu, target.features, target.arch)
     return {
         "target": Writer().value(about),
@@ -48,7 +48,7 @@ def write_parts(listing: Listing, kernels: Mapping[str, Kernel], target: Target)
 
 
 def read_parts(parts: Parts) -> tuple[Listing, dict[str, Kernel]]:
-    """The listing and the code of its kernels, loaded; the driver is offered to the pool."""
+    """The listing and the code of its kernels, loaded; the executor is offered to the pool."""
     target = read_target(parts)
     host = Target.host()
     if not target.runs_on(host):
@@ -59,10 +59,10 @@ def read_parts(parts: Parts) -> tuple[Listing, dict[str, Kernel]]:
             hint=f"this machine lacks {', '.join(missing)}" if missing else "",
         )  # fmt: skip
     listing = _read_listing(parts["program"])
-    *code, driver = _read_kernels(parts["kernels"])
+    *code, executor = _read_kernels(parts["kernels"])
     if [kernel.key for kernel in code] != listing.kernels:
         raise FormatError("code that is not the program's", where="artifact")
-    offer_driver(driver, uses_futex(target))
+    offer_executor(executor, uses_futex(target))
     return listing, {kernel.key: kernel for kernel in code}
 
 

@@ -8,14 +8,13 @@ from rlx.llvm.builder.types import Type, bf16, f16, f32, f64, i1, i16, i32, i64
 
 
 class ConvertOps(MemoryOps):
-    """What a function can do to change a value's type."""
+    """Conversion methods of a function."""
 
     def convert(self, value: Value, type_: Type, signed: bool = True) -> Value:
-        """The same number as `type_` (a scalar type keeps the lanes).
+        """Convert to `type_` (a scalar type keeps the lanes).
 
-        Integers are widened and read as signed unless told otherwise. Floats are rounded to nearest
-        even, NaN stays NaN; towards integers they are truncated, and what does not fit is not
-        defined. Anything that is not zero is true.
+        Integers are sign-extended and read as signed by default. Floats round to nearest even, NaN
+        stays NaN; to integers they are truncated, out of range undefined. To i1: whether not zero.
         """
         source = value.type
         target = type_ if type_.lanes > 1 else type_.with_lanes(source.lanes)
@@ -50,7 +49,7 @@ class ConvertOps(MemoryOps):
         if source.bits == 16 and target.scalar is not f32:
             return self.convert(self.widen_half(value), target, signed)
         if target.is_int:
-            # By way of i32, as hardware does, so that narrow types wrap instead of being poison.
+            # Through i32, as hardware does, so that narrow types wrap instead of being poison.
             wide = target.with_scalar(i64 if target.bits == 64 else i32)
             if not signed and target.bits == 32:
                 wide = target.with_scalar(i64)
@@ -64,7 +63,7 @@ class ConvertOps(MemoryOps):
         return self._cast("fpext" if target.bits > source.bits else "fptrunc", value, target)
 
     def convert_saturating(self, value: Value, type_: Type, signed: bool = True) -> Value:
-        """A float truncated to an integer type; beyond its range the nearest bound, NaN gives 0."""
+        """A float truncated to an integer type; saturating, NaN becomes 0."""
         target = type_ if type_.lanes > 1 else type_.with_lanes(value.type.lanes)
         if value.type.is_float and value.type.bits == 16:
             value = self.widen_half(value)

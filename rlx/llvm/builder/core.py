@@ -1,4 +1,4 @@
-"""Values and the instructions that operators stand for."""
+"""SSA values, and the instructions that their operators emit."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Value:
         return self.fn.convert(self, type_, signed)
 
     def bits(self, type_: Type | None = None) -> Value:
-        """The same bits in another type (the integer one unless told)."""
+        """Reinterpret the bits as another type (by default the integer one)."""
         return self.fn.bitcast(self, type_ or self.type.as_int)
 
 
@@ -173,7 +173,7 @@ _RIGHT_UNIT |= {"mul": 1, "sdiv": 1, "udiv": 1}
 
 
 class Core:
-    """Appends lines of LLVM IR. The rest of a function's vocabulary is built on this."""
+    """Appends instructions as LLVM IR text; all other methods of a function build on this."""
 
     module: Module
     fast: str
@@ -238,7 +238,7 @@ class Core:
         return self.instr(f"{op} {type_.name} {a.name}, {b.name}", type_)
 
     def _fold(self, op: str, a: Value, b: int) -> Value | None:
-        """Index arithmetic is full of constants; each line not written saves 25 µs of LLVM."""
+        """Constant folding, as index arithmetic is full of constants: a line costs LLVM 25 µs."""
         if _RIGHT_UNIT.get(op) == b:
             return a
         if op == "mul" and b == 0:

@@ -31,7 +31,7 @@ class _Loop:
 
 
 class FlowOps(ConvertOps):
-    """What a function can do with blocks. Bodies are Python functions that emit into it."""
+    """Control-flow methods of a function. Bodies are Python functions that emit into it."""
 
     open_loops = 0
 
@@ -53,7 +53,7 @@ class FlowOps(ConvertOps):
         self.effect(f"br i1 {condition.name}, label %{yes}, label %{no}")
 
     def _hole(self) -> int:
-        """A line to be filled with phis once the block's other predecessor is known."""
+        """A placeholder for phis, filled once the block's other predecessor is known."""
         self.lines.append("")
         return len(self.lines) - 1
 
@@ -70,7 +70,7 @@ class FlowOps(ConvertOps):
         body: Callable[..., Results],
         guard: bool = True,
     ) -> list[Value]:
-        """for i in range(lo, hi, step): carry = body(i, *carry). Gives the last carried values.
+        """for i in range(lo, hi, step): carry = body(i, *carry). Returns the final carried values.
 
         Without the guard the body runs at least once. A loop of one known pass is no loop.
         """
@@ -85,7 +85,7 @@ class FlowOps(ConvertOps):
     def range(
         self, lo: Value | int, hi: Value | int, step: Value | int = 1, guard: bool = True
     ) -> Iterator[Value]:
-        """A loop that carries nothing, written `for i in f.range(0, n):`.
+        """A loop without carried values, written `for i in f.range(0, n):`.
 
         The body is Python code that runs once, while the loop is written; it must not `break`.
         """
@@ -104,7 +104,7 @@ class FlowOps(ConvertOps):
     def _bounds(
         self, lo: Value | int, hi: Value | int, step: Value | int
     ) -> tuple[int | None, tuple[Value, Value, Value]]:
-        """(passes if known: 0, 1 or 2 for more, the bounds as values of one type)."""
+        """(trip count if known: 0, 1 or 2 for more; the bounds as values of one type)."""
         index = next((v.type for v in (lo, hi, step) if isinstance(v, Value)), i64)
         bounds = self.const(lo, index), self.const(hi, index), self.const(step, index)
         start, stop, stride = (b.const for b in bounds)
@@ -156,7 +156,7 @@ class FlowOps(ConvertOps):
         condition: Callable[..., Value],
         body: Callable[..., Results],
     ) -> list[Value]:
-        """while condition(*carry): carry = body(*carry). Gives the carried values at the end."""
+        """while condition(*carry): carry = body(*carry). Returns the final carried values."""
         before, head = self.block, self._label()
         inside, after = self._label(), self._label()
         self._jump(head)
@@ -180,7 +180,7 @@ class FlowOps(ConvertOps):
         then: Callable[[], Results],
         orelse: Callable[[], Results] | None = None,
     ) -> list[Value]:
-        """Run one of two bodies; gives what the one that ran returned (both return alike)."""
+        """Emit a branch; returns the results of the body that runs (both return the same types)."""
         if condition.const is not None:
             chosen = then if condition.const else orelse
             return _listed(chosen()) if chosen else []
@@ -196,7 +196,7 @@ class FlowOps(ConvertOps):
         cases: Mapping[int, Callable[[], Results]],
         default: Callable[[], Results] | None = None,
     ) -> list[Value]:
-        """Run the body whose number the value is; gives what it returned (all return alike)."""
+        """Emit a switch; returns the results of the body that runs (all return the same types)."""
         other, after = self._label(), self._label()
         labels = {number: self._label() for number in cases}
         table = " ".join(f"{value.type.name} {n}, label %{l}" for n, l in labels.items())
@@ -209,7 +209,7 @@ class FlowOps(ConvertOps):
     def _arm(
         self, label: str, body: Callable[[], Results], after: str
     ) -> list[tuple[list[Value], str]]:
-        """Emit one alternative; nothing comes from it if it returned from the function."""
+        """Emit one arm; it has no results if it returned from the function."""
         self._place(label)
         out = _listed(body())
         if self.closed:
@@ -226,7 +226,7 @@ class FlowOps(ConvertOps):
         return self._merge(op, arms)
 
     def _merge(self, op: str, arms: list[tuple[list[Value], str]]) -> list[Value]:
-        """Phis that give each result as the arm that ran left it."""
+        """Phis that merge the results of the arms."""
         first = arms[0][0]
         for values, _ in arms[1:]:
             _matched(op, values, first)

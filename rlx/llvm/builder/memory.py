@@ -11,7 +11,7 @@ _POWERS = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 
 
 class MemoryOps(VectorOps):
-    """What a function can do with pointers. Offsets are bytes unless a scale says otherwise."""
+    """Memory methods of a function. Offsets are in bytes unless a scale says otherwise."""
 
     def gep(self, base: Value, index: Value | int, scale: int | Type = 1) -> Value:
         """base + index * scale; a Type as scale means its size."""
@@ -37,7 +37,7 @@ class MemoryOps(VectorOps):
         align: int = 0,
         nontemporal: bool = False,
     ) -> Value:
-        """The value at base + offset bytes; aligned to its element unless told otherwise."""
+        """The value at base + offset bytes; aligned to its element by default."""
         address = self.gep(base, offset)
         tail = f", align {align or self._align(type_)}{self._hint(nontemporal)}"
         return self.instr(f"load {type_.name}, ptr {address.name}{tail}", type_)
@@ -68,7 +68,7 @@ class MemoryOps(VectorOps):
     def broadcast_load(
         self, base: Value, type_: Type, lanes: int, offset: Value | int = 0
     ) -> Value:
-        """One element of memory in every lane."""
+        """Load one element and broadcast it to all lanes."""
         return self.splat(self.load(base, type_, offset), lanes)
 
     def masked_load(
@@ -80,7 +80,7 @@ class MemoryOps(VectorOps):
         offset: Value | int = 0,
         align: int = 0,
     ) -> Value:
-        """Lanes of the mask from memory, `other` elsewhere; memory outside is not touched."""
+        """A masked load, `other` in the masked-off lanes; their memory is not accessed."""
         rest = self.const(other, type_)
         if mask.type is not type_.mask:
             mismatch("masked_load", mask.type, type_.mask)
@@ -148,7 +148,7 @@ class MemoryOps(VectorOps):
         return self.gep(base, index, type_.scalar)
 
     def alloca(self, size: int, align: int = 64) -> Value:
-        """Bytes on the stack, for the whole call wherever this is said."""
+        """Stack memory for the whole call, allocated in the entry block."""
         self._count += 1
         name = f"%v{self._count}"
         self.allocas.append(f"  {name} = alloca [{size} x i8], align {align}")
@@ -164,7 +164,7 @@ class MemoryOps(VectorOps):
         self.intrinsic("llvm.prefetch.p0", void, address, self.i32(int(writes)), near, one)
 
     def copy(self, dst: Value, src: Value, size: int) -> None:
-        """`size` bytes, known now, in straight code: no call of memcpy is made."""
+        """A copy of constant `size`, unrolled: no call of memcpy."""
         done, width = 0, self.module.target.vector_bits // 8
         while done < size:
             while width > size - done:
@@ -193,7 +193,7 @@ class MemoryOps(VectorOps):
     def atomic_rmw(
         self, op: str, base: Value, value: Value, offset: int = 0, order: str = "acq_rel"
     ) -> Value:
-        """Read, combine (add, sub, and, or, xchg, max, fadd, ...), write; gives the old value."""
+        """Atomic read-modify-write (add, sub, and, or, xchg, max, …); returns the old value."""
         address, type_ = self.gep(base, offset), value.type
         return self.instr(
             f"atomicrmw {op} ptr {address.name}, {type_.name} {value.name} {order}", type_

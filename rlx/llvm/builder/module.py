@@ -1,4 +1,4 @@
-"""Modules and functions: where emitted code begins and ends."""
+"""Modules and functions: the scope of emitted code, and the kernel's signature."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Function(FlowOps):
         return self.module.target
 
     def ret(self, value: Value | None = None) -> None:
-        """Leave the function. A function that returns nothing need not say so at its end."""
+        """Return from the function. A void function needs none at its end."""
         got = value.type if value is not None else void
         if got is not self.result:
             mismatch(f"ret of {self.name}", got, self.result)
@@ -51,7 +51,7 @@ class Function(FlowOps):
         return self._call(f"@{callee.name}", callee.result, args)
 
     def call_pointer(self, address: Value, result: Type, *args: Value) -> Value:
-        """Call through a pointer; nothing is known of its parameters, so nothing is checked."""
+        """Call through a pointer; parameter types are not checked."""
         if address.type is not ptr:
             mismatch("call_pointer", address.type, ptr)
         return self._call(address.name, result, args)
@@ -101,7 +101,7 @@ class Function(FlowOps):
         return self.intrinsic(name, i64)
 
     def relax(self) -> None:
-        """Tell the CPU that this is a spin loop."""
+        """The spin-loop hint (pause, yield)."""
         if self.target.is_x86:
             self.intrinsic("llvm.x86.sse2.pause", void)
         else:
@@ -153,12 +153,12 @@ class Module:
     def kernel(self, name: str = "kernel", result: Type = void) -> Function:
         """Begin a function that a program can run: (ptr words, i32 tid, i32 nth).
 
-        It gives nothing, or, where it is to say at which step the program goes on, an i64.
+        It returns void, or an i64 if it is a jump: the distance to the next step.
         """
         return self.function(name, [("words", ptr), ("tid", i32), ("nth", i32)], result)
 
     def declare(self, name: str, result: Type, params: Sequence[Type]) -> None:
-        """Make an intrinsic or an external function known."""
+        """Declare an intrinsic or an external function."""
         if name not in self._declared and name not in self.functions:
             types = ", ".join(t.name for t in params)
             self._declared[name] = f"declare {result.name} @{name}({types})"

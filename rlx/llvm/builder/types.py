@@ -52,7 +52,7 @@ class Type:
 
     @property
     def mask(self) -> Type:
-        """What a comparison of two values of this type gives."""
+        """The result type of a comparison: i1, or a vector of i1."""
         return vec(self.lanes, i1)
 
     @property

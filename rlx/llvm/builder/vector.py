@@ -10,10 +10,10 @@ from rlx.llvm.builder.types import Number, Type, i1, i32, i64, vec
 
 
 class VectorOps(Core):
-    """What a function can do with lanes."""
+    """Vector methods of a function."""
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """A scalar in every lane."""
+        """A scalar broadcast to all lanes."""
         if value.type.lanes != 1:
             unsuited("splat", value.type)
         if lanes == 1:
@@ -108,11 +108,29 @@ class VectorOps(Core):
         n = a.type.lanes
         return self.shuffle(a, b, [i // 2 + (i % 2) * n for i in range(2 * n)])
 
+    def deinterleave(self, vectors: Sequence[Value], first: int = 0) -> Value:
+        """Every n-th lane, from `first` on, of n concatenated vectors."""
+        count, lanes = len(vectors), vectors[0].type.lanes
+        if lanes == 1:
+            return vectors[first]
+        wanted = [first + i * count for i in range(lanes)]
+        result = vectors[0]
+        for n, vector in enumerate(vectors[1:], start=1):
+            # lanes from earlier vectors stay where the last shuffle put them
+            picks = []
+            for i, at in enumerate(wanted):
+                if at < n * lanes:
+                    picks.append(at if n == 1 else i)
+                else:
+                    picks.append(at % lanes + lanes if at // lanes == n else -1)
+            result = self.shuffle(result, vector, picks)
+        return result
+
     def reverse(self, vector: Value) -> Value:
         return self.shuffle(vector, None, range(vector.type.lanes - 1, -1, -1))
 
     def reduce(self, op: str, vector: Value) -> Value:
-        """One scalar from all lanes, halving each time: add, mul, and, or, xor, min, max.
+        """Horizontal reduction by halving: add, mul, and, or, xor, min, max.
 
         The order is fixed, so a float sum is the same on every run. min and max keep NaN.
         """
@@ -158,7 +176,7 @@ class VectorOps(Core):
         return self.intrinsic(f"llvm.fma.{a.type.suffix}", a.type, a, x, y)
 
     def min(self, a: Value, b: Value | Number) -> Value:
-        """The smaller (signed); NaN if either is NaN. Which zero min(-0, 0) gives is not said."""
+        """The smaller (signed); NaN if either is NaN. The sign of min(-0, 0) is unspecified."""
         return self._extremum("min", "lt", a, self.const(b, a.type))
 
     def max(self, a: Value, b: Value | Number) -> Value:
@@ -172,7 +190,7 @@ class VectorOps(Core):
                     min(a.const, b.const) if name == "min" else max(a.const, b.const), a.type
                 )
             return self.intrinsic(f"llvm.s{name}.{a.type.suffix}", a.type, a, b)
-        # One instruction that gives b when either is NaN; a NaN in a needs the second select.
+        # One instruction that returns b when either is NaN; a NaN in a needs the second select.
         best = self.select(self.compare(predicate, a, b), a, b)
         return self.select(a.is_nan(), a, best)
 

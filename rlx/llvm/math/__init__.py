@@ -1,8 +1,8 @@
-"""Functions of real numbers, as vector code: no library is called.
+"""Elementary functions as vector code, without calls of a math library.
 
-Each takes and gives a Value of f32 or f64 with any number of lanes, handles denormals, infinities
-and NaN, and states its largest error in its docstring (ulp: distance of two neighbouring floats).
-The bounds hold on every target; `tests/kernels/test_math.py` measures them.
+Each takes and returns a Value of f32 or f64 with any number of lanes, handles denormals, infinities
+and NaN, and states its error bound in ulp (units in the last place) in its docstring. The bounds
+hold on every target; `tests/kernels/test_math.py` measures them.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ UNARY: dict[str, Callable[[Value], Value]] = {
     "trunc": trunc,
     "round": round_even,
 }
-"""Functions of one number, by name."""
+"""Unary functions by name."""
 
 __all__ = [
     "UNARY",

@@ -1,4 +1,4 @@
-"""exp, exp2, expm1 and what is made of them: tanh, sigmoid, silu, softplus."""
+"""exp, exp2, expm1, and functions built on them: tanh, sigmoid, silu, softplus."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ import struct
 
 from rlx.llvm.builder import Value, i8, i16, i32
 from rlx.llvm.math.logarithm import log1p
-from rlx.llvm.math.lookup import SIZE, has_lookup, lookup
-from rlx.llvm.math.real import F32, Real, polynomial, power_of_two, real
+from rlx.llvm.math.real import (
+    F32,
+    TABLE_SIZE,
+    Real,
+    has_lookup,
+    lookup,
+    polynomial,
+    power_of_two,
+    real,
+)
 
 
 def _sixteenth(k: int) -> float:
     """2^(k / 16) as a float whose bits lack k of the 16 steps to the next exponent."""
-    (bits,) = struct.unpack("<i", struct.pack("<f", 2 ** (k / SIZE)))
+    (bits,) = struct.unpack("<i", struct.pack("<f", 2 ** (k / TABLE_SIZE)))
     (found,) = struct.unpack("<f", struct.pack("<i", bits - (k << 19)))
     return float(found)
 
 
-_SIXTEENTHS = tuple(_sixteenth(k) for k in range(SIZE))
+_SIXTEENTHS = tuple(_sixteenth(k) for k in range(TABLE_SIZE))
 _EXP_TINY = (0.5000161863604956, 0.16667057664698406)  # (e^r - 1 - r) / r² for |r| <= ln 2 / 32
 
 
@@ -30,9 +38,8 @@ def exp(x: Value) -> Value:
 
 
 def exp_down(x: Value) -> Value:
-    """e^x for x <= 0, what a softmax wants. Error below 1.2 ulp, and |x| / 21 more where a table is
-    looked up (f32 on AVX-512); where the result is denormal, what is given is no normal number
-    either."""
+    """e^x for x <= 0, as in a softmax. Error below 1.2 ulp, |x| / 21 more with table lookup (f32 on
+    AVX-512); denormal results are flushed or denormal, never normal."""
     f, k = x.fn, real(x, "exp")
     if has_lookup(x):
         return _exp_by_table(x)
@@ -42,8 +49,8 @@ def exp_down(x: Value) -> Value:
 
 
 def _exp_by_table(x: Value) -> Value:
-    """exp_down in f32 as 2^(n / 16) e^r, |r| <= ln 2 / 32: the fraction of the power comes from a
-    table, and its whole part is added to the exponent of what was found there."""
+    """exp_down in f32 as 2^(n / 16) e^r, |r| <= ln 2 / 32: the fractional power of two comes from a
+    table, and the integer part of n / 16 is added to its exponent."""
     f, k = x.fn, F32
     x = f.max_fast(f.const(-k.bias * math.log(2), x.type), x)  # there the power's bits are all 0
     with f.exact():

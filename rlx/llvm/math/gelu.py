@@ -10,11 +10,10 @@ import math
 
 from rlx.llvm.builder import Value
 from rlx.llvm.math.erf import erfc_of
-from rlx.llvm.math.lookup import has_lookup, lookup
-from rlx.llvm.math.real import F32, polynomial, real
+from rlx.llvm.math.real import F32, has_lookup, lookup, polynomial, real
 
-# Φ(-a) in 16 pieces, of width 1/4 up to a = 2 and 1/2 from there on to 6: in each a polynomial of
-# a - centre. The last piece ends in exactly 0: from it a line from 0 to Φ(-6) has been taken away.
+# Φ(-a) as a piecewise polynomial in a - centre: 16 intervals, of width 1/4 up to 2 and 1/2 up to
+# 6. The last one ends in exactly 0: a line from 0 to Φ(-6) is subtracted from it.
 _LIMIT = 6 - 2.0**-21  # the largest number below 6
 # fmt: off
 _CENTRES = (
@@ -72,18 +71,18 @@ def gelu(x: Value) -> Value:
     if k is not F32:
         below = erfc_of(size * math.sqrt(0.5), size, 0.5) * 0.5
         return x * f.select(x < 0.0, below, 1.0 - below)
-    size, below = _by_pieces(size) if has_lookup(x) else _by_root(size)
+    size, below = _by_intervals(size) if has_lookup(x) else _by_root(size)
     with f.exact():
         relu = f.select(x > 0.0, x, x * 0.0)  # -inf · 0 is NaN, as in the op's formula
     return f.fma(-size, below, relu)
 
 
-def _by_pieces(size: Value) -> tuple[Value, Value]:
+def _by_intervals(size: Value) -> tuple[Value, Value]:
     """(a limited, Φ(-a)), coefficients being looked up in registers."""
     f = size.fn
     a = f.min_fast(f.const(_LIMIT, size.type), size)
     with f.exact():
-        # The last bit of the exponent of a + 2 and three of the mantissa count the pieces.
+        # The last bit of the exponent of a + 2 and three of its mantissa are the interval's number.
         piece = (a + 2.0).bits() >> 20
         t = a - lookup(_CENTRES, piece)
     total = lookup(_PIECES[-1], piece)

@@ -1,4 +1,4 @@
-"""Numbers and small tools that the functions share: constants per type, polynomials, exact sums.
+"""Shared by the functions: constants per type, polynomials, exact sums and products, table lookup.
 
 Polynomials are minimax fits (Remez exchange, 60 digits) of the functions named beside them.
 """
@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 
 from rlx.errors import CodegenError
-from rlx.llvm.builder import Type, Value, f32, f64, i32, i64
+from rlx.llvm.builder import Type, Value, f32, f64, i32, i64, vec
 from rlx.records import dataclass
 
 
 @dataclass(frozen=True)
 class Real:
-    """What algorithms need to know of f32 or f64."""
+    """Constants of f32 or f64."""
 
     scalar: Type
     integer: Type
@@ -142,3 +142,22 @@ def exact_sum(a: Value, b: Value) -> tuple[Value, Value]:
 
 def nan_like(x: Value) -> Value:
     return x.fn.const(math.nan, x.type)
+
+
+TABLE_SIZE = 16  # floats of a table in a vector register
+
+
+def has_lookup(x: Value) -> bool:
+    """Whether the target has table lookup for vectors of this type."""
+    return x.fn.target.avx512 and x.type.scalar is f32 and x.type.lanes <= TABLE_SIZE
+
+
+def lookup(table: tuple[float, ...], index: Value) -> Value:
+    """table[index & 15] in each lane."""
+    f, lanes, wide = index.fn, index.type.lanes, vec(TABLE_SIZE, f32)
+    if lanes == 1:
+        index = f.splat(index, TABLE_SIZE)
+    elif lanes < TABLE_SIZE:
+        index = f.shuffle(index, None, [min(i, lanes - 1) for i in range(TABLE_SIZE)])
+    found = f.intrinsic("llvm.x86.avx512.permvar.sf.512", wide, f.const(table, wide), index)
+    return found if lanes == TABLE_SIZE else f.slice(found, 0, lanes)

@@ -111,7 +111,7 @@ def _waves(x: Value) -> tuple[Value, Value, Value]:
 
 
 def _reduce_f32(x: Value) -> tuple[Value, Value]:
-    """In f64, by multiplication; where a lane is too large for that, from a table of 2/π."""
+    """Range reduction: Cody–Waite in f64; Payne–Hanek with a table of 2/π for large lanes."""
     f = x.fn
     size = f.abs(x)
 
@@ -130,7 +130,7 @@ def _reduce_f32(x: Value) -> tuple[Value, Value]:
 
 
 def _cody_waite(x: Value) -> tuple[Value, Value]:
-    """r and n of an f64, by taking n times the parts of π/2 away."""
+    """r and n of an f64: Cody–Waite, n times the parts of π/2 subtracted."""
     f = x.fn
     with f.exact():
         shifted = f.fma(x, f.const(2 / math.pi, x.type), F64.magic)
@@ -142,7 +142,7 @@ def _cody_waite(x: Value) -> tuple[Value, Value]:
 
 
 def _payne_hanek(x: Value) -> tuple[Value, Value]:
-    """r and n of a large f32: its mantissa times (2^e · 2/π mod 4), which a table gives exactly."""
+    """r and n of a large f32: Payne–Hanek, its mantissa times (2^e · 2/π mod 4) from a table."""
     f = x.fn
     bits = f.abs(x).bits()
     mantissa = ((bits & 0x7FFFFF) | 0x800000).to(f64)

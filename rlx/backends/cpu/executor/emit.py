@@ -1,37 +1,43 @@
-"""The native driver: worker threads that run a table of steps in lock step.
+"""The native executor: worker threads that run a program, a table of kernel launches, in lock step.
 
-A kernel is `void kernel(ptr words, i32 tid, i32 nth)`; `words` holds 8-byte words (pointers and i64
-scalars) as the kernel wants them, and worker `tid` of `nth` does its share.
+A kernel is `void kernel(ptr words, i32 tid, i32 nth)`; `words` holds its 8-byte arguments (pointers
+and i64 scalars), and worker `tid` of `nth` does its share.
 
-A program is a table of steps {kernel, words, flags, phase}. Before the first step the driver copies
-`live` values (sizes of this run, addresses of inputs and outputs) into the words that the patch
-table names, so a run costs Python one call, whatever the number of steps. Flag BARRIER: no worker
-begins the next step before all have finished this one. Flag ALONE: worker 0 runs the step by itself
-(it sees tid 0 of 1). Flag JUMP: the kernel returns an i64, how many steps further the next one is
-(1 is the usual, a negative number goes back); all workers must come to the same number. Flag HOST:
-no kernel; the run ends before the step, which the caller does before it resumes behind it. A run
-ends when every worker has left it.
+A program is a table of steps {kernel, words, flags, phase}. Before the first step the executor
+copies `live` values (sizes of this run, addresses of inputs and outputs) into the arguments that
+the patch table names, so a run costs Python one call, whatever the number of steps. Flag BARRIER:
+all workers finish this step before any begins the next. Flag ALONE: worker 0 runs the step by
+itself (as tid 0 of 1). Flag JUMP: the kernel returns an i64, the distance to the next step (1 is
+the usual, a negative one jumps back); all workers must return the same. Flag HOST: no kernel; the
+run returns before the step, the caller does it and resumes after it. A run ends when every worker
+has left it.
 
-The pool's state is one block of memory. A run is announced by a new epoch, whose low byte says how
-many workers take part; workers wait for it spinning, then yielding, then asleep. Worker 0 is the
-caller. After `BUDGET` ticks the workers agree, at a barrier, to return early, so that Python can
-handle a signal; the caller then resumes at the step that the run returned.
-
-How workers of the driver wait for each other: spinning, yielding, asleep.
+The control block (see `control_block`) is shared by all workers. A run is announced by a new epoch,
+whose low byte is the number of workers that take part. Worker 0 is the caller. After `BUDGET` ticks
+the workers agree, at a barrier, to return early, so that Python can handle a signal; the caller
+then resumes at the step that the run returned.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cache
 
+from rlx.backends.cpu.executor.barrier import (
+    counted_sleep,
+    emit_barrier,
+    emit_finish,
+    emit_join,
+    futex_wait,
+    futex_wake,
+    idle,
+    sleep_a_little,
+    void_results,
+    wake_nobody,
+)
 from rlx.backends.cpu.executor.control_block import (
     ALONE,
-    ARRIVED,
     BARRIER,
-    BARRIER_SLEEPERS,
-    BARRIER_YIELD,
     BEGIN,
     BUDGET,
     CPUS,
@@ -40,7 +46,6 @@ from rlx.backends.cpu.executor.control_block import (
     EPOCH,
     FINISHED,
     FIRST,
-    GENERATION,
     HOST,
     IDLE_YIELD,
     JUMP,
@@ -52,7 +57,6 @@ from rlx.backends.cpu.executor.control_block import (
     PROGRAM,
     ROUNDS,
     SLEEPERS,
-    SPIN,
     STAMP_BYTES,
     STEP_BYTES,
     STEP_COUNT,
@@ -67,78 +71,21 @@ from rlx.backends.cpu.executor.control_block import (
     WORKERS,
     YIELD_AT,
 )
-from rlx.backends.cpu.executor.decode_loop import emit_chain
+from rlx.backends.cpu.executor.decode_loop import emit_decode_loop
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr, void
 from rlx.llvm.jit import Kernel, Unit, compile_unit
 from rlx.llvm.target import Target
 
-_FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
-_EVERYONE = 0x7FFFFFFF
 
-
-def void_results(*_: object) -> None:
-    """Drop what a call or branch gives, in a body that must give nothing."""
-
-
-def _futex(f: Function, op: int, address: Value, value: Value) -> None:
-    """The system call, through libc (its first argument is the call's number)."""
-    f.module.declare_text("syscall", "declare i64 @syscall(i64, ...)")
-    number = 202 if f.target.is_x86 else 98
-    f.effect(
-        f"call i64 (i64, ...) @syscall(i64 {number}, ptr {address.name}, i64 {op}, "
-        f"i64 {value.to(i64, signed=False).name}, ptr null, ptr null, i64 0)"
-    )
-
-
-def futex_wait(f: Function, address: Value, seen: Value) -> None:
-    _futex(f, _FUTEX_WAIT, address, seen)
-
-
-def futex_wake(f: Function, address: Value) -> None:
-    _futex(f, _FUTEX_WAKE, address, f.i64(_EVERYONE))
-
-
-def sleep_a_little(f: Function, address: Value, seen: Value) -> None:
-    f.intrinsic("usleep", i32, f.i32(50))
-
-
-def wake_nobody(f: Function, address: Value) -> None:
-    """Sleepers of the portable barrier look by themselves."""
-
-
-def counted_sleep(f: Function, counter: Value, sleep: Callable[[], None]) -> None:
-    """Say that someone sleeps before looking a last time, so that a wake-up is never missed."""
-    f.atomic_rmw("add", counter, f.i32(1), order="seq_cst")
-    sleep()
-    f.atomic_rmw("sub", counter, f.i32(1), order="seq_cst")
-
-
-def idle(f: Function, state: Value, start: Value, patience: int, sleep: Callable[[], None]) -> None:
-    """One look's worth of waiting: first spin, then let other threads run, in the end sleep.
-
-    Yielding early matters where the thread that is waited for sits on the same core.
-    """
-    waited = f.clock() - start
-
-    def give_way() -> None:
-        f.intrinsic("sched_yield", i32)
-
-    f.if_(
-        waited < f.load(state, i64, SPIN),
-        f.relax,
-        lambda: void_results(f.if_(waited < f.load(state, i64, patience), give_way, sleep)),
-    )
-
-
-def driver_unit(target: Target, futex: bool | None = None) -> Unit:
-    """The driver for a target; without futex, workers sleep in Python and are woken by it."""
+def executor_unit(target: Target, futex: bool | None = None) -> Unit:
+    """The executor for a target; without futex, workers sleep in Python and are woken by it."""
     if futex is None:
         futex = sys.platform == "linux"
     m = Module(target)
     wait, wake = (futex_wait, futex_wake) if futex else (sleep_a_little, wake_nobody)
-    drive = _emit_drive(m, _emit_barrier(m, wait, wake), futex)
-    _emit_worker(m, drive, _emit_finish(m, wake), futex)
-    emit_chain(m, _emit_run(m, drive, _emit_join(m, wait), futex))
+    execute = _emit_execute(m, emit_barrier(m, wait, wake), futex)
+    _emit_worker(m, execute, emit_finish(m, wake), futex)
+    emit_decode_loop(m, _emit_run(m, execute, emit_join(m, wait), futex))
     _emit_stop(m, futex)
     now = m.function("now", [], i64)
     now.ret(now.clock())
@@ -146,75 +93,11 @@ def driver_unit(target: Target, futex: bool | None = None) -> Unit:
 
 
 @cache
-def load_driver(target: Target, futex: bool | None = None) -> Kernel:
-    return compile_unit(driver_unit(target, futex))
+def load_executor(target: Target, futex: bool | None = None) -> Kernel:
+    return compile_unit(executor_unit(target, futex))
 
 
-def _emit_barrier(
-    m: Module,
-    wait: Callable[[Function, Value, Value], None],
-    wake: Callable[[Function, Value], None],
-) -> Function:
-    f = m.function("barrier", [("state", ptr), ("nth", i32)], internal=True)
-    state = f["state"]
-    generation, sleepers = f.gep(state, GENERATION), f.gep(state, BARRIER_SLEEPERS)
-    seen = f.atomic_load(generation, i32, order="monotonic")
-    before = f.atomic_rmw("add", state, f.i32(1), ARRIVED)
-
-    def release() -> None:
-        f.atomic_store(f.i32(0), state, ARRIVED, "monotonic")
-        f.atomic_rmw("add", generation, f.i32(1), order="seq_cst")
-        asleep = f.atomic_load(sleepers, i32, order="seq_cst")
-        f.if_(asleep.ne(0), lambda: wake(f, generation))
-
-    def linger(start: Value) -> list[Value]:
-        idle(f, state, start, BARRIER_YIELD, sleep)
-        return [start]
-
-    def sleep() -> None:
-        counted_sleep(f, sleepers, lambda: wait(f, generation, seen))
-
-    def attend() -> None:
-        f.while_([f.clock()], lambda start: f.atomic_load(generation, i32).eq(seen), linger)
-
-    f.if_(before.eq(f["nth"] - 1), release, attend)
-    return f
-
-
-def _emit_finish(m: Module, wake: Callable[[Function, Value], None]) -> Function:
-    """A worker says that it has left the run."""
-    f = m.function("finish", [("state", ptr), ("nth", i32)], internal=True)
-    state = f["state"]
-    finished = f.gep(state, FINISHED)
-    before = f.atomic_rmw("add", finished, f.i32(1), order="seq_cst")
-
-    def last() -> None:
-        asleep = f.atomic_load(state, i32, BARRIER_SLEEPERS, "seq_cst")
-        f.if_(asleep.ne(0), lambda: wake(f, finished))
-
-    f.if_(before.eq(f["nth"] - 2), last)
-    return f
-
-
-def _emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Function:
-    """Worker 0 waits until all others have left the run, so that the next may change the state."""
-    f = m.function("join", [("state", ptr), ("nth", i32)], internal=True)
-    state, others = f["state"], f["nth"] - 1
-    finished, sleepers = f.gep(state, FINISHED), f.gep(state, BARRIER_SLEEPERS)
-
-    def unless_done() -> None:
-        now = f.atomic_load(finished, i32, order="seq_cst")
-        f.if_(now.ne(others), lambda: wait(f, finished, now))
-
-    def linger(start: Value) -> list[Value]:
-        idle(f, state, start, BARRIER_YIELD, lambda: counted_sleep(f, sleepers, unless_done))
-        return [start]
-
-    f.while_([f.clock()], lambda start: f.atomic_load(finished, i32).ne(others), linger)
-    return f
-
-
-_DRIVE = [
+_EXECUTE = [
     ("state", ptr),
     ("program", ptr),
     ("first", i64),
@@ -224,78 +107,84 @@ _DRIVE = [
 ]
 
 
-def _emit_drive(m: Module, barrier: Function, says_where: bool) -> Function:
-    """Run steps [first, last) as worker tid of nth; gives the step to go on from. Steps of a
-    program that is not profiled pay nothing for those that are: each kind has its own code."""
-    plain = _emit_steps(m, barrier, says_where, timed=False)
-    timed = _emit_steps(m, barrier, says_where, timed=True)
-    f = m.function("drive", _DRIVE, i64, internal=True)
-    given = [f[name] for name, _ in _DRIVE]
+def _emit_execute(m: Module, barrier: Function, records_cpu: bool) -> Function:
+    """Run steps [first, last) as worker tid of nth. Returns the step to resume at. Profiled
+    programs have code of their own, so that others pay nothing."""
+    plain = _emit_steps(m, barrier, records_cpu, timed=False)
+    timed = _emit_steps(m, barrier, records_cpu, timed=True)
+    f = m.function("execute", _EXECUTE, i64, internal=True)
+    given = [f[name] for name, _ in _EXECUTE]
     profiled = f.load(f["program"], ptr, PROFILE).ne(f.null())
     f.ret(*f.if_(profiled, lambda: f.call(timed, *given), lambda: f.call(plain, *given)))
     return f
 
 
-def _emit_steps(m: Module, barrier: Function, says_where: bool, timed: bool) -> Function:
-    f = m.function("drive_timed" if timed else "drive_plain", _DRIVE, i64, internal=True)
+def _emit_steps(m: Module, barrier: Function, records_cpu: bool, timed: bool) -> Function:
+    f = m.function("execute_profiled" if timed else "execute_plain", _EXECUTE, i64, internal=True)
     state, program, tid, nth = f["state"], f["program"], f["tid"], f["nth"]
     steps, profile = f.load(program, ptr, STEPS), f.load(program, ptr, PROFILE)
-    place = f.gep(f.gep(state, CPUS), tid.to(i64), 4)
+    cpu_slot = f.gep(f.gep(state, CPUS), tid.to(i64), 4)
     budget, begin = f.load(state, i64, BUDGET), f.clock()
     row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), STAMP_BYTES)
-    leads = tid.eq(0)
+    is_leader = tid.eq(0)
 
-    def sync(turn: Value) -> Value:
-        """A barrier; whether the run is to be left there. Its number is that of the turn and not of
-        the step, because in a loop a slow worker may still look at the last round's answer."""
-        late = leads & (f.clock() - begin > budget)
-        f.if_(late, lambda: f.atomic_store(turn, state, YIELD_AT, "monotonic"))
+    def sync(round_: Value) -> Value:
+        """A barrier; returns whether to leave the run there. It is identified by the round and not
+        by the step: in a loop a slow worker may still read the previous round's decision."""
+        late = is_leader & (f.clock() - begin > budget)
+        f.if_(late, lambda: f.atomic_store(round_, state, YIELD_AT, "monotonic"))
         f.if_(nth > 1, lambda: void_results(f.call(barrier, state, nth)))
-        return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(turn)
+        return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(round_)
 
-    def body(step: Value, limit: Value, turn: Value) -> list[Value]:
+    def body(step: Value, limit: Value, round_: Value) -> list[Value]:
         entry = f.gep(steps, step, STEP_BYTES)
         flags = f.load(entry, i32, STEP_FLAGS)
         alone, one = (flags & ALONE).ne(0), f.i64(1)
         f.if_((flags & HOST).ne(0), lambda: f.ret(step))
 
-        def work() -> Value:
-            stamps = f.gep(row, step, STAMP_BYTES)
-            if timed:
-                f.prefetch(stamps)  # it comes while the kernel runs
-                f.prefetch(stamps, STAMP_BYTES - 8)
-            start = f.clock() if timed else None
-            share = f.select(alone, f.i32(1), nth)
-            call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS), tid, share
+        def launch() -> Value:
+            return _launch(f, entry, flags, alone, f.gep(row, step, STAMP_BYTES), timed)
 
-            def plain() -> Value:
-                f.call_pointer(call[0], void, *call[1:])
-                return one
-
-            def jump() -> Value:
-                return f.call_pointer(call[0], i64, *call[1:])
-
-            [distance] = f.if_((flags & JUMP).ne(0), jump, plain)
-            if start is not None:
-                _record(f, stamps, start)
-            return distance
-
-        [distance] = f.if_(leads | ~alone, work, lambda: one)
+        [distance] = f.if_(is_leader | ~alone, launch, lambda: one)
         following = step + distance
         wanted = (flags & BARRIER).ne(0) & (following < limit)
-        [leave] = f.if_(wanted, lambda: sync(turn), lambda: f.const(0, leads.type))
-        return [following, f.select(leave, following, limit), turn + 1]
+        [leave] = f.if_(wanted, lambda: sync(round_), lambda: f.const(0, is_leader.type))
+        return [following, f.select(leave, following, limit), round_ + 1]
 
     carry = [f["first"], f["last"], f.i64(0)]
-    at, _, _ = f.while_(carry, lambda step, limit, turn: step < limit, body)
-    if says_where:
-        f.store(f.intrinsic("sched_getcpu", i32), place)
+    at, _, _ = f.while_(carry, lambda step, limit, round_: step < limit, body)
+    if records_cpu:
+        f.store(f.intrinsic("sched_getcpu", i32), cpu_slot)
     f.ret(at)
     return f
 
 
+def _launch(
+    f: Function, entry: Value, flags: Value, alone: Value, stamps: Value, timed: bool
+) -> Value:
+    """Call a step's kernel as this worker. Returns the distance to the next step."""
+    if timed:
+        f.prefetch(stamps)  # it arrives while the kernel runs
+        f.prefetch(stamps, STAMP_BYTES - 8)
+    start = f.clock() if timed else None
+    nth = f.select(alone, f.i32(1), f["nth"])
+    call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS), f["tid"], nth
+
+    def plain() -> Value:
+        f.call_pointer(call[0], void, *call[1:])
+        return f.i64(1)
+
+    def jump() -> Value:
+        return f.call_pointer(call[0], i64, *call[1:])
+
+    [distance] = f.if_((flags & JUMP).ne(0), jump, plain)
+    if start is not None:
+        _record(f, stamps, start)
+    return distance
+
+
 def _record(f: Function, stamps: Value, start: Value) -> None:
-    """A step's begin is that of its first round; its end is as far behind as all rounds took."""
+    """Add a launch to a step's record: begin of the first, END - BEGIN the total time of all."""
     spent, rounds = f.clock() - start, f.load(stamps, i64, ROUNDS)
     again = rounds.ne(0)
     f.store(f.select(again, f.load(stamps, i64, BEGIN), start), stamps, BEGIN)
@@ -308,7 +197,7 @@ def _count_sleepers(f: Function, op: str) -> None:
 
 
 def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
-    """In a worker: until there is another epoch than the one seen, or leave it to Python."""
+    """Wait in a worker for an epoch other than the one seen; without futex return to Python."""
     state = f["state"]
 
     def sleep() -> None:
@@ -326,18 +215,18 @@ def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
         else:
             leave()
 
-    def linger(start: Value) -> list[Value]:
+    def wait_once(start: Value) -> list[Value]:
         idle(f, state, start, IDLE_YIELD, rest)
         return [start]
 
-    f.while_([f.clock()], lambda start: f.atomic_load(state, i32, EPOCH).eq(seen), linger)
+    f.while_([f.clock()], lambda start: f.atomic_load(state, i32, EPOCH).eq(seen), wait_once)
 
 
-def _emit_worker(m: Module, drive: Function, finish: Function, futex: bool) -> None:
-    """i64 worker(state, tid, seen, slept): serve runs until told to stop, then give -1.
+def _emit_worker(m: Module, execute: Function, finish: Function, futex: bool) -> None:
+    """i64 worker(state, tid, seen, slept): serve runs until the pool stops, then return -1.
 
-    Without futex it comes back after an idle time with the epoch it has seen, counted as asleep;
-    the caller waits for the pool's wake-up and enters again with slept = 1.
+    Without futex it returns the epoch it has seen after an idle time, counted as asleep; the caller
+    waits for the pool's wake-up and calls again with slept = 1.
     """
     params = [("state", ptr), ("tid", i32), ("seen", i32), ("slept", i32)]
     f = m.function("worker", params, i64)
@@ -351,21 +240,21 @@ def _emit_worker(m: Module, drive: Function, finish: Function, futex: bool) -> N
         f.if_(stopped, lambda: f.ret(f.i64(-1)))
         nth = epoch & 0xFF
 
-        def take_part() -> None:
+        def join_run() -> None:
             program = f.load(state, ptr, PROGRAM)
             first, last = f.load(state, i64, FIRST), f.load(state, i64, LAST)
-            f.call(drive, state, program, first, last, tid, nth)
+            f.call(execute, state, program, first, last, tid, nth)
             f.call(finish, state, nth)
 
-        f.if_(tid < nth, take_part)
+        f.if_(tid < nth, join_run)
         return [epoch]
 
     f.while_([f["seen"]], lambda seen: f.i32(0).eq(0), serve)
     f.ret(f.i64(-1))
 
 
-def _emit_run(m: Module, drive: Function, join: Function, futex: bool) -> Function:
-    """i64 run(state, program, first, last): as worker 0, with the others; gives the next step."""
+def _emit_run(m: Module, execute: Function, join: Function, futex: bool) -> Function:
+    """i64 run(state, program, first, last): run as worker 0. Returns the step to resume at."""
     params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
     f = m.function("run", params, i64)
     state, program, first, last = (f[name] for name, _ in params)
@@ -383,17 +272,16 @@ def _emit_run(m: Module, drive: Function, join: Function, futex: bool) -> Functi
         _new_epoch(f, nth, futex)
 
     f.if_(nth > 1, announce)
-    at = f.call(drive, state, program, first, last, f.i32(0), nth)
+    at = f.call(execute, state, program, first, last, f.i32(0), nth)
     f.if_(nth > 1, lambda: void_results(f.call(join, state, nth)))
     if futex:
-        _emit_crowded(f, nth)
+        _emit_crowding(f, nth)
     f.ret(at)
     return f
 
 
-def _emit_crowded(f: Function, nth: Value) -> None:
-    """Whether workers ended on fewer cores than they are; cores 64 apart are taken for one, and
-    Python looks again."""
+def _emit_crowding(f: Function, nth: Value) -> None:
+    """Set CROWDED if workers ended on shared cores. Cores 64 apart alias; Python checks again."""
     state, one = f["state"], f.i64(1)
 
     def add(tid: Value, cores: Value) -> Value:
@@ -415,7 +303,7 @@ def _emit_patches(f: Function, program: Value) -> None:
 
 
 def _new_epoch(f: Function, nth: Value, futex: bool) -> None:
-    """Tell all workers. Only the holder of the pool writes the epoch, so no race is possible."""
+    """Announce a run to all workers. Only the holder of the pool writes the epoch: no race."""
     state = f["state"]
     old = f.atomic_load(state, i32, EPOCH, "monotonic")
     fresh = (old & -256) + 256 | nth
@@ -428,7 +316,7 @@ def _new_epoch(f: Function, nth: Value, futex: bool) -> None:
 
 
 def _emit_stop(m: Module, futex: bool) -> None:
-    """stop(state): every worker leaves when it has finished what it does."""
+    """stop(state): every worker returns after its current run."""
     f = m.function("stop", [("state", ptr)])
     f.atomic_store(f.i32(1), f["state"], STOP, "seq_cst")
     _new_epoch(f, f.i32(0), futex)

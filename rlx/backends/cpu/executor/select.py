@@ -1,4 +1,4 @@
-"""Which native driver runs here: one that came with an artifact, or one made for this machine."""
+"""Which executor this process uses: one stored in an artifact, or one compiled for this machine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _offered: dict[bool, Kernel] = {}
 
 
 def uses_futex(target: Target) -> bool:
-    """Whether workers sleep in the system's futexes, as the pool chooses by the system it is on."""
+    """Whether workers sleep in futexes: on Linux, for code made for Linux."""
     return "linux" in target.triple and sys.platform == "linux"
 
 
-def offer_driver(kernel: Kernel, futex: bool) -> None:
-    """Use this driver, unless another is in use already; its code must run on this machine."""
+def offer_executor(kernel: Kernel, futex: bool) -> None:
+    """Use this executor, unless another is in use already; its code must run on this machine."""
     _offered.setdefault(futex, kernel)
 
 
-def get_driver(futex: bool) -> Kernel:
-    """The driver in use."""
+def get_executor(futex: bool) -> Kernel:
+    """The executor in use."""
     if futex not in _offered:
-        _offered[futex] = make_driver(Target.host(), futex)
+        _offered[futex] = make_executor(Target.host(), futex)
     return _offered[futex]
 
 
-def make_driver(target: Target, futex: bool | None = None) -> Kernel:
-    """The driver for a target, from the caches or compiled."""
-    # what emits code takes longer to import than an artifact to load
-    from rlx.backends.cpu.executor.emit import load_driver
+def make_executor(target: Target, futex: bool | None = None) -> Kernel:
+    """The executor for a target, from the caches or compiled."""
+    # importing the emitter takes longer than loading an artifact
+    from rlx.backends.cpu.executor.emit import load_executor
 
-    return load_driver(target, uses_futex(target) if futex is None else futex)
+    return load_executor(target, uses_futex(target) if futex is None else futex)

@@ -1,14 +1,12 @@
-"""Convolutions as products of filters and pixels, without a copy of all windows.
+"""Direct convolution: a GEMM of filters and pixels that packs panels instead of a whole im2col.
 
-A panel is a run of output pixels of one image; for it the inputs under every tap are packed once,
-`[taps][channels][width]`, and stay in the cache while tiles of filters pass over them. Filters come
-packed, `[taps][channels][rows]` per tile of `rows` filters. The product of a tile is held in
+A panel is a run of output pixels of one image; the inputs under every tap are packed for it once,
+`[taps][channels][width]`, and stay in the cache while all tiles of filters use them. Filters come
+packed, `[taps][channels][rows]` per tile of `rows` filters. The accumulators of a tile are in
 registers for the whole sum.
 
-Taps lie in rows and columns at equal distances, which is all the kernel knows of geometry: a
-convolution, one phase of a transposed one, any stride, dilation and padding are the same code.
-
-Packing what a panel of output pixels reads: every input under every tap, in the order of sums.
+Taps have constant strides, which is all the kernel knows of geometry: a convolution, one phase of
+a transposed one, any stride, dilation and padding are the same code.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from functools import partial
 
 from rlx.backends.cpu.kernels.activations import activate
 from rlx.backends.cpu.kernels.args import Operands
-from rlx.backends.cpu.kernels.conv.windows import Line, store_some
+from rlx.backends.cpu.kernels.conv.row_loads import RowLoads, store_masked
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
@@ -25,11 +23,11 @@ from rlx.llvm.storage import compute_type, load, memory_type, narrow
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-_BLOCK = 32  # channels whose lines are packed together, so that the pieces find them in the cache
-_PIECE = 24  # bytes that describe a piece: input line, input column, place in the panel
+CHANNEL_BLOCK = 32  # channels packed together, so that all segments find their rows cached
+SEGMENT_BYTES = 24  # of a segment: input row, input column, offset in the panel
 
 
-def emit_pack(m: Module, spec: Conv, sums: Type, lanes: int) -> Function:
+def emit_pack(m: Module, spec: DirectConv, sums: Type, lanes: int) -> Function:
     """void pack(ptr words, ptr image, i64 pixel, i64 count, ptr panel)"""
     params = [("words", ptr), ("image", ptr), ("pixel", i64), ("count", i64), ("panel", ptr)]
     f = m.function("pack", params, internal=True)
@@ -38,119 +36,136 @@ def emit_pack(m: Module, spec: Conv, sums: Type, lanes: int) -> Function:
 
 
 class _Pack:
-    def __init__(self, f: Function, spec: Conv, sums: Type, lanes: int) -> None:
+    def __init__(self, f: Function, spec: DirectConv, sums: Type, lanes: int) -> None:
         self.f, self.spec, self.sums, self.lanes = f, spec, sums, lanes
         pointers = ("x", "filters", "out", "bias", "scratch")
         self.o = Operands(f, spec.words, pointers)
-        self.term_bytes = spec.panel_bytes(f.target)
-        self.line = Line(spec.x, sums, lanes, spec.step)
+        self.row_bytes = spec.panel_bytes(f.target)
+        self.loads = RowLoads(spec.x, sums, lanes, spec.stride)
         self.size = memory_type(spec.x).bytes
 
     def emit(self) -> None:
         f, o = self.f, self.o
-        most = self.term_bytes // self.sums.bytes
-        self.pieces = f.alloca(most * _PIECE)
-        end = f.gep(self.pieces, self._cut(), _PIECE)
+        most = self.row_bytes // self.sums.bytes
+        self.segments = f.alloca(most * SEGMENT_BYTES)
+        end = f.gep(self.segments, self._split_rows(), SEGMENT_BYTES)
         last = f.bitcast(end, i64)
-        first = f.bitcast(self.pieces, i64)
+        first = f.bitcast(self.segments, i64)
         for i in f.range(0, o["taps_y"]):
             for j in f.range(0, o["taps_x"]):
                 tap = i * o["taps_x"] + j
-                down = o["first_y"] + i * o["tap_y"]
-                right = o["first_x"] + j * o["tap_x"]
-                for c in f.range(0, o["channels"], _BLOCK):
-                    for piece in f.range(first, last, _PIECE):
-                        self._piece(f.bitcast(piece, ptr), tap, down, right, c)
+                down = o["start_y"] + i * o["dilation_y"]
+                right = o["start_x"] + j * o["dilation_x"]
+                for c in f.range(0, o["channels"], CHANNEL_BLOCK):
+                    for segment in f.range(first, last, SEGMENT_BYTES):
+                        self._pack_segment(f.bitcast(segment, ptr), tap, down, right, c)
 
-    def _cut(self) -> Value:
-        """Describe the pieces; gives their number."""
+    def _split_rows(self) -> Value:
+        """Split the panel's pixels into segments of one image row. Returns their number."""
         f, o = self.f, self.o
         pixel = f["pixel"]
 
-        def cut(at: Value, count: Value, y: Value, x: Value) -> list[Value]:
-            piece = f.gep(self.pieces, count, _PIECE)
-            f.store(y * o["step_y"], piece)
-            f.store(x * o["step_x"], piece, 8)
-            f.store(at, piece, 16)
-            n = f.min(o["columns"] - x, self.lanes)
-            ends = (x + n).eq(o["columns"])
+        def split_row(at: Value, count: Value, y: Value, x: Value) -> list[Value]:
+            segment = f.gep(self.segments, count, SEGMENT_BYTES)
+            f.store(y * o["stride_y"], segment)
+            f.store(x * o["stride_x"], segment, 8)
+            f.store(at, segment, 16)
+            n = f.min(o["out_width"] - x, self.lanes)
+            ends = (x + n).eq(o["out_width"])
             return [at + n, count + 1, y + ends.to(i64), f.select(ends, 0, x + n)]
 
-        start = [f.i64(0), f.i64(0), pixel.udiv(o["columns"]), pixel.urem(o["columns"])]
-        return f.while_(start, lambda at, *_: at < f["count"], cut)[1]
+        start = [f.i64(0), f.i64(0), pixel.udiv(o["out_width"]), pixel.urem(o["out_width"])]
+        return f.while_(start, lambda at, *_: at < f["count"], split_row)[1]
 
-    def _piece(self, piece: Value, tap: Value, down: Value, right: Value, c: Value) -> None:
+    def _pack_segment(
+        self, segment: Value, tap: Value, down: Value, right: Value, c: Value
+    ) -> None:
         f, o = self.f, self.o
-        y, x = f.load(piece, i64) + down, f.load(piece, i64, 8) + right
+        y, x = f.load(segment, i64) + down, f.load(segment, i64, 8) + right
         exists = (y >= 0) & (y < o["height"])
         limit = f.select(exists, o["width"], 0)
-        stop = f.min(c + _BLOCK, o["channels"])
+        stop = f.min(c + CHANNEL_BLOCK, o["channels"])
         term = tap * o["channels"] + c
-        to = f.gep(f["panel"], term, self.term_bytes)
-        to = f.gep(to, f.load(piece, i64, 16), self.sums)
+        to = f.gep(f["panel"], term, self.row_bytes)
+        to = f.gep(to, f.load(segment, i64, 16), self.sums)
         plane = o["height"] * o["width"]
         source = f.gep(f["image"], c * plane + y * o["width"] + x, self.size)
 
         def copy(inside: bool) -> None:
-            read = self.line.reader(f, x, limit, o["step_x"], inside)
+            load_vector = self.loads.loader(f, x, limit, o["stride_x"], inside)
 
             def channel(k: Value, source: Value, to: Value) -> list[Value]:
-                f.store(read(source), to)
-                return [f.gep(source, plane, self.size), f.gep(to, self.term_bytes)]
+                f.store(load_vector(source), to)
+                return [f.gep(source, plane, self.size), f.gep(to, self.row_bytes)]
 
             f.loop(c, stop, 1, [source, to], channel, guard=False)
 
-        inside = self.line.is_inside(f, x, limit, o["step_x"])
+        inside = self.loads.is_inside(f, x, limit, o["stride_x"])
         f.if_(inside, lambda: copy(True), lambda: copy(False))
 
 
-VECTORS = 3  # of pixels in a panel; with 8 (4) rows they leave room among 32 (16) registers
+VECTORS = 3  # of pixels in a panel; with 8 (4) rows the accumulators fit in 32 (16) registers
 POINTERS = frozenset(["x", "filters", "out", "bias", "scratch"])
-_CHUNK_BYTES = 384 << 10  # of panels that are packed before the tiles pass over them
-_CHUNK = 8  # panels at most, so that there are enough chunks for many workers
+_CHUNK_BYTES = 384 << 10  # of panels that are packed before the tiles use them
+_CHUNK = 8  # panels at most, for enough work items
 _SIZES = ["batch", "groups", "channels", "tiles", "rows", "chunk", "height", "width"]
-_PIXELS = ["lines", "columns", "step_y", "step_x"]
-_TAPS = ["taps_y", "first_y", "tap_y", "taps_x", "first_x", "tap_x"]
-_PLACES = ["plane", "line", "out_first_y", "out_first_x", "out_step_y", "out_step_x"]
+_PIXELS = ["out_height", "out_width", "stride_y", "stride_x"]
+_TAPS = ["taps_y", "start_y", "dilation_y", "taps_x", "start_x", "dilation_x"]
+_STRIDED_OUTPUT = [
+    "plane",
+    "out_pitch",
+    "out_start_y",
+    "out_start_x",
+    "out_stride_y",
+    "out_stride_x",
+]
 
 
 def tile_rows(target: Target, filters: int) -> int:
-    """How many filters a tile holds on this target."""
+    """Filters of a tile on this target."""
     most = 8 if target.num_vector_registers >= 32 else 4
     return min(most, 1 << max(filters - 1, 0).bit_length())
 
 
 @dataclass(frozen=True)
-class Conv(KernelSpec):
+class DirectConv(KernelSpec):
     """words: as `self.words` lists them.
 
-    out[b, g·rows + o, y, x] = Σ filters[o, c, i, j] · in[c, y·step_y + first_y + i·tap_y, …] + bias
-    for `rows` filters of each group and `lines` by `columns` pixels, through the activation; inputs
-    outside the image are 0. `scratch` holds `stride` bytes for each worker, `chunk` is the number
-    of panels there. `spread` results go to lines and columns at distances: pixel (y, x) lies at
-    (out_first_y + y·out_step_y) · line + out_first_x + x·out_step_x of a plane of `plane` elements.
+    out[b, g·rows + o, y, x] =
+        activation(Σ filters[o, c, i, j] · in[c, y·stride_y + start_y + i·dilation_y, …] + bias)
+    for `rows` filters of each group and `out_height` by `out_width` pixels; inputs outside the
+    image are 0. `scratch` holds `scratch_bytes` for each worker, room for `chunk` panels. With
+    `strided_output`, pixel (y, x) is element (out_start_y + y·out_stride_y) · out_pitch +
+    out_start_x + x·out_stride_x of an output plane of `plane` elements.
     """
 
     x: DType
     out: DType
     bias: DType | None = None
     tile: int = 8
-    step: int = 1  # distance of neighbouring pixels in the input, where it is small; else 0
-    spread: bool = False
+    stride: int = 1  # stride along a row, if it is a small constant; else 0
+    strided_output: bool = False
     activation: str = "none"
 
     @property
     def words(self) -> list[str]:
-        names = ["x", "filters", "out", *["bias"] * (self.bias is not None), "scratch", "stride"]
+        names = [
+            "x",
+            "filters",
+            "out",
+            *["bias"] * (self.bias is not None),
+            "scratch",
+            "scratch_bytes",
+        ]
         names += [*_SIZES, *_PIXELS, *_TAPS]
-        return names + _PLACES if self.spread else names
+        return names + _STRIDED_OUTPUT if self.strided_output else names
 
     def panel_bytes(self, target: Target) -> int:
-        """Bytes of one term of a panel: its pixels, and a vector that the last store may spoil."""
+        """Bytes of one row (k) of a panel: pixels, and a vector that the last store may clobber."""
         return (VECTORS + 1) * target.vector_bits // 8
 
     def chunk(self, target: Target, terms: int) -> int:
-        """How many panels of sums over `terms` inputs are packed together."""
+        """Panels that are packed together, for sums over `terms` inputs."""
         room = _CHUNK_BYTES // (self.panel_bytes(target) * max(terms, 1))
         return max(1, min(room, _CHUNK))
 
@@ -159,35 +174,35 @@ class Conv(KernelSpec):
         return self.chunk(target, terms) * max(terms, 1) * self.panel_bytes(target)
 
     def emit(self, m: Module) -> None:
-        _Conv(self, m).emit()
+        _DirectConv(self, m).emit()
 
 
-class _Conv:
-    def __init__(self, spec: Conv, m: Module) -> None:
+class _DirectConv:
+    def __init__(self, spec: DirectConv, m: Module) -> None:
         self.spec, self.sums = spec, compute_type(spec.out)
         self.lanes = m.target.lanes(self.sums.bits)
         self.width = VECTORS * self.lanes
-        self.term_bytes = spec.panel_bytes(m.target)
+        self.row_bytes = spec.panel_bytes(m.target)
         self.pack = emit_pack(m, spec, self.sums, self.lanes)
-        self.products = {v: self._emit_product(m, v) for v in range(1, VECTORS + 1)}
-        self.store = self._emit_spread(m) if spec.spread else self._emit_store(m)
+        self.microkernels = {v: self._emit_microkernel(m, v) for v in range(1, VECTORS + 1)}
+        self.store = self._emit_strided_store(m) if spec.strided_output else self._emit_store(m)
         self.f = m.kernel()
         self.o = Operands(self.f, spec.words, POINTERS)
 
     def emit(self) -> None:
         f, o = self.f, self.o
         tid = f["tid"].to(i64)
-        self.panels = f.gep(o["scratch"], tid * o["stride"])
-        self.pixels = o["lines"] * o["columns"]
+        self.panels = f.gep(o["scratch"], tid * o["scratch_bytes"])
+        self.pixels = o["out_height"] * o["out_width"]
         self.terms = o["taps_y"] * o["taps_x"] * o["channels"]
         most = o["chunk"] * self.width
         chunks = (self.pixels + most - 1).udiv(most)
-        # Chunks of one image are of equal size, so that workers have equal shares of them.
+        # Chunks of one image have equal sizes, to balance the work.
         even = (self.pixels + chunks - 1).udiv(f.max(chunks, 1))
         per_chunk = f.ceil_div(even, self.lanes) * self.lanes
         lo, hi = f.split(o["batch"] * o["groups"] * chunks * o["tiles"])
 
-        def unit(u: Value, packed: Value) -> Value:
+        def work_item(u: Value, packed: Value) -> Value:
             chunk, tile = u.udiv(o["tiles"]), u.urem(o["tiles"])
             image, first = chunk.udiv(chunks), chunk.urem(chunks) * per_chunk
             count = f.min(self.pixels - first, per_chunk)
@@ -195,7 +210,7 @@ class _Conv:
             self._tile(image, tile, first, count)
             return chunk
 
-        f.loop(lo, hi, 1, [f.i64(-1)], unit)
+        f.loop(lo, hi, 1, [f.i64(-1)], work_item)
 
     def _pack_chunk(self, image: Value, first: Value, count: Value) -> None:
         f, o = self.f, self.o
@@ -207,7 +222,7 @@ class _Conv:
 
     def _panel(self, at: Value) -> Value:
         number = at.udiv(self.width)
-        return self.f.gep(self.panels, number * self.terms, self.term_bytes)
+        return self.f.gep(self.panels, number * self.terms, self.row_bytes)
 
     def _tile(self, image: Value, tile: Value, first: Value, count: Value) -> None:
         """One tile of filters over every panel of the chunk."""
@@ -223,26 +238,26 @@ class _Conv:
             n = f.min(count - at, self.width)
             panel = self._panel(at)
 
-            def product(vectors: int, panel: Value = panel) -> None:
-                f.call(self.products[vectors], self.terms, a, panel, sums)
+            def microkernel(vectors: int, panel: Value = panel) -> None:
+                f.call(self.microkernels[vectors], self.terms, a, panel, sums)
 
             f.switch(
                 f.ceil_div(n, self.lanes),
-                {v: partial(product, v) for v in range(1, VECTORS)},
-                partial(product, VECTORS),
+                {v: partial(microkernel, v) for v in range(1, VECTORS)},
+                partial(microkernel, VECTORS),
             )
             bias = group * o["rows"] + row
             f.call(self.store, f["words"], sums, bias, channel, used, first + at, n)
 
-    def _emit_product(self, m: Module, vectors: int) -> Function:
-        """void product(i64 terms, ptr a, ptr b, ptr sums)"""
+    def _emit_microkernel(self, m: Module, vectors: int) -> Function:
+        """void microkernel(i64 terms, ptr a, ptr b, ptr sums)"""
         params = [("terms", i64), ("a", ptr), ("b", ptr), ("sums", ptr)]
-        f = m.function(f"product{vectors}", params, internal=True)
+        f = m.function(f"microkernel{vectors}", params, internal=True)
         rows, type_ = self.spec.tile, vec(self.lanes, self.sums)
         size = self.sums.bytes
 
-        def step(k: Value, *sums: Value) -> list[Value]:
-            a, b = f.gep(f["a"], k, rows * size), f.gep(f["b"], k, self.term_bytes)
+        def accumulate(k: Value, *sums: Value) -> list[Value]:
+            a, b = f.gep(f["a"], k, rows * size), f.gep(f["b"], k, self.row_bytes)
             pixels = [f.load(b, type_, j * type_.bytes) for j in range(vectors)]
             out = []
             for i in range(rows):
@@ -251,10 +266,10 @@ class _Conv:
             return out
 
         zero = f.const(0, type_)
-        sums = f.loop(0, f["terms"], 1, [zero] * (rows * vectors), step)
+        sums = f.loop(0, f["terms"], 1, [zero] * (rows * vectors), accumulate)
         for n, value in enumerate(sums):
-            place = n // vectors * self.width + n % vectors * self.lanes
-            f.store(value, f["sums"], place * size)
+            offset = n // vectors * self.width + n % vectors * self.lanes
+            f.store(value, f["sums"], offset * size)
         return f
 
     def _store_function(self, m: Module) -> tuple[Function, Operands]:
@@ -265,9 +280,9 @@ class _Conv:
         return f, Operands(f, self.spec.words, POINTERS)
 
     def _emit_store(self, m: Module) -> Function:
-        """Rows of a tile to runs of pixels."""
+        """Store the rows of a tile to contiguous pixels."""
         f, o = self._store_function(m)
-        pixels, size = o["lines"] * o["columns"], memory_type(self.spec.out).bytes
+        pixels, size = o["out_height"] * o["out_width"], memory_type(self.spec.out).bytes
         whole = f["n"] - f["n"].urem(self.lanes)
         rest = f.lane_mask(f["n"] - whole, self.lanes)
         for i in f.range(0, f["rows"]):
@@ -275,7 +290,7 @@ class _Conv:
             out = f.gep(o["out"], (f["channel"] + i) * pixels + f["pixel"], size)
             bias = self._bias(f, o, i)
 
-            def put(
+            def store_vector(
                 at: Value, mask: Value | None = None, row: Value = row, out: Value = out,
                 bias: Value | None = bias,
             ) -> None:  # fmt: skip
@@ -283,11 +298,11 @@ class _Conv:
                 if bias is not None:
                     value = value + f.splat(bias, self.lanes)
                 value = activate(self.spec.activation, value)
-                store_some(f, value, f.gep(out, at, size), self.spec.out, mask)
+                store_masked(f, value, f.gep(out, at, size), self.spec.out, mask)
 
             for at in f.range(0, whole, self.lanes):
-                put(at)
-            f.if_(whole < f["n"], partial(put, whole, rest))
+                store_vector(at)
+            f.if_(whole < f["n"], partial(store_vector, whole, rest))
         return f
 
     def _bias(self, f: Function, o: Operands, i: Value) -> Value | None:
@@ -297,8 +312,8 @@ class _Conv:
         address = f.gep(o["bias"], f["bias"] + i, memory_type(dtype).bytes)
         return load(f, address, dtype, 1, self.sums)
 
-    def _emit_spread(self, m: Module) -> Function:
-        """One pixel at a time, each to its own place."""
+    def _emit_strided_store(self, m: Module) -> Function:
+        """Store pixel by pixel, to a strided output."""
         f, o = self._store_function(m)
         size = memory_type(self.spec.out).bytes
         for i in f.range(0, f["rows"]):
@@ -307,10 +322,50 @@ class _Conv:
             bias = self._bias(f, o, i)
             for at in f.range(0, f["n"]):
                 pixel = f["pixel"] + at
-                y, x = pixel.udiv(o["columns"]), pixel.urem(o["columns"])
-                line = (o["out_first_y"] + y * o["out_step_y"]) * o["line"]
-                place = plane + line + o["out_first_x"] + x * o["out_step_x"]
+                y, x = pixel.udiv(o["out_width"]), pixel.urem(o["out_width"])
+                row_start = (o["out_start_y"] + y * o["out_stride_y"]) * o["out_pitch"]
+                offset = plane + row_start + o["out_start_x"] + x * o["out_stride_x"]
                 value = f.load(f.gep(row, at, self.sums), self.sums)
                 total = activate(self.spec.activation, value if bias is None else value + bias)
-                f.store(narrow(f, total, self.spec.out), f.gep(o["out"], place, size))
+                f.store(narrow(f, total, self.spec.out), f.gep(o["out"], offset, size))
         return f
+
+
+@dataclass(frozen=True)
+class PackFilters(KernelSpec):
+    """words: w, to, then the sizes and strides (in elements) that `words` names.
+
+    to[group, tile, i, j, channel, row] = w at group·stride_group + filter·stride_row +
+    channel·stride_channel + i·stride_y + j·stride_x, and 0 where the last tile has no filter.
+    """
+
+    w: DType
+    out: DType
+    tile: int
+
+    words = ("w", "to", "groups", "tiles", "rows", "channels", "taps_y", "taps_x",
+             "stride_group", "stride_row", "stride_channel", "stride_y", "stride_x")  # fmt: skip
+
+    def emit(self, m: Module) -> None:
+        f = m.kernel()
+        o = Operands(f, self.words, ("w", "to"))
+        sums = compute_type(self.out)
+        terms = o["taps_y"] * o["taps_x"] * o["channels"]
+        lo, hi = f.split(o["groups"] * o["tiles"] * terms)
+        for at in f.range(lo, hi):
+            number, term = at.udiv(terms), at.urem(terms)
+            tap, channel = term.udiv(o["channels"]), term.urem(o["channels"])
+            y, x = tap.udiv(o["taps_x"]), tap.urem(o["taps_x"])
+            group, first = number.udiv(o["tiles"]), number.urem(o["tiles"]) * self.tile
+            base = group * o["stride_group"] + channel * o["stride_channel"]
+            base = base + y * o["stride_y"] + x * o["stride_x"]
+            to = f.gep(o["to"], at, self.tile * sums.bytes)
+            for row in f.range(0, self.tile):
+                filter_ = first + row
+                address = f.gep(o["w"], base + filter_ * o["stride_row"], memory_type(self.w))
+
+                def load_weight(address: Value = address) -> Value:
+                    return load(f, address, self.w, 1, sums)
+
+                [value] = f.if_(filter_ < o["rows"], load_weight, lambda: f.const(0, sums))
+                f.store(value, f.gep(to, row, sums))

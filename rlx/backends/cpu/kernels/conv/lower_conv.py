@@ -1,4 +1,4 @@
-"""Convolutions: filters are packed beforehand where they are known, else by a step of their own."""
+"""Lowering of convolutions; filters are packed once by `prepare` if constant, else in every run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from rlx.backends.cpu.kernels.activations import ACTIVATIONS
 from rlx.backends.cpu.kernels.conv.depthwise import CausalDepthwise, Depthwise
-from rlx.backends.cpu.kernels.conv.direct import Conv, tile_rows
-from rlx.backends.cpu.kernels.conv.pack_filters import PackFilters
-from rlx.backends.cpu.kernels.conv.windows import MOST_LOADS
+from rlx.backends.cpu.kernels.conv.direct import DirectConv, PackFilters, tile_rows
+from rlx.backends.cpu.kernels.conv.row_loads import MAX_SHUFFLED_STRIDE
 from rlx.backends.cpu.layouts.pack_conv import Axis, packed_sizes, phases
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
 from rlx.ir.dim import Dim
@@ -25,28 +24,28 @@ from rlx.llvm.target import Target
 from rlx.passes.rewrite import Editor
 from rlx.records import dataclass
 
-_FEW_FILTERS = 4  # with fewer per channel, packing costs more than it saves
-_PIECE = 128  # tokens of a sequence that one unit of work of the causal kernel takes at most
-_ONE_LINE = Axis(0, 1, 1, 0, 1, 1)  # the axis that a 1-D convolution lacks
+MIN_PACKED_FILTERS = 4  # with fewer per channel, packing does not pay
+CAUSAL_SEGMENT = 128  # tokens of a work item of the causal kernel
+_UNIT_AXIS = Axis(0, 1, 1, 0, 1, 1)  # the missing axis of a 1-D convolution
 
 
 def pack_conv(graph: Graph, target: Target) -> Graph:
-    """Filters that are known before any run are packed by `prepare`; an activation is taken in."""
+    """Pack constant filters in `prepare`, and fuse an activation."""
     editor = Editor(graph, "pack_conv")
     for node in list(graph.nodes):
         if node.op.name not in ("conv", "conv_transpose") or not editor.is_fixed(node.inputs[1]):
             continue
-        job = _job(node)
-        if not node.inputs[1].shape.is_static or job.is_depthwise:
+        problem = _problem(node)
+        if not node.inputs[1].shape.is_static or problem.is_depthwise:
             continue
         last = _activation(node, editor) or node
-        result, _ = editor.build(last, partial(_packed, graph, node, last, job, target))
+        result, _ = editor.build(last, partial(_packed, graph, node, last, problem, target))
         editor.replace(last.output, result)
     return editor.finish()
 
 
 def _activation(node: Node, editor: Editor) -> Node | None:
-    """The op that alone takes the result, if it is a function the kernel can apply."""
+    """The only user of the result, if it is an activation that the kernel can fuse."""
     if editor.uses(node.output) != 1 or not editor.users[node.output]:
         return None
     user = editor.users[node.output][0]
@@ -55,13 +54,13 @@ def _activation(node: Node, editor: Editor) -> Node | None:
     return user if plain and user.output.shape is node.output.shape else None
 
 
-def _packed(graph: Graph, node: Node, last: Node, job: _Job, target: Target) -> Value:
+def _packed(graph: Graph, node: Node, last: Node, problem: _ConvProblem, target: Target) -> Value:
     x, w, *bias = node.inputs
-    attributes = {k: getattr(job.record, k) for k in _SHARED}
-    attributes["transposed"] = isinstance(job.record, ConvTranspose)
-    attributes["output_padding"] = getattr(job.record, "output_padding", (0,))
-    attributes["tile"] = tile_rows(target, job.filters)
-    packed = graph.append(lookup("pack_conv")(**attributes, dtype=job.packed), (w,))
+    attributes = {k: getattr(problem.record, k) for k in _SHARED}
+    attributes["transposed"] = isinstance(problem.record, ConvTranspose)
+    attributes["output_padding"] = getattr(problem.record, "output_padding", (0,))
+    attributes["tile"] = tile_rows(target, problem.filters)
+    packed = graph.append(lookup("pack_conv")(**attributes, dtype=problem.packed), (w,))
     activation = last.op.name if last is not node else "none"
     made = lookup("packed_conv")(**attributes, w=w.shape, activation=activation)
     result: Value = graph.append(made, (x, packed, *bias), last.name)
@@ -72,8 +71,8 @@ _SHARED = ("stride", "padding", "dilation", "groups")
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What the op does, whichever way its filters come."""
+class _ConvProblem:
+    """A convolution, whether its filters are packed or not."""
 
     record: Any  # Conv or ConvTranspose
     w: Shape
@@ -97,11 +96,11 @@ class _Job:
     @property
     def is_depthwise(self) -> bool:
         plain = not isinstance(self.record, ConvTranspose)
-        return plain and self.channels == 1 and self.filters < _FEW_FILTERS
+        return plain and self.channels == 1 and self.filters < MIN_PACKED_FILTERS
 
     @property
     def packed(self) -> DType:
-        """The type that packed filters have: that of the sums."""
+        """The type of packed filters: that of the accumulators."""
         return f64 if self.out.shape.dtype is f64 else f32
 
     @property
@@ -109,153 +108,169 @@ class _Job:
         return self.channels * prod(self.w.static_dims[2:])
 
 
-def _job(node: Node) -> _Job:
+def _problem(node: Node) -> _ConvProblem:
     op: Any = node.op
     x, w, *bias = node.inputs
     packed = op.name == "packed_conv"
     record, shape = (op.plain, op.w) if packed else (op, w.shape)
-    return _Job(record, shape, x, bias[0] if bias else None, node.output)
+    return _ConvProblem(record, shape, x, bias[0] if bias else None, node.output)
 
 
 def _image(x: Shape) -> tuple[Dim, Dim]:
-    """Lines and columns; a 1-D image is one line."""
+    """Height and width; a 1-D image has one row."""
     return (1, x.dims[2]) if x.rank == 3 else (x.dims[2], x.dims[3])
 
 
 def image_words(x: Shape, out: Shape, down: Axis, right: Axis) -> dict[str, Word]:
-    """The words of a kernel over windows that say where they lie."""
+    """The geometry arguments of a kernel over windows."""
     height, width = _image(x)
     lines, columns = _image(out)
     return {
-        "height": height, "width": width, "lines": lines, "columns": columns,
-        "step_y": down.step, "step_x": right.step, "taps_y": down.taps, "first_y": down.first,
-        "tap_y": down.tap, "first_x": right.first,
+        "height": height, "width": width, "out_height": lines, "out_width": columns,
+        "stride_y": down.step, "stride_x": right.step, "taps_y": down.taps, "start_y": down.first,
+        "dilation_y": down.tap, "start_x": right.first,
     }  # fmt: skip
 
 
-def in_line(step: int) -> int:
-    """The step that Line takes: one known only at run time where it is long."""
-    return step if step <= MOST_LOADS else 0
+def constant_stride(step: int) -> int:
+    """The stride as a constant of the code; 0 (an argument) if it is too long to shuffle."""
+    return step if step <= MAX_SHUFFLED_STRIDE else 0
 
 
 def _filter_bytes(node: Node, target: Target) -> int:
-    """Scratch for filters that are packed with every run."""
-    job = _job(node)
-    if node.op.name == "packed_conv" or job.is_depthwise:
+    """Scratch bytes for filters that are packed in every run."""
+    problem = _problem(node)
+    if node.op.name == "packed_conv" or problem.is_depthwise:
         return 0
-    tile = tile_rows(target, job.filters)
-    sizes = packed_sizes(job.record, job.w.static_dims, tile)
-    return aligned(sum(n for _, n in sizes) * job.packed.bytes)
+    tile = tile_rows(target, problem.filters)
+    sizes = packed_sizes(problem.record, problem.w.static_dims, tile)
+    return aligned(sum(n for _, n in sizes) * problem.packed.bytes)
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
-    job = _job(node)
-    if job.is_depthwise:
+    problem = _problem(node)
+    if problem.is_depthwise:
         return 0
-    spec = Conv(job.x.shape.dtype, job.out.shape.dtype)
-    return _filter_bytes(node, target) + threads * spec.scratch(target, job.terms)
+    spec = DirectConv(problem.x.shape.dtype, problem.out.shape.dtype)
+    return _filter_bytes(node, target) + threads * spec.scratch(target, problem.terms)
 
 
 def _is_fixed_size(node: Node) -> bool:
-    return _job(node).w.is_static
+    return _problem(node).w.is_static
 
 
 @lowers("conv", "conv_transpose", "packed_conv", when=_is_fixed_size, scratch=_scratch)
 def lower_conv(node: Node, ctx: Context) -> list[Step]:
-    job = _job(node)
-    if job.is_depthwise:
-        return [_depthwise(node, job)]
+    problem = _problem(node)
+    if problem.is_depthwise:
+        return [_depthwise(node, problem)]
     packed = node.op.name == "packed_conv"
-    tile = getattr(node.op, "tile", 0) or tile_rows(ctx.target, job.filters)
+    tile = getattr(node.op, "tile", 0) or tile_rows(ctx.target, problem.filters)
     steps: list[Step] = []
     start = 0
-    for axes, size in packed_sizes(job.record, job.w.static_dims, tile):
-        filters: Word = Scratch(node, start * job.packed.bytes)
+    for axes, size in packed_sizes(problem.record, problem.w.static_dims, tile):
+        filters: Word = Scratch(node, start * problem.packed.bytes)
         if packed:
             filters = Pointer(node.inputs[1], start)
         else:
-            steps.insert(0, _pack_step(node, job, axes, tile, filters))
-        steps.append(_conv_step(node, job, axes, tile, filters, ctx))
+            steps.insert(0, _pack_step(node, problem, axes, tile, filters))
+        steps.append(_conv_step(node, problem, axes, tile, filters, ctx))
         start += size
     return steps
 
 
-def _both(axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
-    return (_ONE_LINE, axes[0]) if len(axes) == 1 else (axes[0], axes[1])
+def _two_axes(axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
+    return (_UNIT_AXIS, axes[0]) if len(axes) == 1 else (axes[0], axes[1])
 
 
 def _conv_step(
-    node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, filters: Word, ctx: Context
+    node: Node,
+    problem: _ConvProblem,
+    axes: tuple[Axis, ...],
+    tile: int,
+    filters: Word,
+    ctx: Context,
 ) -> Step:
-    down, right = _both(axes)
-    x, out = job.x.shape, job.out.shape
+    down, right = _two_axes(axes)
+    x, out = problem.x.shape, problem.out.shape
     height, width = _image(x)
-    spread = down.out_step > 1 or right.out_step > 1
-    bias = job.bias.shape.dtype if job.bias is not None else None
+    strided_output = down.out_step > 1 or right.out_step > 1
+    bias = problem.bias.shape.dtype if problem.bias is not None else None
     activation = getattr(node.op, "activation", "none")
-    spec = Conv(x.dtype, out.dtype, bias, tile, in_line(right.step), spread, activation)
-    stride = spec.scratch(ctx.target, job.terms)
+    spec = DirectConv(
+        x.dtype, out.dtype, bias, tile, constant_stride(right.step), strided_output, activation
+    )
+    scratch_bytes = spec.scratch(ctx.target, problem.terms)
     lines, columns = _image(out)
     words: dict[str, Word] = {
-        "x": Pointer(job.x), "filters": filters, "out": Pointer(job.out),
-        "scratch": Scratch(node, _filter_bytes(node, ctx.target)), "stride": stride,
-        "batch": x.dims[0], "groups": job.record.groups, "channels": job.channels,
-        "tiles": -(-job.filters // tile), "rows": job.filters,
-        "chunk": spec.chunk(ctx.target, job.terms), "height": height, "width": width,
-        "lines": down.outputs(lines), "columns": right.outputs(columns),
-        "step_y": down.step, "step_x": right.step,
-        "taps_y": down.taps, "first_y": down.first, "tap_y": down.tap,
-        "taps_x": right.taps, "first_x": right.first, "tap_x": right.tap,
-        "plane": lines * columns, "line": columns,
-        "out_first_y": down.out_first, "out_first_x": right.out_first,
-        "out_step_y": down.out_step, "out_step_x": right.out_step,
+        "x": Pointer(problem.x), "filters": filters, "out": Pointer(problem.out),
+        "scratch": Scratch(node, _filter_bytes(node, ctx.target)), "scratch_bytes": scratch_bytes,
+        "batch": x.dims[0], "groups": problem.record.groups, "channels": problem.channels,
+        "tiles": -(-problem.filters // tile), "rows": problem.filters,
+        "chunk": spec.chunk(ctx.target, problem.terms), "height": height, "width": width,
+        "out_height": down.outputs(lines), "out_width": right.outputs(columns),
+        "stride_y": down.step, "stride_x": right.step,
+        "taps_y": down.taps, "start_y": down.first, "dilation_y": down.tap,
+        "taps_x": right.taps, "start_x": right.first, "dilation_x": right.tap,
+        "plane": lines * columns, "out_pitch": columns,
+        "out_start_y": down.out_first, "out_start_x": right.out_first,
+        "out_stride_y": down.out_step, "out_stride_x": right.out_step,
     }  # fmt: skip
-    if job.bias is not None:
-        words["bias"] = Pointer(job.bias)
-    cost = job.record.cost([x, job.w], [out])
+    if problem.bias is not None:
+        words["bias"] = Pointer(problem.bias)
+    cost = problem.record.cost([x, problem.w], [out])
     return Step(
-        spec, [words[name] for name in spec.words], list(node.inputs), [job.out],
+        spec, [words[name] for name in spec.words], list(node.inputs), [problem.out],
         uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
 
-def _pack_step(node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, to: Word) -> Step:
-    down, right = _both(axes)
+def _pack_step(
+    node: Node, problem: _ConvProblem, axes: tuple[Axis, ...], tile: int, to: Word
+) -> Step:
+    down, right = _two_axes(axes)
     w = node.inputs[1]
-    line = job.w.static_dims[-1]
-    taps = prod(job.w.static_dims[2:])
-    by_filter, by_channel = job.channels * taps, taps
-    if isinstance(job.record, ConvTranspose):
-        by_filter, by_channel = taps, job.filters * taps
+    row_size = problem.w.static_dims[-1]
+    taps = prod(problem.w.static_dims[2:])
+    filter_stride, channel_stride = problem.channels * taps, taps
+    if isinstance(problem.record, ConvTranspose):
+        filter_stride, channel_stride = taps, problem.filters * taps
     words: dict[str, Word] = {
-        "w": Pointer(w, down.start * line + right.start), "to": to,
-        "groups": job.record.groups, "tiles": -(-job.filters // tile), "rows": job.filters,
-        "channels": job.channels, "taps_y": down.taps, "taps_x": right.taps,
-        "by_group": job.filters * job.channels * taps, "by_row": by_filter,
-        "by_channel": by_channel, "by_y": down.skip * line, "by_x": right.skip,
+        "w": Pointer(w, down.start * row_size + right.start), "to": to,
+        "groups": problem.record.groups, "tiles": -(-problem.filters // tile),
+        "rows": problem.filters, "channels": problem.channels,
+        "taps_y": down.taps, "taps_x": right.taps,
+        "stride_group": problem.filters * problem.channels * taps, "stride_row": filter_stride,
+        "stride_channel": channel_stride, "stride_y": down.skip * row_size, "stride_x": right.skip,
     }  # fmt: skip
-    spec = PackFilters(w.shape.dtype, job.packed, tile)
+    spec = PackFilters(w.shape.dtype, problem.packed, tile)
     return Step(spec, [words[name] for name in spec.words], [w], [], uses_scratch=True)
 
 
-def _depthwise(node: Node, job: _Job) -> Step:
-    down, right = _both(phases(job.record, job.w.dims)[0])
-    x, out = job.x.shape, job.out.shape
-    bias = job.bias.shape.dtype if job.bias is not None else None
+def _depthwise(node: Node, problem: _ConvProblem) -> Step:
+    down, right = _two_axes(phases(problem.record, problem.w.dims)[0])
+    x, out = problem.x.shape, problem.out.shape
+    bias = problem.bias.shape.dtype if problem.bias is not None else None
     spec = Depthwise(
-        x.dtype, job.w.dtype, out.dtype, bias, right.taps, right.tap, in_line(right.step)
+        x.dtype,
+        problem.w.dtype,
+        out.dtype,
+        bias,
+        right.taps,
+        right.tap,
+        constant_stride(right.step),
     )
     words: dict[str, Word] = {
-        "x": Pointer(job.x), "w": Pointer(node.inputs[1]), "out": Pointer(job.out),
-        "planes": x.dims[0] * job.w.static_dims[0], "filters": job.w.static_dims[0],
-        "multiple": job.filters,
+        "x": Pointer(problem.x), "w": Pointer(node.inputs[1]), "out": Pointer(problem.out),
+        "planes": x.dims[0] * problem.w.static_dims[0], "filters": problem.w.static_dims[0],
+        "multiple": problem.filters,
     }  # fmt: skip
     words |= image_words(x, out, down, right)
-    if job.bias is not None:
-        words["bias"] = Pointer(job.bias)
-    cost = job.record.cost([x, job.w], [out])
+    if problem.bias is not None:
+        words["bias"] = Pointer(problem.bias)
+    cost = problem.record.cost([x, problem.w], [out])
     return Step(
-        spec, [words[name] for name in spec.words], list(node.inputs), [job.out],
+        spec, [words[name] for name in spec.words], list(node.inputs), [problem.out],
         flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
@@ -269,6 +284,6 @@ def lower_causal(node: Node, ctx: Context) -> list[Step]:
     out = node.output
     spec = CausalDepthwise(x.shape.dtype, w.shape.dtype, before.shape.dtype, out.shape.dtype, taps)
     words: list[Word] = [Pointer(v) for v in (x, w, before, out)]
-    words += [batch, seq, channels, _PIECE]
+    words += [batch, seq, channels, CAUSAL_SEGMENT]
     cost = node.op.cost([v.shape for v in node.inputs], [out.shape])
     return [Step(spec, words, [x, w, before], [out], flops=cost.flops, bytes=cost.bytes)]

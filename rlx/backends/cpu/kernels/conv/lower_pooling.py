@@ -1,10 +1,10 @@
-"""Pooling and resizing."""
+"""Lowering of pooling and resize."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cpu.kernels.conv.lower_conv import image_words, in_line
+from rlx.backends.cpu.kernels.conv.lower_conv import constant_stride, image_words
 from rlx.backends.cpu.kernels.conv.pooling import Pool
 from rlx.backends.cpu.kernels.conv.resize import Resize
 from rlx.backends.cpu.layouts.pack_conv import Axis
@@ -13,8 +13,8 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.node import Node
 
-# Moved as they are, types of one size are the same.
-_MOVED = {1: DType.of("u8"), 2: DType.of("u16"), 4: DType.of("u32"), 8: DType.of("u64")}
+# "nearest" only copies elements: types of one size are the same.
+_UINT = {1: DType.of("u8"), 2: DType.of("u16"), 4: DType.of("u32"), 8: DType.of("u64")}
 
 
 @lowers("max_pool", "avg_pool")
@@ -30,8 +30,8 @@ def lower_pool(node: Node, ctx: Context) -> list[Step]:
     kind = "max"
     if op.name == "avg_pool":
         kind = "mean" if op.count_include_pad else "inner_mean"
-    across = right.taps > ctx.upper(out.dims[-1])
-    spec = Pool(x.dtype, kind, right.taps, in_line(right.step), across)
+    within_window = right.taps > ctx.upper(out.dims[-1])
+    spec = Pool(x.dtype, kind, right.taps, constant_stride(right.step), within_window)
     words: dict[str, Word] = {
         "x": Pointer(node.inputs[0]), "out": Pointer(node.output), "planes": x.dims[0] * x.dims[1],
     }  # fmt: skip
@@ -54,7 +54,7 @@ def lower_resize(node: Node, ctx: Context) -> list[Step]:
         sizes = (1, sizes[0], 1, sizes[1])
     mode, dtype = op.mode, x.dtype
     if mode == "nearest":
-        dtype = _MOVED[dtype.bytes]
+        dtype = _UINT[dtype.bytes]
     elif op.align_corners:
         mode = "corners"
     words: list[Word] = [Pointer(node.inputs[0]), Pointer(node.output), x.dims[0] * x.dims[1]]

@@ -1,6 +1,7 @@
-"""Resizing: nearest elements, or linear interpolation line by line.
+"""Resize: nearest-neighbour, or bilinear interpolation.
 
-Where the columns of a block of results come from is found once, for all lines a worker has.
+The source columns and weights of a block of output columns are computed once for all rows of a
+worker.
 """
 
 from __future__ import annotations
@@ -8,28 +9,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from rlx.backends.cpu.kernels.args import Operands
-from rlx.backends.cpu.kernels.conv.windows import from_raw, raw_vector, store_some
+from rlx.backends.cpu.kernels.conv.row_loads import from_raw, raw_vector, store_masked
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f64, i32, i64, vec
 from rlx.llvm.storage import compute_type
 from rlx.records import dataclass
 
-_BLOCK = 256  # columns whose sources are kept on the stack
+_BLOCK = 256  # output columns whose source columns are on the stack
 
 
 @dataclass(frozen=True)
 class Resize(KernelSpec):
     """words: x, out, planes, height, width, lines, columns
 
-    `mode` is "nearest", "linear" or "corners" (linear, first and last elements kept). Elements of
-    "nearest" are moved, not computed, so a type of the same size may stand for any other.
+    `mode` is "nearest", "linear" or "corners" (linear with align_corners). Elements of
+    "nearest" are only copied, so a type of the same size may stand for any other.
     """
 
     dtype: DType
     mode: str
 
-    words = ("x", "out", "planes", "height", "width", "lines", "columns")
+    words = ("x", "out", "planes", "height", "width", "out_height", "out_width")
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -48,75 +49,75 @@ class _Resize(ABC):
 
     def emit(self) -> None:
         f, o = self.f, self.o
-        lo, hi = f.split(o["planes"] * o["lines"])
-        for start in f.range(0, o["columns"], _BLOCK):
-            count = f.min(o["columns"] - start, _BLOCK)
+        lo, hi = f.split(o["planes"] * o["out_height"])
+        for start in f.range(0, o["out_width"], _BLOCK):
+            count = f.min(o["out_width"] - start, _BLOCK)
             for i in f.range(0, count):
-                self.column(start + i, i)
+                self.locate_column(start + i, i)
             for row in f.range(lo, hi):
-                plane, y = row.udiv(o["lines"]), row.urem(o["lines"])
-                out = f.gep(o["out"], row * o["columns"] + start, self.size)
+                plane, y = row.udiv(o["out_height"]), row.urem(o["out_height"])
+                out = f.gep(o["out"], row * o["out_width"] + start, self.size)
                 self._row(plane * o["height"], y, count, out)
 
     def _row(self, first: Value, y: Value, count: Value, out: Value) -> None:
-        """`first` is the number of the plane's first line."""
+        """One output row; `first` is the index of the plane's first input row."""
         f = self.f
-        self.lines(first, y)
+        self.select_rows(first, y)
         whole = count - count.urem(self.lanes)
         for i in f.range(0, whole, self.lanes):
-            self._put(i, out, None)
+            self._store_block(i, out, None)
         rest = f.lane_mask(count - whole, self.lanes)
-        f.if_(whole < count, lambda: self._put(whole, out, rest))
+        f.if_(whole < count, lambda: self._store_block(whole, out, rest))
 
-    def _put(self, i: Value, out: Value, mask: Value | None) -> None:
+    def _store_block(self, i: Value, out: Value, mask: Value | None) -> None:
         f = self.f
         value = self.value(i, mask)
-        store_some(f, value, f.gep(out, i, self.size), self.spec.dtype, mask)
+        store_masked(f, value, f.gep(out, i, self.size), self.spec.dtype, mask)
 
-    def line(self, number: Value) -> Value:
+    def row_address(self, number: Value) -> Value:
         return self.f.gep(self.o["x"], number * self.o["width"], self.size)
 
-    def take(self, line: Value, places: Value, mask: Value | None) -> Value:
+    def gather(self, row: Value, sources: Value, mask: Value | None) -> Value:
         f, dtype = self.f, self.spec.dtype
-        raw = f.gather(line, places, raw_vector(dtype, self.lanes), mask)
+        raw = f.gather(row, sources, raw_vector(dtype, self.lanes), mask)
         return from_raw(f, raw, dtype, self.type)
 
-    def places(self, i: Value) -> Value:
-        """Where the columns from i on come from."""
+    def sources(self, i: Value) -> Value:
+        """The source columns of the output columns from i on."""
         return self.f.load(self.f.gep(self.below, i, 4), vec(self.lanes, i32))
 
     @abstractmethod
-    def column(self, x: Value, i: Value) -> None:
-        """Note where column i of the block, x of the line, comes from."""
+    def locate_column(self, x: Value, i: Value) -> None:
+        """Compute the source of column i of the block, which is column x of the row."""
 
     @abstractmethod
-    def lines(self, first: Value, y: Value) -> None:
-        """Find the lines of the input that line y of the plane is made of."""
+    def select_rows(self, first: Value, y: Value) -> None:
+        """Select the input rows of output row y."""
 
     @abstractmethod
     def value(self, i: Value, mask: Value | None) -> Value:
-        """The results from column i of the block on."""
+        """The output vector from column i of the block on."""
 
 
 class _Nearest(_Resize):
-    def column(self, x: Value, i: Value) -> None:
-        place = (x * self.o["width"]).udiv(self.o["columns"])
-        self.f.store(place.to(i32), self.f.gep(self.below, i, 4))
+    def locate_column(self, x: Value, i: Value) -> None:
+        source = (x * self.o["width"]).udiv(self.o["out_width"])
+        self.f.store(source.to(i32), self.f.gep(self.below, i, 4))
 
-    def lines(self, first: Value, y: Value) -> None:
-        self.source = self.line(first + (y * self.o["height"]).udiv(self.o["lines"]))
+    def select_rows(self, first: Value, y: Value) -> None:
+        self.source = self.row_address(first + (y * self.o["height"]).udiv(self.o["out_height"]))
 
     def value(self, i: Value, mask: Value | None) -> Value:
-        return self.take(self.source, self.places(i), mask)
+        return self.gather(self.source, self.sources(i), mask)
 
 
 class _Linear(_Resize):
     def __init__(self, f: Function, spec: Resize) -> None:
         super().__init__(f, spec)
-        self.parts = f.alloca(_BLOCK * self.type.bytes)
+        self.weights = f.alloca(_BLOCK * self.type.bytes)
 
-    def between(self, i: Value, n: Value, size: Value) -> tuple[Value, Value]:
-        """Where output i lies: the element before it, and the share of the one after."""
+    def interpolation(self, i: Value, n: Value, size: Value) -> tuple[Value, Value]:
+        """The source of output i: the input element before it, and the weight of the next one."""
         f = self.f
         last = f.max(n - 1, 0)
         with f.exact():
@@ -127,36 +128,36 @@ class _Linear(_Resize):
                 at = (i.to(f64) + 0.5) * n.to(f64) / size.to(f64) - 0.5
                 at = f.min(f.max(at, 0.0), last.to(f64))
             below = f.min(at.to(i64), last)
-            part = at - below.to(f64)
-        return below, part.to(self.type)
+            weight = at - below.to(f64)
+        return below, weight.to(self.type)
 
-    def column(self, x: Value, i: Value) -> None:
+    def locate_column(self, x: Value, i: Value) -> None:
         f = self.f
-        below, part = self.between(x, self.o["width"], self.o["columns"])
+        below, weight = self.interpolation(x, self.o["width"], self.o["out_width"])
         f.store(below.to(i32), f.gep(self.below, i, 4))
-        f.store(part, f.gep(self.parts, i, self.type))
+        f.store(weight, f.gep(self.weights, i, self.type))
 
-    def lines(self, first: Value, y: Value) -> None:
+    def select_rows(self, first: Value, y: Value) -> None:
         f, o = self.f, self.o
-        below, part = self.between(y, o["height"], o["lines"])
+        below, weight = self.interpolation(y, o["height"], o["out_height"])
         above = f.min(below + 1, o["height"] - 1)
-        self.upper, self.lower = self.line(first + below), self.line(first + above)
-        self.part = f.splat(part, self.lanes)
+        self.upper, self.lower = self.row_address(first + below), self.row_address(first + above)
+        self.weight = f.splat(weight, self.lanes)
         self.last = f.splat((o["width"] - 1).to(i32), self.lanes)
 
     def value(self, i: Value, mask: Value | None) -> Value:
         f = self.f
-        left = self.places(i)
+        left = self.sources(i)
         right = f.min(left + 1, self.last)
-        part = f.load(f.gep(self.parts, i, self.type), vec(self.lanes, self.type))
-        near, far = self._mixed(left, mask), self._mixed(right, mask)
-        return _mix(near, far, part)
+        weight = f.load(f.gep(self.weights, i, self.type), vec(self.lanes, self.type))
+        near, far = self._lerp_rows(left, mask), self._lerp_rows(right, mask)
+        return _lerp(near, far, weight)
 
-    def _mixed(self, places: Value, mask: Value | None) -> Value:
-        """The two lines, in the shares of this line of results."""
-        upper, lower = (self.take(line, places, mask) for line in (self.upper, self.lower))
-        return _mix(upper, lower, self.part)
+    def _lerp_rows(self, sources: Value, mask: Value | None) -> Value:
+        """The two input rows, interpolated."""
+        upper, lower = (self.gather(row, sources, mask) for row in (self.upper, self.lower))
+        return _lerp(upper, lower, self.weight)
 
 
-def _mix(a: Value, b: Value, part: Value) -> Value:
-    return a * (1.0 - part) + b * part
+def _lerp(a: Value, b: Value, weight: Value) -> Value:
+    return a * (1.0 - weight) + b * weight

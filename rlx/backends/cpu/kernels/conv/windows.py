@@ -1,9 +1,7 @@
-"""Walking over the windows of an image: what pooling and depthwise convolutions have in common.
+"""Loops over the sliding windows of an image, shared by pooling and depthwise convolution.
 
-Workers take runs of output lines. In each plane, blocks of columns come one after the other, so
-that which of their inputs exist is found once for all lines of the plane.
-
-Vectors from a line of elements of which only some exist: windows that reach over an edge.
+Workers divide the output rows. Within a plane, blocks of columns are the outer loop, so that the
+border masks of a block are computed once for all rows of the plane.
 """
 
 from __future__ import annotations
@@ -12,272 +10,153 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlx.backends.cpu.kernels.args import Operands
+from rlx.backends.cpu.kernels.conv.row_loads import RowLoads, store_masked
 from rlx.ir.dtype import DType
-from rlx.llvm.builder import Function, Type, Value, i32, vec
-from rlx.llvm.storage import memory_type, narrow, widen
-from rlx.records import dataclass
+from rlx.llvm.builder import Function, Value
+from rlx.llvm.storage import memory_type
 
-MOST_LOADS = 4  # steps up to this are read as whole vectors and shuffled; longer ones gathered
+UNROLL = 4  # vectors of a row that are computed together where they fit
+MAX_UNROLLED_TAPS = 8  # taps per row; more become a loop
 
+GEOMETRY = ["height", "width", "out_height", "out_width", "stride_y", "stride_x"]
+GEOMETRY += ["taps_y", "start_y", "dilation_y", "start_x"]
+"""Arguments of every kernel over windows. Tap (i, j) of output (y, x) reads the input at
+(y·stride_y + start_y + i·dilation_y, x·stride_x + start_x + j·dilation_x)."""
 
-def raw_vector(dtype: DType, lanes: int) -> Type:
-    """The type to move elements in: LLVM shuffles and masks halves through calls, integers not."""
-    type_ = vec(lanes, memory_type(dtype))
-    return type_.as_int if type_.bits == 16 else type_
-
-
-def from_raw(f: Function, raw: Value, dtype: DType, compute: Type) -> Value:
-    """Elements moved as `raw_vector` says, as numbers."""
-    return widen(f, raw.bits(vec(raw.type.lanes, memory_type(dtype))), dtype, compute)
-
-
-def store_some(f: Function, value: Value, to: Value, dtype: DType, mask: Value | None) -> None:
-    """Numbers as elements of `dtype`: the lanes of the mask, or all of them."""
-    element = narrow(f, value, dtype)
-    if mask is None:
-        f.store(element, to)
-    else:
-        f.masked_store(element.bits(raw_vector(dtype, value.type.lanes)), to, mask)
-
-
-@dataclass(frozen=True)
-class Line:
-    """How a line is read: elements of `dtype`, every `step`-th, as numbers of type `compute`.
-
-    Lanes that fall outside the line hold `fill`. A `step` of 0 stands for one known only at run
-    time.
-    """
-
-    dtype: DType
-    compute: Type
-    lanes: int
-    step: int = 1
-    fill: float = 0
-
-    def is_inside(self, f: Function, start: Value, limit: Value, step: Value) -> Value:
-        """i1: do all lanes from element `start` on lie within 0 .. limit - 1?
-
-        With steps that are shuffled, whole vectors are read, so a little more must be there.
-        """
-        reach = step * (self.lanes - 1) + 1
-        if 1 < self.step <= MOST_LOADS:
-            reach = f.i64(self.step * self.lanes)
-        return (start >= 0) & (start + reach <= limit)
-
-    def reader(
-        self, f: Function, start: Value, limit: Value, step: Value, inside: bool
-    ) -> Callable[[Value], Value]:
-        """A function from the address of element `start` to the vector.
-
-        Masks are made here, so that one reader serves many lines of the same shape.
-        """
-        raw = raw_vector(self.dtype, self.lanes)
-        if self.step == 0 or self.step > MOST_LOADS:
-            return self._gatherer(f, start, limit, step, inside)
-        masks = [None if inside else self._mask(f, start, limit, i) for i in range(self.step)]
-
-        def read(address: Value) -> Value:
-            parts = []
-            for i, mask in enumerate(masks):
-                at = i * raw.bytes
-                if mask is None:
-                    value = f.load(address, raw, at)
-                else:
-                    value = f.masked_load(address, raw, mask, offset=at)
-                parts.append(value)
-            value = from_raw(f, every(f, parts), self.dtype, self.compute)
-            if inside or self.fill == 0:
-                return value
-            return f.select(self._lane_mask(f, start, limit, step), value, self.fill)
-
-        return read
-
-    def _mask(self, f: Function, start: Value, limit: Value, part: int) -> Value:
-        """Which elements of the `part`-th vector from `start` on lie in the line."""
-        low, high = -start - part * self.lanes, limit - start - part * self.lanes
-        return self._between(f, low, high)
-
-    def _lane_mask(self, f: Function, start: Value, limit: Value, step: Value) -> Value:
-        low = f.max(step - 1 - start, 0).udiv(step)
-        return self._between(f, low, f.max(limit - start + step - 1, 0).udiv(step))
-
-    def _between(self, f: Function, low: Value, high: Value) -> Value:
-        first = f.splat(f.min(f.max(low, 0), self.lanes).to(i32), self.lanes)
-        last = f.splat(f.min(f.max(high, 0), self.lanes).to(i32), self.lanes)
-        lane = f.iota(first.type)
-        return (lane >= first) & (lane < last)
-
-    def _gatherer(
-        self, f: Function, start: Value, limit: Value, step: Value, inside: bool
-    ) -> Callable[[Value], Value]:
-        places = f.iota(vec(self.lanes, i32)) * f.splat(step.to(i32), self.lanes)
-        mask = None if inside else self._lane_mask(f, start, limit, step)
-        raw = raw_vector(self.dtype, self.lanes)
-
-        def read(address: Value) -> Value:
-            value = from_raw(f, f.gather(address, places, raw, mask), self.dtype, self.compute)
-            if mask is None or self.fill == 0:
-                return value
-            return f.select(mask, value, self.fill)
-
-        return read
-
-
-def every(f: Function, parts: list[Value], first: int = 0) -> Value:
-    """Every n-th lane, from `first` on, of n vectors laid end to end."""
-    count, lanes = len(parts), parts[0].type.lanes
-    places = [first + i * count for i in range(lanes)]
-    result = parts[0]
-    if lanes == 1:
-        return parts[first]
-    for n, part in enumerate(parts[1:], start=1):
-        # lanes found in earlier parts stay where the step before put them
-        picks = []
-        for i, at in enumerate(places):
-            if at < n * lanes:
-                picks.append(at if n == 1 else i)
-            else:
-                picks.append(at % lanes + lanes if at // lanes == n else -1)
-        result = f.shuffle(result, part, picks)
-    return result
-
-
-GROUP = 4  # vectors of a line that are computed together where they fit
-_MOST_TAPS = 8  # of a row of taps that become straight code
-
-GEOMETRY = ["height", "width", "lines", "columns", "step_y", "step_x"]
-GEOMETRY += ["taps_y", "first_y", "tap_y", "first_x"]
-"""Words every kernel over windows has. Output (y, x) meets with tap (i, j) the input
-(y·step_y + first_y + i·tap_y, x·step_x + first_x + j·tap_x)."""
-
-Reader = Callable[[Value], Value]
+Loader = Callable[[Value], Value]
 
 
 class Windows(ABC):
-    """Emits the walk. A kernel says what begins a sum, what a tap adds, and what is stored."""
+    """The loops. A kernel defines the initial accumulator, the update by a tap, and the result."""
 
     def __init__(
-        self, f: Function, o: Operands, line: Line, out: DType, taps_x: int, tap_x: int
+        self, f: Function, o: Operands, loads: RowLoads, out: DType, taps_x: int, dilation_x: int
     ) -> None:
-        self.f, self.o, self.line, self.dtype = f, o, line, out
-        self.taps_x, self.tap_x, self.lanes = taps_x, tap_x, line.lanes
+        self.f, self.o, self.loads, self.dtype = f, o, loads, out
+        self.taps_x, self.dilation_x, self.lanes = taps_x, dilation_x, loads.lanes
 
     @abstractmethod
-    def enter(self, plane: Value) -> Value:
-        """Begin a plane of results; gives the number of the plane of inputs it is made of."""
+    def begin_plane(self, plane: Value) -> Value:
+        """Begin an output plane. Returns the index of its input plane."""
 
     @abstractmethod
-    def begin(self) -> Value:
-        """A vector that nothing was added to."""
+    def initial(self) -> Value:
+        """The initial accumulator."""
 
     @abstractmethod
-    def tap(self, sums: list[Value], inputs: list[Value] | None, i: Value, j: Value) -> list[Value]:
-        """Sums with the inputs under tap (i, j); None where the line lies outside the image."""
+    def accumulate(
+        self, sums: list[Value], inputs: list[Value] | None, i: Value, j: Value
+    ) -> list[Value]:
+        """Add the inputs under tap (i, j); None where the row is outside the image."""
 
     def finish(self, total: Value, top: Value, left: Value) -> Value:
-        """What is stored, from the sum and the place of the window's first input."""
+        """The result, from the accumulator and the position of the window's first input."""
         return total
 
     def emit(self, planes: Value) -> None:
-        """Code for all planes of results."""
+        """Emit the loops over all output planes."""
         f, o = self.f, self.o
-        lo, hi = f.split(planes * o["lines"])
-        lines = f.max(o["lines"], 1)
-        for plane in f.range(lo.udiv(lines), (hi + lines - 1).udiv(lines)):
-            first = f.max(lo - plane * lines, 0)
-            last = f.min(hi - plane * lines, lines)
+        lo, hi = f.split(planes * o["out_height"])
+        rows = f.max(o["out_height"], 1)
+        for plane in f.range(lo.udiv(rows), (hi + rows - 1).udiv(rows)):
+            first = f.max(lo - plane * rows, 0)
+            last = f.min(hi - plane * rows, rows)
             self._plane(plane, first, last)
 
     def _plane(self, plane: Value, first: Value, last: Value) -> None:
         f, o = self.f, self.o
-        image = self.enter(plane)
-        size = memory_type(self.line.dtype).bytes
+        image = self.begin_plane(plane)
+        size = memory_type(self.loads.dtype).bytes
         self.image = f.gep(o["x"], image * (o["height"] * o["width"]), size)
-        results = plane * (o["lines"] * o["columns"])
+        results = plane * (o["out_height"] * o["out_width"])
         self.out = f.gep(o["out"], results, memory_type(self.dtype).bytes)
-        f.while_([f.i64(0)], lambda x: x < o["columns"], lambda x: self._columns(x, first, last))
+        f.while_([f.i64(0)], lambda x: x < o["out_width"], lambda x: self._columns(x, first, last))
 
     def _columns(self, x: Value, first: Value, last: Value) -> Value:
-        """The columns from x on that one set of vectors holds; gives the column after them."""
+        """One block of columns from x on. Returns the column after it."""
         f, o = self.f, self.o
-        left = x * o["step_x"] + o["first_x"]
-        right = left + (self.taps_x - 1) * self.tap_x
+        left = x * o["stride_x"] + o["start_x"]
+        right = left + (self.taps_x - 1) * self.dilation_x
 
         def fits(vectors: int) -> Value:
-            ahead = right + o["step_x"] * ((vectors - 1) * self.lanes)
-            inside = self.line.is_inside(f, ahead, o["width"], o["step_x"])
-            return (left >= 0) & inside & (o["columns"] - x >= vectors * self.lanes)
+            ahead = right + o["stride_x"] * ((vectors - 1) * self.lanes)
+            inside = self.loads.is_inside(f, ahead, o["width"], o["stride_x"])
+            return (left >= 0) & inside & (o["out_width"] - x >= vectors * self.lanes)
 
         def run(vectors: int, inside: bool) -> Value:
-            starts = [left + o["step_x"] * (v * self.lanes) for v in range(vectors)]
+            starts = [left + o["stride_x"] * (v * self.lanes) for v in range(vectors)]
             self._block(x, starts, first, last, inside)
             return x + vectors * self.lanes
 
         def one() -> list[Value]:
             return f.if_(fits(1), lambda: run(1, True), lambda: run(1, False))
 
-        return f.if_(fits(GROUP), lambda: run(GROUP, True), one)[0]
+        return f.if_(fits(UNROLL), lambda: run(UNROLL, True), one)[0]
 
     def _block(
         self, x: Value, starts: list[Value], first: Value, last: Value, inside: bool
     ) -> None:
         f, o = self.f, self.o
-        known = [self._readers(starts, f.i64(j), inside) for j in self._straight]
-        mask = None if inside else f.lane_mask(o["columns"] - x, self.lanes)
+        unrolled = [self._loaders(starts, f.i64(j), inside) for j in self._unrolled_taps]
+        mask = None if inside else f.lane_mask(o["out_width"] - x, self.lanes)
         size = memory_type(self.dtype).bytes
         for y in f.range(first, last):
-            top = y * o["step_y"] + o["first_y"]
+            top = y * o["stride_y"] + o["start_y"]
 
             def row(i: Value, *sums: Value, top: Value = top) -> list[Value]:
-                return self._row(i, top + i * o["tap_y"], starts, known, list(sums), inside)
+                return self._tap_row(
+                    i, top + i * o["dilation_y"], starts, unrolled, list(sums), inside
+                )
 
-            sums = f.loop(0, o["taps_y"], 1, [self.begin()] * len(starts), row)
+            sums = f.loop(0, o["taps_y"], 1, [self.initial()] * len(starts), row)
             for v, total in enumerate(sums):
-                place = y * o["columns"] + x + v * self.lanes
+                offset = y * o["out_width"] + x + v * self.lanes
                 value = self.finish(total, top, starts[v])
-                store_some(f, value, f.gep(self.out, place, size), self.dtype, mask)
+                store_masked(f, value, f.gep(self.out, offset, size), self.dtype, mask)
 
     @property
-    def _straight(self) -> range:
-        """Taps of a row that are written out; many become a loop instead."""
-        return range(self.taps_x if self.taps_x <= _MOST_TAPS else 0)
+    def _unrolled_taps(self) -> range:
+        """Taps of a row that are unrolled; none if they are a loop."""
+        return range(self.taps_x if self.taps_x <= MAX_UNROLLED_TAPS else 0)
 
-    def _readers(self, starts: list[Value], j: Value, inside: bool) -> list[tuple[Value, Reader]]:
+    def _loaders(self, starts: list[Value], j: Value, inside: bool) -> list[tuple[Value, Loader]]:
         f, o = self.f, self.o
-        places = [start + j * self.tap_x for start in starts]
-        return [(at, self.line.reader(f, at, o["width"], o["step_x"], inside)) for at in places]
+        starts_at = [start + j * self.dilation_x for start in starts]
+        return [
+            (at, self.loads.loader(f, at, o["width"], o["stride_x"], inside)) for at in starts_at
+        ]
 
-    def _row(
+    def _tap_row(
         self,
         i: Value,
         y: Value,
         starts: list[Value],
-        known: list[list[tuple[Value, Reader]]],
+        unrolled: list[list[tuple[Value, Loader]]],
         sums: list[Value],
         inside: bool,
     ) -> list[Value]:
-        """Row i of the taps over line y of the image."""
+        """Row i of the taps, on row y of the image."""
         f, o = self.f, self.o
-        size = memory_type(self.line.dtype).bytes
-        line = f.gep(self.image, y * o["width"], size)
+        size = memory_type(self.loads.dtype).bytes
+        row = f.gep(self.image, y * o["width"], size)
 
-        def add(j: Value, readers: list[tuple[Value, Reader]], sums: list[Value]) -> list[Value]:
-            inputs = [read(f.gep(line, at, size)) for at, read in readers]
-            return self.tap(sums, inputs, i, j)
+        def add(j: Value, loaders: list[tuple[Value, Loader]], sums: list[Value]) -> list[Value]:
+            inputs = [load(f.gep(row, at, size)) for at, load in loaders]
+            return self.accumulate(sums, inputs, i, j)
 
-        def found(j: Value, *sums: Value) -> list[Value]:
-            return add(j, self._readers(starts, j, inside), list(sums))
+        def accumulate_column(j: Value, *sums: Value) -> list[Value]:
+            return add(j, self._loaders(starts, j, inside), list(sums))
 
-        def existing() -> list[Value]:
+        def inside_row() -> list[Value]:
             out = sums
-            for j, readers in enumerate(known):
-                out = add(f.i64(j), readers, out)
-            return out if known else f.loop(0, self.taps_x, 1, out, found)
+            for j, loaders in enumerate(unrolled):
+                out = add(f.i64(j), loaders, out)
+            return out if unrolled else f.loop(0, self.taps_x, 1, out, accumulate_column)
 
-        def missing() -> list[Value]:
+        def outside_row() -> list[Value]:
             def none(j: Value, *sums: Value) -> list[Value]:
-                return self.tap(list(sums), None, i, j)
+                return self.accumulate(list(sums), None, i, j)
 
             return f.loop(0, self.taps_x, 1, sums, none)
 
-        return f.if_((y >= 0) & (y < o["height"]), existing, missing)
+        return f.if_((y >= 0) & (y < o["height"]), inside_row, outside_row)

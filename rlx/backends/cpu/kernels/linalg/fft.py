@@ -1,8 +1,8 @@
-"""Fourier transforms of many signals: each lane of a vector holds a signal of its own.
+"""Batched FFT: each lane of a vector is a signal.
 
-A group of signals is brought into working memory, transformed pass by pass between two buffers, and
-brought out. The inverse is the same transform with real and imaginary parts exchanged. A real
-signal of even length is transformed as a complex one of half the length.
+A group of signals is loaded into scratch memory, transformed pass by pass between two buffers
+(Stockham), and stored. The inverse is the same transform with real and imaginary parts swapped. A
+real signal of even length is transformed as a complex one of half the length.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from functools import partial
 import numpy as np
 
 from rlx.backends.cpu.kernels.args import Operands
-from rlx.backends.cpu.kernels.conv.windows import every
 from rlx.backends.cpu.kernels.linalg.fft_passes import (
     Complex,
     Passes,
     add,
     as_pairs,
     chirp,
-    is_direct,
+    is_smooth,
     multiply,
     passes,
     roots,
@@ -35,16 +34,16 @@ from rlx.llvm.storage import load, memory_type
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-_BLOCK = 32  # elements of each signal that are moved before the next signal
-_BUFFER = 4 << 20  # bytes of a buffer at most; long signals are transformed in fewer lanes
+_BLOCK = 32  # elements of each signal that are copied before the next signal
+_BUFFER = 4 << 20  # limit of a buffer in bytes; long signals use fewer lanes
 
 
 @dataclass(frozen=True)
 class Fft(KernelSpec):
-    """words: x, y, scratch, stride, outer, inner
+    """words: x, y, scratch, scratch_bytes, outer, inner
 
-    `kind`: "complex" and "real" (both give all n terms), "rfft" or "irfft", of `n` points along the
-    middle axis of [outer, n, inner]. `scratch` holds `stride` bytes for each worker.
+    `kind`: "complex" and "real" (all n outputs), "rfft" or "irfft", of `n` points along the
+    middle axis of [outer, n, inner]. `scratch` holds `scratch_bytes` for each worker.
     """
 
     kind: str
@@ -52,29 +51,35 @@ class Fft(KernelSpec):
     dtype: DType  # of x
     inverse: bool
     lanes: int
-    lone: bool = False  # inner is 1: neighbouring signals never lie together
+    single_inner: bool = False  # inner is 1: signals are never interleaved
 
-    words = ("x", "y", "scratch", "stride", "outer", "inner")
+    words = ("x", "y", "scratch", "scratch_bytes", "outer", "inner")
 
     @staticmethod
     def make(
-        kind: str, n: int, dtype: DType, inverse: bool, target: Target, signals: int, lone: bool
+        kind: str,
+        n: int,
+        dtype: DType,
+        inverse: bool,
+        target: Target,
+        signals: int,
+        single_inner: bool,
     ) -> Fft:
         """The spec for at most `signals` signals."""
         lanes = target.lanes(32)
         size = working_length(_complex_length(kind, n)) * 8
         while lanes > 1 and (lanes >= 2 * signals or lanes * size > _BUFFER):
             lanes //= 2
-        return Fft(kind, n, dtype, inverse, lanes, lone)
+        return Fft(kind, n, dtype, inverse, lanes, single_inner)
 
     @property
     def points(self) -> int:
-        """Points of the complex transform inside."""
+        """Length of the complex transform."""
         return _complex_length(self.kind, self.n)
 
     @property
     def buffer(self) -> int:
-        """Bytes of one of the two buffers; the halves of a real transform need one more number."""
+        """Bytes of one of the two buffers; a half spectrum has one more element."""
         return (working_length(self.points) + 1) * self.lanes * 8
 
     @property
@@ -92,65 +97,69 @@ def _complex_length(kind: str, n: int) -> int:
 class _Fft:
     def __init__(self, spec: Fft, m: Module) -> None:
         self.spec, self.m, self.passes = spec, m, Passes(m, spec.lanes)
-        self.halved = spec.points != spec.n
-        inside = spec.points if is_direct(spec.points) else chirp(spec.points).length
-        self.plan = passes(inside)
+        self.half_length = spec.points != spec.n
+        inner_length = spec.points if is_smooth(spec.points) else chirp(spec.points).length
+        self.plan = passes(inner_length)
         for p in self.plan:
             self.passes.of(p.radix)
         self.f = m.kernel()
         self.o = Operands(self.f, spec.words, ("x", "y", "scratch"))
-        self.table = m.table(self.f, twiddles(inside).tobytes())
+        self.twiddle_table = m.table(self.f, twiddles(inner_length).tobytes())
 
     def constants(self, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Value:
         return self.m.table(self.f, values.tobytes())
 
     def emit(self) -> None:
         f, o, spec = self.f, self.o, self.spec
-        here = f.gep(o["scratch"], f["tid"].to(i64) * o["stride"])
-        there = f.gep(here, spec.scratch // 2)
+        src = f.gep(o["scratch"], f["tid"].to(i64) * o["scratch_bytes"])
+        dst = f.gep(src, spec.scratch // 2)
         signals = o["outer"] * o["inner"]
         lo, hi = f.split(signals, spec.lanes)
         for first in f.range(lo, hi, spec.lanes):
             count = f.min(hi - first, spec.lanes)
-            a, b = here, there
-            self._bring_in(first, count, a)
+            a, b = src, dst
+            self._load_group(first, count, a)
             if spec.kind == "irfft":
-                a, b = self._join(a, b)
+                a, b = self._merge_half_spectrum(a, b)
             a, b = self._transform(a, b)
-            if spec.kind == "rfft" and self.halved:
-                a, b = self._part(a, b)
-            self._bring_out(first, count, a)
+            if spec.kind == "rfft" and self.half_length:
+                a, b = self._split_half_spectrum(a, b)
+            self._store_group(first, count, a)
 
     # -- the transform ----------------------------------------------------------------------------
 
     def _run(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """All passes; gives where the result is, and the other buffer."""
+        """All passes. Returns the buffer of the result, and the other one."""
         f = self.f
         for p in self.plan:
-            w = f.gep(self.table, p.table * 8)
+            w = f.gep(self.twiddle_table, p.table * 8)
             f.call(self.passes.functions[p.radix], a, b, w, f.i64(p.groups), f.i64(p.run))
             a, b = b, a
         return a, b
 
     def _transform(self, a: Value, b: Value) -> tuple[Value, Value]:
         n = self.spec.points
-        return self._run(a, b) if is_direct(n) else self._convolve(a, b, n)
+        return self._run(a, b) if is_smooth(n) else self._bluestein(a, b, n)
 
-    def _convolve(self, a: Value, b: Value, n: int) -> tuple[Value, Value]:
-        """Bluestein: times the chirp, convolved with its opposite, times the chirp."""
+    def _bluestein(self, a: Value, b: Value, n: int) -> tuple[Value, Value]:
+        """Bluestein: multiply by the chirp, convolve with its conjugate, multiply again."""
         f, plan = self.f, chirp(n)
-        turn, kernel = self.constants(plan.chirp), self.constants(plan.kernel)
+        chirp_table, kernel = self.constants(plan.chirp), self.constants(plan.kernel)
         zero = f.const(0, self.passes.type)
-        self._each(n, a, lambda k, x: multiply(x, self.passes.constant(f, turn, k)))
+        self._each(n, a, lambda k, x: multiply(x, self.passes.constant(f, chirp_table, k)))
         for k in f.range(n, plan.length):
             self.passes.store(f, (zero, zero), a, k)
         a, b = self._run(a, b)
-        # Exchanged parts make the way back another way forth.
+        # With swapped parts, the inverse is another forward transform.
         self._each(
-            plan.length, a, lambda k, x: _exchange(multiply(x, self.passes.constant(f, kernel, k)))
+            plan.length,
+            a,
+            lambda k, x: _swap_parts(multiply(x, self.passes.constant(f, kernel, k))),
         )
         a, b = self._run(a, b)
-        self._each(n, a, lambda k, x: multiply(_exchange(x), self.passes.constant(f, turn, k)))
+        self._each(
+            n, a, lambda k, x: multiply(_swap_parts(x), self.passes.constant(f, chirp_table, k))
+        )
         return a, b
 
     def _each(self, count: int, a: Value, change: Callable[[Value, Complex], Complex]) -> None:
@@ -160,105 +169,105 @@ class _Fft:
 
     # -- real signals of even length: x[2j] + i·x[2j + 1] as half as many complex numbers ---------
 
-    def _part(self, a: Value, b: Value) -> tuple[Value, Value]:
+    def _split_half_spectrum(self, a: Value, b: Value) -> tuple[Value, Value]:
         """X[k] = (Z[k] + Z*[m−k] − i·w^k·(Z[k] − Z*[m−k])) / 2, k = 0 … m"""
         f, m = self.f, self.spec.points
-        table = self.constants(as_pairs(roots(2 * m, np.arange(m + 1))))
+        twiddle_table = self.constants(as_pairs(roots(2 * m, np.arange(m + 1))))
         self.passes.store(f, self.passes.load(f, a, 0), a, m)
         for k in f.range(0, m + 1):
             z, mirror = self.passes.load(f, a, k), _conjugate(self.passes.load(f, a, m - k))
-            odd = multiply(subtract(z, mirror), self.passes.constant(f, table, k))
+            odd = multiply(subtract(z, mirror), self.passes.constant(f, twiddle_table, k))
             value = add(add(z, mirror), (odd[1], -odd[0]))
             self.passes.store(f, (value[0] * 0.5, value[1] * 0.5), b, k)
         return b, a
 
-    def _join(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """The complex spectrum of which `a` holds the first half, parts exchanged."""
+    def _merge_half_spectrum(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """The full complex spectrum from its first half in `a`, with parts swapped."""
         f, n, m = self.f, self.spec.n, self.spec.points
         self._drop_imaginary(a)
-        if not self.halved:
+        if not self.half_length:
             for k in f.range(1, n // 2 + 1):
                 self.passes.store(f, _conjugate(self.passes.load(f, a, k)), a, n - k)
-            self._each(n, a, lambda k, x: _exchange(x))
+            self._each(n, a, lambda k, x: _swap_parts(x))
             return a, b
         # Z[k] = X[k] + X*[m−k] + i·w^−k·(X[k] − X*[m−k]); the factor 1/2 is left for the end
-        table = self.constants(as_pairs(roots(n, -np.arange(m))))
+        twiddle_table = self.constants(as_pairs(roots(n, -np.arange(m))))
         for k in f.range(0, m):
             x, mirror = self.passes.load(f, a, k), _conjugate(self.passes.load(f, a, m - k))
-            odd = multiply(subtract(x, mirror), self.passes.constant(f, table, k))
+            odd = multiply(subtract(x, mirror), self.passes.constant(f, twiddle_table, k))
             value = add(add(x, mirror), (-odd[1], odd[0]))
-            self.passes.store(f, _exchange(value), b, k)
+            self.passes.store(f, _swap_parts(value), b, k)
         return b, a
 
     def _drop_imaginary(self, a: Value) -> None:
-        """Those of the first term, and of the last of an even length, do not count."""
+        """Clear the imaginary parts of X[0], and of X[n/2] of an even length: they are ignored."""
         f, zero = self.f, self.f.const(0, self.passes.type)
         for k in {0, self.spec.n // 2} if self.spec.n % 2 == 0 else {0}:
             self.passes.store(f, (self.passes.load(f, a, k)[0], zero), a, k)
 
-    # -- in and out -------------------------------------------------------------------------------
+    # -- loads and stores -------------------------------------------------------------------------
 
-    def _bring_in(self, first: Value, count: Value, a: Value) -> None:
+    def _load_group(self, first: Value, count: Value, a: Value) -> None:
         spec = self.spec
         terms = spec.n // 2 + 1 if spec.kind == "irfft" else spec.points
         length = spec.n // 2 + 1 if spec.kind == "irfft" else spec.n
-        self._move(first, count, terms, length, partial(self._fetch, a))
+        self._for_each_element(first, count, terms, length, partial(self._load_element, a))
 
-    def _fetch(self, a: Value, at: Value, k: Value, lane: Value, lanes: int) -> None:
-        """Number k of the signals from element `at` on, into lanes from `lane` on."""
+    def _load_element(self, a: Value, at: Value, k: Value, lane: Value, lanes: int) -> None:
+        """Load element k of the signals from element `at` on, into lanes from `lane` on."""
         spec, inner = self.spec, self.o["inner"]
         if spec.kind in ("complex", "irfft"):
             value = self._pairs(at + k * inner, lanes)
-        elif self.halved:
-            here = at + k * 2 * inner
-            value = self._reals(here, lanes), self._reals(here + inner, lanes)
+        elif self.half_length:
+            src = at + k * 2 * inner
+            value = self._reals(src, lanes), self._reals(src + inner, lanes)
         else:
             zero = self.f.const(0, vec(lanes, f32))
             value = self._reals(at + k * inner, lanes), zero
         if spec.inverse and spec.kind != "irfft":
-            value = _exchange(value)
-        place = self._place(a, k, lane)
-        self.f.store(value[0], place)
-        self.f.store(value[1], place, self.passes.type.bytes)
+            value = _swap_parts(value)
+        address = self._address(a, k, lane)
+        self.f.store(value[0], address)
+        self.f.store(value[1], address, self.passes.type.bytes)
 
-    def _place(self, a: Value, k: Value, lane: Value) -> Value:
+    def _address(self, a: Value, k: Value, lane: Value) -> Value:
         return self.f.gep(self.f.gep(a, k, self.passes.number_bytes), lane, 4)
 
     def _pairs(self, at: Value, lanes: int) -> Complex:
         f, type_ = self.f, vec(lanes, f32)
-        place = f.gep(self.o["x"], at, 8)
-        parts = [f.load(place, type_), f.load(place, type_, type_.bytes)]
-        return every(f, parts, 0), every(f, parts, 1)
+        address = f.gep(self.o["x"], at, 8)
+        parts = [f.load(address, type_), f.load(address, type_, type_.bytes)]
+        return f.deinterleave(parts, 0), f.deinterleave(parts, 1)
 
     def _reals(self, at: Value, lanes: int) -> Value:
         dtype = self.spec.dtype
         return load(self.f, self.f.gep(self.o["x"], at, memory_type(dtype)), dtype, lanes, f32)
 
-    def _bring_out(self, first: Value, count: Value, a: Value) -> None:
+    def _store_group(self, first: Value, count: Value, a: Value) -> None:
         spec = self.spec
         half = spec.n // 2 + 1
         terms = {"rfft": half, "irfft": spec.points}.get(spec.kind, spec.n)
         length = half if spec.kind == "rfft" else spec.n
-        self._move(first, count, terms, length, partial(self._deliver, a))
+        self._for_each_element(first, count, terms, length, partial(self._store_element, a))
 
-    def _deliver(self, a: Value, at: Value, k: Value, lane: Value, lanes: int) -> None:
-        """Number k of `lanes` signals, to the elements from `at` on."""
+    def _store_element(self, a: Value, at: Value, k: Value, lane: Value, lanes: int) -> None:
+        """Store element k of `lanes` signals to the elements from `at` on."""
         f, spec, inner, type_ = self.f, self.spec, self.o["inner"], vec(lanes, f32)
-        place = self._place(a, k, lane)
-        value = f.load(place, type_), f.load(place, type_, self.passes.type.bytes)
+        address = self._address(a, k, lane)
+        value = f.load(address, type_), f.load(address, type_, self.passes.type.bytes)
         if spec.inverse:
             value = value[1] * (1 / spec.n), value[0] * (1 / spec.n)
         if spec.kind != "irfft":
             both = f.concat(*value) if lanes == 1 else f.interleave(*value)
             f.store(both, f.gep(self.o["y"], at + k * inner, 8))
-        elif self.halved:
-            here = at + k * 2 * inner
-            f.store(value[0], f.gep(self.o["y"], here, f32))
-            f.store(value[1], f.gep(self.o["y"], here + inner, f32))
+        elif self.half_length:
+            src = at + k * 2 * inner
+            f.store(value[0], f.gep(self.o["y"], src, f32))
+            f.store(value[1], f.gep(self.o["y"], src + inner, f32))
         else:
             f.store(value[0], f.gep(self.o["y"], at + k * inner, f32))
 
-    def _move(
+    def _for_each_element(
         self,
         first: Value,
         count: Value,
@@ -266,19 +275,19 @@ class _Fft:
         length: int,
         each: Callable[[Value, Value, Value, int], None],
     ) -> None:
-        """Call `each` for all numbers of a group: of one signal, or of all that lie together."""
+        """Call `each` for all elements of a group: all lanes at once if contiguous, else one."""
         f, inner, lanes = self.f, self.o["inner"], self.spec.lanes
 
         def start(signal: Value) -> Value:
             return signal.udiv(inner) * (inner * length) + signal.urem(inner)
 
-        def together() -> None:
+        def contiguous() -> None:
             at = start(first)
             for k in f.range(0, terms):
                 each(at, k, f.i64(0), lanes)
 
-        def apart() -> None:
-            # A block of one signal after that of another, so that the lines between stay cached.
+        def strided() -> None:
+            # Blocked over the signals, so that their cache lines stay cached.
             for block in f.range(0, terms, _BLOCK):
                 end = f.min(block + _BLOCK, terms)
                 for lane in f.range(0, count):
@@ -286,14 +295,14 @@ class _Fft:
                     for k in f.range(block, end):
                         each(at, k, lane, 1)
 
-        if self.spec.lone or lanes == 1:
-            apart()
+        if self.spec.single_inner or lanes == 1:
+            strided()
         else:
-            near = (first.urem(inner) + lanes <= inner) & count.eq(lanes)
-            f.if_(near, together, apart)
+            is_contiguous = (first.urem(inner) + lanes <= inner) & count.eq(lanes)
+            f.if_(is_contiguous, contiguous, strided)
 
 
-def _exchange(a: Complex) -> Complex:
+def _swap_parts(a: Complex) -> Complex:
     return a[1], a[0]
 
 

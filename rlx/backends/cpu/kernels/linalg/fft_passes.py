@@ -1,10 +1,8 @@
-"""The passes of a Fourier transform over many signals at once, one in each lane.
+"""FFT passes over many signals, one per lane (Stockham), their plan and twiddle tables.
 
-Complex vectors lie as a vector of real parts and one of imaginary parts. A pass of radix r reads
+Complex vectors are a vector of real parts and one of imaginary parts. A pass of radix r reads
 x_k = x[q + run·(g + groups·k)], k < r, and writes y[q + run·(r·g + j)] = w^(g·j) · Σ_k x_k·W^(jk),
-so that after the last one everything is in order (Stockham).
-
-How a Fourier transform of a given length is done, and the tables for it.
+so that the output of the last pass is in order.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import numpy.typing as npt
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
 from rlx.records import dataclass
 
-LARGEST_FACTOR = 61
+MAX_RADIX = 61
 Table = npt.NDArray[np.float32]
 
 
@@ -39,8 +37,8 @@ def factors(n: int) -> list[int]:
     return found + [rest] * (rest > 1)
 
 
-def is_direct(n: int) -> bool:
-    return all(p <= LARGEST_FACTOR for p in factors(n))
+def is_smooth(n: int) -> bool:
+    return all(p <= MAX_RADIX for p in factors(n))
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Pass:
     radix: int
     groups: int
     run: int
-    table: int  # where its twiddles begin, in complex numbers
+    table: int  # offset of its twiddles, in complex numbers
 
 
 @cache
@@ -80,7 +78,7 @@ def twiddles(n: int) -> Table:
 
 
 def as_pairs(values: npt.NDArray[np.complex128]) -> Table:
-    """Complex numbers as neighbouring f32 parts."""
+    """Complex numbers as interleaved f32 pairs."""
     return values.astype(np.complex64).view(np.float32)
 
 
@@ -90,7 +88,7 @@ class Chirp:
 
     length: int
     chirp: Table  # exp(−πi·j²/n)
-    kernel: Table  # the transform of the opposite chirp, over the length
+    kernel: Table  # the transform of the conjugate chirp, divided by the length
 
 
 @cache
@@ -107,15 +105,15 @@ def chirp(n: int) -> Chirp:
 
 
 def working_length(n: int) -> int:
-    """Complex numbers that a transform of `n` needs room for."""
-    return n if is_direct(n) else chirp(n).length
+    """Buffer length of a transform of `n`, in complex numbers."""
+    return n if is_smooth(n) else chirp(n).length
 
 
 Complex = tuple[Value, Value]
 
 
 class Passes:
-    """The functions of one module, one per radix."""
+    """The pass functions of one module, one per radix."""
 
     def __init__(self, m: Module, lanes: int) -> None:
         self.m, self.lanes = m, lanes
@@ -124,18 +122,20 @@ class Passes:
         self.functions: dict[int, Function] = {}
 
     def load(self, f: Function, base: Value, index: Value | int) -> Complex:
-        place = f.gep(base, index, self.number_bytes)
-        return f.load(place, self.type), f.load(place, self.type, self.type.bytes)
+        address = f.gep(base, index, self.number_bytes)
+        return f.load(address, self.type), f.load(address, self.type, self.type.bytes)
 
     def store(self, f: Function, value: Complex, base: Value, index: Value | int) -> None:
-        place = f.gep(base, index, self.number_bytes)
-        f.store(value[0], place)
-        f.store(value[1], place, self.type.bytes)
+        address = f.gep(base, index, self.number_bytes)
+        f.store(value[0], address)
+        f.store(value[1], address, self.type.bytes)
 
     def constant(self, f: Function, table: Value, index: Value | int) -> Complex:
-        """A number of a table of f32 pairs, in every lane."""
-        place = f.gep(table, index, 8)
-        return f.broadcast_load(place, f32, self.lanes), f.broadcast_load(place, f32, self.lanes, 4)
+        """An element of a table of f32 pairs, broadcast to all lanes."""
+        address = f.gep(table, index, 8)
+        return f.broadcast_load(address, f32, self.lanes), f.broadcast_load(
+            address, f32, self.lanes, 4
+        )
 
     def of(self, radix: int) -> Function:
         """void pass(ptr from, ptr to, ptr table, i64 groups, i64 run)"""
@@ -143,7 +143,7 @@ class Passes:
             params = [("from", ptr), ("to", ptr), ("table", ptr), ("groups", i64), ("run", i64)]
             f = self.m.function(f"radix{radix}", params, internal=True)
             self.functions[radix] = f
-            body = self._butterflies if radix in _SMALL else self._sums
+            body = self._butterflies if radix in _BUTTERFLIES else self._generic_radix
             body(f, radix)
         return self.functions[radix]
 
@@ -154,14 +154,14 @@ class Passes:
             for q in f.range(0, f["run"]):
                 at = g * f["run"] + q
                 x = [self.load(f, f["from"], at + span * k) for k in range(radix)]
-                out = _SMALL[radix](x)
+                out = _BUTTERFLIES[radix](x)
                 first = g * f["run"] * radix + q
                 for j, value in enumerate(out):
-                    turned = value if j == 0 else multiply(value, w[j - 1])
-                    self.store(f, turned, f["to"], first + f["run"] * j)
+                    rotated = value if j == 0 else multiply(value, w[j - 1])
+                    self.store(f, rotated, f["to"], first + f["run"] * j)
 
-    def _sums(self, f: Function, radix: int) -> None:
-        """A larger prime: every output is a sum over all inputs."""
+    def _generic_radix(self, f: Function, radix: int) -> None:
+        """A larger prime radix: every output is a sum over all inputs."""
         table = self.m.table(f, as_pairs(roots(radix, np.arange(radix))).tobytes())
         span = f["groups"] * f["run"]
         zero = f.const(0, self.type)
@@ -178,12 +178,12 @@ class Passes:
                         k: Value, re: Value, im: Value, j: Value = j, start: Value = start
                     ) -> Complex:
                         x = self.load(f, f["from"], start + span * k)
-                        turn = self.constant(f, table, (j * k).urem(radix))
-                        return add((re, im), multiply(x, turn))
+                        root = self.constant(f, table, (j * k).urem(radix))
+                        return add((re, im), multiply(x, root))
 
                     total = f.loop(0, radix, 1, [zero, zero], term)
-                    place = (g * radix + j) * f["run"] + q
-                    self.store(f, multiply((total[0], total[1]), w), f["to"], place)
+                    address = (g * radix + j) * f["run"] + q
+                    self.store(f, multiply((total[0], total[1]), w), f["to"], address)
 
 
 def add(a: Complex, b: Complex) -> Complex:
@@ -203,41 +203,41 @@ def _scale(a: Complex, by: float) -> Complex:
     return a[0] * by, a[1] * by
 
 
-def _turn_back(a: Complex) -> Complex:
+def _times_minus_i(a: Complex) -> Complex:
     """−i·a"""
     return a[1], -a[0]
 
 
-def _two(x: Sequence[Complex]) -> list[Complex]:
+def _radix2(x: Sequence[Complex]) -> list[Complex]:
     return [add(x[0], x[1]), subtract(x[0], x[1])]
 
 
-def _four(x: Sequence[Complex]) -> list[Complex]:
-    even, odd = _two([x[0], x[2]]), _two([x[1], x[3]])
-    turned = _turn_back(odd[1])
+def _radix4(x: Sequence[Complex]) -> list[Complex]:
+    even, odd = _radix2([x[0], x[2]]), _radix2([x[1], x[3]])
+    rotated = _times_minus_i(odd[1])
     return [
         add(even[0], odd[0]),
-        add(even[1], turned),
+        add(even[1], rotated),
         subtract(even[0], odd[0]),
-        subtract(even[1], turned),
+        subtract(even[1], rotated),
     ]
 
 
-def _three(x: Sequence[Complex]) -> list[Complex]:
-    both, apart = add(x[1], x[2]), _scale(_turn_back(subtract(x[1], x[2])), sqrt(3) / 2)
-    middle = add(x[0], _scale(both, -0.5))
-    return [add(x[0], both), add(middle, apart), subtract(middle, apart)]
+def _radix3(x: Sequence[Complex]) -> list[Complex]:
+    total, difference = add(x[1], x[2]), _scale(_times_minus_i(subtract(x[1], x[2])), sqrt(3) / 2)
+    middle = add(x[0], _scale(total, -0.5))
+    return [add(x[0], total), add(middle, difference), subtract(middle, difference)]
 
 
-def _five(x: Sequence[Complex]) -> list[Complex]:
+def _radix5(x: Sequence[Complex]) -> list[Complex]:
     c1, c2 = cos(2 * pi / 5), cos(4 * pi / 5)
     s1, s2 = sin(2 * pi / 5), sin(4 * pi / 5)
     near, far = add(x[1], x[4]), add(x[2], x[3])
     near_apart, far_apart = subtract(x[1], x[4]), subtract(x[2], x[3])
     first = add(x[0], add(_scale(near, c1), _scale(far, c2)))
     second = add(x[0], add(_scale(near, c2), _scale(far, c1)))
-    turn1 = _turn_back(add(_scale(near_apart, s1), _scale(far_apart, s2)))
-    turn2 = _turn_back(subtract(_scale(near_apart, s2), _scale(far_apart, s1)))
+    turn1 = _times_minus_i(add(_scale(near_apart, s1), _scale(far_apart, s2)))
+    turn2 = _times_minus_i(subtract(_scale(near_apart, s2), _scale(far_apart, s1)))
     return [
         add(x[0], add(near, far)),
         add(first, turn1),
@@ -247,4 +247,4 @@ def _five(x: Sequence[Complex]) -> list[Complex]:
     ]
 
 
-_SMALL = {2: _two, 3: _three, 4: _four, 5: _five}
+_BUTTERFLIES = {2: _radix2, 3: _radix3, 4: _radix4, 5: _radix5}

@@ -1,4 +1,4 @@
-"""Fourier transforms and linear systems."""
+"""Lowering of Fourier transforms and linear systems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlx.llvm.target import Target
 
 
 def _axes(node: Node) -> tuple[Dim, Dim, Dim]:
-    """Signals before the axis, points along it, and signals behind it."""
+    """The shape as [outer, n, inner] around the axis."""
     op: Any = node.op
     whole = node.output.shape if op.name == "irfft" else node.inputs[0].shape
     axis = normalize_axis(op.axis, whole.rank)
@@ -35,14 +35,14 @@ def _kind(node: Node) -> tuple[str, bool]:
 
 
 def _fft(node: Node, target: Target) -> Fft | None:
-    """The kernel, where the length is known."""
+    """The FFT kernel, if the length is constant."""
     outer, n, inner = _axes(node)
     if not isinstance(n, int):
         return None
     kind, inverse = _kind(node)
     signals = upper_bound(outer * inner, node.graph.live)
     dtype = node.inputs[0].shape.dtype
-    return Fft.make(kind, n, dtype, inverse, target, signals, lone=inner == 1)
+    return Fft.make(kind, n, dtype, inverse, target, signals, single_inner=inner == 1)
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
@@ -66,13 +66,13 @@ def lower_fft(node: Node, ctx: Context) -> list[Step]:
 
 
 def _solve_sizes(node: Node) -> tuple[int, int]:
-    """The most rows, and right-hand sides, that the systems can have."""
+    """Upper bounds of the rows and right-hand sides."""
     n, m = node.output.shape.dims[-2:]
     return upper_bound(n, node.graph.live), upper_bound(m, node.graph.live)
 
 
-def _parts(node: Node, threads: int) -> int:
-    """Parts of the right-hand sides: repeating the elimination pays where there are many."""
+def _rhs_splits(node: Node, threads: int) -> int:
+    """Splits of the right-hand sides; each repeats the elimination, so there must be many."""
     n, m = _solve_sizes(node)
     matrices = prod(node.output.shape.dims[:-2], start=1)
     if not isinstance(matrices, int) or matrices == 0 or n == 0:
@@ -92,7 +92,7 @@ def lower_solve(node: Node, ctx: Context) -> list[Step]:
     batch = x.shape.dims[:-2]
     spec = Solve(a.shape.dtype, b.shape.dtype, x.shape.dtype, len(batch))
     words: list[Word] = [Pointer(a), Pointer(b), Pointer(x), Scratch(node)]
-    words += [Solve.scratch(ctx.target, *_solve_sizes(node)), n, m, _parts(node, ctx.threads)]
+    words += [Solve.scratch(ctx.target, *_solve_sizes(node)), n, m, _rhs_splits(node, ctx.threads)]
     for axis, size in enumerate(batch):
         words += [size, *[_batch_stride(v.shape, axis - len(batch) - 2) for v in (a, b)]]
     cost = node.op.cost([a.shape, b.shape], [x.shape])
@@ -100,7 +100,7 @@ def lower_solve(node: Node, ctx: Context) -> list[Step]:
 
 
 def _batch_stride(shape: Shape, axis: int) -> Dim:
-    """Elements from one matrix to the next along a batch axis (counted from the end)."""
+    """Stride along a batch axis (counted from the end), in elements."""
     if -axis > shape.rank or shape.dims[axis] == 1:
         return 0
     return contiguous_strides(shape)[axis]

@@ -1,7 +1,7 @@
-"""Tall nests with vectors across the rows: strips of columns, walked in the order of memory.
+"""Tall nests vectorised across rows: tiles of columns, traversed in memory order.
 
-The states of folds, one for each column of a strip, lie on the stack between two rows of memory, as
-do values of the columns that later passes want. Sums of f32 are made in f64.
+Accumulator states, one per column of a tile, are on the stack between two rows of memory, as are
+column values that later passes need. f32 sums accumulate in f64.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlx.backends.cpu.kernels.loops.instructions import Body, Frame, Spot
+from rlx.backends.cpu.kernels.loops.instructions import IterPoint, NestBody, VectorPoint
 from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State
 from rlx.backends.cpu.kernels.loops.registers import (
     Element,
@@ -20,287 +20,306 @@ from rlx.backends.cpu.kernels.loops.registers import (
     register_type,
     spread,
 )
-from rlx.backends.cpu.kernels.loops.split_rows import CELL, Split
-from rlx.backends.cpu.kernels.loops.vector_body import Sweep
+from rlx.backends.cpu.kernels.loops.split_rows import STATE_SLOT, Split
+from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
 from rlx.ir.dtype import DType, bool_, c64
 from rlx.llvm.builder import Function, Module, Type, Value, i8, i64, ptr
-from rlx.loops.nest import ROW, Apply, Checked, Fold, Nest
+from rlx.loops.nest import ROW, Apply, BoundsCheck, Nest, Reduce
 from rlx.loops.stages import Pass, Stages
 
-WIDTH = 1024  # columns of a strip: some kilobytes of each row of memory
-TOGETHER = 4  # rows of memory that are read at a time
-FEW = 64  # elements of a column below which its states rather stay in registers
+WIDTH = 1024  # columns of a tile: some kilobytes of each row of memory
+ROWS_PER_STEP = 4  # rows of memory reduced in registers before the states are updated
+MAX_REGISTER_ROWS = 64  # up to so many rows, states stay in registers (`lane_rows`)
 
 
 def is_tall(nest: Nest) -> bool:
-    """Whether columns are too long for states in registers: their rows of memory lie far apart."""
+    """Whether columns are too long for the loops of `lane_rows`."""
     for sizes in nest.spaces:
         total = 1
         for size in sizes:
             if not isinstance(size, int):
                 return True
             total *= size
-        if total > FEW:
+        if total > MAX_REGISTER_ROWS:
             return True
     return False
 
 
-class StripEmitter:
+class ColumnTileEmitter:
     def __init__(self, m: Module, nest: Nest, split: Split | None = None) -> None:
         self.f: Function = m.kernel()
         self.nest, self.split = nest, split
-        self.body = Body(self.f, nest, columns=True)
+        self.body = NestBody(self.f, nest, columns=True)
         self.stages = Stages(nest, buffers=False)
         self.lanes = lanes_for(nest, m.target, columns=True)
         self.masks = masks_tail(nest, m.target, columns=True)
-        self.kept = self._row_buffers()
+        self.spilled = self._row_buffers()
         self.states = {
             (n, k): self.f.alloca(WIDTH * t.bytes)
             for p in self.stages.passes
             for n, a in self._accumulators(p)
             for k, t in enumerate(a.types(1))
         }
-        self.frame, self.start, self.stop = Frame({}), self.f.i64(0), self.f.i64(0)
-        self.ready: set[int] = set()  # values of the columns that are in memory
+        self.point, self.start, self.stop = IterPoint({}), self.f.i64(0), self.f.i64(0)
+        self.ready: set[int] = set()  # column values already spilled
 
     def _row_buffers(self) -> dict[int, list[Value]]:
-        """Values of the columns that elements use, or that are folds."""
+        """Spill buffers for reductions, and for column values that elements use."""
         used = {a for i in self.nest.code if i.level != ROW for a in i.args}
         found: dict[int, list[Value]] = {}
         for n, i in enumerate(self.nest.code):
-            is_made = i.level == ROW and isinstance(i, (Apply, Checked)) and n in used
-            if is_made or isinstance(i, Fold):
+            is_made = i.level == ROW and isinstance(i, (Apply, BoundsCheck)) and n in used
+            if is_made or isinstance(i, Reduce):
                 found[n] = [self.f.alloca(WIDTH * t.bytes) for t in _memory_types(i.dtype)]
         return found
 
-    def _accumulators(self, this: Pass) -> list[tuple[int, Accumulator]]:
-        sweep = Sweep(self.body, self.stages, this, {}, keeps=True, wide=True)
-        return list(zip(this.folds, sweep.folds, strict=True))
+    def _accumulators(self, pass_: Pass) -> list[tuple[int, Accumulator]]:
+        vector_body = VectorBody(self.body, self.stages, pass_, {}, spills=True, wide=True)
+        return list(zip(pass_.reductions, vector_body.accumulators, strict=True))
 
-    # -- strips -------------------------------------------------------------------------------
+    # -- tiles --------------------------------------------------------------------------------
 
     def emit(self) -> None:
         f, body = self.f, self.body
-        body.refuse_empty_tables()
+        body.reject_empty_gathers()
         *others, last = self.nest.rows
         size = body.number(last)
         blocks = f.ceil_div(size, WIDTH)
         count = body.product(others) * blocks
-        cuts = self._word(self.split.parts.index) if self.split is not None else f.i64(1)
-        lo, hi = f.split(count * cuts)
+        splits = self._word(self.split.count.index) if self.split is not None else f.i64(1)
+        lo, hi = f.split(count * splits)
         for item in f.range(lo, hi):
-            strip = item.udiv(cuts)
-            row = strip.udiv(blocks)
-            self.frame = body.at_row(row, others) if others else body.home()
-            self.start = (strip - row * blocks) * WIDTH
+            tile = item.udiv(splits)
+            row = tile.udiv(blocks)
+            self.point = body.at_row(row, others) if others else body.origin()
+            self.start = (tile - row * blocks) * WIDTH
             self.stop = f.min(self.start + WIDTH, size)
             if self.split is None:
-                self._strip()
+                self._emit_tile()
             else:
-                self._part(self.split, item - strip * cuts, cuts, row * size)
+                self._emit_split(self.split, item - tile * splits, splits, row * size)
 
     def _word(self, index: int) -> Value:
         return self.f.word(self.f["words"], index, i64)
 
-    def _strip(self) -> None:
+    def _emit_tile(self) -> None:
         self.ready = set()
         for stage in range(-1, self.stages.last + 1):
-            for this in self._passes(stage):
-                self._sweep(this, None)
-                self._finish(this, self._get)
+            for pass_ in self._passes(stage):
+                self._emit_pass(pass_, None)
+                self._finish(pass_, self._load_state)
             self._values(stage)
             self._stores(stage)
 
     def _passes(self, stage: int) -> list[Pass]:
         return [p for p in self.stages.passes if p.stage == stage]
 
-    def _each(self, frame: Frame, body: Callable[[Spot], None]) -> None:
-        """`body` for all columns of the strip."""
+    def _each(self, point: IterPoint, body: Callable[[VectorPoint], None]) -> None:
+        """Emit `body` for all columns of the tile, with a masked or scalar tail."""
         f, lanes = self.f, self.lanes
         whole = self.start + (self.stop - self.start & -lanes)
         for i in f.range(self.start, whole, lanes):
-            body(self._spot(frame, i, lanes, None))
+            body(self._vpoint(point, i, lanes, None))
         if self.masks and lanes > 1:
             mask = f.lane_mask(self.stop - whole, lanes)
-            f.if_(whole < self.stop, lambda: body(self._spot(frame, whole, lanes, mask)))
+            f.if_(whole < self.stop, lambda: body(self._vpoint(point, whole, lanes, mask)))
             return
         for i in f.range(whole if lanes > 1 else self.stop, self.stop):
-            body(self._spot(frame, i, 1, None))
+            body(self._vpoint(point, i, 1, None))
 
-    def _spot(self, frame: Frame, index: Value, lanes: int, mask: Value | None) -> Spot:
-        return Spot(frame, index, lanes, mask, {}, recall=self._recall)
+    def _vpoint(
+        self, point: IterPoint, index: Value, lanes: int, mask: Value | None
+    ) -> VectorPoint:
+        return VectorPoint(point, index, lanes, mask, {}, reload=self._reload)
 
     # -- one pass -----------------------------------------------------------------------------
 
-    def _sweep(self, this: Pass, part: tuple[Value, Value] | None) -> None:
-        """All elements of the strip, or of a part of the outermost axis."""
-        sweep = Sweep(self.body, self.stages, this, {}, keeps=True, wide=True)
-        if this.folds:
-            self._each(self.frame, lambda spot: self._begin(sweep, spot))
-        self._axes(sweep, self.frame, 0, part)
+    def _emit_pass(self, pass_: Pass, bounds: tuple[Value, Value] | None) -> None:
+        """All elements of the tile, or a range of the outermost axis."""
+        vector_body = VectorBody(self.body, self.stages, pass_, {}, spills=True, wide=True)
+        if pass_.reductions:
+            self._each(self.point, lambda vpoint: self._begin(vector_body, vpoint))
+        self._axes(vector_body, self.point, 0, bounds)
 
-    def _begin(self, sweep: Sweep, spot: Spot) -> None:
-        for number, state in zip(sweep.this.folds, sweep.start(spot.lanes), strict=True):
-            self._put(number, state, spot)
+    def _begin(self, vector_body: VectorBody, vpoint: VectorPoint) -> None:
+        for number, state in zip(
+            vector_body.pass_.reductions, vector_body.start(vpoint.lanes), strict=True
+        ):
+            self._store_state(number, state, vpoint)
 
     def _axes(
-        self, sweep: Sweep, frame: Frame, position: int, part: tuple[Value, Value] | None
+        self,
+        vector_body: VectorBody,
+        point: IterPoint,
+        position: int,
+        bounds: tuple[Value, Value] | None,
     ) -> None:
-        f, space = self.f, sweep.this.space
+        f, space = self.f, vector_body.pass_.space
         sizes = self.nest.spaces[space]
-        lo, hi = part or (f.i64(0), self.body.number(sizes[position]))
+        lo, hi = bounds or (f.i64(0), self.body.number(sizes[position]))
         if position < len(sizes) - 1:
             for i in f.range(lo, hi):
-                self._axes(sweep, self.body.move(frame, space, position, i), position + 1, None)
+                self._axes(
+                    vector_body, self.body.advance(point, space, position, i), position + 1, None
+                )
             return
-        several = TOGETHER if self.stages.weight(sweep.this) <= 14 else 1
-        whole = lo + (hi - lo & -several)
-        for i in f.range(lo, whole, several):
-            self._rows(sweep, frame, position, [i + k for k in range(several)])
-        if several > 1:
+        step = ROWS_PER_STEP if self.stages.code_size(vector_body.pass_) <= 14 else 1
+        whole = lo + (hi - lo & -step)
+        for i in f.range(lo, whole, step):
+            self._rows(vector_body, point, position, [i + k for k in range(step)])
+        if step > 1:
             for i in f.range(whole, hi):
-                self._rows(sweep, frame, position, [i])
+                self._rows(vector_body, point, position, [i])
 
-    def _rows(self, sweep: Sweep, frame: Frame, position: int, indices: list[Value]) -> None:
+    def _rows(
+        self, vector_body: VectorBody, point: IterPoint, position: int, indices: list[Value]
+    ) -> None:
         """All columns at some indices of the innermost axis."""
-        frames = [self.body.move(frame, sweep.this.space, position, i) for i in indices]
-        self._each(frame, lambda spot: self._elements(sweep, spot, frames))
+        points = [self.body.advance(point, vector_body.pass_.space, position, i) for i in indices]
+        self._each(point, lambda vpoint: self._elements(vector_body, vpoint, points))
 
-    def _elements(self, sweep: Sweep, spot: Spot, frames: list[Frame]) -> None:
-        """Elements of a few rows of memory, taken together before they join the states."""
-        narrow = Sweep(self.body, self.stages, sweep.this, {}, keeps=True)
-        new = narrow.start(spot.lanes)
-        for frame in frames:
-            new = narrow.element(replace(spot, frame=frame, values={}), new)
-        for number, a, state in zip(sweep.this.folds, sweep.folds, new, strict=True):
-            old = self._get(number, a, spot)
-            self._put(number, a.join(old, a.widened(state)), spot)
+    def _elements(
+        self, vector_body: VectorBody, vpoint: VectorPoint, points: list[IterPoint]
+    ) -> None:
+        """Reduce a few rows in registers, then update the states in memory."""
+        narrow = VectorBody(self.body, self.stages, vector_body.pass_, {}, spills=True)
+        new = narrow.start(vpoint.lanes)
+        for point in points:
+            new = narrow.emit(replace(vpoint, point=point, values={}), new)
+        for number, a, state in zip(
+            vector_body.pass_.reductions, vector_body.accumulators, new, strict=True
+        ):
+            old = self._load_state(number, a, vpoint)
+            self._store_state(number, a.combine(old, a.widened(state)), vpoint)
 
-    def _finish(self, this: Pass, get: Callable[[int, Accumulator, Spot], State]) -> None:
-        """Folds have ended: their results are values of the columns."""
+    def _finish(self, pass_: Pass, get: Callable[[int, Accumulator, VectorPoint], State]) -> None:
+        """Spill the results of the pass's reductions as column values."""
 
-        def end(spot: Spot) -> None:
-            for number, a in self._accumulators(this):
-                self._remember(number, a.result(get(number, a, spot)), spot)
+        def emit_results(vpoint: VectorPoint) -> None:
+            for number, a in self._accumulators(pass_):
+                self._spill(number, a.result(get(number, a, vpoint)), vpoint)
 
-        if this.folds:
-            self._each(self.frame, end)
-            self.ready |= set(this.folds)
+        if pass_.reductions:
+            self._each(self.point, emit_results)
+            self.ready |= set(pass_.reductions)
 
     def _values(self, stage: int) -> None:
-        """Values of the columns that are known after a stage."""
-        kept = [n for n in self.stages.row_code(stage) if n in self.kept]
+        """Compute and spill the column values that are known after a stage."""
+        spilled = [n for n in self.stages.row_code(stage) if n in self.spilled]
 
-        def values(spot: Spot) -> None:
-            for number in kept:
-                self._remember(number, self.body.value(number, spot), spot)
+        def emit_values(vpoint: VectorPoint) -> None:
+            for number in spilled:
+                self._spill(number, self.body.value(number, vpoint), vpoint)
 
-        if kept:
-            self._each(self.frame, values)
-            self.ready |= set(kept)
+        if spilled:
+            self._each(self.point, emit_values)
+            self.ready |= set(spilled)
 
     def _stores(self, stage: int) -> None:
         written = self.stages.row_stores(stage)
 
-        def values(spot: Spot) -> None:
+        def emit_values(vpoint: VectorPoint) -> None:
             for store in written:
-                self.body.store(store.walk, self.body.value(store.operand, spot), spot)
+                self.body.store(store.access, self.body.value(store.operand, vpoint), vpoint)
 
         if written:
-            self._each(self.frame, values)
+            self._each(self.point, emit_values)
 
-    # -- parts of tall strips -------------------------------------------------------------------
+    # -- split tiles ----------------------------------------------------------------------------
 
-    def _part(self, split: Split, part: Value, cuts: Value, first: Value) -> None:
-        """One stage of a part; `first` is the number of the row's first column, of all."""
+    def _emit_split(self, split: Split, split_id: Value, splits: Value, first: Value) -> None:
+        """One stage of a split; `first` is the linear index of the row's first column."""
         f = self.f
         self.ready = set()
 
-        def join(number: int, a: Accumulator, spot: Spot) -> State:
-            def more(i: Value, *state: Value) -> list[Value]:
-                types = a.types(spot.lanes)
-                cells = [self._cell(split, number, k, i, first) for k in range(len(types))]
-                pairs = zip(cells, types, strict=True)
-                new = [f.load(f.gep(c, spot.index, t.scalar), t) for c, t in pairs]
-                return a.join(list(state), new)
+        def combine(number: int, a: Accumulator, vpoint: VectorPoint) -> State:
+            def combine_one(i: Value, *state: Value) -> list[Value]:
+                types = a.types(vpoint.lanes)
+                slots = [self._slot_address(split, number, k, i, first) for k in range(len(types))]
+                pairs = zip(slots, types, strict=True)
+                new = [f.load(f.gep(c, vpoint.index, t.scalar), t) for c, t in pairs]
+                return a.combine(list(state), new)
 
-            return f.loop(0, cuts, 1, a.start(spot.lanes), more)
+            return f.loop(0, splits, 1, a.start(vpoint.lanes), combine_one)
 
         for stage in range(-1, split.stage):
-            for this in self._passes(stage):
-                self._finish(this, join)
+            for pass_ in self._passes(stage):
+                self._finish(pass_, combine)
             self._values(stage)
-        f.if_(part.eq(0), lambda: self._stores(split.stage - 1))
+        f.if_(split_id.eq(0), lambda: self._stores(split.stage - 1))
         chunk = self._word(split.chunk.index)
-        for this in self._passes(split.stage):
-            size = self.body.number(self.nest.spaces[this.space][0])
-            start = f.min(part * chunk, size)
-            self._sweep(this, (start, f.min(start + chunk, size)))
-            self._leave(split, this, part, first)
+        for pass_ in self._passes(split.stage):
+            size = self.body.number(self.nest.spaces[pass_.space][0])
+            start = f.min(split_id * chunk, size)
+            self._emit_pass(pass_, (start, f.min(start + chunk, size)))
+            self._store_states(split, pass_, split_id, first)
 
-    def _leave(self, split: Split, this: Pass, part: Value, first: Value) -> None:
-        """States of a part's folds to memory that the next kernel reads."""
+    def _store_states(self, split: Split, pass_: Pass, split_id: Value, first: Value) -> None:
+        """Store the states of a split to scratch memory, for the next kernel."""
 
-        def save(spot: Spot) -> None:
-            for number, a in self._accumulators(this):
-                for k, value in enumerate(self._get(number, a, spot)):
-                    cell = self._cell(split, number, k, part, first)
-                    at = self.f.gep(cell, spot.index, value.type.scalar)
-                    if spot.mask is None:
+        def save(vpoint: VectorPoint) -> None:
+            for number, a in self._accumulators(pass_):
+                for k, value in enumerate(self._load_state(number, a, vpoint)):
+                    slot = self._slot_address(split, number, k, split_id, first)
+                    at = self.f.gep(slot, vpoint.index, value.type.scalar)
+                    if vpoint.mask is None:
                         self.f.store(value, at)
                     else:
-                        self.f.masked_store(value, at, spot.mask)
+                        self.f.masked_store(value, at, vpoint.mask)
 
-        if this.folds:
-            self._each(self.frame, save)
+        if pass_.reductions:
+            self._each(self.point, save)
 
-    def _cell(self, split: Split, number: int, component: int, part: Value, first: Value) -> Value:
-        """The state of the first column of this row, of a part."""
+    def _slot_address(
+        self, split: Split, number: int, component: int, split_id: Value, first: Value
+    ) -> Value:
+        """Scratch address of a split's state component, at the row's first column."""
         f = self.f
         position = list(self.states).index((number, component))
         total = self.body.product(self.nest.rows)
         base = f.load(f["words"], ptr, 8 * split.memory.index)
-        row = f.gep(base, (self._word(split.parts.index) * position + part) * total, CELL)
+        row = f.gep(base, (self._word(split.count.index) * position + split_id) * total, STATE_SLOT)
         found = [a for p in self.stages.passes for n, a in self._accumulators(p) if n == number]
         return f.gep(row, first, found[0].types(1)[component])
 
-    # -- memory of the strip --------------------------------------------------------------------
+    # -- stack buffers of the tile --------------------------------------------------------------
 
-    def _get(self, number: int, a: Accumulator, spot: Spot) -> State:
+    def _load_state(self, number: int, a: Accumulator, vpoint: VectorPoint) -> State:
         return [
-            self._load(self.states[number, k], t, spot) for k, t in enumerate(a.types(spot.lanes))
+            self._load(self.states[number, k], t, vpoint)
+            for k, t in enumerate(a.types(vpoint.lanes))
         ]
 
-    def _put(self, number: int, state: State, spot: Spot) -> None:
+    def _store_state(self, number: int, state: State, vpoint: VectorPoint) -> None:
         for k, value in enumerate(state):
-            self._save(self.states[number, k], value, spot)
+            self._save(self.states[number, k], value, vpoint)
 
-    def _load(self, base: Value, type_: Type, spot: Spot) -> Value:
-        return self.f.load(self._at(base, type_, spot), type_)
+    def _load(self, base: Value, type_: Type, vpoint: VectorPoint) -> Value:
+        return self.f.load(self._at(base, type_, vpoint), type_)
 
-    def _save(self, base: Value, value: Value, spot: Spot) -> None:
-        self.f.store(value, self._at(base, value.type, spot))
+    def _save(self, base: Value, value: Value, vpoint: VectorPoint) -> None:
+        self.f.store(value, self._at(base, value.type, vpoint))
 
-    def _at(self, base: Value, type_: Type, spot: Spot) -> Value:
-        """Buffers hold whole vectors, so that masks are not needed."""
-        return self.f.gep(base, spot.index - self.start, type_.scalar)
+    def _at(self, base: Value, type_: Type, vpoint: VectorPoint) -> Value:
+        """Buffers hold full vectors, so that no masks are needed."""
+        return self.f.gep(base, vpoint.index - self.start, type_.scalar)
 
-    def _remember(self, number: int, x: Element, spot: Spot) -> None:
+    def _spill(self, number: int, x: Element, vpoint: VectorPoint) -> None:
         for base, value in zip(
-            self.kept[number], parts(spread(self.f, x, spot.lanes)), strict=True
+            self.spilled[number], parts(spread(self.f, x, vpoint.lanes)), strict=True
         ):
             is_flag = self.nest.code[number].dtype is bool_
-            self._save(base, value.to(i8, signed=False) if is_flag else value, spot)
+            self._save(base, value.to(i8, signed=False) if is_flag else value, vpoint)
 
-    def _recall(self, number: int, spot: Spot) -> Element | None:
-        """A value of the columns that a stage has left behind."""
+    def _reload(self, number: int, vpoint: VectorPoint) -> Element | None:
+        """A column value that an earlier stage has spilled."""
         if number not in self.ready:
             return None
         dtype = self.nest.code[number].dtype
-        types = [t.with_lanes(spot.lanes) for t in _memory_types(dtype)]
-        pairs = zip(self.kept[number], types, strict=True)
-        values = [self._load(base, t, spot) for base, t in pairs]
-        return values[0].ne(0) if dtype is bool_ else joined(values)
+        types = [t.with_lanes(vpoint.lanes) for t in _memory_types(dtype)]
+        pairs = zip(self.spilled[number], types, strict=True)
+        emit_values = [self._load(base, t, vpoint) for base, t in pairs]
+        return emit_values[0].ne(0) if dtype is bool_ else joined(emit_values)
 
 
 def _memory_types(dtype: DType) -> list[Type]:

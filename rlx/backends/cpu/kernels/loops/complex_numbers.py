@@ -22,11 +22,11 @@ def mul(f: Function, a: Complex, b: Complex) -> Complex:
 
 
 def div(f: Function, a: Complex, b: Complex) -> Complex:
-    """By Smith's method: the larger part of b divides, so that nothing overflows on the way."""
+    """Smith's algorithm: scaled by the larger part of b, so that no intermediate overflows."""
     swap = f.abs(b.re) < f.abs(b.im)
     large, small = f.select(swap, b.im, b.re), f.select(swap, b.re, b.im)
-    both = b.re.eq(0.0) & b.im.eq(0.0)
-    ratio = f.select(both, 0.0, small / large)
+    is_zero = b.re.eq(0.0) & b.im.eq(0.0)
+    ratio = f.select(is_zero, 0.0, small / large)
     scale = large + small * ratio
     x, y = f.select(swap, a.im, a.re), f.select(swap, a.re, a.im)
     re = (x + y * ratio) / scale
@@ -38,8 +38,8 @@ def magnitude(f: Function, a: Complex) -> Value:
     """√(re² + im²), in f64 so that the squares fit; infinite if either part is, even beside NaN."""
     re, im = a.re.to(f64), a.im.to(f64)
     size = f.sqrt(re * re + im * im).to(f32)
-    endless = f.abs(a.re).eq(math.inf) | f.abs(a.im).eq(math.inf)
-    return f.select(endless, math.inf, size)
+    is_infinite = f.abs(a.re).eq(math.inf) | f.abs(a.im).eq(math.inf)
+    return f.select(is_infinite, math.inf, size)
 
 
 def equal(f: Function, a: Complex, b: Complex) -> Value:

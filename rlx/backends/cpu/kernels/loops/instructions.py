@@ -1,4 +1,4 @@
-"""Instructions of a nest at one place of its loops, for one vector of elements."""
+"""Vector code for the instructions of a nest, at one point of its iteration space."""
 
 from __future__ import annotations
 
@@ -26,65 +26,71 @@ from rlx.llvm.builder import Function, Value, f32, i64, vec
 from rlx.llvm.storage import stream
 from rlx.loops.nest import (
     ROW,
+    Access,
     Apply,
-    Checked,
-    Count,
+    BoundsCheck,
+    Iota,
     Literal,
     Load,
     Nest,
     Quantity,
     Table,
-    Walk,
     Word,
 )
 from rlx.records import dataclass
 
 
 @dataclass
-class Frame:
-    """A place in the loops but for the lanes: where each tensor is, and the indices of the axes."""
+class IterPoint:
+    """A point of the loops without the vector axis: a pointer per access, and the loop indices."""
 
-    pointers: dict[Walk, Value]
+    pointers: dict[Access, Value]
     rows: tuple[Value, ...] = ()
     inner: tuple[Value, ...] = ()
 
 
 @dataclass
-class Spot:
-    """One vector: `lanes` elements from `index` of the axis of lanes on, those of the mask.
+class VectorPoint:
+    """One vector: `lanes` elements from `index` of the vector axis on, under a mask.
 
-    `values` are the elements computed so far, `row` those of the row that is walked.
+    `values` are the elements computed so far, `row` those of the current row.
     """
 
-    frame: Frame
+    point: IterPoint
     index: Value
     lanes: int
     mask: Value | None
     row: dict[int, Element]
     values: dict[int, Element] = field(default_factory=dict)
-    recall: Callable[[int, Spot], Element | None] | None = None  # of values of the row in memory
+    reload: Callable[[int, VectorPoint], Element | None] | None = None  # row values from memory
 
 
-class Body:
+class NestBody:
+    """Emits the instructions of a nest. `columns`: the vector axis is the last row axis."""
+
     def __init__(self, f: Function, nest: Nest, columns: bool) -> None:
         self.f, self.nest, self.columns = f, nest, columns
-        self.streams = False  # whether vectors are stored past the caches
+        self.streaming = False  # whether full vectors use streaming (non-temporal) stores
         self.words = self._read_words()
-        self.levels = self._walk_levels()
+        self.levels = self._access_levels()
 
-    # -- words --------------------------------------------------------------------------------
+    # -- arguments ----------------------------------------------------------------------------
 
     def _read_words(self) -> dict[Word, Value]:
-        """All of them, before any loop."""
+        """Load all kernel arguments before the first loop."""
         f, nest = self.f, self.nest
-        pointers = {w.pointer for w in nest.walks() if isinstance(w.pointer, Word)}
+        pointers = {w.pointer for w in nest.accesses() if isinstance(w.pointer, Word)}
         numbers: set[Quantity] = {*nest.rows, *(q for space in nest.spaces for q in space)}
-        for walk in nest.walks():
-            numbers |= {*walk.steps.rows, *walk.steps.inner, *(q for _, q in walk.terms)}
+        for access in nest.accesses():
+            numbers |= {
+                *access.strides.rows,
+                *access.strides.inner,
+                *(q for _, q in access.gathered),
+            }
         for i in nest.code:
-            if isinstance(i, Count):
-                numbers |= {i.start, *i.steps.rows, *i.steps.inner}
-            elif isinstance(i, Checked):
+            if isinstance(i, Iota):
+                numbers |= {i.start, *i.strides.rows, *i.strides.inner}
+            elif isinstance(i, BoundsCheck):
                 numbers.add(i.size)
         if nest.report is not None:
             pointers.add(nest.report.address)
@@ -104,10 +110,10 @@ class Body:
             total = self.number(q) * total
         return total
 
-    def refuse_empty_tables(self) -> None:
-        """Where there is something to look up, but nothing to find, report and leave."""
+    def reject_empty_gathers(self) -> None:
+        """Report and return if elements are to be gathered from an axis of size 0."""
         f = self.f
-        sizes = [i.size for i in self.nest.code if isinstance(i, Checked)]
+        sizes = [i.size for i in self.nest.code if isinstance(i, BoundsCheck)]
         if not sizes:
             return
         least = self.number(sizes[0])
@@ -123,111 +129,111 @@ class Body:
 
         f.if_(least.eq(0), leave)
 
-    # -- places -------------------------------------------------------------------------------
+    # -- iteration points ---------------------------------------------------------------------
 
-    def home(self) -> Frame:
+    def origin(self) -> IterPoint:
         """The first element of every tensor."""
-        return Frame({w: self._start(w) for w in self.nest.walks()})
+        return IterPoint({w: self._start(w) for w in self.nest.accesses()})
 
-    def _start(self, walk: Walk) -> Value:
-        if isinstance(walk.pointer, Word):
-            return self.words[walk.pointer]
-        table: Table = walk.pointer
+    def _start(self, access: Access) -> Value:
+        if isinstance(access.pointer, Word):
+            return self.words[access.pointer]
+        table: Table = access.pointer
         base = self.f.module.table(self.f, table.data)
-        return self.f.gep(base, table.shift, walk.dtype.bytes)
+        return self.f.gep(base, table.offset, access.dtype.bytes)
 
-    def at_row(self, row: Value, sizes: Sequence[Quantity]) -> Frame:
-        """The frame of a row, its number taken apart into indices."""
+    def at_row(self, row: Value, sizes: Sequence[Quantity]) -> IterPoint:
+        """The point of a row: its linear index, delinearised."""
         indices: list[Value] = []
         for size in reversed(sizes[1:]):
             above = row.udiv(self.number(size))
             indices.append(row - above * self.number(size))
             row = above
         indices.append(row)
-        frame = self.home()
+        point = self.origin()
         for position, index in enumerate(reversed(indices)):
-            frame = self.move(frame, ROW, position, index)
-        return frame
+            point = self.advance(point, ROW, position, index)
+        return point
 
-    def move(self, frame: Frame, level: int, position: int, index: Value) -> Frame:
-        """The frame at `index` of a row axis (level ROW) or of an inner axis of a space."""
-        pointers = dict(frame.pointers)
-        for walk, pointer in frame.pointers.items():
-            steps = walk.steps.rows if level == ROW else walk.steps.inner
-            if level != ROW and not self._in_space(walk, level):
+    def advance(self, point: IterPoint, level: int, position: int, index: Value) -> IterPoint:
+        """The point at `index` of a row axis (level ROW) or of an inner axis of a space."""
+        pointers = dict(point.pointers)
+        for access, pointer in point.pointers.items():
+            strides = access.strides.rows if level == ROW else access.strides.inner
+            if level != ROW and not self._in_space(access, level):
                 continue
-            if position < len(steps) and steps[position] != 0:
-                offset = index * self.number(steps[position])
-                pointers[walk] = self.f.gep(pointer, offset, walk.dtype.bytes)
+            if position < len(strides) and strides[position] != 0:
+                offset = index * self.number(strides[position])
+                pointers[access] = self.f.gep(pointer, offset, access.dtype.bytes)
         if level == ROW:
-            return replace(frame, pointers=pointers, rows=(*frame.rows, index))
-        return replace(frame, pointers=pointers, inner=(*frame.inner, index))
+            return replace(point, pointers=pointers, rows=(*point.rows, index))
+        return replace(point, pointers=pointers, inner=(*point.inner, index))
 
-    def _in_space(self, walk: Walk, space: int) -> bool:
-        return space in self.levels.get(walk, ())
+    def _in_space(self, access: Access, space: int) -> bool:
+        return space in self.levels.get(access, ())
 
-    def _walk_levels(self) -> dict[Walk, set[int]]:
-        """The spaces in which each tensor is walked."""
-        found: dict[Walk, set[int]] = {}
+    def _access_levels(self) -> dict[Access, set[int]]:
+        """The spaces that each access belongs to."""
+        found: dict[Access, set[int]] = {}
         for i in self.nest.code:
             if isinstance(i, Load):
-                found.setdefault(i.walk, set()).add(i.level)
+                found.setdefault(i.access, set()).add(i.level)
         for s in self.nest.stores:
-            found.setdefault(s.walk, set()).add(s.level)
+            found.setdefault(s.access, set()).add(s.level)
         return found
 
     # -- instructions -------------------------------------------------------------------------
 
-    def value(self, number: int, spot: Spot) -> Element:
-        """The element of an instruction; computed unless known."""
+    def value(self, number: int, vpoint: VectorPoint) -> Element:
+        """The value of an instruction; emitted on first use."""
         is_row = self.nest.code[number].level == ROW
-        known = spot.row if is_row else spot.values
+        known = vpoint.row if is_row else vpoint.values
         found = known.get(number)
-        if found is None and is_row and spot.recall is not None:
-            found = spot.recall(number, spot)
+        if found is None and is_row and vpoint.reload is not None:
+            found = vpoint.reload(number, vpoint)
         if found is None:
-            found = self._compute(number, spot)
+            found = self._compute(number, vpoint)
         known[number] = found
         return found
 
-    def _compute(self, number: int, spot: Spot) -> Element:
+    def _compute(self, number: int, vpoint: VectorPoint) -> Element:
         i = self.nest.code[number]
         if isinstance(i, Load):
-            return self.load(i.walk, spot)
+            return self.load(i.access, vpoint)
         if isinstance(i, Literal):
             return constant(self.f, _number(i.data, i.dtype), i.dtype)
-        if isinstance(i, Count):
-            return self._count(i, spot)
-        if isinstance(i, Checked):
-            return self._checked(i, spot)
+        if isinstance(i, Iota):
+            return self._iota(i, vpoint)
+        if isinstance(i, BoundsCheck):
+            return self._bounds_check(i, vpoint)
         if isinstance(i, Apply):
-            operands = [(self.value(a, spot), self.nest.code[a].dtype) for a in i.args]
+            operands = [(self.value(a, vpoint), self.nest.code[a].dtype) for a in i.args]
             if is_weight(self.nest, i):
                 return math.exp_down(operands[0][0])  # type: ignore[arg-type]
             return apply(self.f, i.record, operands, i.dtype)
-        raise CodegenError("a fold is not known yet", where="region", got=repr(i))
+        raise CodegenError("a reduction is used before its pass", where="region", got=repr(i))
 
-    def _count(self, i: Count, spot: Spot) -> Value:
+    def _iota(self, i: Iota, vpoint: VectorPoint) -> Value:
         total = self.number(i.start)
-        for index, step in [
-            *zip(spot.frame.rows, i.steps.rows, strict=False),
-            *zip(spot.frame.inner, i.steps.inner, strict=False),
+        for index, stride in [
+            *zip(vpoint.point.rows, i.strides.rows, strict=False),
+            *zip(vpoint.point.inner, i.strides.inner, strict=False),
         ]:
-            total = total + index * self.number(step)
-        step = i.steps.between_lanes(self.columns)
-        if step == 0:
+            total = total + index * self.number(stride)
+        stride = i.strides.lane_stride(self.columns)
+        if stride == 0:
             return total
-        return self.f.splat(total, spot.lanes) + self._lane_offsets(spot, step)
+        return self.f.splat(total, vpoint.lanes) + self._lane_offsets(vpoint, stride)
 
-    def _lane_offsets(self, spot: Spot, step: Quantity) -> Value:
-        """step · (index + lane) for each lane."""
+    def _lane_offsets(self, vpoint: VectorPoint, stride: Quantity) -> Value:
+        """stride · (index + lane) for each lane."""
         f = self.f
-        lanes = f.splat(spot.index, spot.lanes) + f.iota(vec(spot.lanes, i64))
-        return lanes * f.splat(self.number(step), spot.lanes)
+        lanes = f.splat(vpoint.index, vpoint.lanes) + f.iota(vec(vpoint.lanes, i64))
+        return lanes * f.splat(self.number(stride), vpoint.lanes)
 
-    def _checked(self, i: Checked, spot: Spot) -> Value:
+    def _bounds_check(self, i: BoundsCheck, vpoint: VectorPoint) -> Value:
         f = self.f
-        x, dtype = self.value(i.index, spot), self.nest.code[i.index].dtype
+        x, dtype = self.value(i.index, vpoint), self.nest.code[i.index].dtype
         assert isinstance(x, Value)
         index = x.to(i64, signed=dtype.kind == "int")
         size = spread(f, self.number(i.size), index.type.lanes)
@@ -236,8 +242,8 @@ class Body:
             index = f.select(index < 0, index + size, index)
         good = index.ult(size)
         bad = ~good
-        if spot.mask is not None and bad.type.lanes > 1:
-            bad = bad & spot.mask
+        if vpoint.mask is not None and bad.type.lanes > 1:
+            bad = bad & vpoint.mask
         f.if_(f.any(bad), self.report)
         return f.select(good, index, 0)
 
@@ -248,31 +254,31 @@ class Body:
 
     # -- memory -------------------------------------------------------------------------------
 
-    def load(self, walk: Walk, spot: Spot) -> Element:
-        pointer, lanes = self._data_terms(walk, spot)
-        step = walk.steps.between_lanes(self.columns)
-        if lanes is None and step == 0:
-            return self._read(pointer, walk.dtype, 1, None)
-        if lanes is None and (step == 1 or spot.lanes == 1):
-            at = self.f.gep(pointer, spot.index * self.number(step), walk.dtype.bytes)
-            return self._read(at, walk.dtype, spot.lanes, spot.mask)
-        offsets = self._lane_offsets(spot, step) if step != 0 else None
+    def load(self, access: Access, vpoint: VectorPoint) -> Element:
+        pointer, lanes = self._indirect_offsets(access, vpoint)
+        stride = access.strides.lane_stride(self.columns)
+        if lanes is None and stride == 0:
+            return self._read(pointer, access.dtype, 1, None)
+        if lanes is None and (stride == 1 or vpoint.lanes == 1):
+            at = self.f.gep(pointer, vpoint.index * self.number(stride), access.dtype.bytes)
+            return self._read(at, access.dtype, vpoint.lanes, vpoint.mask)
+        offsets = self._lane_offsets(vpoint, stride) if stride != 0 else None
         if lanes is not None:
             offsets = lanes if offsets is None else offsets + lanes
         assert offsets is not None
-        return self._gather(pointer, offsets, walk.dtype, spot.mask)
+        return self._gather(pointer, offsets, access.dtype, vpoint.mask)
 
-    def _data_terms(self, walk: Walk, spot: Spot) -> tuple[Value, Value | None]:
-        """The pointer moved by indices that are data, and offsets of the lanes that they add."""
-        f, pointer = self.f, spot.frame.pointers[walk]
+    def _indirect_offsets(self, access: Access, vpoint: VectorPoint) -> tuple[Value, Value | None]:
+        """The pointer advanced by scalar gathered indices, and lane offsets from vectors."""
+        f, pointer = self.f, vpoint.point.pointers[access]
         lanes: Value | None = None
-        for number, step in walk.terms:
-            index = self.value(number, spot)
+        for number, stride in access.gathered:
+            index = self.value(number, vpoint)
             assert isinstance(index, Value)
             if index.type.lanes == 1:
-                pointer = f.gep(pointer, index * self.number(step), walk.dtype.bytes)
+                pointer = f.gep(pointer, index * self.number(stride), access.dtype.bytes)
                 continue
-            offsets = index * f.splat(self.number(step), index.type.lanes)
+            offsets = index * f.splat(self.number(stride), index.type.lanes)
             lanes = offsets if lanes is None else lanes + offsets
         return pointer, lanes
 
@@ -295,25 +301,25 @@ class Body:
             return Complex(*[f.gather(base, i, vec(lanes, f32), mask) for i in (re, im)])
         return from_memory(f, f.gather(base, offsets, vec(lanes, raw_type(dtype)), mask), dtype)
 
-    def store(self, walk: Walk, x: Element, spot: Spot) -> None:
-        """Elements to their place; one of one lane fills all lanes of a vector."""
+    def store(self, access: Access, x: Element, vpoint: VectorPoint) -> None:
+        """Store a vector; a scalar is broadcast to all lanes."""
         f = self.f
-        step = walk.steps.between_lanes(self.columns)
-        pointer = spot.frame.pointers[walk]
-        if step == 0:
-            self._write(pointer, x, walk.dtype, None)
+        stride = access.strides.lane_stride(self.columns)
+        pointer = vpoint.point.pointers[access]
+        if stride == 0:
+            self._write(pointer, x, access.dtype, None)
             return
-        x = spread(f, x, spot.lanes)
-        if step == 1 or spot.lanes == 1:
-            at = f.gep(pointer, spot.index * self.number(step), walk.dtype.bytes)
-            self._write(at, x, walk.dtype, spot.mask)
+        x = spread(f, x, vpoint.lanes)
+        if stride == 1 or vpoint.lanes == 1:
+            at = f.gep(pointer, vpoint.index * self.number(stride), access.dtype.bytes)
+            self._write(at, x, access.dtype, vpoint.mask)
             return
-        offsets = self._lane_offsets(spot, step)
+        offsets = self._lane_offsets(vpoint, stride)
         if isinstance(x, Complex):
             for part, value in enumerate(x):
-                f.scatter(value, pointer, (offsets << 1) + part, spot.mask)
+                f.scatter(value, pointer, (offsets << 1) + part, vpoint.mask)
         else:
-            f.scatter(to_memory(f, x, walk.dtype), pointer, offsets, spot.mask)
+            f.scatter(to_memory(f, x, access.dtype), pointer, offsets, vpoint.mask)
 
     def _write(self, at: Value, x: Element, dtype: DType, mask: Value | None) -> None:
         f = self.f
@@ -321,7 +327,7 @@ class Body:
             f.store(f.interleave(*x) if lanes_of(x) > 1 else f.concat(*x), at)
             return
         raw = to_memory(f, x, dtype)
-        if self.streams and mask is None:
+        if self.streaming and mask is None:
             stream(f, raw, at)
         elif mask is None or raw.type.lanes == 1:
             f.store(raw, at)

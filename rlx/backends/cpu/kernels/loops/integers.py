@@ -52,7 +52,7 @@ def shift_right(f: Function, a: Value, b: Value, dtype: DType) -> Value:
 
 
 def power(f: Function, a: Value, b: Value, dtype: DType) -> Value:
-    """a^b, wrapping; for b < 0 what is left of 1 / a^-b towards 0."""
+    """a^b, wrapping; for b < 0 the quotient 1 / a^-b, truncated."""
     one = f.const(1, a.type)
     signed = dtype.kind == "int"
     exponent = f.max(b, 0) if signed else b

@@ -1,108 +1,118 @@
-"""Nests whose vectors lie along a row axis: each lane is a row of its own, and what is folded is
-walked one element at a time."""
+"""Nests vectorised across rows: each lane is a row, and reductions are sequential in each lane."""
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.loops.instructions import Body, Frame, Spot
+from rlx.backends.cpu.kernels.loops.instructions import IterPoint, NestBody, VectorPoint
 from rlx.backends.cpu.kernels.loops.registers import Element, lanes_for, masks_tail
-from rlx.backends.cpu.kernels.loops.vector_body import Slots, Sweep, flatten, shaped
+from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
 from rlx.llvm.builder import Function, Module, Value
 from rlx.loops.nest import Nest
 from rlx.loops.stages import Pass, Stages
 
-VECTORS = 4  # columns of vectors that are walked together: a cache line or more of each tensor
+VECTORS = 4  # vectors side by side: a cache line or more of each tensor
 
 
-class ColumnEmitter:
+class LaneRowEmitter:
     def __init__(self, m: Module, nest: Nest) -> None:
         self.f: Function = m.kernel()
         self.nest = nest
-        self.body = Body(self.f, nest, columns=True)
+        self.body = NestBody(self.f, nest, columns=True)
         self.stages = Stages(nest, buffers=False)
         self.lanes = lanes_for(nest, m.target, columns=True)
         self.masks = masks_tail(nest, m.target, columns=True)
-        heaviest = max((self.stages.weight(p) for p in self.stages.passes), default=0)
+        heaviest = max((self.stages.code_size(p) for p in self.stages.passes), default=0)
         self.vectors = VECTORS if heaviest <= 14 else 2 if heaviest <= 48 else 1
 
     def emit(self) -> None:
-        """Items of work are blocks of columns."""
+        """A work item is a block of columns."""
         f, body = self.f, self.body
-        body.refuse_empty_tables()
+        body.reject_empty_gathers()
         *others, last = self.nest.rows
         width, size = self.lanes * self.vectors, body.number(last)
         blocks = f.ceil_div(size, width)
         lo, hi = f.split(body.product(others) * blocks)
         for item in f.range(lo, hi):
             row = item.udiv(blocks)
-            frame = body.at_row(row, others) if others else body.home()
+            point = body.at_row(row, others) if others else body.origin()
             start = (item - row * blocks) * width
             f.if_(
                 start + width <= size,
-                lambda frame=frame, start=start: self._columns(  # type: ignore[misc]
-                    self._spots(frame, start, self.lanes, None, self.vectors)
+                lambda point=point, start=start: self._columns(  # type: ignore[misc]
+                    self._vpoints(point, start, self.lanes, None, self.vectors)
                 ),
-                lambda frame=frame, start=start: self._rest(frame, start, size),  # type: ignore[misc]
+                lambda point=point, start=start: self._rest(point, start, size),  # type: ignore[misc]
             )
 
-    def _rest(self, frame: Frame, start: Value, size: Value) -> None:
-        """Fewer columns than a block has."""
+    def _rest(self, point: IterPoint, start: Value, size: Value) -> None:
+        """The last block, with fewer columns."""
         f, lanes = self.f, self.lanes
         if self.masks:
             for i in f.range(start, size, lanes):
-                self._columns(self._spots(frame, i, lanes, f.lane_mask(size - i, lanes), 1))
+                self._columns(self._vpoints(point, i, lanes, f.lane_mask(size - i, lanes), 1))
             return
         whole = start + (size - start & -lanes)
         if self.vectors > 1 and lanes > 1:
             for i in f.range(start, whole, lanes):
-                self._columns(self._spots(frame, i, lanes, None, 1))
+                self._columns(self._vpoints(point, i, lanes, None, 1))
             start = whole
         for i in f.range(start, size):
-            self._columns(self._spots(frame, i, 1, None, 1))
+            self._columns(self._vpoints(point, i, 1, None, 1))
 
-    def _spots(
-        self, frame: Frame, start: Value, lanes: int, mask: Value | None, count: int
-    ) -> list[Spot]:
-        return [Spot(frame, start + k * lanes, lanes, mask, {}) for k in range(count)]
+    def _vpoints(
+        self, point: IterPoint, start: Value, lanes: int, mask: Value | None, count: int
+    ) -> list[VectorPoint]:
+        return [VectorPoint(point, start + k * lanes, lanes, mask, {}) for k in range(count)]
 
-    def _columns(self, spots: list[Spot]) -> None:
-        """All passes over the rows of some vectors."""
-        self._after(-1, spots)
+    def _columns(self, vpoints: list[VectorPoint]) -> None:
+        """All passes for some vectors of rows."""
+        self._after(-1, vpoints)
         for stage in range(self.stages.last + 1):
-            for this in self.stages.passes:
-                if this.stage == stage:
-                    self._sweep(this, spots)
-            self._after(stage, spots)
+            for pass_ in self.stages.passes:
+                if pass_.stage == stage:
+                    self._emit_pass(pass_, vpoints)
+            self._after(stage, vpoints)
 
-    def _after(self, stage: int, spots: list[Spot]) -> None:
-        """Values of the rows that are known now."""
-        for spot in spots:
+    def _after(self, stage: int, vpoints: list[VectorPoint]) -> None:
+        """Row values that are known after a stage, and their stores."""
+        for vpoint in vpoints:
             for number in self.stages.row_code(stage):
-                self.body.value(number, spot)
+                self.body.value(number, vpoint)
             for store in self.stages.row_stores(stage):
-                self.body.store(store.walk, spot.row[store.operand], spot)
+                self.body.store(store.access, vpoint.row[store.operand], vpoint)
 
-    def _sweep(self, this: Pass, spots: list[Spot]) -> None:
-        sweep = Sweep(self.body, self.stages, this, {}, keeps=True)
-        carry = [sweep.start(spot.lanes) for spot in spots]
-        states = self._axes(sweep, spots, spots[0].frame, 0, carry)
-        for spot, slot in zip(spots, states, strict=True):
-            for number, a, state in zip(this.folds, sweep.folds, slot, strict=True):
+    def _emit_pass(self, pass_: Pass, vpoints: list[VectorPoint]) -> None:
+        vector_body = VectorBody(self.body, self.stages, pass_, {}, spills=True)
+        carry = [vector_body.start(vpoint.lanes) for vpoint in vpoints]
+        states = self._axes(vector_body, vpoints, vpoints[0].point, 0, carry)
+        for vpoint, slot in zip(vpoints, states, strict=True):
+            for number, a, state in zip(
+                pass_.reductions, vector_body.accumulators, slot, strict=True
+            ):
                 found: Element = a.result(state)
-                spot.row[number] = found
+                vpoint.row[number] = found
 
     def _axes(
-        self, sweep: Sweep, spots: list[Spot], frame: Frame, position: int, carry: Slots
-    ) -> Slots:
-        """Loops over the axes of the space from `position` on; inside, one element of each row."""
-        space = sweep.this.space
+        self,
+        vector_body: VectorBody,
+        vpoints: list[VectorPoint],
+        point: IterPoint,
+        position: int,
+        carry: CarriedStates,
+    ) -> CarriedStates:
+        """Loops over the axes of the space from `position` on; the body is one element per lane."""
+        space = vector_body.pass_.space
         sizes = self.nest.spaces[space]
         if position == len(sizes):
-            here = [Spot(frame, s.index, s.lanes, s.mask, s.row) for s in spots]
-            return [sweep.element(s, states) for s, states in zip(here, carry, strict=True)]
+            here = [VectorPoint(point, s.index, s.lanes, s.mask, s.row) for s in vpoints]
+            return [vector_body.emit(s, states) for s, states in zip(here, carry, strict=True)]
 
         def body(index: Value, *values: Value) -> list[Value]:
-            moved = self.body.move(frame, space, position, index)
-            return flatten(self._axes(sweep, spots, moved, position + 1, shaped(values, carry)))
+            inner_point = self.body.advance(point, space, position, index)
+            return flatten(
+                self._axes(
+                    vector_body, vpoints, inner_point, position + 1, unflatten(values, carry)
+                )
+            )
 
         size = self.body.number(sizes[position])
-        return shaped(self.f.loop(0, size, 1, flatten(carry), body), carry)
+        return unflatten(self.f.loop(0, size, 1, flatten(carry), body), carry)

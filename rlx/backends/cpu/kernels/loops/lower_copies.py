@@ -1,4 +1,4 @@
-"""Ops that put elements at their places: concat, pad, and writes to states, as copies of boxes."""
+"""Lowering of ops that are strided copies: concat, pad, and contiguous writes to states."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlx.ir.dim import Dim
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
 from rlx.ir.shape import Shape, normalize_axis
-from rlx.loops.box_copies import Box, copy, fill
-from rlx.loops.schedule import Settled
-from rlx.loops.trace import Place
+from rlx.loops.schedule import ScheduledNest
+from rlx.loops.strided_copies import StridedView, copy, fill
+from rlx.loops.trace import Buffer
 
-_RESULT = Place("result")
+_RESULT = Buffer("result")
 
 
-def _steps(node: Node, ctx: Context, kernels: list[Settled]) -> list[Step]:
+def _steps(node: Node, ctx: Context, kernels: list[ScheduledNest]) -> list[Step]:
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     steps = [step_for(node, ctx, k) for k in kernels]
     for step in steps:
@@ -28,9 +28,9 @@ def _steps(node: Node, ctx: Context, kernels: list[Settled]) -> list[Step]:
     return steps
 
 
-def _operand(node: Node, ctx: Context, number: int) -> Box:
+def _operand(node: Node, ctx: Context, number: int) -> StridedView:
     value = node.inputs[number]
-    return Box(Place("operand", number), value.dtype, ctx.strides(value))
+    return StridedView(Buffer("operand", number), value.dtype, ctx.strides(value))
 
 
 @lowers("concat", strided=True)
@@ -39,12 +39,12 @@ def lower_concat(node: Node, ctx: Context) -> list[Step]:
     out = node.output.shape
     at = normalize_axis(op.axis, out.rank)
     strides = contiguous_strides(out)
-    kernels: list[Settled] = []
+    kernels: list[ScheduledNest] = []
     start: Dim = 0
     for number, value in enumerate(node.inputs):
         dims = value.shape.dims
         if 0 not in dims:
-            target = Box(_RESULT, out.dtype, strides, start * strides[at])
+            target = StridedView(_RESULT, out.dtype, strides, start * strides[at])
             kernels.append(copy(dims, _operand(node, ctx, number), target))
         start = start + dims[at]
     return _steps(node, ctx, kernels)
@@ -59,8 +59,8 @@ def lower_state_update(node: Node, ctx: Context) -> list[Step]:
     if slots:
         return [write_at(node)]
     strides = ctx.strides(state)
-    shift = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
-    target = Box(Place("operand", 0), state.dtype, strides, shift)
+    offset = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
+    target = StridedView(Buffer("operand", 0), state.dtype, strides, offset)
     return _steps(node, ctx, [copy(update.shape.dims, _operand(node, ctx, 1), target)])
 
 
@@ -69,31 +69,31 @@ def lower_state_update(node: Node, ctx: Context) -> list[Step]:
 
 @lowers("pad", strided=True)
 def lower_pad(node: Node, ctx: Context) -> list[Step]:
-    """The operand into the middle, then the borders, one axis after the other: those of a later
-    axis are copied with the borders of earlier ones."""
+    """Copy the operand to the interior, then make the borders axis by axis: those of a later axis
+    include the borders of earlier ones."""
     op: Any = node.op
     x, out = node.inputs[0].shape, node.output.shape
     if 0 in out.dims:
         return []
     strides = contiguous_strides(out)
-    middle = _shift(strides, op.low)
+    middle = _offset(strides, op.low)
     kernels = []
     if 0 not in x.dims:
-        target = Box(_RESULT, out.dtype, strides, middle)
+        target = StridedView(_RESULT, out.dtype, strides, middle)
         kernels.append(copy(x.dims, _operand(node, ctx, 0), target))
     for at in range(x.rank):
         kernels += _borders(op, x, out, at)
     return _steps(node, ctx, kernels)
 
 
-def _shift(strides: tuple[Dim, ...], starts: tuple[Dim, ...]) -> Dim:
+def _offset(strides: tuple[Dim, ...], starts: tuple[Dim, ...]) -> Dim:
     total: Dim = 0
     for stride, start in zip(strides, starts, strict=True):
         total = total + stride * start
     return total
 
 
-def _borders(op: Any, x: Shape, out: Shape, at: int) -> Iterator[Settled]:
+def _borders(op: Any, x: Shape, out: Shape, at: int) -> Iterator[ScheduledNest]:
     """The two borders along one axis."""
     strides = contiguous_strides(out)
     low, size, high = op.low[at], x.dims[at], op.high[at]
@@ -104,15 +104,16 @@ def _borders(op: Any, x: Shape, out: Shape, at: int) -> Iterator[Settled]:
         dims = (*out.dims[:at], width, *x.dims[at + 1 :])
         if 0 in dims:
             continue
-        # axes before this one are complete, those after it have their operand's elements alone
+        # axes before this one are complete, later ones hold the operand's elements only
         starts = (*[0] * at, start, *op.low[at + 1 :])
-        target = Box(_RESULT, out.dtype, strides, _shift(strides, starts))
+        target = StridedView(_RESULT, out.dtype, strides, _offset(strides, starts))
         if op.mode == "constant":
             yield fill(dims, op.value, target)
             continue
         first = edge if op.mode == "edge" else mirrored
-        steps = [
+        source_strides = [
             s if i != at else 0 if op.mode == "edge" else s * -1 for i, s in enumerate(strides)
         ]
-        place = _shift(strides, (*starts[:at], first, *starts[at + 1 :]))
-        yield copy(dims, Box(_RESULT, out.dtype, tuple(steps), place), target)
+        source_offset = _offset(strides, (*starts[:at], first, *starts[at + 1 :]))
+        source = StridedView(_RESULT, out.dtype, tuple(source_strides), source_offset)
+        yield copy(dims, source, target)

@@ -1,4 +1,4 @@
-"""Regions as steps: fused groups, and every elementwise, layout, reduction or norm op by itself."""
+"""Lowering of loop nests: fused regions, and single elementwise, layout, reduction or norm ops."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from math import prod
 from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.kernels.loops.column_tiles import WIDTH
 from rlx.backends.cpu.kernels.loops.elements import NAMES
-from rlx.backends.cpu.kernels.loops.nest_kernel import Region
-from rlx.backends.cpu.kernels.loops.rows import can_stream, scratch_sizes
-from rlx.backends.cpu.kernels.loops.split_rows import CELL, Split, cells, last_stage
+from rlx.backends.cpu.kernels.loops.nest_kernel import NestKernel
+from rlx.backends.cpu.kernels.loops.rows import can_stream_stores, scratch_sizes
+from rlx.backends.cpu.kernels.loops.split_rows import STATE_SLOT, Split, last_stage, state_slots
 from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
@@ -23,79 +23,81 @@ from rlx.loops.decompose import WRITTEN_OUT, graph_of
 from rlx.loops.index_rules import FOLDS, MOVES
 from rlx.loops.nest import Quantity
 from rlx.loops.nest import Word as NestWord
-from rlx.loops.partition import make_plan
-from rlx.loops.schedule import NODE, REPORT, Address, Meaning, Settled, settle
-from rlx.loops.trace import Place, Source
+from rlx.loops.partition import partition
+from rlx.loops.schedule import NODE, REPORT, Address, ArgSource, ScheduledNest, schedule
+from rlx.loops.trace import Buffer, Source
 from rlx.records import dataclass
 
 Strides = tuple[Dim, ...]
 
 
 @dataclass
-class Made:
-    """A region for operands that lie in one way: kernels, and values kept between them."""
+class RegionKernels:
+    """The kernels of a region for operands of given strides, and the temporaries between them."""
 
-    kernels: list[Settled]
+    kernels: list[ScheduledNest]
     temporaries: list[Shape]
 
 
 @lru_cache(maxsize=4096)
-def make(op: Op, shapes: tuple[Shape, ...], strides: tuple[Strides, ...]) -> Made:
+def region_kernels(
+    op: Op, shapes: tuple[Shape, ...], strides: tuple[Strides, ...]
+) -> RegionKernels:
     graph = graph_of(op, shapes)
     inputs = [n.output for n in graph.sources("input")]
     operands = {
-        v: Source(Place("operand", i), v.shape.dtype, s)
+        v: Source(Buffer("operand", i), v.shape.dtype, s)
         for i, (v, s) in enumerate(zip(inputs, strides, strict=True))
     }
-    plan = make_plan(graph, operands)
-    return Made([settle(k) for k in plan.kernels], [v.shape for v in plan.temporaries])
+    plan = partition(graph, operands)
+    return RegionKernels([schedule(k) for k in plan.kernels], [v.shape for v in plan.temporaries])
 
 
-def _plain(node: Node) -> Made:
+def _plain(node: Node) -> RegionKernels:
     shapes = tuple(v.shape for v in node.inputs)
-    return make(node.op, shapes, tuple(contiguous_strides(s) for s in shapes))
+    return region_kernels(node.op, shapes, tuple(contiguous_strides(s) for s in shapes))
 
 
 def scratch_bytes(node: Node, target: Target, threads: int) -> int:
     if _is_empty(node):
         return 0
-    made, live = _plain(node), node.graph.live
+    region, live = _plain(node), node.graph.live
     workers = max(threads, usable_cores())
-    kept = max((_kept_bytes(k, live) for k in made.kernels), default=0)
-    states = max((_state_bytes(k, live, workers) for k in made.kernels), default=0)
-    return sum(_sizes(made, live)) + max(workers * kept, states)
+    spill = max((_spill_bytes(k, live) for k in region.kernels), default=0)
+    states = max((_split_state_bytes(k, live, workers) for k in region.kernels), default=0)
+    return sum(_sizes(region, live)) + max(workers * spill, states)
 
 
-def _sizes(made: Made, live: dict[str, int]) -> list[int]:
+def _sizes(region: RegionKernels, live: dict[str, int]) -> list[int]:
     """Bytes of each temporary."""
-    return [aligned(shape.upper_bytes(live)) for shape in made.temporaries]
+    return [aligned(shape.upper_bytes(live)) for shape in region.temporaries]
 
 
-def _kept_bytes(settled: Settled, live: dict[str, int]) -> int:
-    """Bytes that each worker needs for elements kept between passes."""
+def _spill_bytes(scheduled: ScheduledNest, live: dict[str, int]) -> int:
+    """Scratch bytes that each worker needs for spills."""
     total = 0
-    for sizes, each in _kept_sizes(settled):
-        total += prod(_most(settled, s, live) for s in sizes) * each
+    for sizes, each in _spill_sizes(scheduled):
+        total += prod(_upper_bound(scheduled, s, live) for s in sizes) * each
     return aligned(total)
 
 
 @lru_cache(maxsize=4096)
-def _kept_sizes(settled: Settled) -> list[tuple[tuple[Quantity, ...], int]]:
-    return scratch_sizes(settled.nest)
+def _spill_sizes(scheduled: ScheduledNest) -> list[tuple[tuple[Quantity, ...], int]]:
+    return scratch_sizes(scheduled.nest)
 
 
-def _meaning(settled: Settled, size: Quantity) -> Dim:
-    found = size if isinstance(size, int) else settled.words[size.index]
+def _dim(scheduled: ScheduledNest, size: Quantity) -> Dim:
+    found = size if isinstance(size, int) else scheduled.words[size.index]
     assert not isinstance(found, (str, Address))
     return found
 
 
-def _most(settled: Settled, size: Quantity, live: dict[str, int]) -> int:
-    return upper_bound(_meaning(settled, size), live)
+def _upper_bound(scheduled: ScheduledNest, size: Quantity, live: dict[str, int]) -> int:
+    return upper_bound(_dim(scheduled, size), live)
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether there is surely nothing to compute."""
+    """Whether all results are empty."""
     return all(0 in v.shape.dims for v in node.outputs)
 
 
@@ -107,70 +109,76 @@ def lower_region(node: Node, ctx: Context) -> list[Step]:
     if _is_empty(node):
         return []
     shapes = tuple(v.shape for v in node.inputs)
-    made = make(node.op, shapes, tuple(ctx.strides(v) for v in node.inputs))
-    offsets = _offsets(made, ctx.lir.live)
+    region = region_kernels(node.op, shapes, tuple(ctx.strides(v) for v in node.inputs))
+    offsets = _offsets(region, ctx.lir.live)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    steps = [s for settled in made.kernels for s in steps_for(node, ctx, settled, offsets)]
+    steps = [s for scheduled in region.kernels for s in steps_for(node, ctx, scheduled, offsets)]
     for step in steps:
         step.flops, step.bytes = cost.flops // len(steps), cost.bytes // len(steps)
     return steps
 
 
-def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] = (0,)) -> Step:
-    """The step of a kernel; `offsets` are those of temporaries in scratch memory, and the end."""
-    words = [_word(node, meaning, offsets) for meaning in settled.words]
-    if _streams(node, settled, ctx):
-        return _step(node, settled, _spec(settled, None, streams=True), words, False)
+def step_for(
+    node: Node, ctx: Context, scheduled: ScheduledNest, offsets: Sequence[int] = (0,)
+) -> Step:
+    """The launch of a kernel; `offsets` are those of temporaries in scratch, and the end."""
+    words = [_word(node, source, offsets) for source in scheduled.words]
+    if _streams_stores(node, scheduled, ctx):
+        return _step(node, scheduled, _spec(scheduled, None, streaming=True), words, False)
     scratch = None
-    kept = 0 if settled.columns else _kept_bytes(settled, ctx.lir.live)
-    if kept:
+    spill = 0 if scheduled.columns else _spill_bytes(scheduled, ctx.lir.live)
+    if spill:
         scratch = (NestWord(len(words)), NestWord(len(words) + 1))
-        words += [Scratch(node, offsets[-1]), kept]
-    return _step(node, settled, _spec(settled, scratch), words, bool(kept))
+        words += [Scratch(node, offsets[-1]), spill]
+    return _step(node, scheduled, _spec(scheduled, scratch), words, bool(spill))
 
 
 @lru_cache(maxsize=4096)
 def _spec(
-    settled: Settled, scratch: tuple[NestWord, NestWord] | None, streams: bool = False
-) -> Region:
-    return Region(settled.nest, settled.columns, scratch, streams=streams)
+    scheduled: ScheduledNest, scratch: tuple[NestWord, NestWord] | None, streaming: bool = False
+) -> NestKernel:
+    return NestKernel(scheduled.nest, scheduled.columns, scratch, streaming=streaming)
 
 
-def _streams(node: Node, settled: Settled, ctx: Context) -> bool:
-    """Whether all that the kernel writes are results so large that caches are no use."""
-    if settled.columns or any(_is_temporary(m) for m in settled.words):
+def _streams_stores(node: Node, scheduled: ScheduledNest, ctx: Context) -> bool:
+    """Whether all stores are to results that outgrow the caches."""
+    if scheduled.columns or any(_is_temporary(m) for m in scheduled.words):
         return False
-    _, writes = _touched(node, settled)
-    return all(map(ctx.outgrows_caches, writes)) and can_stream(settled.nest)
+    _, writes = _accessed(node, scheduled)
+    return all(map(ctx.outgrows_caches, writes)) and can_stream_stores(scheduled.nest)
 
 
-def _is_temporary(meaning: Meaning) -> bool:
-    return isinstance(meaning, Address) and meaning.place.kind == "temporary"
+def _is_temporary(source: ArgSource) -> bool:
+    return isinstance(source, Address) and source.buffer.kind == "temporary"
 
 
-def _step(node: Node, settled: Settled, spec: Region, words: list[Word], scratch: bool) -> Step:
-    places = [m.place for m in settled.words if isinstance(m, Address)]
-    reads, writes = _touched(node, settled)
-    uses_scratch = scratch or any(p.kind == "temporary" for p in places)
+def _step(
+    node: Node, scheduled: ScheduledNest, spec: NestKernel, words: list[Word], scratch: bool
+) -> Step:
+    buffers = [m.buffer for m in scheduled.words if isinstance(m, Address)]
+    reads, writes = _accessed(node, scheduled)
+    uses_scratch = scratch or any(p.kind == "temporary" for p in buffers)
     return Step(spec, words, reads, writes, uses_scratch=uses_scratch)
 
 
-# -- few long rows ------------------------------------------------------------------------------
+# -- few long rows: split over the workers -------------------------------------------------------
 
-_ENOUGH = 65536  # elements that are worth a second kernel
+MIN_SPLIT_ELEMENTS = 65536  # with fewer, a second kernel does not pay
 
 
-def _parts(settled: Settled, live: dict[str, int], threads: int) -> int:
-    """Into how many parts rows are cut so that all workers have some; 0 where they need not be."""
-    nest = settled.nest
-    if not nest.folds or threads == 1:
+def _row_splits(scheduled: ScheduledNest, live: dict[str, int], threads: int) -> int:
+    """Splits per row that keep all workers busy; 0 if rows are not split."""
+    nest = scheduled.nest
+    if not nest.reduces or threads == 1:
         return 0
-    rows = [_most(settled, s, live) for s in nest.rows]
-    sizes = [[_most(settled, s, live) for s in space] for space in nest.spaces]
-    firsts = [_meaning(settled, space[0]) for space in nest.spaces]
-    if prod(rows) * max(map(prod, sizes)) < _ENOUGH or not all(same(firsts[0], f) for f in firsts):
+    rows = [_upper_bound(scheduled, s, live) for s in nest.rows]
+    sizes = [[_upper_bound(scheduled, s, live) for s in space] for space in nest.spaces]
+    firsts = [_dim(scheduled, space[0]) for space in nest.spaces]
+    if prod(rows) * max(map(prod, sizes)) < MIN_SPLIT_ELEMENTS or not all(
+        same(firsts[0], f) for f in firsts
+    ):
         return 0
-    if settled.columns:
+    if scheduled.columns:
         items, least = prod(rows[:-1]) * -(-rows[-1] // WIDTH), 64
     else:
         items, least = prod(rows), 1 if len(sizes[0]) > 1 else 8192
@@ -180,66 +188,68 @@ def _parts(settled: Settled, live: dict[str, int], threads: int) -> int:
     return count if count > 1 else 0
 
 
-def _state_bytes(settled: Settled, live: dict[str, int], threads: int) -> int:
-    """Scratch memory for the states of all parts, however the operands lie: parts are at most 4 to
-    a worker, or with the rows that share strips 6 strips to a worker."""
-    nest = settled.nest
-    rows = prod(_most(settled, s, live) for s in nest.rows)
-    sizes = [prod(_most(settled, s, live) for s in space) for space in nest.spaces]
-    if not nest.folds or rows * max(sizes) < _ENOUGH:
+def _split_state_bytes(scheduled: ScheduledNest, live: dict[str, int], threads: int) -> int:
+    """Scratch bytes for the states of all splits, whatever the operands' strides: at most 4 splits
+    per worker, or 6 column tiles per worker."""
+    nest = scheduled.nest
+    rows = prod(_upper_bound(scheduled, s, live) for s in nest.rows)
+    sizes = [prod(_upper_bound(scheduled, s, live) for s in space) for space in nest.spaces]
+    if not nest.reduces or rows * max(sizes) < MIN_SPLIT_ELEMENTS:
         return 0
     states = min(4 * threads * rows, 6 * threads * WIDTH)
-    return aligned(states * cells(nest) * CELL)
+    return aligned(states * state_slots(nest) * STATE_SLOT)
 
 
-def steps_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int]) -> list[Step]:
-    """One kernel, or one for each stage where rows are cut into parts."""
-    nest = settled.nest
-    parts = _parts(settled, ctx.lir.live, ctx.threads)
-    if not parts:
-        return [step_for(node, ctx, settled, offsets)]
-    words = [_word(node, meaning, offsets) for meaning in settled.words]
+def steps_for(
+    node: Node, ctx: Context, scheduled: ScheduledNest, offsets: Sequence[int]
+) -> list[Step]:
+    """One launch, or one per stage where rows are split."""
+    nest = scheduled.nest
+    splits = _row_splits(scheduled, ctx.lir.live, ctx.threads)
+    if not splits:
+        return [step_for(node, ctx, scheduled, offsets)]
+    words = [_word(node, source, offsets) for source in scheduled.words]
     names = [NestWord(len(words) + k) for k in range(3)]
-    size = _meaning(settled, nest.spaces[0][0])
-    grain = 64 if len(nest.spaces[0]) == 1 and not settled.columns else 1
-    chunk = (size + (parts * grain - 1)) // (parts * grain) * grain
-    words += [Scratch(node, offsets[-1]), parts, chunk]
+    size = _dim(scheduled, nest.spaces[0][0])
+    grain = 64 if len(nest.spaces[0]) == 1 and not scheduled.columns else 1
+    chunk = (size + (splits * grain - 1)) // (splits * grain) * grain
+    words += [Scratch(node, offsets[-1]), splits, chunk]
     stages = range(last_stage(nest) + 1)
-    specs = [Region(nest, settled.columns, None, Split(stage, *names)) for stage in stages]
-    return [_step(node, settled, spec, words, True) for spec in specs]
+    specs = [NestKernel(nest, scheduled.columns, None, Split(stage, *names)) for stage in stages]
+    return [_step(node, scheduled, spec, words, True) for spec in specs]
 
 
-def _offsets(made: Made, live: dict[str, int]) -> list[int]:
-    """Where each temporary lies in scratch memory, and what follows them."""
+def _offsets(region: RegionKernels, live: dict[str, int]) -> list[int]:
+    """Offset of each temporary in scratch memory, and the end."""
     offsets = [0]
-    for size in _sizes(made, live):
+    for size in _sizes(region, live):
         offsets.append(offsets[-1] + size)
     return offsets
 
 
-def _word(node: Node, meaning: Meaning, offsets: Sequence[int]) -> Word:
-    if meaning == REPORT:
+def _word(node: Node, source: ArgSource, offsets: Sequence[int]) -> Word:
+    if source == REPORT:
         return Status()
-    if meaning == NODE:
+    if source == NODE:
         return Number(node)
-    if not isinstance(meaning, Address):
-        assert not isinstance(meaning, str)
-        return meaning
-    place = meaning.place
-    if place.kind == "temporary":
-        return Scratch(node, offsets[place.number], meaning.shift * meaning.bytes)
-    values = node.inputs if place.kind == "operand" else node.outputs
-    return Pointer(values[place.number], meaning.shift)
+    if not isinstance(source, Address):
+        assert not isinstance(source, str)
+        return source
+    buffer = source.buffer
+    if buffer.kind == "temporary":
+        return Scratch(node, offsets[buffer.number], source.offset * source.bytes)
+    values = node.inputs if buffer.kind == "operand" else node.outputs
+    return Pointer(values[buffer.number], source.offset)
 
 
-def _touched(node: Node, settled: Settled) -> tuple[list[Value], list[Value]]:
+def _accessed(node: Node, scheduled: ScheduledNest) -> tuple[list[Value], list[Value]]:
     """Values that a kernel reads and writes."""
-    stored = {s.walk.pointer for s in settled.nest.stores}
+    stored = {s.access.pointer for s in scheduled.nest.stores}
     reads, writes = list[Value](), list[Value]()
-    for number, meaning in enumerate(settled.words):
-        if not isinstance(meaning, Address) or meaning.place.kind == "temporary":
+    for number, source in enumerate(scheduled.words):
+        if not isinstance(source, Address) or source.buffer.kind == "temporary":
             continue
-        values = node.inputs if meaning.place.kind == "operand" else node.outputs
+        values = node.inputs if source.buffer.kind == "operand" else node.outputs
         into = writes if NestWord(number) in stored else reads
-        into.append(values[meaning.place.number])
+        into.append(values[source.buffer.number])
     return reads, writes

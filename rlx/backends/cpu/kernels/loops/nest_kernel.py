@@ -1,50 +1,54 @@
-"""The kernel of a nest."""
+"""The CPU kernel of a loop nest: which emitter its schedule takes."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from rlx.backends.cpu.kernels.loops.column_tiles import StripEmitter, is_tall
-from rlx.backends.cpu.kernels.loops.lane_rows import ColumnEmitter
-from rlx.backends.cpu.kernels.loops.rows import RowEmitter, StreamEmitter
-from rlx.backends.cpu.kernels.loops.split_rows import PartEmitter, Split
-from rlx.backends.cpu.kernels.loops.transpose_tiles import TileEmitter
+from rlx.backends.cpu.kernels.loops.column_tiles import ColumnTileEmitter, is_tall
+from rlx.backends.cpu.kernels.loops.lane_rows import LaneRowEmitter
+from rlx.backends.cpu.kernels.loops.rows import RowEmitter, StreamingStoreEmitter
+from rlx.backends.cpu.kernels.loops.split_rows import Split, SplitRowEmitter
+from rlx.backends.cpu.kernels.loops.transpose_tiles import TransposeEmitter
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.llvm.builder import Module
-from rlx.loops.nest import Apply, Fold, Nest, Word
+from rlx.loops.nest import Apply, Nest, Reduce, Word
 from rlx.records import dataclass
 
 
 @dataclass(frozen=True)
-class Region(KernelSpec):
-    """words: as the nest numbers them; then those that `scratch` names, the address of scratch
-    memory and the bytes each worker has of it, or those of `split`.
+class NestKernel(KernelSpec):
+    """words: those of the nest; then the scratch address and bytes per worker (`scratch`), or those
+    of `split`.
 
-    A kernel that `streams` writes results past the caches."""
+    With `streaming`, results are written by streaming stores."""
 
     nest: Nest
     columns: bool = False
     scratch: tuple[Word, Word] | None = None
     split: Split | None = None
-    streams: bool = False
+    streaming: bool = False
 
     def emit(self, m: Module) -> None:
         if self.columns:
             tall = self.split is not None or is_tall(self.nest)
-            made = StripEmitter(m, self.nest, self.split) if tall else ColumnEmitter(m, self.nest)
+            made = (
+                ColumnTileEmitter(m, self.nest, self.split)
+                if tall
+                else LaneRowEmitter(m, self.nest)
+            )
             made.emit()
         elif self.split is not None:
-            PartEmitter(m, self.nest, self.split).emit()
+            SplitRowEmitter(m, self.nest, self.split).emit()
         elif self.nest.tiled:
-            TileEmitter(m, self.nest).emit()
-        elif self.streams:
-            StreamEmitter(m, self.nest).emit()
+            TransposeEmitter(m, self.nest).emit()
+        elif self.streaming:
+            StreamingStoreEmitter(m, self.nest).emit()
         else:
             RowEmitter(m, self.nest, self.scratch).emit()
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nest, self.columns, self.scratch, self.split, self.streams))
+        return hash((self.nest, self.columns, self.scratch, self.split, self.streaming))
 
     def __hash__(self) -> int:
         return self._hash
@@ -52,5 +56,5 @@ class Region(KernelSpec):
     @property
     def label(self) -> str:
         names = [i.record.name for i in self.nest.code if isinstance(i, Apply)]
-        names += [i.kind for i in self.nest.code if isinstance(i, Fold)]
+        names += [i.kind for i in self.nest.code if isinstance(i, Reduce)]
         return f"region({', '.join(list(dict.fromkeys(names))[:6]) or 'copy'})"

@@ -1,9 +1,8 @@
-"""Elements in registers: what type they are computed in, and how they come from memory and go back.
+"""Register types of elements, their conversion from and to memory, vector width and tail masks.
 
 Floats narrower than f32 are f32 in registers, bools are masks, integers keep their width, and a
 complex number is a pair.
 
-How wide the vectors of a nest are, and how the last, incomplete one is done.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rlx.ir.dtype import f32 as f32_dtype
 from rlx.llvm.builder import Function, Type, Value, f32, f64, i1, i16, vec
 from rlx.llvm.storage import memory_type, narrow, widen
 from rlx.llvm.target import Target
-from rlx.loops.nest import ROW, Apply, Load, Nest, Walk
+from rlx.loops.nest import ROW, Access, Apply, Load, Nest
 
 
 class Complex(NamedTuple):
@@ -38,24 +37,24 @@ def lanes_of(x: Element) -> int:
 
 
 def parts(x: Element) -> list[Value]:
-    """The values an element is made of."""
+    """The components of an element: two for a complex number."""
     return [x] if isinstance(x, Value) else [x.re, x.im]
 
 
 def joined(values: list[Value]) -> Element:
-    """The element made of `parts`."""
+    """The element with these components."""
     return values[0] if len(values) == 1 else Complex(*values)
 
 
 def spread(f: Function, x: Element, lanes: int) -> Element:
-    """One element in every lane; a vector stays as it is."""
+    """A scalar broadcast to all lanes; a vector stays as it is."""
     if lanes_of(x) == lanes:
         return x
     return joined([f.splat(v, lanes) for v in parts(x)])
 
 
 def from_memory(f: Function, raw: Value, dtype: DType) -> Value:
-    """A real element as it lies in memory, in the type it is computed in."""
+    """A real element as loaded, in its register type."""
     if dtype is bool_:
         return raw.ne(0)
     if not dtype.is_float:
@@ -66,7 +65,7 @@ def from_memory(f: Function, raw: Value, dtype: DType) -> Value:
 
 
 def to_memory(f: Function, x: Value, dtype: DType) -> Value:
-    """The way back; 16-bit floats come as integers, whose loads and stores every target has."""
+    """A real element as stored; 16-bit floats as integers, which every target can store."""
     if dtype is bool_ or not dtype.is_float:
         return x.to(memory_type(dtype), signed=False)
     raw = narrow(f, x, dtype)
@@ -79,7 +78,7 @@ def raw_type(dtype: DType) -> Type:
 
 
 def constant(f: Function, number: float | complex, dtype: DType) -> Element:
-    """A number as an element."""
+    """A constant element."""
     if dtype is c64:
         whole = complex(number)
         return Complex(f.const(whole.real, f32), f.const(whole.imag, f32))
@@ -96,8 +95,8 @@ def rounded(f: Function, x: Value, dtype: DType) -> Value:
 
 
 def convert(f: Function, x: Element, source: DType, target: DType) -> Element:
-    """As the reference casts: floats to integers towards 0 and saturating (NaN is 0), integers to
-    integers by their low bits, to bool whether not 0. A narrower float is not rounded yet."""
+    """Cast as the reference does: float to integer truncates and saturates (NaN becomes 0), integer
+    to integer wraps, to bool tests for non-zero. A narrower float is rounded later."""
     if source is target:
         return x
     if isinstance(x, Complex):
@@ -125,13 +124,13 @@ def _saturated(f: Function, x: Value, target: DType) -> Value:
 
 
 def lanes_for(nest: Nest, target: Target, columns: bool) -> int:
-    """Elements of the widest type that is computed with, in one register; fewer for short rows."""
+    """Vector width: lanes of the widest type in one register; fewer for short rows."""
     bits = [
         _bits(i.dtype)
         for i in nest.code
         if isinstance(i, (Load, Apply)) and (columns or i.level != ROW)
     ]
-    bits += [_bits(s.walk.dtype) for s in nest.stores if columns or s.level != ROW]
+    bits += [_bits(s.access.dtype) for s in nest.stores if columns or s.level != ROW]
     lanes = target.lanes(max(bits, default=32))
     sizes = [space[-1] for space in nest.spaces if space]
     longest = max((s if isinstance(s, int) else lanes for s in sizes), default=1)
@@ -145,20 +144,20 @@ def _bits(dtype: DType) -> int:
 
 
 def masks_tail(nest: Nest, target: Target, columns: bool) -> bool:
-    """Whether the last vector is masked; where masks are dear or tensors lie apart, what is left is
-    done element by element instead."""
-    for walk in nest.walks():
-        step = walk.steps.between_lanes(columns)
-        if walk.dtype is c64 or (step not in (0, 1)) or _data_per_lane(nest, walk, columns):
+    """Whether the tail is one masked vector; a scalar loop where masks are slow or accesses are
+    not contiguous."""
+    for access in nest.accesses():
+        step = access.strides.lane_stride(columns)
+        if access.dtype is c64 or (step not in (0, 1)) or _data_per_lane(nest, access, columns):
             return False
-        if step == 1 and not _has_masks(target, raw_type(walk.dtype).bits):
+        if step == 1 and not _has_masks(target, raw_type(access.dtype).bits):
             return False
     return True
 
 
-def _data_per_lane(nest: Nest, walk: Walk, columns: bool) -> bool:
-    """Whether an index that is data differs from lane to lane (taken to be so in columns)."""
-    return any(columns or nest.code[number].level != ROW for number, _ in walk.terms)
+def _data_per_lane(nest: Nest, access: Access, columns: bool) -> bool:
+    """Whether a gathered index may differ between lanes."""
+    return any(columns or nest.code[number].level != ROW for number, _ in access.gathered)
 
 
 def _has_masks(target: Target, bits: int) -> bool:

@@ -1,6 +1,6 @@
-"""One pass over a long row: loops whose bodies take several vectors at a time.
+"""The loops of one pass over a long row, unrolled over several vectors.
 
-Long sums of f32 are made in blocks, whose sums join in f64.
+Long f32 sums are blocked: each block is summed in f32, the block sums in f64.
 """
 
 from __future__ import annotations
@@ -8,114 +8,123 @@ from __future__ import annotations
 from functools import reduce
 from math import prod
 
-from rlx.backends.cpu.kernels.loops.instructions import Frame, Spot
-from rlx.backends.cpu.kernels.loops.reductions import State, join_all
+from rlx.backends.cpu.kernels.loops.instructions import IterPoint, VectorPoint
+from rlx.backends.cpu.kernels.loops.reductions import State, combine_all
 from rlx.backends.cpu.kernels.loops.registers import Element
-from rlx.backends.cpu.kernels.loops.vector_body import Slots, Sweep, flatten, shaped
+from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
 from rlx.llvm.builder import Value
 
-BLOCK = 8192  # elements summed in f32 before the sum joins one in f64
+BLOCK = 8192  # elements summed in f32 before they are added to the f64 sum
 
-Part = tuple[Value, Value]  # from one index of an axis to before another
+IndexRange = tuple[Value, Value]  # [first, end) of an axis
 
 
-class Loops:
-    """Loops over all axes of the space of a pass, the innermost with lanes."""
+class PassLoops:
+    """The loops over all axes of a pass's space; the innermost is the vector axis."""
 
-    def __init__(self, sweep: Sweep, lanes: int, masks: bool, row: dict[int, Element]) -> None:
-        self.sweep, self.lanes, self.masks, self.row = sweep, lanes, masks, row
-        self.f, self.body = sweep.f, sweep.body
-        self.sizes = sweep.nest.spaces[sweep.this.space]
-        weight = sweep.stages.weight(sweep.this)
+    def __init__(
+        self, vector_body: VectorBody, lanes: int, masks: bool, row: dict[int, Element]
+    ) -> None:
+        self.vector_body, self.lanes, self.masks, self.row = vector_body, lanes, masks, row
+        self.f, self.body = vector_body.f, vector_body.body
+        self.sizes = vector_body.nest.spaces[vector_body.pass_.space]
+        weight = vector_body.stages.code_size(vector_body.pass_)
         self.unroll = 4 if weight <= 14 else 2 if weight <= 48 else 1
-        self.outer = [sweep.accumulator(n, wide=True) for n in sweep.this.folds]
+        self.outer = [vector_body.accumulator(n, wide=True) for n in vector_body.pass_.reductions]
         self.blocked = any(a.wide for a in self.outer) and self._is_long()
         if not self.blocked:
-            self.outer = sweep.folds
+            self.outer = vector_body.accumulators
 
     def _is_long(self) -> bool:
         known = [s for s in self.sizes if isinstance(s, int)]
         return len(known) < len(self.sizes) or prod(known) > 2 * BLOCK
 
-    def run(self, frame: Frame, part: Part | None) -> tuple[Slots, list[State]]:
-        """The states of the folds: those of vectors, and that of single elements. A part is one of
-        the outermost axis."""
-        slots = 1 if self.blocked else self.unroll
-        carry = [[a.start(self.lanes) for a in self.outer] for _ in range(slots)]
+    def run(self, point: IterPoint, bounds: IndexRange | None) -> tuple[CarriedStates, list[State]]:
+        """Returns the accumulator states: one per unrolled vector, and that of the scalar tail.
+        `bounds` restricts the outermost axis."""
+        carried = 1 if self.blocked else self.unroll
+        carry = [[a.start(self.lanes) for a in self.outer] for _ in range(carried)]
         carry.append([a.start(1) for a in self.outer])
         whole = (self.f.i64(0), self.body.number(self.sizes[0]))
-        carry = self._axes(frame, 0, carry, part or whole)
+        carry = self._axes(point, 0, carry, bounds or whole)
         return carry[:-1], carry[-1]
 
-    def _axes(self, frame: Frame, position: int, carry: Slots, part: Part) -> Slots:
+    def _axes(
+        self, point: IterPoint, position: int, carry: CarriedStates, bounds: IndexRange
+    ) -> CarriedStates:
         """Loops over the axes of the space from `position` on."""
         if position == len(self.sizes) - 1:
             along = self._blocks if self.blocked else self._along
-            return along(frame, carry, part)
+            return along(point, carry, bounds)
 
         inner = (self.f.i64(0), self.body.number(self.sizes[position + 1]))
 
         def body(index: Value, *values: Value) -> list[Value]:
-            moved = self.body.move(frame, self.sweep.this.space, position, index)
-            return flatten(self._axes(moved, position + 1, shaped(values, carry), inner))
+            inner_point = self.body.advance(point, self.vector_body.pass_.space, position, index)
+            return flatten(self._axes(inner_point, position + 1, unflatten(values, carry), inner))
 
-        return shaped(self.f.loop(*part, 1, flatten(carry), body), carry)
+        return unflatten(self.f.loop(*bounds, 1, flatten(carry), body), carry)
 
-    def _blocks(self, frame: Frame, carry: Slots, part: Part) -> Slots:
-        """Blocks of elements, each summed as it is and then joined to the wide sums."""
-        narrow = self.sweep
+    def _blocks(self, point: IterPoint, carry: CarriedStates, bounds: IndexRange) -> CarriedStates:
+        """Blocks of elements, each reduced in its own type and then added to the wide states."""
+        narrow = self.vector_body
 
         def body(start: Value, *values: Value) -> list[Value]:
             fresh = [narrow.start(self.lanes) for _ in range(self.unroll)]
-            stop = self.f.min(start + BLOCK, part[1])
-            *vectors, single = self._along(frame, [*fresh, narrow.start(1)], (start, stop))
-            vector = reduce(lambda a, b: join_all(narrow.folds, a, b), vectors)
+            stop = self.f.min(start + BLOCK, bounds[1])
+            *vectors, single = self._along(point, [*fresh, narrow.start(1)], (start, stop))
+            vector = reduce(lambda a, b: combine_all(narrow.accumulators, a, b), vectors)
             new = [
                 [a.widened(state) for a, state in zip(self.outer, states, strict=True)]
                 for states in (vector, single)
             ]
-            old = shaped(values, carry)
-            return flatten([join_all(self.outer, a, b) for a, b in zip(old, new, strict=True)])
+            old = unflatten(values, carry)
+            return flatten([combine_all(self.outer, a, b) for a, b in zip(old, new, strict=True)])
 
-        return shaped(self.f.loop(*part, BLOCK, flatten(carry), body), carry)
+        return unflatten(self.f.loop(*bounds, BLOCK, flatten(carry), body), carry)
 
-    def _along(self, frame: Frame, carry: Slots, part: Part) -> Slots:
-        """The axis of lanes: several vectors at a time, then one, then what is left."""
-        (lo, hi), lanes = part, self.lanes
+    def _along(self, point: IterPoint, carry: CarriedStates, bounds: IndexRange) -> CarriedStates:
+        """The vector axis: the unrolled loop, single vectors, then the tail."""
+        (lo, hi), lanes = bounds, self.lanes
         *vectors, single = carry
-        at = self._whole(part, lanes * self.unroll)
-        vectors = self._loop(frame, (lo, at), lanes, vectors, None)
+        at = self._whole(bounds, lanes * self.unroll)
+        vectors = self._loop(point, (lo, at), lanes, vectors, None)
         # A constant mask of one lane is avoided: LLVM stores too many bytes for it.
         rest = (hi - at).const
         if self.masks and lanes > 1 and (rest is None or rest % lanes != 1):
-            vectors[:1] = self._loop(frame, (at, hi), lanes, vectors[:1], hi)
+            vectors[:1] = self._loop(point, (at, hi), lanes, vectors[:1], hi)
             return [*vectors, single]
-        end = self._whole(part, lanes)
+        end = self._whole(bounds, lanes)
         if self.unroll > 1:
-            vectors[:1] = self._loop(frame, (at, end), lanes, vectors[:1], None)
+            vectors[:1] = self._loop(point, (at, end), lanes, vectors[:1], None)
         if lanes > 1:
-            [single] = self._loop(frame, (end, hi), 1, [single], None)
+            [single] = self._loop(point, (end, hi), 1, [single], None)
         return [*vectors, single]
 
-    def _whole(self, part: Part, step: int) -> Value:
-        """Where the last whole step ends."""
-        lo, hi = part
+    def _whole(self, bounds: IndexRange, step: int) -> Value:
+        """The end of the last whole step."""
+        lo, hi = bounds
         return lo + ((hi - lo) & -step)
 
     def _loop(
-        self, frame: Frame, part: Part, lanes: int, carry: Slots, limit: Value | None
-    ) -> Slots:
-        """Elements of the part, in as many vectors at a time as `carry` has slots; with a limit the
-        last vector is masked."""
+        self,
+        point: IterPoint,
+        bounds: IndexRange,
+        lanes: int,
+        carry: CarriedStates,
+        limit: Value | None,
+    ) -> CarriedStates:
+        """One loop, unrolled as often as `carry` has states; with a limit the last vector is
+        masked."""
 
         def body(index: Value, *values: Value) -> list[Value]:
-            states = shaped(values, carry)
+            states = unflatten(values, carry)
             for slot, old in enumerate(states):
                 at = index + slot * lanes
                 mask = None if limit is None else self.f.lane_mask(limit - at, lanes)
-                spot = Spot(frame, at, lanes, mask, self.row)
-                states[slot] = self.sweep.element(spot, old)
+                vpoint = VectorPoint(point, at, lanes, mask, self.row)
+                states[slot] = self.vector_body.emit(vpoint, old)
             return flatten(states)
 
         step = lanes * len(carry)
-        return shaped(self.f.loop(*part, step, flatten(carry), body), carry)
+        return unflatten(self.f.loop(*bounds, step, flatten(carry), body), carry)

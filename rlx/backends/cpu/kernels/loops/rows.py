@@ -1,11 +1,11 @@
-"""Nests whose vectors lie along the elements of a row: each row is walked once per pass.
+"""Nests vectorised along the row: each row is traversed once per pass.
 
-A short row of known size is unrolled and stays in registers. A long one is walked by loops, and
-what a later pass wants is kept in the row of a result, on the stack, or in scratch memory of the
-worker.
+A short row of constant size is fully unrolled and stays in registers. A long one is a loop, and
+values that a later pass needs are spilled to the row of a result, the stack, or per-worker scratch
+memory.
 
-Nests whose results are far larger than the caches: vectors are stored past them, which saves
-reading every line before it is written.
+Where results are far larger than the caches, full vectors use streaming stores, which save the
+read of every cache line before it is written.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from __future__ import annotations
 from functools import reduce
 from math import prod
 
-from rlx.backends.cpu.kernels.loops.instructions import Body, Frame, Spot
-from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State, join_all
+from rlx.backends.cpu.kernels.loops.instructions import IterPoint, NestBody, VectorPoint
+from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State, combine_all
 from rlx.backends.cpu.kernels.loops.registers import Element, lanes_for, masks_tail
-from rlx.backends.cpu.kernels.loops.row_loops import Loops, Part
-from rlx.backends.cpu.kernels.loops.vector_body import Slots, Sweep
+from rlx.backends.cpu.kernels.loops.row_loops import IndexRange, PassLoops
+from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody
 from rlx.llvm.builder import Function, Module, Value, i64
 from rlx.llvm.storage import is_aligned
-from rlx.loops.nest import Nest, Quantity, Walk, Word
+from rlx.loops.nest import Access, Nest, Quantity, Word
 from rlx.loops.stages import Pass, Stages
 
-CHUNK = 16384  # elements of a long row that one worker takes at a time
-STRAIGHT = 8  # vectors of a row that is kept in registers
-GRAIN = 1024  # elements below which a second worker is not worth waking
-STACK = 32768  # bytes of kept elements that lie on the stack
+CHUNK = 16384  # elements of a long row per work item
+MAX_UNROLLED_VECTORS = 8  # vectors of a row that stays in registers
+MIN_ELEMENTS_PER_WORKER = 1024  # with fewer, a second worker does not pay
+STACK_BYTES = 32768  # limit for spills on the stack
 
 
 def stack_bytes(nest: Nest, stages: Stages) -> dict[int, int]:
-    """Kept elements that fit on the stack, with their bytes; others need scratch memory."""
+    """Bytes of the spills that fit on the stack, by instruction; others need scratch memory."""
     found: dict[int, int] = {}
-    for keep in stages.keeps.values():
-        sizes = nest.spaces[keep.space]
-        if keep.walk is None and all(isinstance(s, int) for s in sizes):
-            size = keep.bytes * prod(s for s in sizes if isinstance(s, int))
-            if sum(found.values()) + size <= STACK:
-                found[keep.number] = size
+    for spill in stages.spills.values():
+        sizes = nest.spaces[spill.space]
+        if spill.access is None and all(isinstance(s, int) for s in sizes):
+            size = spill.bytes * prod(s for s in sizes if isinstance(s, int))
+            if sum(found.values()) + size <= STACK_BYTES:
+                found[spill.number] = size
     return found
 
 
 def scratch_sizes(nest: Nest) -> list[tuple[tuple[Quantity, ...], int]]:
-    """What each worker keeps in scratch memory: sizes of a space, and bytes per element."""
+    """What each worker spills to scratch memory: sizes of a space, and bytes per element."""
     stages = Stages(nest)
     fitting = stack_bytes(nest, stages)
-    keeps = stages.keeps.values()
-    rest = [k for k in keeps if k.walk is None and k.number not in fitting]
+    spills = stages.spills.values()
+    rest = [k for k in spills if k.access is None and k.number not in fitting]
     return [(nest.spaces[k.space], k.bytes) for k in rest]
 
 
 class RowEmitter:
-    """`scratch` is the word of an address and that of the bytes each worker has there."""
+    """`scratch`: the arguments with the scratch address and the bytes per worker."""
 
     def __init__(
         self,
@@ -63,45 +63,47 @@ class RowEmitter:
     ) -> None:
         self.f: Function = m.kernel()
         self.nest = nest
-        self.body = Body(self.f, nest, columns=False)
+        self.body = NestBody(self.f, nest, columns=False)
         self.stages = Stages(nest, buffers, results)
         self.lanes = lanes_for(nest, m.target, columns=False)
         self.masks = masks_tail(nest, m.target, columns=False)
         self.row: dict[int, Element] = {}
-        self.spots: dict[int, list[Spot]] = {}
+        self.vpoints: dict[int, list[VectorPoint]] = {}
         self.buffers = self._buffers(scratch)
 
     def _buffers(self, scratch: tuple[Word, Word] | None) -> dict[int, Value]:
-        """Memory of this worker for elements that are kept."""
+        """Spill buffers of this worker."""
         f, body = self.f, self.body
         sizes = stack_bytes(self.nest, self.stages)
-        found = {n: f.alloca(size) for n, size in sizes.items() if not self._stays(n)}
-        rest = [k for k in self.stages.keeps.values() if k.walk is None and k.number not in sizes]
+        found = {n: f.alloca(size) for n, size in sizes.items() if not self._stays_in_registers(n)}
+        rest = [
+            k for k in self.stages.spills.values() if k.access is None and k.number not in sizes
+        ]
         if rest:
             assert scratch is not None
             step = f.word(f["words"], scratch[1].index, i64)
             base = f.gep(f.word(f["words"], scratch[0].index), f["tid"].to(i64) * step)
-            for keep in rest:
-                found[keep.number] = base
-                base = f.gep(base, body.product(self.nest.spaces[keep.space]), keep.bytes)
+            for spill in rest:
+                found[spill.number] = base
+                base = f.gep(base, body.product(self.nest.spaces[spill.space]), spill.bytes)
         return found
 
-    def _stays(self, number: int) -> bool:
-        return self.is_straight(self.stages.keeps[number].space)
+    def _stays_in_registers(self, number: int) -> bool:
+        return self.is_unrolled(self.stages.spills[number].space)
 
     # -- rows ---------------------------------------------------------------------------------
 
     def emit(self) -> None:
         f, body, nest = self.f, self.body, self.nest
-        body.refuse_empty_tables()
+        body.reject_empty_gathers()
         if not nest.rows:
             self._one_row()
             return
         total = body.product(nest.rows)
-        if nest.folds or not _is_long(nest.spaces[0][-1]):
+        if nest.reduces or not _is_long(nest.spaces[0][-1]):
             lo, hi = f.split(total)
             for row in f.range(lo, hi):
-                self.walk_row(body.at_row(row, nest.rows), None)
+                self.emit_row(body.at_row(row, nest.rows), None)
             return
         size = body.number(nest.spaces[0][-1])
         chunks = f.ceil_div(size, CHUNK)
@@ -109,123 +111,131 @@ class RowEmitter:
         for item in f.range(lo, hi):
             row = item.udiv(chunks)
             start = (item - row * chunks) * CHUNK
-            self.walk_row(body.at_row(row, nest.rows), (start, f.min(start + CHUNK, size)))
+            self.emit_row(body.at_row(row, nest.rows), (start, f.min(start + CHUNK, size)))
 
     def _one_row(self) -> None:
-        """No rows to divide: elements are, unless something is folded."""
+        """Without row axes, workers divide the elements, unless there is a reduction."""
         f = self.f
-        if self.nest.folds or not self.stages.passes:
-            f.if_(f["tid"].eq(0), lambda: self.walk_row(self.body.home(), None))
+        if self.nest.reduces or not self.stages.passes:
+            f.if_(f["tid"].eq(0), lambda: self.emit_row(self.body.origin(), None))
             return
         size = self.body.number(self.nest.spaces[0][-1])
-        self.walk_row(self.body.home(), f.split(size, GRAIN))
+        self.emit_row(self.body.origin(), f.split(size, MIN_ELEMENTS_PER_WORKER))
 
-    def walk_row(self, frame: Frame, part: Part | None) -> None:
-        """All passes over one row, or over a part of its elements."""
-        self.row, self.spots = {}, {}
+    def emit_row(self, point: IterPoint, bounds: IndexRange | None) -> None:
+        """All passes over one row, or over a range of its elements."""
+        self.row, self.vpoints = {}, {}
         for stage in range(-1, self.stages.last + 1):
-            for this in self.stages.passes:
-                if this.stage == stage:
-                    self.sweep(this, frame, part)
-            self.row_values(stage, frame)
-            self.row_stores(stage, frame)
+            for pass_ in self.stages.passes:
+                if pass_.stage == stage:
+                    self.emit_pass(pass_, point, bounds)
+            self.row_values(stage, point)
+            self.row_stores(stage, point)
 
-    def row_values(self, stage: int, frame: Frame) -> None:
-        """Values of the row that are known after a stage."""
-        spot = Spot(frame, self.f.i64(0), 1, None, self.row)
+    def row_values(self, stage: int, point: IterPoint) -> None:
+        """Emit the row values that are known after a stage."""
+        vpoint = VectorPoint(point, self.f.i64(0), 1, None, self.row)
         for number in self.stages.row_code(stage):
-            self.body.value(number, spot)
+            self.body.value(number, vpoint)
 
-    def row_stores(self, stage: int, frame: Frame) -> None:
-        spot = Spot(frame, self.f.i64(0), 1, None, self.row)
+    def row_stores(self, stage: int, point: IterPoint) -> None:
+        vpoint = VectorPoint(point, self.f.i64(0), 1, None, self.row)
         for store in self.stages.row_stores(stage):
-            self.body.store(store.walk, self.row[store.operand], spot)
+            self.body.store(store.access, self.row[store.operand], vpoint)
 
-    def is_straight(self, space: int) -> bool:
-        """Whether rows of the space are short enough to stay in registers."""
+    def is_unrolled(self, space: int) -> bool:
+        """Whether rows of the space are unrolled and stay in registers."""
         sizes = self.nest.spaces[space]
         if len(sizes) != 1 or not isinstance(sizes[0], int):
             return False
         vectors, rest = divmod(sizes[0], self.lanes)
-        spots = vectors + (min(rest, 1) if self.masks else rest)
-        heaviest = max(self.stages.weight(p) for p in self.stages.passes if p.space == space)
-        return spots <= STRAIGHT and spots * heaviest <= 280
+        vpoints = vectors + (min(rest, 1) if self.masks else rest)
+        heaviest = max(self.stages.code_size(p) for p in self.stages.passes if p.space == space)
+        return vpoints <= MAX_UNROLLED_VECTORS and vpoints * heaviest <= 280
 
-    def sweep(self, this: Pass, frame: Frame, part: Part | None) -> None:
-        straight = part is None and self.is_straight(this.space)
-        sweep = Sweep(self.body, self.stages, this, self.buffers, keeps=not straight)
-        if straight:
-            slots, single = self._straight(sweep, frame)
-            accumulators = sweep.folds
+    def emit_pass(self, pass_: Pass, point: IterPoint, bounds: IndexRange | None) -> None:
+        unrolled = bounds is None and self.is_unrolled(pass_.space)
+        vector_body = VectorBody(self.body, self.stages, pass_, self.buffers, spills=not unrolled)
+        if unrolled:
+            carried, single = self._emit_unrolled(vector_body, point)
+            accumulators = vector_body.accumulators
         else:
-            loops = Loops(sweep, self.lanes, self.masks, self.row)
-            slots, single = loops.run(frame, part)
+            loops = PassLoops(vector_body, self.lanes, self.masks, self.row)
+            carried, single = loops.run(point, bounds)
             accumulators = loops.outer
-        vector = reduce(lambda a, b: join_all(accumulators, a, b), slots)
-        for number, a, wide, narrow in zip(this.folds, accumulators, vector, single, strict=True):
-            self.folded(number, a, a.join(a.across(wide), narrow))
+        vector = reduce(lambda a, b: combine_all(accumulators, a, b), carried)
+        for number, a, wide, narrow in zip(
+            pass_.reductions, accumulators, vector, single, strict=True
+        ):
+            self.finish_reduction(number, a, a.combine(a.reduce_lanes(wide), narrow))
 
-    def folded(self, number: int, accumulator: Accumulator, state: State) -> None:
-        """A fold has ended in this state."""
+    def finish_reduction(self, number: int, accumulator: Accumulator, state: State) -> None:
+        """The result of a reduction, from its final state."""
         self.row[number] = accumulator.result(state)
 
-    def _straight(self, sweep: Sweep, frame: Frame) -> tuple[Slots, list[State]]:
-        space = sweep.this.space
-        if space not in self.spots:
-            self.spots[space] = self._all_spots(frame, space)
-        slots, single = [sweep.start(self.lanes)], sweep.start(1)
-        for spot in self.spots[space]:
-            if spot.lanes == self.lanes:
-                slots.append(sweep.element(spot, sweep.start(self.lanes)))
+    def _emit_unrolled(
+        self, vector_body: VectorBody, point: IterPoint
+    ) -> tuple[CarriedStates, list[State]]:
+        space = vector_body.pass_.space
+        if space not in self.vpoints:
+            self.vpoints[space] = self._all_vpoints(point, space)
+        carried, single = [vector_body.start(self.lanes)], vector_body.start(1)
+        for vpoint in self.vpoints[space]:
+            if vpoint.lanes == self.lanes:
+                carried.append(vector_body.emit(vpoint, vector_body.start(self.lanes)))
             else:
-                single = sweep.element(spot, single)
-        return slots[1:] or slots, single
+                single = vector_body.emit(vpoint, single)
+        return carried[1:] or carried, single
 
-    def _all_spots(self, frame: Frame, space: int) -> list[Spot]:
+    def _all_vpoints(self, point: IterPoint, space: int) -> list[VectorPoint]:
         f, lanes, [size] = self.f, self.lanes, self.nest.spaces[space]
         assert isinstance(size, int)
         whole = size - size % lanes
-        spots = [Spot(frame, f.i64(i), lanes, None, self.row) for i in range(0, whole, lanes)]
+        vpoints = [
+            VectorPoint(point, f.i64(i), lanes, None, self.row) for i in range(0, whole, lanes)
+        ]
         if size - whole > 1 and self.masks:
             mask = f.lane_mask(f.i64(size - whole), lanes)
-            return [*spots, Spot(frame, f.i64(whole), lanes, mask, self.row)]
-        return spots + [Spot(frame, f.i64(i), 1, None, self.row) for i in range(whole, size)]
+            return [*vpoints, VectorPoint(point, f.i64(whole), lanes, mask, self.row)]
+        return vpoints + [
+            VectorPoint(point, f.i64(i), 1, None, self.row) for i in range(whole, size)
+        ]
 
 
 def _is_long(size: Quantity) -> bool:
     return not isinstance(size, int) or size > 2 * CHUNK
 
 
-def can_stream(nest: Nest) -> bool:
-    """Whether vectors of results are stored as a whole, and the stack holds what is kept."""
+def can_stream_stores(nest: Nest) -> bool:
+    """Whether results are stored as full vectors, and all spills fit on the stack."""
     stages = Stages(nest, results=False)
-    fits = len(stack_bytes(nest, stages)) == len(stages.keeps)
-    return fits and not nest.tiled and any(_is_whole(s.walk) for s in nest.stores)
+    fits = len(stack_bytes(nest, stages)) == len(stages.spills)
+    return fits and not nest.tiled and any(_is_whole(s.access) for s in nest.stores)
 
 
-def _is_whole(walk: Walk) -> bool:
-    """Whether neighbours in the vector are neighbours in memory."""
-    return walk.steps.between_lanes(columns=False) == 1
+def _is_whole(access: Access) -> bool:
+    """Whether lanes are contiguous in memory."""
+    return access.strides.lane_stride(columns=False) == 1
 
 
-class StreamEmitter(RowEmitter):
+class StreamingStoreEmitter(RowEmitter):
     def __init__(self, m: Module, nest: Nest) -> None:
         super().__init__(m, nest, results=False)
 
     def emit(self) -> None:
-        self.f.if_(self._is_aligned(), self._stream, super().emit)
+        self.f.if_(self._is_aligned(), self._emit_streaming, super().emit)
 
-    def _stream(self) -> None:
-        self.body.streams = True
+    def _emit_streaming(self) -> None:
+        self.body.streaming = True
         super().emit()
-        self.body.streams = False
-        self.f.fence()  # such stores are ordered by nothing else
+        self.body.streaming = False
+        self.f.fence()  # streaming stores are weakly ordered
 
     def _is_aligned(self) -> Value:
-        """Whether every whole vector lies within a line, as these stores demand."""
+        """Whether every full vector is aligned, as streaming stores require."""
         body, found = self.body, list[Value]()
-        start = body.home()
-        for walk in [s.walk for s in self.nest.stores if _is_whole(s.walk)]:
-            steps = (*walk.steps.rows, *walk.steps.inner[:-1])
-            found += [start.pointers[walk], *(body.number(s) * walk.dtype.bytes for s in steps)]
+        start = body.origin()
+        for access in [s.access for s in self.nest.stores if _is_whole(s.access)]:
+            steps = (*access.strides.rows, *access.strides.inner[:-1])
+            found += [start.pointers[access], *(body.number(s) * access.dtype.bytes for s in steps)]
         return is_aligned(self.f, found)

@@ -1,4 +1,4 @@
-"""Running sums along an axis: floats are summed in f64, so that long axes lose nothing."""
+"""Prefix sums (cumsum) along an axis; floats accumulate in f64, for precision on long axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlx.records import dataclass
 class CumSum(KernelSpec):
     """words: x, result, outer, size, inner
 
-    Both are [outer, size, inner] without gaps. With `columns`, vectors lie along `inner`.
+    Both are contiguous [outer, size, inner]. With `columns`, vectors are along `inner`.
     """
 
     source: DType
@@ -45,13 +45,13 @@ class CumSum(KernelSpec):
             stop = f.min(start + width, inner)
             whole = start + (stop - start & -lanes)
             for column in f.range(start, whole, lanes):
-                self._walk(f, row, column, lanes)
+                self._scan_columns(f, row, column, lanes)
             if lanes > 1:
                 for column in f.range(whole, stop):
-                    self._walk(f, row, column, 1)
+                    self._scan_columns(f, row, column, 1)
 
-    def _walk(self, f: Function, row: Value, column: Value, lanes: int) -> None:
-        """The sums of `lanes` neighbouring columns."""
+    def _scan_columns(self, f: Function, row: Value, column: Value, lanes: int) -> None:
+        """Scan `lanes` neighbouring columns."""
         x, result = f.word(f["words"], 0), f.word(f["words"], 1)
         size, inner = f.word(f["words"], 3, i64), f.word(f["words"], 4, i64)
         base = row * size * inner + column

@@ -1,7 +1,7 @@
-"""Slices written at indices that are data, replacing or added.
+"""Scatter: slices stored or added at gathered indices.
 
-Workers share the elements of a slice, not the slices: each walks all indices in order, so that of
-equal ones the last wins, and sums are made in one order.
+Workers divide the elements of a slice, not the slices: each visits all indices in order, so that
+the last of equal indices wins and the order of sums is deterministic.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from rlx.llvm.builder import Function, Module, Value, i64, vec
 from rlx.llvm.storage import memory_type
 from rlx.records import dataclass
 
-STRIP = 256  # elements of a slice that a worker takes at a time
+TILE = 256  # elements of a slice per work item
 
 
 @dataclass(frozen=True)
 class Scatter(KernelSpec):
     """words: result, indices, updates, outer, size, inner, count, status, node
 
-    The result is [outer, size, inner] and updates are [outer, count, inner], both without gaps.
+    The result is [outer, size, inner] and updates are [outer, count, inner], both contiguous.
     """
 
     result: DType
@@ -35,18 +35,18 @@ class Scatter(KernelSpec):
     def emit(self, m: Module) -> None:
         f = m.kernel()
         outer, size, inner = (f.word(f["words"], at, i64) for at in (3, 4, 5))
-        strips = f.ceil_div(inner, STRIP)
-        lo, hi = f.split(outer * strips)
+        tiles = f.ceil_div(inner, TILE)
+        lo, hi = f.split(outer * tiles)
         for item in f.range(lo, hi):
-            block = item.udiv(strips)
-            start = (item - block * strips) * STRIP
-            width = f.min(inner - start, STRIP)
-            self._strip(f, block, size, inner, start, width)
+            block = item.udiv(tiles)
+            start = (item - block * tiles) * TILE
+            width = f.min(inner - start, TILE)
+            self._emit_tile(f, block, size, inner, start, width)
 
-    def _strip(
+    def _emit_tile(
         self, f: Function, block: Value, size: Value, inner: Value, start: Value, width: Value
     ) -> None:
-        """All updates of one strip of elements."""
+        """All updates of one tile of elements."""
         result, indices, updates = (f.word(f["words"], at) for at in range(3))
         count = f.word(f["words"], 6, i64)
         status, node = f.word(f["words"], 7), f.word(f["words"], 8, i64)

@@ -1,117 +1,120 @@
-"""Rows that are few and long: each is cut into parts, so that every worker has some.
+"""Few long rows: each row is split over the workers, as split-K does for a matmul.
 
-What a row needs in one go becomes one kernel per stage. A kernel leaves the states of its folds,
-one for each part, in memory; the next one joins them, part by part, before it goes on. The order is
-fixed by the number of parts.
+Each stage of the row is a kernel of its own. A kernel stores the accumulator states of its
+reductions, one per split, in scratch memory; the next one combines them, in the order of splits,
+before it goes on. The result depends on the number of splits only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlx.backends.cpu.kernels.loops.instructions import Frame
+from rlx.backends.cpu.kernels.loops.instructions import IterPoint
 from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State
-from rlx.backends.cpu.kernels.loops.row_loops import Loops
+from rlx.backends.cpu.kernels.loops.row_loops import PassLoops
 from rlx.backends.cpu.kernels.loops.rows import RowEmitter
-from rlx.backends.cpu.kernels.loops.vector_body import Sweep
+from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
 from rlx.llvm.builder import Module, Value, i64
 from rlx.loops.nest import ROW, Nest, Word
 from rlx.loops.stages import Pass, Stages
 from rlx.records import dataclass
 
-CELL = 8  # bytes of a number of a state in memory
+STATE_SLOT = 8  # bytes of one component of a state in memory
 
 
 @dataclass(frozen=True)
 class Split:
-    """The words of a kernel that takes parts: memory for states, parts, and the size of a part."""
+    """Extra arguments of a split kernel: scratch memory, number of splits, elements of a split."""
 
     stage: int
     memory: Word
-    parts: Word
+    count: Word
     chunk: Word
 
 
 def last_stage(nest: Nest) -> int:
-    """The last kernel of a nest that is cut into parts."""
+    """The stage of the last kernel of a split nest."""
     stages = Stages(nest, buffers=False)
     after = [stages.stage[s.operand] + 1 for s in nest.stores if s.level == ROW]
     return max([p.stage for p in stages.passes] + after)
 
 
-class PartEmitter(RowEmitter):
+class SplitRowEmitter(RowEmitter):
     def __init__(self, m: Module, nest: Nest, split: Split) -> None:
         super().__init__(m, nest, None, buffers=False)
         f = self.f
         self.split = split
         self.memory = f.word(f["words"], split.memory.index)
-        self.parts = f.word(f["words"], split.parts.index, i64)
+        self.splits = f.word(f["words"], split.count.index, i64)
         self.chunk = f.word(f["words"], split.chunk.index, i64)
         self.total = self.body.product(nest.rows)
-        self.cell = f.i64(0)  # number of this row and part, of all
+        self.slot = f.i64(0)  # linear index of (row, split)
 
     def emit(self) -> None:
         f, body = self.f, self.body
-        body.refuse_empty_tables()
-        lo, hi = f.split(self.total * self.parts)
+        body.reject_empty_gathers()
+        lo, hi = f.split(self.total * self.splits)
         for item in f.range(lo, hi):
-            row = item.udiv(self.parts)
-            part = item - row * self.parts
-            self.cell = item
-            frame = body.at_row(row, self.nest.rows) if self.nest.rows else body.home()
-            self._part(frame, row, part)
+            row = item.udiv(self.splits)
+            split_id = item - row * self.splits
+            self.slot = item
+            point = body.at_row(row, self.nest.rows) if self.nest.rows else body.origin()
+            self._emit_split(point, row, split_id)
 
-    def _part(self, frame: Frame, row: Value, part: Value) -> None:
-        self.row, self.spots = {}, {}
-        self.row_values(-1, frame)
+    def _emit_split(self, point: IterPoint, row: Value, split_id: Value) -> None:
+        self.row, self.vpoints = {}, {}
+        self.row_values(-1, point)
         for stage in range(self.split.stage):
-            for this in self._passes(stage):
-                for number, a in self._accumulators(this):
-                    self.row[number] = a.result(self._joined(number, a, row))
-            self.row_values(stage, frame)
+            for pass_ in self._passes(stage):
+                for number, a in self._accumulators(pass_):
+                    self.row[number] = a.result(self._combined(number, a, row))
+            self.row_values(stage, point)
         before = self.split.stage - 1
-        self.f.if_(part.eq(0), lambda: self.row_stores(before, frame))
-        start = part * self.chunk
-        for this in self._passes(self.split.stage):
-            size = self.body.number(self.nest.spaces[this.space][0])
+        self.f.if_(split_id.eq(0), lambda: self.row_stores(before, point))
+        start = split_id * self.chunk
+        for pass_ in self._passes(self.split.stage):
+            size = self.body.number(self.nest.spaces[pass_.space][0])
             lo = self.f.min(start, size)
-            self.sweep(this, frame, (lo, self.f.min(start + self.chunk, size)))
+            self.emit_pass(pass_, point, (lo, self.f.min(start + self.chunk, size)))
 
     def _passes(self, stage: int) -> list[Pass]:
         return [p for p in self.stages.passes if p.stage == stage]
 
-    def _accumulators(self, this: Pass) -> Iterator[tuple[int, Accumulator]]:
-        """As the pass itself makes them."""
-        sweep = Sweep(self.body, self.stages, this, {}, keeps=True)
-        loops = Loops(sweep, self.lanes, self.masks, self.row)
-        yield from zip(this.folds, loops.outer, strict=True)
+    def _accumulators(self, pass_: Pass) -> Iterator[tuple[int, Accumulator]]:
+        """The accumulators, of the same types as in the pass itself."""
+        vector_body = VectorBody(self.body, self.stages, pass_, {}, spills=True)
+        loops = PassLoops(vector_body, self.lanes, self.masks, self.row)
+        yield from zip(pass_.reductions, loops.outer, strict=True)
 
     # -- states in memory -----------------------------------------------------------------------
 
-    def folded(self, number: int, accumulator: Accumulator, state: State) -> None:
+    def finish_reduction(self, number: int, accumulator: Accumulator, state: State) -> None:
         for k, value in enumerate(state):
-            self.f.store(value, self._cell(number, k, self.cell))
+            self.f.store(value, self._slot_address(number, k, self.slot))
 
-    def _joined(self, number: int, a: Accumulator, row: Value) -> State:
-        """The states of all parts of a row as one."""
+    def _combined(self, number: int, a: Accumulator, row: Value) -> State:
+        """The combined state of all splits of a row."""
         f, types = self.f, a.types(1)
-        first = row * self.parts
+        first = row * self.splits
 
-        def read(part: Value) -> State:
-            return [f.load(self._cell(number, k, first + part), t) for k, t in enumerate(types)]
+        def read(split_id: Value) -> State:
+            return [
+                f.load(self._slot_address(number, k, first + split_id), t)
+                for k, t in enumerate(types)
+            ]
 
-        return f.loop(0, self.parts, 1, a.start(1), lambda i, *s: a.join(list(s), read(i)))
+        return f.loop(0, self.splits, 1, a.start(1), lambda i, *s: a.combine(list(s), read(i)))
 
-    def _cell(self, number: int, component: int, cell: Value) -> Value:
+    def _slot_address(self, number: int, component: int, slot: Value) -> Value:
         before = self._components(number) + component
-        return self.f.gep(self.memory, self.total * self.parts * before + cell, CELL)
+        return self.f.gep(self.memory, self.total * self.splits * before + slot, STATE_SLOT)
 
     def _components(self, number: int) -> int:
-        """Numbers of states of the folds before this one."""
+        """State components of the reductions before this one."""
         found = [pair for p in self.stages.passes for pair in self._accumulators(p)]
         return sum(len(a.types(1)) for n, a in found if n < number)
 
 
-def cells(nest: Nest) -> int:
-    """Numbers of a row's or column's states, all folds together: two at most for each."""
-    return 2 * sum(len(p.folds) for p in Stages(nest, buffers=False).passes)
+def state_slots(nest: Nest) -> int:
+    """Upper bound of state components per row: two for each reduction."""
+    return 2 * sum(len(p.reductions) for p in Stages(nest, buffers=False).passes)

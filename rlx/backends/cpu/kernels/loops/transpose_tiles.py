@@ -1,124 +1,128 @@
-"""Nests in which some tensors lie along a row axis and others along the lanes, as in a transpose.
+"""Transposing nests: some accesses are contiguous along a row axis, others along the vector axis.
 
-Square tiles of both axes are read along the one, turned in registers, and used along the other, so
-that every cache line is read and written as a whole.
+Square tiles are loaded along the one axis, transposed in registers and used along the other, so
+that every cache line is read and written once.
 """
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.loops.instructions import Frame, Spot
+from rlx.backends.cpu.kernels.loops.instructions import IterPoint, VectorPoint
 from rlx.backends.cpu.kernels.loops.registers import from_memory, raw_type
 from rlx.backends.cpu.kernels.loops.rows import RowEmitter
-from rlx.backends.cpu.kernels.loops.vector_body import Sweep
+from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
 from rlx.ir.dtype import c64
 from rlx.llvm.builder import Function, Module, Value, vec
-from rlx.loops.nest import ROW, Instruction, Load, Nest, Walk
+from rlx.loops.nest import ROW, Access, Instruction, Load, Nest
 
-BLOCK = 64  # rows, and elements of each, that a worker takes at a time
-MOST = 16  # rows of a tile
+BLOCK = 64  # rows, and elements of each row, of a work item
+MAX_TILE = 16  # rows of a tile
 
 
-class TileEmitter(RowEmitter):
+class TransposeEmitter(RowEmitter):
     def __init__(self, m: Module, nest: Nest) -> None:
         super().__init__(m, nest)
-        self.turned = {
-            n: i.walk for n, i in enumerate(nest.code) if isinstance(i, Load) and _is_turned(i)
+        self.crossing = {
+            n: i.access for n, i in enumerate(nest.code) if isinstance(i, Load) and _is_crossing(i)
         }
-        widest = max((w.dtype.bytes for w in self.turned.values()), default=8)
-        self.size = min(MOST, m.target.vector_bits // 8 // widest)
+        widest = max((w.dtype.bytes for w in self.crossing.values()), default=8)
+        self.size = min(MAX_TILE, m.target.vector_bits // 8 // widest)
         self.is_copy = self._is_copy()
         if not self.is_copy:
             area = self.size**2
-            self.buffers |= {n: self.f.alloca(area * w.dtype.bytes) for n, w in self.turned.items()}
+            self.buffers |= {
+                n: self.f.alloca(area * w.dtype.bytes) for n, w in self.crossing.items()
+            }
 
     def _is_copy(self) -> bool:
-        """Whether nothing is computed: rows go from registers to the result."""
+        """Whether the nest is a plain transpose: tiles go from registers to the result."""
         [store, *others] = self.nest.stores
-        alone = len(self.nest.code) == len(self.turned) == 1 and not others
-        return alone and store.walk.steps.inner[-1] == 1
+        alone = len(self.nest.code) == len(self.crossing) == 1 and not others
+        return alone and store.access.strides.inner[-1] == 1
 
     def emit(self) -> None:
         f, body = self.f, self.body
-        body.refuse_empty_tables()
+        body.reject_empty_gathers()
         *others, last = self.nest.rows
         rows, size = body.number(last), body.number(self.nest.spaces[0][-1])
         down, along = f.ceil_div(rows, BLOCK), f.ceil_div(size, BLOCK)
         lo, hi = f.split(body.product(others) * down * along)
         for item in f.range(lo, hi):
-            strip = item.udiv(along)
-            start = (item - strip * along) * BLOCK
-            row = strip.udiv(down)
-            first = (strip - row * down) * BLOCK
-            frame = body.at_row(row, others) if others else body.home()
+            band = item.udiv(along)
+            start = (item - band * along) * BLOCK
+            row = band.udiv(down)
+            first = (band - row * down) * BLOCK
+            point = body.at_row(row, others) if others else body.origin()
             stop = f.min(start + BLOCK, size)
-            self._block(frame, (first, f.min(first + BLOCK, rows)), (start, stop))
+            self._block(point, (first, f.min(first + BLOCK, rows)), (start, stop))
 
-    def _block(self, frame: Frame, rows: tuple[Value, Value], part: tuple[Value, Value]) -> None:
-        """Whole tiles, then what is beside and below them."""
+    def _block(
+        self, point: IterPoint, rows: tuple[Value, Value], bounds: tuple[Value, Value]
+    ) -> None:
+        """Full tiles, then the remainders to the right and below."""
         f, n = self.f, self.size
-        (first, last), (start, stop) = rows, part
+        (first, last), (start, stop) = rows, bounds
         below, beside = first + (last - first & -n), start + (stop - start & -n)
         for i in f.range(first, below, n):
             for j in f.range(start, beside, n):
-                self._tile(frame, i, j)
+                self._tile(point, i, j)
         for i in f.range(first, last):
             at = f.select(i < below, beside, start)
-            self.walk_row(self._row_frame(frame, i), (at, stop))
+            self.emit_row(self._row_point(point, i), (at, stop))
 
-    def _row_frame(self, frame: Frame, index: Value) -> Frame:
-        return self.body.move(frame, ROW, len(self.nest.rows) - 1, index)
+    def _row_point(self, point: IterPoint, index: Value) -> IterPoint:
+        return self.body.advance(point, ROW, len(self.nest.rows) - 1, index)
 
-    def _tile(self, frame: Frame, i: Value, j: Value) -> None:
+    def _tile(self, point: IterPoint, i: Value, j: Value) -> None:
         f, n = self.f, self.size
-        for number, walk in self.turned.items():
-            rows = self._turn(frame, walk, i, j)
+        for number, access in self.crossing.items():
+            rows = self._load_transposed(point, access, i, j)
             if self.is_copy:
-                self._store(frame, i, j, rows)
+                self._store(point, i, j, rows)
                 return
             for at, row in enumerate(rows):
-                f.store(row, self.buffers[number], at * n * walk.dtype.bytes)
-        [this] = self.stages.passes
-        sweep = Sweep(self.body, self.stages, this, self.buffers, keeps=False)
+                f.store(row, self.buffers[number], at * n * access.dtype.bytes)
+        [pass_] = self.stages.passes
+        vector_body = VectorBody(self.body, self.stages, pass_, self.buffers, spills=False)
         for k in f.range(0, n):
-            row_frame = self._row_frame(frame, i + k)
+            row_point = self._row_point(point, i + k)
             self.row = {}
-            self.row_values(-1, row_frame)
-            spot = Spot(row_frame, j, n, None, self.row)
-            for number, walk in self.turned.items():
-                line = f.gep(self.buffers[number], k * n, walk.dtype.bytes)
-                raw = f.load(line, vec(n, raw_type(walk.dtype)))
-                spot.values[number] = from_memory(f, raw, walk.dtype)
-            sweep.element(spot, [])
+            self.row_values(-1, row_point)
+            vpoint = VectorPoint(row_point, j, n, None, self.row)
+            for number, access in self.crossing.items():
+                row_address = f.gep(self.buffers[number], k * n, access.dtype.bytes)
+                raw = f.load(row_address, vec(n, raw_type(access.dtype)))
+                vpoint.values[number] = from_memory(f, raw, access.dtype)
+            vector_body.emit(vpoint, [])
 
-    def _turn(self, frame: Frame, walk: Walk, i: Value, j: Value) -> list[Value]:
-        """n rows of n elements, from memory that lies the other way."""
+    def _load_transposed(self, point: IterPoint, access: Access, i: Value, j: Value) -> list[Value]:
+        """Load n columns of n elements, as n rows."""
         f, n = self.f, self.size
-        step = self.body.number(walk.steps.inner[-1])
-        base = f.gep(frame.pointers[walk], i + j * step, walk.dtype.bytes)
-        lines = [
-            f.load(f.gep(base, step * k, walk.dtype.bytes), vec(n, raw_type(walk.dtype)))
+        step = self.body.number(access.strides.inner[-1])
+        base = f.gep(point.pointers[access], i + j * step, access.dtype.bytes)
+        vectors = [
+            f.load(f.gep(base, step * k, access.dtype.bytes), vec(n, raw_type(access.dtype)))
             for k in range(n)
         ]
-        return transposed(f, lines)
+        return transposed(f, vectors)
 
-    def _store(self, frame: Frame, i: Value, j: Value, rows: list[Value]) -> None:
-        f, walk = self.f, self.nest.stores[0].walk
-        step = self.body.number(walk.steps.rows[-1])
-        base = f.gep(frame.pointers[walk], i * step + j, walk.dtype.bytes)
+    def _store(self, point: IterPoint, i: Value, j: Value, rows: list[Value]) -> None:
+        f, access = self.f, self.nest.stores[0].access
+        step = self.body.number(access.strides.rows[-1])
+        base = f.gep(point.pointers[access], i * step + j, access.dtype.bytes)
         for k, row in enumerate(rows):
-            f.store(row, f.gep(base, step * k, walk.dtype.bytes))
+            f.store(row, f.gep(base, step * k, access.dtype.bytes))
 
 
-def _is_turned(i: Instruction) -> bool:
-    """Whether a load reads along the last row axis."""
-    if not isinstance(i, Load) or i.level == ROW or i.walk.dtype is c64 or i.walk.terms:
+def _is_crossing(i: Instruction) -> bool:
+    """Whether a load is contiguous along the last row axis."""
+    if not isinstance(i, Load) or i.level == ROW or i.access.dtype is c64 or i.access.gathered:
         return False
-    steps = i.walk.steps
+    steps = i.access.strides
     return steps.rows[-1] == 1 and steps.inner[-1] not in (0, 1)
 
 
 def transposed(f: Function, rows: list[Value]) -> list[Value]:
-    """The columns of n vectors of n lanes: perfect shuffles, log2(n) times."""
+    """The transpose of n vectors of n lanes, by log2(n) perfect shuffles."""
     n = len(rows)
     done = 1
     while done < n:

@@ -1,81 +1,87 @@
-"""What one pass does with one vector of elements."""
+"""The vector body of a pass: reductions, stores and spills of one vector of elements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cpu.kernels.loops.instructions import Body, Spot
+from rlx.backends.cpu.kernels.loops.instructions import NestBody, VectorPoint
 from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State
 from rlx.backends.cpu.kernels.loops.registers import Element, register_type, spread
-from rlx.backends.cpu.kernels.loops.softmax_weights import may_lose_nan
+from rlx.backends.cpu.kernels.loops.softmax_weights import may_drop_nan
 from rlx.ir.dtype import bool_
 from rlx.llvm.builder import Value, i8, vec
-from rlx.loops.nest import Apply, Fold
+from rlx.loops.nest import Apply, Reduce
 from rlx.loops.stages import Pass, Stages
 
-Slots = list[list[State]]  # for each vector that is worked on at a time, the state of each fold
+CarriedStates = list[list[State]]  # per unrolled vector, per reduction
 
 
-class Sweep:
-    """`buffers` are addresses of kept elements, by instruction; a kept element that has none is in
-    a result. `wide` sums of f32 are made in f64."""
+class VectorBody:
+    """`buffers` are the addresses of spilled values, by instruction; those without one are spilled
+    to a result. `wide`: f32 sums accumulate in f64."""
 
     def __init__(
         self,
-        body: Body,
+        body: NestBody,
         stages: Stages,
-        this: Pass,
+        pass_: Pass,
         buffers: dict[int, Value],
-        keeps: bool,
+        spills: bool,
         wide: bool = False,
     ) -> None:
         self.f, self.body, self.nest = body.f, body, body.nest
-        self.stages, self.this, self.buffers, self.keeps = stages, this, buffers, keeps
-        self.folds = [self.accumulator(n, wide) for n in this.folds]
+        self.stages, self.pass_, self.buffers, self.spills = stages, pass_, buffers, spills
+        self.accumulators = [self.accumulator(n, wide) for n in pass_.reductions]
 
     def accumulator(self, number: int, wide: bool = False) -> Accumulator:
-        fold = self._fold(number)
-        skips_nan = fold.kind == "max" and may_lose_nan(self.nest, number)
-        dtype = self.nest.code[fold.operand].dtype
-        return Accumulator(self.f, fold.kind, dtype, wide, skips_nan)
+        reduction = self._reduction(number)
+        skips_nan = reduction.kind == "max" and may_drop_nan(self.nest, number)
+        dtype = self.nest.code[reduction.operand].dtype
+        return Accumulator(self.f, reduction.kind, dtype, wide, skips_nan)
 
-    def _fold(self, number: int) -> Fold:
+    def _reduction(self, number: int) -> Reduce:
         found = self.nest.code[number]
-        assert isinstance(found, Fold)
+        assert isinstance(found, Reduce)
         return found
 
     def start(self, lanes: int) -> list[State]:
-        return [a.start(lanes) for a in self.folds]
+        return [a.start(lanes) for a in self.accumulators]
 
-    def element(self, spot: Spot, states: Sequence[State]) -> list[State]:
-        """Folds, stores and keeps one vector; gives the folds' new states."""
-        for number in self.this.recalled:
-            if number not in spot.values:
-                spot.values[number] = self._recall(number, spot)
-        pairs = zip(self.this.folds, self.folds, states, strict=True)
-        new = [self._take(self._fold(n), a, state, spot) for n, a, state in pairs]
-        for store in self.this.stores:
-            self.body.store(store.walk, self.body.value(store.operand, spot), spot)
-        for number in self.this.kept if self.keeps else ():
-            self._keep(number, spot)
+    def emit(self, vpoint: VectorPoint, states: Sequence[State]) -> list[State]:
+        """Reduce, store and spill one vector. Returns the new accumulator states."""
+        for number in self.pass_.reloaded:
+            if number not in vpoint.values:
+                vpoint.values[number] = self._reload(number, vpoint)
+        pairs = zip(self.pass_.reductions, self.accumulators, states, strict=True)
+        new = [self._accumulate(self._reduction(n), a, state, vpoint) for n, a, state in pairs]
+        for store in self.pass_.stores:
+            self.body.store(store.access, self.body.value(store.operand, vpoint), vpoint)
+        for number in self.pass_.spilled if self.spills else ():
+            self._spill(number, vpoint)
         return new
 
-    def _take(self, fold: Fold, a: Accumulator, state: State, spot: Spot) -> State:
+    def _accumulate(
+        self, reduction: Reduce, a: Accumulator, state: State, vpoint: VectorPoint
+    ) -> State:
         lanes = state[0].type.lanes
-        joined = self._multiply_add(fold, state, spot) if spot.mask is None else None
-        if joined is not None:
-            return joined
-        x = spread(self.f, self.body.value(fold.operand, spot), lanes)
-        place: Element | None = None
-        if fold.place is not None:
-            place = spread(self.f, self.body.value(fold.place, spot), lanes)
-        assert place is None or isinstance(place, Value)
-        return a.take(state, x, place, spot.mask)
+        fused = self._multiply_add(reduction, state, vpoint) if vpoint.mask is None else None
+        if fused is not None:
+            return fused
+        x = spread(self.f, self.body.value(reduction.operand, vpoint), lanes)
+        position: Element | None = None
+        if reduction.position is not None:
+            position = spread(self.f, self.body.value(reduction.position, vpoint), lanes)
+        assert position is None or isinstance(position, Value)
+        return a.update(state, x, position, vpoint.mask)
 
-    def _multiply_add(self, fold: Fold, state: State, spot: Spot) -> State | None:
-        """A sum of products takes each product unrounded, which is one instruction."""
-        product = self.nest.code[fold.operand]
-        if fold.kind != "sum" or not isinstance(product, Apply) or fold.operand in spot.values:
+    def _multiply_add(self, reduction: Reduce, state: State, vpoint: VectorPoint) -> State | None:
+        """The new state of a sum of products, as a fused multiply-add (None if it is none)."""
+        product = self.nest.code[reduction.operand]
+        if (
+            reduction.kind != "sum"
+            or not isinstance(product, Apply)
+            or reduction.operand in vpoint.values
+        ):
             return None
         types = {self.nest.code[a].dtype for a in product.args} | {product.dtype}
         if product.record.name not in ("mul", "square") or len(types) > 1:
@@ -86,56 +92,56 @@ class Sweep:
         if not dtype.is_float:
             return None
         x, y = (
-            spread(self.f, self.body.value(a, spot), state[0].type.lanes)
+            spread(self.f, self.body.value(a, vpoint), state[0].type.lanes)
             for a in (product.args[0], product.args[-1])
         )
         assert isinstance(x, Value) and isinstance(y, Value)
         return [self.f.fma(x, y, state[0])]
 
-    # -- from one pass to another ---------------------------------------------------------------
+    # -- spills ---------------------------------------------------------------------------------
 
-    def _keep(self, number: int, spot: Spot) -> None:
-        keep = self.stages.keeps[number]
-        x = self.body.value(number, spot)
-        if keep.walk is not None:
-            self.body.store(keep.walk, x, spot)
+    def _spill(self, number: int, vpoint: VectorPoint) -> None:
+        spill = self.stages.spills[number]
+        x = self.body.value(number, vpoint)
+        if spill.access is not None:
+            self.body.store(spill.access, x, vpoint)
             return
-        x = spread(self.f, x, spot.lanes)
+        x = spread(self.f, x, vpoint.lanes)
         assert isinstance(x, Value)
         raw = x.to(i8, signed=False) if self.nest.code[number].dtype is bool_ else x
-        at = self._kept_at(number, spot)
-        if spot.mask is None:
+        at = self._spill_address(number, vpoint)
+        if vpoint.mask is None:
             self.f.store(raw, at)
         else:
-            self.f.masked_store(raw, at, spot.mask)
+            self.f.masked_store(raw, at, vpoint.mask)
 
-    def _recall(self, number: int, spot: Spot) -> Element:
-        keep, dtype = self.stages.keeps[number], self.nest.code[number].dtype
-        if keep.walk is not None:
-            return self.body.load(keep.walk, spot)
-        type_ = vec(spot.lanes, i8 if dtype is bool_ else register_type(dtype))
-        at = self._kept_at(number, spot)
+    def _reload(self, number: int, vpoint: VectorPoint) -> Element:
+        spill, dtype = self.stages.spills[number], self.nest.code[number].dtype
+        if spill.access is not None:
+            return self.body.load(spill.access, vpoint)
+        type_ = vec(vpoint.lanes, i8 if dtype is bool_ else register_type(dtype))
+        at = self._spill_address(number, vpoint)
         raw = (
             self.f.load(at, type_)
-            if spot.mask is None
-            else self.f.masked_load(at, type_, spot.mask)
+            if vpoint.mask is None
+            else self.f.masked_load(at, type_, vpoint.mask)
         )
         return raw.ne(0) if dtype is bool_ else raw
 
-    def _kept_at(self, number: int, spot: Spot) -> Value:
-        """Elements of the row lie in the buffer in the order of the loops."""
+    def _spill_address(self, number: int, vpoint: VectorPoint) -> Value:
+        """Spilled elements of a row are stored in loop order."""
         position = self.f.i64(0)
-        sizes = self.nest.spaces[self.this.space]
-        for index, size in zip([*spot.frame.inner, spot.index], sizes, strict=True):
+        sizes = self.nest.spaces[self.pass_.space]
+        for index, size in zip([*vpoint.point.inner, vpoint.index], sizes, strict=True):
             position = position * self.body.number(size) + index
-        return self.f.gep(self.buffers[number], position, self.stages.keeps[number].bytes)
+        return self.f.gep(self.buffers[number], position, self.stages.spills[number].bytes)
 
 
-def flatten(slots: Slots) -> list[Value]:
-    return [v for states in slots for state in states for v in state]
+def flatten(carried: CarriedStates) -> list[Value]:
+    return [v for states in carried for state in states for v in state]
 
 
-def shaped(values: Sequence[Value], like: Slots) -> Slots:
-    """The values again in the shape of `like`."""
+def unflatten(values: Sequence[Value], like: CarriedStates) -> CarriedStates:
+    """The flat list of loop-carried values in the structure of `like`."""
     rest = iter(values)
     return [[[next(rest) for _ in state] for state in states] for states in like]

@@ -1,7 +1,7 @@
-"""The gated delta rule: what its kernels share, and the one for a single token.
+"""The gated delta rule: the kernel for one token, and the base of both kernels.
 
-Per token S ← e·S, d = (v − kᵀS)·β, S ← S + k dᵀ, o = qᵀS/√N with e = exp(g). Columns of S never
-meet, so a unit of work is a block of columns of one head.
+Per token S ← e·S, d = (v − kᵀS)·β, S ← S + k dᵀ, o = qᵀS/√N with e = exp(g). Columns of S are
+independent, so a work item is a block of columns of one head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POINTERS = ("q", "k", "v", "g", "beta", "state", "o", "last", "scratch")
 
 @dataclass(frozen=True)
 class Rule:
-    """What both kernels know: element types and the size N of a head."""
+    """The problem of both kernels: element types and the size N of a head."""
 
     q: DType
     k: DType
@@ -59,7 +59,7 @@ class Rule:
 
 
 class Emitter:
-    """What emits code for blocks of columns."""
+    """Base of the emitters: loads and stores of blocks of columns."""
 
     def __init__(self, rule: Rule, f: Function, words: list[str]) -> None:
         self.rule, self.f, self.size = rule, f, rule.size
@@ -71,18 +71,18 @@ class Emitter:
 
     def load(self, name: str, at: Value, lanes: int = 1) -> Value:
         dtype: DType = getattr(self.rule, name)
-        place = self.f.gep(self.o[name], at, memory_type(dtype))
-        return load(self.f, place, dtype, lanes, self.sums)
+        address = self.f.gep(self.o[name], at, memory_type(dtype))
+        return load(self.f, address, dtype, lanes, self.sums)
 
     def row(self, name: str, at: Value) -> list[Value]:
-        """The vectors of a block's columns from element `at` on."""
+        """The vectors of a block of columns from element `at` on."""
         return [self.load(name, at + j * self.lanes, self.lanes) for j in range(self.vectors)]
 
-    def put(self, name: str, at: Value, values: list[Value]) -> None:
+    def store(self, name: str, at: Value, values: list[Value]) -> None:
         dtype: DType = getattr(self.rule, name)
         for j, value in enumerate(values):
-            place = self.f.gep(self.o[name], at + j * self.lanes, memory_type(dtype))
-            store(self.f, value, place, dtype)
+            address = self.f.gep(self.o[name], at + j * self.lanes, memory_type(dtype))
+            store(self.f, value, address, dtype)
 
     def splat(self, value: Value) -> Value:
         return self.f.splat(value, self.lanes)
@@ -90,10 +90,10 @@ class Emitter:
 
 @dataclass(frozen=True)
 class DeltaStep(KernelSpec):
-    """words: q, k, v, g, beta, state where there is one, o, last, heads
+    """words: q, k, v, g, beta, state (if any), o, last, heads
 
-    One token of every head (`heads` counts those of all sequences): reads the state once, as fast
-    as memory gives it, and writes it once.
+    One token of every head (`heads` counts those of all sequences): reads and writes the state
+    once, at memory bandwidth.
     """
 
     rule: Rule
@@ -110,8 +110,8 @@ class _Step(Emitter):
     def emit(self) -> None:
         f, o = self.f, self.o
         lo, hi = f.split(o["heads"] * self.blocks)
-        for unit in f.range(lo, hi):
-            head, column = unit.udiv(self.blocks), unit.urem(self.blocks) * self.width
+        for work_item in f.range(lo, hi):
+            head, column = work_item.udiv(self.blocks), work_item.urem(self.blocks) * self.width
             self._columns(head, column)
 
     def _columns(self, head: Value, column: Value) -> None:
@@ -120,41 +120,41 @@ class _Step(Emitter):
         decay = self.splat(exp(self.load("g", head)))
         beta = self.splat(self.load("beta", head))
         row = head * n
-        seen = self._seen(first, row) if self.rule.state is not None else None
-        change = []
+        prediction = self._predict(first, row) if self.rule.state is not None else None
+        delta = []
         for j, v in enumerate(self.row("v", row + column)):
-            known = v if seen is None else v - seen[j] * decay
-            change.append(known * beta)
+            error = v if prediction is None else v - prediction[j] * decay
+            delta.append(error * beta)
 
         def update(i: Value, *sums: Value) -> list[Value]:
             k, q = self.splat(self.load("k", row + i)), self.splat(self.load("q", row + i))
-            rows = [k * d for d in change]
-            if seen is not None:
+            rows = [k * d for d in delta]
+            if prediction is not None:
                 old = self.row("state", first + i * n)
                 rows = [f.fma(decay, s, r) for s, r in zip(old, rows, strict=True)]
-            self.put("last", first + i * n, rows)
+            self.store("last", first + i * n, rows)
             return [f.fma(q, s, total) for s, total in zip(rows, sums, strict=True)]
 
         zeros = [f.const(0, self.vector)] * self.vectors
         totals = f.loop(0, n, 1, zeros, update)
-        self.put("o", row + column, [t * (1 / sqrt(n)) for t in totals])
+        self.store("o", row + column, [t * (1 / sqrt(n)) for t in totals])
 
-    def _seen(self, first: Value, row: Value) -> list[Value]:
-        """kᵀS: what the state holds for this key, before the decay."""
+    def _predict(self, first: Value, row: Value) -> list[Value]:
+        """kᵀS: the state's prediction for this key, before the decay."""
         f, n = self.f, self.size
-        chains = 4 if n % 4 == 0 else 1  # so that a sum does not wait for the one before
+        accumulators = 4 if n % 4 == 0 else 1  # independent, to hide the latency of the fma
 
         def add(i: Value, *sums: Value) -> list[Value]:
             out = list(sums)
-            for c in range(chains):
+            for c in range(accumulators):
                 k = self.splat(self.load("k", row + i + c))
                 for j, s in enumerate(self.row("state", first + (i + c) * n)):
                     at = c * self.vectors + j
                     out[at] = f.fma(k, s, out[at])
             return out
 
-        zeros = [f.const(0, self.vector)] * (chains * self.vectors)
-        sums = f.loop(0, n, chains, zeros, add)
+        zeros = [f.const(0, self.vector)] * (accumulators * self.vectors)
+        sums = f.loop(0, n, accumulators, zeros, add)
         while len(sums) > self.vectors:
             half = len(sums) // 2
             sums = [a + b for a, b in zip(sums[:half], sums[half:], strict=True)]

@@ -1,4 +1,4 @@
-"""Recurrences over a sequence: the selective scan and the gated delta rule."""
+"""Lowering of recurrences over a sequence: the selective scan and the gated delta rule."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def lower_delta_net(node: Node, ctx: Context) -> list[Step]:
         return [Step(DeltaStep(rule), words, reads, writes, flops=cost.flops, bytes=cost.bytes)]
     spec = DeltaChunks(rule)
     units = ctx.upper(batch * heads)
-    # Heads are divided where there are fewer than workers; each part repeats what columns share.
-    parts = min(rule.blocks(ctx.target), -(-ctx.threads // max(units, 1)))
-    words += [Scratch(node), spec.scratch(ctx.target), batch, seq, heads, parts]
+    # Heads are split where there are fewer than workers; each split repeats the per-chunk work.
+    splits = min(rule.blocks(ctx.target), -(-ctx.threads // max(units, 1)))
+    words += [Scratch(node), spec.scratch(ctx.target), batch, seq, heads, splits]
     return [Step(spec, words, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes)]

@@ -1,7 +1,7 @@
-"""The selective scan: a state per channel that decays and grows with every token.
+"""The selective scan (Mamba): a decaying state per channel, updated by every token.
 
-Vectors lie along the state. A unit of work is a few channels of one sequence: their states stay on
-the stack, and what they read of a token lies together.
+Vectors are along the state. A work item is a few channels of one sequence: their states are on the
+stack, and they read contiguous elements of a token.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rlx.llvm.storage import load, memory_type, narrow, store
 from rlx.llvm.target import Target
 from rlx.records import dataclass
 
-_CHANNELS = 16  # of one unit of work
-_STACK = 32 << 10  # bytes of states at most
+_CHANNELS = 16  # of a work item
+_STACK = 32 << 10  # limit for the states, in bytes
 
 
 def dividing_lanes(target: Target, bits: int, size: int) -> int:
-    """The most lanes, up to a whole vector, into which `size` elements divide."""
+    """The widest vector, up to a register, that divides `size` elements."""
     lanes = target.lanes(bits)
     while size % lanes:
         lanes //= 2
@@ -29,7 +29,7 @@ def dividing_lanes(target: Target, bits: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class SelectiveScan(KernelSpec):
-    """words: u, delta, a, b, c, d and state where they are, y, last, batch, seq, inner
+    """words: u, delta, a, b, c, d and state (if any), y, last, batch, seq, inner
 
     h ← exp(delta·a)·h + delta·b·u; y = Σ c·h + d·u, for every channel of `inner`.
     """
@@ -72,51 +72,51 @@ class _Scan:
         f, o = self.f, self.o
         blocks = f.ceil_div(o["inner"], self.channels)
         lo, hi = f.split(o["batch"] * blocks)
-        for unit in f.range(lo, hi):
-            image, first = unit.udiv(blocks), unit.urem(blocks) * self.channels
+        for work_item in f.range(lo, hi):
+            sequence, first = work_item.udiv(blocks), work_item.urem(blocks) * self.channels
             count = f.min(o["inner"] - first, self.channels)
-            place = (image * o["inner"] + first) * self.spec.size
-            self._begin(place, count)
+            offset = (sequence * o["inner"] + first) * self.spec.size
+            self._begin(offset, count)
             for s in f.range(0, o["seq"]):
-                token = image * o["seq"] + s
+                token = sequence * o["seq"] + s
                 for d in f.range(0, count):
                     self._step(token, first + d, d)
-            self._end(place, count)
+            self._end(offset, count)
 
-    def _begin(self, place: Value, count: Value) -> None:
+    def _begin(self, offset: Value, count: Value) -> None:
         f, dtype = self.f, self.spec.state
         for i in f.range(0, count * self.spec.size, self.lanes):
             value = f.const(0, self.vector)
             if dtype is not None:
-                source = f.gep(self.o["state"], place + i, memory_type(dtype))
+                source = f.gep(self.o["state"], offset + i, memory_type(dtype))
                 value = load(f, source, dtype, self.lanes, self.sums)
             f.store(value, f.gep(self.states, i, self.sums))
 
-    def _end(self, place: Value, count: Value) -> None:
+    def _end(self, offset: Value, count: Value) -> None:
         f, dtype = self.f, self.spec.last
         for i in f.range(0, count * self.spec.size, self.lanes):
             value = f.load(f.gep(self.states, i, self.sums), self.vector)
-            store(f, value, f.gep(self.o["last"], place + i, memory_type(dtype)), dtype)
+            store(f, value, f.gep(self.o["last"], offset + i, memory_type(dtype)), dtype)
 
     def _step(self, token: Value, channel: Value, d: Value) -> None:
         """One token of one channel."""
         f, o, spec = self.f, self.o, self.spec
         at = token * o["inner"] + channel
         u, delta = self._scalar("u", at), self._scalar("delta", at)
-        grow = f.splat(delta * u, self.lanes)
-        decay = f.splat(delta, self.lanes)
+        delta_u = f.splat(delta * u, self.lanes)
+        delta_v = f.splat(delta, self.lanes)
         state = f.gep(self.states, d * spec.size, self.sums)
 
-        def part(n: Value, total: Value) -> Value:
+        def accumulate(n: Value, total: Value) -> Value:
             a = self._vector("a", channel * spec.size + n)
             b = self._vector("b", token * spec.size + n)
             c = self._vector("c", token * spec.size + n)
-            place = f.gep(state, n, self.sums)
-            h = f.fma(exp(decay * a), f.load(place, self.vector), grow * b)
-            f.store(h, place)
+            address = f.gep(state, n, self.sums)
+            h = f.fma(exp(delta_v * a), f.load(address, self.vector), delta_u * b)
+            f.store(h, address)
             return f.fma(c, h, total)
 
-        [sums] = f.loop(0, spec.size, self.lanes, [f.const(0, self.vector)], part)
+        [sums] = f.loop(0, spec.size, self.lanes, [f.const(0, self.vector)], accumulate)
         y = f.reduce("add", sums)
         if spec.d is not None:
             y = f.fma(u, self._scalar("d", channel), y)
@@ -143,7 +143,7 @@ def _types(spec: SelectiveScan) -> list[DType | None]:
 
 
 def _emit_stateless(spec: SelectiveScan, f: Function) -> None:
-    """States of no elements: y = d·u, or nothing but zeros."""
+    """Empty states: y = d·u, or zeros."""
     o = Operands(f, spec.words, _POINTERS)
     inner, raw = o["inner"], memory_type(spec.u)
     sums = f64 if spec.u.bits == 64 else f32

@@ -1,0 +1,1 @@
+"""Rotary position embedding: `rotary` (the kernel, with a fused norm of heads), `lower_rotary`."""

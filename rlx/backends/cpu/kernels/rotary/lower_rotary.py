@@ -1,9 +1,9 @@
-"""Rotary embedding as steps."""
+"""Lowering of rotary embedding."""
 
 from __future__ import annotations
 
 from rlx.backends.cpu.kernels.attention.lower_attention import by_axis
-from rlx.backends.cpu.kernels.rotary.rotary import WORDS, Rotate
+from rlx.backends.cpu.kernels.rotary.rotary import WORDS, RotaryEmbedding
 from rlx.backends.cpu.lowering import Context, Number, Pointer, Status, Step, Word, lowers
 from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
@@ -16,32 +16,34 @@ from rlx.ir.ops.rope import Rope
 def lower_rope(node: Node, ctx: Context) -> list[Step]:
     op = node.op
     assert isinstance(op, Rope | FusedQkNormRope)
-    turn = op.rotation() if isinstance(op, FusedQkNormRope) else op
+    rope = op.rotation() if isinstance(op, FusedQkNormRope) else op
     operands = _operands(node)
-    strides = _strides(operands, turn, ctx)
+    strides = _strides(operands, rope, ctx)
     x, cos, sin = (operands[name] for name in ("x", "cos", "sin"))
     positions, gamma = operands.get("positions"), operands.get("gamma")
-    spec = Rotate(
+    spec = RotaryEmbedding(
         x.dtype,
         cos.dtype,
         sin.dtype,
         node.output.dtype,
-        turn.head_dim,
-        turn.rotated,
-        turn.interleaved,
-        heads_first=turn.layout == "bhsd",
+        rope.head_dim,
+        rope.rotated,
+        rope.interleaved,
+        heads_first=rope.layout == "bhsd",
         positions=positions.dtype if positions is not None else None,
         gamma=gamma.dtype if gamma is not None else None,
         eps=op.eps if isinstance(op, FusedQkNormRope) else 0.0,
-        gaps=any(name.endswith("_step") and s != 1 for name, s in strides.items()),
-        streams=ctx.outgrows_caches(node.output),
+        strided=any(name.endswith("_stride") and s != 1 for name, s in strides.items()),
+        streaming=ctx.outgrows_caches(node.output),
     )
-    sizes = head_sizes(x.shape, turn.head_dim, turn.layout, "x")
+    sizes = head_sizes(x.shape, rope.head_dim, rope.layout, "x")
     words: dict[str, Word] = {name: Pointer(value) for name, value in operands.items()}
     words |= {"out": Pointer(node.output), "status": Status()}
-    words["node"] = 0 if positions is None else Number(node)  # only positions can be wrong
+    words["node"] = (
+        0 if positions is None else Number(node)
+    )  # only given positions can be out of range
     words |= {"batch": sizes.batch, "length": sizes.length, "heads": sizes.heads}
-    words |= {"offset": turn.offset, "table_rows": cos.shape.dims[0], **strides}
+    words |= {"offset": rope.offset, "table_rows": cos.shape.dims[0], **strides}
     cost = op.cost([v.shape for v in node.inputs], [node.output.shape])
     listed = [words.get(name, 0) for name in WORDS]
     return [Step(spec, listed, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
@@ -54,15 +56,15 @@ def _operands(node: Node) -> dict[str, Value]:
     return dict(zip(names, node.inputs, strict=False))
 
 
-def _strides(operands: dict[str, Value], turn: Rope, ctx: Context) -> dict[str, Dim]:
-    batch, row, head, step = by_axis(ctx.strides(operands["x"]), turn.layout, turn.head_dim)
+def _strides(operands: dict[str, Value], rope: Rope, ctx: Context) -> dict[str, Dim]:
+    batch, row, head, step = by_axis(ctx.strides(operands["x"]), rope.layout, rope.head_dim)
     found: dict[str, Dim] = {"x_batch": batch, "x_row": row, "x_head": head}
-    found["x_step"] = step if turn.head_dim > 1 else 1
+    found["x_stride"] = step if rope.head_dim > 1 else 1
     for name in ("cos", "sin"):
         found[f"{name}_row"], step = ctx.strides(operands[name])
-        found[f"{name}_step"] = step if turn.rotated > 2 else 1
+        found[f"{name}_stride"] = step if rope.rotated > 2 else 1
     if "gamma" in operands:
-        found["gamma_step"] = ctx.strides(operands["gamma"])[0]
+        found["gamma_stride"] = ctx.strides(operands["gamma"])[0]
     if "positions" in operands:
         *batches, found["positions_row"] = ctx.strides(operands["positions"])
         found["positions_batch"] = batches[0] if batches else 0

@@ -1,4 +1,4 @@
-"""Rotary position embedding of heads, alone or right after the norm of each head."""
+"""Rotary position embedding (RoPE), alone or fused with the RMS norm of each head."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ POINTERS = ("x", "gamma", "cos", "sin", "positions", "out", "status")
 WORDS = (
     *POINTERS,
     *("node", "batch", "length", "heads", "offset", "table_rows"),
-    *("x_batch", "x_row", "x_head", "x_step", "gamma_step"),
-    *("cos_row", "cos_step", "sin_row", "sin_step", "positions_batch", "positions_row"),
+    *("x_batch", "x_row", "x_head", "x_stride", "gamma_stride"),
+    *("cos_row", "cos_stride", "sin_row", "sin_stride", "positions_batch", "positions_row"),
 )
 
-# Bytes from what is read to what is fetched meanwhile, where nothing is in a cache: the halves of
-# heads and tables are too many short runs for a CPU to foresee.
-AHEAD = 1024
+# Software prefetch distance in bytes, where nothing is cached: halves of heads and tables are too
+# many short streams for the hardware prefetcher.
+PREFETCH_DISTANCE = 1024
 
 
 @dataclass(frozen=True)
-class Rotate(KernelSpec):
-    """words: WORDS. Strides count elements; `step` is the stride of the last axis. A pointer to
-    what is not there is any address. `node` is left in `status` when a position has no table row.
+class RotaryEmbedding(KernelSpec):
+    """words: WORDS. Strides are in elements. Pointers of absent operands are arbitrary. `node` is
+    stored to `status` if a position has no row in the tables.
 
-    `gaps`: some operand's last axis has gaps. `heads_first`: the result is [B, H, S, D]. `streams`:
-    the result is so large that it is written past the caches.
+    `strided`: some operand is not contiguous along its last axis. `heads_first`: the result is
+    [B, H, S, D]. `streaming`: the result outgrows the caches and uses streaming stores.
     """
 
     x: DType
@@ -38,69 +38,69 @@ class Rotate(KernelSpec):
     sin: DType
     out: DType
     head_dim: int
-    rotated: int
+    rotary_dim: int
     interleaved: bool = False
     heads_first: bool = False
     positions: DType | None = None
     gamma: DType | None = None
     eps: float = 0.0
-    gaps: bool = False
-    streams: bool = False
+    strided: bool = False
+    streaming: bool = False
 
     @property
     def type(self) -> Type:
-        """The type everything is computed in."""
-        kinds = (self.x, self.cos, self.sin, self.out)
-        return f64 if any(k.bits == 64 for k in kinds) else f32
+        """The compute type."""
+        dtypes = (self.x, self.cos, self.sin, self.out)
+        return f64 if any(k.bits == 64 for k in dtypes) else f32
 
     def lanes(self, target: Target, *counts: int) -> int:
-        """The widest vectors that divide the counts."""
-        return 1 if self.gaps else gcd(target.lanes(self.type.bits), *counts)
+        """The widest vector that divides the counts."""
+        return 1 if self.strided else gcd(target.lanes(self.type.bits), *counts)
 
     def emit(self, m: Module) -> None:
-        _Rotate(m.kernel(), self).emit()
+        _RotaryEmbedding(m.kernel(), self).emit()
 
 
-class _Rotate:
-    def __init__(self, f: Function, spec: Rotate) -> None:
+class _RotaryEmbedding:
+    def __init__(self, f: Function, spec: RotaryEmbedding) -> None:
         self.f, self.spec, self.type = f, spec, spec.type
         self.words = {
             name: f.word(f["words"], i, ptr if name in POINTERS else i64)
             for i, name in enumerate(WORDS)
         }
-        self.streams = False  # whether vectors are stored past the caches
+        self.streaming = False  # whether streaming stores are in use
 
     def emit(self) -> None:
         f = self.f
-        if self.spec.streams and self.spec.head_dim * self.spec.out.bytes % LINE == 0:
-            f.if_(is_aligned(f, [self.words["out"]]), self._stream, self._rows)
+        if self.spec.streaming and self.spec.head_dim * self.spec.out.bytes % LINE == 0:
+            f.if_(is_aligned(f, [self.words["out"]]), self._emit_streaming, self._rows)
         else:
             self._rows()
 
-    def _stream(self) -> None:
-        self.streams = True
+    def _emit_streaming(self) -> None:
+        self.streaming = True
         self._rows()
-        self.streams = False
-        self.f.fence()  # such stores are ordered by nothing else
+        self.streaming = False
+        self.f.fence()  # streaming stores are weakly ordered
 
     def _rows(self) -> None:
         f, w = self.f, self.words
         lo, hi = f.split(w["batch"] * w["length"] * w["heads"])
         for row in f.range(lo, hi):
-            batch, token, head = self._place(row)
+            batch, token, head = self._row_indices(row)
             at = batch * w["x_batch"] + token * w["x_row"] + head * w["x_head"]
             x = f.gep(w["x"], at, memory_type(self.spec.x))
             out = f.gep(w["out"], row, self.spec.head_dim * memory_type(self.spec.out).bytes)
             position = self._position(batch, token)
-            known = position.ult(w["table_rows"])
+            is_valid = position.ult(w["table_rows"])
             f.if_(
-                known,
+                is_valid,
                 lambda x=x, out=out, p=position: self._row(x, out, p),  # type: ignore[misc]
                 lambda: f.store(w["node"], w["status"]),
             )
 
-    def _place(self, row: Value) -> tuple[Value, Value, Value]:
-        """(batch entry, token, head) of a row of the result."""
+    def _row_indices(self, row: Value) -> tuple[Value, Value, Value]:
+        """(batch, token, head) of a row of the result."""
         w = self.words
         inner = w["length"] if self.spec.heads_first else w["heads"]
         outer = row.udiv(inner)
@@ -121,7 +121,7 @@ class _Rotate:
     def _row(self, x: Value, out: Value, position: Value) -> None:
         f, s, w = self.f, self.spec, self.words
         scale = self._norm(x) if s.gamma is not None else None
-        half = s.rotated // 2
+        half = s.rotary_dim // 2
         cos, sin = (
             f.gep(w[n], position * w[f"{n}_row"], memory_type(getattr(s, n)))
             for n in ("cos", "sin")
@@ -131,28 +131,28 @@ class _Rotate:
             c = self._read(cos, "cos", i, lanes)
             d = self._read(sin, "sin", i, lanes)
             if s.interleaved:
-                self._adjacent(x, out, i, lanes, (c, d), scale)
+                self._rotate_interleaved(x, out, i, lanes, (c, d), scale)
             else:
-                self._halves(x, out, i, lanes, (c, d), scale)
-        if s.rotated < s.head_dim:
-            lanes = s.lanes(f.target, s.rotated, s.head_dim)
-            for i in f.range(s.rotated, s.head_dim, lanes):
+                self._rotate_halves(x, out, i, lanes, (c, d), scale)
+        if s.rotary_dim < s.head_dim:
+            lanes = s.lanes(f.target, s.rotary_dim, s.head_dim)
+            for i in f.range(s.rotary_dim, s.head_dim, lanes):
                 self._write(self._element(x, i, lanes, scale), out, i)
 
     def _read(self, base: Value, name: str, at: Value, lanes: int) -> Value:
         f, dtype = self.f, getattr(self.spec, name)
-        index = at * self.words[f"{name}_step"] if self.spec.gaps else at
+        index = at * self.words[f"{name}_stride"] if self.spec.strided else at
         address = f.gep(base, index, memory_type(dtype))
-        if self.streams:
-            f.prefetch(address, AHEAD, locality=2)
+        if self.streaming:
+            f.prefetch(address, PREFETCH_DISTANCE, locality=2)
         return load(f, address, dtype, lanes, self.type)
 
     def _write(self, value: Value, out: Value, at: Value) -> None:
         f, dtype = self.f, self.spec.out
-        store(f, value, f.gep(out, at, memory_type(dtype)), dtype, streams=self.streams)
+        store(f, value, f.gep(out, at, memory_type(dtype)), dtype, streams=self.streaming)
 
     def _element(self, x: Value, at: Value, lanes: int, scale: Value | None) -> Value:
-        """Elements of a head, normed if they are to be."""
+        """Elements of a head, normalised if `scale` is given."""
         value = self._read(x, "x", at, lanes)
         if scale is None:
             return value
@@ -172,13 +172,13 @@ class _Rotate:
         total = f.reduce("add", f.loop(0, s.head_dim, lanes, [zero], add)[0])
         return 1.0 / f.sqrt(total / float(s.head_dim) + s.eps)
 
-    def _turned(self, a: Value, b: Value, angle: tuple[Value, Value]) -> tuple[Value, Value]:
-        """The pair (a, b) turned; products are rounded before they are added, as the op does."""
+    def _rotated(self, a: Value, b: Value, angle: tuple[Value, Value]) -> tuple[Value, Value]:
+        """The rotated pair (a, b); products are rounded before the sum, as in the reference."""
         cos, sin = angle
         with self.f.exact():
             return a * cos - b * sin, b * cos + a * sin
 
-    def _halves(
+    def _rotate_halves(
         self,
         x: Value,
         out: Value,
@@ -188,13 +188,13 @@ class _Rotate:
         scale: Value | None,
     ) -> None:
         """Pairs (i, i + half)."""
-        far = i + self.spec.rotated // 2
+        far = i + self.spec.rotary_dim // 2
         a, b = (self._element(x, at, lanes, scale) for at in (i, far))
-        a, b = self._turned(a, b, angle)
+        a, b = self._rotated(a, b, angle)
         self._write(a, out, i)
         self._write(b, out, far)
 
-    def _adjacent(
+    def _rotate_interleaved(
         self,
         x: Value,
         out: Value,
@@ -207,11 +207,11 @@ class _Rotate:
         f, at = self.f, i * 2
         if lanes == 1:
             a, b = (self._element(x, at + n, 1, scale) for n in (0, 1))
-            for n, value in enumerate(self._turned(a, b, angle)):
+            for n, value in enumerate(self._rotated(a, b, angle)):
                 self._write(value, out, at + n)
             return
         first, second = (self._element(x, at + n, lanes, scale) for n in (0, lanes))
         a, b = (f.shuffle(first, second, range(n, 2 * lanes, 2)) for n in (0, 1))
-        both = f.interleave(*self._turned(a, b, angle))
+        both = f.interleave(*self._rotated(a, b, angle))
         self._write(f.slice(both, 0, lanes), out, at)
         self._write(f.slice(both, lanes, lanes), out, at + lanes)

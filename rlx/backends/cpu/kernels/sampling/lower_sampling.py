@@ -1,4 +1,4 @@
-"""The best k along an axis, and drawing tokens."""
+"""Lowering of top-k along an axis and of token sampling."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.kernels.loops.lower_region import step_for
-from rlx.backends.cpu.kernels.sampling.ranking import TopK
 from rlx.backends.cpu.kernels.sampling.sample import Sample
+from rlx.backends.cpu.kernels.sampling.top_k import TopK
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.target import Target
-from rlx.loops.box_copies import Box, copy
-from rlx.loops.trace import Place
+from rlx.loops.strided_copies import StridedView, copy
+from rlx.loops.trace import Buffer
 
 
-def _moved(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
-    """With the axis last."""
+def _axis_last(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
+    """The items with that of the axis last."""
     return (*items[:axis], *items[axis + 1 :], items[axis])
 
 
@@ -35,10 +35,10 @@ def _is_last(node: Node) -> bool:
     return _axis(node) == node.inputs[0].shape.rank - 1
 
 
-def _turned(node: Node) -> list[Shape]:
-    """The operand and the results with the axis last."""
+def _axis_last_shapes(node: Node) -> list[Shape]:
+    """The shapes of operand and results with the axis last."""
     shapes = [v.shape for v in (*node.inputs, *node.outputs)]
-    return [s.with_dims(_moved(s.dims, _axis(node))) for s in shapes]
+    return [s.with_dims(_axis_last(s.dims, _axis(node))) for s in shapes]
 
 
 def _heap_bytes(node: Node) -> int:
@@ -47,9 +47,9 @@ def _heap_bytes(node: Node) -> int:
 
 
 def _offsets(node: Node) -> list[int]:
-    """Where turned tensors lie in scratch memory, and what follows them."""
+    """Scratch offsets of the transposed tensors, and the end."""
     offsets = [0]
-    for shape in [] if _is_last(node) else _turned(node):
+    for shape in [] if _is_last(node) else _axis_last_shapes(node):
         offsets.append(offsets[-1] + aligned(shape.upper_bytes(node.graph.live)))
     return offsets
 
@@ -64,13 +64,13 @@ def lower_top_k(node: Node, ctx: Context) -> list[Step]:
         return []
     op: Any = node.op
     x, offsets = node.inputs[0], _offsets(node)
-    last, turned = _is_last(node), _turned(node)
-    *others, size = turned[0].dims
-    places: list[Word] = [Scratch(node, at) for at in offsets[:-1]]
+    last, axis_last = _is_last(node), _axis_last_shapes(node)
+    *others, size = axis_last[0].dims
+    pointers: list[Word] = [Scratch(node, at) for at in offsets[:-1]]
     if last:
-        places = [Pointer(v) for v in (x, *node.outputs)]
+        pointers = [Pointer(v) for v in (x, *node.outputs)]
     heap = [Scratch(node, offsets[-1]), _heap_bytes(node)]
-    words = [*places, prod(others, start=1), size, op.k, *heap]
+    words = [*pointers, prod(others, start=1), size, op.k, *heap]
     cost = op.cost([x.shape], [v.shape for v in node.outputs])
     step = Step(
         TopK(x.dtype, op.largest), words, node.inputs if last else [],
@@ -78,28 +78,32 @@ def lower_top_k(node: Node, ctx: Context) -> list[Step]:
     )  # fmt: skip
     if last:
         return [step]
-    before = step_for(node, ctx, _turn(node, turned[0], x, "operand", 0, False), offsets)
-    after = [
-        step_for(node, ctx, _turn(node, shape, v, "result", j, True), offsets)
-        for j, (shape, v) in enumerate(zip(turned[1:], node.outputs, strict=True))
+    to_last = step_for(
+        node, ctx, _transpose_copy(node, axis_last[0], x, "operand", 0, False), offsets
+    )
+    from_last = [
+        step_for(node, ctx, _transpose_copy(node, shape, v, "result", j, True), offsets)
+        for j, (shape, v) in enumerate(zip(axis_last[1:], node.outputs, strict=True))
     ]
-    return [before, step, *after]
+    return [to_last, step, *from_last]
 
 
-def _turn(node: Node, turned: Shape, value: Value, kind: str, number: int, back: bool) -> Any:
-    """A copy between a tensor and its form with the axis last."""
-    plain = contiguous_strides(value.shape)
-    own = Box(Place(kind, number), value.dtype, _moved(plain, _axis(node)))
-    kept = Place("temporary", number + 1 if back else 0)
-    other = Box(kept, value.dtype, contiguous_strides(turned))
-    return copy(turned.dims, other, own) if back else copy(turned.dims, own, other)
+def _transpose_copy(
+    node: Node, axis_last: Shape, value: Value, kind: str, number: int, back: bool
+) -> Any:
+    """A copy between a tensor and its transpose with the axis last."""
+    strides = contiguous_strides(value.shape)
+    own = StridedView(Buffer(kind, number), value.dtype, _axis_last(strides, _axis(node)))
+    temporary = Buffer("temporary", number + 1 if back else 0)
+    other = StridedView(temporary, value.dtype, contiguous_strides(axis_last))
+    return copy(axis_last.dims, other, own) if back else copy(axis_last.dims, own, other)
 
 
 # -- sample -----------------------------------------------------------------------------------
 
 
 def _row_bytes(node: Node) -> int:
-    """Bytes each worker needs for the tokens of one row."""
+    """Scratch bytes of each worker for one row of tokens."""
     logits = node.inputs[0].shape
     each = Sample(logits.dtype, False).entry_bytes()
     return aligned(upper_bound(logits.dims[-1], node.graph.live) * each)

@@ -1,9 +1,10 @@
-"""Drawing a token from each row of logits, in the order that `rlx.ir.ops.sample` states.
+"""Sampling a token from each row of logits, with the filters in the order of `rlx.ir.ops.sample`.
 
-Weights are summed in blocks, and the block that holds the drawn point is searched; before that,
-top_p clears those outside the nucleus. With top_k the best tokens are selected by a heap instead.
+Inverse transform sampling: weights are summed in blocks, and the block that holds the random point
+is searched; before that, top_p zeroes those outside the nucleus. With top_k a heap selects the
+tokens.
 
-Philox4x32-10 in scalar code: the same words as `rlx.ir.philox`.
+Random numbers are Philox4x32-10, the same as in `rlx.ir.philox`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from functools import cached_property, reduce
 from operator import or_
 
 from rlx.backends.cpu.kernels.loops.registers import from_memory, raw_type, register_type
-from rlx.backends.cpu.kernels.sampling.nucleus import Nucleus
-from rlx.backends.cpu.kernels.sampling.ranking import Ascending, Heaps, Ranking
+from rlx.backends.cpu.kernels.sampling.nucleus import NucleusFilter
+from rlx.backends.cpu.kernels.sampling.top_k import Ascending, Heaps, Ranking
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.ir.philox import ROUNDS
@@ -32,22 +33,24 @@ def uniform(f: Function, seed: Value, counter: Value, row: Value) -> Value:
     """An f64 in [0, 1) from word 0 with key `seed` at counter (counter, row); all are i64."""
     start = [counter & _LOW, counter >> 32, row & _LOW, row >> 32, seed & _LOW, seed >> 32]
 
-    def turn(_: Value, c0: Value, c1: Value, c2: Value, c3: Value, *key: Value) -> list[Value]:
+    def philox_round(
+        _: Value, c0: Value, c1: Value, c2: Value, c3: Value, *key: Value
+    ) -> list[Value]:
         a, b = c0 * _MULTIPLY[0], c2 * _MULTIPLY[1]
         k0, k1 = key
         mixed = [(b >> 32) ^ c1 ^ k0, b & _LOW, (a >> 32) ^ c3 ^ k1, a & _LOW]
         return [*mixed, k0 + _WEYL[0] & _LOW, k1 + _WEYL[1] & _LOW]
 
-    word, *_ = f.loop(0, ROUNDS, 1, start, turn)
+    word, *_ = f.loop(0, ROUNDS, 1, start, philox_round)
     return word.to(f64) * 2.0**-32
 
 
-VECTORS = 8  # looked at together in the search for the largest
-BLOCK = 512  # weights that are summed together
-LEAST = 1e-300  # weight that is always kept: that of the first token
+VECTORS = 8  # per iteration of the search for the maximum
+BLOCK = 512  # weights per partial sum
+MIN_MASS = 1e-300  # of the nucleus: the best token is always kept
 
-_PARAMS = [("row", ptr), ("n", i64), ("top", f64), ("heat", f64)]
-_SPAN = [("start", i64), ("stop", i64), ("least", f64)]
+_PARAMS = [("row", ptr), ("n", i64), ("max_logit", f64), ("temperature", f64)]
+_RANGE = [("start", i64), ("stop", i64), ("least", f64)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Sample(KernelSpec):
     """
 
     dtype: DType
-    given: bool
+    settings_arg: bool
 
     def entry_bytes(self) -> int:
         return self.ranking.bytes
@@ -85,83 +88,87 @@ class _Emitter:
         self.select = heaps.emit_select()
         self.by_index = Heaps(m, Ascending(), "indices")
         self.weight = self._emit_weight()
-        self.weigh = self._emit_weigh()
-        self.sift = self._emit_sift()
-        self.nucleus = Nucleus(m, spec.ranking, self.type)
-        self.draw_any = self._emit_draw_any()
-        self.draw_best = self._emit_draw_best()
+        self.softmax_weights = self._emit_softmax_weights()
+        self.filter_weights = self._emit_filter_weights()
+        self.nucleus = NucleusFilter(m, spec.ranking, self.type)
+        self.sample_all = self._emit_sample_all()
+        self.sample_top_k = self._emit_sample_top_k()
 
     # -- elements -----------------------------------------------------------------------------
 
     def logits(self, f: Function, row: Value, at: Value, lanes: int) -> Value:
-        """Logits in compute precision, NaN as -inf."""
+        """Logits in the compute type, NaN as -inf."""
         x = self.stored(f, row, at, lanes)
         return f.select(x.is_nan(), -numbers.inf, x)
 
     def stored(self, f: Function, row: Value, at: Value, lanes: int) -> Value:
-        """The same with NaN as it is."""
+        """Logits in the compute type, with NaN."""
         raw = f.load(f.gep(row, at, self.spec.dtype.bytes), vec(lanes, raw_type(self.spec.dtype)))
         return from_memory(f, raw, self.spec.dtype)
 
     def weights(self, f: Function, x: Value) -> Value:
-        """exp((x - top) / temperature); 1 at the top, 0 of -inf."""
+        """exp((x - max) / temperature); 1 for the maximum, 0 for -inf."""
         lanes = x.type.lanes
-        top, heat = (f.splat(f[name].to(self.type), lanes) for name in ("top", "heat"))
+        max_logit, temperature = (
+            f.splat(f[name].to(self.type), lanes) for name in ("max_logit", "temperature")
+        )
         with f.exact():
-            distance = f.select(x.eq(top), 0.0, x - top)
-        weight = math.exp(distance / heat)
+            distance = f.select(x.eq(max_logit), 0.0, x - max_logit)
+        weight = math.exp(distance / temperature)
         return f.select(x.eq(-numbers.inf), 0.0, weight)
 
     def _emit_weight(self) -> Function:
-        """f64 weight(row, index, top, heat): the weight of one token."""
-        params = [("row", ptr), ("index", i64), ("top", f64), ("heat", f64)]
+        """f64 weight(row, index, max_logit, temperature): the weight of one token."""
+        params = [("row", ptr), ("index", i64), ("max_logit", f64), ("temperature", f64)]
         f = self.m.function("weight", params, f64, internal=True)
         f.ret(self.weights(f, self.logits(f, f["row"], f["index"], 1)).to(f64))
         return f
 
     def weight_of(self, f: Function, index: Value) -> Value:
-        return f.call(self.weight, f["row"], index, f["top"], f["heat"])
+        return f.call(self.weight, f["row"], index, f["max_logit"], f["temperature"])
 
     # -- one row ------------------------------------------------------------------------------
 
     def emit(self) -> None:
         f = self.f
-        logits, rng, tokens, following = (f.word(f["words"], at) for at in range(4))
+        logits, rng, tokens, next_rng = (f.word(f["words"], at) for at in range(4))
         rows, n, step = (f.word(f["words"], at, i64) for at in (4, 5, 7))
         memory = f.gep(f.word(f["words"], 6), f["tid"].to(i64) * step)
         seed, counter = f.load(rng, i64), f.load(rng, i64, 8)
-        heat, best, top_p, min_p = self._settings(n)
+        temperature, top_k, top_p, min_p = self._settings(n)
 
-        def count_on() -> None:
-            f.store(seed, following)
-            f.store(counter + 1, following, 8)
+        def advance_rng() -> None:
+            f.store(seed, next_rng)
+            f.store(counter + 1, next_rng, 8)
 
-        f.if_(f["tid"].eq(0), count_on)
+        f.if_(f["tid"].eq(0), advance_rng)
         lo, hi = f.split(rows)
         for r in f.range(lo, hi):
             row = f.gep(logits, r * n, self.spec.dtype.bytes)
-            top = self._top(row, n)
-            point = uniform(f, seed, counter, r)
-            common = [row, n, top.to(f64), heat, point, min_p, memory]
-            [token] = self._token(common, top, best, top_p)
+            max_logit = self._max_logit(row, n)
+            u = uniform(f, seed, counter, r)
+            args_of_row = [row, n, max_logit.to(f64), temperature, u, min_p, memory]
+            [token] = self._token(args_of_row, max_logit, top_k, top_p)
             f.store(token.to(i32), f.gep(tokens, r, 4))
 
-    def _token(self, common: list[Value], top: Value, best: Value, top_p: Value) -> list[Value]:
-        """The token of a row, by the way that its settings ask for."""
+    def _token(
+        self, args_of_row: list[Value], max_logit: Value, top_k: Value, top_p: Value
+    ) -> list[Value]:
+        """The token of a row: greedy, among the top k, or among all."""
         f = self.f
-        row, n, _, heat, *_ = common
+        row, n, _, temperature, *_ = args_of_row
 
         def draw() -> list[Value]:
             return f.if_(
-                best < n,
-                lambda: f.call(self.draw_best, *common, best, top_p),
-                lambda: f.call(self.draw_any, *common, top_p),
+                top_k < n,
+                lambda: f.call(self.sample_top_k, *args_of_row, top_k, top_p),
+                lambda: f.call(self.sample_all, *args_of_row, top_p),
             )
 
-        def choose() -> list[Value]:
-            return f.if_(heat > 0.0, draw, lambda: self._first(row, n, top))
+        def pick() -> list[Value]:
+            return f.if_(temperature > 0.0, draw, lambda: self._argmax(row, n, max_logit))
 
-        return f.if_(top.eq(-numbers.inf), lambda: f.i64(0), choose)
+        return f.if_(max_logit.eq(-numbers.inf), lambda: f.i64(0), pick)
 
     @cached_property
     def f(self) -> Function:
@@ -170,46 +177,46 @@ class _Emitter:
     def _settings(self, n: Value) -> tuple[Value, Value, Value, Value]:
         """temperature, top_k (n for all), top_p and min_p."""
         f = self.f
-        if self.spec.given:
+        if self.spec.settings_arg:
             address = f.word(f["words"], 8)
-            heat, best, top_p, min_p = (f.load(address, f32, 4 * k) for k in range(4))
+            temperature, top_k, top_p, min_p = (f.load(address, f32, 4 * k) for k in range(4))
         else:
-            heat, best, top_p, min_p = (f.word(f["words"], 8 + k, f32) for k in range(4))
-        whole = f.min_fast(f.const(2.0**31, f32), best)
-        some = best >= 1.0
-        count = f.select(some, f.select(some, whole, 0.0).to(i64), n)
-        return heat.to(f64), f.min(count, n), top_p.to(f64), min_p.to(f64)
+            temperature, top_k, top_p, min_p = (f.word(f["words"], 8 + k, f32) for k in range(4))
+        whole = f.min_fast(f.const(2.0**31, f32), top_k)
+        limited = top_k >= 1.0
+        count = f.select(limited, f.select(limited, whole, 0.0).to(i64), n)
+        return temperature.to(f64), f.min(count, n), top_p.to(f64), min_p.to(f64)
 
-    def _top(self, row: Value, n: Value) -> Value:
-        """The largest logit; NaN is never the larger one."""
+    def _max_logit(self, row: Value, n: Value) -> Value:
+        """The largest logit, ignoring NaN."""
         f, wide = self.f, self.lanes * VECTORS
         whole = n & -wide
         start = [f.const(-numbers.inf, vec(self.lanes, self.type))] * VECTORS
 
-        def look(i: Value, *tops: Value) -> list[Value]:
+        def visit(i: Value, *tops: Value) -> list[Value]:
             return list(map(f.max_fast, self._vectors(row, i), tops))
 
-        tops = f.loop(0, whole, wide, start, look)
-        [top] = f.loop(
+        tops = f.loop(0, whole, wide, start, visit)
+        [max_logit] = f.loop(
             whole,
             n,
             1,
             [f.reduce("max", reduce(f.max_fast, tops))],
-            lambda i, top: f.max_fast(self.stored(f, row, i, 1), top),
+            lambda i, max_logit: f.max_fast(self.stored(f, row, i, 1), max_logit),
         )
-        return top
+        return max_logit
 
     def _vectors(self, row: Value, at: Value) -> list[Value]:
-        """The logits of one round, NaN as it is."""
+        """The logits of one iteration, with NaN."""
         lanes = self.lanes
         return [self.stored(self.f, row, at + lanes * k, lanes) for k in range(VECTORS)]
 
-    def _first(self, row: Value, n: Value, top: Value) -> Value:
-        """The first index of the largest logit."""
+    def _argmax(self, row: Value, n: Value, max_logit: Value) -> Value:
+        """The first index of the largest logit: greedy decoding."""
         f, wide = self.f, self.lanes * VECTORS
-        tops, whole = f.splat(top, self.lanes), n & -wide
+        tops, whole = f.splat(max_logit, self.lanes), n & -wide
 
-        def look(i: Value, here: Value) -> list[Value]:
+        def visit(i: Value, here: Value) -> list[Value]:
             hits = reduce(or_, [x.eq(tops) for x in self._vectors(row, i)])
             here = f.any(hits)
             return [f.select(here, i, i + wide), here]
@@ -217,124 +224,131 @@ class _Emitter:
         def unseen(i: Value, here: Value) -> Value:
             return ~here & (i < whole)
 
-        start, _ = f.while_([f.i64(0), n < 0], unseen, look)
+        start, _ = f.while_([f.i64(0), n < 0], unseen, visit)
         [at] = f.while_(
             [start],
-            lambda i: self.stored(f, row, i, 1).ne(top) & (i < n - 1),
+            lambda i: self.stored(f, row, i, 1).ne(max_logit) & (i < n - 1),
             lambda i: i + 1,
         )
         return at
 
-    # -- drawing from all ---------------------------------------------------------------------
+    # -- sampling from all tokens -------------------------------------------------------------
 
-    def _emit_draw_any(self) -> Function:
-        """i64 draw_any(row, n, top, heat, point, min_p, memory, top_p): all tokens, but for those
-        that top_p and min_p leave out."""
-        params = [*_PARAMS, ("point", f64), ("min_p", f64), ("memory", ptr), ("top_p", f64)]
-        f = self.m.function("draw_any", params, i64, internal=True)
+    def _emit_sample_all(self) -> Function:
+        """i64 sample_all(row, n, max_logit, temperature, u, min_p, memory, top_p): from all tokens
+        that top_p and min_p keep."""
+        params = [*_PARAMS, ("u", f64), ("min_p", f64), ("memory", ptr), ("top_p", f64)]
+        f = self.m.function("sample_all", params, i64, internal=True)
         n, memory = f["n"], f["memory"]
-        given = [f[name] for name in ("row", "top", "heat", "memory")]
+        args = [f[name] for name in ("row", "max_logit", "temperature", "memory")]
         limited = f["top_p"] < 1.0
 
         def limit() -> None:
-            total = f.call(self.weigh, *given, f.i64(0), n, f.const(0.0, f64))
-            target = f.max_fast(f["top_p"] * total, LEAST)
-            f.call(self.nucleus.cut, f["row"], n, target, memory)
+            total = f.call(self.softmax_weights, *args, f.i64(0), n, f.const(0.0, f64))
+            target = f.max_fast(f["top_p"] * total, MIN_MASS)
+            f.call(self.nucleus.keep_nucleus, f["row"], n, target, memory)
 
         f.if_(limited, limit)
-        # behind the weights lie the sums of their blocks
+        # block sums follow the weights
         sums = f.gep(memory, n * self.type.bytes + 7 & -8)
 
         def block(start: Value, total: Value) -> Value:
-            part_of = [start, f.min(start + BLOCK, n), f["min_p"]]
-            [part] = f.if_(
+            range_ = [start, f.min(start + BLOCK, n), f["min_p"]]
+            [block_sum] = f.if_(
                 limited,
-                lambda: f.call(self.sift, memory, *part_of),
-                lambda: f.call(self.weigh, *given, *part_of),
+                lambda: f.call(self.filter_weights, memory, *range_),
+                lambda: f.call(self.softmax_weights, *args, *range_),
             )
-            f.store(part, f.gep(sums, start.udiv(BLOCK), 8))
-            return total + part
+            f.store(block_sum, f.gep(sums, start.udiv(BLOCK), 8))
+            return total + block_sum
 
         [total] = f.loop(0, n, BLOCK, [f.const(0.0, f64)], block)
-        target = f["point"] * total
+        target = f["u"] * total
 
-        def after(start: Value, passed: Value) -> Value:
-            return passed + f.load(f.gep(sums, start.udiv(BLOCK), 8), f64)
-
-        def is_before(start: Value, passed: Value) -> Value:
-            """Whether the point lies behind this block, and there is another one."""
-            return (after(start, passed) <= target) & (start + BLOCK < n)
-
-        start, passed = f.while_(
-            [f.i64(0), f.const(0.0, f64)],
-            is_before,
-            lambda start, passed: [start + BLOCK, after(start, passed)],
-        )
-        f.ret(self._search(f, start, f.min(start + BLOCK, n), passed, target, memory))
+        start, mass = self._find_block(f, sums, target)
+        f.ret(self._search(f, start, f.min(start + BLOCK, n), mass, target, memory))
         return f
 
-    def _emit_weigh(self) -> Function:
-        """f64 weigh(row, top, heat, memory, start, stop, least): weights of tokens start … stop - 1
-        written to memory, 0 below the least; gives their sum."""
-        params = [("row", ptr), ("top", f64), ("heat", f64), ("memory", ptr), *_SPAN]
-        f = self.m.function("weigh", params, f64, internal=True)
-        return self._keep(f, lambda i, n: self.weights(f, self.logits(f, f["row"], i, n)))
+    def _find_block(self, f: Function, sums: Value, target: Value) -> list[Value]:
+        """The start of the block whose prefix sum exceeds the target, and the mass before it."""
 
-    def _emit_sift(self) -> Function:
-        """f64 sift(memory, start, stop, least): as weigh, of weights that are there already."""
-        f = self.m.function("sift", [("memory", ptr), *_SPAN], f64, internal=True)
+        def after(start: Value, mass: Value) -> Value:
+            return mass + f.load(f.gep(sums, start.udiv(BLOCK), 8), f64)
+
+        def is_past(start: Value, mass: Value) -> Value:
+            """Whether the point is beyond this block, and there is another one."""
+            return (after(start, mass) <= target) & (start + BLOCK < f["n"])
+
+        return f.while_(
+            [f.i64(0), f.const(0.0, f64)],
+            is_past,
+            lambda start, mass: [start + BLOCK, after(start, mass)],
+        )
+
+    def _emit_softmax_weights(self) -> Function:
+        """f64 softmax_weights(row, max_logit, temperature, memory, start, stop, least): store the
+        weights of tokens start … stop - 1, 0 if below `least`. Returns their sum."""
+        params = [("row", ptr), ("max_logit", f64), ("temperature", f64), ("memory", ptr), *_RANGE]
+        f = self.m.function("softmax_weights", params, f64, internal=True)
+        return self._store_weights(f, lambda i, n: self.weights(f, self.logits(f, f["row"], i, n)))
+
+    def _emit_filter_weights(self) -> Function:
+        """f64 filter_weights(memory, start, stop, least): the same for weights in memory."""
+        f = self.m.function("filter_weights", [("memory", ptr), *_RANGE], f64, internal=True)
         at = f["memory"]
-        return self._keep(f, lambda i, n: f.load(f.gep(at, i, self.type), vec(n, self.type)))
+        return self._store_weights(
+            f, lambda i, n: f.load(f.gep(at, i, self.type), vec(n, self.type))
+        )
 
-    def _keep(self, f: Function, weights: Callable[[Value, int], Value]) -> Function:
-        """What `weights` gives for (index, lanes): whole vectors, then single ones."""
+    def _store_weights(self, f: Function, weights: Callable[[Value, int], Value]) -> Function:
+        """Store and sum `weights(index, lanes)`: full vectors, then single elements."""
         lanes, start, stop = self.lanes, f["start"], f["stop"]
         whole = start + (stop - start & -lanes)
         least = f["least"].to(self.type)
 
-        def some(i: Value, lanes: int) -> Value:
+        def store_vector(i: Value, lanes: int) -> Value:
             w = weights(i, lanes)
             w = f.select(w >= f.splat(least, lanes), w, 0.0)
             f.store(w, f.gep(f["memory"], i, self.type))
             return w.to(f64)
 
         zero = f.const(0.0, vec(lanes, f64))
-        [sums] = f.loop(start, whole, lanes, [zero], lambda i, s: s + some(i, lanes))
+        [sums] = f.loop(start, whole, lanes, [zero], lambda i, s: s + store_vector(i, lanes))
         one = f.reduce("add", sums)
-        [total] = f.loop(whole, stop, 1, [one], lambda i, s: s + some(i, 1))
+        [total] = f.loop(whole, stop, 1, [one], lambda i, s: s + store_vector(i, 1))
         f.ret(total)
         return f
 
     def _search(
-        self, f: Function, start: Value, stop: Value, passed: Value, target: Value, memory: Value
+        self, f: Function, start: Value, stop: Value, mass: Value, target: Value, memory: Value
     ) -> Value:
-        """The first index at which the running sum exceeds the target; the last one with a weight
-        when rounding lets none do so."""
+        """The first index whose prefix sum exceeds the target; the last one with a weight if
+        rounding leaves none."""
 
         def weight(i: Value) -> Value:
             return f.load(f.gep(memory, i, self.type), self.type).to(f64)
 
-        def look(i: Value, running: Value, found: Value, last: Value) -> list[Value]:
+        def visit(i: Value, prefix: Value, found: Value, last: Value) -> list[Value]:
             w = weight(i)
-            more = running + w
+            more = prefix + w
             hit = found.eq(-1) & (more > target)
             return [more, f.select(hit, i, found), f.select(w > 0.0, i, last)]
 
-        _, found, last = f.loop(start, stop, 1, [passed, f.i64(-1), start], look)
+        _, found, last = f.loop(start, stop, 1, [mass, f.i64(-1), start], visit)
         return f.select(found.eq(-1), last, found)
 
-    # -- drawing from the best ----------------------------------------------------------------
+    # -- sampling from the top k --------------------------------------------------------------
 
-    def _emit_draw_best(self) -> Function:
-        """i64 draw_best(row, n, top, heat, point, min_p, memory, best, top_p)"""
-        params = [*_PARAMS, ("point", f64), ("min_p", f64), ("memory", ptr)]
+    def _emit_sample_top_k(self) -> Function:
+        """i64 sample_top_k(row, n, max_logit, temperature, u, min_p, memory, top_k, top_p)"""
+        params = [*_PARAMS, ("u", f64), ("min_p", f64), ("memory", ptr)]
         f = self.m.function(
-            "draw_best", [*params, ("best", i64), ("top_p", f64)], i64, internal=True
+            "sample_top_k", [*params, ("top_k", i64), ("top_p", f64)], i64, internal=True
         )
-        count = f["best"]
+        count = f["top_k"]
         f.call(self.select, f["row"], f["n"], count, f["memory"])
-        kept = self._kept(f, count, f["top_p"], self._best_sum(f, count))
-        f.ret(self._draw_of(f, self._compact(f, kept)))
+        count_kept = self._nucleus_size(f, count, f["top_p"], self._total_weight(f, count))
+        f.ret(self._sample_indices(f, self._filter_min_p(f, count_kept)))
         return f
 
     def _entry_weight(self, f: Function, entry: Value) -> Value:
@@ -342,46 +356,46 @@ class _Emitter:
         ranking = self.spec.ranking
         return self.weight_of(f, ranking.index(f, ranking.load(f, f["memory"], entry)))
 
-    def _best_sum(self, f: Function, count: Value) -> Value:
+    def _total_weight(self, f: Function, count: Value) -> Value:
         [total] = f.loop(
             0, count, 1, [f.const(0.0, f64)], lambda i, s: s + self._entry_weight(f, i)
         )
         return total
 
-    def _kept(self, f: Function, count: Value, share: Value, total: Value) -> Value:
-        """How many of the selected tokens top_p keeps: those before which too little has passed,
-        and the first in any case."""
+    def _nucleus_size(self, f: Function, count: Value, share: Value, total: Value) -> Value:
+        """How many of the selected tokens top_p keeps: those before the target mass is reached, and
+        always the first."""
 
-        def walk() -> Value:
+        def accumulate() -> Value:
             target = share * total
 
-            def inside(i: Value, passed: Value) -> Value:
-                return (i < count) & ((passed < target) | i.eq(0))
+            def inside(i: Value, mass: Value) -> Value:
+                return (i < count) & ((mass < target) | i.eq(0))
 
-            def on(i: Value, passed: Value) -> list[Value]:
-                return [i + 1, passed + self._entry_weight(f, i)]
+            def on(i: Value, mass: Value) -> list[Value]:
+                return [i + 1, mass + self._entry_weight(f, i)]
 
             return f.while_([f.i64(0), f.const(0.0, f64)], inside, on)[0]
 
-        [kept] = f.if_(share < 1.0, walk, lambda: count)
-        return kept
+        [count_kept] = f.if_(share < 1.0, accumulate, lambda: count)
+        return count_kept
 
-    def _compact(self, f: Function, count: Value) -> Value:
-        """Entries become indices of tokens whose weight min_p allows; gives their number."""
+    def _filter_min_p(self, f: Function, count: Value) -> Value:
+        """Replace the entries by the indices of tokens that min_p keeps. Returns their number."""
         ranking, memory = self.spec.ranking, f["memory"]
         least = f["min_p"].to(self.type)
 
-        def look(i: Value, kept: Value) -> Value:
+        def visit(i: Value, count_kept: Value) -> Value:
             index = ranking.index(f, ranking.load(f, memory, i))
             good = self.weight_of(f, index).to(self.type) >= least
-            f.store(index, f.gep(memory, kept, 8))
-            return kept + good.to(i64, signed=False)
+            f.store(index, f.gep(memory, count_kept, 8))
+            return count_kept + good.to(i64, signed=False)
 
-        [kept] = f.loop(0, count, 1, [f.i64(0)], look)
-        return f.max(kept, 1)
+        [count_kept] = f.loop(0, count, 1, [f.i64(0)], visit)
+        return f.max(count_kept, 1)
 
-    def _draw_of(self, f: Function, count: Value) -> Value:
-        """The token drawn from the indices in memory."""
+    def _sample_indices(self, f: Function, count: Value) -> Value:
+        """Sample a token from the indices in memory."""
         memory = f["memory"]
         f.call(self.by_index.sort, memory, count)
 
@@ -389,13 +403,13 @@ class _Emitter:
             return self.weight_of(f, f.load(f.gep(memory, i, 8), i64))
 
         [total] = f.loop(0, count, 1, [f.const(0.0, f64)], lambda i, s: s + weight(i))
-        target = f["point"] * total
+        target = f["u"] * total
 
-        def passed(i: Value, running: Value) -> Value:
-            return (running <= target) & (i < count - 1)
+        def mass(i: Value, prefix: Value) -> Value:
+            return (prefix <= target) & (i < count - 1)
 
-        def on(i: Value, running: Value) -> list[Value]:
-            return [i + 1, running + weight(i + 1)]
+        def on(i: Value, prefix: Value) -> list[Value]:
+            return [i + 1, prefix + weight(i + 1)]
 
-        at, _ = f.while_([f.i64(0), weight(f.i64(0))], passed, on)
+        at, _ = f.while_([f.i64(0), weight(f.i64(0))], mass, on)
         return f.load(f.gep(memory, at, 8), i64)

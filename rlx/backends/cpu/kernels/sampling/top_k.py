@@ -1,10 +1,8 @@
-"""The best k elements of a row: keys that compare as integers, and heaps of them.
+"""Top-k: sort keys that compare as integers, heaps of them, and the kernel.
 
-An entry is a key with the element's index, larger being better: a NaN before all numbers, then the
-greatest (or least), and of equal ones the first. Keys of up to 32 bits share one word with the
-index; wider ones have a word of their own.
-
-The k greatest or least elements of each row, in order, with their indices.
+An entry is a key with the element's index; larger is better: NaN first, then the largest (or
+smallest) elements, of equal ones the first. A key of up to 32 bits shares an i64 with the index; a
+wider one has an i64 of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from rlx.ir.dtype import i32 as i32_dtype
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr, vec
 from rlx.records import dataclass
 
-_LAST = 0xFFFFFFFF
+_MAX_INDEX = 0xFFFFFFFF
 
 Entry = list[Value]
 
@@ -25,33 +23,33 @@ Entry = list[Value]
 class Ranking:
     dtype: DType
     largest: bool = True
-    nan_first: bool = True  # or as -inf
+    nan_first: bool = True  # else NaN counts as -inf
 
     @property
-    def wide(self) -> bool:
+    def is_wide(self) -> bool:
         return self.dtype.bits == 64
 
     @property
-    def words(self) -> int:
-        """Words of an entry."""
-        return 2 if self.wide else 1
+    def num_words(self) -> int:
+        """Number of i64 in an entry."""
+        return 2 if self.is_wide else 1
 
     @property
     def bytes(self) -> int:
-        return 8 * self.words
+        return 8 * self.num_words
 
     def keys(self, f: Function, x: Value) -> Value:
         """Keys of elements in registers: i32, or i64 for wide types."""
         if self.dtype.is_float:
             return self._float_keys(f, x)
-        type_ = i64 if self.wide else i32
+        type_ = i64 if self.is_wide else i32
         key = x.to(type_, signed=self.dtype.kind == "int") if x.type.bits < type_.bits else x
         if self.dtype.kind == "uint" and self.dtype.bits >= 32:
             key = key ^ -(1 << self.dtype.bits - 1)
         return key if self.largest else ~key
 
     def _float_keys(self, f: Function, x: Value) -> Value:
-        """The bits of a float order it, once those of negative numbers are turned round."""
+        """The bits of a float as an integer in the same order: negative ones inverted."""
         with f.exact():
             bits = (x + 0.0).bits()  # -0 becomes 0
         sign = bits.type.bits - 1
@@ -68,24 +66,24 @@ class Ranking:
         return self.keys(f, from_memory(f, raw, self.dtype))
 
     def entry(self, f: Function, key: Value, index: Value) -> Entry:
-        if self.wide:
+        if self.is_wide:
             return [key, ~index]
-        return [key.to(i64) << 32 | _LAST - index]
+        return [key.to(i64) << 32 | _MAX_INDEX - index]
 
     def index(self, f: Function, entry: Entry) -> Value:
-        return ~entry[1] if self.wide else _LAST - (entry[0] & _LAST)
+        return ~entry[1] if self.is_wide else _MAX_INDEX - (entry[0] & _MAX_INDEX)
 
     def key(self, f: Function, entry: Entry) -> Value:
-        return entry[0] if self.wide else entry[0].ashr(32).to(i32)
+        return entry[0] if self.is_wide else entry[0].ashr(32).to(i32)
 
     def worse(self, f: Function, a: Entry, b: Entry) -> Value:
-        if not self.wide:
+        if not self.is_wide:
             return a[0] < b[0]
         return (a[0] < b[0]) | (a[0].eq(b[0]) & (a[1] < b[1]))
 
     def load(self, f: Function, heap: Value, at: Value) -> Entry:
         base = f.gep(heap, at, self.bytes)
-        return [f.load(base, i64, 8 * k) for k in range(self.words)]
+        return [f.load(base, i64, 8 * k) for k in range(self.num_words)]
 
     def store(self, f: Function, entry: Entry, heap: Value, at: Value) -> None:
         base = f.gep(heap, at, self.bytes)
@@ -93,13 +91,13 @@ class Ranking:
             f.store(word, base, 8 * k)
 
     @property
-    def lanes_bits(self) -> int:
+    def key_bits(self) -> int:
         return 32 if self.dtype is bool_ else max(register_type(self.dtype).bits, 32)
 
 
 @dataclass(frozen=True)
 class Ascending(Ranking):
-    """Entries that are plain indices, smaller being better."""
+    """Entries that are plain indices; smaller is better."""
 
     dtype: DType = i32_dtype
 
@@ -108,7 +106,7 @@ class Ascending(Ranking):
 
 
 class Heaps:
-    """Functions of a module that keep entries in a heap whose root is the worst."""
+    """Heap functions of a module; the root is the worst entry."""
 
     def __init__(self, m: Module, ranking: Ranking, name: str = "heap") -> None:
         self.m, self.ranking, self.name = m, ranking, name
@@ -116,7 +114,7 @@ class Heaps:
         self.sort = self._emit_sort()
 
     def _emit_sift(self) -> Function:
-        """void sift(ptr heap, i64 size, i64 at): let the entry at `at` sink to its place."""
+        """void sift(ptr heap, i64 size, i64 at): sift the entry at `at` down."""
         params = [("heap", ptr), ("size", i64), ("at", i64)]
         f, r = self.m.function(f"{self.name}_sift", params, internal=True), self.ranking
         heap = f["heap"]
@@ -134,37 +132,39 @@ class Heaps:
         return f
 
     def _worse_child(self, f: Function, at: Value, entry: Entry) -> Value:
-        """The worse child of a place if it is worse than `entry`, else -1."""
+        """The worse child of a node if it is worse than `entry`, else -1."""
         r, heap, size = self.ranking, f["heap"], f["size"]
         left = at * 2 + 1
 
-        def look() -> Value:
+        def check_vector() -> Value:
             right = f.min(left + 1, size - 1)
-            one, other = r.load(f, heap, left), r.load(f, heap, right)
-            second = r.worse(f, other, one)
-            child = f.select(second, right, left)
-            chosen = [f.select(second, b, a) for a, b in zip(one, other, strict=True)]
+            left_entry, right_entry = r.load(f, heap, left), r.load(f, heap, right)
+            right_is_worse = r.worse(f, right_entry, left_entry)
+            child = f.select(right_is_worse, right, left)
+            chosen = [
+                f.select(right_is_worse, b, a) for a, b in zip(left_entry, right_entry, strict=True)
+            ]
             return f.select(r.worse(f, chosen, entry), child, -1)
 
-        [found] = f.if_(left < size, look, lambda: f.i64(-1))
+        [found] = f.if_(left < size, check_vector, lambda: f.i64(-1))
         return found
 
     def _emit_sort(self) -> Function:
-        """void sort(ptr heap, i64 size): entries in any order, best first afterwards."""
+        """void sort(ptr heap, i64 size): heapsort, best first."""
         params = [("heap", ptr), ("size", i64)]
         f, r = self.m.function(f"{self.name}_sort", params, internal=True), self.ranking
         heap, size = f["heap"], f["size"]
-        self.make(f, heap, size)
+        self.heapify(f, heap, size)
         for i in f.range(1, size):
             last = size - i
-            worst, other = r.load(f, heap, f.i64(0)), r.load(f, heap, last)
+            worst, right_entry = r.load(f, heap, f.i64(0)), r.load(f, heap, last)
             r.store(f, worst, heap, last)
-            r.store(f, other, heap, f.i64(0))
+            r.store(f, right_entry, heap, f.i64(0))
             f.call(self.sift, heap, last, f.i64(0))
         return f
 
-    def make(self, f: Function, heap: Value, size: Value) -> None:
-        """Entries in any order become a heap."""
+    def heapify(self, f: Function, heap: Value, size: Value) -> None:
+        """Build a heap of unordered entries."""
         half = size >> 1
         for i in f.range(0, half):
             f.call(self.sift, heap, size, half - 1 - i)
@@ -176,24 +176,24 @@ class Heaps:
         row, n, k, heap = f["row"], f["n"], f["k"], f["heap"]
         for i in f.range(0, k):
             r.store(f, r.entry(f, r.read_keys(f, row, i, 1), i), heap, i)
-        self.make(f, heap, k)
-        lanes = f.target.lanes(r.lanes_bits)
+        self.heapify(f, heap, k)
+        lanes = f.target.lanes(r.key_bits)
         whole = k + (n - k & -lanes)
 
-        def look(i: Value, bar: Value) -> Value:
-            """Most vectors have nothing that is better than the worst of the best."""
-            better = r.read_keys(f, row, i, lanes) > f.splat(bar, lanes)
-            [new] = f.if_(f.any(better), lambda: self._offer(f, i, i + lanes), lambda: bar)
+        def check_vector(i: Value, threshold: Value) -> Value:
+            """Push a vector's elements if any beats the heap's root; most have none."""
+            better = r.read_keys(f, row, i, lanes) > f.splat(threshold, lanes)
+            [new] = f.if_(f.any(better), lambda: self._push(f, i, i + lanes), lambda: threshold)
             return new
 
-        bar = r.key(f, r.load(f, heap, f.i64(0)))
-        f.loop(k, whole, lanes, [bar], look)
-        self._offer(f, whole, n)
+        threshold = r.key(f, r.load(f, heap, f.i64(0)))
+        f.loop(k, whole, lanes, [threshold], check_vector)
+        self._push(f, whole, n)
         f.call(self.sort, heap, k)
         return f
 
-    def _offer(self, f: Function, lo: Value, hi: Value) -> Value:
-        """Elements lo … hi - 1 to the heap; gives the key to beat from then on."""
+    def _push(self, f: Function, lo: Value, hi: Value) -> Value:
+        """Push elements lo … hi - 1. Returns the new root key, the threshold."""
         r, heap = self.ranking, f["heap"]
         for i in f.range(lo, hi):
             entry = r.entry(f, r.read_keys(f, f["row"], i, 1), i)
@@ -211,7 +211,7 @@ class Heaps:
 class TopK(KernelSpec):
     """words: x, values, indices, rows, n, k, scratch, step
 
-    Rows lie without gaps. Each worker has `step` bytes of scratch memory: k entries.
+    Rows are contiguous. Each worker has `step` bytes of scratch memory: k entries.
     """
 
     dtype: DType
