@@ -18,7 +18,7 @@ import numpy as np
 from bench.common import Bar, arguments, finish
 from rlx.backends.cpu.limits import read_bandwidth
 from rlx.formats.gguf import GgufFile
-from rlx.formats.gguf_write import PackedTensor, write_gguf
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.ir.quant import QuantScheme
 from rlx.models.build import ModelFile
 from rlx.models.engine import Engine

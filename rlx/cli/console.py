@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rlx.formats.package import Progress
+    from rlx.formats.wheel import Progress
 
 # what a terminal would take as an order: control characters but line feed and tab
 _CONTROL = dict.fromkeys({*range(32), 127, *range(128, 160)} - {9, 10})

@@ -14,7 +14,7 @@ from rlx.cli.options import Json, ModelName
 
 
 def _types() -> list[str]:
-    from rlx.formats.mixture import NAMES
+    from rlx.formats.quant_presets import NAMES
 
     return [*NAMES]
 
@@ -46,7 +46,7 @@ def quantize(
     MODEL is best a file of floats (F32, F16, BF16). OUT appears when it is complete, and runs here
     and wherever else GGUF does.
     """
-    from rlx.formats.mixture import Mixture
+    from rlx.formats.quant_presets import Mixture
     from rlx.models.quantize import quantize_model
 
     mixture = Mixture.parse(type)

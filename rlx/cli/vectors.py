@@ -34,7 +34,7 @@ def print_lines(rows: Iterable[Any]) -> None:
 
 def write_file(path: Path, rows: Iterable[Any], width: int) -> int:
     """Write the vectors of `width` numbers, whole or not at all; how many there were."""
-    from rlx.formats.atomic import atomic_file
+    from rlx.support.files import atomic_file
 
     with atomic_file(path.resolve()) as file:  # a link stays one
         if path.suffix.lower() == ".npy":

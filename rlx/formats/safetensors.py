@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlx.errors import FormatError
-from rlx.formats.jsonfile import parse_object, read_object
-from rlx.formats.mapped import MappedFile
-from rlx.formats.tensor import TensorInfo, scheme_of
-from rlx.formats.tensor_file import TensorFile
+from rlx.formats.json_file import parse_object, read_object
+from rlx.formats.tensor_file import MappedFile, TensorFile, TensorInfo, scheme_of
 from rlx.ir.dtype import BY_NAME
 
 _MAX_HEADER = 100_000_000  # the limit of the format

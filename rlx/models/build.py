@@ -13,9 +13,9 @@ from rlx.errors import UnsupportedError
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.formats.mixture import Mixture
+from rlx.formats.quant_presets import Mixture
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
 from rlx.models.adapters import Adapter, AdapterForm, merged

@@ -9,9 +9,9 @@ from rlx.backends.cpu.cores import worker_count
 from rlx.errors import UnsupportedError
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
-from rlx.formats.mixture import Mixture
-from rlx.formats.package import Progress, silent
-from rlx.formats.quantize import Order, Written, quantize_gguf, write_quantized
+from rlx.formats.gguf.quantized import Order, Written, quantize_gguf, write_quantized
+from rlx.formats.quant_presets import Mixture
+from rlx.formats.wheel import Progress, silent
 from rlx.models.build import ModelFile
 from rlx.models.encoders.build import is_encoder
 from rlx.models.to_gguf import gguf_of

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import FormatError, UnsupportedError
+from rlx.formats.gguf.quantized import Source
 from rlx.formats.hf import HfFolder
-from rlx.formats.quantize import Source
-from rlx.formats.tensor import scheme_of
-from rlx.formats.tokenizer_to_gguf import tokenizer_metadata
+from rlx.formats.tensor_file import scheme_of
+from rlx.formats.tokenizer.to_gguf import tokenizer_metadata
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant import GGUF_SCHEMES

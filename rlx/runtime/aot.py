@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlx.codegen.diskcache import default_directory
-from rlx.codegen.ownfiles import own_directory, sweep
 from rlx.errors import OptionError, RlxError
 from rlx.ir.op import Array
 from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
 from rlx.settings import debug, mebibytes
+from rlx.support.files import own_directory, sweep
 
 ARTIFACT, WEIGHTS = ".rlx", ".weights"
 _OUTDATED = "made by another version of the compiler"

@@ -23,13 +23,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rlx.codegen.ownfiles import open_own, write_whole
 from rlx.errors import FormatError
 from rlx.ir.op import Array
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.ir.shape import Shape
 from rlx.records import dataclass
+from rlx.support.files import open_own, write_whole
 
 MAGIC = b"\x89RLXA\r\n\n"
 VERSION = 1

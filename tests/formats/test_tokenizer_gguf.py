@@ -15,8 +15,8 @@ import tokenizers
 import vocab_files as v
 
 from rlx.errors import FormatError, InputError, UnsupportedError
-from rlx.formats.pretokenizers import _BY_NAME, cut_named, pre_tokenizer
-from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.pretokenizers import _BY_NAME, cut_named, pre_tokenizer
 
 MARKS: list[v.Token] = [("<unk>", v.UNKNOWN, 0), ("<s>", v.CONTROL, 0), ("</s>", v.CONTROL, 0)]
 

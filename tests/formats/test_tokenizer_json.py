@@ -12,7 +12,7 @@ import tokenizers as lib
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_json import tokenizer_from_file
+from rlx.formats.tokenizer.from_json import tokenizer_from_file
 
 TEXTS = ["the cat sat", "a cat, an é", "日本 🦙 sat", "  two  spaces ", "don't do not."]
 

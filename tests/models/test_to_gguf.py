@@ -18,8 +18,8 @@ from rlx import CompileOptions, DimBinding, Session
 from rlx.errors import UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
-from rlx.formats.tokenizer_json import tokenizer_from_file
+from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.from_json import tokenizer_from_file
 from rlx.models.build import ModelFile, describe
 from rlx.models.quantize import quantize_model
 

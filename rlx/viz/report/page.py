@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 from string import Template
 
-from rlx.formats.atomic import atomic_file
-from rlx.formats.optional import library
+from rlx.support.files import atomic_file
+from rlx.support.optional import library
 from rlx.viz.report.records import Report
 
 _ASSETS = Path(__file__).parent / "assets"

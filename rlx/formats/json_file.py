@@ -1,4 +1,4 @@
-"""JSON from files that are not trusted: objects without repeated keys, or a FormatError."""
+"""JSON out of untrusted files: bounded in size, without repeated keys, or a FormatError."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from rlx.errors import FormatError
-from rlx.formats.mapped import read_bounded
+from rlx.errors import FormatError, InputError
 
 
 def read_object(path: str | os.PathLike[str], limit: int = 1 << 24) -> dict[str, Any]:
@@ -30,6 +29,26 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError("not a JSON object", where=where, got=type(value).__name__)
     return value
+
+
+def read_bounded(path: str | os.PathLike[str], limit: int) -> bytes:
+    """A whole small file; FormatError when it is larger than such a file ever is."""
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError as e:
+        raise InputError("no such file", where=name) from e
+    except OSError as e:
+        raise InputError(f"cannot be read: {e.strerror or e}", where=name) from e
+    if len(data) > limit:
+        raise FormatError(
+            "too large for what it is",
+            where=name,
+            got=f"{os.path.getsize(path)} bytes",
+            expected=f"at most {limit}",
+        )
+    return data
 
 
 def _parse(data: bytes, where: str) -> Any:

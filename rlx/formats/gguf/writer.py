@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import InputError
-from rlx.formats.atomic import atomic_file
-from rlx.formats.gguf_header import DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, PLAIN_TYPES
-from rlx.formats.gguf_values import NUMPY_TYPES, STRUCTS, StringArray, ValueType
-from rlx.formats.tensor import scheme_of
+from rlx.formats.gguf.header import DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, PLAIN_TYPES
+from rlx.formats.gguf.values import NUMPY_TYPES, STRUCTS, StringArray, ValueType
+from rlx.formats.tensor_file import scheme_of
 from rlx.ir.dtype import DType
 from rlx.ir.quant import QuantScheme
 from rlx.records import dataclass
+from rlx.support.files import atomic_file
 
 _VERSION = 3
 _ALIGNMENT = "general.alignment"

@@ -6,7 +6,8 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -107,3 +108,27 @@ def _abandoned(entry: os.DirEntry[str]) -> bool:
     except OSError:  # somebody else's process has that number now, or the file is gone
         return False
     return False
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write that takes its name when the block ends without an error."""
+    import tempfile  # readers do without it
+
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    # there is no way to read it without setting it
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.errors import UnsupportedError
-from rlx.formats.names import close_names
 from rlx.records import dataclass
+from rlx.support.suggestions import close_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,11 @@ import re
 from typing import Any, TypeVar
 
 from rlx.errors import FormatError
-from rlx.formats.gguf_header import Header, read_header
-from rlx.formats.gguf_values import StringArray, ValueType
-from rlx.formats.gguf_write import PackedTensor, write_gguf
-from rlx.formats.mapped import MappedFile
-from rlx.formats.names import close_names
-from rlx.formats.tensor import TensorInfo
-from rlx.formats.tensor_file import TensorFile
+from rlx.formats.gguf.header import Header, read_header
+from rlx.formats.gguf.values import StringArray, ValueType
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
+from rlx.formats.tensor_file import MappedFile, TensorFile, TensorInfo
+from rlx.support.suggestions import close_names
 
 __all__ = ["GgufFile", "PackedTensor", "StringArray", "ValueType", "write_gguf"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import FormatError
-from rlx.formats.mapped import MappedFile
+from rlx.formats.tensor_file import MappedFile
 
 _MAX_NAME = 65535
 _MAX_NESTING = 8

@@ -9,9 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from rlx.errors import ShapeError
-from rlx.formats.gguf_values import Cursor, ValueType
-from rlx.formats.mapped import MappedFile
-from rlx.formats.tensor import TensorInfo
+from rlx.formats.gguf.values import Cursor, ValueType
+from rlx.formats.tensor_file import MappedFile, TensorInfo
 from rlx.ir.dtype import BY_NAME, DType
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
 from rlx.records import dataclass

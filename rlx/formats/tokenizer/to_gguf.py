@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import UnsupportedError
-from rlx.formats.gguf_vocabulary import BYTE, CONTROL, KEY, NORMAL, UNKNOWN, USER
 from rlx.formats.hf import HfFolder
-from rlx.formats.jsonfile import read_object
-from rlx.formats.pretokenizers import GPT2_WORDS, Cut, name_of_cut
+from rlx.formats.json_file import read_object
+from rlx.formats.tokenizer.from_gguf import BYTE, CONTROL, KEY, NORMAL, UNKNOWN, USER
+from rlx.formats.tokenizer.pretokenizers import GPT2_WORDS, Cut, name_of_cut
 
 _UNUSED = 5  # type of tokens that fill the table up
 _LARGEST = 1 << 28  # bytes of tokenizer.json

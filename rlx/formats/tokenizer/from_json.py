@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import FormatError, InputError
-from rlx.formats.jsonfile import read_object
-from rlx.formats.mapped import read_bounded
-from rlx.formats.optional import library
-from rlx.formats.pieces import SPACE, Spelling
-from rlx.formats.specials import end_tokens
+from rlx.formats.json_file import read_bounded, read_object
 from rlx.formats.tokenizer import Tokenizer, Vocabulary
+from rlx.formats.tokenizer.detokenizer import SPACE, Spelling
+from rlx.formats.tokenizer.tokenizer import end_tokens
+from rlx.support.optional import library
 
 _MAX_TEMPLATE = 1 << 24
 

@@ -9,16 +9,15 @@ tokenizer.decode(ids)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 from rlx.errors import InputError
 from rlx.formats.chat_template import ChatTemplate
-from rlx.formats.optional import library
-from rlx.formats.pieces import Spelling
-from rlx.formats.streaming import StreamDecoder, WindowDecoder
+from rlx.formats.tokenizer.detokenizer import Spelling, StreamDecoder, WindowDecoder
 from rlx.records import dataclass
+from rlx.support.optional import library
 
 
 @dataclass(frozen=True)
@@ -223,3 +222,29 @@ def _require_text(text: object, where: str) -> None:
         got=f"{type(text).__name__} {text!r}"[:80],
         expected="str without lone surrogates",
     )
+
+
+# end of turn, of text, of message, and what code models write when a file is done
+_ENDS_TEXT = (
+    "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> "
+    "<end_of_turn> <turn|> <|tool_response> <|endoftext|> <|end_of_text|> <end_of_utterance> "
+    "<EOT> _<EOT> [EOT] [EOS] <eos> <｜end▁of▁sentence｜> [e~[ "
+    "<|fim_pad|> <fim-pad> <fim_pad> <|fim_repo|> <|repo_name|> <fim-repo> <reponame> <|file_sep|>"
+)
+_ENDS = _ENDS_TEXT.split()
+_MARKED_END = "</s>"  # only where the file marks it as a control token: it could be text
+
+
+def end_tokens(vocab: Mapping[str, int], control: Container[int]) -> set[int]:
+    """Ids of the tokens that end a generation; `control` tells which ids are no text."""
+    found = {t: vocab[t] for t in _ENDS if t in vocab}
+    if _MARKED_END in vocab and vocab[_MARKED_END] in control:
+        found[_MARKED_END] = vocab[_MARKED_END]
+    # where calls end a turn, <|end|> only ends one of several messages in it
+    if ("<|call|>" in found and "<|return|>" in found) or (
+        "<|calls|>" in found and "<|flush|>" in found
+    ):
+        found.pop("<|end|>", None)
+    if "<|tool_response>" in found:
+        found.pop(_MARKED_END, None)
+    return set(found.values())

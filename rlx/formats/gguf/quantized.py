@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from rlx.errors import InputError, NumericsError
 from rlx.formats.gguf import GgufFile
-from rlx.formats.gguf_values import ValueType
-from rlx.formats.gguf_write import PackedTensor, write_gguf
-from rlx.formats.mixture import Mixture
-from rlx.formats.package import Progress, silent
+from rlx.formats.gguf.values import ValueType
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
+from rlx.formats.quant_presets import Mixture
+from rlx.formats.wheel import Progress, silent
 from rlx.ir.quant import QuantScheme, decode, encode
 from rlx.records import dataclass
 
