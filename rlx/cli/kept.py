@@ -23,9 +23,9 @@ class Kept:
 
 def directory(kind: str) -> Path | None:
     """Where files of a kind are; None where RLX_CACHE=0 turns them off."""
-    from rlx.codegen.diskcache import default_directory
+    from rlx.support.files import cache_directory
 
-    return default_directory(kind)
+    return cache_directory(kind)
 
 
 def kept_files() -> list[Kept]:

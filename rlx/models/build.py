@@ -13,7 +13,7 @@ from rlx.errors import UnsupportedError
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.formats.quant_presets import Mixture
+from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tokenizer import Tokenizer
 from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
 from rlx.ir.module import GraphModule
@@ -39,7 +39,7 @@ class ModelFile:
     file: GgufFile | HfFolder
     config: ModelConfig
     arch: ModuleType
-    quant: Mixture | None = None  # how plain weights are packed when the model is prepared
+    quant: QuantPreset | None = None  # how plain weights are packed when the model is prepared
     merged: tuple[Adapter, ...] = ()  # what is added to plain weights
 
     @staticmethod
@@ -52,7 +52,7 @@ class ModelFile:
         arch = architecture(config.arch, str(path))
         configure: Callable[[ModelConfig], ModelConfig] | None = getattr(arch, "configure", None)
         config = configure(config) if configure else config
-        return ModelFile(path, file, config, arch, Mixture.of(quant) if quant else None)
+        return ModelFile(path, file, config, arch, QuantPreset.of(quant) if quant else None)
 
     @property
     def packing(self) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import FormatError, UnsupportedError
-from rlx.formats.gguf.quantized import Source
+from rlx.formats.gguf.quantized import SourceTensor
 from rlx.formats.hf import HfFolder
 from rlx.formats.tensor_file import scheme_of
 from rlx.formats.tokenizer.to_gguf import tokenizer_metadata
@@ -36,7 +36,7 @@ _REORDERED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 _FREQUENCIES = "rope_freqs.weight"
 
 
-def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, Source]]:
+def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
     """Metadata and tensors of a GGUF file that says the same as the folder."""
     assert isinstance(model.file, HfFolder)
     arch = _WRITTEN.get(model.config.arch)
@@ -87,7 +87,7 @@ def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
             yield "rope.scaling.attn_factor", rope.attention_factor
 
 
-def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
+def _sources(model: ModelFile, arch: str) -> dict[str, SourceTensor]:
     weights, found = model.weights(), {}
     for pattern in model.arch.HF_NAMES:
         layers = range(model.config.layers) if "{i}" in pattern else (0,)
@@ -98,11 +98,11 @@ def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
         raise FormatError("no token embedding", where=model.file.name)
     if model.config.rope.scaling == "llama3":
         factors = stretching(model.config.rope, model.config.head_dim).astype(np.float32)
-        found[_FREQUENCIES] = Source(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
+        found[_FREQUENCIES] = SourceTensor(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
     return found
 
 
-def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
+def _source(weight: Weight, change: Callable[[Array], Array] | None) -> SourceTensor:
     """Vectors and tables of positions are f32 in GGUF."""
     wide = len(weight.shape) < 2 or weight.name == "position_embd.weight"
     dtype = f32 if wide else DType.of(weight.array.dtype)
@@ -116,7 +116,7 @@ def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
         array = weight.array.astype(np.float32) if wide else weight.array
         return np.ascontiguousarray(array if change is None else change(array))
 
-    return Source(weight.shape, scheme, read)
+    return SourceTensor(weight.shape, scheme, read)
 
 
 def _change(name: str, c: ModelConfig, arch: str) -> Callable[[Array], Array] | None:

@@ -17,7 +17,7 @@ import numpy as np
 from rlx.errors import FormatError, InputError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.formats.quant_presets import Mixture
+from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tensor_file import TensorInfo
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
@@ -68,7 +68,7 @@ class Weights:
         transposed: tuple[str, ...] = (),
         element: DType | None = None,
         config: Any = None,
-        quant: Mixture | None = None,
+        quant: QuantPreset | None = None,
         changes: Mapping[str, Callable[[Array], Array]] | None = None,
     ) -> None:
         """`changes` are made to plain weights by name, where adapters are merged into them."""

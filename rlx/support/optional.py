@@ -1,4 +1,4 @@
-"""Libraries that only some uses need."""
+"""Optional dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlx.errors import UnsupportedError
 
 
 def library(name: str, purpose: str, install: str = "'rlx[models]'") -> Any:
-    """The library, or an error that says how to get it."""
+    """Import an optional dependency, or raise an error that says how to install it."""
     try:
         return import_module(name)
     except ImportError as e:

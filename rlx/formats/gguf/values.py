@@ -1,7 +1,6 @@
-"""The values in a GGUF file, read without trust by a cursor that never passes the end.
+"""Typed values of a GGUF file, read by a bounds-checked cursor.
 
-Everything that a length or a count could do is checked against the bytes that are there, before
-anything is allocated for it.
+Every length and count is checked against the size of the file before anything is allocated.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ValueType(IntEnum):
     FLOAT64 = 12
 
 
-# as NumPy spells them; the struct of one value follows from it
+# NumPy type strings; the struct of one value follows from it
 NUMPY_TYPES = {
     ValueType.UINT8: "<u1",
     ValueType.INT8: "<i1",
@@ -87,8 +86,8 @@ class StringArray(Sequence[str]):
         return (_text(data[a:b]) for a, b in zip(starts, ends, strict=True))
 
     def _decoded_together(self) -> list[str] | None:
-        """All strings by one call, five times as fast as by one each: the lengths between them give
-        way to a zero. None where they are apart, or contain zeros themselves."""
+        """All strings decoded by one call, five times as fast as one by one: the lengths between
+        them are replaced by a zero. None where they are not adjacent, or contain zeros."""
         starts, ends = self._starts, self._ends
         if len(starts) < 2 or (starts[1:] != ends[:-1] + 8).any():
             return None
@@ -120,7 +119,7 @@ def _text(raw: bytes) -> str:
 
 
 class Cursor:
-    """A position in the file that never passes its end."""
+    """A bounds-checked position in the file."""
 
     __slots__ = ("at", "data", "file_name", "size")
 
@@ -150,7 +149,7 @@ class Cursor:
             )
 
     def expect_room(self, count: int, least: int, what: str) -> None:
-        """That `count` things of at least `least` bytes can be in what remains."""
+        """Check that `count` items of at least `least` bytes fit into the rest of the file."""
         if count * least > self.size - self.at:
             self.fail(
                 f"more {what} than the file can hold",

@@ -1,4 +1,4 @@
-"""Writing GGUF version 3: metadata by Python type, tensors in order, whole or not at all."""
+"""Writes GGUF version 3 atomically: metadata by Python type, then the tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHUNK = 1 << 24
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A tensor to write: logical shape, scheme, and packed rows [..., row_bytes] of u8, or a
-    function that makes them when their turn comes, so that a model need not fit in memory."""
+    function that returns them when they are written, so that a model need not fit in memory."""
 
     shape: tuple[int, ...]
     scheme: QuantScheme

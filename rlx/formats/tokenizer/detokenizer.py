@@ -1,4 +1,10 @@
-"""What a token adds to a text, in bytes: tokens may end inside a character."""
+"""Detokenising: tokens to bytes, and a stream of tokens to text, never a part of a character.
+
+stream = tokenizer.stream()
+for token in generated:
+    print(stream.push(token), end="")
+print(stream.flush())
+"""
 
 from __future__ import annotations
 
@@ -14,31 +20,31 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
-    """How the tokens of a vocabulary are spelled.
+class TokenDecoder:
+    """How the tokens of a vocabulary become bytes; the names are those of Hugging Face's decoders.
 
-    `bytes`: GPT-2's characters for bytes; `spaces`: SPACE for a space and <0xAB> for bytes;
-    `continued`: a token that does not start with `prefix` starts a word; `library`: some other way
-    that only the library knows.
+    `byte_level`: GPT-2's characters for bytes; `metaspace`: SPACE for a space and <0xAB> for bytes
+    (SentencePiece); `wordpiece`: a token without `prefix` starts a word; `library`: another one,
+    run by the `tokenizers` library.
     """
 
-    kind: Literal["bytes", "spaces", "continued", "library"]
+    kind: Literal["byte_level", "metaspace", "wordpiece", "library"]
     strip_first: bool = False  # the first token of a text loses its leading space
     prefix: str = "##"
-    tidy: bool = False  # no space before punctuation
+    cleanup: bool = False  # no space before punctuation
 
     @property
-    def speller(self) -> Callable[[str], bytes]:
+    def to_bytes(self) -> Callable[[str], bytes]:
         """Token text → bytes."""
-        if self.kind == "bytes":
+        if self.kind == "byte_level":
             return byte_level
-        if self.kind == "spaces":
-            return with_spaces
-        return self._continued if self.kind == "continued" else str.encode
+        if self.kind == "metaspace":
+            return metaspace
+        return self._wordpiece if self.kind == "wordpiece" else str.encode
 
-    def _continued(self, text: str) -> bytes:
+    def _wordpiece(self, text: str) -> bytes:
         text = text[len(self.prefix) :] if text.startswith(self.prefix) else " " + text
-        return (_tidied(text) if self.tidy else text).encode("utf-8")
+        return (_clean_up(text) if self.cleanup else text).encode("utf-8")
 
 
 def _byte_characters() -> dict[str, int]:
@@ -53,22 +59,22 @@ _BYTE_OF = _byte_characters()
 
 
 def byte_level(text: str) -> bytes:
-    """The bytes that byte-level BPE spells as `text`; added tokens stand for themselves."""
+    """The bytes of a byte-level BPE token; added tokens stand for themselves."""
     try:
         return bytes([_BYTE_OF[c] for c in text])
     except KeyError:
         return text.encode("utf-8")
 
 
-def with_spaces(text: str) -> bytes:
-    """The bytes that SentencePiece spells as `text`."""
+def metaspace(text: str) -> bytes:
+    """The bytes of a SentencePiece token."""
     if match := _BYTE_TOKEN.fullmatch(text):
         return bytes([int(match[1], 16)])
     return text.replace(SPACE, " ").encode("utf-8")
 
 
 # the same as the WordPiece decoder of the `tokenizers` library
-_TIDY = {
+_CLEANUP = {
     " .": ".",
     " ?": "?",
     " !": "!",
@@ -83,8 +89,8 @@ _TIDY = {
 }
 
 
-def _tidied(text: str) -> str:
-    for pair in _TIDY.items():
+def _clean_up(text: str) -> str:
+    for pair in _CLEANUP.items():
         text = text.replace(*pair)
     return text
 
@@ -115,8 +121,8 @@ class StreamDecoder:
 
 
 class WindowDecoder:
-    """For vocabularies that only their library can spell: decodes a window of tokens twice, with
-    the new token and without, and gives the difference once it is whole."""
+    """For decoders that only the `tokenizers` library has: decodes a window of tokens twice, with
+    and without the new token, and returns the difference once it is complete UTF-8."""
 
     def __init__(self, decode: Callable[[list[int]], str], skip: Container[int]) -> None:
         self._decode, self._skip = decode, skip

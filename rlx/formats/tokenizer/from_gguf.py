@@ -1,4 +1,4 @@
-"""A tokenizer from the metadata of a GGUF file: BPE on bytes, SentencePiece, unigram, WordPiece."""
+"""A tokenizer from GGUF metadata: byte-level BPE, SentencePiece BPE, unigram, WordPiece."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rlx.collector import without_gc
 from rlx.errors import FormatError, RlxError, UnsupportedError
 from rlx.formats.gguf import GgufFile, StringArray
 from rlx.formats.tokenizer import Tokenizer, Vocabulary
-from rlx.formats.tokenizer.detokenizer import SPACE, Spelling
-from rlx.formats.tokenizer.pretokenizers import cut_named, pre_tokenizer
+from rlx.formats.tokenizer.detokenizer import SPACE, TokenDecoder
+from rlx.formats.tokenizer.pretokenizers import find_split, make_pre_tokenizer
 from rlx.formats.tokenizer.tokenizer import end_tokens
 from rlx.support.optional import library
 
@@ -22,8 +22,8 @@ KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 
 
-class Source:
-    """The metadata that all kinds of vocabularies share."""
+class GgufVocabulary:
+    """The metadata that all vocabulary types share."""
 
     def __init__(self, file: GgufFile, tokenizers: Any) -> None:
         self.file, self.lib = file, tokenizers
@@ -83,7 +83,7 @@ class Source:
     def finish(
         self,
         backend: Any,
-        spelling: Spelling,
+        decoder: TokenDecoder,
         *,
         bos: int | None,
         eos: int | None,
@@ -91,7 +91,7 @@ class Source:
         add_eos: bool,
         unknown: int | None = None,
     ) -> Tokenizer:
-        """The tokenizer, with special tokens and what does not depend on the kind."""
+        """The tokenizer with its special tokens, BOS, EOS and chat templates."""
         self._add_special(backend)
         ends = end_tokens(self.vocab, set(self.ids(CONTROL)))
         ends |= {i for i in (eos, self.token("eot"), self.token("eom")) if i is not None}
@@ -99,9 +99,9 @@ class Source:
         vocabulary = Vocabulary(
             size=len(self.tokens),
             text=self.texts.__getitem__,
-            spelling=spelling,
+            decoder=decoder,
             special=special,
-            literal={i: self.tokens[i] for i in [*special, *self.ids(USER)]},
+            added={i: self.tokens[i] for i in [*special, *self.ids(USER)]},
             prefix=(bos,) if add_bos and bos is not None else (),
             suffix=(eos,) if add_eos and eos is not None else (),
             bos=bos,
@@ -147,13 +147,13 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     build = _BUILDERS.get(model)
     if build is None:
         raise UnsupportedError(
-            "a kind of vocabulary that is not known here",
+            "unknown tokenizer model",
             where=file.name,
             got=f"{KEY}model {model!r}",
             expected=", ".join(_BUILDERS),
             hint="use the model with token ids" if model in ("none", "no_vocab") else "",
         )
-    source = Source(file, library("tokenizers", "text"))
+    source = GgufVocabulary(file, library("tokenizers", "text"))
     try:
         with without_gc():
             return build(source)
@@ -167,33 +167,33 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
         raise
 
 
-def _byte_bpe(s: Source) -> Tokenizer:
-    """BPE on bytes, as GPT-2 has it."""
-    cut = cut_named(s.file.get(KEY + "pre", str, "default"), s.file.name)
-    backend = s.lib.Tokenizer(_bpe(s, _merges(s), ignore_merges=cut.ignore_merges))
-    backend.pre_tokenizer = pre_tokenizer(cut, s.lib)
+def _byte_bpe(s: GgufVocabulary) -> Tokenizer:
+    """Byte-level BPE, as in GPT-2."""
+    split = find_split(s.file.get(KEY + "pre", str, "default"), s.file.name)
+    backend = s.lib.Tokenizer(_bpe(s, _merges(s), ignore_merges=split.ignore_merges))
+    backend.pre_tokenizer = make_pre_tokenizer(split, s.lib)
     return s.finish(
         backend,
-        Spelling("bytes"),
+        TokenDecoder("byte_level"),
         bos=s.token("bos"),
         eos=s.token("eos"),
-        add_bos=s.flag("add_bos_token", cut.add_bos),
+        add_bos=s.flag("add_bos_token", split.add_bos),
         add_eos=s.flag("add_eos_token", False),
         unknown=s.token("unknown"),
     )
 
 
-def _sentencepiece(s: Source) -> Tokenizer:
-    """BPE on characters, where the score of the merged token is its rank."""
+def _sentencepiece(s: GgufVocabulary) -> Tokenizer:
+    """SentencePiece BPE: the score of the merged token is its merge rank."""
     return _spaced(s, _merges_by_score(s), space_first=s.flag("add_space_prefix", True))
 
 
-def _spaced_bpe(s: Source) -> Tokenizer:
-    """The same with merges in the file."""
+def _spaced_bpe(s: GgufVocabulary) -> Tokenizer:
+    """The same with the merges listed in the file."""
     return _spaced(s, _merges(s), space_first=s.flag("add_space_prefix", False))
 
 
-def _spaced(s: Source, merges: Pairs, *, space_first: bool) -> Tokenizer:
+def _spaced(s: GgufVocabulary, merges: Pairs, *, space_first: bool) -> Tokenizer:
     unknown = s.token("unknown", 0)
     has_bytes = bool(s.ids(BYTE))
     backend = s.lib.Tokenizer(
@@ -209,7 +209,7 @@ def _spaced(s: Source, merges: Pairs, *, space_first: bool) -> Tokenizer:
     backend.normalizer = norm.Sequence([norm.Prepend(SPACE), spaces]) if space_first else spaces
     return s.finish(
         backend,
-        Spelling("spaces", strip_first=space_first),
+        TokenDecoder("metaspace", strip_first=space_first),
         bos=s.token("bos", 1),
         eos=s.token("eos", 2),
         add_bos=s.flag("add_bos_token", True),
@@ -218,8 +218,8 @@ def _spaced(s: Source, merges: Pairs, *, space_first: bool) -> Tokenizer:
     )
 
 
-def _unigram(s: Source) -> Tokenizer:
-    """The most probable cut, by the scores of the tokens."""
+def _unigram(s: GgufVocabulary) -> Tokenizer:
+    """Unigram: the most probable segmentation by the scores of the tokens."""
     lib, unknown = s.lib, s.token("unknown", 2)
     scores = np.where(s.types == USER, 0.0, s.scores()).tolist()
     pairs = list(zip(s.tokens, scores, strict=True))
@@ -236,7 +236,7 @@ def _unigram(s: Source) -> Tokenizer:
     )
     return s.finish(
         backend,
-        Spelling("spaces", strip_first=space_first),
+        TokenDecoder("metaspace", strip_first=space_first),
         bos=s.token("bos"),
         eos=s.token("eos", 1),
         add_bos=s.flag("add_bos_token", False),
@@ -245,9 +245,9 @@ def _unigram(s: Source) -> Tokenizer:
     )
 
 
-def _wordpiece(s: Source) -> Tokenizer:
-    """Longest matches within words, as BERT has it. Files mark the start of a word with a space
-    where BERT marks its continuation."""
+def _wordpiece(s: GgufVocabulary) -> Tokenizer:
+    """WordPiece, as in BERT. GGUF marks the first piece of a word with a metaspace; BERT marks the
+    continuation with ##."""
     vocab: dict[str, int] = {}
     for i, text in enumerate(s.tokens):
         if text.startswith(SPACE):
@@ -269,7 +269,7 @@ def _wordpiece(s: Source) -> Tokenizer:
     last = s.token("seperator", s.token("eos", s.vocab.get("[SEP]")))
     return s.finish(
         backend,
-        Spelling("spaces", strip_first=True),
+        TokenDecoder("metaspace", strip_first=True),
         bos=first,
         eos=last,
         add_bos=s.flag("add_bos_token", True),
@@ -278,7 +278,7 @@ def _wordpiece(s: Source) -> Tokenizer:
     )
 
 
-_BUILDERS: dict[str, Callable[[Source], Tokenizer]] = {
+_BUILDERS: dict[str, Callable[[GgufVocabulary], Tokenizer]] = {
     "gpt2": _byte_bpe,
     "llama": _sentencepiece,
     "t5": _unigram,
@@ -287,7 +287,7 @@ _BUILDERS: dict[str, Callable[[Source], Tokenizer]] = {
 }
 
 
-def _bpe(s: Source, merges: Pairs, **options: Any) -> Any:
+def _bpe(s: GgufVocabulary, merges: Pairs, **options: Any) -> Any:
     try:
         return s.lib.models.BPE(s.vocab, merges, **options)
     except Exception:
@@ -299,7 +299,7 @@ def _bpe(s: Source, merges: Pairs, **options: Any) -> Any:
         return s.lib.models.BPE(s.vocab, usable, **options)
 
 
-def _merges(s: Source) -> Pairs:
+def _merges(s: GgufVocabulary) -> Pairs:
     """The file's merges, each written as `left right`."""
     lines = s.file.need(KEY + "merges", StringArray)
     pairs: Any = [line.partition(" ")[::2] for line in lines]
@@ -313,7 +313,7 @@ def _merges(s: Source) -> Pairs:
     return pairs  # type: ignore[no-any-return]
 
 
-def _merges_by_score(s: Source) -> Pairs:
+def _merges_by_score(s: GgufVocabulary) -> Pairs:
     """All ways to make a token of two others, tokens with the best score first."""
     order = np.argsort(-s.scores().astype(np.float64), kind="stable")
     usable = ~np.isin(s.types, (CONTROL, UNKNOWN, BYTE))
@@ -323,8 +323,8 @@ def _merges_by_score(s: Source) -> Pairs:
     for text in texts:
         if len(text) > _LONGEST:
             continue
-        for cut in range(1, len(text)):
-            left = text[:cut]
-            if left in parts and (right := text[cut:]) in parts:
+        for i in range(1, len(text)):
+            left = text[:i]
+            if left in parts and (right := text[i:]) in parts:
                 pairs.append((left, right))
     return pairs

@@ -10,7 +10,7 @@ from typing import Any
 from rlx.errors import FormatError, InputError
 from rlx.formats.json_file import read_bounded, read_object
 from rlx.formats.tokenizer import Tokenizer, Vocabulary
-from rlx.formats.tokenizer.detokenizer import SPACE, Spelling
+from rlx.formats.tokenizer.detokenizer import SPACE, TokenDecoder
 from rlx.formats.tokenizer.tokenizer import end_tokens
 from rlx.support.optional import library
 
@@ -51,9 +51,9 @@ def _vocabulary(backend: Any, folder: Path) -> Vocabulary:
     return Vocabulary(
         size=max(backend.get_vocab_size(), max(added, default=-1) + 1),
         text=backend.id_to_token,
-        spelling=_spelling(backend),
+        decoder=_decoder(backend),
         special=special,
-        literal={i: t.content for i, t in added.items()},
+        added={i: t.content for i, t in added.items()},
         prefix=prefix,
         suffix=suffix,
         between=between,
@@ -117,26 +117,26 @@ def _generation_ends(folder: Path) -> set[int]:
     return {i for i in ids if type(i) is int and i >= 0}
 
 
-def _spelling(backend: Any) -> Spelling:
+def _decoder(backend: Any) -> TokenDecoder:
     """How the decoder of the tokenizer joins tokens."""
     decoder = backend.decoder
     state = json.loads(decoder.__getstate__()) if decoder is not None else {}
     parts = state.get("decoders", [state]) if isinstance(state, dict) else []
     kinds = [p.get("type") for p in parts]
     if kinds == ["ByteLevel"]:
-        return Spelling("bytes")
+        return TokenDecoder("byte_level")
     if kinds == ["WordPiece"]:
-        return Spelling(
-            "continued", strip_first=True, prefix=parts[0]["prefix"], tidy=parts[0]["cleanup"]
+        return TokenDecoder(
+            "wordpiece", strip_first=True, prefix=parts[0]["prefix"], cleanup=parts[0]["cleanup"]
         )
     if kinds == ["Metaspace"] and parts[0].get("replacement") == SPACE:
-        return Spelling("spaces", strip_first=parts[0].get("prepend_scheme") != "never")
+        return TokenDecoder("metaspace", strip_first=parts[0].get("prepend_scheme") != "never")
     spaced = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and parts[0] == spaced:
         strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
         if parts[3:] in ([], [strip]):
-            return Spelling("spaces", strip_first=parts[3:] == [strip])
-    return Spelling("library")
+            return TokenDecoder("metaspace", strip_first=parts[3:] == [strip])
+    return TokenDecoder("library")
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""How byte-level BPE vocabularies cut text into words, by the name that GGUF files give them.
+"""Pre-tokenizers of byte-level BPE vocabularies, by their GGUF name (`tokenizer.ggml.pre`).
 
-A cut is a list of patterns: each isolates its matches in what the ones before left, then words are
-spelled in bytes and merged. The patterns are those of the models' own tokenizers.
+A pre-tokenizer splits text into words with a list of regular expressions. Each isolates its matches
+in what the ones before left; BPE then merges the bytes of each word. The patterns are those of the
+models' own tokenizers.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from rlx.support.suggestions import close_names
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How one family of vocabularies cuts text."""
+class Split:
+    """The regular expressions of one family of vocabularies."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is a token stays whole
@@ -74,25 +75,25 @@ _SEED = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|
 _LLAMA3, _QWEN2 = _words(r"\p{N}{1,3}"), _words(r"\p{N}")
 _O200K = _cased_words(r"\p{N}{1,3}", _CONTRACTION + "?")
 
-_CUTS: dict[str, Cut] = {
-    "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
+_SPLITS: dict[str, Split] = {
+    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 modern-bert mellum gigachat "
-    "a.x-4.0 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe": Cut(
+    "a.x-4.0 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe": Split(
         (GPT2_WORDS,)
     ),
-    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Cut(
+    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": Split(
         (r"\p{N}", GPT2_WORDS)
     ),
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": Cut(
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": Split(
         (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
-    "dbrx smaug-bpe glm4 chatglm-bpe": Cut((_LLAMA3,)),
-    "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan solar-open grok-2 kormo f2llmv2": Cut(
+    "dbrx smaug-bpe glm4 chatglm-bpe": Split((_LLAMA3,)),
+    "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan solar-open grok-2 kormo f2llmv2": Split(
         (_QWEN2,)
     ),
-    "qwen35": Cut((_MARKS,)),
-    "minicpm5": Cut((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True),
-    "deepseek-llm": Cut(
+    "qwen35": Split((_MARKS,)),
+    "minicpm5": Split((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True),
+    "deepseek-llm": Split(
         (
             r"[\r\n]",
             rf"\s?{_DEEPSEEK_LETTER}+",
@@ -102,49 +103,49 @@ _CUTS: dict[str, Cut] = {
             r"\p{N}+",
         )
     ),
-    "deepseek-coder": Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
-    "deepseek-v3 hunyuan-dense joyai-llm": Cut((r"\p{N}{1,3}", _KANJI_KANA, _DEEPSEEK3)),
-    "falcon": Cut((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, "[0-9][0-9][0-9]")),
-    "bloom poro-chat gpt3-finnish": Cut((_NOT_PUNCTUATION,)),
-    "viking": Cut((_NOT_PUNCTUATION, r"\p{N}")),
-    "tekken": Cut((_cased_words(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
-    "gpt-4o llama4 kanana2 minimax-m2": Cut((_O200K,)),
-    "bailingmoe bailingmoe2 llada-moe": Cut((_BAILING,)),
-    "seed-coder": Cut((_SEED,)),
+    "deepseek-coder": Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
+    "deepseek-v3 hunyuan-dense joyai-llm": Split((r"\p{N}{1,3}", _KANJI_KANA, _DEEPSEEK3)),
+    "falcon": Split((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, "[0-9][0-9][0-9]")),
+    "bloom poro-chat gpt3-finnish": Split((_NOT_PUNCTUATION,)),
+    "viking": Split((_NOT_PUNCTUATION, r"\p{N}")),
+    "tekken": Split((_cased_words(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
+    "gpt-4o llama4 kanana2 minimax-m2": Split((_O200K,)),
+    "bailingmoe bailingmoe2 llada-moe": Split((_BAILING,)),
+    "seed-coder": Split((_SEED,)),
 }
-_BY_NAME = {name: cut for names, cut in _CUTS.items() for name in names.split()}
+_BY_NAME = {name: split for names, split in _SPLITS.items() for name in names.split()}
 
 
-def cut_named(name: str, where: str) -> Cut:
-    """The cut that a file asks for by name."""
-    cut = _BY_NAME.get(name)
-    if cut is None:
+def find_split(name: str, where: str) -> Split:
+    """The split of a GGUF name."""
+    split = _BY_NAME.get(name)
+    if split is None:
         raise UnsupportedError(
-            "a vocabulary that cuts text in a way not known here",
+            "unknown pre-tokenizer",
             where=where,
             got=f"tokenizer.ggml.pre {name!r}",
             expected=", ".join(sorted(_BY_NAME)),
             hint=close_names(name, _BY_NAME),
         )
-    return cut
+    return split
 
 
-def name_of_cut(cut: Cut, where: str) -> str:
-    """The name that GGUF has for a cut."""
-    for names, known in _CUTS.items():
-        if (known.patterns, known.ignore_merges) == (cut.patterns, cut.ignore_merges):
+def gguf_name(split: Split, where: str) -> str:
+    """The GGUF name of a split."""
+    for names, known in _SPLITS.items():
+        if (known.patterns, known.ignore_merges) == (split.patterns, split.ignore_merges):
             return names.split()[0]
     raise UnsupportedError(
-        "a vocabulary that cuts text in a way that GGUF has no name for",
+        "a pre-tokenizer that GGUF has no name for",
         where=where,
-        got=" then ".join(cut.patterns)[:200],
+        got=" then ".join(split.patterns)[:200],
     )
 
 
-def pre_tokenizer(cut: Cut, tokenizers: Any) -> Any:
-    """The cut as a pre-tokenizer of the `tokenizers` library."""
+def make_pre_tokenizer(split: Split, tokenizers: Any) -> Any:
+    """The split as a pre-tokenizer of the `tokenizers` library."""
     pre = tokenizers.pre_tokenizers
-    *patterns, last = cut.patterns
+    *patterns, last = split.patterns
     built_in = last == GPT2_WORDS  # much faster than the same as a pattern
     if not built_in:
         patterns.append(last)

@@ -1,4 +1,4 @@
-"""The vocabulary of a Hugging Face folder as GGUF metadata: BPE on bytes, and SentencePiece's."""
+"""The tokenizer of a Hugging Face folder as GGUF metadata: byte-level and SentencePiece BPE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlx.errors import UnsupportedError
 from rlx.formats.hf import HfFolder
 from rlx.formats.json_file import read_object
 from rlx.formats.tokenizer.from_gguf import BYTE, CONTROL, KEY, NORMAL, UNKNOWN, USER
-from rlx.formats.tokenizer.pretokenizers import GPT2_WORDS, Cut, name_of_cut
+from rlx.formats.tokenizer.pretokenizers import GPT2_WORDS, Split, gguf_name
 
 _UNUSED = 5  # type of tokens that fill the table up
 _LARGEST = 1 << 28  # bytes of tokenizer.json
@@ -25,24 +25,24 @@ def tokenizer_metadata(folder: HfFolder, rows: int) -> dict[str, Any]:
     vocabulary = folder.tokenizer().vocabulary
     stored = read_object(path, _LARGEST)
     model = stored["model"]
-    kind = vocabulary.spelling.kind
-    if model.get("type") != "BPE" or kind not in ("bytes", "spaces"):
-        got = f"{model.get('type')}, spelled by its {kind}"
-        raise _unsupported(path, "a kind of vocabulary", got, "BPE of bytes or spaced pieces")
+    kind = vocabulary.decoder.kind
+    if model.get("type") != "BPE" or kind not in ("byte_level", "metaspace"):
+        got = f"{model.get('type')} with decoder {kind}"
+        raise _unsupported(path, "a vocabulary", got, "byte-level or metaspace BPE")
     merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
     tokens = _tokens(stored, rows)
     found: dict[str, Any] = {
         "tokens": tokens,
-        "token_type": _types(stored, tokens, spaced=kind == "spaces"),
+        "token_type": _types(stored, tokens, metaspace=kind == "metaspace"),
         "add_bos_token": vocabulary.bos is not None and vocabulary.bos in vocabulary.prefix,
         "add_eos_token": vocabulary.eos is not None and vocabulary.eos in vocabulary.suffix,
     }
-    if kind == "bytes":
-        pre = name_of_cut(_cut(stored, model, path), str(path))
+    if kind == "byte_level":
+        pre = gguf_name(_split(stored, model, path), str(path))
         found |= {"model": "gpt2", "pre": pre, "merges": [" ".join(m) for m in merges]}
     else:
         found |= {"model": "llama", "scores": _scores(tokens, merges)}
-        found["add_space_prefix"] = vocabulary.spelling.strip_first
+        found["add_space_prefix"] = vocabulary.decoder.strip_first
     ids = {"bos": vocabulary.bos, "eos": vocabulary.eos, "padding": vocabulary.pad}
     ids["unknown"] = vocabulary.unknown
     found |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
@@ -60,13 +60,13 @@ def _tokens(stored: dict[str, Any], rows: int) -> list[str]:
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)]
 
 
-def _types(stored: dict[str, Any], tokens: list[str], *, spaced: bool) -> Any:
+def _types(stored: dict[str, Any], tokens: list[str], *, metaspace: bool) -> Any:
     types = np.full(len(tokens), NORMAL, np.int32)
     known = set(stored["model"]["vocab"].values())
     for i, text in enumerate(tokens):
         if i not in known:
             types[i] = _UNUSED
-        elif spaced and _BYTE_TOKEN.fullmatch(text):
+        elif metaspace and _BYTE_TOKEN.fullmatch(text):
             types[i] = BYTE
     for token in stored.get("added_tokens", []):
         types[token["id"]] = CONTROL if token.get("special") else USER
@@ -84,8 +84,8 @@ def _scores(tokens: list[str], merges: list[tuple[str, ...]]) -> Any:
     return np.array([-float(rank.get(t, len(merges))) for t in tokens], np.float32)
 
 
-def _cut(stored: dict[str, Any], model: dict[str, Any], path: Path) -> Cut:
-    """How the folder's tokenizer cuts text into words."""
+def _split(stored: dict[str, Any], model: dict[str, Any], path: Path) -> Split:
+    """The pre-tokenizer of the folder's tokenizer."""
     pre = stored.get("pre_tokenizer") or {}
     patterns: list[str] = []
     for part in pre.get("pretokenizers", [pre]):
@@ -97,8 +97,8 @@ def _cut(stored: dict[str, Any], model: dict[str, Any], path: Path) -> Cut:
         elif kind == "ByteLevel" and not part.get("add_prefix_space"):
             patterns += [GPT2_WORDS] if part.get("use_regex", True) else []
         else:
-            raise _unsupported(path, "a way to cut text into words", part, "patterns and bytes")
-    return Cut(tuple(patterns), bool(model.get("ignore_merges")))
+            raise _unsupported(path, "a pre-tokenizer", part, "Split, Digits and ByteLevel")
+    return Split(tuple(patterns), bool(model.get("ignore_merges")))
 
 
 def _unsupported(path: Path, what: str, got: object, expected: str) -> UnsupportedError:

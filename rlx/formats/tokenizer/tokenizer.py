@@ -15,24 +15,24 @@ from typing import Any
 
 from rlx.errors import InputError
 from rlx.formats.chat_template import ChatTemplate
-from rlx.formats.tokenizer.detokenizer import Spelling, StreamDecoder, WindowDecoder
+from rlx.formats.tokenizer.detokenizer import StreamDecoder, TokenDecoder, WindowDecoder
 from rlx.records import dataclass
 from rlx.support.optional import library
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a file says about its tokens, beyond how text is cut."""
+    """What a file says about its tokens."""
 
     size: int
-    text: Callable[[int], str | None]  # how the file spells a token
-    spelling: Spelling
-    special: frozenset[int] = frozenset()  # tokens that are no text
-    literal: Mapping[int, str] = field(default_factory=dict)  # tokens that stand for themselves
+    text: Callable[[int], str | None]  # a token as the file has it
+    decoder: TokenDecoder
+    special: frozenset[int] = frozenset()  # control tokens: not text
+    added: Mapping[int, str] = field(default_factory=dict)  # they stand for themselves
     prefix: tuple[int, ...] = ()  # what `add_special` puts around a text
     suffix: tuple[int, ...] = ()
-    between: tuple[int, ...] | None = None  # the two texts of a pair; None where no file says
-    second_kind: int = 1  # of text that the second one of a pair is
+    between: tuple[int, ...] | None = None  # separates a pair of texts; None: unknown
+    second_kind: int = 1  # token type id of the second text of a pair
     bos: int | None = None
     eos: int | None = None
     pad: int | None = None
@@ -42,7 +42,7 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """A vocabulary and the way to cut text into it. Safe to use from several threads."""
+    """Text to token ids and back. Thread-safe."""
 
     def __init__(self, backend: Any, vocabulary: Vocabulary, name: str = "tokenizer") -> None:
         self._backend, self.vocabulary, self.name = backend, vocabulary, name
@@ -82,7 +82,7 @@ class Tokenizer:
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
         """Token ids. `add_special`: with what the model wants around a text (BOS, EOS);
-        `parse_special`: special tokens that are spelled out in the text count as such."""
+        `parse_special`: special tokens written out in the text are parsed as such."""
         try:
             with self._lock:
                 self._backend.encode_special_tokens = not parse_special
@@ -114,7 +114,7 @@ class Tokenizer:
     ) -> str:
         """The text of the tokens. `at_start`: they begin a text, so that the space that some
         vocabularies put before the first word goes."""
-        if self.vocabulary.spelling.kind == "library":
+        if self.vocabulary.decoder.kind == "library":
             return self._library_decode([i for i in ids if not skip_special or not self._skips(i)])
         stream = self.stream(skip_special=skip_special, at_start=at_start)
         return "".join([*map(stream.push, ids), stream.flush()])
@@ -125,28 +125,28 @@ class Tokenizer:
         """A decoder for tokens as they come; by default they go on after a prompt."""
         v = self.vocabulary
         skip = v.special if skip_special else frozenset[int]()
-        if v.spelling.kind == "library":
+        if v.decoder.kind == "library":
             return WindowDecoder(self._library_decode, skip)
-        return StreamDecoder(self.piece, skip, at_start and v.spelling.strip_first)
+        return StreamDecoder(self.piece, skip, at_start and v.decoder.strip_first)
 
     def piece(self, token: int) -> bytes:
         """The bytes that the token adds to a text; none for ids beyond the vocabulary."""
         known = self._pieces.get(token)
         if known is None:
-            known = self._pieces[token] = self._spelled(token)
+            known = self._pieces[token] = self._to_bytes(token)
         return known
 
-    def _spelled(self, token: int) -> bytes:
+    def _to_bytes(self, token: int) -> bytes:
         v = self.vocabulary
-        if token >= v.size:  # logits are often padded to a round number
+        if token >= v.size:  # logits are often padded to a multiple
             return b""
-        literal = v.literal.get(token)
+        literal = v.added.get(token)
         if literal is not None:
             return literal.encode("utf-8")
-        return v.spelling.speller(self.token(token))
+        return v.decoder.to_bytes(self.token(token))
 
     def token(self, token: int) -> str:
-        """How the file spells a token."""
+        """A token as the file has it."""
         if not 0 <= token < self.vocabulary.size:
             raise InputError(
                 "no such token",
@@ -157,7 +157,7 @@ class Tokenizer:
         return self.vocabulary.text(int(token)) or ""
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token that is spelled as in the file."""
+        """The id of a token as the file has it."""
         found: int | None = self._backend.token_to_id(token)
         return found
 

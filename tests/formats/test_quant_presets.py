@@ -1,4 +1,4 @@
-"""Mixtures by their rules, and files with packed weights."""
+"""Quant presets by their rules, and files with packed weights."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 
 from rlx.errors import InputError, NumericsError, OptionError
 from rlx.formats.gguf import GgufFile, PackedTensor, write_gguf
-from rlx.formats.gguf.quantized import Order, quantize_gguf
+from rlx.formats.gguf.quantized import QuantizeOptions, quantize_gguf
 from rlx.formats.gguf.values import ValueType
-from rlx.formats.quant_presets import NAMES, Mixture
+from rlx.formats.quant_presets import NAMES, QuantPreset
 from rlx.ir.quant import GGUF_SCHEMES, decode, encode
 
 LAYERS = 16
 
 
-def pick(mixture: str, name: str, columns: int = 512, tied: bool = False) -> str | None:
-    found = Mixture.parse(mixture).pick(name, (8, columns), layers=LAYERS, tied=tied)
+def pick(preset: str, name: str, columns: int = 512, tied: bool = False) -> str | None:
+    found = QuantPreset.parse(preset).pick(name, (8, columns), layers=LAYERS, tied=tied)
     return found and found.name
 
 
-def layers_with(mixture: str, part: str, scheme: str) -> list[int]:
-    return [i for i in range(LAYERS) if pick(mixture, f"blk.{i}.{part}.weight") == scheme]
+def layers_with(preset: str, part: str, scheme: str) -> list[int]:
+    return [i for i in range(LAYERS) if pick(preset, f"blk.{i}.{part}.weight") == scheme]
 
 
 def test_more_bits_where_they_pay() -> None:
@@ -43,7 +43,7 @@ def test_more_bits_where_they_pay() -> None:
 
 def test_the_output_matrix() -> None:
     for name in NAMES:
-        plain = Mixture.parse(name).scheme.name
+        plain = QuantPreset.parse(name).scheme.name
         want = plain if plain in ("F32", "F16", "BF16", "Q8_0") else "Q6_K"
         assert pick(name, "output.weight") == want
         assert pick(name, "token_embd.weight", tied=True) == want
@@ -53,7 +53,7 @@ def test_the_output_matrix() -> None:
 def test_numbers_that_files_say_their_type_by() -> None:
     for name in NAMES:
         kind = "ALL_F32" if name == "F32" else f"MOSTLY_{name}"
-        assert Mixture.parse(name).file_type == gguf.LlamaFileType[kind]
+        assert QuantPreset.parse(name).file_type == gguf.LlamaFileType[kind]
 
 
 def test_rows_that_are_no_whole_blocks() -> None:
@@ -72,13 +72,13 @@ def test_rows_that_are_no_whole_blocks() -> None:
 )  # fmt: skip
 def test_left_alone(name: str) -> None:
     assert pick("Q4_K_M", name) is None
-    assert Mixture.parse("Q8_0").pick("output.weight", (512,), layers=1, tied=False) is None
+    assert QuantPreset.parse("Q8_0").pick("output.weight", (512,), layers=1, tied=False) is None
 
 
 def test_names() -> None:
-    assert Mixture.parse(" q4_k ").name == "Q4_K_M"
+    assert QuantPreset.parse(" q4_k ").name == "Q4_K_M"
     with pytest.raises(OptionError, match=r"no such type.*got 'Q4_M'.*Q4_K_M"):
-        Mixture.parse("Q4_M")
+        QuantPreset.parse("Q4_M")
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -109,9 +109,11 @@ def write_model(path: Path, scheme: str = "F32", **more: np.ndarray) -> dict[str
 def test_a_file_of_floats(tmp_path: Path, scheme: str) -> None:
     weights = write_model(tmp_path / "in.gguf", scheme)
     steps: list[tuple[str, int, int]] = []
-    order = Order(Mixture.parse("Q4_K_M"), progress=lambda *step: steps.append(step))
+    options = QuantizeOptions(
+        QuantPreset.parse("Q4_K_M"), progress=lambda *step: steps.append(step)
+    )
     with GgufFile(tmp_path / "in.gguf") as file:
-        report = quantize_gguf(file, tmp_path / "out.gguf", order)
+        report = quantize_gguf(file, tmp_path / "out.gguf", options)
     assert [(w.name, w.before, w.after) for w in report] == [
         ("token_embd.weight", scheme, "Q6_K"),
         ("blk.0.attn_v.weight", scheme, "Q6_K"),  # the last eighth of one layer is that layer
@@ -140,21 +142,21 @@ def test_packed_weights_are_packed_again_only_when_told(tmp_path: Path) -> None:
     write_model(tmp_path / "in.gguf", "Q8_0")
     with GgufFile(tmp_path / "in.gguf") as file:
         with pytest.raises(InputError, match="quantised already; got Q8_0"):
-            quantize_gguf(file, tmp_path / "out.gguf", Order(Mixture.parse("Q4_K_S")))
+            quantize_gguf(file, tmp_path / "out.gguf", QuantizeOptions(QuantPreset.parse("Q4_K_S")))
         assert not (tmp_path / "out.gguf").exists()
-        order = Order(Mixture.parse("Q4_K_S"), requantize=True)
+        options = QuantizeOptions(QuantPreset.parse("Q4_K_S"), requantize=True)
         with pytest.warns(UserWarning, match="quantised already"):
-            quantize_gguf(file, tmp_path / "out.gguf", order)
+            quantize_gguf(file, tmp_path / "out.gguf", options)
         with GgufFile(tmp_path / "out.gguf") as out:
             name = "blk.0.attn_v.weight"
             opened = decode(GGUF_SCHEMES["Q8_0"], file.array(name))
             want = encode(GGUF_SCHEMES["Q5_K"], opened).data
             np.testing.assert_array_equal(out.array(name), want)
         # what is opened, or has its scheme already and is copied, needs no word
-        quantize_gguf(file, tmp_path / "f32.gguf", Order(Mixture.parse("F32")))
+        quantize_gguf(file, tmp_path / "f32.gguf", QuantizeOptions(QuantPreset.parse("F32")))
         with GgufFile(tmp_path / "f32.gguf") as plain:
             np.testing.assert_array_equal(plain.array(name), opened)
-        quantize_gguf(file, tmp_path / "same.gguf", Order(Mixture.parse("Q8_0")))
+        quantize_gguf(file, tmp_path / "same.gguf", QuantizeOptions(QuantPreset.parse("Q8_0")))
         with GgufFile(tmp_path / "same.gguf") as same:
             np.testing.assert_array_equal(same.array(name), file.array(name))
 
@@ -166,16 +168,18 @@ def test_nothing_is_overwritten_or_left_half(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with GgufFile(tmp_path / "in.gguf") as file:
         with pytest.raises(NumericsError, match=r"in\.gguf.*'output.weight'.*inf or NaN"):
-            quantize_gguf(file, out, Order(Mixture.parse("Q4_0")))
+            quantize_gguf(file, out, QuantizeOptions(QuantPreset.parse("Q4_0")))
         assert sorted(p.name for p in tmp_path.iterdir()) == ["in.gguf"]
         with pytest.raises(NumericsError, match=r"f16 cannot hold.*\n.*BF16"):
-            quantize_gguf(file, out, Order(Mixture.parse("F16")))
+            quantize_gguf(file, out, QuantizeOptions(QuantPreset.parse("F16")))
         out.write_text("mine")
         with pytest.raises(InputError, match=r"out\.gguf.*there already"):
-            quantize_gguf(file, out, Order(Mixture.parse("BF16")))
+            quantize_gguf(file, out, QuantizeOptions(QuantPreset.parse("BF16")))
         assert out.read_text() == "mine"
-        quantize_gguf(file, out, Order(Mixture.parse("BF16"), overwrite=True))
+        quantize_gguf(file, out, QuantizeOptions(QuantPreset.parse("BF16"), overwrite=True))
         with pytest.raises(InputError, match="no such folder"):
-            quantize_gguf(file, tmp_path / "no" / "out.gguf", Order(Mixture.parse("BF16")))
+            quantize_gguf(
+                file, tmp_path / "no" / "out.gguf", QuantizeOptions(QuantPreset.parse("BF16"))
+            )
     with GgufFile(out) as made:
         assert made.tensors["output.weight"].scheme is GGUF_SCHEMES["BF16"]
