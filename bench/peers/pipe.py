@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlx.cli.peers import pipe
+from rlx.cli import peer
 
 HERE = Path(__file__).resolve().parent
-PeerMissing = pipe.PeerMissing
+PeerMissing = peer.PeerMissing
 
 
-class Peer(pipe.Peer):
+class Peer(peer.Peer):
     def __init__(
         self,
         python: str,

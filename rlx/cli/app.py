@@ -20,10 +20,9 @@ from rlx.cli import (
     doctor,
     embed,
     inspect,
-    listing,
     profile,
     pull,
-    quantize,
+    quantize_model,
     run,
 )
 from rlx.errors import OptionError, RlxError
@@ -119,8 +118,8 @@ _add("run", "Models", run.run)
 _add("chat", "Models", chat.chat)
 _add("embed", "Models", embed.embed)
 _add("pull", "Models", pull.pull)
-_add("list", "Models", listing.list_models)
-_add("quantize", "Models", quantize.quantize)
+_add("list", "Models", pull.list_models)
+_add("quantize", "Models", quantize_model.quantize)
 _add("compile", "Models", compile.compile_)
 _add("inspect", "See inside", inspect.inspect)
 _add("profile", "See inside", profile.profile)

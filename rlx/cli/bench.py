@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.opening import load_any
+from rlx.cli.load_model import load_any
 from rlx.cli.options import Json, Measuring, ModelName, spread
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import UnsupportedError
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.cli.peers.pipe import Peer
-    from rlx.cli.trials import Measured, Trials
+    from rlx.cli.bench_cases import Measured, Trials
+    from rlx.cli.peer import Peer
     from rlx.models.encoders.embed import EncoderModel
     from rlx.models.language import LanguageModel
 
@@ -78,7 +78,7 @@ class Against:
         self, model: LanguageModel | EncoderModel, threads: int | None
     ) -> AbstractContextManager[Peer | None]:
         from rlx.backends.cpu.cores import worker_count
-        from rlx.cli.peers.llama import start_llama_cpp
+        from rlx.cli.peer import start_llama_cpp
         from rlx.models.language import LanguageModel
 
         if self.peer is None:
@@ -131,7 +131,7 @@ def bench(
 def _about(
     name: str, model: LanguageModel | EncoderModel, loaded: float, loading: Measuring
 ) -> dict[str, Any]:
-    from rlx.cli.weights import bytes_per_run
+    from rlx.cli.programs import bytes_per_run
     from rlx.models.language import LanguageModel
 
     found: dict[str, Any] = {"model": name, "device": loading.device}
@@ -147,7 +147,7 @@ def _measure(
     peer: Peer | None,
     loading: Measuring,
 ) -> list[Measured]:
-    from rlx.cli.trials import Trials
+    from rlx.cli.bench_cases import Trials
     from rlx.models.language import LanguageModel
 
     with console.counted("measuring", None) as done:

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from rlx.cli import console
-from rlx.cli.disk import bytes_in
-from rlx.cli.kept import KINDS, directory, faults, fetched_models, kept_files
+from rlx.cli.cache_info import KINDS, directory, faults, fetched_models, kept_files
 from rlx.cli.options import Json
+from rlx.support.files import bytes_in
 
 app = typer.Typer(
     no_args_is_help=True, help="Look after the kernels, artifacts and models kept on disk."

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.opening import find_model
+from rlx.cli.load_model import find_model
 from rlx.cli.options import Json, Loading, ModelName, spread
-from rlx.cli.variants import split_variant
+from rlx.cli.programs import split_variant
 from rlx.errors import OptionError
 
 

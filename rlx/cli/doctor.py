@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.disk import bytes_in
-from rlx.cli.kept import KINDS, directory, kept_files
+from rlx.cli.cache_info import KINDS, directory, kept_files
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.records import dataclass
 from rlx.runtime import machine
 from rlx.settings import setting
+from rlx.support.files import bytes_in
 
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject
@@ -139,8 +139,7 @@ class Need:
 
 
 def _model(name: str, loading: Loading) -> dict[str, Any]:
-    from rlx.cli.programs import open_subject
-    from rlx.cli.weights import parameters, weight_types
+    from rlx.cli.programs import open_subject, parameters, weight_types
 
     start = time.perf_counter()
     subject = open_subject(name, loading.context, loading.kv)
@@ -175,8 +174,8 @@ def _model(name: str, loading: Loading) -> dict[str, Any]:
 def _need(subject: Subject, loading: Loading) -> Need:
     """Sizes out of the plans of what runs, as it would be compiled."""
     from rlx.backends.registry import Device
+    from rlx.cli.programs import binding_for
     from rlx.cli.stages import Stages
-    from rlx.cli.variants import binding_for
     from rlx.specialize.options import CompileOptions
 
     arenas, weights, cache = [], 0, 0

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from rlx.cli import console, vectors
-from rlx.cli.opening import is_model, load_embedder
+from rlx.cli import console
+from rlx.cli.load_model import is_model, load_embedder
 from rlx.cli.options import Artifact, Json, model_names
-from rlx.errors import InputError
+from rlx.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from rlx.cli.embedders import LanguageEmbedder
+    from rlx.cli.load_model import LanguageEmbedder
     from rlx.models.encoders.embed import EncoderModel
 
     Embedder = EncoderModel | LanguageEmbedder
+
 
 DEFAULT_ENCODER = "all-minilm-l6-v2"
 _MOST_COMPARED = 20  # texts whose similarities a screen can show
@@ -91,7 +93,7 @@ def embed(
     --query, the texts with their scores, the best first.
     """
     if output is not None:
-        vectors.require_place(output)
+        _check_output(output)
     if query is not None and similarity:
         raise typer.BadParameter("--query and --similarity; give one of them")
     model, given = _arguments([] if first is None else [first, *(texts or [])], source)
@@ -175,10 +177,10 @@ def _stream(
     with console.counted("embedding", total) as done:
         rows = _each(encoder.embed_stream(texts, **options), done)
         if output is None:
-            vectors.print_lines(rows)
+            _print_lines(rows)
         else:
             width = options["truncate_dim"] or encoder.width
-            count = vectors.write_file(output, rows, width)
+            count = _write_file(output, rows, width)
     if output is not None:
         console.note(f"wrote {count} vectors to {output}")
 
@@ -228,3 +230,55 @@ def _print_object(encoder: Embedder, texts: list[str], options: dict[str, Any]) 
         rows = encoder.embed(texts, **options).tolist()
     made = [{"text": t, "vector": r} for t, r in zip(texts, rows, strict=True)]
     console.write_json({"model": str(encoder.model.path), "embeddings": made})
+
+
+_HEADER = 128  # bytes of a .npy file before its numbers
+SUFFIXES = (".npy", ".jsonl")
+
+
+def _check_output(path: Path) -> None:
+    """Raise where no file of vectors can be written, before anything is computed for it."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise OptionError(
+            "unknown kind of file", where="--output", got=path.name, expected=", ".join(SUFFIXES)
+        )
+    if not path.parent.is_dir():
+        raise OptionError("no such folder", where="--output", got=path.parent)
+    if path.is_dir():
+        raise OptionError("a folder, not a file", where="--output", got=path)
+
+
+def _print_lines(rows: Iterable[Any]) -> None:
+    """A vector per line, each as soon as it is there."""
+    for row in rows:
+        sys.stdout.write(json.dumps(row.tolist()) + "\n")
+
+
+def _write_file(path: Path, rows: Iterable[Any], width: int) -> int:
+    """Write the vectors of `width` numbers, whole or not at all; how many there were."""
+    from rlx.support.files import atomic_file
+
+    with atomic_file(path.resolve()) as file:  # a link stays one
+        if path.suffix.lower() == ".npy":
+            return _write_npy(file, rows, width)
+        return _write_lines(file, rows)
+
+
+def _write_lines(file: BinaryIO, rows: Iterable[Any]) -> int:
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007
+        file.write(json.dumps(row.tolist()).encode() + b"\n")
+    return count
+
+
+def _write_npy(file: BinaryIO, rows: Iterable[Any], width: int) -> int:
+    """The header says how many rows there are, so it is written last, where room was left."""
+    file.write(b"\0" * _HEADER)
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007
+        file.write(row.astype("<f4").tobytes())
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count}, {width}), }}"
+    head = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
+    file.seek(0)
+    file.write(head + text.encode().ljust(_HEADER - 11) + b"\n")
+    return count

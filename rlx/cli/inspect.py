@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,15 +11,24 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.options import Json, Loading, model_names, spread
-from rlx.cli.programs import Subject, open_subject
-from rlx.cli.report import Page, write_report
+from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
 from rlx.cli.stages import STAGES, Stages
-from rlx.cli.variants import binding_for
 from rlx.errors import OptionError
 from rlx.records import dataclass
+from rlx.runtime import machine
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
+
+
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Compile, run and measure; write a page about all of it, to open in a browser.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -202,8 +212,6 @@ def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:
 
 
 def _model_facts(subject: Subject) -> dict[str, Any]:
-    from rlx.cli.weights import parameters, weight_types
-
     assert subject.model is not None
     c = subject.model.config
     return {
@@ -227,3 +235,24 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{kind} {console.size(size)}" for kind, size in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def write_report(
+    path: Path, subject: Subject, stages: Stages, facts: Sequence[tuple[str, str]]
+) -> None:
+    """A page about the variant that `stages` is of."""
+    from rlx.viz.report import make_report, write_page
+    from rlx.viz.report.page import charting_library
+
+    charting_library()  # where it is missing, that is said before the work
+    with console.working("compiling and measuring"):
+        report = make_report(
+            subject.module,
+            stages.options,
+            device=stages.backend,
+            params=subject.params,
+            name=subject.name,
+            facts=[*facts, ("processor", machine.cpu_name())],
+        )
+        write_page(path, report)
+    console.note(f"wrote {path}: open it in a browser")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.opening import load_any
+from rlx.cli.load_model import load_any
 from rlx.cli.options import Json, ModelName, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlx.cli import answers, console
-from rlx.cli.opening import is_model, load_model
+from rlx.cli import console, render
+from rlx.cli.load_model import is_model, load_model
 from rlx.cli.options import Json, Running, Sampling, model_names, spread
 
 if TYPE_CHECKING:
@@ -78,17 +78,17 @@ def run(
                 for _ in stream:
                     pass
             taken = {"model": str(model.model.path), "load_seconds": loaded}
-            console.write_json(taken | answers.as_json(stream.result))
+            console.write_json(taken | render.as_json(stream.result))
         else:
             _print(stream)
         if stats:
-            console.note(f"loaded in {loaded:.2f} s, {answers.timings(stream.result)}")
+            console.note(f"loaded in {loaded:.2f} s, {render.timings(stream.result)}")
 
 
 def _load(name: str, weights: str | None, loading: Running) -> LanguageModel:
     if weights is None:
         return load_model(name, loading)
-    from rlx.cli.edited import load_edited
+    from rlx.cli.override import load_edited
 
     return load_edited(Path(name), weights, loading)
 
@@ -117,7 +117,7 @@ def _start(model: Any, prompt: str, system: str | None, raw: bool, settings: Any
 
 def _print(stream: Any) -> None:
     try:
-        answers.show(stream, "reading the prompt")
+        render.show(stream, "reading the prompt")
     finally:
         if stream.result.text and not stream.result.text.endswith("\n"):
             console.write("\n")

@@ -11,7 +11,7 @@ import pytest
 from cli_support import CONTEXT, KV_HEADS, LAYERS
 
 import rlx as api
-from rlx.cli.variants import parse_bindings, parse_variant
+from rlx.cli.programs import parse_bindings, parse_variant
 from rlx.errors import OptionError
 from rlx.ir import serial
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rlx.cli import console
-from rlx.cli.opening import find_model
+from rlx.cli.load_model import find_model
 from rlx.cli.options import Json, ModelName
 
 
