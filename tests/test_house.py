@@ -26,9 +26,14 @@ ARROW = [
 ]
 
 
-def _imports(path: Path) -> set[str]:
-    """First-level rlx folders that a file imports, late imports included."""
-    found = set()
+# folders that know a device through the backend protocol alone
+OUTSIDE = ("cli", "runtime", "viz")
+INSIDE = ("rlx.codegen", "rlx.backends.cpu")
+
+
+def _modules(path: Path) -> set[str]:
+    """Every name of rlx that a file imports, late imports included."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names = [f"{node.module}.{a.name}" for a in node.names]
@@ -36,8 +41,13 @@ def _imports(path: Path) -> set[str]:
             names = [a.name for a in node.names]
         else:
             continue
-        found |= {n.split(".")[1] for n in names if n.startswith("rlx.")}
+        found |= {n for n in names if n.startswith("rlx.")}
     return found
+
+
+def _imports(path: Path) -> set[str]:
+    """First-level rlx folders that a file imports."""
+    return {name.split(".")[1] for name in _modules(path)}
 
 
 def test_the_import_arrow_points_one_way() -> None:
@@ -56,6 +66,17 @@ def test_the_import_arrow_points_one_way() -> None:
         else:  # files of the package itself may name anything public
             continue
         wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in _imports(path) - allowed]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", OUTSIDE)
+def test_nothing_reaches_into_a_device(folder: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (PACKAGE / folder).rglob("*.py")
+        for name in _modules(path)
+        if name.startswith(INSIDE)
+    ]
     assert not wrong, "\n".join(wrong)
 
 

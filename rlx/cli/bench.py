@@ -77,9 +77,10 @@ class Against:
     def start(
         self, model: LanguageModel | EncoderModel, threads: int | None
     ) -> AbstractContextManager[Peer | None]:
-        from rlx.backends.cpu.cores import worker_count
+        from rlx.backends.registry import Device
         from rlx.cli.peer import start_llama_cpp
         from rlx.models.language import LanguageModel
+        from rlx.specialize.options import CompileOptions
 
         if self.peer is None:
             return nullcontext()
@@ -89,8 +90,8 @@ class Against:
                 "llama.cpp runs language models in GGUF files", where="--peer", got=path.name
             )
         with console.working(f"starting {self.peer}"):
-            workers, context = worker_count(threads), model.engine.context
-            return start_llama_cpp(self.peer_python, path, workers, context)
+            workers = Device.of("cpu").backend.workers(CompileOptions(threads=threads))
+            return start_llama_cpp(self.peer_python, path, workers, model.engine.context)
 
 
 @spread

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from rlx.cli.options import ModelName, Running, Sampling, spread
 from rlx.cli.prompt import ReadLine, line_reader, read_message
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import InputError, OptionError, RlxError
+from rlx.support.suggestions import did_you_mean
 
 
 @spread
@@ -191,9 +191,8 @@ def obey(chat: Conversation, line: str) -> None:
     name, _, rest = line.partition(" ")
     found = COMMANDS.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
         raise OptionError(
             "unknown command", got=name, expected=" ".join(COMMANDS),
-            hint=f"did you mean {near[0]}?" if near else "",
+            hint=did_you_mean(name, COMMANDS),
         )  # fmt: skip
     found.do(chat, rest.strip())

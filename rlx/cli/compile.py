@@ -16,9 +16,9 @@ from rlx.errors import OptionError
 
 
 def _cpus() -> list[str]:
-    from rlx.codegen.target import Target
+    from rlx.backends.registry import Device
 
-    return Target.names()
+    return Device.of("cpu").backend.inspection().targets()
 
 
 @spread

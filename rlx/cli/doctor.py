@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.cache_info import KINDS, directory, kept_files
+from rlx.cli.cache_info import KINDS, cached_files
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.records import dataclass
 from rlx.runtime import machine
-from rlx.settings import setting
-from rlx.support.files import bytes_in
+from rlx.support.files import bytes_in, cache_directory
 
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject
 
 _LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "gguf")
-_ABILITIES = ("avx2", "avx512", "vnni", "fma", "f16c", "neon", "dotprod")  # those that are used
 
 
 @spread
@@ -53,33 +51,17 @@ def doctor(
 
 
 def _machine(threads: int | None) -> dict[str, Any]:
-    from rlx.backends.cpu.cores import physical_cores, usable_cores, worker_count
+    from rlx.backends.registry import Device
 
     return {
         "rlx": _installed("rlx"),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "cpu": machine.cpu_name(),
-        **_target(),
-        "cores": f"{physical_cores()} physical, {usable_cores()} usable",
-        "threads": worker_count(threads),
+        **Device.of("cpu").backend.inspection().machine(threads),
         "memory_bytes": machine.total_memory(),
         "free_memory_bytes": machine.free_memory(),
         "libraries": {name: _installed(name) for name in _LIBRARIES},
         "native_code": _try_native(),
-    }
-
-
-def _target() -> dict[str, Any]:
-    from rlx.codegen.qmatmul.dot import dot_kind
-    from rlx.codegen.target import Target
-
-    target = Target.host()
-    kind = dot_kind(target)
-    return {
-        "target": target.cpu + (" (RLX_TARGET)" if setting("RLX_TARGET") else ""),
-        "vector_bits": target.vector_bits,
-        "features": [a for a in _ABILITIES if getattr(target, a)],
-        "int8_products": kind.instruction if kind else "as floats",
     }
 
 
@@ -116,9 +98,9 @@ def _cache() -> dict[str, Any]:
     from rlx.formats.fetch import models_dir
 
     found: dict[str, Any] = {}
-    files = kept_files()
+    files = cached_files()
     for kind in KINDS:
-        place = directory(kind)
+        place = cache_directory(kind)
         found[f"{kind}_directory"] = "off (RLX_CACHE=0)" if place is None else str(place)
         found[f"{kind}_bytes"] = sum(k.num_bytes for k in files if k.kind == kind)
     place = models_dir()

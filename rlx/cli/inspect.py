@@ -13,7 +13,6 @@ from rlx.cli import console
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
 from rlx.cli.stages import STAGES, Stages
-from rlx.errors import OptionError
 from rlx.records import dataclass
 from rlx.runtime import machine
 
@@ -181,14 +180,8 @@ def _stages(subject: Subject, sizes: Sizes, symbolic: bool, block: str, loading:
 def _backend(device: str, cpu: str | None) -> Backend:
     from rlx.backends.registry import Device
 
-    if cpu is None:
-        return Device.of(device).backend
-    if device != "cpu":
-        raise OptionError("--cpu goes with the device cpu", got=device)
-    from rlx.backends.cpu.backend import CpuBackend
-    from rlx.codegen.target import Target
-
-    return CpuBackend(Target.named(cpu))
+    backend = Device.of(device).backend
+    return backend if cpu is None else backend.for_target(cpu)
 
 
 def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:
@@ -205,8 +198,8 @@ def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:
     found["arena_bytes"] = lir.arena_size
     if lir.prepare is not None:
         found["prepared_tensors"] = len(lir.prepare.outputs)
-    if stages.backend.name == "cpu":
-        found["steps"] = len(stages.steps)
+    if stages.backend.inspection().has_native_code:
+        found["launches"] = len(stages.program.launches)
         found["kernels"] = len(stages.kernels())
     return found
 

@@ -1,9 +1,11 @@
-"""A model whose program was changed by hand: `rlx run edited.mir --weights model.gguf`."""
+"""A model with an override: `rlx run edited.mir --weights model.gguf`.
+
+The file is what `rlx inspect -o` wrote at any stage, edited by hand: HIR, MIR, LIR, the table of
+launches, LLVM IR or assembly. Only executables in memory change; what is on disk stays.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,6 @@ from rlx.cli.programs import read_program, read_text
 from rlx.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.executable import CpuExecutable
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
@@ -22,15 +23,13 @@ if TYPE_CHECKING:
     from rlx.models.language import LanguageModel
 
 
-def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
+def load_with_override(program: Path, weights: str, loading: Loading) -> LanguageModel:
     """The model of `weights`, run by the program in a file that `rlx inspect -o` wrote."""
-    from rlx.codegen.edited import is_code
+    from rlx.backends.inspection import is_native_code
 
     text = read_text(program) or ""
-    if is_code(text):
-        return load_with_kernels(text, str(program), weights, loading)
-    if is_step_table(text):
-        return load_with_steps(text, str(program), weights, loading)
+    if is_native_code(text):
+        return _load_with_code(text, str(program), weights, loading)
     module = read_program(program)
     lir = module.as_lir()
     if lir is not None:
@@ -38,8 +37,24 @@ def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
     return _load_with_graph(module, str(program), weights, loading)
 
 
+def _load_with_code(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
+    """The model with edited kernels, or with barriers as an edited table of launches has them."""
+    from rlx.backends.registry import Device
+
+    model = load_model(weights, loading)
+    use = model.engine.use("sample")
+    try:
+        with console.working("compiling"):
+            executables = [graph.executable for graph in (use.prefill, use.decode)]
+            Device.of(loading.device).backend.inspection().override(executables, text, where)
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
 def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> LanguageModel:
-    """The model as it is, but for the one variant (a decode, or a prefill) that was planned."""
+    """The model with one variant (decode or prefill) run by an edited plan."""
     from rlx.runtime.compiled import CompiledGraph
     from rlx.specialize.options import CompileOptions
 
@@ -59,14 +74,15 @@ def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> Lan
 def _load_with_graph(
     module: GraphModule, where: str, weights: str, loading: Loading
 ) -> LanguageModel:
+    """The model with an edited graph in place of its own."""
     path = find_model(weights)
     with console.working(f"loading {weights}"):
         from rlx.models.build import ModelFile
         from rlx.models.engine import Engine
         from rlx.models.language import LanguageModel
 
-        class Edited(Engine):
-            """Runs the program in place of what the model's own page describes."""
+        class Overridden(Engine):
+            """Runs the edited graph."""
 
             def describe(self, kind: str) -> Described:
                 if kind != "sample":
@@ -79,7 +95,7 @@ def _load_with_graph(
                 described.module = module
                 return described
 
-        engine = Edited(
+        engine = Overridden(
             ModelFile.open(path), device=loading.device, context=loading.context,
             threads=loading.threads, kv=loading.kv,
         )  # fmt: skip
@@ -93,7 +109,7 @@ def _graph(module: GraphModule) -> Graph:
 
 
 def _check(described: Graph, edited: Graph, where: str) -> None:
-    """Raise unless the edited graph takes and gives what the model's own does."""
+    """Raise unless the edited graph has the signature of the model's own."""
     for kind in ("input", "param", "state"):
         known = {n.name: n.output.shape for n in described.sources(kind)}
         found = {n.name: n.output.shape for n in edited.sources(kind)}
@@ -110,72 +126,6 @@ def _check(described: Graph, edited: Graph, where: str) -> None:
             raise InputError("an input is missing", where=where, expected=", ".join(missing))
     if edited.output_names != described.output_names:
         raise InputError(
-            "other results than the model's", where=where, got=", ".join(edited.output_names),
+            "other outputs than the model's", where=where, got=", ".join(edited.output_names),
             expected=", ".join(described.output_names),
         )  # fmt: skip
-
-
-_STEP = re.compile(r"^  #\d+ +(.*?)(?: +// .*)?$", re.MULTILINE)
-_COLUMNS = re.compile(r" {2,}")
-_HOW = re.compile(r"(?:one worker|jump|in Python)(?:, barrier)?|barrier")
-
-
-def load_with_kernels(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
-    """The model as it is, but for the kernels in the file."""
-    from rlx.codegen.edited import parse_kernels
-    from rlx.codegen.target import Target
-
-    edited = parse_kernels(text, where)
-    with console.working("compiling"):
-        kernels = {k.key: k.compile(Target.host()) for k in edited}
-    found: set[str] = set()
-    model = _loaded(weights, loading, lambda e: found.update(e.replace_kernels(kernels)))
-    foreign = sorted(key[:16] for key in kernels.keys() - found)
-    if foreign:
-        model.close()
-        raise InputError(
-            "kernels that the model does not run", where=where,
-            got=", ".join(foreign[:3]) + (" …" if foreign[3:] else ""),
-            hint="they belong to another CPU, model or version: write them again",
-        )  # fmt: skip
-    return model
-
-
-def is_step_table(text: str) -> bool:
-    return text.startswith("program ")
-
-
-def load_with_steps(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
-    """The model as it is, but with barriers where the table has them."""
-    steps = [_COLUMNS.split(row) for row in _STEP.findall(text)]
-    labels = [columns[0] for columns in steps]
-    barriers = [bool(_HOW.fullmatch(c[-1])) and c[-1].endswith("barrier") for c in steps]
-    done: list[CpuExecutable] = []
-
-    def change(executable: CpuExecutable) -> None:
-        if [mark.label for mark in executable.listing.marks] == labels:
-            executable.set_barriers(barriers)
-            done.append(executable)
-
-    model = _loaded(weights, loading, change)
-    if not done:
-        model.close()
-        raise InputError(
-            "steps that are not the model's", where=where, got=f"{len(steps)} steps",
-            hint="barriers may be put in and taken out; kernels and their order stay",
-        )  # fmt: skip
-    return model
-
-
-def _loaded(
-    weights: str, loading: Loading, change: Callable[[CpuExecutable], object]
-) -> LanguageModel:
-    """The model, its native executables changed."""
-    from rlx.backends.cpu.executable import CpuExecutable
-
-    model = load_model(weights, loading)
-    use = model.engine.use("sample")
-    for graph in (use.prefill, use.decode):
-        if isinstance(graph.executable, CpuExecutable):
-            change(graph.executable)
-    return model

@@ -88,9 +88,9 @@ def run(
 def _load(name: str, weights: str | None, loading: Running) -> LanguageModel:
     if weights is None:
         return load_model(name, loading)
-    from rlx.cli.override import load_edited
+    from rlx.cli.override import load_with_override
 
-    return load_edited(Path(name), weights, loading)
+    return load_with_override(Path(name), weights, loading)
 
 
 def _arguments(first: str | None, second: str | None) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def test_one_block(rlx: Any, tiny: Path) -> None:
 
 def test_native_stages(rlx: Any, tiny: Path) -> None:
     program = rlx("inspect", tiny, "--stage", "program").stdout
-    head = re.match(r"program llama: (\d+) steps, (\d+) kernels, (\d+) barriers", program)
+    head = re.match(r"program llama: (\d+) launches, (\d+) kernels, (\d+) barriers", program)
     assert head is not None
     assert program.count("\n  #") == int(head[1])
     llvm = rlx("inspect", tiny, "--stage", "llvm").stdout

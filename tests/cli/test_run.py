@@ -183,7 +183,7 @@ def test_edited_kernels_run(rlx: Any, tiny: Path, tmp_path: Path, stage: str) ->
 
 
 @pytest.mark.parametrize("variant", ["decode:1", "prefill:1"])
-def test_an_edited_step_table_runs(
+def test_an_edited_table_of_launches_runs(
     rlx: Any, tiny: Path, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A barrier after every step changes nothing but the time."""
@@ -205,12 +205,12 @@ def test_an_edited_step_table_runs(
     file.write_text(re.sub(r"  +(// block)", r"  barrier  \1", text))
     assert json.loads(rlx(*command).stdout)["tokens"] == plain
     as_made, everywhere = given
-    head = re.match(r"program llama: (\d+) steps, \d+ kernels, (\d+) barriers", text)
+    head = re.match(r"program llama: (\d+) launches, \d+ kernels, (\d+) barriers", text)
     assert head is not None
     assert (len(as_made), sum(as_made)) == (int(head[1]), int(head[2]))
     assert sum(everywhere) > sum(as_made)
     file.write_text(re.sub("#0 +", "#0  other ", text))
-    assert "steps that are not the model's" in rlx(*command).stderr
+    assert "launches that are not the model's" in rlx(*command).stderr
 
 
 def test_edited_kernels_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -> None:

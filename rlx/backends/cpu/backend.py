@@ -23,6 +23,7 @@ from rlx.specialize.options import CompileOptions
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.compiler import Compiler
+    from rlx.backends.cpu.inspection import CpuInspection
 
 
 class CpuBackend(Backend):
@@ -98,6 +99,11 @@ class CpuBackend(Backend):
                 "code for another CPU cannot run here", where="target", got=self.target.key,
                 expected=Target.host().key, hint="write it to a bundle and load that over there",
             )  # fmt: skip
+
+    def inspection(self) -> CpuInspection:
+        from rlx.backends.cpu.inspection import CpuInspection
+
+        return CpuInspection(self)
 
 
 def make_backend() -> Backend:

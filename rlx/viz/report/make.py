@@ -65,7 +65,7 @@ def _facts(made: Compiled) -> list[tuple[str, str]]:
     ]
     if sizes:
         found.append(("sizes", ", ".join(sizes)))
-    if made.steps:
+    if made.launches:
         found.append(("workers", str(template.backend.workers(template.options))))
-        found.append(("program", f"{made.steps} steps of {made.kernels} kernels"))
+        found.append(("program", f"{made.launches} launches of {made.kernels} kernels"))
     return found

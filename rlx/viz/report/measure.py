@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from rlx.backends.base import Backend, Executable
-from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.inspection import Inspection
 from rlx.backends.timing import Profile, Timing
-from rlx.codegen.jit import counters
-from rlx.codegen.target import Target
 from rlx.errors import OptionError
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
@@ -27,7 +24,7 @@ from rlx.runtime.params import PREPARED, ParamStore
 from rlx.runtime.template import Template, make_template
 from rlx.specialize.options import CompileOptions
 from rlx.viz.report.collect import patterns, spent_in_passes
-from rlx.viz.report.records import KernelUse, Measured, Roof, Spent
+from rlx.viz.report.records import KernelUse, Measured, Spent
 
 _MOST = 512  # a live size in the runs that are measured, where its bound allows
 _REPEAT = 9
@@ -42,7 +39,7 @@ class Compiled:
     lir: Lir
     spent: list[Spent]
     executable: Executable | None = None  # None: code for another machine
-    steps: int = 0
+    launches: int = 0
     kernels: int = 0
     seconds: dict[int, float] = field(default_factory=dict)  # of a run, by node of the plan
 
@@ -58,36 +55,34 @@ def compile_watched(module: GraphModule, backend: Backend, options: CompileOptio
     lir, planning = _timed(lambda: module.as_lir() or template.plan({}))
     spent = [*spent_in_passes(template.result), Spent("plan", "bind sizes and plan", planning)]
     made = Compiled(template, lir, spent)
-    if isinstance(backend, CpuBackend):
-        _watch_kernels(made, backend, options)
-    if not isinstance(backend, CpuBackend) or backend.target.runs_on(Target.host()):
-        before = counters.seconds
-        made.executable, listing = _timed(lambda: backend.compile(lir, options))
-        listing -= counters.seconds - before  # told kernel by kernel already
-        spent.append(Spent("program", "list and place the program", max(0.0, listing)))
+    inspection = backend.inspection()
+    if inspection.has_native_code:
+        _watch_kernels(made, inspection, options)
+    if inspection.runs_here:
+        before = inspection.compile_seconds()
+        made.executable, linking = _timed(lambda: backend.compile(lir, options))
+        linking -= inspection.compile_seconds() - before  # the rows of the kernels have it
+        spent.append(Spent("program", "lower and link the program", max(0.0, linking)))
     return made
 
 
-def _watch_kernels(made: Compiled, backend: CpuBackend, options: CompileOptions) -> None:
-    """Emit the IR of every distinct kernel and give it to LLVM, one after the other."""
-    from rlx.backends.cpu.lowering import Context, steps_of
-    from rlx.codegen.kernel import unit_of
-
-    context = Context(made.lir, backend.target, backend.workers(options))
-    steps, choosing = _timed(lambda: steps_of(context))
-    made.spent.append(Spent("code", "choose kernels", choosing, f"{len(steps)} steps"))
-    labels = {s.spec: s.label for s in steps if s.spec is not None}
+def _watch_kernels(made: Compiled, inspection: Inspection, options: CompileOptions) -> None:
+    """Emit the IR of every distinct kernel and compile it, one after the other."""
+    program, choosing = _timed(lambda: inspection.program(made.lir, options))
+    count = len(program.launches)
+    made.spent.append(Spent("code", "choose kernels", choosing, f"{count} launches"))
+    labels = {x.kernel: x.label for x in program.launches if x.kernel is not None}
     emitting = 0.0
     rows = []
-    for spec, label in labels.items():
-        unit, spent = _timed(partial(unit_of, spec, backend.target))
+    for kernel, label in labels.items():
+        unit, spent = _timed(kernel.emit)
         emitting += spent
         code, spent = _timed(unit.compile)
         rows.append(Spent("llvm", label, spent, f"{unit.text.count(chr(10))} lines of IR, "
                                                 f"{len(code)} bytes of object"))  # fmt: skip
     made.spent.append(Spent("code", "emit LLVM IR", emitting, f"{len(labels)} distinct kernels"))
     made.spent += sorted(rows, key=lambda r: -r.seconds)
-    made.steps, made.kernels = len(steps), len(labels)
+    made.launches, made.kernels = count, len(labels)
 
 
 def _timed(make: Callable[[], _Made]) -> tuple[_Made, float]:
@@ -120,7 +115,7 @@ def run_watched(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
         ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items()),
         "those of the model" if given else "zeros" if signature.params else "none",
         kernel_uses(profile, made.lir),
-        _roofs(made),
+        template.backend.inspection().roofline(template.backend.workers(template.options)),
     )
 
 
@@ -163,18 +158,3 @@ def _use(rows: list[Timing], lir: Lir) -> KernelUse:
 def _multiplies_bytes(node: Node) -> bool:
     """Products of quantised rows with quantised weights are sums of bytes."""
     return "matmul" in node.op.name and node.inputs[0].shape.dtype.name in ("i8", "u8")
-
-
-def _roofs(made: Compiled) -> list[Roof]:
-    """What this machine gives as many workers as the program has."""
-    if not isinstance(made.template.backend, CpuBackend):
-        return []
-    from rlx.backends.cpu.limits import measure_limits
-
-    found = measure_limits(made.template.backend.workers(made.template.options))
-    roofs = [
-        Roof("memory", gb=found.memory_gb),
-        Roof("cache", gb=found.cache_gb),
-        Roof("f32", gflops=found.gflops),
-    ]
-    return roofs if found.int8_gops is None else [*roofs, Roof("int8", gflops=found.int8_gops)]

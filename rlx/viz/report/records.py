@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 
+from rlx.backends.inspection import Roof
 from rlx.records import dataclass
 from rlx.viz.arena import Placed
 
@@ -76,15 +77,6 @@ class KernelUse:
     flops: int
     bytes: int
     integer: bool  # multiplies bytes: its roof is that of integer products
-
-
-@dataclass(frozen=True)
-class Roof:
-    """A limit of this machine: so many GFLOP/s, or so many GB/s."""
-
-    name: str
-    gflops: float = 0.0
-    gb: float = 0.0
 
 
 @dataclass(frozen=True)
