@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlx.cli import peer
+from rlx.cli import peers
 
 HERE = Path(__file__).resolve().parent
-PeerMissing = peer.PeerMissing
+PeerMissing = peers.PeerMissing
 
 
-class Peer(peer.Peer):
+class Peer(peers.Peer):
     def __init__(
         self,
         python: str,

@@ -20,7 +20,7 @@ from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.cli.bench_cases import Measured, Trials
-    from rlx.cli.peer import Peer
+    from rlx.cli.peers import Peer
     from rlx.models.encoders.embed import EncoderModel
     from rlx.models.language import LanguageModel
 
@@ -78,7 +78,7 @@ class Against:
         self, model: LanguageModel | EncoderModel, threads: int | None
     ) -> AbstractContextManager[Peer | None]:
         from rlx.backends.registry import Device
-        from rlx.cli.peer import start_llama_cpp
+        from rlx.cli.peers import start_llama_cpp
         from rlx.models.language import LanguageModel
         from rlx.specialize.options import CompileOptions
 

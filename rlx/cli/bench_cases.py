@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.cli.peer import Peer
+    from rlx.cli.peers import Peer
     from rlx.models.measuring import BatchRuns, EncoderRuns, LanguageRuns
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from cli_support import CONTEXT, HIDDEN, VOCAB
 
-from rlx.cli.peer import PeerMissing, start_llama_cpp
+from rlx.cli.peers import PeerMissing, start_llama_cpp
 from rlx.formats.gguf import GgufFile
 from rlx.viz.plot import Chart, draw
 

@@ -173,7 +173,7 @@ def test_the_summary(rlx: Any, tiny: Path, program: Path) -> None:
         tensors = model.model.file.tensors.values()
         assert found["weights"] == {"F32": sum(t.nbytes for t in tensors)}
         assert found["parameters"] == sum(t.nbytes for t in tensors) // 4
-    assert found["kernels"] <= found["steps"]
+    assert found["kernels"] <= found["launches"]
     shown = rlx("inspect", tiny).stdout
     assert re.search(r"^architecture +llama$", shown, re.MULTILINE)
     assert "residual + norm: " in shown

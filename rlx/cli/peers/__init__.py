@@ -1,4 +1,7 @@
-"""A peer in a process of its own: one JSON command a line in, one JSON answer a line out."""
+"""Peers of `rlx bench`, each a script of this folder run by a Python that has the peer installed.
+
+One JSON command a line in, one JSON answer a line out.
+"""
 
 from __future__ import annotations
 
