@@ -48,7 +48,7 @@ _HOMES = {
     "rlx.specialize.dispatch": "KernelDispatchConfig KernelPolicy",
     "rlx.specialize.manifest": "BindingManifest ManifestEntry",
     "rlx.specialize.options": "CompileOptions",
-    "rlx.specialize.profile": "CompileProfile register_profile",
+    "rlx.specialize.compile_profile": "CompileProfile register_profile",
     "rlx.specialize.variant": "ModelPhase ModelVariant",
     "rlx.backends.registry": "Device available_devices register_backend",
     "rlx.models.encoders.embed": "EncoderModel Ranked",
@@ -171,7 +171,7 @@ if TYPE_CHECKING:
         ManifestEntry as ManifestEntry,
     )
     from rlx.specialize.options import CompileOptions as CompileOptions
-    from rlx.specialize.profile import (
+    from rlx.specialize.compile_profile import (
         CompileProfile as CompileProfile,
         register_profile as register_profile,
     )

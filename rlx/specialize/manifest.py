@@ -12,7 +12,7 @@ from rlx.records import dataclass
 
 
 class ManifestEntry(NamedTuple):
-    """One input, param, state or output. Sizes are those of the upper bounds of live dimensions."""
+    """One input, param, state or output. Dynamic dims count at their bounds."""
 
     role: str  # input, param, state, output
     name: str

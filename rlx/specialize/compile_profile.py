@@ -8,7 +8,6 @@ passes = ["simplify", …]     # leave out for the whole list
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from rlx.errors import OptionError
 from rlx.records import dataclass
 from rlx.specialize.key import make_key
+from rlx.support.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ class CompileProfile:
         known = [f.name for f in fields(CompileProfile)]
         for name in table:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else ""
+                hint = did_you_mean(name, known)
                 raise OptionError(
                     "unknown setting", where=where, got=name, expected=", ".join(known), hint=hint
                 )
@@ -69,16 +68,17 @@ class CompileProfile:
 
     @staticmethod
     def preset(architecture: str, phase: str = "inference") -> CompileProfile:
-        """The settings an architecture is best compiled with, by phase."""
-        found = PRESETS.get((architecture, phase)) or PRESETS.get((architecture, "*"))
-        if found is None:
-            names = sorted({a for a, _ in PRESETS})
-            near = difflib.get_close_matches(architecture, names, 1)
-            raise OptionError(
-                "unknown profile", got=f"{architecture}/{phase}", expected=", ".join(names),
-                hint=f"did you mean {near[0]}?" if near else "",
-            )  # fmt: skip
-        return found
+        """The profile of an architecture, by phase."""
+        for key in ((architecture, phase), (architecture, "*")):
+            if key in PRESETS:
+                return PRESETS[key]
+        if architecture in _DEFAULT:
+            return CompileProfile()
+        names = sorted({*_DEFAULT, *(name for name, _ in PRESETS)})
+        raise OptionError(
+            "unknown profile", got=f"{architecture}/{phase}", expected=", ".join(names),
+            hint=did_you_mean(architecture, names),
+        )  # fmt: skip
 
     def key_material(self) -> Mapping[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -96,7 +96,6 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         )
 
 
-_PLAIN = CompileProfile()
 _by_key: dict[str, CompileProfile] = {}
 
 
@@ -110,7 +109,7 @@ def register_profile(profile: CompileProfile) -> str:
 def profile_of(key: str) -> CompileProfile:
     """The profile of that key: one that was registered, or a preset."""
     if key not in _by_key:
-        for preset in PRESETS.values():
+        for preset in (CompileProfile(), *PRESETS.values()):
             register_profile(preset)
     if key not in _by_key:
         raise OptionError(
@@ -122,12 +121,10 @@ def profile_of(key: str) -> CompileProfile:
 
 
 PRESETS: dict[tuple[str, str], CompileProfile] = {
-    ("default", "*"): _PLAIN,
-    **{
-        (architecture, "*"): _PLAIN
-        for architecture in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
-    },
-    ("gpt2", "*"): _PLAIN,
-    ("bert", "*"): _PLAIN,
     ("debug", "*"): CompileProfile(fusion="fusable", passes=("lower_hir", "dce")),
 }
+"""By architecture and phase (`*`: any): those that differ from the defaults."""
+
+_DEFAULT = ("default", "bert", "gemma2", "gemma3", "gpt2", "llama", "mistral", "phi3", "qwen2",
+            "qwen3")  # fmt: skip
+"""Architectures that are compiled with the defaults, in every phase."""
