@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from public_names import STUB, stub
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlx"
@@ -20,7 +21,6 @@ ARROW = [
     "backends",
     "runtime",
     "models",
-    "serve",
     "viz",
     "cli",
 ]
@@ -101,6 +101,10 @@ def test_importing_rlx_loads_no_compiler_and_no_extra() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_stub_is_up_to_date() -> None:
+    assert STUB.read_text(encoding="utf-8") == stub(), "run python tests/public_names.py"
 
 
 def test_dataclasses_are_those_that_import_quickly() -> None:

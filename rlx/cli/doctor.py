@@ -18,7 +18,7 @@ from rlx.support.files import bytes_in, cache_directory
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject
 
-_LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "gguf")
+_LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2")
 
 
 @spread
