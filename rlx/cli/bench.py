@@ -1,4 +1,4 @@
-"""`rlx bench`: tokens per second, and how fast the weights go by."""
+"""`rlx bench`: tokens per second and memory bandwidth of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlx.errors import UnsupportedError
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.cli.bench_cases import Measured, Trials
+    from rlx.cli.bench_cases import Cases, Measured
     from rlx.cli.peers import Peer
     from rlx.models.encoders.embed import EncoderModel
     from rlx.models.language import LanguageModel
@@ -29,7 +29,7 @@ _PEERS = ("llama.cpp",)
 
 @dataclass(frozen=True)
 class Tests:
-    """Which sizes are measured, and how often."""
+    """Lengths, batch sizes and repetitions."""
 
     prompt: Annotated[
         list[int] | None,
@@ -52,13 +52,13 @@ class Tests:
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Runs of each test.")] = 3
 
     def lengths(self, most: int) -> list[int]:
-        """Those asked for, or the usual ones that fit."""
+        """Prompt lengths: those given, or the defaults that fit."""
         return self.prompt or [n for n in (128, 512) if n <= most] or [max(2, most)]
 
 
 @dataclass(frozen=True)
 class Against:
-    """Whom the model is compared with."""
+    """The peer that is measured in turn."""
 
     peer: Annotated[
         str | None,
@@ -106,11 +106,11 @@ def bench(
     json: Json = False,
     loading: Measuring,
 ) -> None:
-    """Measure a model, medians of several runs.
+    """Measure a model; figures are medians of several runs.
 
-    Of a language model prompts (prefill) and token by token after them (decode), also of several
-    requests at once; of an encoder batches of texts. GB/s is the size of the weights that a run
-    reads, times runs per second.
+    Language models: prefill and decode, also of several requests with continuous batching.
+    Encoders: batches of texts. GB/s is the size of the weights that a run reads, times runs per
+    second.
     """
     peer = against.peer
     if peer is not None and peer not in _PEERS:
@@ -148,18 +148,18 @@ def _measure(
     peer: Peer | None,
     loading: Measuring,
 ) -> list[Measured]:
-    from rlx.cli.bench_cases import Trials
+    from rlx.cli.bench_cases import Cases
     from rlx.models.language import LanguageModel
 
     with console.counted("measuring", None) as done:
-        trials = Trials(tests.repeat, read, peer, done)
+        cases = Cases(tests.repeat, read, peer, done)
         if isinstance(model, LanguageModel):
-            return _measure_language(model, tests, trials, loading)
-        return _measure_encoder(model, tests, trials)
+            return _measure_language(model, tests, cases, loading)
+        return _measure_encoder(model, tests, cases)
 
 
 def _measure_language(
-    model: LanguageModel, tests: Tests, trials: Trials, loading: Measuring
+    model: LanguageModel, tests: Tests, cases: Cases, loading: Measuring
 ) -> list[Measured]:
     from rlx.models.measuring import BatchRuns, LanguageRuns
 
@@ -168,27 +168,27 @@ def _measure_language(
     batches = tests.batch or [1]
     if 1 in batches:
         runs = LanguageRuns(model)
-        rows += [row for n in lengths for row in trials.language(runs, n, tests.new)]
+        rows += [row for n in lengths for row in cases.language(runs, n, tests.new)]
     for requests in batches:
         if requests > 1:
             with BatchRuns(
                 model, requests, device=loading.device, threads=loading.threads,
                 artifact=loading.artifact, quant=loading.quant,
             ) as many:  # fmt: skip
-                rows += [trials.requests(many, requests, n, tests.new) for n in lengths]
+                rows += [cases.requests(many, requests, n, tests.new) for n in lengths]
     return rows
 
 
-def _measure_encoder(model: EncoderModel, tests: Tests, trials: Trials) -> list[Measured]:
+def _measure_encoder(model: EncoderModel, tests: Tests, cases: Cases) -> list[Measured]:
     from rlx.models.measuring import EncoderRuns
 
     runs, batches = EncoderRuns(model), tests.batch or [1, 8]
     lengths = tests.lengths(model.max_tokens)
-    return [trials.encoder(runs, texts, n) for n in lengths for texts in batches]
+    return [cases.encoder(runs, texts, n) for n in lengths for texts in batches]
 
 
 def _drawn(rows: list[Measured], peer: str | None) -> str:
-    """Tokens per second: of language models by the length before, of encoders by the batch."""
+    """Tokens per second, by prompt length or by batch size."""
     from rlx.viz.plot import Chart, draw
 
     charts = []

@@ -1,4 +1,4 @@
-"""What `rlx bench` measures: a model at several sizes, and a peer in turn with it."""
+"""Bench cases: a model at several lengths and batch sizes, and a peer in turn with it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Trials:
-    """How often, what a run reads from memory, whom to compare with, whom to tell of progress."""
+class Cases:
+    """Runs the cases: repetitions, bytes that a run reads, the peer, a progress function."""
 
     repeat: int
     read: int

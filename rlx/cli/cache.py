@@ -1,4 +1,4 @@
-"""`rlx cache`: what is kept on disk, and how to be rid of it."""
+"""`rlx cache`: the kernel, artifact and model caches on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlx.cli.options import Json
 from rlx.support.files import bytes_in, cache_directory
 
 app = typer.Typer(
-    no_args_is_help=True, help="Look after the kernels, artifacts and models kept on disk."
+    no_args_is_help=True, help="Manage the kernels, artifacts and models cached on disk."
 )
 
 
@@ -39,7 +39,7 @@ def _when(stamp: float) -> str:
 
 @app.command("size")
 def show_size(json: Json = False) -> None:
-    """Say how much is kept, and where."""
+    """Show the size and place of each cache."""
     from rlx.formats.fetch import models_dir
 
     found = cached_files()
@@ -65,7 +65,7 @@ def show_size(json: Json = False) -> None:
 
 @app.command("clear")
 def clear(
-    models: Annotated[bool, typer.Option("--models", help="Also the models fetched.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="Also delete fetched models.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
@@ -89,7 +89,7 @@ def clear(
 
 @app.command("verify")
 def verify(
-    fix: Annotated[bool, typer.Option("--fix", help="Delete what cannot be used.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Delete files that cannot be used.")] = False,
     json: Json = False,
 ) -> None:
     """Read every kernel and artifact; exit code 1 when one is damaged or out of date."""

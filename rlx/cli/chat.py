@@ -1,4 +1,4 @@
-"""`rlx chat`: talk with a model."""
+"""`rlx chat`: a conversation in the terminal, and its slash commands."""
 
 from __future__ import annotations
 
@@ -23,24 +23,22 @@ from rlx.support.suggestions import did_you_mean
 def chat(
     name: ModelName = DEFAULT_MODEL,
     *,
-    system: Annotated[
-        str, typer.Option("--system", "-s", help="How the model should behave.")
-    ] = "",
+    system: Annotated[str, typer.Option("--system", "-s", help="The system message.")] = "",
     keep: Annotated[
         bool,
-        typer.Option("--history/--no-history", help="Keep what you type for the next time."),
+        typer.Option("--history/--no-history", help="Keep a history of what you type."),
     ] = True,
     loading: Running,
     sampling: Sampling,
 ) -> None:
     """Talk with a model.
 
-    The conversation is kept until /reset; each turn runs only what is new. /help lists the
+    The conversation goes on until /reset; each turn runs only its new tokens. /help lists the
     commands. Ctrl-C stops an answer, Ctrl-D leaves.
     """
     settings = sampling.settings()
     with load_model(name, loading) as model:
-        model.tokenizer.chat_template()  # an error now where the model is not made for chat
+        model.tokenizer.chat_template()  # raises where the model has no chat template
         talk = Conversation(model, system, settings)
         if sys.stdin.isatty():
             console.note(f"{name}, context {model.engine.context}; /help shows the commands")
@@ -73,7 +71,7 @@ def _turn(talk: Conversation, text: str) -> None:
     if not text.strip():
         return
     if text.startswith("/") and not text.startswith("//"):
-        obey(talk, text.strip())
+        run_command(talk, text.strip())
         return
     stream = talk.ask(text[1:] if text.startswith("//") else text)
     try:
@@ -96,7 +94,7 @@ def _why_cut(talk: Conversation) -> str:
 
 
 class _Exit(Exception):
-    """The person wants to go."""
+    """The user leaves the chat."""
 
 
 class Slash(NamedTuple):
@@ -186,8 +184,8 @@ COMMANDS = {
 }
 
 
-def obey(chat: Conversation, line: str) -> None:
-    """Do what a line that begins with a slash says."""
+def run_command(chat: Conversation, line: str) -> None:
+    """Run a slash command."""
     name, _, rest = line.partition(" ")
     found = COMMANDS.get(name)
     if found is None:

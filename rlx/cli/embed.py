@@ -1,4 +1,4 @@
-"""`rlx embed`: texts to vectors, or texts in order of how well they answer a question."""
+"""`rlx embed`: embeddings of texts, their similarity, or a ranking."""
 
 from __future__ import annotations
 
@@ -51,43 +51,48 @@ def embed(
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option("--query", "-q", help="Rank the texts by how well they answer this."),
+        typer.Option("--query", "-q", help="Rank the texts by relevance to this query."),
     ] = None,
     similarity: Annotated[
-        bool, typer.Option("--similarity", help="Show how alike the texts are, two by two.")
+        bool, typer.Option("--similarity", help="Cosine similarity of all pairs of texts.")
     ] = False,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", help="A text to put before each, or the name of one."),
+        typer.Option(
+            "--prompt", help="A prompt put before each text, or the name of one of the model's."
+        ),
     ] = None,
     dimensions: Annotated[
-        int | None, typer.Option("--dimensions", help="Keep the first numbers of each vector.")
+        int | None,
+        typer.Option("--dimensions", help="Truncate each vector to this many dimensions."),
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the model."),
+        typer.Option(
+            "--normalize/--no-normalize", help="Unit vectors, or not; default: as the model says."
+        ),
     ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
             "--pooling",
-            help="For language models: the mean of all states, or the last.",
+            help="For language models: mean or last hidden state.",
             show_default="mean",
         ),
     ] = None,
     overlong: Annotated[
         str, typer.Option("--overlong", help="What is too long: warn and cut, cut, or error.")
     ] = "warn",
-    batch: Annotated[int | None, typer.Option("--batch", help="Most texts at once.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Largest batch.")] = None,
     quant: Annotated[
         str | None, typer.Option("--quant", help="Quantise the weights, for instance int8.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", "-d", help="Where it runs.")] = "cpu",
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="Workers.")] = None,
+    device: Annotated[str, typer.Option("--device", "-d", help="The device to run on.")] = "cpu",
+    threads: Annotated[int | None, typer.Option("--threads", "-t", help="Worker threads.")] = None,
     artifact: Artifact = None,
     json: Json = False,
 ) -> None:
-    """Turn texts into vectors, or rank them.
+    """Compute embeddings of texts, or rank them.
 
     Prints a vector per line as JSON numbers as they are made, however many lines there are; with
     --query, the texts with their scores, the best first.
@@ -117,7 +122,7 @@ def embed(
 
 
 def _require_none(option: str, output: Path | None, **others: object) -> None:
-    """Refuse what has no meaning beside an option, rather than forget it."""
+    """Refuse options that have no meaning together."""
     given = {"output": output, **others}
     for name, value in given.items():
         if value is not None:
@@ -126,7 +131,7 @@ def _require_none(option: str, output: Path | None, **others: object) -> None:
 
 
 def _arguments(words: list[str], source: Path | None) -> tuple[str, Iterable[str]]:
-    """Model and texts out of what was given."""
+    """Model and texts from the arguments."""
     model = DEFAULT_ENCODER
     if words and is_model(words[0]):
         model, *words = words
@@ -237,7 +242,7 @@ SUFFIXES = (".npy", ".jsonl")
 
 
 def _check_output(path: Path) -> None:
-    """Raise where no file of vectors can be written, before anything is computed for it."""
+    """Raise where the output file cannot be written, before anything is computed."""
     if path.suffix.lower() not in SUFFIXES:
         raise OptionError(
             "unknown kind of file", where="--output", got=path.name, expected=", ".join(SUFFIXES)
@@ -249,16 +254,16 @@ def _check_output(path: Path) -> None:
 
 
 def _print_lines(rows: Iterable[Any]) -> None:
-    """A vector per line, each as soon as it is there."""
+    """A vector per line, as they are computed."""
     for row in rows:
         sys.stdout.write(json.dumps(row.tolist()) + "\n")
 
 
 def _write_file(path: Path, rows: Iterable[Any], width: int) -> int:
-    """Write the vectors of `width` numbers, whole or not at all; how many there were."""
+    """Write the vectors of `width` numbers atomically. Returns how many there were."""
     from rlx.support.files import atomic_file
 
-    with atomic_file(path.resolve()) as file:  # a link stays one
+    with atomic_file(path.resolve()) as file:  # keep symbolic links
         if path.suffix.lower() == ".npy":
             return _write_npy(file, rows, width)
         return _write_lines(file, rows)
@@ -272,7 +277,7 @@ def _write_lines(file: BinaryIO, rows: Iterable[Any]) -> int:
 
 
 def _write_npy(file: BinaryIO, rows: Iterable[Any], width: int) -> int:
-    """The header says how many rows there are, so it is written last, where room was left."""
+    """The header has the number of rows, so it is written last."""
     file.write(b"\0" * _HEADER)
     count = 0
     for count, row in enumerate(rows, 1):  # noqa: B007

@@ -1,4 +1,4 @@
-"""`rlx inspect`: a model as the compiler sees it, stage by stage."""
+"""`rlx inspect`: a model at every stage of the compiler, or as a report in HTML."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Page = Annotated[
     typer.Option(
         "--html",
         metavar="FILE",
-        help="Compile, run and measure; write a page about all of it, to open in a browser.",
+        help="Compile, run and measure; write a report to open in a browser.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of the program is shown, and where."""
+    """What is shown, and where."""
 
     stage: Annotated[
         str | None,
@@ -74,7 +74,7 @@ class Wanted:
         return not (self.stage or self.after or self.diff)
 
     def text(self, stages: Stages) -> str:
-        """The stage, the graph after a pass, or the difference of two."""
+        """The stage, the graph after a pass, or the diff of two."""
         if self.diff is not None:
             return stages.diff(*self.diff)
         exact = self.output is not None
@@ -93,7 +93,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Sizes:
-    """For which sizes, and which machine, the program is made."""
+    """The variant, and the CPU to compile for."""
 
     variant: Annotated[
         str | None,
@@ -108,7 +108,7 @@ class Sizes:
         typer.Option(
             "--bind",
             metavar="NAME=SIZE",
-            help="The size of a symbol; NAME<=BOUND leaves it live. May be repeated.",
+            help="The size of a symbol; NAME<=BOUND leaves it dynamic. May be repeated.",
         ),
     ] = None
     cpu: Annotated[
@@ -126,7 +126,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="MODEL_OR_FILE",
-            help="A model, or a program that was written with -o or rlx.ir.serial.save.",
+            help="A model, or IR that was written with -o or rlx.ir.serial.save.",
             autocompletion=model_names,
         ),
     ],
@@ -139,8 +139,8 @@ def inspect(
     """Show a model at a stage of the compiler.
 
     hir: blocks, as the model was written. mir: tensor operations, before the passes, or after
-    one of them. lir: the optimised program with its memory plan. program: the table of kernel
-    calls. llvm, asm: the code of each distinct kernel. Without a stage, a summary.
+    one of them. lir: the optimised graph with its memory plan. program: the table of kernel
+    launches. llvm, asm: the code of each distinct kernel. Without a stage, a summary.
     """
     wanted.check()
     if html is not None and wanted != Wanted():
@@ -233,11 +233,11 @@ def _shown(value: object) -> str:
 def write_report(
     path: Path, subject: Subject, stages: Stages, facts: Sequence[tuple[str, str]]
 ) -> None:
-    """A page about the variant that `stages` is of."""
+    """Write the HTML report of a variant."""
     from rlx.viz.report import make_report, write_page
     from rlx.viz.report.page import charting_library
 
-    charting_library()  # where it is missing, that is said before the work
+    charting_library()  # raises before the work where it is missing
     with console.working("compiling and measuring"):
         report = make_report(
             subject.module,

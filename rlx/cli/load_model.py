@@ -1,4 +1,4 @@
-"""From the name of a model to the model, with something to look at meanwhile."""
+"""Loading a model by name, with progress on the terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_model(text: str) -> bool:
 
 
 def find_model(name: str) -> Path:
-    """The file or folder of a model, fetched where that is needed."""
+    """The file or folder of a model, fetched if need be."""
     from rlx.formats.fetch import resolve
 
     with console.transfer(name) as progress:
@@ -50,7 +50,7 @@ def find_model(name: str) -> Path:
 
 
 def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
-    """A model of any kind, ready to run."""
+    """A language model or an encoder."""
     path = find_model(name)
     asked = {name: value for name, value in asdict(loading).items() if value is not None}
     if asked.get("draft"):
@@ -62,14 +62,14 @@ def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
 
 
 def load_model(name: str, loading: Loading) -> LanguageModel:
-    """A model that writes text, ready to run."""
+    """A language model; an encoder is an error."""
     model = load_any(name, loading)
     from rlx.models.language import LanguageModel
 
     if not isinstance(model, LanguageModel):
         model.close()
         raise UnsupportedError(
-            "an encoder does not write text", where=name, hint=f"rlx embed {name} TEXT …"
+            "an encoder does not generate text", where=name, hint=f"rlx embed {name} TEXT …"
         )
     return model
 
@@ -82,7 +82,7 @@ def load_embedder(
     pooling: str | None,
     artifact: Path | None,
 ) -> EncoderModel | LanguageEmbedder:
-    """A model that turns texts into vectors, ready to run."""
+    """A model that computes embeddings."""
     path = find_model(name)
     with console.working(f"loading {name}"):
         from rlx.models.encoders.embed import EncoderModel
@@ -94,14 +94,14 @@ def load_embedder(
     if pooling is not None:
         model.close()
         raise OptionError(
-            "an encoder pools as it was trained to", where="--pooling", got=pooling,
+            "the pooling of an encoder is fixed", where="--pooling", got=pooling,
             hint="it is for language models",
         )  # fmt: skip
     return model
 
 
 class LanguageEmbedder:
-    """A language model in the place of an encoder."""
+    """A language model with the interface of an encoder, for `rlx embed`."""
 
     def __init__(self, model: LanguageModel, pooling: str) -> None:
         self._language, self.model, self.pooling = model, model.model, pooling
@@ -136,7 +136,7 @@ _NAMES = {"truncate_dim": "--dimensions"}
 
 
 def _refuse(options: dict[str, Any]) -> None:
-    """Language models have none of an encoder's settings."""
+    """Language models have none of an encoder's options."""
     given = [name for name, value in options.items() if value not in (None, "warn")]
     if given:
         name = _NAMES.get(given[0], f"--{given[0]}")

@@ -1,4 +1,7 @@
-"""What `rlx inspect` looks at: a model, or a program in a file."""
+"""What `rlx inspect` shows: a model, or IR in a file, with the sizes of a variant.
+
+`--variant decode:1`, `--bind seq=128`, `--bind 'past_seq<=4095'`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _USUAL_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Subject:
-    """A program, and the model it came from where it came from one."""
+    """A graph, and the model it belongs to, if any."""
 
     name: str
     module: GraphModule
@@ -34,8 +37,8 @@ class Subject:
     params: Mapping[str, Array] | None = None  # of the model
 
     @property
-    def usual_variant(self) -> str | None:
-        """What is shown where nothing else is asked for."""
+    def default_variant(self) -> str | None:
+        """The variant that is shown unless one is given."""
         if self.model is None:
             return None
         return "decode:1" if self.generates else "encoder:1"
@@ -76,7 +79,7 @@ def read_program(path: Path) -> GraphModule:
     text = read_text(path)
     if text is None:
         raise FormatError(
-            "neither a model nor a program", where=str(path),
+            "neither a model nor IR", where=str(path),
             expected="a GGUF file, a model folder, or IR as text or bytes",
         )  # fmt: skip
     if is_lir(text):
@@ -85,7 +88,7 @@ def read_program(path: Path) -> GraphModule:
 
 
 def read_text(path: Path) -> str | None:
-    """What a file says; None where it is no text."""
+    """The text of a file; None if it is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -112,7 +115,7 @@ def _model_subject(name: str, context: int | None, kv: str) -> Subject:
     subject = _encoder(name, path) if encodes else _language(name, path, context, kv)
     hir = subject.module.as_hir()
     for node in hir.nodes if hir is not None else ():
-        # they were built by a program, not on a line of somebody's
+        # built by architecture pages: no source line of the user's
         node.origin = node.origin._replace(file="", line=0)
     return subject
 
@@ -168,7 +171,7 @@ def split_variant(text: str) -> tuple[str, int, int]:
 
 
 def parse_bindings(texts: Iterable[str]) -> dict[str, Size]:
-    """`NAME=SIZE` and `NAME<=BOUND`, the latter live."""
+    """`NAME=SIZE` and `NAME<=BOUND`, the latter dynamic with a bound."""
     from rlx.ir.binding import UpTo
 
     found: dict[str, Size] = {}
@@ -183,13 +186,13 @@ def parse_bindings(texts: Iterable[str]) -> dict[str, Size]:
 
 
 def binding_for(subject: Subject, variant: str | None, bindings: Iterable[str]) -> DimBinding:
-    """Sizes of the symbols that the program has."""
+    """The binding of the symbols that the graph has."""
     from rlx.ir.binding import DimBinding
     from rlx.ir.dim import DERIVED
     from rlx.models.engine import CHUNK
 
     sizes: dict[str, Size] = {}
-    asked_for = variant or subject.usual_variant
+    asked_for = variant or subject.default_variant
     if asked_for is not None:
         sizes = parse_variant(asked_for, subject.context or 4096, CHUNK)
     if subject.generates and sizes["batch"] != 1:
@@ -211,12 +214,12 @@ def binding_for(subject: Subject, variant: str | None, bindings: Iterable[str]) 
 
 
 def parameters(model: ModelFile | EncoderFile) -> int:
-    """How many numbers the weights are."""
+    """The number of parameters."""
     return sum(math.prod(info.shape) for info in model.file.tensors.values())
 
 
 def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
-    """Bytes by storage type, the largest first."""
+    """Bytes of weights by quant scheme or dtype, the largest first."""
     found: dict[str, int] = {}
     for info in model.file.tensors.values():
         kind = info.scheme.name if info.scheme is not None else info.dtype.name
@@ -225,7 +228,7 @@ def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
 
 
 def bytes_per_run(model: ModelFile | EncoderFile) -> int:
-    """What a token reads: every weight, but of experts those it is sent to, and of a table rows."""
+    """Weight bytes that a token reads: of experts only the routed ones, of embeddings only rows."""
     from rlx.models.build import ModelFile
 
     total = sum(info.nbytes for info in model.file.tensors.values())
@@ -236,6 +239,6 @@ def bytes_per_run(model: ModelFile | EncoderFile) -> int:
         total -= routed - routed * experts.active // experts.count
     weights = model.weights()
     tied = isinstance(model, ModelFile) and "output.weight" not in weights
-    if tied:  # the table is the last matrix too
+    if tied:  # the embedding table is the output matrix too
         return total
     return total - int(weights.get("token_embd.weight").array.nbytes)

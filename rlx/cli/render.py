@@ -1,4 +1,4 @@
-"""An answer on its way to the screen, and what it took."""
+"""Rendering generated text: the stream, timings, JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show(pieces: Iterable[str], waiting: str) -> None:
-    """Write the pieces as they come; until the first one, a sign that it is being worked on."""
+    """Write text as it is generated; a spinner until the first token."""
     stream = iter(pieces)
     with console.working(waiting):
         first = next(stream, "")
@@ -26,8 +26,8 @@ def timings(result: Generation) -> str:
     new = result.prompt_tokens - result.reused_tokens
     parts = [f"prompt {_timed(new, new, result.prefill_seconds)}"]
     if result.reused_tokens:
-        parts[0] += f" after {result.reused_tokens} kept"
-    # the first token of an answer comes with the prompt
+        parts[0] += f" after {result.reused_tokens} reused"
+    # the first token of an answer comes from the prefill
     parts.append(f"answer {_timed(len(result.tokens), 0, result.decode_seconds)}")
     if result.tokens_per_second:
         parts[1] += f" ({result.tokens_per_second:.1f}/s)"

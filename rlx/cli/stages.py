@@ -1,4 +1,4 @@
-"""A program at each stage of the compiler, as text."""
+"""A model at each stage of the compiler, as text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IDS = re.compile(r"%\d+")
 
 
 class Stages:
-    """What the compiler makes of a module for a device and sizes, each stage made when asked."""
+    """The stages of a module for a device and a binding, each computed when asked for."""
 
     def __init__(
         self, module: GraphModule, backend: Backend, options: CompileOptions, block: str = ""
@@ -39,7 +39,7 @@ class Stages:
         self._snapshots: dict[str, list[tuple[str, str]]] = {}
 
     def text(self, stage: str, *, exact: bool = False, color: bool = False) -> str:
-        """A stage; `exact` text can be read back where the stage has such a form."""
+        """A stage as text; `exact` text can be read back."""
         if stage == "hir":
             hir = self.module.as_hir()
             if hir is None:
@@ -57,7 +57,7 @@ class Stages:
 
     @cached_property
     def mir(self) -> Graph:
-        """MIR as the model says it, before any pass; with sizes, if some were asked for."""
+        """MIR before any pass, bound where a binding was given."""
         from rlx.passes.bind import bind_graph
 
         graph = self.module.into_graph()
@@ -65,7 +65,7 @@ class Stages:
 
     @cached_property
     def result(self) -> PipelineResult:
-        """What the passes make of it."""
+        """The result of the pipeline."""
         return self._run_passes(None)
 
     def _run_passes(self, on_stage: Callable[[str, Graph], None] | None) -> PipelineResult:
@@ -110,7 +110,7 @@ class Stages:
         return found[0]
 
     def diff(self, first: str, second: str) -> str:
-        """What changed between the ends of two passes: nodes that went, and nodes that came."""
+        """What changed between two passes: nodes removed and nodes added."""
         held: dict[str, list[str]] = {}
 
         def keep(name: str) -> Callable[[Graph], None]:
@@ -120,7 +120,7 @@ class Stages:
         return "\n".join(_difference(held[first], held[second])) + "\n"
 
     def _watch(self, wanted: dict[str, Callable[[Graph], None]]) -> None:
-        """Run the passes and show those wanted the graph; a second `simplify` is `simplify.2`."""
+        """Run the passes and call back after those wanted; a second `simplify` is `simplify.2`."""
         counts: Counter[str] = Counter()
         met: list[str] = []
 
@@ -241,7 +241,7 @@ def _title(launches: list[Launch]) -> str:
 
 
 def _difference(old: list[str], new: list[str]) -> Iterator[str]:
-    """Statements that went (-) and came (+); ids are renumbered by every pass and do not count."""
+    """Statements removed (-) and added (+); ids are ignored, every pass renumbers them."""
     before, after = ([_IDS.sub("%", line) for line in side] for side in (old, new))
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, a, b, c, d in matcher.get_opcodes():

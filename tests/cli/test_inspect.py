@@ -157,7 +157,7 @@ def test_mistakes(rlx: Any, program: Path, arguments: list[str], code: int, text
 def test_files_that_are_nothing(rlx: Any, tiny: Path, tmp_path: Path) -> None:
     junk = tmp_path / "junk.bin"
     junk.write_bytes(b"\xff\xfe\x00junk")
-    assert "neither a model nor a program" in rlx("inspect", junk).stderr
+    assert "neither a model nor IR" in rlx("inspect", junk).stderr
     text = tmp_path / "junk.mir"
     text.write_text("graph x { what }")
     assert rlx("inspect", text).exit_code == 1
