@@ -1,4 +1,4 @@
-"""Compile a module step by step with a watch in hand, run it, and keep what was seen."""
+"""Compiles a module stage by stage, runs it, and measures both."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rlx.specialize.options import CompileOptions
 from rlx.viz.report.collect import patterns, spent_in_passes
 from rlx.viz.report.records import KernelUse, Measured, Spent
 
-_MOST = 512  # a live size in the runs that are measured, where its bound allows
+_MOST = 512  # size of a dynamic dim in the measured runs, where its bound allows
 _REPEAT = 9
 _Made = TypeVar("_Made")
 
 
 @dataclass
 class Compiled:
-    """All that compiling made, and what each part of it took."""
+    """A compiled variant, and the time that each stage took."""
 
     template: Template
     lir: Lir
@@ -44,8 +44,8 @@ class Compiled:
     seconds: dict[int, float] = field(default_factory=dict)  # of a run, by node of the plan
 
 
-def compile_watched(module: GraphModule, backend: Backend, options: CompileOptions) -> Compiled:
-    """Passes, plan, code and tables, none of them taken from a cache."""
+def compile_timed(module: GraphModule, backend: Backend, options: CompileOptions) -> Compiled:
+    """Passes, plan, kernels and program, none of them from a cache."""
     template = make_template(module, options, backend)
     if template.open_symbols:
         raise OptionError(
@@ -57,7 +57,7 @@ def compile_watched(module: GraphModule, backend: Backend, options: CompileOptio
     made = Compiled(template, lir, spent)
     inspection = backend.inspection()
     if inspection.has_native_code:
-        _watch_kernels(made, inspection, options)
+        _time_kernels(made, inspection, options)
     if inspection.runs_here:
         before = inspection.compile_seconds()
         made.executable, linking = _timed(lambda: backend.compile(lir, options))
@@ -66,7 +66,7 @@ def compile_watched(module: GraphModule, backend: Backend, options: CompileOptio
     return made
 
 
-def _watch_kernels(made: Compiled, inspection: Inspection, options: CompileOptions) -> None:
+def _time_kernels(made: Compiled, inspection: Inspection, options: CompileOptions) -> None:
     """Emit the IR of every distinct kernel and compile it, one after the other."""
     program, choosing = _timed(lambda: inspection.program(made.lir, options))
     count = len(program.launches)
@@ -91,22 +91,22 @@ def _timed(make: Callable[[], _Made]) -> tuple[_Made, float]:
     return made, time.perf_counter() - start
 
 
-def run_watched(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
-    """Run the variant some times; `made` learns what each of its nodes took."""
+def run_timed(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
+    """Run the variant several times; fills in `made.seconds`."""
     assert made.executable is not None
     template, given = made.template, params or {}
     graph = CompiledGraph(template, ParamStore(), made.executable)
     sizes = {symbol: min(bound, _MOST) for symbol, bound in template.live.items()}
     fixed, signature = template.binding.sizes, template.signature
     for name, shape in signature.params.items():
-        if name.startswith(PREPARED):  # of a plan that was read from a file
+        if name.startswith(PREPARED):  # of a plan read from a file
             graph.params.adopt({name: _zeros(shape, fixed)})
         else:
             graph.set_param(name, given[name] if name in given else _zeros(shape, fixed))
     inputs = {name: _zeros(s, {**fixed, **sizes}) for name, s in signature.inputs.items()}
     _, first = _timed(lambda: graph.run(inputs, sizes=sizes))
     profile = graph.profile(inputs, sizes=sizes, repeat=_REPEAT)
-    made.spent.append(Spent("weights", "pack weights", max(0.0, first - profile.seconds)))
+    made.spent.append(Spent("weights", "prepack weights", max(0.0, first - profile.seconds)))
     for row in profile.rows:
         number = _node_of(row)
         made.seconds[number] = made.seconds.get(number, 0.0) + row.seconds
@@ -125,12 +125,12 @@ def _zeros(shape: Shape, sizes: Mapping[str, int]) -> Array:
 
 
 def _node_of(row: Timing) -> int:
-    """The node of the plan that a row is about; −1: none."""
+    """The node id of a row; −1: none."""
     return int(row.node.partition(" ")[0].removeprefix("%")) if row.node else -1
 
 
 def kernel_uses(profile: Profile, lir: Lir) -> list[KernelUse]:
-    """Rows of one kernel and equal work together, the costliest first."""
+    """Rows grouped by kernel and amount of work, the most expensive first."""
     groups: dict[tuple[str, int, int], list[Timing]] = {}
     for row in profile.rows:
         if row.calls:
@@ -151,10 +151,10 @@ def _use(rows: list[Timing], lir: Lir) -> KernelUse:
         sum(r.seconds for r in rows),
         sum(r.flops for r in rows),
         sum(r.bytes for r in rows),
-        node is not None and _multiplies_bytes(node),
+        node is not None and _is_int8(node),
     )
 
 
-def _multiplies_bytes(node: Node) -> bool:
-    """Products of quantised rows with quantised weights are sums of bytes."""
+def _is_int8(node: Node) -> bool:
+    """Whether a node is an int8 GEMM."""
     return "matmul" in node.op.name and node.inputs[0].shape.dtype.name in ("i8", "u8")
