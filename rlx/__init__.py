@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from rlx.collector import without_gc
+from rlx.support.gc_pause import without_gc
 
 # every public name and its module; `python tests/public_names.py` writes __init__.pyi from it
 _HOMES = {

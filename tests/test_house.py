@@ -54,16 +54,14 @@ def test_the_import_arrow_points_one_way() -> None:
     wrong = []
     for path in PACKAGE.rglob("*.py"):
         folder = path.relative_to(PACKAGE).parts[0]
-        allowed = {folder, "support", "collector", "errors", "records", "settings"}
+        allowed = {folder, "support", "errors"}
         if folder in ARROW:
             allowed |= set(ARROW[: ARROW.index(folder)]) | (
                 {"formats"} if folder != "ir" else set()
             )
         elif folder == "formats":
             allowed |= {"ir"}
-        elif folder == "support":
-            allowed -= {"collector"}
-        else:  # files of the package itself may name anything public
+        elif folder != "support":  # files of the package itself may name anything public
             continue
         wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in _imports(path) - allowed]
     assert not wrong, "\n".join(wrong)
@@ -115,7 +113,9 @@ def test_dataclasses_are_those_that_import_quickly() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
         if any(a.name == "dataclass" for a in node.names)
     }
-    assert not users, f"use `from rlx.records import dataclass` in {', '.join(sorted(users))}"
+    assert not users, (
+        f"use `from rlx.support.records import dataclass` in {', '.join(sorted(users))}"
+    )
 
 
 @pytest.mark.parametrize(

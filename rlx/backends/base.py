@@ -17,9 +17,9 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
-from rlx.records import dataclass
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.inspection import Inspection

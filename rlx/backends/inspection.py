@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rlx.errors import StageError
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend, Executable

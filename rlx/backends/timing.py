@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _MOST_BLOCKS = 3

@@ -26,7 +26,7 @@ from rlx.cli import (
     run,
 )
 from rlx.errors import OptionError, RlxError
-from rlx.settings import setting
+from rlx.support.settings import setting
 
 _EPILOG = (
     "Exit codes: 0 done, 1 the task failed, 2 wrong usage, 130 interrupted. "

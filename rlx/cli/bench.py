@@ -16,7 +16,7 @@ from rlx.cli.load_model import load_any
 from rlx.cli.options import Json, Measuring, ModelName, spread
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import UnsupportedError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.cli.bench_cases import Cases, Measured

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.cli.peers import Peer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import FormatError, OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.models.answer import Generation

@@ -11,9 +11,9 @@ import typer
 from rlx.cli import console
 from rlx.cli.cache_info import KINDS, cached_files
 from rlx.cli.options import Json, Loading, model_names, spread
-from rlx.records import dataclass
 from rlx.runtime import machine
 from rlx.support.files import bytes_in, cache_directory
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject

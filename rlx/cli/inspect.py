@@ -13,8 +13,8 @@ from rlx.cli import console
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
 from rlx.cli.stages import STAGES, Stages
-from rlx.records import dataclass
 from rlx.runtime import machine
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend

@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _LOADING, _SAMPLING = "Loading", "Generation"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlx.cli.load_model import find_model
 from rlx.errors import FormatError, OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.ir.binding import DimBinding, Size

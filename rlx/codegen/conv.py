@@ -22,7 +22,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, load, memory_type, narrow
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 VECTORS = 3  # of pixels in a panel; with 8 (4) rows they leave room among 32 (16) registers
 POINTERS = frozenset(["x", "filters", "out", "bias", "scratch"])

@@ -10,8 +10,8 @@ import hashlib
 import warnings
 from pathlib import Path
 
-from rlx.settings import setting
 from rlx.support.files import cache_directory, make_trusted_directory, read_trusted, write_atomic
+from rlx.support.settings import setting
 
 _MAGIC = b"RLXK\x01\x00\x00\x00"
 _refused: set[Path] = set()

@@ -9,7 +9,7 @@ from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 from rlx.codegen.matmul_micro import Geometry
 from rlx.codegen.storage import load, memory_type, store
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from rlx.errors import OptionError
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 from rlx.support.suggestions import close_names
 
 # name: scheme, and the number that `general.file_type` has for it

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rlx.errors import FormatError, InputError
 from rlx.ir.dtype import DType
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 from rlx.support.suggestions import close_names
 
 _PLAIN = {"f32": GGUF_SCHEMES["F32"], "f16": GGUF_SCHEMES["F16"], "bf16": GGUF_SCHEMES["BF16"]}

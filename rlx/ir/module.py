@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from rlx.collector import without_gc
 from rlx.errors import InputError, StageError
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, HirModule
@@ -22,6 +21,7 @@ from rlx.ir.op import REGISTRY, Op
 from rlx.ir.text import inspect_graph, print_graph
 from rlx.ir.text.plan import inspect_lir
 from rlx.ir.verify import verify
+from rlx.support.gc_pause import without_gc
 
 __all__ = ["FusionPolicy", "GraphModule", "GraphStage"]
 

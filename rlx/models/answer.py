@@ -11,7 +11,7 @@ import numpy as np
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.sampling import GenerationSettings
 from rlx.models.stops import StopWatch
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MOMENT = 0.1
 """Seconds of tokens that are drawn at once: a reader sees them as one, and Python costs less."""

@@ -16,7 +16,7 @@ from rlx.models.experts import experts_ffn, has_experts
 from rlx.models.kv import CacheType
 from rlx.models.parts import Parts, Tensor
 from rlx.models.rope_tables import RopeConfig, rope_tables
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass

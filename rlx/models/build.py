@@ -26,7 +26,7 @@ from rlx.models.config_gguf import from_gguf
 from rlx.models.config_hf import from_hf
 from rlx.models.kv import CacheType
 from rlx.models.weights import Weights
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 DRAWS = ("sample", "adjust", "constrain", "adjust, constrain")  # ways to draw the next token
 

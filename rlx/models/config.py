@@ -6,7 +6,7 @@ from dataclasses import astuple, field
 
 from rlx.errors import FormatError
 from rlx.models.rope_tables import RopeConfig
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 RAW_SCORES = ("deepseek_v2", "olmoe", "qwen2_moe")  # do not normalise, unless the file says so
 

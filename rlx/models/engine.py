@@ -20,10 +20,10 @@ from rlx.models.shipped import Plan, Recipe, Shipped
 from rlx.models.step import Step
 from rlx.models.turns import Turns
 from rlx.models.weights import Weights
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 CHUNK = 512  # tokens of a prompt that run at once
 KINDS = (*DRAWS, "logits", "hidden")

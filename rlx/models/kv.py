@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.errors import OptionError
 from rlx.ir.dtype import DType
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 NAMES = ("f16", "bf16", "f32", "q8_0")
 

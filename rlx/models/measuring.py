@@ -15,7 +15,7 @@ from rlx.models.encoders.engine import Batch
 from rlx.models.encoders.text import Tokens
 from rlx.models.language import LanguageModel
 from rlx.models.sampling import GenerationSettings
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

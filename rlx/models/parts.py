@@ -14,7 +14,7 @@ from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
 from rlx.models.adapters import AdapterForm, state_names
 from rlx.models.weights import Weight, Weights
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Tensor = Any  # a value of the module
 

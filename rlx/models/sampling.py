@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),

@@ -22,8 +22,8 @@ from rlx.formats.tensor_file import TensorInfo
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
 from rlx.ir.quant import QuantScheme
-from rlx.records import dataclass
 from rlx.runtime.params import Deferred
+from rlx.support.records import dataclass
 from rlx.support.suggestions import close_names
 
 

@@ -35,7 +35,7 @@ from rlx.passes.quantize import quantize_weights
 from rlx.passes.report import DispatchReport, FusionReport
 from rlx.passes.rewrite import OnFire
 from rlx.passes.simplify import simplify
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from rlx.ir.graph import Graph
 from rlx.ir.origin import Origin
 from rlx.ir.printer import bodies
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 class Missed(NamedTuple):

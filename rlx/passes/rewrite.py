@@ -21,7 +21,7 @@ from rlx.ir.node import Node, Value
 from rlx.passes.fixed import fixed_nodes, is_fixed_node
 from rlx.passes.pattern import Match, OpPattern, matches
 from rlx.passes.report import FusionReport
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Result = Any  # a Value, a tuple of them (one per result of the root), or None
 OnFire = Callable[[str, "Rule", Node, Sequence[Node]], None]  # pass, rule, replaced node, new nodes

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from rlx.errors import OptionError, RlxError
 from rlx.ir.op import Array
-from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
-from rlx.settings import debug, mebibytes
 from rlx.support.files import cache_directory, make_trusted_directory, remove_stale
+from rlx.support.records import dataclass
+from rlx.support.settings import debug, mebibytes
 
 ARTIFACT, WEIGHTS = ".rlx", ".weights"
 _OUTDATED = "made by another version of the compiler"

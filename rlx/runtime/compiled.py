@@ -20,8 +20,8 @@ from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
 from rlx.runtime.params import Deferred, ParamStore, as_array
 from rlx.runtime.variants import Variants
-from rlx.settings import check_nan, debug, debug_level
 from rlx.specialize.manifest import BindingManifest
+from rlx.support.settings import check_nan, debug, debug_level
 
 Sizes = tuple[tuple[str, int], ...]
 # an executable, the live sizes of the run, and dims and element type of each output

@@ -28,8 +28,8 @@ from rlx.ir.op import Array
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
 from rlx.support.files import open_trusted, write_atomic
+from rlx.support.records import dataclass
 
 MAGIC = b"\x89RLXA\r\n\n"
 VERSION = 1

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
-from rlx.collector import without_gc
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.dim import DERIVED
@@ -19,10 +18,11 @@ from rlx.ir.text import inspect_graph, inspect_lir
 from rlx.passes.mould import Moulds
 from rlx.passes.pipeline import PipelineResult, run_pipeline
 from rlx.passes.rewrite import Rule
-from rlx.records import dataclass
 from rlx.runtime.variants import Signature
-from rlx.settings import debug, debug_level
 from rlx.specialize.options import CompileOptions
+from rlx.support.gc_pause import without_gc
+from rlx.support.records import dataclass
+from rlx.support.settings import debug, debug_level
 
 
 @dataclass

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
 from rlx.specialize.key import make_key
+from rlx.support.records import dataclass
 from rlx.support.suggestions import did_you_mean
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.quant import QuantScheme
-from rlx.records import dataclass
 from rlx.specialize.compile_profile import CompileProfile, register_profile
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 
 class CompilationMode(Enum):

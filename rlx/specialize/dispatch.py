@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
-from rlx.settings import setting
+from rlx.support.records import dataclass
+from rlx.support.settings import setting
 
 
 class KernelPolicy(Enum):

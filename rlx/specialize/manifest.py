@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rlx.errors import InputError
 from rlx.ir.lir import Argument, Lir
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 class ManifestEntry(NamedTuple):

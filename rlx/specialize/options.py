@@ -9,11 +9,11 @@ from typing import Any
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.quant import QuantScheme
-from rlx.records import dataclass
 from rlx.specialize.compile_profile import CompileProfile, profile_of
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

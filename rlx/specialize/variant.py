@@ -8,8 +8,8 @@ from enum import Enum
 
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding, Size, UpTo
-from rlx.records import dataclass
 from rlx.specialize.key import make_key
+from rlx.support.records import dataclass
 
 
 class ModelPhase(Enum):

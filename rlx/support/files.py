@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rlx.settings import setting
+from rlx.support.settings import setting
 
 _TEMPORARY = ".new-"
 _STALE = 24 * 3600.0

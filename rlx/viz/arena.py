@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _IN_ARENA = ("arena", "input", "output")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Point = tuple[float, float]
 

@@ -26,7 +26,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.passes.mould import Variant
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 class Listed(NamedTuple):

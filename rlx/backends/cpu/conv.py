@@ -23,7 +23,7 @@ from rlx.ir.ops.conv import ConvTranspose
 from rlx.ir.ops.pack_conv import Axis, packed_sizes, phases
 from rlx.ir.shape import Shape
 from rlx.passes.rewrite import Editor
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _FEW_FILTERS = 4  # with fewer per channel, packing costs more than it saves
 _PIECE = 128  # tokens of a sequence that one unit of work of the causal kernel takes at most

@@ -35,9 +35,9 @@ from rlx.codegen.kernel import KernelSpec, unit_of
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError, InputError, ParseError
 from rlx.ir.lir import Lir
-from rlx.settings import setting
 from rlx.specialize.options import CompileOptions
 from rlx.support.files import cache_directory
+from rlx.support.settings import setting
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.backend import CpuBackend

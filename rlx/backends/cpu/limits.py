@@ -17,7 +17,7 @@ from rlx.codegen.qmatmul.dot import FourWay, dot_kind, make_dot
 from rlx.codegen.storage import stream
 from rlx.codegen.target import Target
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _CHAINS = 12  # independent sums: more than latency times throughput of any FMA unit we know
 _STREAMS = 8  # vectors per step of the reader

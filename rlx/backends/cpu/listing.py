@@ -20,7 +20,7 @@ from rlx.backends.cpu.checks import Limit
 from rlx.ir.dim import Dim
 from rlx.ir.op import Array, Op
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 NUMBER, ARENA, STATUS, WORDS, CONSTANT = range(5)
 """Anchors; from CONSTANT on, one for each constant."""

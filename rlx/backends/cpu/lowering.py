@@ -20,7 +20,7 @@ from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.passes.views import is_plain, plain_view
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.passes.plan import plan
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

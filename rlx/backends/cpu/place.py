@@ -15,7 +15,7 @@ from rlx.codegen.jit import Kernel
 from rlx.codegen.program import Program, StepTable
 from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _LARGE = 1 << 20
 _HUGE = 4 << 20

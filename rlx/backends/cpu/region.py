@@ -27,7 +27,7 @@ from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
 

@@ -22,7 +22,7 @@ from rlx.backends.cpu.lowering import (
 )
 from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # Their lowerings look at what stands around the node, or make steps of nested graphs.
 _LOOKING_AROUND = frozenset({"gated_delta_net", "selective_scan", "cond", "while_loop", "scan"})

@@ -15,7 +15,7 @@ from rlx.ir.lir import Lir, Slot
 from rlx.ir.phase import PhaseSchedule
 from rlx.passes.kinds import SizedKinds
 from rlx.passes.mould import Mould
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _MOST = 4096
 

@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType, u8, u16, u32, u64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Value
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

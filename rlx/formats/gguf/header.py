@@ -13,7 +13,7 @@ from rlx.formats.gguf.values import Cursor, ValueType
 from rlx.formats.tensor_file import MappedFile, TensorInfo
 from rlx.ir.dtype import BY_NAME, DType
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

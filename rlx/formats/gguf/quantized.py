@@ -24,7 +24,7 @@ from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.wheel import Progress, silent
 from rlx.ir.quant import QuantScheme, decode, encode
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _SLAB = 1 << 24  # weights dequantised at once
 _VERSION = 2  # of the block layouts; readers refuse others

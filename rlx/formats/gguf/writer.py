@@ -16,8 +16,8 @@ from rlx.formats.gguf.values import NUMPY_TYPES, STRUCTS, StringArray, ValueType
 from rlx.formats.tensor_file import scheme_of
 from rlx.ir.dtype import DType
 from rlx.ir.quant import QuantScheme
-from rlx.records import dataclass
 from rlx.support.files import atomic_file
+from rlx.support.records import dataclass
 
 _VERSION = 3
 _ALIGNMENT = "general.alignment"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Container
 from typing import Literal
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 SPACE = "\u2581"  # SentencePiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

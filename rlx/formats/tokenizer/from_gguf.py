@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.collector import without_gc
 from rlx.errors import FormatError, RlxError, UnsupportedError
 from rlx.formats.gguf import GgufFile, StringArray
 from rlx.formats.tokenizer import Tokenizer, Vocabulary
 from rlx.formats.tokenizer.detokenizer import SPACE, TokenDecoder
 from rlx.formats.tokenizer.pretokenizers import find_split, make_pre_tokenizer
 from rlx.formats.tokenizer.tokenizer import end_tokens
+from rlx.support.gc_pause import without_gc
 from rlx.support.optional import library
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6  # types of tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.errors import UnsupportedError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 from rlx.support.suggestions import close_names
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from rlx.errors import InputError
 from rlx.formats.chat_template import ChatTemplate
 from rlx.formats.tokenizer.detokenizer import StreamDecoder, TokenDecoder, WindowDecoder
-from rlx.records import dataclass
 from rlx.support.optional import library
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

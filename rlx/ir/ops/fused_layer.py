@@ -24,7 +24,7 @@ from rlx.ir.ops.matmul import widened
 from rlx.ir.ops.norm import LayerNorm, RmsNorm, elementwise_cost, require_eps
 from rlx.ir.ops.rope import Rope
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _T = TypeVar("_T")
 _UNPROMOTED = ("cos", "sin", "mask")  # as in rope and attention, they leave the type alone

@@ -14,8 +14,8 @@ from rlx.models.batch.request import Request
 from rlx.models.executables import Executables, share_states
 from rlx.models.limits import check_tokens
 from rlx.models.shipped import Shipped
-from rlx.records import dataclass
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.ir.dim import Dim
 from rlx.models.blocks import Net, Tensor
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 PAGE = 64  # tokens
 

@@ -17,8 +17,8 @@ from rlx.models.build import DRAWS, Described, ModelFile, body, require_adapted
 from rlx.models.kv import CacheType
 from rlx.models.limits import context_length
 from rlx.models.shipped import Recipe
-from rlx.records import dataclass
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 USE = "requests"
 REQUESTS = 8  # at once, where nobody asks for another number

@@ -15,7 +15,7 @@ from rlx.ir.attrs import MaskKind
 from rlx.models.encoders.config import EncoderConfig
 from rlx.models.parts import Parts, Tensor
 from rlx.models.rope_tables import RopeConfig, rope_tables
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _DROPPED = float("-inf")
 

@@ -20,7 +20,7 @@ from rlx.models.encoders import pool, sentence
 from rlx.models.encoders.blocks import EncoderNet, Tensor
 from rlx.models.encoders.config import GGUF_TYPES, HF_TYPES, EncoderConfig, from_gguf, from_hf
 from rlx.models.weights import Names, Weights
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # by which the names that a folder uses are known
 _PROBES = ("token_embd.weight", "token_embd_norm.weight")

@@ -9,7 +9,7 @@ from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.models.rope_tables import RopeConfig
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # model_type and general.architecture → the page that describes it
 HF_TYPES = {

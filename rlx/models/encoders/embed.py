@@ -15,7 +15,7 @@ from rlx.models.encoders.engine import EncoderEngine
 from rlx.models.encoders.text import TextReader, Tokens
 from rlx.models.shipped import Shipped
 from rlx.models.vectors import normalized
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Vectors = Any  # f32 [texts, width]
 WINDOW = 4096  # texts of a stream that are sorted by length together

@@ -26,10 +26,10 @@ from rlx.models.encoders.text import Tokens
 from rlx.models.executables import Executables
 from rlx.models.shipped import Plan, Recipe, Shipped
 from rlx.models.weights import Weights
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 BATCH_TOKENS = 2048  # of a batch, padding included: weights are read once, activations stay near
 _BATCH_COST = 8  # what a batch costs by itself, in tokens of each worker

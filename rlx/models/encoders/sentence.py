@@ -15,7 +15,7 @@ from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder, weights_file
 from rlx.formats.json_file import read_list, read_object
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # how older files say it, in the order in which several are joined

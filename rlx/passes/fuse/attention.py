@@ -17,7 +17,7 @@ from rlx.ir.node import Value
 from rlx.passes.fuse.causal import hidden_scores, mask_kind, sees_itself
 from rlx.passes.pattern import Match, number, op
 from rlx.passes.rewrite import Result, Rule
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 FAR = -1e8  # a score this low vanishes beside any other, and swallows what is added to it
 

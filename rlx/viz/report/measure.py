@@ -18,11 +18,11 @@ from rlx.ir.module import GraphModule
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import PREPARED, ParamStore
 from rlx.runtime.template import Template, make_template
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 from rlx.viz.report.collect import patterns, spent_in_passes
 from rlx.viz.report.records import KernelUse, Measured, Spent
 

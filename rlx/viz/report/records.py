@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from rlx.backends.inspection import Roof
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 from rlx.viz.arena import Allocation
 
 

@@ -1,4 +1,4 @@
-"""The cyclic collector, paused where many objects are made and all of them stay."""
+"""Pauses the cyclic garbage collector where many objects are made that all stay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Hundreds of thousands of new objects would make the collector walk over all of them again and
-    again. What nobody holds any more goes at once all the same, unless it is part of a cycle."""
+    """Hundreds of thousands of new objects would make the collector traverse all of them again and
+    again. Reference counting still frees everything that is not part of a cycle."""
     was_on = gc.isenabled()
     gc.disable()
     try:

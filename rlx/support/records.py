@@ -1,8 +1,13 @@
-"""`dataclass` for the records of this package: the same classes, defined in a fifth of the time.
+"""`dataclass` as in the standard library, with classes that are defined in a fifth of the time.
 
-The library compiles six functions for every class, half a millisecond, and a start defines two
-hundred classes. Here comparing, hashing and printing are shared, and a constructor is compiled for
-the first object. Whatever is asked for beside `frozen` and `eq` is left to the library.
+The standard one compiles six functions for every class, and a start defines two hundred classes.
+Here `__eq__`, `__hash__` and `__repr__` are shared, and `__init__` is compiled on first use.
+Arguments other than `frozen` and `eq` go to the standard library.
+
+What it saves, CPU time on two cores of an AMD EPYC, Python 3.11, best (median) of 12 runs in turns:
+
+    load and first token of SmolLM2-135M, all cached   645 (758) ms; standard 706 (837) ms
+    import of what load and Session need               384 (439) ms; standard 412 (487) ms
 """
 
 from __future__ import annotations
