@@ -239,9 +239,9 @@ class Stages:
         return found
 
     def _program(self) -> str:
-        from rlx.backends.cpu.schedule import place_barriers
+        from rlx.backends.cpu.schedule import barriers_of
 
-        barriers = place_barriers(self.steps, self.lir)
+        barriers = barriers_of(self.steps, self.lir)
         distinct = {s.spec for s in self.steps if s.spec is not None}
         head = (
             f"program {self.lir.name}: {len(self.steps)} steps, {len(distinct)} kernels, "

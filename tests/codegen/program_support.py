@@ -9,9 +9,10 @@ import numpy as np
 
 import rlx.ir.ops  # noqa: F401
 from rlx.backends.cpu import families  # noqa: F401
-from rlx.backends.cpu.assemble import Assembled, assemble
+from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.copies import insert_copies
-from rlx.backends.cpu.lowering import TABLE, Context
+from rlx.backends.cpu.lowering import TABLE, Context, steps_of
+from rlx.backends.cpu.place import place
 from rlx.codegen import driver
 from rlx.codegen.kernel import unit_of
 from rlx.codegen.target import Target
@@ -45,7 +46,8 @@ class Native:
             return wants(node, target, workers) if wants else 0  # type: ignore[arg-type]
 
         self.lir = plan(bound, scratch=scratch)
-        self.made: Assembled = assemble(self.lir, target, workers)
+        self.launches = steps_of(Context(self.lir, target, workers))
+        self.made = place(*Compiler(target).compile_program(self.lir, workers))
         self.workers = workers
 
     def prepare(

@@ -77,14 +77,14 @@ class CpuBackend(Backend):
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
-        listed = self._compiler.list_program(lir, self.workers(options))
+        listed = self._compiler.compile_program(lir, self.workers(options))
         made = place(listed.listing, listed.kernels)
         return CpuExecutable(made, Stored.of(lir), get_pool(listed.listing.workers))
 
     # -- programs on disk -------------------------------------------------------------------------
 
     def export(self, lir: Lir, options: CompileOptions) -> Parts:
-        listed = self._compiler.list_program(lir, self.workers(options))
+        listed = self._compiler.compile_program(lir, self.workers(options))
         return write_parts(listed.listing, listed.kernels, self.target)
 
     def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> CpuExecutable:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rlx.backends.cpu.checks import Limit
 from rlx.ir.dim import Dim
+from rlx.ir.node import Node
 from rlx.ir.op import Array, Op
 from rlx.ir.shape import Shape
 from rlx.records import dataclass
@@ -51,6 +52,11 @@ class Report(NamedTuple):
     operands: str
     origin: str
 
+    @staticmethod
+    def of(node: Node) -> Report:
+        operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
+        return Report(node.op.name, operands, str(node.origin))
+
 
 @dataclass(frozen=True)
 class HostCall:
@@ -59,6 +65,11 @@ class HostCall:
     op: Op
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
+
+    @staticmethod
+    def of(node: Node) -> HostCall:
+        inputs, outputs = (tuple([v.shape for v in vs]) for vs in (node.inputs, node.outputs))
+        return HostCall(node.op, inputs, outputs)
 
 
 class Mark(NamedTuple):

@@ -23,7 +23,7 @@ from rlx.backends.cpu.lowering import (
     scratch_of,
     steps_of,
 )
-from rlx.backends.cpu.schedule import place_barriers
+from rlx.backends.cpu.schedule import barriers_of
 from rlx.codegen.target import Target
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
@@ -94,7 +94,7 @@ class Nest:
         places = dict(zip(inputs, self.inputs, strict=True))
         places |= dict(zip(self.lir.outputs, self.outputs, strict=True))
         steps = steps_of(Context(self.lir, ctx.target, ctx.threads))
-        barriers = place_barriers(steps, self.lir)
+        barriers = barriers_of(steps, self.lir)
         for step, barrier in zip(steps, barriers, strict=True):
             _count_cost(step)
             step.words = [self._word(step, i, w, places) for i, w in enumerate(step.words)]
