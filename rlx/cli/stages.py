@@ -239,7 +239,7 @@ class Stages:
         return found
 
     def _program(self) -> str:
-        from rlx.backends.cpu.schedule import barriers_of
+        from rlx.backends.cpu.barriers import barriers_of
 
         barriers = barriers_of(self.steps, self.lir)
         distinct = {s.spec for s in self.steps if s.spec is not None}

@@ -11,8 +11,8 @@ import rlx.ir.ops  # noqa: F401
 from rlx.backends.cpu import families  # noqa: F401
 from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.link import place
 from rlx.backends.cpu.lowering import TABLE, Context, steps_of
-from rlx.backends.cpu.place import place
 from rlx.codegen import driver
 from rlx.codegen.kernel import unit_of
 from rlx.codegen.target import Target

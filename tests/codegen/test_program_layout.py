@@ -18,7 +18,6 @@ from random_graphs import graphs
 
 from rlx import CompileOptions, DimBinding, GraphModule, Session, UpTo
 from rlx.backends.cpu.compiler import Compiler
-from rlx.backends.cpu.listing import ARENA, CONSTANT, NUMBER, STATUS, WORDS, Listing
 from rlx.backends.cpu.lowering import (
     TABLE,
     Context,
@@ -32,6 +31,7 @@ from rlx.backends.cpu.lowering import (
     WordOf,
     steps_of,
 )
+from rlx.backends.cpu.relocatable import ARENA, CONSTANT, NUMBER, STATUS, WORDS, Listing
 from rlx.codegen.driver_layout import ALONE, BARRIER
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rlx.backends.base import Backend, Parts, Stored
 from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.place import place
+from rlx.backends.cpu.link import place
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.stored import read_parts, write_parts
+from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.codegen.jit import has_compiler
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError

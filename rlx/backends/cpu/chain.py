@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.backends.chain import Chain, Links
-from rlx.backends.cpu.place import address_of
+from rlx.backends.cpu.link import address_of
 from rlx.codegen import driver_layout as driver
 from rlx.ir.dim import is_affine
 from rlx.ir.op import Array

@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlx.backends.cpu import families
-from rlx.backends.cpu.checks import limits_of
+from rlx.backends.cpu.bounds_checks import limits_of
 from rlx.backends.cpu.copies import insert_copies
-from rlx.backends.cpu.listing import Listing, Mark
 from rlx.backends.cpu.lowering import TABLE, Step, scratch_of
 from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
 from rlx.backends.cpu.program_layout import ProgramLayout
+from rlx.backends.cpu.relocatable import Listing, Mark
 from rlx.codegen import driver_layout
 from rlx.codegen.jit import Kernel
 from rlx.codegen.kernel import compile_specs

@@ -10,11 +10,10 @@ import numpy as np
 
 from rlx.backends.base import Executable, Span, Stored, check_numbers
 from rlx.backends.chain import Chain, Links
+from rlx.backends.cpu.bounds_checks import checker, raise_broken
 from rlx.backends.cpu.chain import CpuChain
-from rlx.backends.cpu.checks import checker, raise_broken
-from rlx.backends.cpu.hostcall import call_host
+from rlx.backends.cpu.link import Placed, address_of, call_host
 from rlx.backends.cpu.memory import RunMemory
-from rlx.backends.cpu.place import Placed, address_of
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import CpuRecording
 from rlx.codegen.driver_layout import BARRIER

@@ -13,7 +13,6 @@ from enum import Enum
 from itertools import count
 from typing import Any, NamedTuple
 
-from rlx.backends.cpu.listing import HostCall, Report
 from rlx.backends.cpu.lowering import (
     Context,
     Fixed,
@@ -26,6 +25,7 @@ from rlx.backends.cpu.lowering import (
     WordOf,
     lower_node,
 )
+from rlx.backends.cpu.relocatable import HostCall, Report
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError
 from rlx.ir.attrs import Data

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 
+from rlx.backends.cpu.barriers import barriers_of
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.lowering import (
     Context,
@@ -23,7 +24,6 @@ from rlx.backends.cpu.lowering import (
     scratch_of,
     steps_of,
 )
-from rlx.backends.cpu.schedule import barriers_of
 from rlx.codegen.target import Target
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.listing import (
+from rlx.backends.cpu.barriers import Uses, certain_waits, place_barriers
+from rlx.backends.cpu.lowering_cache import Fixup, FixupKind, LoweredClass
+from rlx.backends.cpu.relocatable import (
     ARENA,
     CONSTANT,
     NUMBER,
@@ -25,8 +27,6 @@ from rlx.backends.cpu.listing import (
     Report,
     Source,
 )
-from rlx.backends.cpu.lowering_cache import Fixup, FixupKind, LoweredClass
-from rlx.backends.cpu.schedule import Uses, certain_waits, place_barriers
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, expand
 from rlx.ir.node import Node

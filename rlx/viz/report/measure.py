@@ -169,7 +169,7 @@ def _roofs(made: Compiled) -> list[Roof]:
     """What this machine gives as many workers as the program has."""
     if not isinstance(made.template.backend, CpuBackend):
         return []
-    from rlx.backends.cpu.limits import measure_limits
+    from rlx.backends.cpu.peaks import measure_limits
 
     found = measure_limits(made.template.backend.workers(made.template.options))
     roofs = [

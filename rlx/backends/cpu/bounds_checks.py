@@ -7,9 +7,10 @@ so they are checked first, once per distinct condition and not per layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import CodeType
 from typing import Any, NamedTuple
 
-from rlx.backends.cpu.sources import compiled
 from rlx.errors import BindingError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, Expr
@@ -69,6 +70,13 @@ def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., in
     exec(compiled("\n".join(lines)), scope)  # names are checked identifiers, the rest integers
     made: Callable[..., int] = scope["check"]
     return made
+
+
+@lru_cache(maxsize=256)
+def compiled(source: str) -> CodeType:
+    """The code of a Python source text. Variants of one model share most of these, and making one
+    costs more than a variant's tables."""
+    return compile(source, "<rlx>", "exec")
 
 
 def raise_broken(limit: Limit, sizes: Mapping[str, int]) -> None:

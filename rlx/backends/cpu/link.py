@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,12 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.listing import ARENA, CONSTANT, NUMBER, STATUS, WORDS, Base, Late, Listing
-from rlx.backends.cpu.sources import compiled
+from rlx.backends.cpu.bounds_checks import compiled
+from rlx.backends.cpu.relocatable import (
+    ARENA,
+    CONSTANT,
+    NUMBER,
+    STATUS,
+    WORDS,
+    Base,
+    HostCall,
+    Late,
+    Listing,
+)
 from rlx.codegen.jit import Kernel
 from rlx.codegen.program import Program, StepTable
+from rlx.ir.bind import bind_op
 from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
+from rlx.ir.shape import Shape
 from rlx.records import dataclass
 
 _LARGE = 1 << 20
@@ -108,3 +121,28 @@ def _pages(size: int) -> mmap.mmap:
 
 def address_of(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+# -- launches that Python does ---------------------------------------------------------------------
+
+
+def call_host(call: HostCall, addresses: Sequence[int], sizes: Mapping[str, int]) -> None:
+    """Run the reference of the op on operands and results at these addresses."""
+    shapes = (*call.inputs, *call.outputs)
+    arrays = [_array_at(a, s.bind(sizes)) for a, s in zip(addresses, shapes, strict=True)]
+    operands, targets = arrays[: len(call.inputs)], arrays[len(call.inputs) :]
+    with np.errstate(all="ignore"):
+        results = bind_op(call.op, sizes).reference(*operands)
+    if not isinstance(results, tuple):
+        results = (results,)
+    for target, result in zip(targets, results, strict=True):
+        target[...] = result
+
+
+def _array_at(address: int, shape: Shape) -> Array:
+    """Row-major memory as an array, in place."""
+    size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
+    if not size:
+        return np.empty(shape.static_dims, shape.dtype.numpy)
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+    return raw.view(shape.dtype.numpy).reshape(shape.static_dims)
