@@ -56,7 +56,7 @@ def load_with_steps(text: str, where: str, weights: str, loading: Loading) -> La
     done: list[CpuExecutable] = []
 
     def change(executable: CpuExecutable) -> None:
-        if [mark.label for mark in executable.listing.marks] == labels:
+        if [mark.label for mark in executable.relocatable.marks] == labels:
             executable.set_barriers(barriers)
             done.append(executable)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from rlx.backends.cpu.lowering import (
     WordOf,
     steps_of,
 )
-from rlx.backends.cpu.relocatable import ARENA, CONSTANT, NUMBER, STATUS, WORDS, Listing
+from rlx.backends.cpu.relocatable import ABSOLUTE, ARENA, ARGS, CONSTANT, STATUS, RelocatableProgram
 from rlx.codegen.driver_layout import ALONE, BARRIER
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError
@@ -140,60 +140,62 @@ class ByNode:
         return found
 
 
-def args_of(listing: Listing, nested: Mapping[int, str]) -> list[tuple[Any, ...]]:
-    """Every arg of a program in the oracle's words; `nested` has the numbers of nested nodes."""
-    names = {NUMBER: "number", ARENA: "arena", STATUS: "status", WORDS: "arg"}
+def args_of(program: RelocatableProgram) -> list[tuple[Any, ...]]:
+    """Every arg of a program in the oracle's words."""
+    names = {ABSOLUTE: "number", ARENA: "arena", STATUS: "status", ARGS: "arg"}
 
-    def anchored(anchor: int, offset: Dim) -> tuple[Any, ...]:
-        if anchor >= CONSTANT:
-            return ("constant", listing.constants[anchor - CONSTANT].tobytes(), offset)
-        return (names[anchor], offset)
+    def based(base: int, offset: Dim) -> tuple[Any, ...]:
+        if base >= CONSTANT:
+            return ("constant", program.constants[base - CONSTANT].tobytes(), offset)
+        return (names[base], offset)
 
     found = [
-        anchored(int(anchor), int(offset))
-        for anchor, offset in zip(listing.anchors, listing.offsets, strict=True)
+        based(int(base), int(offset))
+        for base, offset in zip(program.bases, program.addends, strict=True)
     ]
-    for late in listing.late:
-        found[late.word] = (*late.base, late.offset)
-    for word, number in listing.patches:
-        anchor, base, offset = listing.live[number]
-        found[word] = anchored(anchor, offset) if base is None else (*base, offset)
+    for arg, external, addend in program.relocations:
+        found[arg] = (*external, addend)
+    for word, number in program.patches:
+        base, external, offset = program.dynamic_args[number]
+        found[word] = based(base, offset) if external is None else (*external, offset)
     return found
 
 
-def rows(listing: Listing) -> dict[str, object]:
-    found = {name: getattr(listing, name) for name in listing.__dataclass_fields__}
-    found["marks"] = [listing.marks[i] for i in range(len(listing))]
+def rows(program: RelocatableProgram) -> dict[str, object]:
+    found = {name: getattr(program, name) for name in program.__dataclass_fields__}
+    found["marks"] = [program.marks[i] for i in range(len(program))]
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
 
 
-def check_program(lir: Lir, compiler: Compiler | None = None, workers: int = 2) -> Listing:
+def check_program(
+    lir: Lir, compiler: Compiler | None = None, workers: int = 2
+) -> RelocatableProgram:
     """The program of a plan against the oracle."""
-    listing, kernels = (compiler or Compiler(HOST)).compile_program(lir, workers)
+    program, kernels = (compiler or Compiler(HOST)).compile_program(lir, workers)
     wanted = ByNode(lir, HOST, workers)
-    assert listing.starts.tolist() == wanted.starts
-    nested = {n: r.op for n, r in listing.reports.items() if n > len(lir.graph)}
-    pairs = zip(args_of(listing, nested), wanted.args(), strict=True)
+    assert program.starts.tolist() == wanted.starts
+    nested = {n: r.op for n, r in program.reports.items() if n > len(lir.graph)}
+    pairs = zip(args_of(program), wanted.args(), strict=True)
     for i, (got, expected) in enumerate(pairs):
         if expected[0] == "nested":
             assert nested[got[1]] == expected[1]
         else:
             assert got == expected, i
     labels = [(s.label, s.node.id, s.flops, s.bytes) for s in wanted.launches if s.node]
-    assert [tuple(mark) for mark in listing.marks] == labels
-    assert ((listing.flags & BARRIER) != 0).tolist() == wanted.barriers()
-    assert ((listing.flags & ALONE) != 0).tolist() == [s.solo for s in wanted.launches]
+    assert [tuple(mark) for mark in program.marks] == labels
+    assert ((program.flags & BARRIER) != 0).tolist() == wanted.barriers()
+    assert ((program.flags & ALONE) != 0).tolist() == [s.solo for s in wanted.launches]
     numbers: dict[Any, int] = {}
     for launch in wanted.launches:
         if launch.spec is not None:
             numbers.setdefault(launch.spec, len(numbers))
     calls = [-1 if s.spec is None else numbers[s.spec] for s in wanted.launches]
-    if len(set(listing.kernels)) == len(numbers):  # else different specs have the same code
-        assert listing.calls.tolist() == calls
-    assert set(listing.kernels) == set(kernels)
+    if len(set(program.kernels)) == len(numbers):  # else different specs have the same code
+        assert program.calls.tolist() == calls
+    assert set(program.kernels) == set(kernels)
     hosts = [i for i, s in enumerate(wanted.launches) if s.host is not None]
-    assert sorted(listing.hosts) == hosts
-    return listing
+    assert sorted(program.hosts) == hosts
+    return program
 
 
 def plan_alone(template: Template, binding: DimBinding) -> Variant:
@@ -293,7 +295,7 @@ def test_threads_may_ask_for_variants_at_once() -> None:
     def listed(past: int) -> dict[str, object]:
         binding = DimBinding({"batch": 1, "seq": 1 + past % 2, "past_seq": UpTo(past)})
         lir = template.with_options(CompileOptions(binding=binding)).plan({})
-        return rows(compiler.compile_program(lir, 2).listing)
+        return rows(compiler.compile_program(lir, 2).program)
 
     pasts = list(range(20, 60))
     with ThreadPoolExecutor(8) as pool:
@@ -352,7 +354,7 @@ def test_small_steps_are_left_to_one_worker_without_barriers(rows, alone):
     g = Graph("steps")
     g.set_outputs(g.cumsum(g.softmax(g.input("x", [rows, 1024]))))
     f = Session("cpu").compile(g, {"threads": 2})
-    flags = f.executable.listing.flags
+    flags = f.executable.relocatable.flags
     assert len(flags) == 2
     assert ((flags & ALONE) != 0).tolist() == [alone] * 2
     assert ((flags & BARRIER) != 0).tolist() == [not alone, False]
@@ -403,8 +405,8 @@ def test_launches_of_nested_graphs() -> None:
     g.set_outputs([h, *found])
     template = Session("cpu").template(g)
     for binding in (DimBinding(n=3), DimBinding().set_live("n", 8), DimBinding().set_live("n", 9)):
-        listing = check_program(check(template, binding))
-        nested = [r for n, r in listing.reports.items() if n > len(template.result.graph)]
+        program = check_program(check(template, binding))
+        nested = [r for n, r in program.reports.items() if n > len(template.result.graph)]
         assert [r.op for r in nested] == ["gather"] * len(nested) and nested
 
 
@@ -434,7 +436,16 @@ def test_a_plan_read_from_text_gives_the_same_program() -> None:
         again = parse_lir(print_lir(lir))
         assert not isinstance(again, Variant)
         found, wanted = rows(check_program(again)), rows(check_program(lir))
-        for name in ("calls", "starts", "flags", "anchors", "offsets", "live", "late", "patches"):
+        for name in (
+            "calls",
+            "starts",
+            "flags",
+            "bases",
+            "addends",
+            "dynamic_args",
+            "relocations",
+            "patches",
+        ):
             assert found[name] == wanted[name], name
 
 

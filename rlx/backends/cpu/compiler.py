@@ -3,7 +3,7 @@
 One path leads from a plan to a program: node classes are lowered to launch templates
 (`lowering_cache`), a program layout puts those of all nodes in order (`program_layout`), and their
 distinct kernels become machine code. The result is a relocatable program, which can be stored, and
-which `place` links for a run.
+which `link` prepares for a run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlx.backends.cpu import families
-from rlx.backends.cpu.bounds_checks import limits_of
+from rlx.backends.cpu.bounds_checks import bounds_checks_of
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.lowering import TABLE, Step, scratch_of
 from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
 from rlx.backends.cpu.program_layout import ProgramLayout
-from rlx.backends.cpu.relocatable import Listing, Mark
+from rlx.backends.cpu.relocatable import Mark, RelocatableProgram
 from rlx.codegen import driver_layout
 from rlx.codegen.jit import Kernel
 from rlx.codegen.kernel import compile_specs
@@ -37,7 +37,7 @@ _MAX_LAYOUTS = 64  # of a plan template
 class CompiledProgram(NamedTuple):
     """A relocatable program, and the code of its kernels by content key."""
 
-    listing: Listing
+    program: RelocatableProgram
     kernels: dict[str, Kernel]
 
 
@@ -78,27 +78,27 @@ class Compiler:
         code = _Code(launches, self.target, layout.first)
         args = layout.args(variant, lowered)
         barriers = np.array(layout.barriers(variant), np.int32) * np.int32(driver_layout.BARRIER)
-        listing = Listing(
+        program = RelocatableProgram(
             kernels=code.keys,
             calls=code.calls[layout.row_numbers],
             starts=layout.arg_starts,
             flags=code.flags[layout.row_numbers] | barriers,
             phases=layout.phases,
-            anchors=layout.anchors,
-            offsets=args.offsets,
-            live=args.live,
-            late=args.late,
+            bases=layout.bases,
+            addends=args.addends,
+            dynamic_args=args.dynamic,
+            relocations=args.relocations,
             patches=args.patches,
             constants=layout.constants,
             symbols=sorted(variant.live),
-            limits=limits_of(variant.class_nodes()) if variant.live else [],
+            bounds_checks=bounds_checks_of(variant.class_nodes()) if variant.live else [],
             arena_size=variant.arena_size,
             workers=workers,
             reports=layout.reports(variant),
             hosts={i: call for i, row in enumerate(layout.rows) if (call := hosts[row])},
             marks=_Marks(launches, layout.rows, layout.nodes),
         )
-        return CompiledProgram(listing, code.kernels)
+        return CompiledProgram(program, code.kernels)
 
     def _layout(self, variant: Variant, lowered: Sequence[LoweredClass]) -> ProgramLayout:
         known = self._layouts.setdefault(variant.template, {})
@@ -116,7 +116,7 @@ class _Code:
 
     def __init__(self, launches: Sequence[Step], target: Target, order: Iterable[int]) -> None:
         specs = [launches[i].spec for i in order]
-        made = compile_specs((spec for spec in specs if spec is not None), target)
+        made = compile_specs([spec for spec in specs if spec is not None], target)
         self.kernels = {kernel.key: kernel for kernel in made.values()}
         self.keys = list(self.kernels)
         places = {key: i for i, key in enumerate(self.keys)}

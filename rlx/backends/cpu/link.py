@@ -1,4 +1,4 @@
-"""Addresses for a listing: its memory, its code, and the table that the native driver reads."""
+"""Linking: memory and addresses for a relocatable program, in the tables of the native driver."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import numpy as np
 
 from rlx.backends.cpu.bounds_checks import compiled
 from rlx.backends.cpu.relocatable import (
+    ABSOLUTE,
     ARENA,
+    ARGS,
     CONSTANT,
-    NUMBER,
     STATUS,
-    WORDS,
-    Base,
+    External,
     HostCall,
-    Late,
-    Listing,
+    RelocatableProgram,
 )
 from rlx.codegen.jit import Kernel
 from rlx.codegen.program import Program, StepTable
@@ -35,64 +34,54 @@ _HUGE = 4 << 20
 
 
 @dataclass
-class PlacedWords:
-    """The words of a listing that are filled in later, once their anchors have addresses."""
+class LinkedProgram:
+    """Everything a run needs but parameters, states and inputs."""
 
-    listing: Listing
-    addresses: list[int]  # of the anchors
+    relocatable: RelocatableProgram
+    program: Program
+    arena: Array
+    status: Array
+    addresses: list[int]  # of the relocation bases
 
-    @property
-    def late(self) -> list[Late]:
-        return self.listing.late
-
-    def bases(self) -> list[Base]:
-        return list(dict.fromkeys(s.base for s in self.listing.live if s.base is not None))
+    def externals(self) -> list[External]:
+        """What dynamic args are relative to, in the order in which `fill` takes addresses."""
+        given = [arg.external for arg in self.relocatable.dynamic_args]
+        return list(dict.fromkeys(external for external in given if external is not None))
 
     def filler(self, symbols: Sequence[str]) -> Callable[..., None]:
-        """`fill(live, bases, *sizes)`: writes every live word. Made as Python source, so that a
-        run costs one call and no walking over expressions."""
-        bases = {b: i for i, b in enumerate(self.bases())}
-        lines = [f"def fill(live, bases{''.join(', ' + s for s in symbols)}):"]
-        for i, (anchor, base, offset) in enumerate(self.listing.live):
-            terms = [] if base is None else [f"bases[{bases[base]}]"]
-            if anchor != NUMBER:
-                terms.append(f"anchors[{anchor}]")
-            if offset != 0 or not terms:
-                terms.append(f"({offset})")
-            lines.append(f"    live[{i}] = {' + '.join(terms)}")
+        """`fill(dynamic, externals, *sizes)`: writes every dynamic arg. Made as Python source, so
+        that a run costs one call and no walking over expressions."""
+        externals = {external: i for i, external in enumerate(self.externals())}
+        lines = [f"def fill(dynamic, externals{''.join(', ' + s for s in symbols)}):"]
+        for i, (base, external, addend) in enumerate(self.relocatable.dynamic_args):
+            terms = [] if external is None else [f"externals[{externals[external]}]"]
+            if base != ABSOLUTE:
+                terms.append(f"bases[{base}]")
+            if addend != 0 or not terms:
+                terms.append(f"({addend})")
+            lines.append(f"    dynamic[{i}] = {' + '.join(terms)}")
         lines.append("    return")
-        scope: dict[str, Any] = {"anchors": self.addresses}
+        scope: dict[str, Any] = {"bases": self.addresses}
         exec(compiled("\n".join(lines)), scope)  # names are checked identifiers, the rest integers
         made: Callable[..., None] = scope["fill"]
         return made
 
 
-@dataclass
-class Placed:
-    """Everything a run needs but parameters, states and inputs."""
-
-    listing: Listing
-    program: Program
-    words: PlacedWords
-    arena: Array
-    status: Array
-
-
-def place(listing: Listing, kernels: Mapping[str, Kernel]) -> Placed:
-    arena, status = aligned_bytes(listing.arena_size), np.zeros(1, np.int64)
-    code = np.array([*(kernels[k].address() for k in listing.kernels), 0], np.uint64)
-    # a step of Python's has the number −1, that of the zero at the end
-    table = StepTable(code[listing.calls], listing.starts, listing.flags, listing.phases)
-    keep = (kernels, listing.constants)
-    program = Program(table, listing.patches, len(listing.live), listing.workers, keep)
-    addresses = np.zeros(CONSTANT + len(listing.constants), np.int64)
+def link(relocatable: RelocatableProgram, kernels: Mapping[str, Kernel]) -> LinkedProgram:
+    """Give a program memory and the addresses of its kernels' code."""
+    arena, status = aligned_bytes(relocatable.arena_size), np.zeros(1, np.int64)
+    code = np.array([*(kernels[k].address() for k in relocatable.kernels), 0], np.uint64)
+    fns = code[relocatable.calls]  # a host call has the number −1, that of the zero at the end
+    table = StepTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
+    keep, count = (kernels, relocatable.constants), len(relocatable.dynamic_args)
+    program = Program(table, relocatable.patches, count, relocatable.workers, keep)
+    addresses = np.zeros(CONSTANT + len(relocatable.constants), np.int64)
     addresses[ARENA], addresses[STATUS] = address_of(arena), address_of(status)
-    addresses[WORDS] = program.word_address(0)
-    addresses[CONSTANT:] = [address_of(c) for c in listing.constants]
-    count = len(listing.offsets)
-    program.words[:count] = addresses[listing.anchors] + listing.offsets
-    words = PlacedWords(listing, [int(a) for a in addresses])
-    return Placed(listing, program, words, arena, status)
+    addresses[ARGS] = program.word_address(0)
+    addresses[CONSTANT:] = [address_of(c) for c in relocatable.constants]
+    args = addresses[relocatable.bases] + relocatable.addends
+    program.words[: len(args)] = args
+    return LinkedProgram(relocatable, program, arena, status, addresses.tolist())
 
 
 def aligned_bytes(size: int) -> Array:

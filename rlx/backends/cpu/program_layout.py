@@ -17,15 +17,15 @@ import numpy.typing as npt
 from rlx.backends.cpu.barriers import Uses, certain_waits, place_barriers
 from rlx.backends.cpu.lowering_cache import Fixup, FixupKind, LoweredClass
 from rlx.backends.cpu.relocatable import (
+    ABSOLUTE,
     ARENA,
+    ARGS,
     CONSTANT,
-    NUMBER,
     STATUS,
-    WORDS,
-    Base,
-    Late,
+    DynamicArg,
+    External,
+    Relocation,
     Report,
-    Source,
 )
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, expand
@@ -40,8 +40,8 @@ class _Dynamic(NamedTuple):
     """An arg of each run: what it is relative to, besides its own addend."""
 
     arg: int
-    anchor: int
-    base: Base | None
+    base: int
+    external: External | None
     value: int = -1  # whose place in the arena counts
     node: int = -1  # whose scratch memory counts
 
@@ -49,9 +49,9 @@ class _Dynamic(NamedTuple):
 class ProgramArgs(NamedTuple):
     """The args of a variant's program."""
 
-    offsets: npt.NDArray[np.int64]
-    late: list[Late]
-    live: list[Source]
+    addends: npt.NDArray[np.int64]
+    relocations: list[Relocation]
+    dynamic: list[DynamicArg]
     patches: npt.NDArray[np.int32]
 
 
@@ -63,18 +63,20 @@ class ProgramLayout:
         self._graph, self._of_value = template.graph, template.classes.of_value
         self._values, self._numbers = template.values, template.numbers
         self._slot_kinds, self._roots = variant.slot_kinds, variant.roots
-        self._bases: dict[int, Base] = {n: (role, name) for role, name, n in template.arguments}
+        self._externals: dict[int, External] = {
+            n: (role, name) for role, name, n in template.arguments
+        }
         self.rows: list[int] = []  # for each launch, its number among those of the classes
         self.nodes: list[int] = []  # for each launch, the id of its node
         self.uses: list[Uses] = []
         self.starts = [0]
         self.constants: list[Array] = []
         self._args: list[int] = []  # for each arg, its number among those of the classes
-        self._anchors: list[int] = []
+        self._bases: list[int] = []
         self._exact: list[tuple[int, int]] = []
         self._arena: list[tuple[int, int]] = []
         self._scratch: list[tuple[int, int]] = []
-        self._late: list[tuple[int, Base]] = []
+        self._relocations: list[tuple[int, External]] = []
         self._dynamic: list[_Dynamic] = []
         self._constants: dict[int, int] = {}
         self._reported: dict[int, None] = {}
@@ -98,7 +100,7 @@ class ProgramLayout:
             self.nodes.append(node.id)
             self.starts.append(start + count)
             self._args += range(number, number + count)
-            self._anchors += [NUMBER] * count
+            self._bases += [ABSOLUTE] * count
             number += count
             for fixup in template.fixups:
                 self._fix(node, fixup, start + fixup.arg, values, first)
@@ -120,32 +122,32 @@ class ProgramLayout:
         elif kind is FixupKind.SCRATCH and dynamic:
             self._dynamic.append(_Dynamic(arg, ARENA, None, node=node.id))
         elif kind is FixupKind.SCRATCH:
-            self._anchors[arg] = ARENA
+            self._bases[arg] = ARENA
             self._scratch.append((arg, node.id))
         elif kind is FixupKind.STATUS:
-            self._anchors[arg] = STATUS
+            self._bases[arg] = STATUS
         elif kind is FixupKind.DIM:
-            self._dynamic.append(_Dynamic(arg, NUMBER, None))
+            self._dynamic.append(_Dynamic(arg, ABSOLUTE, None))
         elif kind is FixupKind.NODE:
             self._exact.append((arg, self._report_number(node, fixup.report)))
         else:
-            self._anchors[arg] = WORDS
+            self._bases[arg] = ARGS
             self._exact.append((arg, 8 * (first + fixup.number)))
 
     def _fix_value(self, arg: int, root: int, dynamic: bool) -> None:
-        kind, base = self._slot_kinds[root], self._bases.get(root)
+        kind, external = self._slot_kinds[root], self._externals.get(root)
         if kind in _PER_RUN or (kind in _ATTACHED and dynamic):
-            self._dynamic.append(_Dynamic(arg, NUMBER, base))
+            self._dynamic.append(_Dynamic(arg, ABSOLUTE, external))
         elif kind in _ATTACHED:
-            assert base is not None
-            self._late.append((arg, base))
+            assert external is not None
+            self._relocations.append((arg, external))
         elif kind == "constant":
             op: Any = self._values[root].node.op
             self._fix_constant(arg, op.data, dynamic)
         elif dynamic:
             self._dynamic.append(_Dynamic(arg, ARENA, None, value=root))
         else:
-            self._anchors[arg] = ARENA
+            self._bases[arg] = ARENA
             self._arena.append((arg, root))
 
     def _fix_constant(self, arg: int, data: Data, dynamic: bool) -> None:
@@ -155,7 +157,7 @@ class ProgramLayout:
         if dynamic:
             self._dynamic.append(_Dynamic(arg, CONSTANT + number, None))
         else:
-            self._anchors[arg] = CONSTANT + number
+            self._bases[arg] = CONSTANT + number
 
     def _report_number(self, node: Node, report: Report | None) -> int:
         """The graph's own nodes are numbered from 1 on, then come those of nested graphs."""
@@ -167,14 +169,14 @@ class ProgramLayout:
     def _close(self) -> None:
         """Lists become arrays, and what follows from the order of launches is found."""
         self.arg_starts = np.array(self.starts, np.int64)
-        self.anchors = np.array(self._anchors, np.int32)
+        self.bases = np.array(self._bases, np.int32)
         self._sources = np.array(self._args, np.int64)
-        later = [arg for arg, *_ in (*self._dynamic, *self._late)]
+        later = [arg for arg, *_ in (*self._dynamic, *self._relocations)]
         self._zero = np.array(later, np.int64)
         self._exact_at = _columns(self._exact)
         self._arena_at, self._scratch_at = _columns(self._arena), _columns(self._scratch)
-        self._late_numbers = [self._args[arg] for arg, _ in self._late]
-        self._late_known: tuple[list[Any], list[Late]] = [], []
+        self._relocated = [self._args[arg] for arg, _ in self._relocations]
+        self._relocations_known: tuple[list[Any], list[Relocation]] = [], []
         first = {row: i for i, row in reversed(list(enumerate(self.rows)))}
         self.first = sorted(first, key=first.__getitem__)  # launches of classes as they first come
         self.row_numbers = np.array(self.rows, np.int64)
@@ -185,48 +187,48 @@ class ProgramLayout:
     def args(self, variant: Variant, lowered: Sequence[LoweredClass]) -> ProgramArgs:
         numbers = [arg for c in lowered for arg in c.args]
         exact = np.array([n if type(n) is int else 0 for n in numbers], np.int64)
-        offsets = exact[self._sources]
-        offsets[self._zero] = 0
+        addends = exact[self._sources]
+        addends[self._zero] = 0
         args, values = self._arena_at
-        offsets[args] += np.array([o or 0 for o in variant.offsets], np.int64)[values]
+        addends[args] += np.array([o or 0 for o in variant.offsets], np.int64)[values]
         args, nodes = self._scratch_at
-        offsets[args] += np.array([variant.scratch[n][0] for n in nodes.tolist()], np.int64)
+        addends[args] += np.array([variant.scratch[n][0] for n in nodes.tolist()], np.int64)
         args, known = self._exact_at
-        offsets[args] = known
-        late, dynamic = self._late_args(numbers), self._dynamic_args(variant, numbers)
-        return ProgramArgs(offsets, late, *dynamic)
+        addends[args] = known
+        relocations, dynamic = self._relocate(numbers), self._dynamic_args(variant, numbers)
+        return ProgramArgs(addends, relocations, *dynamic)
 
-    def _late_args(self, numbers: Sequence[Any]) -> list[Late]:
+    def _relocate(self, numbers: Sequence[Any]) -> list[Relocation]:
         """Sizes seldom move views of parameters and states: then the list is shared."""
-        distances = [numbers[i] for i in self._late_numbers]
-        known, made = self._late_known
-        if distances != known:
-            rows = zip(self._late, distances, strict=True)
-            made = [Late(arg, base, distance) for (arg, base), distance in rows]
-            self._late_known = distances, made
+        addends = [numbers[i] for i in self._relocated]
+        known, made = self._relocations_known
+        if addends != known:
+            rows = zip(self._relocations, addends, strict=True)
+            made = [Relocation(arg, external, addend) for (arg, external), addend in rows]
+            self._relocations_known = addends, made
         return made
 
     def _dynamic_args(
         self, variant: Variant, numbers: Sequence[Dim]
-    ) -> tuple[list[Source], npt.NDArray[np.int32]]:
+    ) -> tuple[list[DynamicArg], npt.NDArray[np.int32]]:
         """The distinct dynamic args in order, and pairs of arg and number for the driver. Layers
         share them, so each is made once."""
-        sources: dict[Source, int] = {}
+        made: dict[DynamicArg, int] = {}
         known: dict[tuple[Any, ...], int] = {}
         pairs = []
-        for arg, anchor, base, value, node in self._dynamic:
+        for arg, base, external, value, node in self._dynamic:
             place = 0
             if value >= 0:
                 place = variant.offsets[value] or 0
             elif node >= 0:
                 place = variant.scratch[node][0]
-            key = (self._args[arg], anchor, base, place)
+            key = (self._args[arg], base, external, place)
             number = known.get(key)
             if number is None:
-                source = Source(anchor, base, expand(numbers[key[0]] + place))
-                number = known[key] = sources.setdefault(source, len(sources))
+                new = DynamicArg(base, external, expand(numbers[key[0]] + place))
+                number = known[key] = made.setdefault(new, len(made))
             pairs.append((arg, number))
-        return list(sources), np.array(pairs, np.int32).reshape(-1, 2)
+        return list(made), np.array(pairs, np.int32).reshape(-1, 2)
 
     def reports(self, variant: Variant) -> dict[int, Report]:
         """The nodes that may find bad data, as error messages name them."""

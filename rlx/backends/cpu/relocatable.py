@@ -1,10 +1,10 @@
 """A relocatable program: what an artifact stores, and what `link` gives addresses to.
 
-Every arg of a program is an offset from an anchor: nothing (then it is a number), the arena, the
-status word, the table of args itself, or a constant. What is known later still has a base, a
-parameter, state, input or output by name: args with a fixed offset from a parameter or state are
-`late`, filled in when those are attached; args that depend on a dynamic dimension, or on memory
-that comes with each run, are sources in `live`, patched into place by the native driver.
+Every arg of a program is an addend to a relocation base: zero (then it is a number), the arena, the
+status word, the table of args itself, or a constant. Memory that the program does not own is
+external: a parameter, state, input or output by name. An arg with a fixed addend to a parameter or
+state is a relocation, applied when those are attached. An arg that depends on a dynamic dimension,
+or on memory that comes with each run, is a dynamic arg, patched into place by the native driver.
 
 On disk a program is its columns, the code of its kernels and of the driver, and the target. What is
 read was checked by its digest and is trusted as far as code must be; still, everything is checked
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.base import Parts
-from rlx.backends.cpu.bounds_checks import Limit
+from rlx.backends.cpu.bounds_checks import BoundsCheck
 from rlx.codegen import driver_layout
 from rlx.codegen.drivers import make_driver, offer_driver, uses_futex
 from rlx.codegen.jit import Kernel, adopt
@@ -36,30 +36,30 @@ from rlx.ir.serial.writer import Writer, text, uint
 from rlx.ir.shape import Shape
 from rlx.records import dataclass
 
-NUMBER, ARENA, STATUS, WORDS, CONSTANT = range(5)
-"""Anchors; from CONSTANT on, one for each constant."""
+ABSOLUTE, ARENA, STATUS, ARGS, CONSTANT = range(5)
+"""Relocation bases; from CONSTANT on, one for each constant."""
 
-Base = tuple[str, str]  # ("input", name), ("output", name), ("param", name), ("state", name)
-
-
-class Source(NamedTuple):
-    """A word of each run: the address of an anchor, that of a base, and an expression of sizes."""
-
-    anchor: int
-    base: Base | None
-    offset: Dim
+External = tuple[str, str]  # ("input", name), ("output", name), ("param", name), ("state", name)
 
 
-class Late(NamedTuple):
-    """A word that is known once parameters and states are attached."""
+class DynamicArg(NamedTuple):
+    """An arg of each run: addresses of a base and of an external, and an expression of sizes."""
 
-    word: int
-    base: Base
-    offset: int
+    base: int
+    external: External | None
+    addend: Dim
+
+
+class Relocation(NamedTuple):
+    """An arg that is known once parameters and states are attached."""
+
+    arg: int
+    external: External
+    addend: int
 
 
 class Report(NamedTuple):
-    """A node that may find bad data, as its error message names it."""
+    """A node that may find bad data, as error messages name it."""
 
     op: str
     operands: str
@@ -73,7 +73,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class HostCall:
-    """A step that Python does: the op's reference on plain operands."""
+    """A launch that Python does: the op's reference on row-major operands."""
 
     op: Op
     inputs: tuple[Shape, ...]
@@ -86,7 +86,7 @@ class HostCall:
 
 
 class Mark(NamedTuple):
-    """What a step is, for profiles and checks. Costs of 0 stand for those of the node."""
+    """What a launch is, for profiles and checks. Costs of 0 stand for those of the node."""
 
     label: str
     node: int  # its id; −1: none
@@ -95,22 +95,22 @@ class Mark(NamedTuple):
 
 
 @dataclass
-class Listing:
-    """The steps of a program as columns, its words, and what is needed to run and explain them."""
+class RelocatableProgram:
+    """Kernel launches as columns, their args, and what is needed to run and explain them."""
 
     kernels: list[str]  # content keys
-    calls: npt.NDArray[np.int32]  # a kernel's number for every step; −1: the step is Python's
+    calls: npt.NDArray[np.int32]  # a kernel's number for every launch; −1: a host call
     starts: npt.NDArray[np.int64]
     flags: npt.NDArray[np.int32]
     phases: npt.NDArray[np.int32]
-    anchors: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
-    live: list[Source]
-    late: list[Late]
-    patches: npt.NDArray[np.int32]  # pairs: word, source
+    bases: npt.NDArray[np.int32]
+    addends: npt.NDArray[np.int64]
+    dynamic_args: list[DynamicArg]
+    relocations: list[Relocation]
+    patches: npt.NDArray[np.int32]  # pairs: arg, dynamic arg
     constants: list[Array]
-    symbols: list[str]  # live ones, sorted
-    limits: list[Limit]
+    symbols: list[str]  # of dynamic dimensions, sorted
+    bounds_checks: list[BoundsCheck]
     arena_size: int
     workers: int  # most that may run it
     reports: dict[int, Report] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Listing:
         return len(self.calls)
 
     def end_of(self, phase: int) -> int:
-        """How many steps belong to the phase and those before it; later ones come last."""
+        """How many launches belong to the phase and those before it; later ones come last."""
         return int(np.searchsorted(self.phases, phase, side="right"))
 
 
@@ -132,26 +132,28 @@ _COLUMNS = (
     ("starts", np.int64),
     ("flags", np.int32),
     ("phases", np.int32),
-    ("anchors", np.int32),
-    ("offsets", np.int64),
+    ("bases", np.int32),
+    ("addends", np.int64),
     ("patches", np.int32),
 )
 
 
-def write_parts(listing: Listing, kernels: Mapping[str, Kernel], target: Target) -> Parts:
+def write_parts(
+    program: RelocatableProgram, kernels: Mapping[str, Kernel], target: Target
+) -> Parts:
     driver = make_driver(target)
-    code = [_framed(text(key) + kernels[key].object) for key in listing.kernels]
+    code = [_framed(text(key) + kernels[key].object) for key in program.kernels]
     code.append(_framed(text(driver.key) + driver.object))
     about = (driver_layout.ABI, target.triple, target.cpu, target.features, target.arch)
     return {
         "target": Writer().value(about),
-        "program": _write_listing(listing),
+        "program": _write_program(program),
         "kernels": uint(len(code)) + b"".join(code),
     }
 
 
-def read_parts(parts: Parts) -> tuple[Listing, dict[str, Kernel]]:
-    """The listing and the code of its kernels, loaded; the driver is offered to the pool."""
+def read_parts(parts: Parts) -> tuple[RelocatableProgram, dict[str, Kernel]]:
+    """The program, and the code of its kernels, loaded; the driver is offered to the pool."""
     target = read_target(parts)
     host = Target.host()
     if not target.runs_on(host):
@@ -161,12 +163,12 @@ def read_parts(parts: Parts) -> tuple[Listing, dict[str, Kernel]]:
             expected=f"{host.arch} {host.cpu}",
             hint=f"this machine lacks {', '.join(missing)}" if missing else "",
         )  # fmt: skip
-    listing = _read_listing(parts["program"])
+    program = _read_program(parts["program"])
     *code, driver = _read_kernels(parts["kernels"])
-    if [kernel.key for kernel in code] != listing.kernels:
+    if [kernel.key for kernel in code] != program.kernels:
         raise FormatError("code that is not the program's", where="artifact")
     offer_driver(driver, uses_futex(target))
-    return listing, {kernel.key: kernel for kernel in code}
+    return program, {kernel.key: kernel for kernel in code}
 
 
 def read_target(parts: Parts) -> Target:
@@ -201,52 +203,55 @@ def _read_kernels(data: bytes) -> list[Kernel]:
     return found
 
 
-# -- listings -------------------------------------------------------------------------------------
+# -- columns --------------------------------------------------------------------------------------
 
 
-def _write_listing(listing: Listing) -> bytes:
-    bases = _Table()
-    live = [(s.anchor, bases.number(s.base), s.offset) for s in listing.live]
-    late = [n for w in listing.late for n in (w.word, bases.number(w.base), w.offset)]
+def _write_program(program: RelocatableProgram) -> bytes:
+    externals = _Table()
+    dynamic = [(s.base, externals.number(s.external), s.addend) for s in program.dynamic_args]
+    relocations = [
+        n for r in program.relocations for n in (r.arg, externals.number(r.external), r.addend)
+    ]
     labels, costs, marks = _Table(), _Table(), list[int]()
-    for label, node, *cost in listing.marks:
+    for label, node, *cost in program.marks:
         marks += (labels.number(label), node, costs.number(tuple(cost)))
     writer = Writer()
     about = (
-        tuple(listing.kernels), tuple(live), tuple(bases.entries), tuple(listing.symbols),
-        _plain(listing.limits), listing.arena_size, listing.workers,
-        _plain((n, *r) for n, r in sorted(listing.reports.items())),
+        tuple(program.kernels), tuple(dynamic), tuple(externals.entries), tuple(program.symbols),
+        _plain(program.bounds_checks), program.arena_size, program.workers,
+        _plain((n, *r) for n, r in sorted(program.reports.items())),
         tuple(labels.entries), tuple(costs.entries),
-        tuple(Data(c) for c in listing.constants),
+        tuple(Data(c) for c in program.constants),
     )  # fmt: skip
     out = [_framed(writer.value(about))]
-    out += [_array(getattr(listing, name), kind) for name, kind in _COLUMNS]
-    out += [_array(np.array(rows, np.int64), np.int64) for rows in (late, marks)]
-    out.append(uint(len(listing.hosts)))
-    for step, call in sorted(listing.hosts.items()):
+    out += [_array(getattr(program, name), kind) for name, kind in _COLUMNS]
+    out += [_array(np.array(rows, np.int64), np.int64) for rows in (relocations, marks)]
+    out.append(uint(len(program.hosts)))
+    for launch, call in sorted(program.hosts.items()):
         shapes = (call.inputs, call.outputs)
-        out += [uint(step), writer.op(call.op), writer.value(shapes)]
+        out += [uint(launch), writer.op(call.op), writer.value(shapes)]
     return b"".join(out)
 
 
-def _read_listing(data: bytes) -> Listing:
+def _read_program(data: bytes) -> RelocatableProgram:
     reader = Reader(data)
     size = reader.uint()
     end = reader.at + size
     about: Any = reader.value()
     if reader.at != end:
         reader.fail("a program that makes no sense")
-    kernels, live, bases, symbols, limits, arena, workers, reports, labels, costs, constants = about
+    kernels, dynamic, externals, symbols, checks, arena, workers, *rest = about
+    reports, labels, costs, constants = rest
     columns = {name: _read_array(reader, kind) for name, kind in _COLUMNS}
-    late, marks = (_read_array(reader, np.int64).tolist() for _ in range(2))
-    listing = Listing(
+    relocations, marks = (_read_array(reader, np.int64).tolist() for _ in range(2))
+    program = RelocatableProgram(
         kernels=list(kernels),
         **{**columns, "patches": columns["patches"].reshape(-1, 2)},
-        live=[Source(a, None if b < 0 else bases[b], d) for a, b, d in live],
-        late=[Late(w, bases[b], o) for w, b, o in _rows(late, 3)],
+        dynamic_args=[DynamicArg(a, None if b < 0 else externals[b], d) for a, b, d in dynamic],
+        relocations=[Relocation(w, externals[b], o) for w, b, o in _rows(relocations, 3)],
         constants=[c.array for c in constants],
         symbols=list(symbols),
-        limits=[Limit(*limit) for limit in limits],
+        bounds_checks=[BoundsCheck(*check) for check in checks],
         arena_size=arena,
         workers=workers,
         reports={n: Report(*r) for n, *r in reports},
@@ -254,23 +259,23 @@ def _read_listing(data: bytes) -> Listing:
         marks=[Mark(labels[label], node, *costs[cost]) for label, node, cost in _rows(marks, 3)],
     )
     reader.finish()
-    _require_sound(listing)
-    return listing
+    _require_sound(program)
+    return program
 
 
-def _require_sound(listing: Listing) -> None:
+def _require_sound(program: RelocatableProgram) -> None:
     """Indices in range: a fault here would be a crash in native code."""
-    steps, words = len(listing.calls), len(listing.offsets)
-    anchors = CONSTANT + len(listing.constants)
+    launches, args = len(program.calls), len(program.addends)
+    bases = CONSTANT + len(program.constants)
     sound = (
-        len(listing.starts) == steps + 1
-        and len(listing.flags) == len(listing.phases) == len(listing.marks) == steps
-        and len(listing.anchors) == words == listing.starts[-1]
-        and (np.diff(listing.starts) >= 0).all()
-        and _within(listing.calls, -1, len(listing.kernels))
-        and _within(listing.anchors, 0, anchors)
-        and all(0 <= w.word < words for w in listing.late)
-        and all(0 <= s.anchor < anchors for s in listing.live)
+        len(program.starts) == launches + 1
+        and len(program.flags) == len(program.phases) == len(program.marks) == launches
+        and len(program.bases) == args == program.starts[-1]
+        and (np.diff(program.starts) >= 0).all()
+        and _within(program.calls, -1, len(program.kernels))
+        and _within(program.bases, 0, bases)
+        and all(0 <= r.arg < args for r in program.relocations)
+        and all(0 <= s.base < bases for s in program.dynamic_args)
     )
     if not sound:
         raise FormatError("a program that makes no sense", where="artifact")
@@ -281,9 +286,9 @@ def _within(column: npt.NDArray[Any], low: int, high: int) -> bool:
 
 
 def _read_host(reader: Reader) -> tuple[int, HostCall]:
-    step, op = reader.uint(), reader.op()
+    launch, op = reader.uint(), reader.op()
     inputs, outputs = reader.value()
-    return step, HostCall(op, inputs, outputs)
+    return launch, HostCall(op, inputs, outputs)
 
 
 class _Table:
