@@ -38,7 +38,7 @@ class Template:
 
     @property
     def live(self) -> dict[str, int]:
-        """Live symbols that the graph uses, and their bounds."""
+        """Dynamic symbols that the graph uses, and their upper bounds."""
         return {s: b for s, b in self.binding.live.items() if s in self._symbols}
 
     def with_options(self, options: CompileOptions) -> Template:
@@ -59,7 +59,7 @@ class Template:
     def _plans(self) -> PlanCache:
         device = self.backend
         graph, prepare = self.result.graph, self.prepare
-        return PlanCache(graph, self._symbols, prepare, device.lower_bound, device.scratch)
+        return PlanCache(graph, self._symbols, prepare, device.rewrite_variant, device.scratch)
 
     @cached_property
     def open_symbols(self) -> frozenset[str]:

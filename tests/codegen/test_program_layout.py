@@ -200,7 +200,7 @@ def check_program(
 
 def plan_alone(template: Template, binding: DimBinding) -> Variant:
     """The same variant, planned from its own bound graph."""
-    bound = template.backend.lower_bound(bind_graph(template.result.graph, binding))
+    bound = template.backend.rewrite_variant(bind_graph(template.result.graph, binding))
     return plan(bound, prepare=template.prepare, scratch=template.backend.scratch)
 
 

@@ -62,8 +62,8 @@ class CpuBackend(Backend):
     def lower(self, graph: Graph) -> Graph:
         return self._compiler.lower(graph)
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        return self._compiler.lower_bound(graph)
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        return self._compiler.rewrite_variant(graph)
 
     def scratch(self, node: Node) -> int:
         # for as many workers as a compilation can ask for; what is not touched costs nothing

@@ -62,7 +62,7 @@ class Compiler:
             graph = rewrite(graph, self.target)
         return graph
 
-    def lower_bound(self, graph: Graph) -> Graph:
+    def rewrite_variant(self, graph: Graph) -> Graph:
         return insert_copies(graph)
 
     def scratch(self, node: Node, workers: int) -> int:

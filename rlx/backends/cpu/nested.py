@@ -58,21 +58,21 @@ def plan_body(
 ) -> Lir:
     """The plan of a nested graph of `node`, with all its outputs or those of the numbers `kept`."""
     outputs = range(len(body.graph.outputs)) if kept is None else kept
-    live = tuple(sorted(node.graph.live.items()))
-    return _plan_body(body, tuple(outputs), live, target, threads)
+    bounds = tuple(sorted(node.graph.live.items()))
+    return _plan_body(body, tuple(outputs), bounds, target, threads)
 
 
 @lru_cache(maxsize=512)
 def _plan_body(
     body: Body,
     kept: tuple[int, ...],
-    live: tuple[tuple[str, int], ...],
+    bounds: tuple[tuple[str, int], ...],
     target: Target,
     threads: int,
 ) -> Lir:
     graph = body.graph.copy()
     graph.set_outputs([graph.outputs[i] for i in kept])
-    graph.live = dict(live)
+    graph.live = dict(bounds)
     return plan(insert_copies(graph), scratch=lambda n: scratch_of(n, target, threads), nested=True)
 
 
