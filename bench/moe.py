@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish
-from rlx.backends.cpu.limits import read_bandwidth
+from rlx.backends.cpu.peaks import read_bandwidth
 from rlx.formats.gguf import GgufFile
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.ir.quant import QuantScheme

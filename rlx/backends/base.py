@@ -127,8 +127,8 @@ class Backend(ABC):
         """Device-specific rewriting of a template, before work on parameters is split off."""
         return graph
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        """Device-specific rewriting of a variant, after its sizes are known."""
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        """Device-specific rewriting of a variant, after its sizes are bound."""
         return graph
 
     def scratch(self, node: Node) -> int:

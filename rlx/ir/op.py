@@ -48,6 +48,7 @@ class Op:
     is_block: ClassVar[bool] = False  # an HIR block, gone after lowering
     is_source: ClassVar[bool] = False  # input, param, state, constant
     has_effect: ClassVar[bool] = False  # kept although nothing uses its result
+    depends_on_neighbours: ClassVar[bool] = False  # its lowering reads the nodes around it
     is_elementwise: ClassVar[bool] = False  # out[i] depends on in[i] (after broadcasting) alone
     is_view: ClassVar[bool] = False  # the same elements under another shape or stride
     num_required: ClassVar[int] = 0

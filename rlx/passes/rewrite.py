@@ -18,7 +18,7 @@ from typing import Any
 from rlx.errors import RlxError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.passes.fixed import fixed_nodes, is_fixed_node
+from rlx.passes.param_only import is_param_only, param_only_nodes
 from rlx.passes.pattern import Match, OpPattern, matches
 from rlx.passes.report import FusionReport
 from rlx.support.records import dataclass
@@ -69,7 +69,7 @@ class Editor:
     def is_fixed(self, value: Value) -> bool:
         """Whether a value depends on params and constants alone: `prepare` will compute it once."""
         if self._fixed is None:
-            self._fixed = fixed_nodes(n for n in self.graph.nodes if n.id != GONE)
+            self._fixed = param_only_nodes(n for n in self.graph.nodes if n.id != GONE)
         return value.node in self._fixed
 
     def depends(self, node: Node, on: Node) -> bool:
@@ -113,7 +113,7 @@ class Editor:
         for node in new:
             node.id = root.id
             self._enter(node)
-            if self._fixed is not None and is_fixed_node(node, self._fixed):
+            if self._fixed is not None and is_param_only(node, self._fixed):
                 self._fixed.add(node)
             if self.updates:
                 self._note_stale(node)

@@ -190,13 +190,13 @@ FEW = {
 @pytest.mark.parametrize("name", MANY)
 def test_many_rows(name):
     native = check(**MANY[name])
-    assert {type(s.spec) for s in native.made.steps} == {Prefill, Join}
+    assert {type(s.spec) for s in native.launches} == {Prefill, Join}
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_few_rows(name):
     native = check(**FEW[name])
-    assert {type(s.spec) for s in native.made.steps} == {Decode, Join}
+    assert {type(s.spec) for s in native.launches} == {Decode, Join}
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -244,7 +244,7 @@ def test_one_kernel_where_queries_are_the_keys():
     values = [g.input(n, ["batch", "seq", 2, 32]) for n in "qkv"]
     g.set_outputs(g.attention(*values, num_heads=2, num_kv_heads=2, head_dim=32))
     native = Native(g, HOST, 2, {"batch": 2, "seq": 40})
-    assert [type(s.spec) for s in native.made.steps] == [Prefill, Join]
+    assert [type(s.spec) for s in native.launches] == [Prefill, Join]
     for length in (1, 2, 40):
         arrays = {n: draw(i, 2, length, 2, 32) for i, n in enumerate("qkv")}
         (got,) = native.run(arrays, {"batch": 2, "seq": length})
@@ -511,7 +511,7 @@ def test_packed_keys_and_values(dims, layout, kernel):
     g.set_outputs(out)
     for target, workers in SETUPS:
         native = Native(g, target, workers, {})
-        assert kernel in {type(s.spec) for s in native.made.steps}
+        assert kernel in {type(s.spec) for s in native.launches}
         (got,) = native.run({n: np.ascontiguousarray(a) for n, a in given.items()})
         close(got, want, dim, decoded(v))
 

@@ -374,9 +374,9 @@ def test_the_body_stands_in_the_program_once():
     lengths = set()
     for n in (2, 1000):
         g = recurrent(False, n)
-        made = Native(g, *SETUPS[0], {}).made
-        lengths.add(len(made.program))
-        labels = [s.label for s in made.steps]
+        native = Native(g, *SETUPS[0], {})
+        lengths.add(len(native.made.program))
+        labels = [s.label for s in native.launches]
         assert labels.count("turn") == 1 and labels.count("matmul") == 1
     assert len(lengths) == 1
 

@@ -109,7 +109,7 @@ def test_few_long_rows_are_cut_into_parts(name: str) -> None:
         x[0, 77_777] = 9.0
         graph = graph_for(LONG[name], [x])
         compare(graph, named([x]), 1e-6)
-        steps = Native(graph, HOST, 2, {}).made.steps
+        steps = Native(graph, HOST, 2, {}).launches
         assert any(getattr(step.spec, "split", None) for step in steps)
 
 

@@ -270,7 +270,7 @@ def test_counting_and_sizes() -> None:
 
 def _kernels(build, *arrays) -> set[str]:
     native = Native(graph_for(build, arrays), HOST, 1, {})
-    return {step.spec for step in native.made.steps}
+    return {step.spec for step in native.launches}
 
 
 def test_one_kernel_for_all_outer_sizes_and_layers() -> None:
@@ -291,7 +291,7 @@ def test_compiles_each_distinct_kernel_once() -> None:
     x = plain("f32", 3, 21)
     before = jit.counters.compilations
     native = Native(graph_for(lambda g, x: g.tan(g.tan(g.tan(x))), [x]), HOST, 1, {})
-    assert len(native.made.steps) == 3
+    assert len(native.launches) == 3
     assert jit.counters.compilations - before <= 1
 
 

@@ -11,8 +11,8 @@ from rlx.ir.verify import verify
 from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.fold import fold
-from rlx.passes.nested import with_bodies
 from rlx.passes.simplify import simplify
+from rlx.passes.subgraphs import recursive
 
 X = '%x "x": [n, 4] f32 = input\n'
 
@@ -165,7 +165,7 @@ def test_passes_reach_into_loops() -> None:
     start, xs = g.input("start", [4]), g.input("xs", [3, 4])
     g.set_outputs(*g.scan(start, xs, body=Body(body), n_carry=1, n_xs=1))
     before = g.copy()
-    after = with_bodies(lambda h: dce(simplify(h)))(g)
+    after = recursive(lambda h: dce(simplify(h)))(g)
     verify(after, after="test")
     inner = after.nodes[2].op.body.graph  # type: ignore[attr-defined]
     assert kinds(inner) == ["add"]

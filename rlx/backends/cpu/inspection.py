@@ -87,7 +87,7 @@ class CpuInspection(Inspection):
         }
 
     def roofline(self, workers: int) -> list[Roof]:
-        from rlx.backends.cpu.limits import measure_limits
+        from rlx.backends.cpu.peaks import measure_limits
 
         found = measure_limits(workers)
         roofs = [
@@ -101,14 +101,14 @@ class CpuInspection(Inspection):
 
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
         from rlx.backends.cpu import families  # noqa: F401  fills the table of lowerings
+        from rlx.backends.cpu.barriers import barriers_of
         from rlx.backends.cpu.lowering import Context, steps_of
-        from rlx.backends.cpu.schedule import place_barriers
 
         target, workers = self.backend.target, self.backend.workers(options)
         steps = steps_of(Context(lir, target, workers))
         launches = [_launch(step, target) for step in steps]
         return NativeProgram(
-            lir, launches, lambda: place_barriers(steps, lir), workers, target.cpu
+            lir, launches, lambda: barriers_of(steps, lir), workers, target.cpu
         )  # fmt: skip
 
     def write_kernel(self, code: KernelCode, title: str, *, assembly: bool) -> str:
@@ -166,7 +166,7 @@ def _override_barriers(executables: list[CpuExecutable], text: str, where: str) 
     """Barriers where the table has them, in the executables whose launches it lists."""
     rows = parse_table(text)
     labels = [label for label, _ in rows]
-    same = [e for e in executables if [mark.label for mark in e.listing.marks] == labels]
+    same = [e for e in executables if [mark.label for mark in e.relocatable.marks] == labels]
     for executable in same:
         executable.set_barriers([barrier for _, barrier in rows])
     if not same:

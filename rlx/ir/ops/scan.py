@@ -43,7 +43,7 @@ def _traffic(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Dim:
     return total
 
 
-@op("selective_scan")
+@op("selective_scan", depends_on_neighbours=True)
 class SelectiveScan(Op):
     """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; gives (y, the last h).
 
@@ -111,7 +111,7 @@ class SelectiveScan(Op):
         return Cost(inputs[0].num_elements * inputs[2].dims[1] * 7, _traffic(inputs, outputs))
 
 
-@op("gated_delta_net")
+@op("gated_delta_net", depends_on_neighbours=True)
 class GatedDeltaNet(Op):
     """Per step and head: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS.
 

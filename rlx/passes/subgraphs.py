@@ -1,4 +1,4 @@
-"""Passes inside nested graphs: the bodies of loops and branches are graphs like any other."""
+"""Recursion of passes into subgraphs: the bodies of branches and loops."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rlx.ir.op import Op
 Change = Callable[[Graph], Graph]
 
 
-def with_bodies(change: Change) -> Change:
-    """`change`, applied to the bodies of control flow first and then to the graph itself."""
+def recursive(change: Change) -> Change:
+    """The pass `change`, applied to the bodies of control flow first and then to the graph."""
 
     def changed(graph: Graph) -> Graph:
         _Bodies(changed).run(graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.limits import DotProbe, FmaProbe, ReadProbe, dot_peak, measure_limits
+from rlx.backends.cpu.peaks import DotProbe, FmaProbe, ReadProbe, dot_peak, measure_limits
 from rlx.codegen.qmatmul.dot import FourWay, dot_kind
 from rlx.codegen.target import Target
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from rlx.backends.cpu.place import aligned_bytes
+from rlx.backends.cpu.link import aligned_bytes
 from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.codegen.emit import Function, Module, Value, f32, i64, vec
 from rlx.codegen.kernel import KernelSpec, compile_specs

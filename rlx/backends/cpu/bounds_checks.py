@@ -1,15 +1,16 @@
-"""What must hold of a run's live sizes before native code may touch memory.
+"""Bounds checks of a run's dynamic sizes, before native code may touch memory.
 
-Writes to states, reads of rope tables and slices move with live dimensions; a kernel trusts them,
-so they are checked first, once per distinct condition and not per layer.
+Writes to states, reads of rope tables and slices move with dynamic dimensions; a kernel trusts
+them, so they are checked first, once per distinct condition and not per layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import CodeType
 from typing import Any, NamedTuple
 
-from rlx.backends.cpu.sources import compiled
 from rlx.errors import BindingError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, Expr
@@ -19,7 +20,7 @@ from rlx.ir.shape import normalize_axis
 _NESTING = frozenset({"cond", "while_loop", "scan", "elementwise_region"})
 
 
-class Limit(NamedTuple):
+class BoundsCheck(NamedTuple):
     """`value` may be at most `most`; what it means when it is not, and whose condition it is."""
 
     value: Dim
@@ -29,9 +30,9 @@ class Limit(NamedTuple):
     origin: str
 
 
-def limits_of(nodes: Iterable[Node]) -> list[Limit]:
-    """Distinct conditions `value <= most` that depend on live dimensions."""
-    found: dict[tuple[Dim, Dim, str], Limit] = {}
+def bounds_checks_of(nodes: Iterable[Node]) -> list[BoundsCheck]:
+    """Distinct conditions `value <= most` that depend on dynamic dimensions."""
+    found: dict[tuple[Dim, Dim, str], BoundsCheck] = {}
     seen: set[tuple[Any, ...]] = set()
     for node in _all_nodes(nodes):
         rule = _RULES[node.op.name]
@@ -41,8 +42,8 @@ def limits_of(nodes: Iterable[Node]) -> list[Limit]:
         seen.add(kind)
         for value, most, what in rule(node, node.op):
             if isinstance(value, Expr) or isinstance(most, Expr):
-                limit = Limit(value, most, what, node.op.name, str(node.origin))
-                found.setdefault((value, most, what), limit)
+                check = BoundsCheck(value, most, what, node.op.name, str(node.origin))
+                found.setdefault((value, most, what), check)
     return list(found.values())
 
 
@@ -59,11 +60,11 @@ def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
                     yield from _all_nodes(body.graph.nodes)
 
 
-def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., int]:
-    """A function of the sizes: the number of the first broken limit, or −1."""
+def checker(checks: Sequence[BoundsCheck], symbols: Sequence[str]) -> Callable[..., int]:
+    """A function of the sizes: the number of the first one that fails, or −1."""
     lines = [f"def check({', '.join(symbols)}):"]
-    for i, limit in enumerate(limits):
-        lines.append(f"    if not 0 <= ({limit.value}) <= ({limit.most}): return {i}")
+    for i, check in enumerate(checks):
+        lines.append(f"    if not 0 <= ({check.value}) <= ({check.most}): return {i}")
     lines.append("    return -1")
     scope: dict[str, Any] = {}
     exec(compiled("\n".join(lines)), scope)  # names are checked identifiers, the rest integers
@@ -71,11 +72,18 @@ def checker(limits: Sequence[Limit], symbols: Sequence[str]) -> Callable[..., in
     return made
 
 
-def raise_broken(limit: Limit, sizes: Mapping[str, int]) -> None:
+@lru_cache(maxsize=256)
+def compiled(source: str) -> CodeType:
+    """The code of a Python source text. Variants of one model share most of these, and making one
+    costs more than a variant's tables."""
+    return compile(source, "<rlx>", "exec")
+
+
+def raise_failed(check: BoundsCheck, sizes: Mapping[str, int]) -> None:
     shown = ", ".join(f"{k}={v}" for k, v in sizes.items())
     raise BindingError(
-        limit.what, where=limit.op, got=f"{limit.value} with {shown}",
-        expected=f"0 … {limit.most}", origin=limit.origin,
+        check.what, where=check.op, got=f"{check.value} with {shown}",
+        expected=f"0 … {check.most}", origin=check.origin,
         hint="the sizes of this run do not fit what was planned",
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Epilogue last: what only the end of a chunked or streamed run needs stands behind all the rest.
+"""The schedule of phases: nodes that only the end of a chunked or streamed run needs come last.
 
-Then a run of some phases is a run of some steps in a row.
+Then a run of some phases is a run of consecutive launches.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase, derive_phases
 
 
-def order_phases(graph: Graph) -> Graph:
-    """The same nodes, those of the epilogue last where dependences and writes to states allow."""
+def schedule_phases(graph: Graph) -> Graph:
+    """Move the nodes of the epilogue to the end, where dependences and state updates allow it."""
     phases = derive_phases(graph)
     late = {n for n in graph.nodes if phases.get(n) is Phase.EPILOGUE}
     late -= _held_by_writes(graph, late)
