@@ -1,4 +1,4 @@
-"""Native kernel or common body: who decides, for each kind of op."""
+"""Native kernel or decomposition: who decides, for each kind of op."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KernelDispatchConfig:
         """`native` or `common` when that is what will run, `unsupported` when nothing can.
 
         PREFER_NATIVE takes what there is. What is forced and absent is unsupported, except that
-        FORCE_COMMON leaves primitive ops native: they are what common bodies are made of.
+        FORCE_COMMON leaves primitive ops native: they are what decompositions are made of.
         """
         if kind in self.force_native_kinds:
             return "native" if has_native else "unsupported"

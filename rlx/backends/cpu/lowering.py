@@ -197,7 +197,7 @@ def lower_node(node: Node, ctx: Context, lowerer: Lowerer | None = None) -> list
     if entry is None:
         raise UnsupportedError(
             "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
-            hint="legalize should have rewritten it through its common body",
+            hint="legalize should have rewritten it by its decomposition",
         )  # fmt: skip
     made = lowerer.lower(node, entry.lower) if lowerer else entry.lower(node, ctx)
     for step in made:

@@ -24,15 +24,12 @@ from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
 from rlx.records import dataclass
 
-# Their lowerings look at what stands around the node, or make steps of nested graphs.
-_LOOKING_AROUND = frozenset({"gated_delta_net", "selective_scan", "cond", "while_loop", "scan"})
-
 
 def looks_around(node: Node) -> bool:
-    kind = node.op.name
-    if kind == "state_update":  # it may find that a recurrence has written the state already
-        kind = node.inputs[1].node.op.name
-    return kind in _LOOKING_AROUND
+    op = node.op
+    if op.name == "state_update":  # it may find that a recurrence has written the state already
+        op = node.inputs[1].node.op
+    return op.depends_on_neighbours
 
 
 @dataclass(frozen=True)

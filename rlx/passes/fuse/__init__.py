@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from rlx.ir.graph import Graph
+from rlx.ir.op import registrations
 from rlx.passes.fuse.activation import ACTIVATION
 from rlx.passes.fuse.attention import ATTENTION
 from rlx.passes.fuse.glu import GLU
@@ -22,8 +24,13 @@ Fusion = Callable[[Graph, FusionReport | None, OnFire | None], Graph]
 
 
 def _table(*rules: Sequence[Rule]) -> Fusion:
-    joined = tuple([rule for table in rules for rule in table])
-    return lambda graph, report, on_fire: apply(graph, joined, "fuse", report, on_fire)
+    @lru_cache(maxsize=1)
+    def joined(registered: int) -> tuple[Rule, ...]:
+        return tuple([rule for table in rules for rule in table])
+
+    return lambda graph, report, on_fire: apply(
+        graph, joined(registrations()), "fuse", report, on_fire
+    )
 
 
 # First what ops were written out is recognised, then those ops are joined with their neighbours,
