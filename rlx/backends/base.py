@@ -121,7 +121,7 @@ class Backend(ABC):
 
     @abstractmethod
     def has_native(self, node: Node) -> bool:
-        """Whether the device runs this node itself, without a common body."""
+        """Whether the device runs this node itself, without its decomposition."""
 
     def lower(self, graph: Graph) -> Graph:
         """Device-specific rewriting of a template, before work on parameters is split off."""

@@ -101,7 +101,7 @@ class DispatchReport:
         for node in graph.nodes:
             if not node.op.is_source:
                 self.add(node.op.name, "native", "", node.origin)
-                if node.op.name in ("cond", "while_loop", "scan"):
+                if node.op.is_control_flow:
                     for body in bodies(node.op):
                         self._count(body.graph)
 

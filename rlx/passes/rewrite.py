@@ -18,6 +18,7 @@ from typing import Any
 from rlx.errors import RlxError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
+from rlx.ir.op import registrations
 from rlx.passes.param_only import is_param_only, param_only_nodes
 from rlx.passes.pattern import Match, OpPattern, matches
 from rlx.passes.report import FusionReport
@@ -263,19 +264,20 @@ def apply(
 
 
 Entry = tuple[Rule, tuple[frozenset[str], ...]]
-_tables: dict[tuple[int, int], tuple[Sequence[Rule], dict[str, list[Entry]]]] = {}
+_tables: dict[tuple[int, int], tuple[Sequence[Rule], dict[str, list[Entry]], int]] = {}
 
 
 def _indexed(rules: Sequence[Rule]) -> dict[str, list[Entry]]:
     """Rules by the kind of their root, each with the kinds that its operands must be among."""
-    kept = _tables.get((id(rules), len(rules)))
-    if kept is not None and kept[0] is rules:
+    kept, known = _tables.get((id(rules), len(rules))), registrations()
+    if kept is not None and kept[0] is rules and kept[2] == known:
         return kept[1]
     index: dict[str, list[Entry]] = {}
     for rule in rules:
+        rule.pattern.refresh()
         for kind in rule.pattern.kinds:
             index.setdefault(kind, []).append((rule, rule.pattern.needs))
-    _tables[id(rules), len(rules)] = (rules, index)
+    _tables[id(rules), len(rules)] = (rules, index, known)
     return index
 
 

@@ -29,7 +29,7 @@ class _Bodies:
 
     def run(self, graph: Graph) -> None:
         for node in graph.nodes:
-            if node.op.name in ("cond", "while_loop", "scan"):
+            if node.op.is_control_flow:
                 node.op = self._op(node.op)
 
     def _op(self, op: Op) -> Op:

@@ -191,7 +191,7 @@ def lower_node(node: Node, ctx: Context) -> list[Step]:
     if entry is None:
         raise UnsupportedError(
             "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
-            hint="legalize should have rewritten it through its common body",
+            hint="legalize should have rewritten it by its decomposition",
         )  # fmt: skip
     made = entry.lower(node, ctx)
     for step in made:

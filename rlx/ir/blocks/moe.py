@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from rlx.errors import AttributeValueError
-from rlx.ir.blocks._parts import activate, cast, leading, wide
+from rlx.ir.blocks._parts import leading
 from rlx.ir.dtype import promote
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import require_rank
+from rlx.ir.ops._decompose import activate, cast, wide
 from rlx.ir.ops.activation import require_activation
 
 

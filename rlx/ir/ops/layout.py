@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dim import Dim, Expr, Monomial, expand, same
-from rlx.ir.dtype import DType, promote
+from rlx.ir.dtype import DType, i64, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import normalize_axes, rounded
+from rlx.ir.ops._decompose import size_value
 from rlx.ir.shape import Shape, normalize_axis
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 class View(Op):
@@ -365,6 +370,34 @@ class Pad(Move):
         result[tuple(slice(n, n + d) for n, d in zip(self.low, x.shape, strict=True))] = x
         return result
 
+    def decompose(self, g: Graph, x: Value) -> Any:
+        """Joined with blocks of the constant, or gathered at indices that stay inside."""
+        for axis, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+            if low or high:
+                take = self._joined if self.mode == "constant" else self._gathered
+                x = take(g, x, axis, low, high)
+        return x
+
+    def _joined(self, g: Graph, x: Value, axis: int, low: int, high: int) -> Any:
+        filler = g.constant(self.value, x.shape.dtype)
+
+        def block(size: int) -> list[Value]:
+            dims = [size if i == axis else d for i, d in enumerate(x.shape.dims)]
+            return [g.expand(filler, dims=tuple(dims))] if size else []
+
+        return g.concat(*block(low), x, *block(high), axis=axis)
+
+    def _gathered(self, g: Graph, x: Value, axis: int, low: int, high: int) -> Any:
+        """Rows of x at indices that stop at the border, or turn round there."""
+        n = x.shape.dims[axis]
+        at = g.sub(g.iota(dims=(n + low + high,), dtype=i64), g.constant(low, i64))
+        last = g.sub(size_value(g, n, at), g.constant(1, i64))
+        if self.mode == "edge":
+            at = g.minimum(g.maximum(at, g.constant(0, i64)), last)
+        else:
+            at = g.sub(last, g.abs(g.sub(last, g.abs(at))))
+        return g.gather(x, at, axis=axis)
+
 
 @op("flip")
 class Flip(Move):
@@ -378,3 +411,11 @@ class Flip(Move):
 
     def reference(self, x: Array) -> Array:
         return np.flip(x, self.axes)
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        for axis in normalize_axes(self.axes, x.shape.rank):
+            n: Dim = x.shape.dims[axis]
+            count = g.iota(dims=(n,), dtype=i64)
+            last = g.sub(size_value(g, n, count), g.constant(1, i64))
+            x = g.gather(x, g.sub(last, count), axis=axis)
+        return x

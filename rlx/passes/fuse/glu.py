@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.ir.dim import same
 from rlx.ir.node import Value
-from rlx.passes.fuse.activation import activation_kinds, is_default
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.passes.fuse.linear import as_vector, is_linear
 from rlx.passes.fuse.shared_input import joinable
 from rlx.passes.pattern import Match, op
@@ -98,8 +98,7 @@ def _halves(m: Match) -> Result:
 
 def _table(name: str, gate: Any, up: Any, result: Any, bare: bool) -> list[Rule]:
     """The rule with an activation on the gate, and for products also the one without."""
-    kinds = activation_kinds()
-    rules = [Rule(name, op("mul", op(kinds, gate, name="act"), up), result, owns=True)]
+    rules = [Rule(name, op("mul", op(activation_kinds, gate, name="act"), up), result, owns=True)]
     if bare:
         rules.append(Rule(name, op("mul", gate, up), result, owns=True))
     return rules

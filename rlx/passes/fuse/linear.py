@@ -6,8 +6,8 @@ from typing import Any
 
 from rlx.ir.dim import same
 from rlx.ir.node import Value
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.ir.ops.fused import FusedMatMulBiasAct
-from rlx.passes.fuse.activation import activation_kinds, is_default
 from rlx.passes.pattern import Match, const, op
 from rlx.passes.rewrite import Result, Rule
 
@@ -113,7 +113,7 @@ _LORA = op(
 LINEAR: tuple[Rule, ...] = (
     Rule("lora written out", _LORA, _lora, owns=True),
     Rule("matmul + bias", op("add", op("matmul", name="p"), "bias"), _bias, owns=True),
-    Rule("matmul + activation", op(activation_kinds(), op(_PRODUCTS, name="p")), _activation, True),
+    Rule("matmul + activation", op(activation_kinds, op(_PRODUCTS, name="p")), _activation, True),
     Rule("matmul + residual", op("add", op(_PRODUCTS, name="p"), "residual"), _residual, True),
     Rule("conv + bias", op("add", op("conv", name="p"), "bias"), _conv_bias, owns=True),
 )
