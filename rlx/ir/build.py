@@ -64,6 +64,8 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
     ) -> Any:
         if len(args) <= fixed and not attributes and plain is not None:
             return self.append(plain, args, name, shape)
+        if shape is not None and "shape" in fields:  # what reshape is to make, not what it made
+            attributes["shape"], shape = shape, None
         operands, rest = _variadic(args) if variadic else _split(args, required, fixed)
         if len(rest) > len(fields):
             raise InputError(

@@ -144,6 +144,8 @@ class HirModule(Graph):
                 f"not a MIR op but a {'block' if kind.is_block else 'source'}", where="mir",
                 got=kind.name, hint=f"call .{kind.name.removeprefix(PREFIX)}(...)",
             )  # fmt: skip
+        if shape is not None and "shape" in kind.fields:  # that of reshape and its like
+            attrs["shape"], shape = shape, None
         if isinstance(op, str):
             op = record(kind, attrs)
         elif attrs:

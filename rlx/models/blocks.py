@@ -128,8 +128,8 @@ class Net(Parts):
         state = self.g.state(name, [1, c.kv_heads, length, width], self.kv.dtype)
         if self.kv.scheme is not None:
             x = self.g.hir_mir("quantize_blocks", [x], scheme=self.kv.scheme)
-        heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, width))
-        return state, self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
+        heads = self.g.hir_mir("reshape", [x], shape=(1, seq, c.kv_heads, width))
+        return state, self.g.hir_mir("transpose", [heads], axes=(0, 2, 1, 3))
 
     def scored(
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None

@@ -105,7 +105,7 @@ def describe(
             return {"logits": logits}
         if use.startswith("guess"):
             return _draw_all(g, logits, int(use.split()[1]))
-        row = g.hir_mir("reshape", [logits], dims=(1, model.config.vocab))
+        row = g.hir_mir("reshape", [logits], shape=(1, model.config.vocab))
         return {**draw(g, row, use), "logits": logits}
 
     module = GraphModule.define(model.config.arch, build)
@@ -156,7 +156,7 @@ def _draw_all(g: GraphModule, logits: Tensor, count: int) -> dict[str, Tensor]:
     tokens = []
     for i in range(count):
         row = g.hir_mir("narrow", [logits], axis=1, start=i, length=1)
-        row = g.hir_mir("reshape", [row], dims=(1, logits.shape.dims[2]))
+        row = g.hir_mir("reshape", [row], shape=(1, logits.shape.dims[2]))
         turn = g.hir_mir("add", [rng, g.constant(np.array([0, i], np.uint64))])
         tokens.append(g.hir_mir("sample", [row, turn, settings])[0])
     return {"tokens": g.hir_mir("concat", tokens, axis=0)}
@@ -165,8 +165,8 @@ def _draw_all(g: GraphModule, logits: Tensor, count: int) -> dict[str, Tensor]:
 def _allowed(g: GraphModule, row: Tensor, vocab: int) -> Tensor:
     """−inf for tokens whose bit of the input `allowed` is not set."""
     count = -(-vocab // 32)
-    words = g.hir_mir("reshape", [g.input("allowed", [count], "i32")], dims=(count, 1))
-    moved = g.hir_mir("shift_right", [words, g.hir_mir("iota", dims=(32,))])
-    bits = g.hir_mir("reshape", [g.hir_mir("bitwise_and", [moved, 1])], dims=(count * 32,))
+    words = g.hir_mir("reshape", [g.input("allowed", [count], "i32")], shape=(count, 1))
+    moved = g.hir_mir("shift_right", [words, g.hir_mir("iota", shape=(32,))])
+    bits = g.hir_mir("reshape", [g.hir_mir("bitwise_and", [moved, 1])], shape=(count * 32,))
     bit = g.hir_mir("narrow", [bits], axis=0, start=0, length=vocab)
     return g.hir_mir("where", [g.hir_mir("ne", [bit, 0]), row, float("-inf")])

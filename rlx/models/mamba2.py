@@ -50,7 +50,7 @@ def _scan(net: Net, u: Tensor, step: Tensor, b: Tensor, to_read: Tensor, i: int)
     """Every group of heads by its own rows of b and of what is read."""
     c, g, seq = recurrence(net.config), net.g, u.shape.dims[1]
     step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
-    step = g.hir_mir("reshape", [each(net, step, c.value, 1)], dims=(1, seq, c.inner))
+    step = g.hir_mir("reshape", [each(net, step, c.value, 1)], shape=(1, seq, c.inner))
     width, parts = c.inner // c.groups, []
     wide, narrow = [width] * c.groups, [c.state] * c.groups
     splits = (net.split(x, w) for x, w in ((u, wide), (step, wide), (b, narrow), (to_read, narrow)))
@@ -81,10 +81,10 @@ def _norm(net: Net, y: Tensor, i: int) -> Tensor:
     g, (_, seq, inner) = net.g, y.shape.dims
     weight = net.param(f"blk.{i}.ssm_norm.weight")
     width = weight.shape.dims[-1]
-    y = g.hir_mir("reshape", [y], dims=(1, seq, inner // width, width))
+    y = g.hir_mir("reshape", [y], shape=(1, seq, inner // width, width))
     ones = net.fixed("ssm_norm.ones", np.ones(width, np.float32))
     y = g.rms_norm(y, ones, eps=net.config.eps) * weight
-    return g.hir_mir("reshape", [y], dims=(1, seq, inner))
+    return g.hir_mir("reshape", [y], shape=(1, seq, inner))
 
 
 __all__ = ["HF_NAMES", "embed", "finish", "layer"]

@@ -99,7 +99,7 @@ class Parts:
         weight = self.weights.get(f"{name}.weight")
         packed = self.packed(weight)
         if packed is None:
-            w = self.g.hir_mir("transpose", [self.param(weight.name)], perm=(0, 2, 1))
+            w = self.g.hir_mir("transpose", [self.param(weight.name)], axes=(0, 2, 1))
             y = self.g.hir_mir("grouped_matmul", [x, w, group])
         else:
             w, *sides = packed

@@ -77,9 +77,9 @@ def _attention(net: Net, x: Tensor, i: int) -> Tensor:
     """Each head's query comes with a gate of what the head gives."""
     c, g, seq = net.config, net.g, x.shape.dims[1]
     joined, k, v = net.qkv(x, i)
-    joined = g.hir_mir("reshape", [joined], dims=(1, seq, c.heads, 2 * c.head_dim))
+    joined = g.hir_mir("reshape", [joined], shape=(1, seq, c.heads, 2 * c.head_dim))
     q, gate = (
-        g.hir_mir("reshape", [part], dims=(1, seq, c.heads * c.head_dim))
+        g.hir_mir("reshape", [part], shape=(1, seq, c.heads * c.head_dim))
         for part in net.split(joined, [c.head_dim, c.head_dim])
     )
     y = net.attend(q, k, v, i) * g.hir_mir("sigmoid", [gate])
@@ -100,7 +100,7 @@ def _delta_net(net: Net, x: Tensor, i: int) -> Tensor:
     carry(net, state, last)
     y = g.rms_norm(y, net.param(f"blk.{i}.ssm_norm.weight"), eps=net.config.eps)
     gate = g.hir_mir("silu", [net.linear(x, f"blk.{i}.attn_gate")])
-    return net.linear(g.hir_mir("reshape", [y], dims=(1, seq, c.inner)) * gate, f"blk.{i}.ssm_out")
+    return net.linear(g.hir_mir("reshape", [y], shape=(1, seq, c.inner)) * gate, f"blk.{i}.ssm_out")
 
 
 def _gates(net: Net, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
@@ -118,9 +118,9 @@ def _by_key_head(net: Net, joined: Tensor) -> tuple[Tensor, Tensor]:
     """The two gates of the heads of each key, which come together."""
     c, g, seq = recurrence(net.config), net.g, joined.shape.dims[1]
     shared = c.heads // c.groups
-    joined = g.hir_mir("reshape", [joined], dims=(1, seq, c.groups, 2 * shared))
+    joined = g.hir_mir("reshape", [joined], shape=(1, seq, c.groups, 2 * shared))
     beta, step = (
-        g.hir_mir("reshape", [part], dims=(1, seq, c.heads))
+        g.hir_mir("reshape", [part], shape=(1, seq, c.heads))
         for part in net.split(joined, [shared, shared])
     )
     return beta, step

@@ -73,6 +73,6 @@ def _expanded(
 ) -> Tensor:
     g, seq = net.g, x.shape.dims[1]
     x = g.hir_mir(
-        "expand", [g.hir_mir("reshape", [x], dims=(1, seq, *once))], dims=(1, seq, *often)
+        "expand", [g.hir_mir("reshape", [x], shape=(1, seq, *once))], shape=(1, seq, *often)
     )
-    return g.hir_mir("reshape", [x], dims=(1, seq, often[0] * often[1], often[2]))
+    return g.hir_mir("reshape", [x], shape=(1, seq, often[0] * often[1], often[2]))

@@ -62,7 +62,7 @@ class Kinds:
         if number is None:
             number = self._nodes[key] = len(self.nodes)
             # a dimension given as −1 cannot be found again once others are 0
-            exact = op.replace(dims=shapes[0].dims) if op.name == "reshape" else op
+            exact = op.replace(shape=shapes[0].dims) if op.name == "reshape" else op
             results = tuple([self._value(op, exact, shape, kinds) for shape in shapes])
             self.nodes.append(NodeKind(exact, kinds, results, same, len(self.of_node)))
         self.of_node.append(number)

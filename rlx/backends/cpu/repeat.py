@@ -122,7 +122,7 @@ class Repeats:
         for v in node.outputs:
             key.append(v.shape)
         if len(inputs) > 1 and len(set(inputs)) < len(inputs):
-            key.append(tuple([inputs.index(v) for v in inputs]))
+            key.append(tuple(map({v: i for i, v in enumerate(inputs)}.get, inputs)))
         return tuple(key)
 
 

@@ -25,7 +25,7 @@ def activate(g: Graph, x: Value, activation: str | None) -> Value:
 
 def weight(g: Graph, w: Value, transposed: bool) -> Value:
     """A weight as [K, N], also where it was given as [N, K]."""
-    return g.transpose(w, perm=(1, 0)) if transposed else w
+    return g.transpose(w, axes=(1, 0)) if transposed else w
 
 
 def product(

@@ -82,12 +82,12 @@ class Attention(Block):
         k, v = (_unpacked(g, t, op) for t in (k, v))
         rows = _by_head(g, q, op.head_dim, op.q_layout)
         keys, values = (_repeated(g, _by_head(g, t, op.head_dim, op.kv_layout), op) for t in (k, v))
-        scores = g.mul(g.matmul(rows, g.transpose(keys, perm=(0, 1, 3, 2))), op.score_scale)
+        scores = g.mul(g.matmul(rows, g.transpose(keys, axes=(0, 1, 3, 2))), op.score_scale)
         if op.softcap:
             scores = g.mul(g.tanh(g.div(scores, op.softcap)), op.softcap)
         y = g.matmul(_weights(g, scores, mask, op.mask_kind, sinks), values)
         if op.q_layout == "bshd":
-            y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), dims=q.shape.dims)
+            y = g.reshape(g.transpose(y, axes=(0, 2, 1, 3)), shape=q.shape.dims)
         return cast(g, y, q.shape.dtype)
 
 
@@ -95,15 +95,15 @@ def _unpacked(g: Graph, x: Value, op: AttentionOp) -> Value:
     """Packed keys or values as f32."""
     if op.kv_scheme is None:
         return x
-    rows = g.reshape(x, dims=(-1, op.row_width()))
-    numbers = g.dequant_gather(rows, g.iota(dims=rows.shape.dims[:1]), scheme=op.kv_scheme)
-    return g.reshape(numbers, dims=(*x.shape.dims[:-1], op.head_dim))
+    rows = g.reshape(x, shape=(-1, op.row_width()))
+    numbers = g.dequant_gather(rows, g.iota(shape=rows.shape.dims[:1]), scheme=op.kv_scheme)
+    return g.reshape(numbers, shape=(*x.shape.dims[:-1], op.head_dim))
 
 
 def _by_head(g: Graph, x: Value, head_dim: int, layout: str) -> Value:
     """[B, H, S, D], wide."""
     x = split_heads(g, wide(g, x), head_dim)
-    return g.transpose(x, perm=(0, 2, 1, 3)) if layout == "bshd" else x
+    return g.transpose(x, axes=(0, 2, 1, 3)) if layout == "bshd" else x
 
 
 def _repeated(g: Graph, x: Value, op: AttentionOp) -> Value:
@@ -112,9 +112,9 @@ def _repeated(g: Graph, x: Value, op: AttentionOp) -> Value:
     if group == 1:
         return x
     batch, heads, length, width = x.shape.dims
-    x = g.reshape(x, dims=(batch, heads, 1, length, width))
-    x = g.expand(x, dims=(batch, heads, group, length, width))
-    return g.reshape(x, dims=(batch, op.num_heads, length, width))
+    x = g.reshape(x, shape=(batch, heads, 1, length, width))
+    x = g.expand(x, shape=(batch, heads, group, length, width))
+    return g.reshape(x, shape=(batch, op.num_heads, length, width))
 
 
 def _weights(
@@ -139,16 +139,16 @@ def _softmax(g: Graph, scores: Value, sinks: Value | None) -> Value:
     if sinks is None:
         return g.softmax(scores, axis=-1)
     *outer, keys = scores.shape.dims
-    more = g.reshape(wide(g, sinks), dims=(outer[1], 1, 1))
-    joined = g.concat(scores, g.expand(more, dims=(*outer, 1)), axis=3)
+    more = g.reshape(wide(g, sinks), shape=(outer[1], 1, 1))
+    joined = g.concat(scores, g.expand(more, shape=(*outer, 1)), axis=3)
     return g.narrow(g.softmax(joined, axis=-1), axis=3, start=0, length=keys)
 
 
 def _visible(g: Graph, scores: Value, kind: MaskKind, mask: Value | None) -> Value:
     """Flags of the keys inside each query's window that the mask keeps."""
     rows, keys = scores.shape.dims[2:]
-    at = g.reshape(g.iota(dims=(rows,), start=keys - rows), dims=(rows, 1))
-    key = g.iota(dims=(keys,))
+    at = g.reshape(g.iota(shape=(rows,), start=keys - rows), shape=(rows, 1))
+    key = g.iota(shape=(keys,))
     kept = [] if mask is None else [mask]
     if kind.ahead is not None:
         kept.append(g.le(key, g.add(at, kind.ahead) if kind.ahead else at))

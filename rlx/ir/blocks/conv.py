@@ -34,7 +34,7 @@ class _Conv(Block):
         y = self._conv(g, x, w)
         if bias is not None:
             require_rank(bias.shape, 1, "bias")
-            y = g.add(y, g.reshape(bias, dims=(bias.shape.dims[0], *[1] * self.rank)))
+            y = g.add(y, g.reshape(bias, shape=(bias.shape.dims[0], *[1] * self.rank)))
         return activate(g, y, self.activation)
 
     def direct(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:
@@ -89,7 +89,7 @@ class DepthwiseConv1dCausal(Block):
         joined = g.concat(wide(g, left_pad), wide(g, x), axis=1)
         y = None
         for j in range(int(taps)):  # type: ignore[arg-type]  # the op sees that it is an int
-            tap = g.reshape(g.narrow(wide(g, weight), axis=1, start=j, length=1), dims=(channels,))
+            tap = g.reshape(g.narrow(wide(g, weight), axis=1, start=j, length=1), shape=(channels,))
             term = g.mul(g.narrow(joined, axis=1, start=j, length=length), tap)
             y = term if y is None else g.add(y, term)
         dtypes = [v.shape.dtype for v in (x, weight, left_pad)]

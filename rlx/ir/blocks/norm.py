@@ -12,13 +12,13 @@ from rlx.ir.ops.norm import require_eps
 
 def rms_scaled(g: Graph, x: Value, eps: float) -> Value:
     """x · rsqrt(mean(x²) + eps)"""
-    power = g.mean(g.square(x), axes=(-1,), keepdims=True)
+    power = g.mean(g.square(x), axis=(-1,), keepdims=True)
     return g.mul(x, g.rsqrt(g.add(power, eps)))
 
 
 def standardized(g: Graph, x: Value, eps: float) -> Value:
     """(x - mean) · rsqrt(variance + eps)"""
-    return rms_scaled(g, g.sub(x, g.mean(x, axes=(-1,), keepdims=True)), eps)
+    return rms_scaled(g, g.sub(x, g.mean(x, axis=(-1,), keepdims=True)), eps)
 
 
 def affine(g: Graph, x: Value, gamma: Value, beta: Value | None) -> Value:

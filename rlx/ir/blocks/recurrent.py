@@ -64,13 +64,13 @@ def scanned(graph: Graph, sequences: tuple[Value, ...], state: Value | None) -> 
     given = [cast(graph, x, inner) for x in given]
     batch, _, heads, n = q.shape.dims
     if state is None:
-        start = graph.expand(graph.constant(0.0, inner), dims=(batch, heads, n, n))
+        start = graph.expand(graph.constant(0.0, inner), shape=(batch, heads, n, n))
     else:
         start = given[5]
-    xs = [graph.transpose(x, perm=(1, 0, *range(2, x.shape.rank))) for x in given[:5]]
+    xs = [graph.transpose(x, axes=(1, 0, *range(2, x.shape.rank))) for x in given[:5]]
     last, o = graph.scan(start, *xs, body=_step(start, xs), n_carry=1, n_xs=5)
     kept = promote(out, f32) if state is None else state.shape.dtype
-    o = graph.transpose(o, perm=(1, 0, 2, 3))
+    o = graph.transpose(o, axes=(1, 0, 2, 3))
     return cast(graph, o, out), cast(graph, last, kept)
 
 
@@ -86,12 +86,12 @@ def _step(start: Value, xs: list[Value]) -> Graph:
         batch, heads, n = q.shape.dims
         row, column = (batch, heads, 1, n), (batch, heads, n, 1)
         single = (batch, heads, 1, 1)
-        state = body.mul(state, body.reshape(body.exp(g), dims=single))
-        seen = body.matmul(body.reshape(k, dims=row), state)
-        change = body.sub(body.reshape(v, dims=row), seen)
-        change = body.mul(change, body.reshape(beta, dims=single))
-        state = body.add(state, body.mul(body.reshape(k, dims=column), change))
+        state = body.mul(state, body.reshape(body.exp(g), shape=single))
+        seen = body.matmul(body.reshape(k, shape=row), state)
+        change = body.sub(body.reshape(v, shape=row), seen)
+        change = body.mul(change, body.reshape(beta, shape=single))
+        state = body.add(state, body.mul(body.reshape(k, shape=column), change))
         scaled = body.mul(q, 1.0 / math.sqrt(n))  # type: ignore[arg-type]  # N is an int
-        o = body.matmul(body.reshape(scaled, dims=row), state)
-        body.set_outputs(state, body.reshape(o, dims=(batch, heads, n)))
+        o = body.matmul(body.reshape(scaled, shape=row), state)
+        body.set_outputs(state, body.reshape(o, shape=(batch, heads, n)))
     return body

@@ -16,7 +16,7 @@ def split_heads(g: Graph, x: Value, head_dim: int) -> Value:
     if x.shape.rank == 4:
         return x
     batch, seq, width = x.shape.dims
-    return g.reshape(x, dims=(batch, seq, width // head_dim, head_dim))
+    return g.reshape(x, shape=(batch, seq, width // head_dim, head_dim))
 
 
 class _Rotation(Block):
@@ -54,7 +54,7 @@ class _Rotation(Block):
         batch = rows.shape.dims[0] if rows.shape.rank == 3 else 1
         dims: list[Dim] = [batch, 1, 1, rows.shape.dims[-1]]
         dims[token_axis] = length
-        return g.reshape(rows, dims=tuple(dims))
+        return g.reshape(rows, shape=tuple(dims))
 
     def _halves(self, g: Graph, x: Value, half: int) -> tuple[Value, Value]:
         """The two members of every pair."""
@@ -64,16 +64,16 @@ class _Rotation(Block):
                 g.narrow(x, axis=3, start=half, length=half),
             )
         outer = x.shape.dims[:3]
-        pairs = g.reshape(x, dims=(*outer, half, 2))
+        pairs = g.reshape(x, shape=(*outer, half, 2))
         first, second = (g.narrow(pairs, axis=4, start=i, length=1) for i in (0, 1))
         dims = (*outer, half)
-        return g.reshape(first, dims=dims), g.reshape(second, dims=dims)
+        return g.reshape(first, shape=dims), g.reshape(second, shape=dims)
 
     def _joined(self, g: Graph, parts: tuple[Value, Value], like: Value) -> Value:
         if not self.interleaved:
             return g.concat(*parts, axis=3)
-        first, second = (g.reshape(p, dims=(*p.shape.dims, 1)) for p in parts)
-        return g.reshape(g.concat(first, second, axis=4), dims=like.shape.dims)
+        first, second = (g.reshape(p, shape=(*p.shape.dims, 1)) for p in parts)
+        return g.reshape(g.concat(first, second, axis=4), shape=like.shape.dims)
 
 
 @block("rope")
@@ -101,7 +101,7 @@ class Rope(_Rotation):
     ) -> Value:
         heads = split_heads(g, wide(g, x), self.head_dim)
         y = self.rotate(g, heads, cos, sin, positions)
-        return cast(g, g.reshape(y, dims=x.shape.dims), x.shape.dtype)
+        return cast(g, g.reshape(y, shape=x.shape.dims), x.shape.dtype)
 
 
 @block("qk_norm_rope")
@@ -129,4 +129,4 @@ class QkNormRope(_Rotation):
         normed = affine(g, rms_scaled(g, heads, self.eps), gamma, None)
         y = self.rotate(g, normed, cos, sin, positions)
         dtype = promote(x.shape.dtype, gamma.shape.dtype)
-        return cast(g, g.reshape(y, dims=x.shape.dims), dtype)
+        return cast(g, g.reshape(y, shape=x.shape.dims), dtype)

@@ -62,7 +62,7 @@ class Reduction(_PerInput):
 
     takes: ClassVar[Sequence[str]] = REAL
     needs_elements: ClassVar[bool] = False
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -74,13 +74,13 @@ class Reduction(_PerInput):
 
     def infer(self, x: Shape) -> Shape:
         require_kind(x, self.takes, "operand")
-        axes = normalize_axes(self.axes, x.rank)
+        axes = normalize_axes(self.axis, x.rank)
         if self.needs_elements:
             _require_elements(x.dims, axes)
         return Shape(_remaining(x.dims, axes, self.keepdims), self.result(x.dtype))
 
     def reference(self, x: Array) -> Array:
-        axes = normalize_axes(self.axes, x.ndim)
+        axes = normalize_axes(self.axis, x.ndim)
         if self.needs_elements:
             _require_elements(x.shape, axes)
         with quiet():
@@ -99,7 +99,7 @@ class _Accumulation(Reduction):
 class Sum(_Accumulation):
     """The sum of the elements; 0 of none. Of bools: how many are true."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -111,7 +111,7 @@ class Sum(_Accumulation):
 class Prod(_Accumulation):
     """The product of the elements; 1 of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -128,7 +128,7 @@ class Mean(Reduction):
     """The sum over the number of elements; NaN of none. Integers give f32."""
 
     takes = ANY
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def result(self, element: DType) -> DType:
@@ -145,7 +145,7 @@ class Max(Reduction):
     """The greatest element; NaN if there is one."""
 
     needs_elements = True
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -157,7 +157,7 @@ class Min(Reduction):
     """The least element; NaN if there is one."""
 
     needs_elements = True
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -175,7 +175,7 @@ class _Quantifier(Reduction):
 class Any_(_Quantifier):
     """Whether one element is not zero; false of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -186,7 +186,7 @@ class Any_(_Quantifier):
 class All(_Quantifier):
     """Whether no element is zero; true of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:

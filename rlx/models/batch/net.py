@@ -42,9 +42,9 @@ class BatchNet(Net):
         """Each token · half of its own adapter; the first of them is none."""
         rows = x.shape.dims[1]
         stack = self.g.state(name, [1 + self.adapters, inner, out], "f32")
-        flat = self.g.hir_mir("reshape", [x], dims=(rows, inner))
+        flat = self.g.hir_mir("reshape", [x], shape=(rows, inner))
         y = self.g.hir_mir("grouped_matmul", [flat, stack, self.which])
-        return self.g.hir_mir("reshape", [y], dims=(1, rows, out))
+        return self.g.hir_mir("reshape", [y], shape=(1, rows, out))
 
     def learned(self, table: Tensor, seq: Dim) -> Tensor:
         return self.g.hir_mir("gather", [table, self.positions], axis=0)

@@ -148,14 +148,14 @@ class EncoderNet(Parts):
         return self._masks[name]
 
     def _positions(self) -> Tensor:
-        return self.once("at", lambda: self.g.hir_mir("iota", [], dims=(self._length,)))
+        return self.once("at", lambda: self.g.hir_mir("iota", [], shape=(self._length,)))
 
     def kept(self) -> Tensor:
         """Flags [batch, seq] of the real tokens."""
         assert self.lengths is not None
 
         def make() -> Tensor:
-            ends = self.g.hir_mir("reshape", [self.lengths], dims=(-1, 1))
+            ends = self.g.hir_mir("reshape", [self.lengths], shape=(-1, 1))
             return self.g.hir_mir("lt", [self._positions(), ends])
 
         return self.once("kept", make)
@@ -166,12 +166,12 @@ class EncoderNet(Parts):
             return None
         batch, length = self.kept().shape.dims
         shape = (batch, 1, 1, length)
-        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
+        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], shape=shape))
 
     def distance(self) -> Tensor:
         """Key position less query position, [queries, keys]."""
         at = self._positions()
-        rows = self.g.hir_mir("reshape", [at], dims=(self._length, 1))
+        rows = self.g.hir_mir("reshape", [at], shape=(self._length, 1))
         return self.g.hir_mir("sub", [at, rows])
 
     def _bias(self) -> Tensor:
@@ -184,7 +184,7 @@ class EncoderNet(Parts):
         # one row of the table for every distance: -(context - 1) … context - 1
         at = self.distance() + (c.context - 1)
         values = g.hir_mir("gather", [table, at], axis=1)  # [heads, queries, keys]
-        values = g.hir_mir("reshape", [values], dims=(1, *values.shape.dims))
+        values = g.hir_mir("reshape", [values], shape=(1, *values.shape.dims))
         keep = self.keep()
         return values if keep is None else g.hir_mir("where", [keep, values, _DROPPED])
 

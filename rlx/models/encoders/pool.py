@@ -47,17 +47,17 @@ def pool(net: EncoderNet, x: Tensor, mode: str) -> Tensor:
     if mode == "lasttoken":
         return _last(net, x)
     if mode == "max":
-        return g.hir_mir("max", [_real(net, x, _LOWEST)], axes=(1,))
+        return g.hir_mir("max", [_real(net, x, _LOWEST)], axis=(1,))
     if mode == "weightedmean":
         return _weighted(net, x)
-    total = g.hir_mir("sum", [_real(net, x, 0.0)], axes=(1,))
+    total = g.hir_mir("sum", [_real(net, x, 0.0)], axis=(1,))
     count = _count(net, x)
     return total / (count if mode == "mean" else g.hir_mir("sqrt", [count]))
 
 
 def _row(net: EncoderNet, x: Tensor) -> Tensor:
     batch, _, hidden = x.shape.dims
-    return net.g.hir_mir("reshape", [x], dims=(batch, hidden))
+    return net.g.hir_mir("reshape", [x], shape=(batch, hidden))
 
 
 def _real(net: EncoderNet, x: Tensor, instead: float) -> Tensor:
@@ -65,7 +65,7 @@ def _real(net: EncoderNet, x: Tensor, instead: float) -> Tensor:
     if net.lengths is None:
         return x
     batch, seq, _ = x.shape.dims
-    keep = net.g.hir_mir("reshape", [net.kept()], dims=(batch, seq, 1))
+    keep = net.g.hir_mir("reshape", [net.kept()], shape=(batch, seq, 1))
     return net.g.hir_mir("where", [keep, x, instead])
 
 
@@ -74,16 +74,16 @@ def _count(net: EncoderNet, x: Tensor) -> Tensor:
     g = net.g
     if net.lengths is None:
         return g.hir_mir("dim_value", [], dim=x.shape.dims[1], dtype="f32")
-    column = g.hir_mir("reshape", [net.lengths], dims=(-1, 1))
+    column = g.hir_mir("reshape", [net.lengths], shape=(-1, 1))
     return g.hir_mir("cast", [column], dtype="f32")
 
 
 def _weighted(net: EncoderNet, x: Tensor) -> Tensor:
     """The mean where token i counts i + 1 times."""
     g, seq = net.g, x.shape.dims[1]
-    at = g.hir_mir("iota", [], dims=(seq,), dtype="f32", start=1)
-    weights = g.hir_mir("reshape", [at], dims=(1, seq, 1))
-    total = g.hir_mir("sum", [_real(net, x * weights, 0.0)], axes=(1,))
+    at = g.hir_mir("iota", [], shape=(seq,), dtype="f32", start=1)
+    weights = g.hir_mir("reshape", [at], shape=(1, seq, 1))
+    total = g.hir_mir("sum", [_real(net, x * weights, 0.0)], axis=(1,))
     count = _count(net, x)
     return total / (count * (count + 1.0) * 0.5)
 
@@ -93,8 +93,8 @@ def _last(net: EncoderNet, x: Tensor) -> Tensor:
     batch, seq, hidden = x.shape.dims
     if net.lengths is None:
         return _row(net, g.hir_mir("narrow", [x], axis=1, start=seq - 1, length=1))
-    rows = g.hir_mir("reshape", [x], dims=(batch * seq, hidden))
-    first = g.hir_mir("iota", [], dims=(batch,)) * g.hir_mir("dim_value", [], dim=seq)
+    rows = g.hir_mir("reshape", [x], shape=(batch * seq, hidden))
+    first = g.hir_mir("iota", [], shape=(batch,)) * g.hir_mir("dim_value", [], dim=seq)
     return g.hir_mir("gather", [rows, first + net.lengths - 1], axis=0)
 
 

@@ -51,15 +51,15 @@ def conv(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     places = taps[0].shape.with_dims(counts).num_elements
     out, per_group = w.shape.dims[:2]
     # [B, G, C/G, taps, places] · [G, O/G, C/G·taps]
-    shifted = [g.reshape(t, dims=(batch, op.groups, per_group, 1, places)) for t in taps]
+    shifted = [g.reshape(t, shape=(batch, op.groups, per_group, 1, places)) for t in taps]
     joined = g.concat(*shifted, axis=3)
-    joined = g.reshape(joined, dims=(batch, op.groups, per_group * len(taps), places))
+    joined = g.reshape(joined, shape=(batch, op.groups, per_group * len(taps), places))
     weight = g.reshape(
-        wide(g, w), dims=(op.groups, out // op.groups, per_group * prod(window.kernel))
+        wide(g, w), shape=(op.groups, out // op.groups, per_group * prod(window.kernel))
     )
-    y = g.reshape(g.matmul(weight, joined), dims=(batch, out, *counts))
+    y = g.reshape(g.matmul(weight, joined), shape=(batch, out, *counts))
     if bias:
-        y = g.add(y, g.reshape(wide(g, bias[0]), dims=(out, *[1] * len(counts))))
+        y = g.add(y, g.reshape(wide(g, bias[0]), shape=(out, *[1] * len(counts))))
     return cast(g, y, result)
 
 
@@ -81,10 +81,10 @@ def conv_transpose(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
             window.span[i] - 1 - window.high[i] + extra[i],
         )
     c, out, *kernel = w.shape.dims
-    weight = g.flip(wide(g, w), axes=tuple(range(2, 2 + rank)))
-    weight = g.reshape(weight, dims=(op.groups, c // op.groups, out, *kernel))
-    weight = g.transpose(weight, perm=(0, 2, 1, *range(3, 3 + rank)))
-    weight = g.reshape(weight, dims=(out * op.groups, c // op.groups, *kernel))
+    weight = g.flip(wide(g, w), axis=tuple(range(2, 2 + rank)))
+    weight = g.reshape(weight, shape=(op.groups, c // op.groups, out, *kernel))
+    weight = g.transpose(weight, axes=(0, 2, 1, *range(3, 3 + rank)))
+    weight = g.reshape(weight, shape=(out * op.groups, c // op.groups, *kernel))
     made = g.conv(
         y, weight, *[wide(g, b) for b in bias], dilation=window.dilation, groups=op.groups
     )
@@ -97,10 +97,10 @@ def _stretched(g: Graph, x: Value, axis: int, step: int) -> Value:
         return x
     dims = x.shape.dims
     n = dims[axis]
-    y = g.reshape(x, dims=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
+    y = g.reshape(x, shape=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
     high = tuple(step - 1 if i == axis + 1 else 0 for i in range(x.shape.rank + 1))
     y = g.pad(y, low=(0,) * len(high), high=high)
-    y = g.reshape(y, dims=(*dims[:axis], n * step, *dims[axis + 1 :]))
+    y = g.reshape(y, shape=(*dims[:axis], n * step, *dims[axis + 1 :]))
     return g.narrow(y, axis=axis, start=0, length=n * step - (step - 1))
 
 
@@ -136,7 +136,7 @@ def avg_pool(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     total = reduce(g.add, _taps(g, _padded(g, x, window, 0.0), window))
     number: Value = g.constant(prod(window.kernel), x.shape.dtype)
     if not op.count_include_pad:
-        ones = g.expand(g.constant(1, x.shape.dtype), dims=(1, 1, *x.shape.dims[2:]))
+        ones = g.expand(g.constant(1, x.shape.dtype), shape=(1, 1, *x.shape.dims[2:]))
         number = reduce(g.add, _taps(g, _padded(g, ones, window, 0.0), window))
     return cast(g, g.div(total, number), inputs[0].shape.dtype)
 
@@ -151,14 +151,14 @@ def resize(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
 
 
 def _nearest(g: Graph, x: Value, axis: int, size: Dim) -> Any:
-    place = g.iota(dims=(size,), dtype=i64)
+    place = g.iota(shape=(size,), dtype=i64)
     n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
     return g.gather(x, g.floor_div(g.mul(place, n), count), axis=axis)
 
 
 def _linear(g: Graph, op: Any, x: Value, axis: int, size: Dim) -> Any:
     """Between the elements below and above each position, which is f64."""
-    place = cast(g, g.iota(dims=(size,), dtype=i64), f64)
+    place = cast(g, g.iota(shape=(size,), dtype=i64), f64)
     n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
     one = g.constant(1, f64)
     last = g.maximum(g.sub(n, one), g.constant(0, f64))
@@ -170,6 +170,6 @@ def _linear(g: Graph, op: Any, x: Value, axis: int, size: Dim) -> Any:
     below = g.minimum(g.floor(at), last)
     above = g.minimum(g.add(below, one), last)
     dims = (size, *[1] * (x.shape.rank - axis - 1))
-    part = g.reshape(cast(g, g.sub(at, below), x.shape.dtype), dims=dims)
+    part = g.reshape(cast(g, g.sub(at, below), x.shape.dtype), shape=dims)
     low, high = (g.gather(x, cast(g, i, i64), axis=axis) for i in (below, above))
     return g.add(g.mul(low, g.sub(1.0, part)), g.mul(high, part))

@@ -128,7 +128,7 @@ def _turned(g: Graph, op: Any, x: Value, parts: dict[str, Value], gamma: str) ->
     """Queries or keys, each head normed and rotated where the op says so."""
     batch, length, width = x.shape.dims
     if gamma in parts:
-        heads = g.reshape(x, dims=(batch, length, width // op.head_dim, op.head_dim))
-        x = g.reshape(g.rms_norm(heads, parts[gamma], eps=op.eps), dims=x.shape.dims)
+        heads = g.reshape(x, shape=(batch, length, width // op.head_dim, op.head_dim))
+        x = g.reshape(g.rms_norm(heads, parts[gamma], eps=op.eps), shape=x.shape.dims)
     rope = op.rope()
     return x if rope is None else g.append(rope, [x, parts["cos"], parts["sin"]])

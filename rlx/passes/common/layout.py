@@ -29,7 +29,7 @@ def _with_constant(g: Graph, op: Any, x: Value, axis: int, low: int, high: int) 
 
     def block(size: int) -> list[Value]:
         dims = [size if i == axis else d for i, d in enumerate(x.shape.dims)]
-        return [g.expand(filler, dims=tuple(dims))] if size else []
+        return [g.expand(filler, shape=tuple(dims))] if size else []
 
     return g.concat(*block(low), x, *block(high), axis=axis)
 
@@ -37,7 +37,7 @@ def _with_constant(g: Graph, op: Any, x: Value, axis: int, low: int, high: int) 
 def _with_own(g: Graph, op: Any, x: Value, axis: int, low: int, high: int) -> Any:
     """Rows of x at indices that stop at the border, or turn round there."""
     n = x.shape.dims[axis]
-    at = g.sub(g.iota(dims=(n + low + high,), dtype=i64), g.constant(low, i64))
+    at = g.sub(g.iota(shape=(n + low + high,), dtype=i64), g.constant(low, i64))
     last = g.sub(size_value(g, n, at), g.constant(1, i64))
     if op.mode == "edge":
         at = g.minimum(g.maximum(at, g.constant(0, i64)), last)
@@ -49,9 +49,9 @@ def _with_own(g: Graph, op: Any, x: Value, axis: int, low: int, high: int) -> An
 @common("flip")
 def flip(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     x = inputs[0]
-    for axis in normalize_axes(op.axes, x.shape.rank):
+    for axis in normalize_axes(op.axis, x.shape.rank):
         n: Dim = x.shape.dims[axis]
-        count = g.iota(dims=(n,), dtype=i64)
+        count = g.iota(shape=(n,), dtype=i64)
         last = g.sub(size_value(g, n, count), g.constant(1, i64))
         x = g.gather(x, g.sub(last, count), axis=axis)
     return x

@@ -18,8 +18,8 @@ from rlx.passes.common.registry import common
 
 def _waves(g: Graph, rows: Dim, columns: Dim, n: Dim) -> tuple[Value, Value]:
     """cos and sin of 2π·jk/n for j in rows and k in columns; f64, rounded to f32 at the end."""
-    j = g.iota(dims=(rows, columns), axis=0, dtype=i64)
-    k = g.iota(dims=(rows, columns), axis=1, dtype=i64)
+    j = g.iota(shape=(rows, columns), axis=0, dtype=i64)
+    k = g.iota(shape=(rows, columns), axis=1, dtype=i64)
     turn = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), f64)
     angle = g.mul(turn, g.div(g.constant(2 * math.pi, f64), size_value(g, n, turn)))
     return cast(g, g.cos(angle), f32), cast(g, g.sin(angle), f32)
@@ -31,7 +31,7 @@ def _moved(g: Graph, x: Value, axis: int) -> Value:
     axis = normalize_axis(axis, rank)
     perm = list(range(rank))
     perm[axis], perm[-1] = perm[-1], perm[axis]
-    return g.transpose(x, perm=tuple(perm)) if axis != rank - 1 else x
+    return g.transpose(x, axes=tuple(perm)) if axis != rank - 1 else x
 
 
 def _spectrum(g: Graph, x: Value, axis: int, terms: Dim, sign: float) -> tuple[Value, Value]:
@@ -71,7 +71,7 @@ def irfft(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     re, im = (_moved(g, p, op.axis) for p in (g.real(x), g.imag(x)))
     terms = re.shape.dims[-1]
     cos, sin = _waves(g, terms, op.n, op.n)
-    k = g.iota(dims=(terms,), dtype=i64)
+    k = g.iota(shape=(terms,), dtype=i64)
     twice = g.mul(k, g.constant(2, i64))
     alone = g.logical_or(g.eq(k, g.constant(0, i64)), g.eq(twice, size_value(g, op.n, twice)))
     weight = g.where(alone, g.constant(1.0), g.constant(2.0))

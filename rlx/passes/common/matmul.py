@@ -19,11 +19,11 @@ def dot_general(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     sizes = [a.shape.dims[i] for i in batch]
     rows, columns = [a.shape.dims[i] for i in free], [b.shape.dims[j] for j in b_free]
     terms = a.shape.with_dims([a.shape.dims[i] for i in contract]).num_elements
-    left = g.transpose(a, perm=batch + free + contract)
-    left = g.reshape(left, dims=(*sizes, a.shape.with_dims(rows).num_elements, terms))
-    right = g.transpose(b, perm=b_batch + b_contract + b_free)
-    right = g.reshape(right, dims=(*sizes, terms, b.shape.with_dims(columns).num_elements))
-    return g.reshape(g.matmul(left, right), dims=(*sizes, *rows, *columns))
+    left = g.transpose(a, axes=batch + free + contract)
+    left = g.reshape(left, shape=(*sizes, a.shape.with_dims(rows).num_elements, terms))
+    right = g.transpose(b, axes=b_batch + b_contract + b_free)
+    right = g.reshape(right, shape=(*sizes, terms, b.shape.with_dims(columns).num_elements))
+    return g.reshape(g.matmul(left, right), shape=(*sizes, *rows, *columns))
 
 
 @common("lora_matmul")
@@ -44,8 +44,8 @@ def grouped_matmul(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
 def _row_products(g: Graph, x: Value, weights: Value) -> Value:
     """x [T, K] with weights [T, K, N], row by row."""
     tokens, k = x.shape.dims
-    rows = g.matmul(g.reshape(x, dims=(tokens, 1, k)), weights)
-    return g.reshape(rows, dims=(tokens, weights.shape.dims[2]))
+    rows = g.matmul(g.reshape(x, shape=(tokens, 1, k)), weights)
+    return g.reshape(rows, shape=(tokens, weights.shape.dims[2]))
 
 
 @common("dequant_grouped_matmul")
@@ -60,9 +60,9 @@ def dequant_matmul(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     """The weight as the only expert, unpacked to [K, N]."""
     x, *parts = inputs
     first = g.constant([0], i32)
-    packed = [g.reshape(p, dims=(1, *p.shape.dims)) for p in parts]
+    packed = [g.reshape(p, shape=(1, *p.shape.dims)) for p in parts]
     weights = g.dequant_moe_weights(packed[0], first, *packed[1:], scheme=op.scheme)
-    weight = g.reshape(weights, dims=weights.shape.dims[1:])
+    weight = g.reshape(weights, shape=weights.shape.dims[1:])
     return cast(g, g.matmul(_computed(g, x), weight), x.shape.dtype)
 
 
@@ -74,10 +74,10 @@ def _computed(g: Graph, x: Value) -> Value:
 def dequant_gather(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     """Every row of the table as an expert of one output."""
     table, ids, *sides = inputs
-    parts = [g.reshape(p, dims=(p.shape.dims[0], 1, *p.shape.dims[1:])) for p in (table, *sides)]
-    flat = g.reshape(ids, dims=(ids.shape.num_elements,))
+    parts = [g.reshape(p, shape=(p.shape.dims[0], 1, *p.shape.dims[1:])) for p in (table, *sides)]
+    flat = g.reshape(ids, shape=(ids.shape.num_elements,))
     rows = g.dequant_moe_weights(parts[0], flat, *parts[1:], scheme=op.scheme)
-    return g.reshape(rows, dims=(*ids.shape.dims, rows.shape.dims[1]))
+    return g.reshape(rows, shape=(*ids.shape.dims, rows.shape.dims[1]))
 
 
 @common("dequant_moe_weights")
@@ -92,17 +92,17 @@ def dequant_moe_weights(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     q = cast(g, q, f32)
     tokens, n, k = q.shape.dims
     groups = sides[0].shape.dims[2]
-    q = g.reshape(q, dims=(tokens, n, groups, k // groups))  # type: ignore[operator]
+    q = g.reshape(q, shape=(tokens, n, groups, k // groups))  # type: ignore[operator]
     if scheme.has_zero_point:
         q = g.sub(q, _per_group(g, cast(g, sides[1], f32)))
     elif scheme.bits_per_element == 4:
         q = g.sub(q, 8.0)  # symmetric nibbles are stored with 8 added
     q = g.mul(q, _per_group(g, sides[0]))
-    return g.transpose(g.reshape(q, dims=(tokens, n, k)), perm=(0, 2, 1))
+    return g.transpose(g.reshape(q, shape=(tokens, n, k)), axes=(0, 2, 1))
 
 
 def _per_group(g: Graph, side: Value) -> Value:
-    return g.reshape(side, dims=(*side.shape.dims, 1))
+    return g.reshape(side, shape=(*side.shape.dims, 1))
 
 
 def _nibbles(g: Graph, packed: Value) -> Value:
@@ -110,7 +110,7 @@ def _nibbles(g: Graph, packed: Value) -> Value:
     element = packed.shape.dtype
     low = g.bitwise_and(packed, g.constant(15, element))
     high = g.shift_right(packed, g.constant(4, element))
-    pairs = [g.reshape(v, dims=(*v.shape.dims, 1)) for v in (low, high)]
+    pairs = [g.reshape(v, shape=(*v.shape.dims, 1)) for v in (low, high)]
     *outer, n = packed.shape.dims
     joined = g.concat(*pairs, axis=packed.shape.rank)
-    return g.reshape(joined, dims=(*outer, n * 2))
+    return g.reshape(joined, shape=(*outer, n * 2))

@@ -36,13 +36,13 @@ COMMON["fused_qk_norm_rope"] = from_block(rope.QkNormRope)
 def group_norm(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     x, gamma, beta = inputs
     batch, channels, *places = x.shape.dims
-    grouped = g.reshape(wide(g, x), dims=(batch, op.groups, channels // op.groups, *places))
+    grouped = g.reshape(wide(g, x), shape=(batch, op.groups, channels // op.groups, *places))
     axes = tuple(range(2, grouped.shape.rank))
-    centred = g.sub(grouped, g.mean(grouped, axes=axes, keepdims=True))
-    variance = g.mean(g.square(centred), axes=axes, keepdims=True)
-    y = g.reshape(g.mul(centred, g.rsqrt(g.add(variance, op.eps))), dims=x.shape.dims)
+    centred = g.sub(grouped, g.mean(grouped, axis=axes, keepdims=True))
+    variance = g.mean(g.square(centred), axis=axes, keepdims=True)
+    y = g.reshape(g.mul(centred, g.rsqrt(g.add(variance, op.eps))), shape=x.shape.dims)
     gain, shift = (
-        g.reshape(wide(g, v), dims=(channels, *[1] * len(places))) for v in (gamma, beta)
+        g.reshape(wide(g, v), shape=(channels, *[1] * len(places))) for v in (gamma, beta)
     )
     result = promote(*[v.shape.dtype for v in inputs])
     return cast(g, g.add(g.mul(y, gain), shift), result)
@@ -51,5 +51,5 @@ def group_norm(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
 @common("l2_norm")
 def l2_norm(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     x = wide(g, inputs[0])
-    total = g.sum(g.square(x), axes=(op.axis,), keepdims=True)
+    total = g.sum(g.square(x), axis=(op.axis,), keepdims=True)
     return cast(g, g.mul(x, g.rsqrt(g.add(total, op.eps))), inputs[0].shape.dtype)

@@ -28,12 +28,12 @@ def size_value(g: Graph, size: Dim, like: Value) -> Value:
 def mean(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     (x,) = inputs
     if x.shape.dtype.kind == "complex":
-        parts = [g.mean(p, axes=op.axes, keepdims=op.keepdims) for p in (g.real(x), g.imag(x))]
+        parts = [g.mean(p, axis=op.axis, keepdims=op.keepdims) for p in (g.real(x), g.imag(x))]
         return g.complex(*parts)
     real = as_real(g, x)
-    axes = normalize_axes(op.axes, x.shape.rank)
+    axes = normalize_axes(op.axis, x.shape.rank)
     count = x.shape.with_dims([x.shape.dims[a] for a in axes]).num_elements
-    total = g.sum(real, axes=op.axes, keepdims=op.keepdims)
+    total = g.sum(real, axis=op.axis, keepdims=op.keepdims)
     result = x.shape.dtype if x.shape.dtype.is_float else f32
     return cast(g, g.div(total, size_value(g, count, total)), result)
 
@@ -43,20 +43,20 @@ def softmax(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     low = _shifted(g, inputs[0], op.axis)
     e = g.exp(low)
     # one division a row: the sum is 1 or more, so its reciprocal is as good as it is
-    share = g.reciprocal(g.sum(e, axes=(op.axis,), keepdims=True))
+    share = g.reciprocal(g.sum(e, axis=(op.axis,), keepdims=True))
     return _as(g, g.mul(e, share), inputs[0])
 
 
 @common("log_softmax")
 def log_softmax(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     low = _shifted(g, inputs[0], op.axis)
-    return _as(g, g.sub(low, g.log(g.sum(g.exp(low), axes=(op.axis,), keepdims=True))), inputs[0])
+    return _as(g, g.sub(low, g.log(g.sum(g.exp(low), axis=(op.axis,), keepdims=True))), inputs[0])
 
 
 def _shifted(g: Graph, x: Value, axis: int) -> Any:
     """x − max x, so that exp cannot overflow."""
     real = as_real(g, x)
-    return g.sub(real, g.max(real, axes=(axis,), keepdims=True))
+    return g.sub(real, g.max(real, axis=(axis,), keepdims=True))
 
 
 def _as(g: Graph, y: Value, x: Value) -> Value:
@@ -75,9 +75,9 @@ def cumsum(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     rank = x.shape.rank
     axis = normalize_axis(op.axis, rank)
     perm = (axis, *(i for i in range(rank) if i != axis))
-    rows = g.transpose(x, perm=perm)
+    rows = g.transpose(x, axes=perm)
     row = rows.shape.with_dims(rows.shape.dims[1:])
-    start = g.expand(g.constant(0, row.dtype), dims=row.dims)
+    start = g.expand(g.constant(0, row.dtype), shape=row.dims)
 
     def step(b: Graph, total: Value, part: Value) -> list[Value]:
         new = b.add(total, part)
@@ -86,4 +86,4 @@ def cumsum(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     body = make_body(step, row, row, name="cumsum_step")
     _, sums = g.scan(start, rows, body=body, n_carry=1, n_xs=1, reverse=op.reverse)
     back = tuple(perm.index(i) for i in range(rank))
-    return cast(g, g.transpose(sums, perm=back), result)
+    return cast(g, g.transpose(sums, axes=back), result)

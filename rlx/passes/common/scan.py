@@ -32,12 +32,12 @@ def selective_scan(g: Graph, op: Any, inputs: Sequence[Value]) -> Any:
     parts = [cast(g, v, inner) for v in parts]
     batch, _, width = u.shape.dims
     start_dims = (batch, width, a.shape.dims[1])
-    start = parts[5] if state is not None else g.expand(g.constant(0, inner), dims=start_dims)
-    xs = [g.transpose(parts[i], perm=(1, 0, 2)) for i in (0, 1, 3, 4)]
+    start = parts[5] if state is not None else g.expand(g.constant(0, inner), shape=start_dims)
+    xs = [g.transpose(parts[i], axes=(1, 0, 2)) for i in (0, 1, 3, 4)]
     slices = [x.shape.with_dims(x.shape.dims[1:]) for x in xs]
     body = make_body(_step, start.shape, *slices, parts[2].shape, name="selective_scan_step")
     last, y = g.scan(start, *xs, parts[2], body=body, n_carry=1, n_xs=4)
-    y = g.transpose(y, perm=(1, 0, 2))
+    y = g.transpose(y, axes=(1, 0, 2))
     if d is not None:
         y = g.add(y, g.mul(parts[0], wide(g, d)))
     return cast(g, y, u.shape.dtype), cast(g, last, kept)
@@ -47,7 +47,7 @@ def _step(g: Graph, h: Value, u: Value, delta: Value, b: Value, c: Value, a: Val
     """One token: h ← exp(delta·a)·h + delta·b·u; y = Σ c·h"""
     batch, width = u.shape.dims
     n = b.shape.dims[1]
-    step, x = (g.reshape(v, dims=(batch, width, 1)) for v in (delta, u))
-    b, c = (g.reshape(v, dims=(batch, 1, n)) for v in (b, c))
+    step, x = (g.reshape(v, shape=(batch, width, 1)) for v in (delta, u))
+    b, c = (g.reshape(v, shape=(batch, 1, n)) for v in (b, c))
     h = g.add(g.mul(g.exp(g.mul(step, a)), h), g.mul(g.mul(step, b), x))
-    return [h, g.sum(g.mul(h, c), axes=(2,))]
+    return [h, g.sum(g.mul(h, c), axis=(2,))]
