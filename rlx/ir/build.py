@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import InputError, OptionError, StageError
+from rlx.ir.methods import OpMethods, ValueMethods
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op, lookup, on_register
 
@@ -20,8 +21,8 @@ class UnknownMethod(OptionError, AttributeError):
     """No op of that name; an AttributeError too, so that `hasattr` answers."""
 
 
-class Builder:
-    """Gains a method for every op as it is registered."""
+class Builder(OpMethods):
+    """Adds nodes: has a method for every op, those registered later included."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # registered ops are real methods; what arrives here is unknown
@@ -50,8 +51,21 @@ class Builder:
 
 
 def _install(cls: type[Op]) -> None:
-    if not cls.is_source:
-        setattr(Builder, cls.name, _method(cls))
+    if not cls.is_source and not cls.is_block:
+        setattr(OpMethods, cls.name, _method(cls))
+        install_value_method(cls.name, cls)
+
+
+def install_value_method(name: str, cls: type[Op]) -> None:
+    """Make `x.name(…)` build `g.name(x, …)`: the block at HIR, the op at MIR."""
+    if not cls.num_required or hasattr(ValueMethods, name):
+        return
+
+    def build(self: Value, *args: Any, **attributes: Any) -> Any:
+        return getattr(self.graph, name)(self, *args, **attributes)
+
+    build.__name__, build.__doc__ = name, cls.__doc__
+    setattr(ValueMethods, name, build)
 
 
 def _method(cls: type[Op]) -> Callable[..., Any]:
