@@ -2,7 +2,7 @@
 
     m = rlx.GraphModule.define("mlp", lambda g: g.linear(g.input("x", ["batch", 64]), w))
     f = rlx.Session("cpu").compile(m)
-    (y,) = f.run(x=x)
+    y = f(x)
 
 Names are loaded when first used, so that `import rlx` costs next to nothing.
 """
@@ -18,9 +18,9 @@ from rlx.collector import without_gc
 # where every public name lives; the imports at the end say the same to type checkers
 _HOMES = {
     "rlx.errors": (
-        "AttributeValueError BindingError CodegenError DTypeError FormatError InputError "
-        "NameConflictError NumericsError OptionError ParseError RlxError ShapeError StageError "
-        "UnsupportedError VerifyError"
+        "AttributeValueError BindingError BoolConversionError CodegenError DTypeError FormatError "
+        "InputError NameConflictError NumericsError OptionError ParseError RlxError ShapeError "
+        "StageError UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo",
@@ -72,6 +72,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 
 
 if TYPE_CHECKING:
+    __version__: str
     from rlx.backends.registry import (
         Device as Device,
         available_devices as available_devices,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from rlx.errors import (
         AttributeValueError as AttributeValueError,
         BindingError as BindingError,
+        BoolConversionError as BoolConversionError,
         CodegenError as CodegenError,
         DTypeError as DTypeError,
         FormatError as FormatError,
@@ -179,6 +181,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return globals().setdefault(name, _version())
         module = _HOME.get(name)
         if module is None:
             raise AttributeError(f"module 'rlx' has no attribute {name!r}")
@@ -187,5 +191,21 @@ else:
         return value
 
 
+def _version() -> str:
+    """The version in pyproject.toml: of the checkout, or else of the installed package."""
+    import tomllib
+    from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
+
+    file = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    project = tomllib.loads(file.read_text("utf-8")).get("project", {}) if file.is_file() else {}
+    if project.get("name") == "rlx":
+        return str(project["version"])
+    try:
+        return version("rlx")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, "__version__"})

@@ -70,7 +70,7 @@ def install_value_method(name: str, cls: type[Op]) -> None:
 
 def _method(cls: type[Op]) -> Callable[..., Any]:
     required, fixed = cls.num_required, cls.num_required + cls.num_optional
-    fields, variadic = cls.fields, cls.variadic
+    fields, variadic, names = cls.fields, cls.variadic, cls.input_names
     plain = None if cls.fields else cls()
 
     def build(
@@ -80,6 +80,8 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
             return self.append(plain, args, name, shape)
         if shape is not None and "shape" in fields:  # what reshape is to make, not what it made
             attributes["shape"], shape = shape, None
+        if attributes and not variadic and not attributes.keys().isdisjoint(names):
+            args = _by_name(cls, args, attributes)
         operands, rest = _variadic(args) if variadic else _split(args, required, fixed)
         if len(rest) > len(fields):
             raise InputError(
@@ -90,6 +92,16 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
 
     build.__name__, build.__doc__ = cls.name, cls.__doc__
     return build
+
+
+def _by_name(cls: type[Op], args: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """The positional arguments with the tensors given by name, taken out of `attributes`."""
+    given = list(args)
+    for name in cls.input_names[len(args) :]:
+        if name not in attributes:
+            break
+        given.append(attributes.pop(name))
+    return tuple(given)
 
 
 def _usage(cls: type[Op]) -> str:

@@ -15,7 +15,7 @@ meets `__bool__`, which raises: a mistake is loud, never a wrong answer.
 from __future__ import annotations
 
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlx.ir.node import Operand, Value
     from rlx.ir.shape import Shape
 
-    Index = int | slice | EllipsisType | Operand | None
+    Index: TypeAlias = int | slice | EllipsisType | Operand | None
 
 _TENSOR_LIKE = (int, float, np.ndarray, np.generic, list)
 
@@ -207,8 +207,8 @@ class Operators(ValueMethods):
 
     def transpose(self, *axes: int | tuple[int, ...] | list[int]) -> Value:
         """The axes in another order; reversed when none are given."""
-        order = _one_list(axes) if axes and axes != (None,) else range(self.shape.rank)[::-1]
-        return self.graph.transpose(self, tuple(order))
+        order = _one_list(axes) if axes else tuple(range(self.shape.rank))[::-1]
+        return self.graph.transpose(self, order)
 
     @property
     def T(self) -> Value:

@@ -158,10 +158,7 @@ CANONICAL = "817d618d2a10027a0902f364ee42a2cf2e47fba5d26d152f8ee37643301c4ecf"
 def test_the_format_is_pinned() -> None:
     # These change only with the format: then raise VERSION, and say how old files are read.
     graph = parse_graph(PINNED)
-    assert (
-        VERSION == 3
-    )  # 2 called the axis of a sum axes, that of a transpose perm; files of another
-    # version are made again
+    assert VERSION == 3  # 2 had other names of attributes (perm, axes, dims)
     assert hashlib.sha256(to_bytes(graph)).hexdigest() == DIGEST
     assert hashlib.sha256(canonical(graph)).hexdigest() == CANONICAL
 

@@ -52,7 +52,7 @@ class GatedDeltaNetCarry(Block):
 
 
 def _written(graph: Graph, state: Value, last: Value) -> Value:
-    return graph.state_update(state, last, 0, 0) if is_state(state) else last
+    return graph.state_update(state, last) if is_state(state) else last
 
 
 def scanned(graph: Graph, sequences: tuple[Value, ...], state: Value | None) -> tuple[Value, Value]:

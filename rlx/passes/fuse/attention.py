@@ -303,7 +303,8 @@ def _build(m: Match, scores: _Scores, given: tuple[Value, Value, Value], rank: i
     default = abs(scores.scale * math.sqrt(head_dim) - 1) < 1e-6  # type: ignore[arg-type]
     out = m.g.attention(
         queries.value, keys.value, vals.value, *extra,
-        num_heads=queries.heads, num_kv_heads=keys.heads, head_dim=head_dim, mask_kind=kind,
+        num_heads=queries.heads, num_kv_heads=keys.heads, head_dim=head_dim,  # type: ignore[arg-type]
+        mask_kind=kind,
         scale=None if default else scores.scale, softcap=scores.softcap,
         q_layout=queries.layout, kv_layout=keys.layout,
     )  # fmt: skip
