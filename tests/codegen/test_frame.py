@@ -85,7 +85,7 @@ def decoder(layers: int = 3) -> GraphModule:
         g.param("sin", [128, 8])
         for i in range(layers):
             x = g.named(f"blk.{i}", lambda b, x=x, i=i: layer(b, x, i))
-        last = g.hir_mir("narrow", [x], axis=1, start=x.shape.dims[1] - 1, length=1)
+        last = x.narrow(axis=1, start=x.shape.dims[1] - 1, length=1)
         return {"logits": g.linear(last, g.param("head", [50, 64]), transposed=True), "last": last}
 
     return GraphModule.define("decoder", build)
