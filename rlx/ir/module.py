@@ -17,6 +17,7 @@ from rlx.errors import InputError, StageError
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, HirModule
+from rlx.ir.html import card
 from rlx.ir.lir import Lir
 from rlx.ir.lowering import FusionPolicy, lower
 from rlx.ir.node import Value
@@ -267,6 +268,20 @@ class GraphModule(BlockMethods):
 
     def __repr__(self) -> str:
         return f"<GraphModule {self.name}: {self._stage}, {len(self)} nodes>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: inputs, outputs, and the program to unfold."""
+        held = self._held
+        graph: Graph = held.graph if isinstance(held, Lir) else held
+        rows: dict[str, object] = {"nodes": len(self)}
+        for kind in ("input", "state"):
+            rows |= {f"{kind} {n.name}": n.output.shape for n in graph.sources(kind)}
+        params = graph.sources("param")
+        if params:
+            rows["params"] = len(params)
+        outputs = zip(graph.output_names, graph.outputs, strict=True)
+        rows |= {f"output {name}": value.shape for name, value in outputs}
+        return card(f"{self.name}: {self._stage}", rows, str(self), "program")
 
     def __len__(self) -> int:
         """Nodes; blocks count as one at HIR."""

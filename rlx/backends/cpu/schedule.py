@@ -83,7 +83,7 @@ def _spans(values: Iterable[Value], lir: Lir, known: dict[Value, list[Span]]) ->
 
 def _spans_of(value: Value, lir: Lir) -> list[Span]:
     root, slot = lir.home(value)
-    return value_spans(root, slot.kind, slot.offset, slot.size)
+    return value_spans(id(root), slot.kind, slot.offset, slot.size)  # == of values builds a node
 
 
 def value_spans(root: object, kind: str, offset: int | None, size: int) -> list[Span]:
