@@ -2,7 +2,7 @@
 
     m = rlx.GraphModule.define("mlp", lambda g: g.linear(g.input("x", ["batch", 64]), w))
     f = rlx.Session("cpu").compile(m)
-    (y,) = f.run(x=x)
+    y = f(x)
 
 Names are loaded when first used, so that `import rlx` costs next to nothing.
 """
@@ -17,9 +17,9 @@ from rlx.support.gc_pause import without_gc
 # every public name and its module; `python tests/public_names.py` writes __init__.pyi from it
 _HOMES = {
     "rlx.errors": (
-        "AttributeValueError BindingError CodegenError DTypeError FormatError InputError "
-        "NameConflictError NumericsError OptionError ParseError RlxError ShapeError StageError "
-        "UnsupportedError VerifyError"
+        "AttributeValueError BindingError BoolConversionError CodegenError DTypeError FormatError "
+        "InputError NameConflictError NumericsError OptionError ParseError RlxError ShapeError "
+        "StageError UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo",
@@ -71,6 +71,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return globals().setdefault(name, _version())
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
@@ -79,5 +81,21 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _version() -> str:
+    """The version in pyproject.toml: of the checkout, or else of the installed package."""
+    import tomllib
+    from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
+
+    file = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    project = tomllib.loads(file.read_text("utf-8")).get("project", {}) if file.is_file() else {}
+    if project.get("name") == "rlx":
+        return str(project["version"])
+    try:
+        return version("rlx")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, "__version__"})

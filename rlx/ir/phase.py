@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import total_ordering
+from typing import TypeAlias
 
 from rlx.errors import InputError, OptionError
 from rlx.ir.graph import Graph
@@ -44,7 +45,7 @@ class Phase(Enum):
 
 _ORDER = {phase: i for i, phase in enumerate(Phase)}
 
-NodeLike = Node | Value | int
+NodeLike: TypeAlias = Node | Value | int
 
 
 class PhaseSchedule:

@@ -51,7 +51,7 @@ class Net(Parts):
         """Logits of the last token alone or of all; by the embedding where there is no head."""
         if last_only:
             seq = x.shape.dims[1]
-            x = self.g.hir_mir("narrow", [x], axis=1, start=seq - 1, length=1)
+            x = x.narrow(axis=1, start=seq - 1, length=1)
         name = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
         bias = self.param("output.bias") if "output.bias" in self.weights else None
         logits = self.product(x, self.weights.get(name), bias)
@@ -59,7 +59,7 @@ class Net(Parts):
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap
         if cap:
-            logits = self.g.hir_mir("tanh", [logits * (1 / cap)]) * cap
+            logits = self.g.tanh(logits * (1 / cap)) * cap
         return logits
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, rope: bool = True) -> Tensor:
@@ -112,7 +112,7 @@ class Net(Parts):
 
     def learned(self, table: Tensor, seq: Dim) -> Tensor:
         """Rows of a table of positions for the tokens."""
-        return self.g.hir_mir("narrow", [table], axis=0, start=sym.PAST_SEQ, length=seq)
+        return table.narrow(axis=0, start=sym.PAST_SEQ, length=seq)
 
     def cached(self, x: Tensor, name: str) -> Tensor:
         """The state with x written behind what is there: everything up to now."""
@@ -127,9 +127,9 @@ class Net(Parts):
         c, seq, width = self.config, x.shape.dims[1], self.kv.width(self.config.head_dim)
         state = self.g.state(name, [1, c.kv_heads, length, width], self.kv.dtype)
         if self.kv.scheme is not None:
-            x = self.g.hir_mir("quantize_blocks", [x], scheme=self.kv.scheme)
-        heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, width))
-        return state, self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
+            x = self.g.quantize_blocks(x, scheme=self.kv.scheme)
+        heads = x.reshape(1, seq, c.kv_heads, width)
+        return state, heads.transpose(0, 2, 1, 3)
 
     def scored(
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
@@ -153,7 +153,7 @@ class Net(Parts):
         """down(act(gate(x)) · up(x))"""
         gate = self.linear(x, f"blk.{layer}.ffn_gate{part}")
         up = self.linear(x, f"blk.{layer}.ffn_up{part}")
-        return self.linear(self.g.hir_mir(activation, [gate]) * up, f"blk.{layer}.ffn_down{part}")
+        return self.linear(self.g.apply(activation, gate) * up, f"blk.{layer}.ffn_down{part}")
 
     def plain_ffn(self, x: Tensor, layer: int, activation: str) -> Tensor:
         """down(act(up(x)))"""

@@ -58,15 +58,18 @@ class Parts:
     ) -> Tensor:
         packed, added = self.packed(weight), self._added(x, weight)
         if packed is not None:
-            y = self.g.dequant_matmul(x, *packed, scheme=weight.scheme or weight.wanted)
+            scheme: Any = weight.scheme or weight.wanted
+            y = self.g.dequant_matmul(x, *packed, scheme=scheme)
         elif added is not None:
             y = self.g.linear(x, self.param(weight.name), transposed=True)
         else:
-            w, asked = self.param(weight.name), {"strassen": True} if self.strassen else {}
-            return self.g.linear(x, w, bias, activation=activation, transposed=True, **asked)
+            w, strassen = self.param(weight.name), self.strassen
+            return self.g.linear(
+                x, w, bias, activation=activation, transposed=True, strassen=strassen
+            )
         y = y if added is None else y + added
         y = y if bias is None else y + bias
-        return y if activation is None else self.g.hir_mir(activation, [y])
+        return y if activation is None else self.g.apply(activation, y)
 
     def _added(self, x: Tensor, weight: Weight) -> Tensor | None:
         """What an adapter adds to the product with a weight."""
@@ -79,7 +82,7 @@ class Parts:
 
     def adapter_product(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
         """x [1, rows, inner] · half of an adapter, a state of this name."""
-        return self.g.hir_mir("matmul", [x, self.g.state(name, [inner, out], "f32")])
+        return x @ self.g.state(name, [inner, out], "f32")
 
     def packed(self, weight: Weight) -> tuple[Tensor, ...] | None:
         """A packed weight, with what its scheme keeps beside it; None where it is plain."""
@@ -88,9 +91,7 @@ class Parts:
         if weight.wanted is None:
             return None
         if weight.name not in self._packed:
-            made = self.g.hir_mir(
-                "quantize_weight", [self.param(weight.name)], scheme=weight.wanted
-            )
+            made = self.param(weight.name).quantize_weight(scheme=weight.wanted)
             self._packed[weight.name] = made if isinstance(made, tuple) else (made,)
         return self._packed[weight.name]
 
@@ -99,15 +100,15 @@ class Parts:
         weight = self.weights.get(f"{name}.weight")
         packed = self.packed(weight)
         if packed is None:
-            w = self.g.hir_mir("transpose", [self.param(weight.name)], perm=(0, 2, 1))
-            y = self.g.hir_mir("grouped_matmul", [x, w, group])
+            w = self.param(weight.name).transpose(0, 2, 1)
+            y = self.g.grouped_matmul(x, w, group)
         else:
             w, *sides = packed
-            scheme = weight.scheme or weight.wanted
-            y = self.g.hir_mir("dequant_grouped_matmul", [x, w, group, *sides], scheme=scheme)
+            scheme: Any = weight.scheme or weight.wanted
+            y = self.g.dequant_grouped_matmul(x, w, group, *sides, scheme=scheme)
         if f"{name}.bias" not in self.weights:
             return y
-        return y + self.g.hir_mir("gather", [self.param(f"{name}.bias"), group], axis=0)
+        return y + self.param(f"{name}.bias").gather(group, axis=0)
 
     def embed(self, ids: Tensor, scale: float = 1.0, table: str = "token_embd.weight") -> Tensor:
         """Rows of the token table, as f32."""
@@ -115,20 +116,20 @@ class Parts:
         packed = self.packed(weight)
         if packed is not None:
             rows, *sides = packed
-            scheme = weight.scheme or weight.wanted
-            x = self.g.hir_mir("dequant_gather", [rows, ids, *sides], scheme=scheme)
+            scheme: Any = weight.scheme or weight.wanted
+            x = self.g.dequant_gather(rows, ids, *sides, scheme=scheme)
             return x if scale == 1.0 else x * scale
         x = self.wide(self.g.embedding(ids, self.param(table)))
         return x if scale == 1.0 else x * scale
 
     def wide(self, x: Tensor) -> Tensor:
         """x as f32."""
-        return x if x.shape.dtype.name == "f32" else self.g.hir_mir("cast", [x], dtype="f32")
+        return x if x.shape.dtype.name == "f32" else x.astype("f32")
 
     def split(self, x: Tensor, widths: list[int]) -> list[Tensor]:
         """Parts of the last axis."""
         parts, start, axis = [], 0, len(x.shape.dims) - 1
         for width in widths:
-            parts.append(self.g.hir_mir("narrow", [x], axis=axis, start=start, length=width))
+            parts.append(x.narrow(axis=axis, start=start, length=width))
             start += width
         return parts

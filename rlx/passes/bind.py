@@ -35,7 +35,7 @@ def bind_graph(
         if found is None:
             bound = tuple([s.bind(sizes) for s in shapes])
             # a dimension given as −1 cannot be found again once others are 0
-            exact = op.replace(dims=shapes[0].dims) if op.name == "reshape" else op
+            exact = op.replace(shape=shapes[0].dims) if op.name == "reshape" else op
             found = done[key] = bind_op(exact, sizes), bound
         return found
 

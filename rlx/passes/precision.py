@@ -43,7 +43,7 @@ def _lower(editor: Editor, node: Node, element: DType, casts: dict[Value, Value]
 
     def make() -> Value:
         result = g.append(node.op, [narrowed(v) for v in node.inputs])
-        return g.cast(result, dtype=dt.f32)  # type: ignore[no-any-return]
+        return g.cast(result, dtype=dt.f32)
 
     result, _ = editor.build(node, make)
     editor.replace(node.output, result)

@@ -68,7 +68,7 @@ def _fits(editor: Editor, node: Node, scheme: QuantScheme, report: FusionReport)
 def _packed(g: Graph, node: Node, scheme: QuantScheme) -> Any:
     x, w, *rest = node.inputs
     axes = (1, 0) if w.shape.rank == 2 else (0, 2, 1)
-    made: Any = g.append(QuantizeWeight(scheme), [g.transpose(w, perm=axes)])
+    made: Any = g.append(QuantizeWeight(scheme), [g.transpose(w, axes=axes)])
     packed, *sides = made if isinstance(made, tuple) else (made,)
     if node.op.name == "grouped_matmul":
         y: Value = g.dequant_grouped_matmul(x, packed, *rest, *sides, scheme=scheme)

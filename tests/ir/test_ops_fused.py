@@ -446,7 +446,7 @@ def softened(*dims):
     """body(x, y) = (x·y + 1, the row sums of exp(x))"""
     body = Graph("body")
     x, y = body.input("x", dims), body.input("y", dims[-1:])
-    return body.set_outputs(body.add(body.mul(x, y), 1.0), body.sum(body.exp(x), axes=(1,)))
+    return body.set_outputs(body.add(body.mul(x, y), 1.0), body.sum(body.exp(x), axis=(1,)))
 
 
 def test_region_evaluates_its_body():

@@ -45,7 +45,7 @@ def test_a_routers_top_k_is_steady_state() -> None:
     g = Graph("moe")
     x, router = g.input("x", [6, 8]), g.param("router", [8, 4])
     scores, chosen = g.top_k(g.softmax(g.matmul(x, router)), k=1)
-    y = g.grouped_matmul(x, g.param("w", [4, 8, 8]), g.reshape(chosen, dims=(6,)))
+    y = g.grouped_matmul(x, g.param("w", [4, 8, 8]), g.reshape(chosen, shape=(6,)))
     best, _ = g.top_k(y, k=2)
     g.set_outputs(y, scores, best)
     phases = derive_phases(g)

@@ -86,7 +86,7 @@ def _read(m: Match, body: Graph, place: int) -> tuple[list[Value], dict[str, Any
     extras: list[Value] = []
     changes: dict[str, Any] = {}
     while value is not body.outputs[0]:
-        users = [n for n in left if value in n.inputs]
+        users = [n for n in left if any(v is value for v in n.inputs)]
         if len(users) != 1 or users[0].output.dtype is not value.dtype:
             return None
         node = users[0]

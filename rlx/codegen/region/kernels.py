@@ -57,10 +57,11 @@ def make_plan(graph: Graph, operands: Mapping[Value, Source]) -> Plan:
 
 
 def _keep(graph: Graph, kept: dict[Value, Place], values: Sequence[Value]) -> None:
+    results = {v: i for i, v in reversed([*enumerate(graph.outputs)])}  # the first of equal ones
     for v in dict.fromkeys(values):
         assert v not in kept, f"{v} is in memory already"
-        if v in graph.outputs:
-            kept[v] = Place("result", graph.outputs.index(v))
+        if v in results:
+            kept[v] = Place("result", results[v])
         else:
             kept[v] = Place("temporary", sum(p.kind == "temporary" for p in kept.values()))
 

@@ -10,7 +10,7 @@ from rlx.ir.ops._decompose import activate
 
 def weight(g: Graph, w: Value, transposed: bool) -> Value:
     """A weight as [K, N], also where it was given as [N, K]."""
-    return g.transpose(w, perm=(1, 0)) if transposed else w
+    return g.transpose(w, axes=(1, 0)) if transposed else w
 
 
 def product(

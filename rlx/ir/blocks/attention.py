@@ -62,7 +62,8 @@ class Attention(Block):
         sinks: Value | None = None,
     ) -> Value:  # fmt: skip
         given = tuple(t for t in (mask, sinks) if t is not None)
-        return g.append(self.op(q, self._mask(given)), (q, k, v, *given))
+        made: Value = g.append(self.op(q, self._mask(given)), (q, k, v, *given))
+        return made
 
     def _mask(self, given: tuple[Value, ...]) -> Value | None:
         return given[0] if len(given) > self.has_sinks else None
@@ -85,6 +86,7 @@ class CacheAppend(Block):
 
     def fusable(self, g: Graph, state: Value, update: Value) -> Value:
         axis = normalize_axis(self.axis, state.shape.rank)
-        written = g.state_update(state, cast(g, update, state.shape.dtype), axis, self.start)
+        fitting = cast(g, update, state.shape.dtype)
+        written = g.state_update(state, fitting, axis=axis, start=self.start)
         filled = self.start + update.shape.dims[axis]
         return g.narrow(written, axis=axis, start=0, length=filled)

@@ -34,7 +34,7 @@ class _Conv(Block):
         y = self._conv(g, x, w)
         if bias is not None:
             require_rank(bias.shape, 1, "bias")
-            y = g.add(y, g.reshape(bias, dims=(bias.shape.dims[0], *[1] * self.rank)))
+            y = g.add(y, g.reshape(bias, shape=(bias.shape.dims[0], *[1] * self.rank)))
         return activate(g, y, self.activation)
 
     def direct(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:

@@ -48,4 +48,4 @@ class GatedDeltaNetCarry(Block):
 
 
 def _written(graph: Graph, state: Value, last: Value) -> Value:
-    return graph.state_update(state, last, 0, 0) if is_state(state) else last
+    return graph.state_update(state, last) if is_state(state) else last

@@ -255,21 +255,21 @@ class Attention(Op):
         keys, values = (
             self._shared(g, _transposed_heads(g, t, self.head_dim, self.kv_layout)) for t in (k, v)
         )
-        scores = g.mul(g.matmul(rows, g.transpose(keys, perm=(0, 1, 3, 2))), self.score_scale)
+        scores = g.mul(g.matmul(rows, g.transpose(keys, axes=(0, 1, 3, 2))), self.score_scale)
         if self.softcap:
             scores = g.mul(g.tanh(g.div(scores, self.softcap)), self.softcap)
         y = g.matmul(_masked_softmax(g, scores, mask, self.mask_kind, sinks), values)
         if self.q_layout == "bshd":
-            y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), dims=q.shape.dims)
+            y = g.reshape(g.transpose(y, axes=(0, 2, 1, 3)), shape=q.shape.dims)
         return cast(g, y, q.shape.dtype)
 
     def _unpacked(self, g: Graph, x: Value) -> Any:
         """Packed keys or values as f32."""
         if self.kv_scheme is None:
             return x
-        rows = g.reshape(x, dims=(-1, self.row_width()))
-        numbers = g.dequant_gather(rows, g.iota(dims=rows.shape.dims[:1]), scheme=self.kv_scheme)
-        return g.reshape(numbers, dims=(*x.shape.dims[:-1], self.head_dim))
+        rows = g.reshape(x, shape=(-1, self.row_width()))
+        numbers = g.dequant_gather(rows, g.iota(shape=rows.shape.dims[:1]), scheme=self.kv_scheme)
+        return g.reshape(numbers, shape=(*x.shape.dims[:-1], self.head_dim))
 
     def _shared(self, g: Graph, x: Value) -> Any:
         """Every key head once per query head of its group."""
@@ -277,9 +277,9 @@ class Attention(Op):
         if group == 1:
             return x
         batch, heads, length, width = x.shape.dims
-        x = g.reshape(x, dims=(batch, heads, 1, length, width))
-        x = g.expand(x, dims=(batch, heads, group, length, width))
-        return g.reshape(x, dims=(batch, self.num_heads, length, width))
+        x = g.reshape(x, shape=(batch, heads, 1, length, width))
+        x = g.expand(x, shape=(batch, heads, group, length, width))
+        return g.reshape(x, shape=(batch, self.num_heads, length, width))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Two products per visible pair of query and key: half of them under a causal mask."""
@@ -347,13 +347,13 @@ def by_head(g: Graph, x: Value, head_dim: int) -> Any:
     if x.shape.rank == 4:
         return x
     batch, seq, width = x.shape.dims
-    return g.reshape(x, dims=(batch, seq, width // head_dim, head_dim))
+    return g.reshape(x, shape=(batch, seq, width // head_dim, head_dim))
 
 
 def _transposed_heads(g: Graph, x: Value, head_dim: int, layout: str) -> Any:
     """[B, H, S, D], wide."""
     x = by_head(g, wide(g, x), head_dim)
-    return g.transpose(x, perm=(0, 2, 1, 3)) if layout == "bshd" else x
+    return g.transpose(x, axes=(0, 2, 1, 3)) if layout == "bshd" else x
 
 
 def _masked_softmax(
@@ -378,16 +378,16 @@ def _softmax_value(g: Graph, scores: Value, sinks: Value | None) -> Any:
     if sinks is None:
         return g.softmax(scores, axis=-1)
     *outer, keys = scores.shape.dims
-    more = g.reshape(wide(g, sinks), dims=(outer[1], 1, 1))
-    joined = g.concat(scores, g.expand(more, dims=(*outer, 1)), axis=3)
+    more = g.reshape(wide(g, sinks), shape=(outer[1], 1, 1))
+    joined = g.concat(scores, g.expand(more, shape=(*outer, 1)), axis=3)
     return g.narrow(g.softmax(joined, axis=-1), axis=3, start=0, length=keys)
 
 
 def _visible_keys(g: Graph, scores: Value, kind: MaskKind, mask: Value | None) -> Any:
     """Flags of the keys inside each query's window that the mask keeps."""
     rows, keys = scores.shape.dims[2:]
-    at = g.reshape(g.iota(dims=(rows,), start=keys - rows), dims=(rows, 1))
-    key = g.iota(dims=(keys,))
+    at = g.reshape(g.iota(shape=(rows,), start=keys - rows), shape=(rows, 1))
+    key = g.iota(shape=(keys,))
     kept = [] if mask is None else [mask]
     if kind.ahead is not None:
         kept.append(g.le(key, g.add(at, kind.ahead) if kind.ahead else at))

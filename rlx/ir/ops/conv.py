@@ -194,14 +194,14 @@ class Conv(Op):
         batch, _, *counts = taps[0].shape.dims
         places = taps[0].shape.with_dims(counts).num_elements
         out, per_group = w.shape.dims[:2]
-        shifted = [g.reshape(t, dims=(batch, self.groups, per_group, 1, places)) for t in taps]
+        shifted = [g.reshape(t, shape=(batch, self.groups, per_group, 1, places)) for t in taps]
         joined = g.concat(*shifted, axis=3)
-        joined = g.reshape(joined, dims=(batch, self.groups, per_group * len(taps), places))
+        joined = g.reshape(joined, shape=(batch, self.groups, per_group * len(taps), places))
         dims = (self.groups, out // self.groups, per_group * prod(window.kernel))
-        weight = g.reshape(wide(g, w), dims=dims)
-        y = g.reshape(g.matmul(weight, joined), dims=(batch, out, *counts))
+        weight = g.reshape(wide(g, w), shape=dims)
+        y = g.reshape(g.matmul(weight, joined), shape=(batch, out, *counts))
         if bias is not None:
-            y = g.add(y, g.reshape(wide(g, bias), dims=(out, *[1] * len(counts))))
+            y = g.add(y, g.reshape(wide(g, bias), shape=(out, *[1] * len(counts))))
         return cast(g, y, result)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
@@ -216,10 +216,10 @@ def _stretched(g: Graph, x: Value, axis: int, step: int) -> Value:
         return x
     dims = x.shape.dims
     n = dims[axis]
-    y = g.reshape(x, dims=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
+    y = g.reshape(x, shape=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
     high = tuple(step - 1 if i == axis + 1 else 0 for i in range(x.shape.rank + 1))
     y = g.pad(y, low=(0,) * len(high), high=high)
-    y = g.reshape(y, dims=(*dims[:axis], n * step, *dims[axis + 1 :]))
+    y = g.reshape(y, shape=(*dims[:axis], n * step, *dims[axis + 1 :]))
     return g.narrow(y, axis=axis, start=0, length=n * step - (step - 1))
 
 
@@ -308,10 +308,10 @@ class ConvTranspose(Op):
             y = _stretched(g, y, i + 2, step)
             y = _fringed(g, y, i + 2, reach - window.low[i], reach - window.high[i] + extra[i])
         c, out, *kernel = w.shape.dims
-        weight = g.flip(wide(g, w), axes=tuple(range(2, 2 + rank)))
-        weight = g.reshape(weight, dims=(self.groups, c // self.groups, out, *kernel))
-        weight = g.transpose(weight, perm=(0, 2, 1, *range(3, 3 + rank)))
-        weight = g.reshape(weight, dims=(out * self.groups, c // self.groups, *kernel))
+        weight = g.flip(wide(g, w), axis=tuple(range(2, 2 + rank)))
+        weight = g.reshape(weight, shape=(self.groups, c // self.groups, out, *kernel))
+        weight = g.transpose(weight, axes=(0, 2, 1, *range(3, 3 + rank)))
+        weight = g.reshape(weight, shape=(out * self.groups, c // self.groups, *kernel))
         rest = [] if bias is None else [wide(g, bias)]
         made = g.conv(y, weight, *rest, dilation=window.dilation, groups=self.groups)
         return cast(g, made, result)
@@ -357,7 +357,7 @@ class DepthwiseConv1dCausal(Op):
         joined = g.concat(wide(g, left_pad), wide(g, x), axis=1)
         y: Any = None
         for j in range(int(taps)):  # type: ignore[arg-type]  # inference sees that it is an int
-            tap = g.reshape(g.narrow(wide(g, w), axis=1, start=j, length=1), dims=(channels,))
+            tap = g.reshape(g.narrow(wide(g, w), axis=1, start=j, length=1), shape=(channels,))
             term = g.mul(g.narrow(joined, axis=1, start=j, length=length), tap)
             y = term if y is None else g.add(y, term)
         return cast(g, y, _result_type(x, w, left_pad))

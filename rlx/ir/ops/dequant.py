@@ -109,10 +109,10 @@ class DequantMatMul(Op):
 
     def decompose(self, g: Graph, x: Value, *packed: Value) -> Any:
         """The weight as the only expert, unpacked to [K, N]."""
-        parts = [g.reshape(p, dims=(1, *p.shape.dims)) for p in packed]
+        parts = [g.reshape(p, shape=(1, *p.shape.dims)) for p in packed]
         first = g.constant([0], i32)
         weights = g.dequant_moe_weights(parts[0], first, *parts[1:], scheme=self.scheme)
-        weight = g.reshape(weights, dims=weights.shape.dims[1:])
+        weight = g.reshape(weights, shape=weights.shape.dims[1:])
         return cast(g, g.matmul(_computed(g, x), weight), x.shape.dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
@@ -197,15 +197,14 @@ class DequantMoeWeights(Op):
             return None
         packed, scale, *zero = (g.gather(v, expert, axis=0) for v in (w, *sides))
         q = cast(g, _nibbles(g, packed) if scheme.bits_per_element == 4 else packed, f32)
-        tokens, n, k = q.shape.dims
-        groups = scale.shape.dims[2]
-        q = g.reshape(q, dims=(tokens, n, groups, k // groups))
+        tokens, n, _ = q.shape.dims
+        q = g.reshape(q, shape=(tokens, n, scale.shape.dims[2], -1))
         if scheme.has_zero_point:
             q = g.sub(q, _per_group(g, cast(g, zero[0], f32)))
         elif scheme.bits_per_element == 4:
             q = g.sub(q, 8.0)  # symmetric nibbles are stored with 8 added
         q = g.mul(q, _per_group(g, scale))
-        return g.transpose(g.reshape(q, dims=(tokens, n, k)), perm=(0, 2, 1))
+        return g.transpose(g.reshape(q, shape=(tokens, n, k)), axes=(0, 2, 1))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return lookup_cost(inputs, outputs)
@@ -235,10 +234,10 @@ class DequantGather(Op):
     def decompose(self, g: Graph, table: Value, ids: Value, *sides: Value) -> Any:
         """Every row of the table as an expert of one output."""
         rows = (table, *sides)
-        parts = [g.reshape(p, dims=(p.shape.dims[0], 1, *p.shape.dims[1:])) for p in rows]
-        flat = g.reshape(ids, dims=(ids.shape.num_elements,))
+        parts = [g.reshape(p, shape=(p.shape.dims[0], 1, *p.shape.dims[1:])) for p in rows]
+        flat = g.reshape(ids, shape=(ids.shape.num_elements,))
         found = g.dequant_moe_weights(parts[0], flat, *parts[1:], scheme=self.scheme)
-        return g.reshape(found, dims=(*ids.shape.dims, found.shape.dims[1]))
+        return g.reshape(found, shape=(*ids.shape.dims, found.shape.dims[1]))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return lookup_cost(inputs, outputs)
@@ -261,7 +260,7 @@ def _computed(g: Graph, x: Value) -> Value:
 
 
 def _per_group(g: Graph, side: Value) -> Value:
-    return g.reshape(side, dims=(*side.shape.dims, 1))
+    return g.reshape(side, shape=(*side.shape.dims, 1))
 
 
 def _nibbles(g: Graph, packed: Value) -> Value:
@@ -269,7 +268,7 @@ def _nibbles(g: Graph, packed: Value) -> Value:
     element = packed.shape.dtype
     low = g.bitwise_and(packed, g.constant(15, element))
     high = g.shift_right(packed, g.constant(4, element))
-    pairs = [g.reshape(v, dims=(*v.shape.dims, 1)) for v in (low, high)]
+    pairs = [g.reshape(v, shape=(*v.shape.dims, 1)) for v in (low, high)]
     *outer, n = packed.shape.dims
     joined = g.concat(*pairs, axis=packed.shape.rank)
-    return g.reshape(joined, dims=(*outer, n * 2))
+    return g.reshape(joined, shape=(*outer, n * 2))

@@ -227,7 +227,7 @@ class FusedQkNormRope(Composite):
         heads = by_head(g, wide(g, x), self.head_dim)
         normed = affine(g, rms_scaled(g, heads, self.eps), gamma, None)
         y = self.rotation().rotate(g, normed, cos, sin, positions)
-        return cast(g, g.reshape(y, dims=x.shape.dims), result_type(x, gamma))
+        return cast(g, g.reshape(y, shape=x.shape.dims), result_type(x, gamma))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         x, gamma, *tables = inputs

@@ -159,8 +159,8 @@ class _Sublayer(Composite):
         """Queries or keys, each head normed and rotated where the flags say so."""
         batch, length, width = x.shape.dims
         if gamma in parts:
-            heads = g.reshape(x, dims=(batch, length, width // self.head_dim, self.head_dim))
-            x = g.reshape(g.rms_norm(heads, parts[gamma], eps=self.eps), dims=x.shape.dims)
+            heads = g.reshape(x, shape=(batch, length, width // self.head_dim, self.head_dim))
+            x = g.reshape(g.rms_norm(heads, parts[gamma], eps=self.eps), shape=x.shape.dims)
         rope = self.rope()
         return x if rope is None else g.append(rope, [x, parts["cos"], parts["sin"]])
 

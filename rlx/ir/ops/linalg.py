@@ -42,8 +42,8 @@ def _fft_cost(points: Dim, elements: Dim, traffic: Dim) -> Cost:
 
 def _waves(g: Graph, rows: Dim, columns: Dim, n: Dim) -> tuple[Value, Value]:
     """cos and sin of 2π·jk/n for j in rows and k in columns; f64, rounded to f32 at the end."""
-    j = g.iota(dims=(rows, columns), axis=0, dtype=dt.i64)
-    k = g.iota(dims=(rows, columns), axis=1, dtype=dt.i64)
+    j = g.iota(shape=(rows, columns), axis=0, dtype=dt.i64)
+    k = g.iota(shape=(rows, columns), axis=1, dtype=dt.i64)
     turn = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), dt.f64)
     angle = g.mul(turn, g.div(g.constant(2 * pi, dt.f64), size_value(g, n, turn)))
     return cast(g, g.cos(angle), dt.f32), cast(g, g.sin(angle), dt.f32)
@@ -55,7 +55,7 @@ def _moved(g: Graph, x: Value, axis: int) -> Value:
     axis = normalize_axis(axis, rank)
     perm = list(range(rank))
     perm[axis], perm[-1] = perm[-1], perm[axis]
-    return g.transpose(x, perm=tuple(perm)) if axis != rank - 1 else x
+    return g.transpose(x, axes=tuple(perm)) if axis != rank - 1 else x
 
 
 def _spectrum(g: Graph, x: Value, axis: int, terms: Dim, sign: float) -> tuple[Value, Value]:
@@ -157,7 +157,7 @@ class Irfft(_Transform):
         re, im = (_moved(g, part, self.axis) for part in (g.real(x), g.imag(x)))
         terms = re.shape.dims[-1]
         cos, sin = _waves(g, terms, self.n, self.n)
-        k = g.iota(dims=(terms,), dtype=dt.i64)
+        k = g.iota(shape=(terms,), dtype=dt.i64)
         twice = g.mul(k, g.constant(2, dt.i64))
         first, last = g.eq(k, g.constant(0, dt.i64)), g.eq(twice, size_value(g, self.n, twice))
         weight = g.where(g.logical_or(first, last), g.constant(1.0), g.constant(2.0))

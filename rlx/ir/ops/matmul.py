@@ -133,11 +133,11 @@ class DotGeneral(Composite):
         sizes = [a.shape.dims[i] for i in batch]
         rows, columns = [a.shape.dims[i] for i in free], [b.shape.dims[j] for j in b_free]
         terms = a.shape.with_dims([a.shape.dims[i] for i in contract]).num_elements
-        lhs = g.transpose(a, perm=batch + free + contract)
-        lhs = g.reshape(lhs, dims=(*sizes, a.shape.with_dims(rows).num_elements, terms))
-        rhs = g.transpose(b, perm=b_batch + b_contract + b_free)
-        rhs = g.reshape(rhs, dims=(*sizes, terms, b.shape.with_dims(columns).num_elements))
-        return g.reshape(g.matmul(lhs, rhs), dims=(*sizes, *rows, *columns))
+        lhs = g.transpose(a, axes=batch + free + contract)
+        lhs = g.reshape(lhs, shape=(*sizes, a.shape.with_dims(rows).num_elements, terms))
+        rhs = g.transpose(b, axes=b_batch + b_contract + b_free)
+        rhs = g.reshape(rhs, shape=(*sizes, terms, b.shape.with_dims(columns).num_elements))
+        return g.reshape(g.matmul(lhs, rhs), shape=(*sizes, *rows, *columns))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         _, contract, _ = self.axes(inputs[0].rank, inputs[1].rank)[0]
@@ -188,8 +188,8 @@ class LoraMatMul(Composite):
 def row_products(g: Graph, x: Value, weights: Value) -> Any:
     """x [T, K] with weights [T, K, N], row by row."""
     tokens, k = x.shape.dims
-    rows = g.matmul(g.reshape(x, dims=(tokens, 1, k)), weights)
-    return g.reshape(rows, dims=(tokens, weights.shape.dims[2]))
+    rows = g.matmul(g.reshape(x, shape=(tokens, 1, k)), weights)
+    return g.reshape(rows, shape=(tokens, weights.shape.dims[2]))
 
 
 @op("grouped_matmul", is_anchor=True, runs_in_low_precision=True)

@@ -36,13 +36,13 @@ def require_gain(shape: Shape, size: Dim, what: str) -> None:
 
 def rms_scaled(g: Graph, x: Value, eps: float, axes: tuple[int, ...] = (-1,)) -> Any:
     """x · rsqrt(mean(x²) + eps)"""
-    power = g.mean(g.square(x), axes=axes, keepdims=True)
+    power = g.mean(g.square(x), axis=axes, keepdims=True)
     return g.mul(x, g.rsqrt(g.add(power, eps)))
 
 
 def standardized(g: Graph, x: Value, eps: float, axes: tuple[int, ...] = (-1,)) -> Any:
     """(x - mean) · rsqrt(variance + eps)"""
-    return rms_scaled(g, g.sub(x, g.mean(x, axes=axes, keepdims=True)), eps, axes)
+    return rms_scaled(g, g.sub(x, g.mean(x, axis=axes, keepdims=True)), eps, axes)
 
 
 def affine(g: Graph, x: Value, gamma: Value, beta: Value | None) -> Any:
@@ -140,10 +140,10 @@ class GroupNorm(Norm):
     def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value) -> Any:
         batch, channels, *places = x.shape.dims
         dims = (batch, self.groups, channels // self.groups, *places)
-        y = standardized(g, g.reshape(wide(g, x), dims=dims), self.eps, tuple(range(2, len(dims))))
+        y = standardized(g, g.reshape(wide(g, x), shape=dims), self.eps, tuple(range(2, len(dims))))
         per_channel = (channels, *[1] * len(places))
-        gain, shift = (g.reshape(wide(g, v), dims=per_channel) for v in (gamma, beta))
-        y = affine(g, g.reshape(y, dims=x.shape.dims), gain, shift)
+        gain, shift = (g.reshape(wide(g, v), shape=per_channel) for v in (gamma, beta))
+        y = affine(g, g.reshape(y, shape=x.shape.dims), gain, shift)
         return cast(g, y, result_type(x, gamma, beta))
 
 
@@ -164,5 +164,5 @@ class L2Norm(Norm):
 
     def decompose(self, g: Graph, x: Value) -> Any:
         real = wide(g, x)
-        total = g.sum(g.square(real), axes=(self.axis,), keepdims=True)
+        total = g.sum(g.square(real), axis=(self.axis,), keepdims=True)
         return cast(g, g.mul(real, g.rsqrt(g.add(total, self.eps))), x.shape.dtype)

@@ -123,13 +123,13 @@ class AvgPool(_Pool):
         total = reduce(g.add, window_taps(g, padded(g, real, window, 0.0), window))
         number: Any = g.constant(prod(window.kernel), element)
         if not self.count_include_pad:
-            ones = g.expand(g.constant(1, element), dims=(1, 1, *x.shape.dims[2:]))
+            ones = g.expand(g.constant(1, element), shape=(1, 1, *x.shape.dims[2:]))
             number = reduce(g.add, window_taps(g, padded(g, ones, window, 0.0), window))
         return cast(g, g.div(total, number), x.shape.dtype)
 
 
 def _nearest(g: Graph, x: Value, axis: int, size: Dim) -> Any:
-    place = g.iota(dims=(size,), dtype=i64)
+    place = g.iota(shape=(size,), dtype=i64)
     n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
     return g.gather(x, g.floor_div(g.mul(place, n), count), axis=axis)
 
@@ -196,7 +196,7 @@ class Resize(Op):
 
     def _linear(self, g: Graph, x: Value, axis: int, size: Dim) -> Any:
         """Between the elements below and above each position, which is f64."""
-        place = cast(g, g.iota(dims=(size,), dtype=i64), f64)
+        place = cast(g, g.iota(shape=(size,), dtype=i64), f64)
         n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
         one = g.constant(1, f64)
         last = g.maximum(g.sub(n, one), g.constant(0, f64))
@@ -208,7 +208,7 @@ class Resize(Op):
         below = g.minimum(g.floor(at), last)
         above = g.minimum(g.add(below, one), last)
         dims = (size, *[1] * (x.shape.rank - axis - 1))
-        part = g.reshape(cast(g, g.sub(at, below), x.shape.dtype), dims=dims)
+        part = g.reshape(cast(g, g.sub(at, below), x.shape.dtype), shape=dims)
         low, high = (g.gather(x, cast(g, i, i64), axis=axis) for i in (below, above))
         return g.add(g.mul(low, g.sub(1.0, part)), g.mul(high, part))
 

@@ -96,7 +96,7 @@ def _along_value(g: Graph, v: Value, axis: int | None, rank: int) -> Value:
     """A scale or zero point, shaped to broadcast against a tensor of that rank."""
     after = 0 if axis is None else rank - 1 - axis % rank
     dims = () if axis is None else (v.shape.dims[0], *[1] * after)
-    return g.reshape(v, dims=dims)
+    return g.reshape(v, shape=dims)
 
 
 def _encoded(

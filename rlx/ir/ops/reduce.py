@@ -69,7 +69,7 @@ class Reduction(_PerInput):
     is_reduction = True
     takes: ClassVar[Sequence[str]] = REAL
     needs_elements: ClassVar[bool] = False
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -81,13 +81,13 @@ class Reduction(_PerInput):
 
     def infer(self, x: Shape) -> Shape:
         require_kind(x, self.takes, "operand")
-        axes = normalize_axes(self.axes, x.rank)
+        axes = normalize_axes(self.axis, x.rank)
         if self.needs_elements:
             _require_elements(x.dims, axes)
         return Shape(_remaining(x.dims, axes, self.keepdims), self.result(x.dtype))
 
     def reference(self, x: Array) -> Array:
-        axes = normalize_axes(self.axes, x.ndim)
+        axes = normalize_axes(self.axis, x.ndim)
         if self.needs_elements:
             _require_elements(x.shape, axes)
         with quiet():
@@ -106,7 +106,7 @@ class _Accumulation(Reduction):
 class Sum(_Accumulation):
     """The sum of the elements; 0 of none. Of bools: how many are true."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -118,7 +118,7 @@ class Sum(_Accumulation):
 class Prod(_Accumulation):
     """The product of the elements; 1 of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -135,7 +135,7 @@ class Mean(Reduction):
     """The sum over the number of elements; NaN of none. Integers give f32."""
 
     takes = ANY
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def result(self, element: DType) -> DType:
@@ -149,8 +149,8 @@ class Mean(Reduction):
     def decompose(self, g: Graph, x: Value) -> Any:
         if x.shape.dtype.kind == "complex":
             return g.complex(*[g.append(self, [part]) for part in (g.real(x), g.imag(x))])
-        dims = [x.shape.dims[a] for a in normalize_axes(self.axes, x.shape.rank)]
-        total = g.sum(as_real(g, x), axes=self.axes, keepdims=self.keepdims)
+        dims = [x.shape.dims[a] for a in normalize_axes(self.axis, x.shape.rank)]
+        total = g.sum(as_real(g, x), axis=self.axis, keepdims=self.keepdims)
         count = size_value(g, x.shape.with_dims(dims).num_elements, total)
         return cast(g, g.div(total, count), self.result(x.shape.dtype))
 
@@ -160,7 +160,7 @@ class Max(Reduction):
     """The greatest element; NaN if there is one."""
 
     needs_elements = True
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -172,7 +172,7 @@ class Min(Reduction):
     """The least element; NaN if there is one."""
 
     needs_elements = True
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -190,7 +190,7 @@ class _Quantifier(Reduction):
 class Any_(_Quantifier):
     """Whether one element is not zero; false of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -201,7 +201,7 @@ class Any_(_Quantifier):
 class All(_Quantifier):
     """Whether no element is zero; true of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -273,7 +273,7 @@ class _Normalised(Op):
     def shifted_value(self, g: Graph, x: Value) -> Any:
         """x − max along the axis, as a value."""
         real = as_real(g, x)
-        return g.sub(real, g.max(real, axes=(self.axis,), keepdims=True))
+        return g.sub(real, g.max(real, axis=(self.axis,), keepdims=True))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         plain = super().cost(inputs, outputs)
@@ -294,7 +294,7 @@ class Softmax(_Normalised):
     def decompose(self, g: Graph, x: Value) -> Any:
         e = g.exp(self.shifted_value(g, x))
         # one division a row: the sum is 1 or more, so its reciprocal is as good as it is
-        share = g.reciprocal(g.sum(e, axes=(self.axis,), keepdims=True))
+        share = g.reciprocal(g.sum(e, axis=(self.axis,), keepdims=True))
         return cast(g, g.mul(e, share), real_type(x.shape.dtype))
 
 
@@ -311,7 +311,7 @@ class LogSoftmax(_Normalised):
 
     def decompose(self, g: Graph, x: Value) -> Any:
         low = self.shifted_value(g, x)
-        total = g.sum(g.exp(low), axes=(self.axis,), keepdims=True)
+        total = g.sum(g.exp(low), axis=(self.axis,), keepdims=True)
         return cast(g, g.sub(low, g.log(total)), real_type(x.shape.dtype))
 
 
@@ -354,9 +354,9 @@ class CumSum(Op):
         rank = x.shape.rank
         axis = normalize_axis(self.axis, rank)
         perm = (axis, *(i for i in range(rank) if i != axis))
-        rows = g.transpose(x, perm=perm)
+        rows = g.transpose(x, axes=perm)
         row = rows.shape.with_dims(rows.shape.dims[1:])
-        start = g.expand(g.constant(0, row.dtype), dims=row.dims)
+        start = g.expand(g.constant(0, row.dtype), shape=row.dims)
 
         def step(b: Graph, total: Value, part: Value) -> list[Value]:
             new = b.add(total, part)
@@ -365,7 +365,7 @@ class CumSum(Op):
         body = make_body(step, row, row, name="cumsum_step")
         _, sums = g.scan(start, rows, body=body, n_carry=1, n_xs=1, reverse=self.reverse)
         back = tuple(perm.index(i) for i in range(rank))
-        return cast(g, g.transpose(sums, perm=back), result)
+        return cast(g, g.transpose(sums, axes=back), result)
 
 
 @op("top_k", is_choice=True)

@@ -141,7 +141,7 @@ class Rope(Op):
         self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None = None
     ) -> Any:
         y = self.rotate(g, by_head(g, wide(g, x), self.head_dim), cos, sin, positions)
-        return cast(g, g.reshape(y, dims=x.shape.dims), x.shape.dtype)
+        return cast(g, g.reshape(y, shape=x.shape.dims), x.shape.dtype)
 
     def rotate(self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None) -> Any:
         """The rotation of wide heads of rank 4."""
@@ -171,7 +171,7 @@ class Rope(Op):
         batch = rows.shape.dims[0] if rows.shape.rank == 3 else 1
         dims: list[Dim] = [batch, 1, 1, rows.shape.dims[-1]]
         dims[token_axis] = length
-        return g.reshape(rows, dims=tuple(dims))
+        return g.reshape(rows, shape=tuple(dims))
 
     def _pairs(self, g: Graph, x: Value, half: int) -> tuple[Value, Value]:
         """The two members of every pair."""
@@ -181,16 +181,16 @@ class Rope(Op):
                 g.narrow(x, axis=3, start=half, length=half),
             )
         outer = x.shape.dims[:3]
-        pairs = g.reshape(x, dims=(*outer, half, 2))
+        pairs = g.reshape(x, shape=(*outer, half, 2))
         first, second = (g.narrow(pairs, axis=4, start=i, length=1) for i in (0, 1))
         dims = (*outer, half)
-        return g.reshape(first, dims=dims), g.reshape(second, dims=dims)
+        return g.reshape(first, shape=dims), g.reshape(second, shape=dims)
 
     def _joined(self, g: Graph, parts: tuple[Value, Value], like: Value) -> Value:
         if not self.interleaved:
             return g.concat(*parts, axis=3)
-        first, second = (g.reshape(p, dims=(*p.shape.dims, 1)) for p in parts)
-        return g.reshape(g.concat(first, second, axis=4), dims=like.shape.dims)
+        first, second = (g.reshape(p, shape=(*p.shape.dims, 1)) for p in parts)
+        return g.reshape(g.concat(first, second, axis=4), shape=like.shape.dims)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Of the tables only the rows of the tokens are read."""

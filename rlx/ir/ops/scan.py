@@ -122,14 +122,14 @@ class SelectiveScan(Op):
         parts = [cast(g, v, inner) for v in parts]
         batch, _, width = u.shape.dims
         dims = (batch, width, a.shape.dims[1])
-        start = parts[5] if state is not None else g.expand(g.constant(0, inner), dims=dims)
-        xs = [g.transpose(parts[i], perm=(1, 0, 2)) for i in (0, 1, 3, 4)]
+        start = parts[5] if state is not None else g.expand(g.constant(0, inner), shape=dims)
+        xs = [g.transpose(parts[i], axes=(1, 0, 2)) for i in (0, 1, 3, 4)]
         slices = [x.shape.with_dims(x.shape.dims[1:]) for x in xs]
         body = make_body(
             _scan_step, start.shape, *slices, parts[2].shape, name="selective_scan_step"
         )
         last, y = g.scan(start, *xs, parts[2], body=body, n_carry=1, n_xs=4)
-        y = g.transpose(y, perm=(1, 0, 2))
+        y = g.transpose(y, axes=(1, 0, 2))
         if d is not None:
             y = g.add(y, g.mul(parts[0], wide(g, d)))
         kept = promote(u.shape.dtype, a.shape.dtype, dt.f32) if state is None else state.dtype
@@ -207,13 +207,13 @@ class GatedDeltaNet(Op):
         batch, _, heads, n = q.shape.dims
         start = given[5] if state is not None else graph.constant(0.0, inner)
         if state is None:
-            start = graph.expand(start, dims=(batch, heads, n, n))
-        xs = [graph.transpose(x, perm=(1, 0, *range(2, x.shape.rank))) for x in given[:5]]
+            start = graph.expand(start, shape=(batch, heads, n, n))
+        xs = [graph.transpose(x, axes=(1, 0, *range(2, x.shape.rank))) for x in given[:5]]
         slices = [x.shape.with_dims(x.shape.dims[1:]) for x in xs]
         body = make_body(_delta_step, start.shape, *slices, name="gated_delta_step")
         last, o = graph.scan(start, *xs, body=body, n_carry=1, n_xs=5)
         kept = promote(out, dt.f32) if state is None else state.shape.dtype
-        o = graph.transpose(o, perm=(1, 0, 2, 3))
+        o = graph.transpose(o, axes=(1, 0, 2, 3))
         return cast(graph, o, out), cast(graph, last, kept)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
@@ -231,10 +231,10 @@ def _scan_step(
     """h ← exp(delta·a)·h + delta·b·u; y = Σ c·h"""
     batch, width = u.shape.dims
     n = b_.shape.dims[1]
-    step, x = (b.reshape(v, dims=(batch, width, 1)) for v in (delta, u))
-    b_, c = (b.reshape(v, dims=(batch, 1, n)) for v in (b_, c))
+    step, x = (b.reshape(v, shape=(batch, width, 1)) for v in (delta, u))
+    b_, c = (b.reshape(v, shape=(batch, 1, n)) for v in (b_, c))
     h = b.add(b.mul(b.exp(b.mul(step, a)), h), b.mul(b.mul(step, b_), x))
-    return [h, b.sum(b.mul(h, c), axes=(2,))]
+    return [h, b.sum(b.mul(h, c), axis=(2,))]
 
 
 def _delta_step(
@@ -244,11 +244,11 @@ def _delta_step(
     batch, heads, n = q.shape.dims
     row, column = (batch, heads, 1, n), (batch, heads, n, 1)
     single = (batch, heads, 1, 1)
-    state = b.mul(state, b.reshape(b.exp(g), dims=single))
-    seen = b.matmul(b.reshape(k, dims=row), state)
-    change = b.sub(b.reshape(v, dims=row), seen)
-    change = b.mul(change, b.reshape(beta, dims=single))
-    state = b.add(state, b.mul(b.reshape(k, dims=column), change))
+    state = b.mul(state, b.reshape(b.exp(g), shape=single))
+    seen = b.matmul(b.reshape(k, shape=row), state)
+    change = b.sub(b.reshape(v, shape=row), seen)
+    change = b.mul(change, b.reshape(beta, shape=single))
+    state = b.add(state, b.mul(b.reshape(k, shape=column), change))
     scaled = b.mul(q, 1.0 / sqrt(n))  # type: ignore[arg-type]  # N is an int
-    o = b.matmul(b.reshape(scaled, dims=row), state)
-    return [state, b.reshape(o, dims=(batch, heads, n))]
+    o = b.matmul(b.reshape(scaled, shape=row), state)
+    return [state, b.reshape(o, shape=(batch, heads, n))]

@@ -92,7 +92,7 @@ class EncoderNet(Parts):
         return self._gated(*((first, second) if gate_first else (second, first)), layer)
 
     def _gated(self, gate: Tensor, up: Tensor, layer: int) -> Tensor:
-        hidden = self.g.hir_mir(self.config.activation, [gate]) * up
+        hidden = self.g.apply(self.config.activation, gate) * up
         return self.linear(hidden, f"blk.{layer}.ffn_down")
 
     def _rotate(self, x: Tensor, rope: RopeConfig) -> Tensor:
@@ -115,7 +115,7 @@ class EncoderNet(Parts):
         if has_types and types is None:
             # of parameters alone, so that it is added once
             table = table + self._type_row()
-        rows = self.g.hir_mir("narrow", [table], axis=0, start=first, length=length)
+        rows = table.narrow(axis=0, start=first, length=length)
         return rows + self.types(types) if has_types and types is not None else rows
 
     def types(self, types: Tensor | None) -> Tensor:
@@ -131,7 +131,7 @@ class EncoderNet(Parts):
 
     def _type_row(self) -> Tensor:
         table = self.wide(self.param("token_types.weight"))
-        return self.g.hir_mir("narrow", [table], axis=0, start=0, length=1)
+        return table.narrow(axis=0, start=0, length=1)
 
     # -- masks --------------------------------------------------------------------------------
 
@@ -148,15 +148,16 @@ class EncoderNet(Parts):
         return self._masks[name]
 
     def _positions(self) -> Tensor:
-        return self.once("at", lambda: self.g.hir_mir("iota", [], dims=(self._length,)))
+        return self.once("at", lambda: self.g.iota((self._length,)))
 
     def kept(self) -> Tensor:
         """Flags [batch, seq] of the real tokens."""
-        assert self.lengths is not None
+        lengths = self.lengths
+        assert lengths is not None
 
         def make() -> Tensor:
-            ends = self.g.hir_mir("reshape", [self.lengths], dims=(-1, 1))
-            return self.g.hir_mir("lt", [self._positions(), ends])
+            ends = lengths.reshape(-1, 1)
+            return self._positions() < ends
 
         return self.once("kept", make)
 
@@ -166,13 +167,13 @@ class EncoderNet(Parts):
             return None
         batch, length = self.kept().shape.dims
         shape = (batch, 1, 1, length)
-        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
+        return self.once("keys", lambda: self.kept().reshape(shape))
 
     def distance(self) -> Tensor:
         """Key position less query position, [queries, keys]."""
         at = self._positions()
-        rows = self.g.hir_mir("reshape", [at], dims=(self._length, 1))
-        return self.g.hir_mir("sub", [at, rows])
+        rows = at.reshape(self._length, 1)
+        return at - rows
 
     def _bias(self) -> Tensor:
         """What relative positions add to the scores; the same in every layer."""
@@ -183,10 +184,10 @@ class EncoderNet(Parts):
         table = self.param("bias_by_distance", self._bias_by_distance)
         # one row of the table for every distance: -(context - 1) … context - 1
         at = self.distance() + (c.context - 1)
-        values = g.hir_mir("gather", [table, at], axis=1)  # [heads, queries, keys]
-        values = g.hir_mir("reshape", [values], dims=(1, *values.shape.dims))
+        values = table.gather(at, axis=1)  # [heads, queries, keys]
+        values = values.reshape(1, *values.shape.dims)
         keep = self.keep()
-        return values if keep is None else g.hir_mir("where", [keep, values, _DROPPED])
+        return values if keep is None else g.where(keep, values, _DROPPED)
 
     def _bias_by_distance(self) -> Any:
         c = self.config

@@ -46,9 +46,9 @@ def _attend(net: EncoderNet, qkv: list[Tensor], i: int) -> Tensor:
     places = net.once("places", partial(_places, net))
     to_keys = _scores(net, q, net.linear(places, f"blk.{i}.attn_k"), -1)
     to_queries = _scores(net, k, net.linear(places, f"blk.{i}.attn_q"), 1)
-    bias = (to_keys + g.hir_mir("transpose", [to_queries], perm=(0, 1, 3, 2))) * scale
+    bias = (to_keys + to_queries.transpose(0, 1, 3, 2)) * scale
     keep = net.keep()
-    bias = bias if keep is None else g.hir_mir("where", [keep, bias, float("-inf")])
+    bias = bias if keep is None else g.where(keep, bias, float("-inf"))
     return g.attention(
         q, k, v, bias, num_heads=c.heads, head_dim=c.head_dim, mask_kind=MaskKind.BIAS, scale=scale
     )
@@ -61,22 +61,22 @@ def _places(net: EncoderNet) -> Tensor:
 def _scores(net: EncoderNet, x: Tensor, places: Tensor, sign: int) -> Tensor:
     """Of every token with the place of every other, [batch, heads, seq, seq]. Places are those of
     the query as seen from the key; `sign` is -1 where x is of queries."""
-    g, c = net.g, net.config
+    c = net.config
     batch, seq, _ = x.shape.dims
-    heads = g.hir_mir("reshape", [x], dims=(batch, seq, c.heads, c.head_dim))
-    heads = g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
-    apart = g.hir_mir("reshape", [places], dims=(c.distance_buckets, c.heads, c.head_dim))
-    found = g.hir_mir("matmul", [heads, g.hir_mir("transpose", [apart], perm=(1, 2, 0))])
-    return g.hir_mir("take_along", [found, net.once(f"at{sign}", partial(_at, net, sign))], axis=-1)
+    heads = x.reshape(batch, seq, c.heads, c.head_dim)
+    heads = heads.transpose(0, 2, 1, 3)
+    apart = places.reshape(c.distance_buckets, c.heads, c.head_dim)
+    found = heads @ apart.transpose(1, 2, 0)
+    return found.take_along(net.once(f"at{sign}", partial(_at, net, sign)), axis=-1)
 
 
 def _at(net: EncoderNet, sign: int) -> Tensor:
     """The row of the table of places, [1, 1, seq, seq]."""
-    g, c = net.g, net.config
+    c = net.config
     rows = net.fixed("place_by_distance", place_by_distance(c))
     at = net.distance() * sign + (c.context - 1)
-    found = g.hir_mir("gather", [rows, at], axis=0)
-    return g.hir_mir("reshape", [found], dims=(1, 1, *found.shape.dims))
+    found = rows.gather(at, axis=0)
+    return found.reshape(1, 1, *found.shape.dims)
 
 
 def place_by_distance(c: EncoderConfig) -> Any:

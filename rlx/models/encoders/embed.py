@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
+from rlx.ir.html import card
 from rlx.models.encoders.build import EncoderFile
 from rlx.models.encoders.check import width
 from rlx.models.encoders.engine import EncoderEngine
@@ -265,6 +266,12 @@ class EncoderModel:
         c = self.config
         kind = "reranker" if self.is_reranker else "/".join(self.sentence.pooling)
         return f"<EncoderModel {c.arch}, {c.layers} layers, {kind}, {self.max_tokens} tokens>"
+
+    def _repr_html_(self) -> str:
+        c = self.config
+        kind = "reranker" if self.is_reranker else "/".join(self.sentence.pooling)
+        rows = {"layers": c.layers, "hidden": c.hidden, "heads": c.heads, "result": kind}
+        return card(f"EncoderModel {c.arch}", {**rows, "tokens": self.max_tokens})
 
 
 def _one(query: object) -> str:

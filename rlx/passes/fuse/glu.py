@@ -85,15 +85,16 @@ def _halves(m: Match) -> Result:
     gate, up = m.op("gate"), m.op("up")
     half = x.shape.dims[-1] // 2
     fits = (
-        activation is not None
-        and gate.axis % rank == up.axis % rank == rank - 1
+        gate.axis % rank == up.axis % rank == rank - 1
         and same(gate.start, 0)
         and same(up.start, half)
         and same(gate.length, half)
         and same(half * 2, x.shape.dims[-1])
         and x.shape.dtype.is_float
     )
-    return m.if_same(m.g.fused_gated_act(x, activation=activation)) if fits else None
+    if activation is None or not fits:
+        return None
+    return m.if_same(m.g.fused_gated_act(x, activation=activation))
 
 
 def _table(name: str, gate: Any, up: Any, result: Any, bare: bool) -> list[Rule]:

@@ -33,7 +33,7 @@ def as_vector(m: Match, value: Value, size: Any) -> Value | None:
     dims = value.shape.dims
     if not dims or not same(dims[-1], size) or any(not same(d, 1) for d in dims[:-1]):
         return None
-    return value if len(dims) == 1 else m.g.reshape(value, dims=(size,))
+    return value if len(dims) == 1 else m.g.reshape(value, shape=(size,))
 
 
 def _bias(m: Match) -> Result:
@@ -98,7 +98,7 @@ def _conv_bias(m: Match) -> Result:
     after = dims[len(dims) - spatial :]
     if not same(size, channels) or any(not same(d, 1) for d in (*before, *after)):
         return None
-    bias = m.g.reshape(m.bias, dims=(channels,))
+    bias = m.g.reshape(m.bias, shape=(channels,))
     return m.if_same(m.g.append(m.op("p"), [x, w, bias]))
 
 

@@ -163,7 +163,7 @@ class _Grouping:
 
 def _trailing(op: Any, rank: int) -> int:
     """How many of the last axes a reduction folds; 0 when it folds others, or all of several."""
-    axes = range(rank) if op.axes is None else sorted(a % rank for a in op.axes)
+    axes = range(rank) if op.axis is None else sorted(a % rank for a in op.axis)
     count = len(axes)
     if count == rank > 1:
         return 0  # one row alone: no outer axis to divide among workers
