@@ -81,7 +81,7 @@ class NodeClasses:
         if number is None:
             number = self._nodes[key] = len(self.nodes)
             # a dimension given as −1 cannot be inferred again once others are 0
-            exact = op.replace(dims=shapes[0].dims) if op.name == "reshape" else op
+            exact = op.replace(shape=shapes[0].dims) if op.name == "reshape" else op
             views = given or (None,) * len(shapes)
             pairs = zip(shapes, views, strict=True)
             results = tuple([self._value(op, exact, s, classes, view) for s, view in pairs])

@@ -98,7 +98,7 @@ def places(kind, act):
         return g.hir_mir(kind, [g.linear(x, w, b)]) * g.linear(x, u, b)
 
     def before_a_sum(g, x, **p):
-        return g.hir_mir("sum", [g.hir_mir(kind, [x])], axes=(-1,))
+        return g.hir_mir("sum", [g.hir_mir(kind, [x])], axis=(-1,))
 
     return [
         (alone, act(x)),

@@ -197,7 +197,7 @@ class DequantMoeWeights(Op):
             return None
         packed, scale, *zero = (g.gather(v, expert, axis=0) for v in (w, *sides))
         q = cast(g, _nibbles(g, packed) if scheme.bits_per_element == 4 else packed, f32)
-        tokens, n, _ = q.shape.dims
+        tokens, n, k = q.shape.dims
         q = g.reshape(q, shape=(tokens, n, scale.shape.dims[2], -1))
         if scheme.has_zero_point:
             q = g.sub(q, _per_group(g, cast(g, zero[0], f32)))
