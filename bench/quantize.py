@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.common import Bar, arguments, finish
 from bench.peers.pipe import Peer, PeerMissing
-from rlx.backends.cpu.cores import worker_count
+from rlx.cores import worker_count
 from rlx.errors import RlxError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve

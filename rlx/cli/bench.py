@@ -77,8 +77,8 @@ class Against:
     def start(
         self, model: LanguageModel | EncoderModel, threads: int | None
     ) -> AbstractContextManager[Peer | None]:
-        from rlx.backends.cpu.cores import worker_count
         from rlx.cli.peers.llama import start_llama_cpp
+        from rlx.cores import worker_count
         from rlx.models.language import LanguageModel
 
         if self.peer is None:

@@ -53,7 +53,7 @@ def doctor(
 
 
 def _machine(threads: int | None) -> dict[str, Any]:
-    from rlx.backends.cpu.cores import physical_cores, usable_cores, worker_count
+    from rlx.cores import physical_cores, usable_cores, worker_count
 
     return {
         "rlx": _installed("rlx"),

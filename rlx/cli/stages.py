@@ -217,7 +217,7 @@ class Stages:
 
     @property
     def threads(self) -> int:
-        from rlx.backends.cpu.cores import worker_count
+        from rlx.cores import worker_count
 
         return worker_count(self.options.threads)
 

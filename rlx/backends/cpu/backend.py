@@ -7,13 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend, Parts, Stored
-from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.place import place
 from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.stored import read_parts, write_parts
 from rlx.codegen.jit import has_compiler
 from rlx.codegen.target import Target
+from rlx.cores import usable_cores, worker_count
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir

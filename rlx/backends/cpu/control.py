@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, WordOf, lowers
 from rlx.backends.cpu.nested import Move, Nest, Place, Source, plan_body
 from rlx.codegen.control import Begin, Choose, Copies, Goto, Turn
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.target import Target
+from rlx.cores import usable_cores
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
 from rlx.ir.lir import aligned

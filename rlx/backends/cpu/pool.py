@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import MAX_WORKERS, usable_cores, worker_count
 from rlx.codegen import driver_layout as driver
 from rlx.codegen.drivers import get_driver
 from rlx.codegen.program import Program
+from rlx.cores import MAX_WORKERS, usable_cores, worker_count
 
 SPIN = 20e-6
 """Seconds of waiting without letting other threads run."""

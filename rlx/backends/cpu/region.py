@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
 from rlx.codegen.region.elements import NAMES
 from rlx.codegen.region.kernels import make_plan
@@ -22,6 +21,7 @@ from rlx.codegen.region.strips import WIDTH
 from rlx.codegen.region.trace import Place, Source
 from rlx.codegen.region.wrap import WRITTEN_OUT, graph_of
 from rlx.codegen.target import Target
+from rlx.cores import usable_cores
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value

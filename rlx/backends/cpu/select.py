@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
 from rlx.backends.cpu.region import step_for
 from rlx.codegen.region.copies import Box, copy
@@ -15,6 +14,7 @@ from rlx.codegen.region.trace import Place
 from rlx.codegen.sample import Sample
 from rlx.codegen.target import Target
 from rlx.codegen.topk import TopK
+from rlx.cores import usable_cores
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
