@@ -19,8 +19,8 @@ from rlx.collector import without_gc
 _HOMES = {
     "rlx.errors": (
         "AttributeValueError BindingError CodegenError DTypeError FormatError InputError "
-        "NameConflictError NumericsError OptionError ParseError RlxError ShapeError StageError "
-        "UnsupportedError VerifyError"
+        "NameConflictError NumericsError OptionError OutOfMemoryError ParseError RlxError "
+        "ShapeError StageError UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo",
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         NameConflictError as NameConflictError,
         NumericsError as NumericsError,
         OptionError as OptionError,
+        OutOfMemoryError as OutOfMemoryError,
         ParseError as ParseError,
         RlxError as RlxError,
         ShapeError as ShapeError,

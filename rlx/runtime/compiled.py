@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Executable, Span
-from rlx.backends.chain import Chain, Links
+from rlx.backends.buffer import Allocator, Buffer, DeviceBuffer
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Profile, Recording
 from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
@@ -33,9 +34,13 @@ _MOST_VARIANTS = 64  # each has an arena of its own
 class CompiledGraph:
     """What `Session.compile` gives. Safe to call from several threads; runs of one take turns.
 
-    Symbols that the options bound are fixed, live ones arrive with each run, and those left open
-    follow the inputs: the first run with new sizes specialises the template, which takes
-    milliseconds, later ones find it.
+    Symbols that the options bind are fixed, dynamic ones arrive with each run, and those left open
+    follow the inputs. Code for a variant is made when its sizes are known: now, where no symbol is
+    open, else by `warm` or by the first run with these sizes. That takes milliseconds; later runs
+    find it.
+
+    Arrays are NumPy's. On a device with memory of its own, `run` copies inputs to the device and
+    outputs back; on the host nothing is copied.
     """
 
     def __init__(
@@ -45,8 +50,8 @@ class CompiledGraph:
         executable: Executable | Callable[[], Executable] | None = None,
         manifest: BindingManifest | None = None,
     ) -> None:
-        """`executable` is that of a template without open symbols, or makes it when it is needed;
-        where it is left out, such a template is compiled now. `manifest` is that of an executable
+        """`executable` is that of a template without open symbols, or a function that makes it on
+        first use; without it, such a template is compiled now. `manifest` is that of an executable
         not made yet."""
         self.template = template
         self.params = params if params is not None else ParamStore()
@@ -54,7 +59,9 @@ class CompiledGraph:
         self._inputs, self._params = self._signature.inputs, self._signature.params
         self._states = self._signature.states
         self._made, self._manifest = executable, manifest
-        self._arrays: dict[str, Array] = {}
+        self.allocator: Allocator = template.backend.allocator
+        self._on_host, self._put = self.allocator.is_host, self.allocator.put
+        self._buffers: dict[str, Buffer] = {}  # of states
         self._executables: dict[Sizes, Executable] = {}
         self._attached: dict[Executable, tuple[int, int]] = {}
         self._states_version = 0
@@ -91,29 +98,53 @@ class CompiledGraph:
         return self
 
     def bind_state(self, name: str, array: Any) -> CompiledGraph:
-        """Use `array` itself as the buffer of a state, to share it or to begin from it."""
+        """Use a Buffer, or in host memory an array, as the memory of a state: to share it, or to
+        begin from it. A device with memory of its own begins from a copy of an array."""
         shape = self._known(self._states, name, "state")
-        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        own = isinstance(array, Buffer) and array.allocator is self.allocator
+        if not own and (not isinstance(array, np.ndarray) or not array.flags.c_contiguous):
             raise InputError(
-                "a state is a C-ordered NumPy array", where=name, got=type(array).__name__
-            )
-        if not array.flags.writeable:
+                "a state is a buffer of the device or a C-ordered NumPy array", where=name,
+                got=type(array).__name__,
+            )  # fmt: skip
+        if self._on_host and not (array.array if own else array).flags.writeable:
             raise InputError("a state must be writeable", where=name)
-        as_array(name, array, shape)
+        self._argument(name, array, shape)
         infer_sizes([(name, shape, array.shape)], self.template.binding.sizes)
         with self._lock:
-            self._arrays[name] = array
+            self._buffers[name] = array if own else self._put(array)
             self._states_version += 1
         return self
 
     def read_state(self, name: str) -> Array:
-        """The state as it is now; writing to the array changes it."""
+        """The state as it is now. In host memory it is the memory itself: writing to the array
+        changes the state. On a device with memory of its own it is a copy."""
+        buffer = self.state_buffer(name)
+        return buffer.array if self._on_host else buffer.copy_out()
+
+    def state_buffer(self, name: str) -> Buffer:
+        """The memory of a state, to share it with another graph, to clear or to write it."""
         shape = self._known(self._states, name, "state")
-        if name not in self._arrays:
+        if name not in self._buffers:
             if not shape.is_static and self._current is None:
                 raise InputError("state has no size yet", where=name, expected="a run before")
             self._allocate_states(self._current[0] if self._current else None)
-        return self._arrays[name]
+        return self._buffers[name]
+
+    def warm(self, sizes: Mapping[str, int] | None = None, /, **named: int) -> CompiledGraph:
+        """Make the code for these sizes of the open symbols now, not with the first run."""
+        given = {**(sizes or {}), **named}
+        unknown = given.keys() - self.template.open_symbols
+        missing = self.template.open_symbols - given.keys()
+        if unknown or missing:
+            raise BindingError(
+                "sizes to warm are those of the open symbols", where=self._signature.name,
+                got=", ".join(sorted(given)) or "none",
+                expected=", ".join(sorted(self.template.open_symbols)) or "none",
+            )  # fmt: skip
+        with self._lock:
+            self._current = (self._executable({s: given[s] for s in sorted(given)}), {})
+        return self
 
     # -- running ------------------------------------------------------------------------------
 
@@ -142,81 +173,120 @@ class CompiledGraph:
             executable, live, shapes = chosen
             self._current = (executable, live)
             self._attach(executable)
-            results = tuple([np.empty(dims, element) for dims, element in shapes])
             given = [arrays[i] for i in self._order(executable)]
             if span is not None:
                 return self._run_part(executable, given, live, span)
+            if not self._on_host:
+                return self._run_copied(executable, given, live)
+            put = self._put
+            results = tuple([np.empty(dims, element) for dims, element in shapes])
+            inputs_, outputs = [put(a) for a in given], [put(a) for a in results]
             if self._watched:
-                self._run_watched(executable, given, results, live)
+                self._run_watched(executable, inputs_, outputs, live)
             else:
-                executable.run(given, results, live)
+                executable.run(inputs_, outputs, live)
         return results
+
+    def _run_copied(
+        self, executable: Executable, arrays: Sequence[Any], live: Mapping[str, int]
+    ) -> tuple[Array, ...]:
+        """Copy inputs to the arena, run, and copy outputs from it."""
+        outputs = executable.manifest.outputs
+        given = self._inputs_of(executable, arrays, live)
+        if self._watched:
+            self._run_watched(executable, given, (None,) * len(outputs), live)
+        else:
+            executable.run(given, (None,) * len(outputs), live)
+        return tuple([executable.slot(entry, live).copy_out() for entry in outputs])
+
+    def _inputs_of(
+        self, executable: Executable, arrays: Sequence[Any], live: Mapping[str, int]
+    ) -> list[Buffer | None]:
+        """Inputs for `Executable.run`: arrays in place, or copied to their arena slots."""
+        if self._on_host:
+            return [None if a is None else self._put(a) for a in arrays]
+        given: list[Buffer | None] = []
+        for entry, array in zip(executable.manifest.inputs, arrays, strict=True):
+            is_buffer = isinstance(array, Buffer)
+            given.append(array if is_buffer else None)
+            if array is not None and not is_buffer:
+                executable.slot(entry, live).copy_in(array)
+        return given
 
     def _run_watched(
         self,
         executable: Executable,
-        inputs: Sequence[Array | None],
-        results: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         live: Mapping[str, int],
     ) -> None:
         """A run under RLX_DEBUG ≥ 2 (times of every kernel) or RLX_CHECK_NAN."""
         if check_nan():
-            executable.run_checked(inputs, results, live)
+            executable.run_checked(inputs, outputs, live)
         if debug_level() >= 2:
             with executable.recording() as recording:
-                executable.run(inputs, results, live)
+                executable.run(inputs, outputs, live)
+                self.allocator.synchronize()
             debug(2, f"{self._signature.name}\n{recording.profile()}")
         elif not check_nan():
-            executable.run(inputs, results, live)
+            executable.run(inputs, outputs, live)
 
     def _run_part(
         self,
         executable: Executable,
-        inputs: Sequence[Array],
+        arrays: Sequence[Any],
         live: Mapping[str, int],
         span: Span,
     ) -> tuple[Any, ...]:
         """Outputs stay in the arena, where later phases may read them; the caller gets copies."""
         outputs = executable.manifest.outputs
-        executable.run(inputs, (None,) * len(outputs), live, span)
+        given = self._inputs_of(executable, arrays, live)
+        executable.run(given, (None,) * len(outputs), live, span)
         phases = zip(outputs, executable.output_phases, strict=True)
         inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
-        return tuple([None if e is None else executable.slot(e, live).copy() for e in inside])
+        return tuple([None if e is None else executable.slot(e, live).copy_out() for e in inside])
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
-        """The fastest way: arrays by position, or None for what lies in the arena already.
+        """Run by position, the fastest way: None for an input that lies in the arena already.
 
         Nothing is returned: outputs are in the arena, at the offsets of `manifest`; see `slot`.
-        Element types and shapes are taken on trust.
+        Element types and shapes are not checked.
         """
         with self._lock:
             executable, live = self._selected()
             self._attach(executable)
-            given = inputs or (None,) * len(self._inputs)
+            if inputs:
+                given = self._inputs_of(executable, inputs, sizes or live)
+            else:
+                given = [None] * len(self._inputs)
             results = (None,) * len(self._signature.output_names)
             if self._watched:
                 self._run_watched(executable, given, results, sizes or live)
             else:
                 executable.run(given, results, sizes or live)
 
-    def chain(self, links: Links) -> Chain:
-        """For `run_chain`: runs of the current variant that feed each other."""
+    def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
+        """A loop over the current variant, for `run_loop`."""
         executable, _ = self._selected()
         if not self._watched:
-            return executable.chain(links)
+            return executable.decode_loop(spec)
         given = (None,) * len(executable.manifest.inputs)
         results = (None,) * len(executable.manifest.outputs)
-        return Chain(
-            executable, links, lambda live: self._run_watched(executable, given, results, live)
+        return DecodeLoop(
+            executable, spec, lambda live: self._run_watched(executable, given, results, live)
         )
 
-    def run_chain(
-        self, chain: Chain, sizes: Mapping[str, int], count: int, ends: Collection[int]
+    def run_loop(
+        self, loop: DecodeLoop, sizes: Mapping[str, int], count: int, stop: Collection[int]
     ) -> list[int]:
-        """Several runs for the price of one call; see `Chain.run`."""
+        """Several runs in one call; see `DecodeLoop.run`."""
         with self._lock:
-            self._attach(chain.executable)
-            return chain.run(sizes, count, ends)
+            self._attach(loop.executable)
+            return loop.run(sizes, count, stop)
+
+    def synchronize(self) -> None:
+        """Wait for queued runs: `run_slots` may return before a device is done."""
+        self.allocator.synchronize()
 
     def profile(
         self, inputs: Mapping[str, Any] | None = None, /, *,
@@ -227,11 +297,13 @@ class CompiledGraph:
         arrays = self._take({**(inputs or {}), **named})
         with self._lock:
             executable, live = self._selected()
-            given = [arrays[i] for i in self._order(executable)]
+            ordered = [arrays[i] for i in self._order(executable)]
+            given = self._inputs_of(executable, ordered, live)
             results = [None] * len(executable.manifest.outputs)
             with executable.recording() as recording:
                 for _ in range(max(1, repeat)):
                     executable.run(given, results, live)
+                self.allocator.synchronize()
         return recording.profile()
 
     def recording(self) -> AbstractContextManager[Recording]:
@@ -240,7 +312,12 @@ class CompiledGraph:
         return self.executable.recording()
 
     def slot(self, name: str) -> Array:
-        """The arena memory of an input or output of the current variant, as an array."""
+        """The arena memory of an input or output of the current variant, as an array; in host
+        memory only."""
+        return self.slot_buffer(name).array
+
+    def slot_buffer(self, name: str) -> Buffer:
+        """The arena memory of an input or output of the current variant."""
         executable, live = self._selected()
         entry = executable.manifest.find(name)
         if entry.arena_offset is None:
@@ -280,7 +357,7 @@ class CompiledGraph:
             )  # fmt: skip
         return self._current
 
-    def _take(self, given: Mapping[str, Any]) -> list[Array]:
+    def _take(self, given: Mapping[str, Any]) -> list[Any]:
         """The arrays in the order of the inputs, checked."""
         if len(given) != len(self._inputs) or given.keys() != self._inputs.keys():
             for name in given:
@@ -288,7 +365,19 @@ class CompiledGraph:
             missing = [n for n in self._inputs if n not in given]
             shapes = ", ".join(f"{n} {self._inputs[n]}" for n in missing)
             raise InputError("missing inputs", where=self._signature.name, expected=shapes)
-        return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
+        if self._on_host:
+            return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
+        return [self._argument(n, given[n], shape) for n, shape in self._inputs.items()]
+
+    def _argument(self, name: str, value: Any, shape: Shape) -> Any:
+        """An array, or a buffer of the device, of the expected element type."""
+        if not isinstance(value, DeviceBuffer) or value.allocator is not self.allocator:
+            return as_array(name, value, shape)
+        if value.dtype != shape.dtype.numpy:
+            raise InputError(
+                "wrong element type", where=name, got=value.dtype, expected=shape.dtype
+            )
+        return value
 
     def _known(self, table: Mapping[str, Shape], name: str, what: str) -> Shape:
         if name not in table:
@@ -370,7 +459,8 @@ class CompiledGraph:
             return
         names = self._prepare(executable)
         self._allocate_states(executable)
-        executable.attach({n: self.params.get(n) for n in names}, self._arrays)
+        buffer, allocator = self.params.buffer, self.allocator
+        executable.attach({n: buffer(n, allocator) for n in names}, self._buffers)
         self._attached[executable] = latest
 
     def _prepare(self, executable: Executable) -> list[str]:
@@ -385,9 +475,9 @@ class CompiledGraph:
         if executable is not None:
             shapes = {e.name: e.shape for e in executable.manifest.states}
         for name, shape in shapes.items():
-            if name not in self._arrays:
+            if name not in self._buffers:
                 dims = [upper_bound(d, self.template.live) for d in shape.dims]
-                self._arrays[name] = np.zeros(dims, shape.dtype.numpy)
+                self._buffers[name] = self.allocator.alloc(dims, shape.dtype.numpy)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self._signature.name} on {self.template.backend.name}>"

@@ -33,7 +33,7 @@ HOST = Target.host()
 
 def by_node(template: Template, binding: DimBinding) -> Lir:
     """The same variant, every node bound and planned by itself."""
-    bound = template.backend.lower_bound(bind_graph(template.result.graph, binding))
+    bound = template.backend.rewrite_variant(bind_graph(template.result.graph, binding))
     return plan(bound, prepare=template.prepare, scratch=template.backend.scratch)
 
 

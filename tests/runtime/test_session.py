@@ -58,12 +58,12 @@ def test_slots_are_where_the_manifest_says() -> None:
     assert entry.arena_offset is not None
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     raw = x.tobytes()
-    f.executable.arena[entry.arena_offset : entry.arena_offset + len(raw)] = list(raw)
+    f.executable.arena.array[entry.arena_offset : entry.arena_offset + len(raw)] = list(raw)
     f.run_slots()
     out = f.manifest.outputs[0]
     assert out.arena_offset is not None
-    got = f.executable.arena[out.arena_offset : out.arena_offset + out.num_bytes].view(np.float32)
-    np.testing.assert_allclose(got.reshape(2, 3), x @ W + 1)
+    got = f.executable.arena.view(out.arena_offset, (2, 3), np.float32).array
+    np.testing.assert_allclose(got, x @ W + 1)
     f.slot("x")[...] = 0
     f.run_slots()
     np.testing.assert_array_equal(f.slot(out.name), np.ones((2, 3), np.float32))

@@ -11,7 +11,8 @@ from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.place import place
 from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.stored import read_parts, write_parts
-from rlx.codegen.jit import has_compiler
+from rlx.codegen.jit import counters, has_compiler
+from rlx.codegen.release import release_compiler
 from rlx.codegen.target import Target
 from rlx.cores import usable_cores, worker_count
 from rlx.errors import CodegenError
@@ -39,7 +40,7 @@ class CpuBackend(Backend):
 
         return Compiler(self.target)
 
-    # -- what a target has ------------------------------------------------------------------------
+    # -- target and process -----------------------------------------------------------------------
 
     def for_target(self, name: str) -> CpuBackend:
         wanted = Target.named(name)
@@ -54,16 +55,23 @@ class CpuBackend(Backend):
     def workers(self, options: CompileOptions) -> int:
         return worker_count(options.threads)
 
+    @property
+    def compile_count(self) -> int:
+        return counters.compilations
+
+    def trim_memory(self) -> None:
+        release_compiler()
+
     # -- making code ------------------------------------------------------------------------------
 
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
 
-    def lower(self, graph: Graph) -> Graph:
-        return self._compiler.lower(graph)
+    def rewrite_template(self, graph: Graph) -> Graph:
+        return self._compiler.rewrite_template(graph)
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        return self._compiler.lower_bound(graph)
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        return self._compiler.rewrite_variant(graph)
 
     def scratch(self, node: Node) -> int:
         # for as many workers as a compilation can ask for; what is not touched costs nothing

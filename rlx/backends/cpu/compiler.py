@@ -24,12 +24,12 @@ class Compiler:
         entry = TABLE.get(node.op.name)
         return entry is not None and (entry.when is None or entry.when(node))
 
-    def lower(self, graph: Graph) -> Graph:
+    def rewrite_template(self, graph: Graph) -> Graph:
         for rewrite in families.REWRITES:
             graph = rewrite(graph, self.target)
         return graph
 
-    def lower_bound(self, graph: Graph) -> Graph:
+    def rewrite_variant(self, graph: Graph) -> Graph:
         return insert_copies(graph)
 
     def scratch(self, node: Node, workers: int) -> int:

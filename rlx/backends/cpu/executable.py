@@ -9,19 +9,19 @@ from functools import cached_property
 import numpy as np
 
 from rlx.backends.base import Executable, Span, Stored, check_numbers
-from rlx.backends.chain import Chain, Links
-from rlx.backends.cpu.chain import CpuChain
+from rlx.backends.buffer import HOST, Buffer
 from rlx.backends.cpu.checks import checker, raise_broken
+from rlx.backends.cpu.decode_loop import CpuDecodeLoop
 from rlx.backends.cpu.hostcall import call_host
 from rlx.backends.cpu.memory import RunMemory
 from rlx.backends.cpu.place import Placed, address_of
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import CpuRecording
+from rlx.backends.decode_loop import LoopSpec
 from rlx.codegen.driver_layout import BARRIER
 from rlx.codegen.jit import Kernel
 from rlx.errors import InputError
 from rlx.ir.lir import Lir
-from rlx.ir.op import Array
 
 
 class CpuExecutable(Executable):
@@ -29,7 +29,7 @@ class CpuExecutable(Executable):
         self.made, self.listing, self.pool = made, made.listing, pool
         self.manifest, self.output_phases = stored.manifest, stored.output_phases
         self._stored, manifest = stored, stored.manifest
-        self.arena = made.arena
+        self.arena = HOST.put(made.arena)
         self._symbols = self.listing.symbols
         self._fill = made.words.filler(self._symbols)
         self._check = checker(self.listing.limits, self._symbols)
@@ -38,7 +38,7 @@ class CpuExecutable(Executable):
         self._bases = {base: i for i, base in enumerate(made.words.bases())}
         self._given = [0] * len(self._bases)  # their addresses in this run
         self._addresses: dict[tuple[str, str], int] = {}
-        self._attached: dict[str, Array] = {}
+        self._attached: dict[str, Buffer] = {}
         self.attachments = 0  # how often there were others
         self._sizes: Mapping[str, int] = {}
         self.watched_by: CpuRecording | None = None
@@ -54,7 +54,7 @@ class CpuExecutable(Executable):
 
     def _place_slots(self) -> None:
         """Inputs and outputs that a run does not bring lie in the arena."""
-        start = address_of(self.arena)
+        start = address_of(self.arena.array)
         for entry in [*self.manifest.inputs, *self.manifest.outputs]:
             self._addresses[entry.role, entry.name] = start + (entry.arena_offset or 0)
         self._input_places = self._places("input", self._inputs)
@@ -66,12 +66,12 @@ class CpuExecutable(Executable):
         keys = [(role, name) for name in names]
         return [(self._bases.get(key, -1), self._addresses[key]) for key in keys]
 
-    def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
-        needed: dict[str, Array] = {}
+    def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
+        needed: dict[str, Buffer] = {}
         for entry in self._outside:
-            array = (params if entry.role == "param" else states)[entry.name]
-            needed[entry.name] = array
-            self._addresses[entry.role, entry.name] = address_of(array)
+            buffer = (params if entry.role == "param" else states)[entry.name]
+            needed[entry.name] = buffer
+            self._addresses[entry.role, entry.name] = address_of(buffer.array)
         words = self.made.program.words
         for word, base, offset in self.listing.late:
             words[word] = self._addresses[base] + offset
@@ -82,8 +82,8 @@ class CpuExecutable(Executable):
 
     def run(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
         span: Span | None = None,
     ) -> None:
@@ -103,16 +103,16 @@ class CpuExecutable(Executable):
 
     def _begin(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
         """Check the sizes and fill in the words that belong to this run."""
         given = self._given
-        for places, arrays in ((self._input_places, inputs), (self._output_places, outputs)):
-            for (place, slot), array in zip(places, arrays, strict=True):
+        for places, buffers in ((self._input_places, inputs), (self._output_places, outputs)):
+            for (place, slot), buffer in zip(places, buffers, strict=True):
                 if place >= 0:
-                    given[place] = slot if array is None else address_of(array)
+                    given[place] = slot if buffer is None else address_of(buffer.array)
         live = [sizes[s] for s in self._symbols]
         self.check_sizes(*live)
         self._sizes = sizes
@@ -124,8 +124,8 @@ class CpuExecutable(Executable):
         if broken >= 0:
             raise_broken(self.listing.limits[broken], dict(zip(self._symbols, live, strict=True)))
 
-    def chain(self, links: Links) -> Chain:
-        return CpuChain(self, links)
+    def decode_loop(self, spec: LoopSpec) -> CpuDecodeLoop:
+        return CpuDecodeLoop(self, spec)
 
     def fill_live(self, row: memoryview, *live: int) -> None:
         """The live words of a run with these sizes on what lies in the arena."""
@@ -133,24 +133,24 @@ class CpuExecutable(Executable):
             self._given[place] = slot
         self._fill(row, self._given, *live)
 
-    def run_chain(self, header: int) -> None:
-        self.pool.run_chain(self.made.program, header)
+    def run_loop(self, header: int) -> None:
+        self.pool.run_loop(self.made.program, header)
         if self._status[0]:
             self._raise_status()
 
     def _memory(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> RunMemory:
         given = dict(zip(self._inputs, inputs, strict=True))
-        return RunMemory(self.lir, self.arena, self._attached, given, outputs, sizes)
+        return RunMemory(self.lir, self.arena.array, self._attached, given, outputs, sizes)
 
     def run_checked(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
         self._begin(inputs, outputs, sizes)

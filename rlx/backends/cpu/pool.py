@@ -194,8 +194,8 @@ class Pool:
                 program.record(at, begin, self._crew.native.now())
                 at += 1
 
-    def run_chain(self, program: Program, header: int) -> None:
-        """Run a chain of a program without host steps; Ctrl-C stops it like a run."""
+    def run_loop(self, program: Program, header: int) -> None:
+        """Run the decode loop of a program without host steps; Ctrl-C stops it like a run."""
         program.begin_run()
         again = 1
         while again:

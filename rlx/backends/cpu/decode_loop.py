@@ -1,0 +1,107 @@
+"""The decode loop in native code: see `driver_chain`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx.backends.buffer import Buffer
+from rlx.backends.cpu.place import address_of
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
+from rlx.codegen import driver_layout as driver
+from rlx.ir.dim import is_affine
+from rlx.ir.op import Array
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.executable import CpuExecutable
+
+MAX_RUNS = 256  # of one call
+_COPIED = 4  # bytes of one copy
+
+
+class CpuDecodeLoop(DecodeLoop):
+    def __init__(self, executable: CpuExecutable, spec: LoopSpec) -> None:
+        super().__init__(executable, spec)
+        self._cpu, listing = executable, executable.listing
+        sizes = [source.offset for source in listing.live]
+        sizes += [end for limit in listing.limits for end in (limit.value, limit.most)]
+        self._native = (
+            listing.symbols == [spec.counter]
+            and all(is_affine(size) for size in sizes)
+            and not listing.hosts
+            and all(target.nbytes % _COPIED == 0 for target, _ in self.carried)
+        )
+        self._copies, self._log = _copies(self.carried), np.zeros(MAX_RUNS, np.int32)
+        self._stop: Collection[int] = ()
+        self._stop_array = np.zeros(1, np.int32)
+        self._base = np.zeros(executable.made.program.live.size, np.int64)
+        self._slope = np.zeros_like(self._base)
+        self._attached = -1
+        self._header = np.zeros(driver.CHAIN_BYTES // 8, np.int64)
+        for offset, array in (
+            (driver.CHAIN_BASE, self._base),
+            (driver.CHAIN_SLOPE, self._slope),
+            (driver.CHAIN_STATUS, executable.made.status),
+            (driver.CHAIN_KEPT, self.emitted.array),
+            (driver.CHAIN_LOG, self._log),
+            (driver.CHAIN_MOVES, self._copies),
+            (driver.CHAIN_ENDS, self._stop_array),
+        ):
+            self._header[offset // 8] = address_of(array)
+        self._header[driver.CHAIN_LIVE_COUNT // 8] = len(listing.live)
+        self._header[driver.CHAIN_MOVE_COUNT // 8] = len(self._copies)
+        self._address = address_of(self._header)
+        self._fields, self._logged = memoryview(self._header.data), memoryview(self._log.data)
+
+    def run(self, sizes: Mapping[str, int], count: int, stop: Collection[int]) -> list[int]:
+        if not self._native:
+            return super().run(sizes, count, stop)
+        size, watcher = sizes[self.spec.counter], self._cpu.watched_by
+        if watcher is None:
+            return self._run_native(size, min(count, MAX_RUNS), stop)
+        found: list[int] = []  # time stamps are those of one run
+        while len(found) < count and not (found and found[-1] in stop):
+            watcher.sizes.append({self.spec.counter: size + len(found)})
+            found += self._run_native(size + len(found), 1, stop)
+        return found
+
+    def _run_native(self, size: int, count: int, stop: Collection[int]) -> list[int]:
+        self._cpu.check_sizes(size)
+        self._cpu.check_sizes(size + count - 1)  # what holds at both ends holds between them
+        if self._attached != self._cpu.attachments:
+            self._fit_live()
+        if stop is not self._stop:
+            self._set_stop(stop)
+        fields = self._fields
+        fields[_SIZE], fields[_COUNT], fields[_DONE], fields[_AT] = size, count, 0, 0
+        self._cpu.run_loop(self._address)
+        return self._logged[: fields[_DONE]].tolist()
+
+    def _fit_live(self) -> None:
+        """Live words as a linear function of the size, until other parameters are attached."""
+        self._cpu.fill_live(self._base.data, 0)
+        self._cpu.fill_live(self._slope.data, 1)
+        self._slope -= self._base
+        self._attached = self._cpu.attachments
+
+    def _set_stop(self, stop: Collection[int]) -> None:
+        self._stop, self._stop_array = stop, np.array([*stop, 0], np.int32)
+        self._fields[driver.CHAIN_ENDS // 8] = address_of(self._stop_array)
+        self._fields[driver.CHAIN_END_COUNT // 8] = len(stop)
+
+
+_COUNT, _DONE, _AT, _SIZE = (
+    offset // 8
+    for offset in (driver.CHAIN_COUNT, driver.CHAIN_DONE, driver.CHAIN_AT, driver.CHAIN_SIZE)
+)
+
+
+def _copies(buffers: list[tuple[Buffer, Buffer]]) -> Array:
+    """Pairs of addresses, target and source, for every four bytes."""
+    pairs = []
+    for target, source in buffers:
+        to, of = address_of(target.array), address_of(source.array)
+        pairs += [(to + at, of + at) for at in range(0, target.nbytes, _COPIED)]
+    return np.array(pairs, np.int64).reshape(-1, 2)
