@@ -25,7 +25,7 @@ _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 class Buffer(ABC):
     """Row-major elements in the memory of one device, with NumPy's `shape`, `dtype`, `nbytes`."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ()
 
     @property
     @abstractmethod

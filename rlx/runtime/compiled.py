@@ -10,25 +10,20 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Executable, Span
-from rlx.backends.buffer import Allocator, Buffer, DeviceBuffer
+from rlx.backends.buffer import Allocator, Buffer, HostBuffer
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Profile, Recording
 from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
-from rlx.ir.dim import upper_bound
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
-from rlx.runtime.params import Deferred, ParamStore, as_array
+from rlx.runtime.params import Deferred, ParamStore, as_argument, as_array
+from rlx.runtime.states import StateStore
+from rlx.runtime.variant_cache import VariantCache
 from rlx.runtime.variants import Variants
 from rlx.settings import check_nan, debug, debug_level
 from rlx.specialize.manifest import BindingManifest
-
-Sizes = tuple[tuple[str, int], ...]
-# an executable, the live sizes of the run, and dims and element type of each output
-_Chosen = tuple[Executable, dict[str, int], tuple[tuple[tuple[int, ...], Any], ...]]
-_REMEMBERED = 1024
-_MOST_VARIANTS = 64  # each has an arena of its own
 
 
 class CompiledGraph:
@@ -56,18 +51,12 @@ class CompiledGraph:
         self.template = template
         self.params = params if params is not None else ParamStore()
         self._signature = template.signature
-        self._inputs, self._params = self._signature.inputs, self._signature.params
-        self._states = self._signature.states
-        self._made, self._manifest = executable, manifest
+        self._inputs, self._manifest = self._signature.inputs, manifest
         self.allocator: Allocator = template.backend.allocator
-        self._on_host, self._put = self.allocator.is_host, self.allocator.put
-        self._buffers: dict[str, Buffer] = {}  # of states
-        self._executables: dict[Sizes, Executable] = {}
-        self._attached: dict[Executable, tuple[int, int]] = {}
-        self._states_version = 0
+        self._on_host = self.allocator.is_host
+        self._states = StateStore(self.allocator)
+        self._variants = VariantCache(template, executable)
         self._watched = debug_level() >= 2 or check_nan()
-        self._chosen: dict[tuple[Any, ...], _Chosen] = {}
-        self._orders: dict[Executable, list[int]] = {}
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
         if not callable(executable) and not template.open_symbols:
@@ -76,9 +65,12 @@ class CompiledGraph:
     # -- parameters and states ----------------------------------------------------------------
 
     def set_param(self, name: str, array: Any) -> CompiledGraph:
-        """Give one parameter; it is used in place and shared by every variant."""
-        shape = self._known(self._params, name, "parameter")
-        checked = array if isinstance(array, Deferred) else as_array(name, array, shape)
+        """Give one parameter, an array or a buffer of the device; it is used in place and shared
+        by every variant."""
+        shape = self._known(self._signature.params, name, "parameter")
+        checked = array
+        if not isinstance(array, Deferred):
+            checked = as_argument(name, array, shape, self.allocator)
         infer_sizes([(name, shape, checked.shape)], self.template.binding.sizes)
         with self._lock:
             self.params.set(name, checked)
@@ -86,7 +78,7 @@ class CompiledGraph:
 
     def set_params(self, arrays: Mapping[str, Any]) -> CompiledGraph:
         for name in arrays:
-            self._known(self._params, name, "parameter")
+            self._known(self._signature.params, name, "parameter")
         for name, array in arrays.items():
             self.set_param(name, array)
         return self
@@ -100,36 +92,25 @@ class CompiledGraph:
     def bind_state(self, name: str, array: Any) -> CompiledGraph:
         """Use a Buffer, or in host memory an array, as the memory of a state: to share it, or to
         begin from it. A device with memory of its own begins from a copy of an array."""
-        shape = self._known(self._states, name, "state")
-        own = isinstance(array, Buffer) and array.allocator is self.allocator
-        if not own and (not isinstance(array, np.ndarray) or not array.flags.c_contiguous):
-            raise InputError(
-                "a state is a buffer of the device or a C-ordered NumPy array", where=name,
-                got=type(array).__name__,
-            )  # fmt: skip
-        if self._on_host and not (array.array if own else array).flags.writeable:
-            raise InputError("a state must be writeable", where=name)
-        self._argument(name, array, shape)
-        infer_sizes([(name, shape, array.shape)], self.template.binding.sizes)
+        shape = self._known(self._signature.states, name, "state")
         with self._lock:
-            self._buffers[name] = array if own else self._put(array)
-            self._states_version += 1
+            self._states.bind(name, array, shape, self.template.binding.sizes)
         return self
 
     def read_state(self, name: str) -> Array:
         """The state as it is now. In host memory it is the memory itself: writing to the array
         changes the state. On a device with memory of its own it is a copy."""
-        buffer = self.state_buffer(name)
-        return buffer.array if self._on_host else buffer.copy_out()
+        self.state_buffer(name)
+        return self._states.read(name)
 
     def state_buffer(self, name: str) -> Buffer:
         """The memory of a state, to share it with another graph, to clear or to write it."""
-        shape = self._known(self._states, name, "state")
-        if name not in self._buffers:
+        shape = self._known(self._signature.states, name, "state")
+        if name not in self._states.buffers:
             if not shape.is_static and self._current is None:
                 raise InputError("state has no size yet", where=name, expected="a run before")
             self._allocate_states(self._current[0] if self._current else None)
-        return self._buffers[name]
+        return self._states.buffers[name]
 
     def warm(self, sizes: Mapping[str, int] | None = None, /, **named: int) -> CompiledGraph:
         """Make the code for these sizes of the open symbols now, not with the first run."""
@@ -143,7 +124,7 @@ class CompiledGraph:
                 expected=", ".join(sorted(self.template.open_symbols)) or "none",
             )  # fmt: skip
         with self._lock:
-            self._current = (self._executable({s: given[s] for s in sorted(given)}), {})
+            self._current = (self._variants.executable(given), {})
         return self
 
     # -- running ------------------------------------------------------------------------------
@@ -161,30 +142,26 @@ class CompiledGraph:
         """
         span = _span(phase, until)
         arrays = self._take({**inputs, **named} if inputs else named)
-        seen = (
-            (*[a.shape for a in arrays], *sorted(sizes.items()))
-            if sizes
-            else tuple([a.shape for a in arrays])
-        )
+        shapes = tuple([a.shape for a in arrays])
+        key = (*shapes, *sorted(sizes.items())) if sizes else shapes
         with self._lock:
-            chosen = self._chosen.get(seen)
-            if chosen is None:
-                chosen = self._choose(arrays, sizes, seen)
-            executable, live, shapes = chosen
+            choice = self._variants.choices.get(key)
+            if choice is None:
+                choice = self._variants.choose(shapes, sizes, key)
+            executable, live, made, order = choice
             self._current = (executable, live)
             self._attach(executable)
-            given = [arrays[i] for i in self._order(executable)]
+            given = [arrays[i] for i in order]
             if span is not None:
                 return self._run_part(executable, given, live, span)
             if not self._on_host:
                 return self._run_copied(executable, given, live)
-            put = self._put
-            results = tuple([np.empty(dims, element) for dims, element in shapes])
-            inputs_, outputs = [put(a) for a in given], [put(a) for a in results]
+            results = tuple([np.empty(dims, element) for dims, element in made])
+            given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
             if self._watched:
-                self._run_watched(executable, inputs_, outputs, live)
+                self._run_watched(executable, given, outputs, live)
             else:
-                executable.run(inputs_, outputs, live)
+                executable.run(given, outputs, live)
         return results
 
     def _run_copied(
@@ -204,7 +181,7 @@ class CompiledGraph:
     ) -> list[Buffer | None]:
         """Inputs for `Executable.run`: arrays in place, or copied to their arena slots."""
         if self._on_host:
-            return [None if a is None else self._put(a) for a in arrays]
+            return [None if a is None else HostBuffer(a) for a in arrays]
         given: list[Buffer | None] = []
         for entry, array in zip(executable.manifest.inputs, arrays, strict=True):
             is_buffer = isinstance(array, Buffer)
@@ -255,10 +232,9 @@ class CompiledGraph:
         with self._lock:
             executable, live = self._selected()
             self._attach(executable)
+            given: Sequence[Buffer | None] = (None,) * len(self._inputs)
             if inputs:
                 given = self._inputs_of(executable, inputs, sizes or live)
-            else:
-                given = [None] * len(self._inputs)
             results = (None,) * len(self._signature.output_names)
             if self._watched:
                 self._run_watched(executable, given, results, sizes or live)
@@ -294,10 +270,10 @@ class CompiledGraph:
     ) -> Profile:  # fmt: skip
         """Run several times and say where the time goes, kernel by kernel (medians)."""
         self.run(inputs, sizes=sizes, **named)  # chooses the variant, attaches, warms up
-        arrays = self._take({**(inputs or {}), **named})
+        arrays = dict(zip(self._inputs, self._take({**(inputs or {}), **named}), strict=True))
         with self._lock:
             executable, live = self._selected()
-            ordered = [arrays[i] for i in self._order(executable)]
+            ordered = [arrays[entry.name] for entry in executable.manifest.inputs]
             given = self._inputs_of(executable, ordered, live)
             results = [None] * len(executable.manifest.outputs)
             with executable.recording() as recording:
@@ -343,12 +319,12 @@ class CompiledGraph:
     def output_names(self) -> list[str]:
         return list(self._signature.output_names)
 
-    # -- choosing a variant -------------------------------------------------------------------
+    # -- arguments and variants ---------------------------------------------------------------
 
     def _selected(self) -> tuple[Executable, dict[str, int]]:
         if self._current is None and not self.template.open_symbols:
             with self._lock:
-                self._current = (self._executable({}), {})
+                self._current = (self._variants.executable({}), {})
         if self._current is None:
             raise InputError(
                 "sizes are still open", where=self._signature.name,
@@ -367,17 +343,8 @@ class CompiledGraph:
             raise InputError("missing inputs", where=self._signature.name, expected=shapes)
         if self._on_host:
             return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
-        return [self._argument(n, given[n], shape) for n, shape in self._inputs.items()]
-
-    def _argument(self, name: str, value: Any, shape: Shape) -> Any:
-        """An array, or a buffer of the device, of the expected element type."""
-        if not isinstance(value, DeviceBuffer) or value.allocator is not self.allocator:
-            return as_array(name, value, shape)
-        if value.dtype != shape.dtype.numpy:
-            raise InputError(
-                "wrong element type", where=name, got=value.dtype, expected=shape.dtype
-            )
-        return value
+        own = self.allocator
+        return [as_argument(n, given[n], shape, own) for n, shape in self._inputs.items()]
 
     def _known(self, table: Mapping[str, Shape], name: str, what: str) -> Shape:
         if name not in table:
@@ -387,81 +354,16 @@ class CompiledGraph:
             )
         return table[name]
 
-    def _choose(
-        self, arrays: Sequence[Array], sizes: Mapping[str, int] | None, seen: tuple[Any, ...]
-    ) -> _Chosen:
-        """The variant for these shapes; remembered, so that a repeated run pays for a lookup."""
-        named = zip(self._inputs.items(), arrays, strict=True)
-        shown = [(n, shape, a.shape) for (n, shape), a in named]
-        fixed = self.template.binding.sizes
-        known = infer_sizes(shown, {**fixed, **(sizes or {})})
-        live = {s: self._live(s, bound, known) for s, bound in self.template.live.items()}
-        missing = self.template.open_symbols - known.keys()
-        if missing:
-            raise BindingError(
-                "sizes that no input shows", where=self._signature.name,
-                got=", ".join(sorted(missing)), hint="pass sizes={…} to run",
-            )  # fmt: skip
-        executable = self._executable({s: known[s] for s in sorted(self.template.open_symbols)})
-        shapes = tuple(
-            (e.shape.bind(live).static_dims, e.shape.dtype.numpy)
-            for e in executable.manifest.outputs
-        )
-        if len(self._chosen) >= _REMEMBERED:
-            self._chosen.pop(next(iter(self._chosen)))
-        self._chosen[seen] = chosen = (executable, live, shapes)
-        return chosen
-
-    def _order(self, executable: Executable) -> list[int]:
-        """Which of the inputs the executable still reads: passes may have dropped some."""
-        found = self._orders.get(executable)
-        if found is None:
-            places = {name: i for i, name in enumerate(self._inputs)}
-            found = [places[e.name] for e in executable.manifest.inputs]
-            self._orders[executable] = found
-        return found
-
-    def _live(self, symbol: str, bound: int, known: Mapping[str, int]) -> int:
-        if symbol not in known:
-            raise BindingError(
-                "a live size is missing", where=symbol, expected=f"0 … {bound}",
-                hint=f"pass sizes={{{symbol!r}: n}} to run",
-            )  # fmt: skip
-        if not 0 <= known[symbol] <= bound:
-            raise BindingError(
-                "a value beyond its live bound", where=symbol, got=known[symbol],
-                expected=f"0 … {bound}",
-            )  # fmt: skip
-        return known[symbol]
-
-    def _executable(self, open_sizes: Mapping[str, int]) -> Executable:
-        key = tuple(sorted(open_sizes.items()))
-        executable = self._executables.pop(key, None)
-        if executable is None:
-            made = None if key else self._made
-            executable = made() if callable(made) else made
-        if executable is None:
-            executable = self.template.specialize(open_sizes)
-        self._executables[key] = executable
-        if len(self._executables) > _MOST_VARIANTS:
-            self._forget(self._executables.pop(next(iter(self._executables))))
-        return executable
-
-    def _forget(self, executable: Executable) -> None:
-        self._attached.pop(executable, None)
-        self._orders.pop(executable, None)
-        self._chosen = {k: c for k, c in self._chosen.items() if c[0] is not executable}
-
     def _attach(self, executable: Executable) -> None:
         """Hand over parameters and states, unless the executable has the latest already."""
-        latest = (self.params.version, self._states_version)
-        if self._attached.get(executable) == latest:
+        latest = (self.params.version, self._states.version)
+        if self._variants.attached.get(executable) == latest:
             return
         names = self._prepare(executable)
         self._allocate_states(executable)
         buffer, allocator = self.params.buffer, self.allocator
-        executable.attach({n: buffer(n, allocator) for n in names}, self._buffers)
-        self._attached[executable] = latest
+        executable.attach({n: buffer(n, allocator) for n in names}, self._states.buffers)
+        self._variants.attached[executable] = latest
 
     def _prepare(self, executable: Executable) -> list[str]:
         """See that all parameters are there, those computed from others included; their names."""
@@ -471,13 +373,10 @@ class CompiledGraph:
         return names
 
     def _allocate_states(self, executable: Executable | None) -> None:
-        shapes: Mapping[str, Shape] = self._states
+        shapes = self._signature.states
         if executable is not None:
             shapes = {e.name: e.shape for e in executable.manifest.states}
-        for name, shape in shapes.items():
-            if name not in self._buffers:
-                dims = [upper_bound(d, self.template.live) for d in shape.dims]
-                self._buffers[name] = self.allocator.alloc(dims, shape.dtype.numpy)
+        self._states.allocate(shapes, self.template.live)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self._signature.name} on {self.template.backend.name}>"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Backend
-from rlx.backends.buffer import Allocator, Buffer, HostBuffer
+from rlx.backends.buffer import Allocator, Buffer, DeviceBuffer, HostBuffer
 from rlx.errors import InputError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -40,6 +40,15 @@ def as_array(name: str, value: Any, expected: Shape) -> Array:
             hint=f"convert it with .astype({expected.dtype.numpy.name!r})",
         )  # fmt: skip
     return np.ascontiguousarray(value) if value.ndim else value
+
+
+def as_argument(name: str, value: Any, expected: Shape, allocator: Allocator) -> Any:
+    """`value` as an array, or as it is where it is a buffer of the device's own memory."""
+    if not isinstance(value, DeviceBuffer) or value.allocator is not allocator:
+        return as_array(name, value, expected)
+    if value.dtype != expected.dtype.numpy:
+        raise InputError("wrong element type", where=name, got=value.dtype, expected=expected.dtype)
+    return value
 
 
 def _in_order(array: Any) -> Array:
@@ -77,7 +86,7 @@ class ParamStore:
     """
 
     def __init__(self, arrays: Mapping[str, Any] | None = None) -> None:
-        self._arrays: dict[str, Array | Deferred] = {}
+        self._arrays: dict[str, Array | Buffer | Deferred] = {}
         self._prepared: dict[str, Array | Buffer] = {}
         self._buffers: dict[Allocator, dict[str, Buffer]] = {}
         self._lock = threading.RLock()
@@ -96,13 +105,13 @@ class ParamStore:
                     self._drop_buffer(prepared)
                 self._prepared.clear()
             self._drop_buffer(name)
-            self._arrays[name] = array if isinstance(array, Deferred) else _in_order(array)
+            as_given = isinstance(array, Deferred | Buffer)
+            self._arrays[name] = array if as_given else _in_order(array)
             self.version += 1
 
     def get(self, name: str) -> Array:
-        """The parameter in host memory; a prepared one that is on a device is copied out."""
-        found = self._find(name)
-        return _host_array(found) if isinstance(found, Buffer) else found
+        """The parameter in host memory; one that is on a device is copied out."""
+        return _host_array(self._find(name))
 
     def buffer(self, name: str, allocator: Allocator) -> Buffer:
         """The parameter in a device's memory, copied there the first time."""
@@ -110,13 +119,10 @@ class ParamStore:
         buffer = own.get(name)
         if buffer is None:
             with self._lock:
-                buffer = own[name] = self._put(self._find(name), allocator)
+                found = self._find(name)
+                there = isinstance(found, Buffer) and found.allocator is allocator
+                buffer = own[name] = found if there else allocator.put(_host_array(found))
         return buffer
-
-    def _put(self, found: Array | Buffer, allocator: Allocator) -> Buffer:
-        if isinstance(found, Buffer):
-            return found if found.allocator is allocator else allocator.put(_host_array(found))
-        return allocator.put(found)
 
     def _find(self, name: str) -> Array | Buffer:
         if name in self._prepared:
@@ -165,8 +171,7 @@ class ParamStore:
 
     def _prepare(self, part: Graph, backend: Backend) -> None:
         given = {n.name: self._arrays[n.name] for n in part.sources("param")}
-        arrays = {n: a.copy() if isinstance(a, Deferred) else a for n, a in given.items()}
-        self.adopt(backend.prepare(part, arrays))
+        self.adopt(backend.prepare(part, {n: _host_array(a) for n, a in given.items()}))
 
     def adopt(self, prepared: Mapping[str, Array | Buffer], *, instead: bool = False) -> None:
         """Take prepared parameters, made here or mapped from disk. Those that are there stay, or
@@ -188,8 +193,7 @@ class ParamStore:
     @property
     def prepared(self) -> dict[str, Array]:
         """What was prepared so far, in host memory."""
-        found = dict(self._prepared)
-        return {n: _host_array(a) if isinstance(a, Buffer) else a for n, a in found.items()}
+        return {name: _host_array(array) for name, array in dict(self._prepared).items()}
 
     def require(self, names: list[str]) -> None:
         """Raise an error that lists every name that was not given."""
@@ -215,8 +219,12 @@ class ParamStore:
         return len(self._arrays)
 
 
-def _host_array(buffer: Buffer) -> Array:
-    return buffer.array if buffer.allocator.is_host else buffer.copy_out()
+def _host_array(value: Array | Buffer | Deferred) -> Array:
+    if isinstance(value, Deferred):
+        return value.copy()
+    if isinstance(value, HostBuffer):
+        return value.array
+    return value.copy_out() if isinstance(value, Buffer) else value
 
 
 def _only(graph: Graph, names: Sequence[str]) -> Graph:

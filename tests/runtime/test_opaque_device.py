@@ -155,6 +155,15 @@ def test_parameters_set_again(memory: opaque_device.OpaqueMemory) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
 
 
+def test_parameters_may_be_buffers_of_the_device(memory: opaque_device.OpaqueMemory) -> None:
+    buffers = {name: memory.put(array) for name, array in PARAMS.items()}
+    f = Session("opaque").compile(mlp()).set_params(buffers)
+    oracle = Session("reference").compile(mlp()).set_params(PARAMS)
+    x = RNG.normal(size=(2, 64)).astype(np.float32)
+    np.testing.assert_array_equal(f.run(x=x)[0], oracle.run(x=x)[0])
+    np.testing.assert_array_equal(f.params.get("w1"), PARAMS["w1"])
+
+
 def test_one_store_for_two_devices() -> None:
     store = ParamStore(PARAMS)
     x = RNG.normal(size=(2, 64)).astype(np.float32)
