@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,18 @@ def test_the_import_arrow_points_one_way() -> None:
             continue
         wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in _imports(path) - allowed]
     assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_reaches_into_a_backend() -> None:
+    """A backend is found through the registry and used through the protocol."""
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE)
+        if place.parts[:2] == ("backends", "cpu") or place.parts[0] in ("viz", "cli"):
+            continue
+        if re.search(r"^\s*(from|import) rlx\.backends\.cpu\b", path.read_text("utf-8"), re.M):
+            wrong.append(str(place))
+    assert not wrong
 
 
 def test_llvmlite_is_named_in_codegen_only() -> None:

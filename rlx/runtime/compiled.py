@@ -84,9 +84,11 @@ class CompiledGraph:
         return self
 
     def prepare(self) -> CompiledGraph:
-        """Compute now what the current variant needs of its parameters, not with the first run."""
+        """Prepare the parameters of the current variant now, and put them on the device, not with
+        the first run."""
         with self._lock:
-            self._prepare(self._selected()[0])
+            for name in self._prepare(self._selected()[0]):
+                self.params.buffer(name, self.allocator)
         return self
 
     def bind_state(self, name: str, array: Any) -> CompiledGraph:
