@@ -30,16 +30,16 @@ Parts = Mapping[str, bytes]  # of a program on disk, by name
 
 
 @dataclass
-class Stored:
-    """What an executable keeps of its plan; the plan itself may still be on disk."""
+class PlanInfo:
+    """What an executable needs of its plan; the plan itself may still be on disk."""
 
     manifest: BindingManifest
     output_phases: Sequence[Phase]
     lir: Callable[[], Lir]
 
     @staticmethod
-    def of(lir: Lir) -> Stored:
-        return Stored(BindingManifest.of(lir), lir.output_phases, lambda: lir)
+    def of(lir: Lir) -> PlanInfo:
+        return PlanInfo(BindingManifest.of(lir), lir.output_phases, lambda: lir)
 
 
 class Executable(ABC):
@@ -168,7 +168,7 @@ class Backend(ABC):
         """The program as parts of an artifact."""
         raise UnsupportedError("programs of this device are not stored", where=self.name)
 
-    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> Executable:
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> Executable:
         """The executable of an artifact's parts, without passes and without a compiler."""
         raise UnsupportedError("programs of this device are not stored", where=self.name)
 

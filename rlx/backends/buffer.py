@@ -9,8 +9,10 @@ with memory of its own implements six methods of `DeviceAllocator`, on handles a
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -20,6 +22,7 @@ from rlx.errors import InputError, OutOfMemoryError, UnsupportedError
 from rlx.ir.op import Array
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+_LARGE, _HUGE = 1 << 20, 4 << 20  # bytes
 
 
 class Buffer(ABC):
@@ -176,6 +179,10 @@ class Allocator(ABC):
     def alloc(self, shape: Sequence[int], dtype: Any) -> Buffer:
         """A new buffer of zeros; it is freed with the last reference to it."""
 
+    def alloc_arena(self, nbytes: int) -> Buffer:
+        """Zeroed bytes for the working memory of an executable."""
+        return self.alloc((nbytes,), np.uint8)
+
     def put(self, array: Array) -> Buffer:
         """The array as a buffer: the array itself on host memory, else a copy."""
         buffer = self.alloc(array.shape, array.dtype)
@@ -185,6 +192,14 @@ class Allocator(ABC):
     def staging(self, shape: Sequence[int], dtype: Any) -> Array:
         """Host memory that the device copies from and to fastest: pinned, where that is."""
         return np.zeros(shape, dtype)
+
+    def from_dlpack(self, value: Any) -> Buffer | None:
+        """The memory of a DLPack object as a buffer; None where it is not this device's."""
+        return None
+
+    def free_bytes(self) -> int | None:
+        """How much memory is free; None where it is the host's."""
+        return None
 
     @abstractmethod
     def copy_in(self, buffer: Buffer, array: Array) -> None:
@@ -219,6 +234,16 @@ class HostAllocator(Allocator):
             raise _out_of_memory(self.device, shape, dtype) from error
         start = -raw.ctypes.data % _ALIGNMENT
         return HostBuffer(raw[start : start + size].view(dtype).reshape(shape))
+
+    def alloc_arena(self, nbytes: int) -> HostBuffer:
+        """Large arenas are the system's own pages, zero without being written: an allocator that
+        had such a piece before would clear it, which costs more than all else of a new variant."""
+        if nbytes < _LARGE:
+            return self.alloc((nbytes,), np.uint8)
+        try:
+            return HostBuffer(np.frombuffer(_pages(nbytes), np.uint8))
+        except OSError as error:
+            raise _out_of_memory(self.device, (nbytes,), np.uint8) from error
 
     def put(self, array: Array) -> HostBuffer:
         return HostBuffer(array)
@@ -332,6 +357,17 @@ class Mirror:
         if self.is_copy:
             self.buffer.allocator.copy_out(self.buffer, self.array)
         return self.array
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Memory of the system, in huge pages where it has them: a row of each of several tensors would
+    else take as many page table walks."""
+    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel made without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def _size(shape: Sequence[int], dtype: Any) -> int:

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
-import numpy as np
-
-from rlx.backends.base import Backend, Executable, Parts, Span, Stored, check_numbers
+from rlx.backends.base import Backend, Executable, Parts, PlanInfo, Span, check_numbers
 from rlx.backends.buffer import HOST, Allocator, Buffer
 from rlx.backends.timing import Profile, Recording, Slice, Timing, median_of
 from rlx.ir.bind import bind_nodes
@@ -18,15 +16,15 @@ from rlx.ir.interp import Hook, Program
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
-from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
 
 
 class ReferenceExecutable(Executable):
     def __init__(self, lir: Lir, allocator: Allocator = HOST) -> None:
         self._lir = lir
-        self.manifest, self.output_phases = BindingManifest.of(lir), Stored.of(lir).output_phases
-        self.arena = allocator.alloc((lir.arena_size,), np.uint8)
+        info = PlanInfo.of(lir)
+        self.manifest, self.output_phases = info.manifest, info.output_phases
+        self.arena = allocator.alloc_arena(lir.arena_size)
         self._params: dict[str, Buffer] = {}
         self._states: Mapping[str, Buffer] = {}
         self._programs: dict[tuple[tuple[str, int], ...], Program] = {}
@@ -175,8 +173,8 @@ class ReferenceBackend(Backend):
     def export(self, lir: Lir, options: CompileOptions) -> Parts:
         return {}  # the plan is all
 
-    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> ReferenceExecutable:
-        return ReferenceExecutable(stored.lir())
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> ReferenceExecutable:
+        return ReferenceExecutable(info.lir())
 
 
 def make_backend() -> Backend:

@@ -43,7 +43,10 @@ def as_array(name: str, value: Any, expected: Shape) -> Array:
 
 
 def as_argument(name: str, value: Any, expected: Shape, allocator: Allocator) -> Any:
-    """`value` as an array, or as it is where it is a buffer of the device's own memory."""
+    """`value` as an array, or as a buffer where it lies in the device's own memory."""
+    is_foreign = not isinstance(value, np.ndarray | Buffer) and hasattr(value, "__dlpack__")
+    if is_foreign and not allocator.is_host:
+        value = allocator.from_dlpack(value) or value
     if not isinstance(value, DeviceBuffer) or value.allocator is not allocator:
         return as_array(name, value, expected)
     if value.dtype != expected.dtype.numpy:

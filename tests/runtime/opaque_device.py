@@ -111,6 +111,12 @@ class OpaqueMemory(DeviceAllocator):
     def synchronize(self) -> None:
         self.stream.wait()
 
+    def from_dlpack(self, value: Any) -> DeviceBuffer | None:
+        return value.buffer if isinstance(value, OpaqueTensor) else None
+
+    def free_bytes(self) -> int:
+        return self.limit - self.used
+
     # -- for kernels, on the stream ---------------------------------------------------------------
 
     def load(self, buffer: DeviceBuffer) -> np.ndarray:
@@ -121,6 +127,16 @@ class OpaqueMemory(DeviceAllocator):
         assert (array.shape, array.dtype) == (buffer.shape, buffer.dtype)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) ^ _SCRAMBLE
         self._write(buffer.handle, buffer.offset, raw)
+
+
+class OpaqueTensor:
+    """An array of another library in this device's memory."""
+
+    def __init__(self, buffer: DeviceBuffer) -> None:
+        self.buffer = buffer
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("not for the host")
 
 
 class OpaqueExecutable(ReferenceExecutable):

@@ -178,6 +178,7 @@ def test_inputs_may_be_buffers_of_the_device(memory: opaque_device.OpaqueMemory)
     buffer = memory.put(x)
     before = memory.copied_in
     np.testing.assert_array_equal(f.run(x=buffer)[0], wanted)
+    np.testing.assert_array_equal(f.run(x=opaque_device.OpaqueTensor(buffer))[0], wanted)
     assert memory.copied_in == before
     with pytest.raises(rlx.InputError, match="wrong element type"):
         f.run(x=memory.put(x.astype(np.float64)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.backends.base import Backend, Parts, Stored
+from rlx.backends.base import Backend, Parts, PlanInfo
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.place import place
 from rlx.backends.cpu.pool import get_pool
@@ -87,7 +87,7 @@ class CpuBackend(Backend):
         self._require_host()
         listed = self._compiler.list_program(lir, self.workers(options))
         made = place(listed.listing, listed.kernels)
-        return CpuExecutable(made, Stored.of(lir), get_pool(listed.listing.workers))
+        return CpuExecutable(made, PlanInfo.of(lir), get_pool(listed.listing.workers))
 
     # -- programs on disk -------------------------------------------------------------------------
 
@@ -95,10 +95,10 @@ class CpuBackend(Backend):
         listed = self._compiler.list_program(lir, self.workers(options))
         return write_parts(listed.listing, listed.kernels, self.target)
 
-    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> CpuExecutable:
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> CpuExecutable:
         listing, kernels = read_parts(parts)
         workers = min(listing.workers, self.workers(options))
-        return CpuExecutable(place(listing, kernels), stored, get_pool(workers))
+        return CpuExecutable(place(listing, kernels), info, get_pool(workers))
 
     def _require_host(self) -> None:
         if not self.target.runs_on(Target.host()):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Executable, Span, Stored, check_numbers
+from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
 from rlx.backends.buffer import HOST, Buffer
 from rlx.backends.cpu.checks import checker, raise_broken
 from rlx.backends.cpu.decode_loop import CpuDecodeLoop
@@ -27,10 +27,10 @@ from rlx.ir.lir import Lir
 
 
 class CpuExecutable(Executable):
-    def __init__(self, made: Placed, stored: Stored, pool: Pool) -> None:
+    def __init__(self, made: Placed, info: PlanInfo, pool: Pool) -> None:
         self.made, self.listing, self.pool = made, made.listing, pool
-        self.manifest, self.output_phases = stored.manifest, stored.output_phases
-        self._stored, manifest = stored, stored.manifest
+        self.manifest, self.output_phases = info.manifest, info.output_phases
+        self._info, manifest = info, info.manifest
         self.arena = HOST.put(made.arena)
         self._symbols = self.listing.symbols
         self._fill = made.words.filler(self._symbols)
@@ -52,7 +52,7 @@ class CpuExecutable(Executable):
 
     @cached_property
     def lir(self) -> Lir:
-        return self._stored.lir()
+        return self._info.lir()
 
     def _place_slots(self) -> None:
         """Inputs and outputs that a run does not bring lie in the arena."""

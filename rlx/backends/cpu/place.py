@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.buffer import HOST
 from rlx.backends.cpu.listing import ARENA, CONSTANT, NUMBER, STATUS, WORDS, Base, Late, Listing
 from rlx.backends.cpu.sources import compiled
 from rlx.codegen.jit import Kernel
 from rlx.codegen.program import Program, StepTable
-from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
 from rlx.records import dataclass
-
-_LARGE = 1 << 20
-_HUGE = 4 << 20
 
 
 @dataclass
@@ -66,7 +61,7 @@ class Placed:
 
 
 def place(listing: Listing, kernels: Mapping[str, Kernel]) -> Placed:
-    arena, status = aligned_bytes(listing.arena_size), np.zeros(1, np.int64)
+    arena, status = HOST.alloc_arena(listing.arena_size).array, np.zeros(1, np.int64)
     code = np.array([*(kernels[k].address() for k in listing.kernels), 0], np.uint64)
     # a step of Python's has the number −1, that of the zero at the end
     table = StepTable(code[listing.calls], listing.starts, listing.flags, listing.phases)
@@ -80,30 +75,6 @@ def place(listing: Listing, kernels: Mapping[str, Kernel]) -> Placed:
     program.words[:count] = addresses[listing.anchors] + listing.offsets
     words = PlacedWords(listing, [int(a) for a in addresses])
     return Placed(listing, program, words, arena, status)
-
-
-def aligned_bytes(size: int) -> Array:
-    """Zeroed memory at a 64-byte boundary.
-
-    Large pieces are the system's own pages, zero without being written: an allocator that had such
-    a piece before would clear it, which costs more than all else about a new variant.
-    """
-    if size >= _LARGE:
-        return np.frombuffer(_pages(size), np.uint8)
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
-
-
-def _pages(size: int) -> mmap.mmap:
-    """Memory of the system; where it has huge pages, large pieces are made of them: a row of each
-    of several tensors would else take as many searches for where its page is."""
-    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return mmap.mmap(-1, size)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel made without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
 
 
 def address_of(array: Any) -> int:
