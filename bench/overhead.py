@@ -9,13 +9,13 @@ import numpy as np
 
 from bench.common import Bar, arguments, finish, median_time
 from rlx import Graph, Session
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.emit import Module
 from rlx.codegen.kernel import KernelSpec, compile_specs
 from rlx.codegen.program import Program, Step
 from rlx.codegen.target import Target
 from rlx.ir.ops.control import make_body
+from rlx.support.cores import usable_cores
 
 
 class Nothing(KernelSpec):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.buffer import Buffer
 from rlx.ir.binding import UpTo
 from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
@@ -66,7 +67,7 @@ class Engine:
             model.file, device, options, *model.packing, shipped=shipped
         )
         self._weights: Weights = model.weights()
-        self._states: dict[str, Any] = {}
+        self._states: dict[str, Buffer] = {}
         self.adapter: Adapter | None = None
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the form of adapters
         self._uses: dict[str, Use] = {}
@@ -160,7 +161,7 @@ class Engine:
         if not self.tokens:
             for name, state in self._states.items():
                 if name.startswith(CARRIED):
-                    state.fill(0)
+                    state.zero()
         return len(self.tokens)
 
     def feed(
@@ -252,4 +253,4 @@ def _bind(graph: CompiledGraph, adapter: Adapter) -> None:
     """Let a graph for adapters of this form run with this one."""
     for state in graph.manifest.states:
         if state.name in adapter.states:  # a use without a head has no state for its adapter
-            graph.bind_state(state.name, adapter.states[state.name])
+            graph.bind_state(state.name, adapter.buffers(graph.allocator)[state.name])

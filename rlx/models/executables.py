@@ -8,12 +8,11 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 
-from rlx.codegen.jit import counters
-from rlx.codegen.release import release_compiler
+from rlx.backends.buffer import Buffer
+from rlx.backends.registry import get_backend
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.ir.module import GraphModule
-from rlx.ir.op import Array
 from rlx.models.prepared import PreparedWeights
 from rlx.models.shipped import Recipe, Shipped, shipped_name
 from rlx.runtime.compiled import CompiledGraph
@@ -72,7 +71,8 @@ class Executables:
     def make(self, use: str, recipe: Recipe) -> dict[str, CompiledGraph]:
         """The executables of a use by name, without passes and without a compiler where they were
         made before."""
-        compiled = counters.compilations
+        backend = get_backend(self.device)
+        compiled = backend.compile_count
         try:
             made = {name: self._graph(use, recipe, name) for name in recipe.variants}
         finally:
@@ -82,8 +82,8 @@ class Executables:
         if self._packs:
             self._prepared.keep(self.params)
         self._file.release()
-        if counters.compilations > compiled:
-            release_compiler()
+        if backend.compile_count > compiled:
+            backend.trim_memory()
         return made
 
     @property
@@ -142,7 +142,7 @@ class Executables:
 
 
 def share_states(
-    graph: CompiledGraph, states: dict[str, Array], besides: Container[str] = ()
+    graph: CompiledGraph, states: dict[str, Buffer], besides: Container[str] = ()
 ) -> None:
     """Let a graph use the states that others use, and others those that it is the first to have;
     `besides` are its own."""
@@ -152,4 +152,4 @@ def share_states(
         if state.name in states:
             graph.bind_state(state.name, states[state.name])
         else:
-            states[state.name] = graph.read_state(state.name)
+            states[state.name] = graph.state_buffer(state.name)

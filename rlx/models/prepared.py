@@ -35,10 +35,10 @@ class PreparedWeights:
     def keep(self, params: ParamStore) -> None:
         """Keep what is prepared, unless it is all there, and go on with what is on disk: memory
         that the system can take back, and that processes share."""
-        prepared = params.prepared
-        if self._disk is None or prepared.keys() <= self._kept:
+        names = params.prepared_names
+        if self._disk is None or names <= self._kept:
             return
-        self._kept = frozenset(prepared)
+        self._kept, prepared = names, params.prepared
         if not self._has_room(self._disk, sum(a.nbytes for a in prepared.values())):
             return
         if self._disk.store_weights(self._name, prepared, self._source):

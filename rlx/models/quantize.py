@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlx.backends.cpu.cores import worker_count
 from rlx.errors import UnsupportedError
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
@@ -20,6 +19,7 @@ from rlx.formats.wheel import Progress, silent
 from rlx.models.build import ModelFile
 from rlx.models.encoders.build import is_encoder
 from rlx.models.to_gguf import gguf_of
+from rlx.support.cores import worker_count
 
 
 def quantize_model(

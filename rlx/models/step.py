@@ -6,7 +6,9 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
-from rlx.backends.chain import Chain, Links
+from rlx.backends.buffer import Mirror
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
+from rlx.ir.op import Array
 from rlx.models.sampling import Penalties
 from rlx.runtime.compiled import CompiledGraph
 
@@ -21,13 +23,23 @@ class Step:
     def __init__(self, graph: CompiledGraph) -> None:
         self._graph, self._sizes = graph, {"past_seq": 0}
         self._none = dict.fromkeys(graph.input_names)
+        names = ("ids", "rng", "settings", "token", "rng_next")
+        mirrors = [Mirror(graph.slot_buffer(name)) for name in names]
         self._ids, self._rng, self._settings, self._token, self._after = (
-            memoryview(graph.slot(name).reshape(-1))
-            for name in ("ids", "rng", "settings", "token", "rng_next")
+            memoryview(mirror.array.reshape(-1)) for mirror in mirrors
         )
-        self.logits = graph.slot("logits")  # valid until the next run
+        # nothing where the slots are host memory: then they are written and read in place
+        copied = [] if graph.allocator.is_host else mirrors
+        self._copied_in = copied[:3]
+        self._copied_out = copied[1:2] + copied[3:]  # a loop leaves its rng in the input's slot
+        self._logits = Mirror(graph.slot_buffer("logits"))
         self._rng_given: Any = None
         self._settings_given: Any = None
+
+    @property
+    def logits(self) -> Array:
+        """Of the last run; valid until the next one."""
+        return self._logits.pull()
 
     def run(
         self, token: int, past: int, rng: Any, settings: Any, penalties: Penalties
@@ -35,6 +47,8 @@ class Step:
         """The token drawn after this one, and the rng after that."""
         self._write(token, past, rng, settings)
         self._graph.run_slots(*(self._none | penalties.inputs).values(), sizes=self._sizes)
+        for mirror in self._copied_out:
+            mirror.pull()
         return self._token[0], self._after.tolist()
 
     def run_several(
@@ -42,13 +56,16 @@ class Step:
     ) -> tuple[list[int], Any]:
         """The same for up to `count` tokens, each after the one before, until one is an end."""
         self._write(token, past, rng, settings)
-        drawn = self._graph.run_chain(self._chain, self._sizes, count, ends)
-        self._rng_given = self._after.tolist()  # the chain has moved it to its place already
+        drawn = self._graph.run_loop(self._loop, self._sizes, count, ends)
+        for mirror in self._copied_out:
+            mirror.pull()
+        self._rng_given = self._after.tolist()  # the loop has carried it to its place already
         return drawn, self._rng_given
 
     @cached_property
-    def _chain(self) -> Chain:
-        return self._graph.chain(Links({"ids": "token", "rng": "rng_next"}, "token", "past_seq"))
+    def _loop(self) -> DecodeLoop:
+        carried = {"ids": "token", "rng": "rng_next"}
+        return self._graph.decode_loop(LoopSpec(carried, "token", "past_seq"))
 
     def _write(self, token: int, past: int, rng: Any, settings: Any) -> None:
         self._ids[0], self._sizes["past_seq"] = token, past
@@ -56,3 +73,5 @@ class Step:
             self._rng[0], self._rng[1] = self._rng_given = rng
         if settings is not self._settings_given:
             self._settings[:] = self._settings_given = settings
+        for mirror in self._copied_in:
+            mirror.push()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import cores
+from rlx import cores
 from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.codegen.driver import driver_unit
 from rlx.codegen.elf import ObjectFile

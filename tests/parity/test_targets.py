@@ -28,7 +28,7 @@ def specs_for(target: Target) -> dict[KernelSpec, str]:
     found: dict[KernelSpec, str] = {}
     for case in cases():
         graph = case.graph()
-        result = run_pipeline(graph, has_native=backend.has_native, lower=backend.lower)
+        result = run_pipeline(graph, has_native=backend.has_native, lower=backend.rewrite_template)
         binding = DimBinding().set_live("n", 67)
         bound = backend.rewrite_variant(bind_graph(result.graph, binding))
         lir = plan(bound, prepare=result.prepare, scratch=backend.scratch)

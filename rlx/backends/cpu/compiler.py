@@ -57,7 +57,7 @@ class Compiler:
         entry = TABLE.get(node.op.name)
         return entry is not None and (entry.when is None or entry.when(node))
 
-    def lower(self, graph: Graph) -> Graph:
+    def rewrite_template(self, graph: Graph) -> Graph:
         for rewrite in families.REWRITES:
             graph = rewrite(graph, self.target)
         return graph

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, WordOf, lowers
 from rlx.backends.cpu.nested import Move, Nest, Place, Source, plan_body
 from rlx.codegen.control import Begin, Choose, Copies, Goto, Turn
@@ -16,6 +15,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.control import Scan, WhileLoop
+from rlx.support.cores import usable_cores
 
 _FOREVER = (1 << 63) - 1
 

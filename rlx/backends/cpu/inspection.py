@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx.backends.base import Executable
-from rlx.backends.cpu.cores import physical_cores, usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.inspection import (
     CachedFile,
@@ -36,6 +35,7 @@ from rlx.codegen.target import Target
 from rlx.errors import CodegenError, InputError, ParseError
 from rlx.ir.lir import Lir
 from rlx.specialize.options import CompileOptions
+from rlx.support.cores import physical_cores, usable_cores, worker_count
 from rlx.support.files import cache_directory
 from rlx.support.settings import setting
 

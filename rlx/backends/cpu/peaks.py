@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from rlx.backends.cpu.link import aligned_bytes
+from rlx.backends.buffer import HOST
 from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.codegen.emit import Function, Module, Value, f32, i64, vec
 from rlx.codegen.kernel import KernelSpec, compile_specs
@@ -148,7 +148,7 @@ class CopyProbe(Probe):
     """Copies so many bytes, a power of two beyond every cache, by the quickest way there is."""
 
     def __init__(self, threads: int, size: int) -> None:
-        data, out = aligned_bytes(size), aligned_bytes(size)
+        data, out = (HOST.alloc_arena(size).array for _ in range(2))
         data[:] = 1
         self.data = data
         super().__init__(CopyAll(), threads, [data.ctypes.data, out.ctypes.data, size], out)

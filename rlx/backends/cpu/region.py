@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import (
     TABLE,
     Context,
@@ -38,6 +37,7 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, on_register
 from rlx.ir.ops._composite import decomposed
 from rlx.ir.shape import Shape
+from rlx.support.cores import usable_cores
 from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]

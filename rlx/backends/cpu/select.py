@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
 from rlx.backends.cpu.region import step_for
 from rlx.codegen.region.copies import Box, copy
@@ -19,6 +18,7 @@ from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.shape import Shape, normalize_axis
+from rlx.support.cores import usable_cores
 
 
 def _moved(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:

@@ -46,7 +46,8 @@ class BatchModel:
         )  # fmt: skip
         (self._graph,) = self.executables.make(pool.use, pool.recipe).values()
         if pool.form is not None:
-            share_states(self._graph, stacked(pool.adapters, pool.form))
+            put, states = self._graph.allocator.put, stacked(pool.adapters, pool.form)
+            share_states(self._graph, {name: put(array) for name, array in states.items()})
 
     def check(self, tokens: Sequence[int]) -> None:
         hint = "make the engine with a larger context=, or shorten the prompt"
