@@ -22,12 +22,12 @@ import numpy as np
 from rlx.errors import BoolConversionError, InputError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.methods import ValueMethods
+from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:
     from rlx.ir.dim import DimLike
     from rlx.ir.graph import Graph
     from rlx.ir.node import Operand, Value
-    from rlx.ir.shape import Shape
 
     Index: TypeAlias = int | slice | EllipsisType | Operand | None
 
@@ -197,11 +197,11 @@ class Operators(ValueMethods):
 
         return index_value(self, index)  # type: ignore[arg-type]
 
-    def reshape(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike]) -> Value:
+    def reshape(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike] | Shape) -> Value:
         """The elements in the same order under another shape: sizes, or one tuple of them."""
         return self.graph.reshape(self, _one_list(shape))
 
-    def expand(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike]) -> Value:
+    def expand(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike] | Shape) -> Value:
         """Broadcast to a shape: sizes, or one tuple of them."""
         return self.graph.expand(self, _one_list(shape))
 
@@ -244,7 +244,7 @@ class Operators(ValueMethods):
 
 
 def _one_list(given: tuple[Any, ...]) -> Any:
-    """`(2, 3)` as given one by one or as one tuple."""
-    if len(given) == 1 and isinstance(given[0], (tuple, list)):
+    """`(2, 3)` as given one by one, or as one tuple, list or shape."""
+    if len(given) == 1 and isinstance(given[0], (tuple, list, Shape)):
         return tuple(given[0])
     return given
