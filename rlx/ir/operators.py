@@ -182,6 +182,12 @@ class Operators(ValueMethods):
             hint="take parts by index, x[0], or let g.scan go along an axis",
         )  # fmt: skip
 
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise InputError(
+            "a value does not change", where="index", got=repr(self),
+            hint="g.scatter and g.where give a new one, g.state_update writes into a state",
+        )  # fmt: skip
+
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise InputError(
             "a value has no elements until its graph runs", where="numpy.asarray", got=repr(self),

@@ -152,6 +152,8 @@ def test_a_value_has_no_truth() -> None:
             ask()
     with pytest.raises(rlx.InputError, match="not a sequence"):
         list(a)  # type: ignore[call-overload]
+    with pytest.raises(rlx.InputError, match="does not change"):
+        a[0] = 1.0
     with pytest.raises(rlx.InputError, match="no elements until"):
         np.asarray(a)
     with pytest.raises(TypeError):
