@@ -110,7 +110,7 @@ class Nest:
         root, slot = self.lir.home(word.value)
         view = self.lir.slots[word.value].view
         shift = word.shift + (0 if view is None else view.offset)
-        offset = shift * root.dtype.bytes
+        offset = shift * root.dtype.bytes  # type: ignore[assignment]
         place = places.get(root)
         if isinstance(place, Pointer):
             return Pointer(place.value, place.shift + shift)
