@@ -29,7 +29,7 @@ from rlx.codegen.region.registers import (
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType, bool_, f32, f64, promote
 from rlx.ir.op import Op, lookup
-from rlx.ir.ops._composite import decomposed
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
 
 Operand = tuple[Element, DType]
@@ -49,6 +49,11 @@ def apply(f: Function, record: Op, operands: Sequence[Operand], result: DType) -
 def has_vector_code(record: Op | type[Op]) -> bool:
     """Whether the op has a row in the table; else its decomposition is emitted."""
     return record.name in NAMES
+
+
+def can_activate(name: str) -> bool:
+    """Whether kernels can apply the activation: by vector code, or by its decomposition."""
+    return name == "none" or name in NAMES or lookup(name).has_decomposition()
 
 
 def activate(name: str, x: Value) -> Value:

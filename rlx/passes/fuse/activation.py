@@ -12,7 +12,7 @@ from typing import Any
 from rlx.ir.dtype import f32
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op, on_register
-from rlx.ir.ops._composite import decomposed
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
 from rlx.passes.pattern import Match, OpPattern, Part, number, op
 from rlx.passes.rewrite import Result, Rule
