@@ -14,10 +14,12 @@ import rlx.passes.fuse as fuse_package
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.ir.op import REGISTRY
+from rlx.ir.op import REGISTRY, Op
+from rlx.ir.op import op as op_record
 from rlx.ir.quant import QuantScheme, encode
+from rlx.ir.shape import Shape
 from rlx.passes.fuse import FUSIONS, add_rules, fuse
-from rlx.passes.fuse.activation import formula_pattern
+from rlx.passes.fuse.activation import ACTIVATION, formula_pattern
 from rlx.passes.pattern import Capture, Match, OpPattern, op
 from rlx.passes.prepare import split_prepare
 from rlx.passes.rewrite import Rule
@@ -438,3 +440,27 @@ def test_the_pattern_of_an_activation_is_its_formula() -> None:
     x, gate = pattern.parts
     assert isinstance(x, Capture) and isinstance(gate, OpPattern)
     assert gate.kinds == {"sigmoid"}
+
+
+def test_attributes_are_part_of_a_formula() -> None:
+    @op_record("test_hard_tanh", is_elementwise=True, fuses_formula=True)
+    class HardTanh(Op):
+        """x limited to −1 … 1"""
+
+        def infer(self, x: Shape) -> Shape:
+            return x
+
+        def reference(self, x: Any) -> Any:
+            return np.clip(x, -1, 1)
+
+        def decompose(self, g: Graph, x: Value) -> Any:
+            return g.clamp(x, low=-1.0, high=1.0)
+
+    try:
+        g = Graph("limits")
+        x = g.input("x", [4])
+        g.set_outputs(g.clamp(x, low=-1.0, high=1.0), g.clamp(x, low=-2.0, high=2.0))
+        assert kinds(fuse(g, only=["activations"])) == ["test_hard_tanh", "clamp"]
+    finally:
+        del REGISTRY["test_hard_tanh"]
+        ACTIVATION.pop()

@@ -80,7 +80,10 @@ def formula_pattern(record: Op) -> OpPattern:
         if node.op.name == "input":
             return "x"
         known = number(value)
-        return known if known is not None else op(node.op.name, *map(part, node.inputs))
+        if known is not None:
+            return known
+        same = node.op.__eq__ if node.op.fields else None  # attributes are part of the formula
+        return op(node.op.name, *map(part, node.inputs), when=same)
 
     pattern = part(graph.outputs[0])
     assert isinstance(pattern, OpPattern)
