@@ -57,7 +57,7 @@ def register():
         "test_mish",
         lambda x: x * np.tanh(np.logaddexp(x, 0)),
         "x · tanh(softplus(x))",
-        lambda g, x: g.mul(x, g.tanh(g.softplus(x))),
+        lambda g, x: x * g.tanh(g.softplus(x)),
         fuses_formula=True,
     )
     # of another op of the user's, and of an op with attributes of ours
