@@ -41,7 +41,7 @@ def distance() -> type[Op]:
                 raise ShapeError("a is a scalar", got=a)
 
         def decompose(self, g: Graph, a: Value, b: Value, c: Value | None = None) -> Any:
-            total = g.sum(g.square(g.sub(a, b)), axes=(-1,))
+            total = g.sum(g.square(g.sub(a, b)), (-1,))
             y = g.mul(g.sqrt(total), self.scale)
             return y if c is None else (y, g.add(y, c))
 
