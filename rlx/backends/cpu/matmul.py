@@ -11,6 +11,7 @@ from rlx.codegen.complex_matmul import ComplexMatmul
 from rlx.codegen.matmul import Matmul
 from rlx.codegen.matmul_finish import Epilogue
 from rlx.codegen.matvec import Matvec
+from rlx.codegen.region.elements import can_activate
 from rlx.codegen.strassen import Strassen
 from rlx.codegen.strassen_twice import StrassenTwice
 from rlx.codegen.target import Target
@@ -237,12 +238,14 @@ def _one_scratch(node: Node, target: Target, threads: int) -> int:
     return worker_bytes(case, spec, target, node) * threads
 
 
-def _alike(node: Node) -> bool:
-    """Gate and up weights are packed by one function."""
-    return node.op.name != "fused_swiglu" or node.inputs[1].dtype is node.inputs[2].dtype
+def _fits(node: Node) -> bool:
+    """There is code for the activation; gate and up weights are packed by one function."""
+    op: Any = node.op
+    alike = op.name != "fused_swiglu" or node.inputs[1].dtype is node.inputs[2].dtype
+    return alike and can_activate(op.activation)
 
 
-@lowers(*_ONE, when=_alike, scratch=_one_scratch)
+@lowers(*_ONE, when=_fits, scratch=_one_scratch)
 def lower_one(node: Node, ctx: Context) -> list[Step]:
     case, spec, words = _ONE[node.op.name](node)
     return [product_step(node, ctx, case, spec, words)]

@@ -35,7 +35,7 @@ from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, on_register
-from rlx.ir.ops._composite import decomposed
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
 from rlx.support.cores import usable_cores
 from rlx.support.records import dataclass
