@@ -122,10 +122,17 @@ class ParamStore:
         buffer = own.get(name)
         if buffer is None:
             with self._lock:
-                found = self._find(name)
-                there = isinstance(found, Buffer) and found.allocator is allocator
-                buffer = own[name] = found if there else allocator.put(_host_array(found))
+                buffer = own[name] = self._put(name, allocator)
         return buffer
+
+    def _put(self, name: str, allocator: Allocator) -> Buffer:
+        given = self._arrays.get(name)
+        if isinstance(given, Deferred) and not allocator.is_host:
+            return allocator.put(given.copy())  # what the host made is let go again
+        found = self._find(name)
+        if isinstance(found, Buffer) and found.allocator is allocator:
+            return found
+        return allocator.put(_host_array(found))
 
     def _find(self, name: str) -> Array | Buffer:
         if name in self._prepared:

@@ -23,6 +23,7 @@ from rlx import CompileOptions, DimBinding, GraphModule, ParamStore, Session, Up
 from rlx.backends.buffer import HOST, DeviceBuffer
 from rlx.backends.decode_loop import LoopSpec
 from rlx.models.build import ModelFile
+from rlx.runtime.params import Deferred
 
 SHAPES = {"w1": (64, 256), "b1": (256,), "w2": (256, 10)}
 RNG = np.random.default_rng(4)
@@ -162,6 +163,23 @@ def test_parameters_may_be_buffers_of_the_device(memory: opaque_device.OpaqueMem
     x = RNG.normal(size=(2, 64)).astype(np.float32)
     np.testing.assert_array_equal(f.run(x=x)[0], oracle.run(x=x)[0])
     np.testing.assert_array_equal(f.params.get("w1"), PARAMS["w1"])
+
+
+def test_a_deferred_parameter_does_not_stay_in_host_memory() -> None:
+    made: list[str] = []
+
+    def make(name: str) -> np.ndarray:
+        made.append(name)
+        return PARAMS[name]
+
+    late = {n: Deferred(SHAPES[n], rlx.f32, lambda n=n: make(n)) for n in SHAPES}
+    f = Session("opaque").compile(mlp()).set_params(late)
+    oracle = Session("reference").compile(mlp()).set_params(PARAMS)
+    x = RNG.normal(size=(2, 64)).astype(np.float32)
+    for rows in (1, 2):
+        np.testing.assert_array_equal(f.run(x=x[:rows])[0], oracle.run(x=x[:rows])[0])
+    assert sorted(made) == sorted(SHAPES)
+    assert all(isinstance(f.params._arrays[name], Deferred) for name in SHAPES)
 
 
 def test_one_store_for_two_devices() -> None:
