@@ -14,7 +14,7 @@ from rlx.errors import OptionError, StageError
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
-    from rlx.backends.cpu.lowering import Step
+    from rlx.backends.cpu.lowering import KernelLaunch
     from rlx.codegen.jit import Unit
     from rlx.codegen.target import Target
     from rlx.ir.binding import DimBinding
@@ -222,17 +222,17 @@ class Stages:
         return worker_count(self.options.threads)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[KernelLaunch]:
         from rlx.backends.cpu import families  # noqa: F401  fills the table of lowerings
-        from rlx.backends.cpu.lowering import Context, steps_of
+        from rlx.backends.cpu.lowering import Context, lower_graph
 
-        return steps_of(Context(self.lir, self.target, self.threads))
+        return lower_graph(Context(self.lir, self.target, self.threads))
 
-    def kernels(self) -> dict[Unit, list[Step]]:
+    def kernels(self) -> dict[Unit, list[KernelLaunch]]:
         """The distinct kernels of the steps asked for, and where each is used."""
         from rlx.codegen.kernel import unit_of
 
-        found: dict[Unit, list[Step]] = {}
+        found: dict[Unit, list[KernelLaunch]] = {}
         for step in self.steps:
             if step.spec is not None and self._wanted(step.node):
                 found.setdefault(unit_of(step.spec, self.target), []).append(step)
@@ -278,25 +278,25 @@ class Stages:
         )
 
 
-def _title(used: list[Step]) -> str:
+def _title(used: list[KernelLaunch]) -> str:
     first = used[0]
     more = f" and {len(used) - 1} more" if used[1:] else ""
     return f"{first.label}: {_node(first)} {_block(first)}{more}".rstrip()
 
 
-def _node(step: Step) -> str:
+def _node(step: KernelLaunch) -> str:
     if step.node is None:
         return ""
     shapes = ", ".join(str(v.shape) for v in step.node.outputs)
     return f"%{step.node.id} {step.node.op.name} {shapes}"
 
 
-def _block(step: Step) -> str:
+def _block(step: KernelLaunch) -> str:
     block = "" if step.node is None else step.node.origin.block
     return f"// block {block}" if block else ""
 
 
-def _how(step: Step, barrier: bool) -> str:
+def _how(step: KernelLaunch, barrier: bool) -> str:
     words = ("one worker" * step.solo, "jump" * step.jump, "in Python" * (step.host is not None))
     return ", ".join([*filter(None, words), *(["barrier"] if barrier else [])])
 

@@ -79,7 +79,7 @@ class CpuChain(Chain):
         return self._logged[: fields[_DONE]].tolist()
 
     def _learn_live(self) -> None:
-        """How live words follow from the size, until other parameters are attached."""
+        """How live args follow from the size, until other parameters are attached."""
         self._cpu.fill_live(self._base.data, 0)
         self._cpu.fill_live(self._slope.data, 1)
         self._slope -= self._base

@@ -1,9 +1,9 @@
 """From nodes to steps: the table of lowerings, one per kind of op, that kernel families fill.
 
     @lowers("matmul")
-    def lower_matmul(node: Node, ctx: Context) -> list[Step]: ...
+    def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]: ...
 
-A step is a kernel and the words it reads: pointers to values, sizes, scratch.
+A step is a kernel and the args it reads: pointers to values, sizes, scratch.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Status:
-    """The address of an i64 in which a kernel leaves a node's `Number` when it meets bad data, such
+    """The address of an i64 in which a kernel leaves the node's number when it meets bad data, such
     as an index out of range; the run then raises an error that names the node."""
 
 
 @dataclass(frozen=True)
-class Number:
+class NodeNumber:
     """The number of a node, for `Status`."""
 
     node: Node
 
 
 @dataclass(frozen=True)
-class Fixed:
+class ConstantPointer:
     """The address of constant data, plus `shift` bytes."""
 
     data: Data
@@ -61,28 +61,28 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class WordOf:
-    """The address of a word of a step, for kernels that change what others will read."""
+class ArgAddress:
+    """The address of an arg of a step, for kernels that change what others will read."""
 
-    step: Step = field(repr=False)
+    step: KernelLaunch = field(repr=False)
     index: int
 
 
 # A Dim becomes an i64: a constant, or evaluated with each run.
-Word = Pointer | Scratch | Status | Number | Fixed | WordOf | Dim
+KernelArg = Pointer | Scratch | Status | NodeNumber | ConstantPointer | ArgAddress | Dim
 
 
 @dataclass
-class Step:
+class KernelLaunch:
     """One call of a kernel by every worker (or by the first alone when `solo`).
 
     A `jump` kernel returns how many steps further the program goes on. A step without a kernel is
-    Python's: it runs the reference of the node `host` on the words, addresses of plain operands and
+    Python's: it runs the reference of the node `host` on the args, addresses of plain operands and
     results. After a `fence` comes a barrier, whatever the step shares with others.
     """
 
     spec: KernelSpec | None
-    words: Sequence[Word]
+    args: Sequence[KernelArg]
     reads: Sequence[Value] = ()
     writes: Sequence[Value] = ()
     solo: bool = False
@@ -128,7 +128,7 @@ class Context:
         return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
-Lowering = Callable[[Node, Context], list[Step]]
+Lowering = Callable[[Node, Context], list[KernelLaunch]]
 Condition = Callable[[Node], bool]
 ScratchSize = Callable[[Node, Target, int], int]
 
@@ -175,9 +175,9 @@ def scratch_of(node: Node, target: Target, threads: int) -> int:
     return entry.scratch(node, target, threads) if entry is not None and entry.scratch else 0
 
 
-def steps_of(ctx: Context) -> list[Step]:
+def lower_graph(ctx: Context) -> list[KernelLaunch]:
     """The steps of all nodes, in schedule order."""
-    steps: list[Step] = []
+    steps: list[KernelLaunch] = []
     for node in ctx.lir.graph.nodes:
         if node.op.is_source or (node.op.is_view and ctx.lir.slots[node.output].kind == "alias"):
             continue
@@ -185,7 +185,7 @@ def steps_of(ctx: Context) -> list[Step]:
     return steps
 
 
-def lower_node(node: Node, ctx: Context) -> list[Step]:
+def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
     """The launches of one node."""
     entry = TABLE.get(node.op.name)
     if entry is None:
@@ -202,7 +202,7 @@ def lower_node(node: Node, ctx: Context) -> list[Step]:
     return made
 
 
-def _is_small(step: Step, node: Node) -> bool:
+def _is_small(step: KernelLaunch, node: Node) -> bool:
     """Whether the work takes no longer than to share it: workers that wait for each other, and
     fetch what the other one wrote. A run of such steps needs no barriers at all."""
     if step.spec is None or step.jump:
@@ -215,27 +215,27 @@ def _is_small(step: Step, node: Node) -> bool:
 
 
 @lowers("custom")
-def lower_custom(node: Node, ctx: Context) -> list[Step]:
+def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
     """An op of the user's is run by Python, in the midst of a native run."""
-    words = [Pointer(v) for v in (*node.inputs, *node.outputs)]
-    return [Step(None, words, node.inputs, node.outputs, host=node)]
+    args = [Pointer(v) for v in (*node.inputs, *node.outputs)]
+    return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
 
 
 __all__ = [
     "TABLE",
+    "ArgAddress",
+    "ConstantPointer",
     "Context",
     "Entry",
-    "Fixed",
-    "Number",
+    "KernelArg",
+    "KernelLaunch",
+    "NodeNumber",
     "Pointer",
     "Scratch",
     "Status",
-    "Step",
-    "Word",
-    "WordOf",
     "contiguous_strides",
+    "lower_graph",
     "lower_node",
     "lowers",
     "scratch_of",
-    "steps_of",
 ]

@@ -1,9 +1,9 @@
-"""Nested graphs: their steps, told in the words of the graph around them.
+"""Nested graphs: their steps, told in the args of the graph around them.
 
 The graph of a branch or a loop's body is planned by itself, into a part of the scratch memory of
 its node; its steps then stand among those of the graph around it. An address in it becomes one in
 that scratch memory, or that of an operand or result of the node, or one that moves from round to
-round; then the loop has to set the word, and finds it in `moves`.
+round; then the loop has to set the arg, and finds it in `moves`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import lru_cache
 from rlx.backends.cpu.barriers import barriers_of
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.lowering import (
+    ConstantPointer,
     Context,
-    Fixed,
+    KernelArg,
+    KernelLaunch,
     Pointer,
     Scratch,
-    Step,
-    Word,
+    lower_graph,
     scratch_of,
-    steps_of,
 )
 from rlx.codegen.target import Target
 from rlx.ir.attrs import Body
@@ -45,9 +45,9 @@ Place = Pointer | Scratch | Source
 
 @dataclass(frozen=True)
 class Move:
-    """A word of a step that is to hold the address of a source plus some bytes."""
+    """An arg of a step that is to hold the address of a source plus some bytes."""
 
-    step: Step
+    step: KernelLaunch
     index: int
     source: int
     offset: Dim
@@ -88,28 +88,30 @@ class Nest:
     outputs: Sequence[Place]
     moves: list[Move] = field(default_factory=list)
 
-    def steps(self, ctx: Context) -> list[Step]:
+    def steps(self, ctx: Context) -> list[KernelLaunch]:
         """The steps, with barriers where they need them among each other, but none at the end."""
         inputs = [n.output for n in self.lir.inputs]
         places = dict(zip(inputs, self.inputs, strict=True))
         places |= dict(zip(self.lir.outputs, self.outputs, strict=True))
-        steps = steps_of(Context(self.lir, ctx.target, ctx.threads))
+        steps = lower_graph(Context(self.lir, ctx.target, ctx.threads))
         barriers = barriers_of(steps, self.lir)
         for step, barrier in zip(steps, barriers, strict=True):
             _count_cost(step)
-            step.words = [self._word(step, i, w, places) for i, w in enumerate(step.words)]
+            step.args = [self._arg(step, i, w, places) for i, w in enumerate(step.args)]
             step.reads, step.writes, step.uses_scratch, step.fence = (), (), False, barrier
         return steps
 
-    def _word(self, step: Step, index: int, word: Word, places: Mapping[Value, Place]) -> Word:
-        if isinstance(word, Scratch):
-            offset, _ = self.lir.scratch[word.node.id]
-            return Scratch(self.node, self.start + offset + word.offset, word.shift)
-        if not isinstance(word, Pointer):
-            return word
-        root, slot = self.lir.home(word.value)
-        view = self.lir.slots[word.value].view
-        shift = word.shift + (0 if view is None else view.offset)
+    def _arg(
+        self, step: KernelLaunch, index: int, arg: KernelArg, places: Mapping[Value, Place]
+    ) -> KernelArg:
+        if isinstance(arg, Scratch):
+            offset, _ = self.lir.scratch[arg.node.id]
+            return Scratch(self.node, self.start + offset + arg.offset, arg.shift)
+        if not isinstance(arg, Pointer):
+            return arg
+        root, slot = self.lir.home(arg.value)
+        view = self.lir.slots[arg.value].view
+        shift = arg.shift + (0 if view is None else view.offset)
         offset = shift * root.dtype.bytes
         place = places.get(root)
         if isinstance(place, Pointer):
@@ -120,12 +122,12 @@ class Nest:
             self.moves.append(Move(step, index, place.number, offset))
             return 0
         if slot.kind == "constant":
-            return Fixed(root.node.op.data, offset)  # type: ignore[attr-defined]
+            return ConstantPointer(root.node.op.data, offset)  # type: ignore[attr-defined]
         assert slot.offset is not None, f"{root} has no place"
         return Scratch(self.node, self.start + slot.offset, offset)
 
 
-def _count_cost(step: Step) -> None:
+def _count_cost(step: KernelLaunch) -> None:
     """A step that does not say what it costs, costs what its node does; the node around it, which
     is to be its node from now on, costs as much as all rounds of all steps."""
     node = step.node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.backends.cpu.carry import home_of
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.codegen.delta_chunks import DeltaChunks
 from rlx.codegen.delta_net import DeltaStep, Rule
 from rlx.codegen.selective_scan import SelectiveScan
@@ -14,7 +14,7 @@ from rlx.ir.node import Node, Value
 
 
 @lowers("selective_scan", when=lambda node: isinstance(node.inputs[2].shape.dims[1], int))
-def lower_scan(node: Node, ctx: Context) -> list[Step]:
+def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     names = ["u", "delta", "a", "b", "c", *["d"] * op.has_d, *["state"] * op.has_state]
     given: dict[str, Value] = dict(zip(names, node.inputs, strict=True))
@@ -26,11 +26,11 @@ def lower_scan(node: Node, ctx: Context) -> list[Step]:
     spec = SelectiveScan(**types, last=last.shape.dtype, size=size)
     batch, seq, inner = given["u"].shape.dims
     home = home_of(last, ctx)
-    words: list[Word] = [Pointer(v) for v in (*node.inputs, y, home)]
+    args: list[KernelArg] = [Pointer(v) for v in (*node.inputs, y, home)]
     cost = op.cost([v.shape for v in node.inputs], [y.shape, last.shape])
     return [
-        Step(
-            spec, [*words, batch, seq, inner], list(node.inputs), [y, home],
+        KernelLaunch(
+            spec, [*args, batch, seq, inner], list(node.inputs), [y, home],
             flops=cost.flops, bytes=cost.bytes,
         )
     ]  # fmt: skip
@@ -55,20 +55,26 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("gated_delta_net", scratch=_scratch)
-def lower_delta_net(node: Node, ctx: Context) -> list[Step]:
+def lower_delta_net(node: Node, ctx: Context) -> list[KernelLaunch]:
     rule = _rule(node)
     o, last = node.outputs
     batch, seq, heads, _ = o.shape.dims
     home = home_of(last, ctx)
-    words: list[Word] = [Pointer(v) for v in (*node.inputs, o, home)]
+    args: list[KernelArg] = [Pointer(v) for v in (*node.inputs, o, home)]
     cost = node.op.cost([v.shape for v in node.inputs], [o.shape, last.shape])
     reads, writes = list(node.inputs), [o, home]
     if _is_step(node):
-        words.append(batch * heads)
-        return [Step(DeltaStep(rule), words, reads, writes, flops=cost.flops, bytes=cost.bytes)]
+        args.append(batch * heads)
+        return [
+            KernelLaunch(DeltaStep(rule), args, reads, writes, flops=cost.flops, bytes=cost.bytes)
+        ]
     spec = DeltaChunks(rule)
     units = ctx.upper(batch * heads)
     # Heads are divided where there are fewer than workers; each part repeats what columns share.
     parts = min(rule.blocks(ctx.target), -(-ctx.threads // max(units, 1)))
-    words += [Scratch(node), spec.scratch(ctx.target), batch, seq, heads, parts]
-    return [Step(spec, words, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes)]
+    args += [Scratch(node), spec.scratch(ctx.target), batch, seq, heads, parts]
+    return [
+        KernelLaunch(
+            spec, args, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes
+        )
+    ]

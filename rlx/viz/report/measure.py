@@ -70,11 +70,11 @@ def compile_watched(module: GraphModule, backend: Backend, options: CompileOptio
 
 def _watch_kernels(made: Compiled, backend: CpuBackend, options: CompileOptions) -> None:
     """Emit the IR of every distinct kernel and give it to LLVM, one after the other."""
-    from rlx.backends.cpu.lowering import Context, steps_of
+    from rlx.backends.cpu.lowering import Context, lower_graph
     from rlx.codegen.kernel import unit_of
 
     context = Context(made.lir, backend.target, backend.workers(options))
-    steps, choosing = _timed(lambda: steps_of(context))
+    steps, choosing = _timed(lambda: lower_graph(context))
     made.spent.append(Spent("code", "choose kernels", choosing, f"{len(steps)} steps"))
     labels = {s.spec: s.label for s in steps if s.spec is not None}
     emitting = 0.0
