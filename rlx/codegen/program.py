@@ -24,9 +24,9 @@ _STEP = np.dtype(
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call. `args` are 64-bit numbers: addresses, and sizes known now.
+    """One kernel launch. `args` are 64-bit numbers: addresses, and sizes known now.
 
-    The kernel of a `jump` says where to go on; a `host` step has none and is left to the caller.
+    The kernel of a `jump` says where to go on; a `host` call has none and is left to the caller.
     """
 
     fn: int
@@ -48,8 +48,7 @@ def launch_flags(barrier: bool, alone: bool, jump: bool, host: bool) -> int:
 
 @dataclass(frozen=True)
 class LaunchTable:
-    """Steps as columns; the args of step i begin at arg `starts[i]`, behind the last one's they
-    end at `starts[-1]`."""
+    """Launches as columns; the args of launch i are those from `starts[i]` to `starts[i + 1]`."""
 
     fns: npt.NDArray[np.uint64]
     starts: npt.NDArray[np.int64]
@@ -68,11 +67,11 @@ class LaunchTable:
 
 
 class Program:
-    """The tables of a sequence of steps, ready to be run by a pool.
+    """The tables of a sequence of launches, ready to be run by a thread pool.
 
     `patches` are (arg, source) pairs: before a run, `live[source]` is copied into that arg, args
-    being numbered through all steps (see `arg_number`). `keep` holds whatever the addresses
-    in the tables point into. A program may be run by one thread at a time.
+    being numbered through all launches (see `arg_number`). `keep` holds whatever the addresses in
+    the tables point into. A program may be run by one thread at a time.
     """
 
     def __init__(
@@ -126,15 +125,15 @@ class Program:
         return len(self.steps)
 
     def arg_number(self, step: int, index: int) -> int:
-        """Number of a step's arg, for the patch table."""
+        """Number of a launch's arg, for the patch table."""
         return int(self._starts[step]) + index
 
     def args_of(self, step: int) -> list[int]:
-        """The args of a step as they stand now."""
+        """The args of a launch as they stand now."""
         return [int(w) for w in self.args[self._starts[step] : self._starts[step + 1]]]
 
     def arg_address(self, arg: int) -> int:
-        """Where an arg lies, for steps that change those of others."""
+        """Where an arg lies, for kernels that change the args of others."""
         return int(self.args.ctypes.data) + 8 * arg
 
     def profile(self, workers: int) -> list[npt.NDArray[np.int64]]:

@@ -80,7 +80,7 @@ class ByNode:
             own = arg.node.graph is self.lir.graph
             return ("number", arg.node.id + 1) if own else ("nested", arg.node.op.name)
         if isinstance(arg, ArgAddress):
-            place = next(i for i, s in enumerate(self.launches) if s is arg.step)
+            place = next(i for i, s in enumerate(self.launches) if s is arg.launch)
             return ("arg", 8 * (self.starts[place] + arg.index))
         if isinstance(arg, Scratch):
             return ("arena", expand(self.lir.scratch[arg.node.id][0] + arg.offset + arg.shift))

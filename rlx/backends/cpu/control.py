@@ -68,7 +68,7 @@ def lower_cond(node: Node, ctx: Context) -> list[KernelLaunch]:
 
     def branch(body: Body) -> list[KernelLaunch]:
         lir = plan_body(body, node, ctx.target, _most(ctx.threads))
-        return Nest(node, lir, 0, operands, results).steps(ctx)
+        return Nest(node, lir, 0, operands, results).launches(ctx)
 
     then, otherwise = branch(op.then), branch(op.otherwise)
     choose = _jump(Choose(), [flag, len(then) + 2])
@@ -173,7 +173,7 @@ class _Loop:
             first, last = self.node.inputs[i], self.node.outputs[i]
             args += [Pointer(first), Pointer(last), Scratch(self.node, self.spare[i])]
         for move in moves:
-            args += [ArgAddress(move.step, move.index), move.source, move.offset]
+            args += [ArgAddress(move.launch, move.index), move.source, move.offset]
         return args
 
 
@@ -187,7 +187,7 @@ def lower_while(node: Node, ctx: Context) -> list[KernelLaunch]:
     loop = _Loop(node, ctx.target, ctx.threads)
     flag = Scratch(node, loop.flag)
     test, body = loop.nest("condition", [flag]), loop.nest("body", loop.written)
-    asked, done = test.steps(ctx), body.steps(ctx)
+    asked, done = test.launches(ctx), body.launches(ctx)
     asked[-1].fence = True
     leave = _jump(Choose(), [flag, len(done) + 2])
     inside = [*asked, leave, *done]
@@ -201,7 +201,7 @@ def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     length: Dim = loop.xs[0].shape.dims[0] if loop.xs else op.length
     slides = [_slide(v, length, op.reverse) for v in (*loop.xs, *loop.ys)]
     body = loop.nest("body", loop.written)
-    return loop.around(body.steps(ctx), body.moves, length, slides)
+    return loop.around(body.launches(ctx), body.moves, length, slides)
 
 
 def _slide(value: Value, length: Dim, reverse: bool) -> tuple[KernelArg, KernelArg]:

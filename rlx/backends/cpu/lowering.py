@@ -1,9 +1,9 @@
-"""From nodes to steps: the table of lowerings, one per kind of op, that kernel families fill.
+"""From nodes to kernel launches: the table of lowerings, one per op, that kernel families fill.
 
     @lowers("matmul")
     def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]: ...
 
-A step is a kernel and the args it reads: pointers to values, sizes, scratch.
+A launch is a kernel and its args: pointers to values, sizes, scratch memory.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class ConstantPointer:
 
 @dataclass(frozen=True)
 class ArgAddress:
-    """The address of an arg of a step, for kernels that change what others will read."""
+    """The address of an arg of a launch, for kernels that change the args of others."""
 
-    step: KernelLaunch = field(repr=False)
+    launch: KernelLaunch = field(repr=False)
     index: int
 
 
@@ -76,9 +76,9 @@ KernelArg = Pointer | Scratch | Status | NodeNumber | ConstantPointer | ArgAddre
 class KernelLaunch:
     """One call of a kernel by every worker (or by the first alone when `solo`).
 
-    A `jump` kernel returns how many steps further the program goes on. A step without a kernel is
-    Python's: it runs the reference of the node `host` on the args, addresses of plain operands and
-    results. After a `fence` comes a barrier, whatever the step shares with others.
+    A `jump` kernel returns how many launches further the program goes on. A launch without a kernel
+    is a host call: Python runs the reference of the node `host` on the args, the addresses of
+    row-major operands and results. A barrier follows a `fence` in any case.
     """
 
     spec: KernelSpec | None
@@ -124,7 +124,7 @@ class Context:
         return upper_bound(dim, self.lir.live)
 
     def outgrows_caches(self, value: Value) -> bool:
-        """Whether a later step would find little of the value in any cache."""
+        """Whether a later launch would find little of the value in any cache."""
         return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
@@ -135,7 +135,7 @@ ScratchSize = Callable[[Node, Target, int], int]
 
 @dataclass(frozen=True)
 class Entry:
-    """How a kind of op becomes native: steps, when it applies, scratch it wants.
+    """How an op is lowered: its launches, when that applies, the scratch memory it wants.
 
     `strided` says whether the kernel (for this node) reads operands that are strided views; where
     it does not, a copy is put in front of it.
@@ -159,7 +159,7 @@ def lowers(
     scratch: ScratchSize | None = None,
     strided: bool | Condition = False,
 ) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for op kinds; `when` limits it to nodes it can do."""
+    """Register a lowering for ops by name; `when` limits it to nodes it can do."""
 
     def register(function: Lowering) -> Lowering:
         for kind in kinds:
@@ -176,13 +176,13 @@ def scratch_of(node: Node, target: Target, threads: int) -> int:
 
 
 def lower_graph(ctx: Context) -> list[KernelLaunch]:
-    """The steps of all nodes, in schedule order."""
-    steps: list[KernelLaunch] = []
+    """The launches of all nodes, in schedule order."""
+    launches: list[KernelLaunch] = []
     for node in ctx.lir.graph.nodes:
         if node.op.is_source or (node.op.is_view and ctx.lir.slots[node.output].kind == "alias"):
             continue
-        steps += lower_node(node, ctx)
-    return steps
+        launches += lower_node(node, ctx)
+    return launches
 
 
 def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
@@ -194,20 +194,20 @@ def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
             hint="legalize should have rewritten it through its common body",
         )  # fmt: skip
     made = entry.lower(node, ctx)
-    for step in made:
-        step.node = node
-        step.label = step.label or (node.op.name if step.spec is None else step.spec.label)
-        # steps of one node may count on being shared by as many workers each
-        step.solo = step.solo or (len(made) == 1 and _is_small(step, node))
+    for launch in made:
+        launch.node = node
+        launch.label = launch.label or (node.op.name if launch.spec is None else launch.spec.label)
+        # launches of one node may rely on each being shared by as many workers
+        launch.solo = launch.solo or (len(made) == 1 and _is_small(launch, node))
     return made
 
 
-def _is_small(step: KernelLaunch, node: Node) -> bool:
-    """Whether the work takes no longer than to share it: workers that wait for each other, and
-    fetch what the other one wrote. A run of such steps needs no barriers at all."""
-    if step.spec is None or step.jump:
+def _is_small(launch: KernelLaunch, node: Node) -> bool:
+    """Whether the work takes no longer than sharing it would: workers wait for each other, and
+    fetch what the other one wrote. A sequence of such launches needs no barriers."""
+    if launch.spec is None or launch.jump:
         return False
-    work: tuple[Dim, Dim] = step.flops, step.bytes
+    work: tuple[Dim, Dim] = launch.flops, launch.bytes
     if not any(work):
         cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
         work = cost.flops, cost.bytes

@@ -235,7 +235,7 @@ def _fixup(
 
 def _arg_number(arg: ArgAddress, launches: Sequence[KernelLaunch]) -> int:
     """The number of an arg among those of all launches of a node."""
-    place = next(k for k, launch in enumerate(launches) if launch is arg.step)
+    place = next(k for k, launch in enumerate(launches) if launch is arg.launch)
     return sum(len(launch.args) for launch in launches[:place]) + arg.index
 
 

@@ -1,9 +1,9 @@
-"""Nested graphs: their steps, told in the args of the graph around them.
+"""Subgraphs: the launches of a branch or a loop body, inlined among those of the graph around it.
 
-The graph of a branch or a loop's body is planned by itself, into a part of the scratch memory of
-its node; its steps then stand among those of the graph around it. An address in it becomes one in
-that scratch memory, or that of an operand or result of the node, or one that moves from round to
-round; then the loop has to set the arg, and finds it in `moves`.
+A subgraph is planned by itself, into a part of its node's scratch memory, and lowered; its launches
+then become launches of that node. An address in it becomes one in the scratch memory, or that of an
+operand or result of the node, or one that moves from iteration to iteration: then the loop has to
+set the arg, and finds it in `moves`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlx.records import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """A place that moves from round to round, by its number in the loop."""
+    """An address that moves from iteration to iteration, by its number in the loop."""
 
     number: int
 
@@ -45,9 +45,9 @@ Place = Pointer | Scratch | Source
 
 @dataclass(frozen=True)
 class Move:
-    """An arg of a step that is to hold the address of a source plus some bytes."""
+    """An arg of a launch that is to hold the address of a source plus some bytes."""
 
-    step: KernelLaunch
+    launch: KernelLaunch
     index: int
     source: int
     offset: Dim
@@ -56,7 +56,7 @@ class Move:
 def plan_body(
     body: Body, node: Node, target: Target, threads: int, kept: Sequence[int] | None = None
 ) -> Lir:
-    """The plan of a nested graph of `node`, with all its outputs or those of the numbers `kept`."""
+    """The plan of a subgraph of `node`, with all its outputs or those of the numbers `kept`."""
     outputs = range(len(body.graph.outputs)) if kept is None else kept
     bounds = tuple(sorted(node.graph.live.items()))
     return _plan_body(body, tuple(outputs), bounds, target, threads)
@@ -78,7 +78,7 @@ def _plan_body(
 
 @dataclass
 class Nest:
-    """A planned nested graph of `node`: where its memory begins in the node's scratch, and where
+    """A planned subgraph of `node`: where its memory begins in the node's scratch memory, and where
     its inputs and outputs are."""
 
     node: Node
@@ -88,21 +88,21 @@ class Nest:
     outputs: Sequence[Place]
     moves: list[Move] = field(default_factory=list)
 
-    def steps(self, ctx: Context) -> list[KernelLaunch]:
-        """The steps, with barriers where they need them among each other, but none at the end."""
+    def launches(self, ctx: Context) -> list[KernelLaunch]:
+        """The launches, with barriers where they need them among each other and none at the end."""
         inputs = [n.output for n in self.lir.inputs]
         places = dict(zip(inputs, self.inputs, strict=True))
         places |= dict(zip(self.lir.outputs, self.outputs, strict=True))
-        steps = lower_graph(Context(self.lir, ctx.target, ctx.threads))
-        barriers = barriers_of(steps, self.lir)
-        for step, barrier in zip(steps, barriers, strict=True):
-            _count_cost(step)
-            step.args = [self._arg(step, i, w, places) for i, w in enumerate(step.args)]
-            step.reads, step.writes, step.uses_scratch, step.fence = (), (), False, barrier
-        return steps
+        launches = lower_graph(Context(self.lir, ctx.target, ctx.threads))
+        barriers = barriers_of(launches, self.lir)
+        for launch, barrier in zip(launches, barriers, strict=True):
+            _count_cost(launch)
+            launch.args = [self._arg(launch, i, a, places) for i, a in enumerate(launch.args)]
+            launch.reads, launch.writes, launch.uses_scratch, launch.fence = (), (), False, barrier
+        return launches
 
     def _arg(
-        self, step: KernelLaunch, index: int, arg: KernelArg, places: Mapping[Value, Place]
+        self, launch: KernelLaunch, index: int, arg: KernelArg, places: Mapping[Value, Place]
     ) -> KernelArg:
         if isinstance(arg, Scratch):
             offset, _ = self.lir.scratch[arg.node.id]
@@ -119,7 +119,7 @@ class Nest:
         if isinstance(place, Scratch):
             return Scratch(place.node, place.offset, place.shift + offset)
         if isinstance(place, Source):
-            self.moves.append(Move(step, index, place.number, offset))
+            self.moves.append(Move(launch, index, place.number, offset))
             return 0
         if slot.kind == "constant":
             return ConstantPointer(root.node.op.data, offset)  # type: ignore[attr-defined]
@@ -127,10 +127,10 @@ class Nest:
         return Scratch(self.node, self.start + slot.offset, offset)
 
 
-def _count_cost(step: KernelLaunch) -> None:
-    """A step that does not say what it costs, costs what its node does; the node around it, which
-    is to be its node from now on, costs as much as all rounds of all steps."""
-    node = step.node
-    if node is not None and not step.flops and not step.bytes:
+def _count_cost(launch: KernelLaunch) -> None:
+    """Give a launch without a cost that of its node: the node around it, which it belongs to from
+    now on, costs as much as all iterations of all launches."""
+    node = launch.node
+    if node is not None and not launch.flops and not launch.bytes:
         cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-        step.flops, step.bytes = cost.flops, cost.bytes
+        launch.flops, launch.bytes = cost.flops, cost.bytes
