@@ -10,7 +10,7 @@ import numpy as np
 import rlx.ir.ops  # noqa: F401
 from rlx.backends.cpu import families  # noqa: F401
 from rlx.backends.cpu.compiler import Compiler
-from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.link import link
 from rlx.backends.cpu.lowering import TABLE, Context, lower_graph
 from rlx.codegen import driver
@@ -38,7 +38,7 @@ class Native:
         binding = DimBinding()
         for symbol, bound in live.items():
             binding = binding.set_live(symbol, bound)
-        bound = insert_copies(bind_graph(graph, binding))
+        bound = insert_contiguous(bind_graph(graph, binding))
 
         def scratch(node: object) -> int:
             entry = TABLE.get(node.op.name)  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # the number an ELF header has for t
 def kernels_for(graph: Graph, target_name: str) -> int:
     """Compile every kernel of the graph for a target; gives their number."""
     target = Target.named(target_name)
-    lir = plan(insert_copies(bind_graph(graph, DimBinding())), scratch=lambda n: 64)
+    lir = plan(insert_contiguous(bind_graph(graph, DimBinding())), scratch=lambda n: 64)
     ctx = Context(lir, target, 2)
     specs = set()
     for node in lir.graph.nodes:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlx.backends.cpu import families
 from rlx.backends.cpu.bounds_checks import bounds_checks_of
-from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.lowering import TABLE, KernelLaunch, scratch_of
 from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
 from rlx.backends.cpu.program_layout import ProgramLayout
@@ -63,7 +63,7 @@ class Compiler:
         return graph
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        return insert_copies(graph)
+        return insert_contiguous(graph)
 
     def scratch(self, node: Node, workers: int) -> int:
         return scratch_of(node, self.target, workers)

@@ -13,7 +13,7 @@ from dataclasses import field
 from functools import lru_cache
 
 from rlx.backends.cpu.barriers import barriers_of
-from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.lowering import (
     ConstantPointer,
     Context,
@@ -73,7 +73,9 @@ def _plan_body(
     graph = body.graph.copy()
     graph.set_outputs([graph.outputs[i] for i in kept])
     graph.live = dict(bounds)
-    return plan(insert_copies(graph), scratch=lambda n: scratch_of(n, target, threads), nested=True)
+    return plan(
+        insert_contiguous(graph), scratch=lambda n: scratch_of(n, target, threads), nested=True
+    )
 
 
 @dataclass

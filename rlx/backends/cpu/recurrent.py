@@ -1,15 +1,20 @@
-"""Recurrences over a sequence: the selective scan and the gated delta rule."""
+"""Recurrences over a sequence: the selective scan and the gated delta rule.
+
+A recurrence reads a state, and its last result becomes the state (a loop-carried value). Where
+nothing reads the old state in between, it writes that result into the state itself, and the state
+update that follows has nothing to copy: their lowering depends on their neighbours.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cpu.carry import home_of
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.codegen.delta_chunks import DeltaChunks
 from rlx.codegen.delta_net import DeltaStep, Rule
 from rlx.codegen.selective_scan import SelectiveScan
 from rlx.codegen.target import Target
+from rlx.ir.dim import same
 from rlx.ir.node import Node, Value
 
 
@@ -25,7 +30,7 @@ def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     types |= {name: value.shape.dtype for name, value in given.items()}
     spec = SelectiveScan(**types, last=last.shape.dtype, size=size)
     batch, seq, inner = given["u"].shape.dims
-    home = home_of(last, ctx)
+    home = carried_state(last, ctx)
     args: list[KernelArg] = [Pointer(v) for v in (*node.inputs, y, home)]
     cost = op.cost([v.shape for v in node.inputs], [y.shape, last.shape])
     return [
@@ -59,7 +64,7 @@ def lower_delta_net(node: Node, ctx: Context) -> list[KernelLaunch]:
     rule = _rule(node)
     o, last = node.outputs
     batch, seq, heads, _ = o.shape.dims
-    home = home_of(last, ctx)
+    home = carried_state(last, ctx)
     args: list[KernelArg] = [Pointer(v) for v in (*node.inputs, o, home)]
     cost = node.op.cost([v.shape for v in node.inputs], [o.shape, last.shape])
     reads, writes = list(node.inputs), [o, home]
@@ -78,3 +83,44 @@ def lower_delta_net(node: Node, ctx: Context) -> list[KernelLaunch]:
             spec, args, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes
         )
     ]
+
+
+# -- loop-carried states -------------------------------------------------------------------------
+
+# Ops whose second result may lie where their state does: each part of it is read before it is
+# written, by the same worker.
+_CARRIERS = frozenset(["gated_delta_net", "selective_scan"])
+
+
+def carried_state(result: Value, ctx: Context) -> Value:
+    """Where a recurrence writes `result`: into the state that it becomes, or a place of its own."""
+    update = _update_of(result, ctx)
+    return result if update is None else update.inputs[0]
+
+
+def is_written(update: Node, ctx: Context) -> bool:
+    """Whether a `state_update` has nothing left to do: the recurrence wrote the state."""
+    value = update.inputs[1]
+    carries = value.node.op.name in _CARRIERS and value.index == 1
+    return carries and _update_of(value, ctx) is update
+
+
+def _update_of(result: Value, ctx: Context) -> Node | None:
+    """The one reader of `result`, if that makes it a state which nobody else reads any more."""
+    graph, producer = ctx.lir.graph, result.node
+    readers = [n for n in graph.nodes[producer.id + 1 :] if result in n.inputs]
+    if len(readers) != 1 or result in graph.outputs or readers[0].op.name != "state_update":
+        return None
+    update = readers[0]
+    op: Any = update.op
+    state = update.inputs[0]
+    whole = op.start == 0 and all(map(same, state.shape.dims, result.shape.dims))
+    if not whole or state.shape.dtype is not result.shape.dtype or not ctx.is_plain(state):
+        return None
+    root = ctx.lir.home(state)[0]
+    between = graph.nodes[producer.id + 1 : update.id]
+    late = any(ctx.lir.home(v)[0] is root for n in between for v in n.inputs)
+    own = [v for v in producer.inputs if ctx.lir.home(v)[0] is root]
+    if late or own not in ([], [producer.inputs[-1]]):
+        return None
+    return update

@@ -1,13 +1,13 @@
-"""Ops that put elements at their places: concat, pad, and writes to states, as copies of boxes."""
+"""Ops that copy blocks of elements: concat, pad, and writes to states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from rlx.backends.cpu.carry import is_written
 from rlx.backends.cpu.indexing import write_at
 from rlx.backends.cpu.lowering import Context, KernelLaunch, lowers
+from rlx.backends.cpu.recurrent import is_written
 from rlx.backends.cpu.region import step_for
 from rlx.codegen.region.copies import Box, copy, fill
 from rlx.codegen.region.settle import Settled
