@@ -470,6 +470,15 @@ def test_a_device_that_puts_in_nodes_of_its_own() -> None:
         check_program(lir)
 
 
+def softmaxes(count: int) -> Graph:
+    g = Graph("g")
+    x = g.input("x", [4, 8])
+    for _ in range(count):
+        x = g.softmax(x)
+    g.set_outputs(x)
+    return g
+
+
 def test_equal_classes_of_two_graphs_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     first = TABLE["softmax"]
@@ -481,10 +490,19 @@ def test_equal_classes_of_two_graphs_are_lowered_once(monkeypatch: pytest.Monkey
     monkeypatch.setitem(TABLE, "softmax", Entry(counted, first.when, first.scratch, first.strided))
     compiler = Compiler(HOST)
     for count in (2, 5):
-        g = Graph("g")
-        x = g.input("x", [4, 8])
-        for _ in range(count):
-            x = g.softmax(x)
-        g.set_outputs(x)
-        compiler.compile_program(plan(g), 2)
+        compiler.compile_program(plan(softmaxes(count)), 2)
     assert len(calls) == 1
+
+
+def test_a_lowering_that_is_registered_anew_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, first = Compiler(HOST), TABLE["softmax"]
+
+    def labelled(node: Any, ctx: Context) -> list[KernelLaunch]:
+        launches = first.lower(node, ctx)
+        launches[0].label = "mine"
+        return launches
+
+    before = compiler.compile_program(plan(softmaxes(2)), 2).program
+    monkeypatch.setitem(TABLE, "softmax", Entry(labelled, first.when, first.scratch, first.strided))
+    after = compiler.compile_program(plan(softmaxes(2)), 2).program
+    assert {m.label for m in after.marks} == {"mine"} != {m.label for m in before.marks}

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from rlx.backends.cpu.lowering import (
+    TABLE,
     ArgAddress,
     ConstantPointer,
     Context,
@@ -120,7 +121,8 @@ class LoweringCache:
         return found
 
     def _lower_class(self, variant: Variant, number: int, threads: int) -> LoweredClass:
-        key = (threads, *variant.bound.key(number))
+        entry = TABLE.get(variant.bound.classes.nodes[number].op.name)
+        key = (threads, entry, *variant.bound.key(number))  # a lowering may be registered anew
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MAX_TEMPLATES:
