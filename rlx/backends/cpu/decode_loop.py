@@ -80,7 +80,7 @@ class CpuDecodeLoop(DecodeLoop):
         return self._logged[: fields[_DONE]].tolist()
 
     def _fit_live(self) -> None:
-        """Live words as a linear function of the size, until other parameters are attached."""
+        """Live args as a linear function of the size, until other parameters are attached."""
         self._cpu.fill_live(self._base.data, 0)
         self._cpu.fill_live(self._slope.data, 1)
         self._slope -= self._base

@@ -73,9 +73,9 @@ class CpuExecutable(Executable):
             buffer = (params if entry.role == "param" else states)[entry.name]
             needed[entry.name] = buffer
             self._addresses[entry.role, entry.name] = address_of(buffer.array)
-        words = self.made.program.words
+        args = self.made.program.args
         for arg, external, addend in self.relocatable.relocations:
-            words[arg] = self._addresses[external] + addend
+            args[arg] = self._addresses[external] + addend
         for external, place in self._externals.items():
             self._given[place] = self._addresses[external]
         self._attached = needed
@@ -108,7 +108,7 @@ class CpuExecutable(Executable):
         outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
-        """Check the sizes and fill in the words that belong to this run."""
+        """Check the sizes and fill in the args that belong to this run."""
         given = self._given
         for places, buffers in ((self._input_places, inputs), (self._output_places, outputs)):
             for (place, slot), buffer in zip(places, buffers, strict=True):
@@ -130,7 +130,7 @@ class CpuExecutable(Executable):
         return CpuDecodeLoop(self, spec)
 
     def fill_live(self, row: memoryview, *live: int) -> None:
-        """The live words of a run with these sizes on what lies in the arena."""
+        """The live args of a run with these sizes on what lies in the arena."""
         for place, slot in self._slots:
             self._given[place] = slot
         self._fill(row, self._given, *live)
@@ -170,7 +170,7 @@ class CpuExecutable(Executable):
             self._raise_status()
 
     def _on_host(self, index: int) -> None:
-        call_host(self.relocatable.hosts[index], self.made.program.words_of(index), self._sizes)
+        call_host(self.relocatable.hosts[index], self.made.program.args_of(index), self._sizes)
 
     def replace_kernels(self, kernels: Mapping[str, Kernel]) -> set[str]:
         """Run other code for the kernels of these keys from now on; the keys that are there."""

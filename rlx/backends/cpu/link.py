@@ -21,7 +21,7 @@ from rlx.backends.cpu.relocatable import (
     RelocatableProgram,
 )
 from rlx.codegen.jit import Kernel
-from rlx.codegen.program import Program, StepTable
+from rlx.codegen.program import LaunchTable, Program
 from rlx.ir.bind import bind_op
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
@@ -67,15 +67,15 @@ def link(relocatable: RelocatableProgram, kernels: Mapping[str, Kernel]) -> Link
     arena, status = HOST.alloc_arena(relocatable.arena_size).array, np.zeros(1, np.int64)
     code = np.array([*(kernels[k].address() for k in relocatable.kernels), 0], np.uint64)
     fns = code[relocatable.calls]  # a host call has the number −1, that of the zero at the end
-    table = StepTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
+    table = LaunchTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
     keep, count = (kernels, relocatable.constants), len(relocatable.dynamic_args)
     program = Program(table, relocatable.patches, count, relocatable.workers, keep)
     addresses = np.zeros(CONSTANT + len(relocatable.constants), np.int64)
     addresses[ARENA], addresses[STATUS] = address_of(arena), address_of(status)
-    addresses[ARGS] = program.word_address(0)
+    addresses[ARGS] = program.arg_address(0)
     addresses[CONSTANT:] = [address_of(c) for c in relocatable.constants]
     args = addresses[relocatable.bases] + relocatable.addends
-    program.words[: len(args)] = args
+    program.args[: len(args)] = args
     return LinkedProgram(relocatable, program, arena, status, addresses.tolist())
 
 

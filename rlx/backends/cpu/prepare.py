@@ -16,7 +16,7 @@ from rlx.backends.buffer import HOST
 from rlx.backends.cpu.link import address_of
 from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.kernel import compile_specs
-from rlx.codegen.program import Program, Step
+from rlx.codegen.program import Launch, Program
 from rlx.codegen.qmatmul.repack import RepackStrips
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
@@ -72,8 +72,8 @@ class NativePack(PackQuant):
         *outer, rows, width = parts[0].shape
         sizes = spec.sizes(int(np.prod(outer)), rows, self.scheme.row_elements(width), self.pair)
         places = [address_of(a) for a in parts] + [0] * (3 - len(parts))
-        words = [*places, address_of(out), *sizes]
-        program = Program([Step(kernel.address(), words)], keep=(kernel, parts))  # type: ignore[arg-type]
+        args = [*places, address_of(out), *sizes]
+        program = Program([Launch(kernel.address(), args)], keep=(kernel, parts))  # type: ignore[arg-type]
         get_pool().run(program)
         return out
 
