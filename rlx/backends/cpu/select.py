@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import (
     Context,
     KernelArg,
