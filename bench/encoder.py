@@ -22,8 +22,8 @@ import numpy as np
 from bench.common import Bar, arguments, finish
 from bench.peers.pipe import Peer, PeerMissing
 from rlx.formats.fetch import resolve
-from rlx.models.encoders.build import EncoderFile, Use
-from rlx.models.encoders.embed import EncoderModel
+from rlx.models.encoder_graph import EncoderFile, Use
+from rlx.models.encoder_model import EncoderModel
 
 SHAPES = ((1, 16), (1, 128), (8, 128), (32, 128))
 F32_PEERS, INT8_PEERS = ("onnxruntime", "openvino"), ("onnxruntime-int8",)

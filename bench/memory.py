@@ -31,8 +31,8 @@ BUDGET, ALLOWED = 0.4, 150e6
 _CHILD = """
 import json, sys, time
 from pathlib import Path
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
+from rlx.models.build_graph import ModelFile
+from rlx.models.decoder_runner import Engine
 engine = Engine(ModelFile.open(Path(sys.argv[1])), context={context}, threads={threads})
 start = time.perf_counter()
 tokenizer = engine.model.tokenizer()

@@ -20,8 +20,8 @@ from rlx.backends.cpu.limits import read_bandwidth
 from rlx.formats.gguf import GgufFile
 from rlx.formats.gguf_write import PackedTensor, write_gguf
 from rlx.ir.quant import QuantScheme
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
+from rlx.models.build_graph import ModelFile
+from rlx.models.decoder_runner import Engine
 
 HIDDEN, HEADS, HEAD, FFN, VOCAB, EXPERTS, ACTIVE = 2048, 16, 128, 1024, 32000, 64, 8
 PREFILL, STEPS, PAST, CONTEXT = 512, 32, 64, 1024

@@ -6,8 +6,8 @@ import statistics
 
 from bench.common import Bar, arguments, finish
 from rlx import load
-from rlx.models.language import LanguageModel
-from rlx.models.measuring import LanguageRuns
+from rlx.models.benchmark import LanguageRuns
+from rlx.models.language_model import LanguageModel
 
 PROMPT, STEPS = 64, 16
 GOAL = 1 / 1.02  # at most two percent slower

@@ -51,12 +51,12 @@ _HOMES = {
     "rlx.specialize.profile": "CompileProfile register_profile",
     "rlx.specialize.variant": "ModelPhase ModelVariant",
     "rlx.backends.registry": "Device available_devices register_backend",
-    "rlx.models.encoders.embed": "EncoderModel Ranked",
-    "rlx.models.answer": "Generation",
+    "rlx.models.encoder_model": "EncoderModel Ranked",
+    "rlx.models.generation": "Generation",
     "rlx.models.batch.engine": "Engine",
-    "rlx.models.language": "LanguageModel",
+    "rlx.models.language_model": "LanguageModel",
     "rlx.models.load": "load",
-    "rlx.models.measuring": "profile_model",
+    "rlx.models.benchmark": "profile_model",
     "rlx.models.sampling": "GenerationSettings",
     "rlx.runtime.aot": "AotCache",
     "rlx.runtime.buckets": "BucketedCompileCache",
@@ -137,12 +137,12 @@ if TYPE_CHECKING:
     from rlx.ir.text import parse_graph as parse_graph, print_graph as print_graph
     from rlx.ir.verify import verify as verify
     from rlx.passes.bind import bind_graph as bind_graph
-    from rlx.models.encoders.embed import EncoderModel as EncoderModel, Ranked as Ranked
-    from rlx.models.answer import Generation as Generation
+    from rlx.models.encoder_model import EncoderModel as EncoderModel, Ranked as Ranked
+    from rlx.models.generation import Generation as Generation
     from rlx.models.batch.engine import Engine as Engine
-    from rlx.models.language import LanguageModel as LanguageModel
+    from rlx.models.language_model import LanguageModel as LanguageModel
     from rlx.models.load import load as load
-    from rlx.models.measuring import profile_model as profile_model
+    from rlx.models.benchmark import profile_model as profile_model
     from rlx.models.sampling import GenerationSettings as GenerationSettings
     from rlx.runtime.aot import AotCache as AotCache
     from rlx.runtime.buckets import BucketedCompileCache as BucketedCompileCache

@@ -21,8 +21,8 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.cli.peers.pipe import Peer
     from rlx.cli.trials import Measured, Trials
-    from rlx.models.encoders.embed import EncoderModel
-    from rlx.models.language import LanguageModel
+    from rlx.models.encoder_model import EncoderModel
+    from rlx.models.language_model import LanguageModel
 
 _PEERS = ("llama.cpp",)
 
@@ -79,7 +79,7 @@ class Against:
     ) -> AbstractContextManager[Peer | None]:
         from rlx.backends.cpu.cores import worker_count
         from rlx.cli.peers.llama import start_llama_cpp
-        from rlx.models.language import LanguageModel
+        from rlx.models.language_model import LanguageModel
 
         if self.peer is None:
             return nullcontext()
@@ -132,7 +132,7 @@ def _about(
     name: str, model: LanguageModel | EncoderModel, loaded: float, loading: Measuring
 ) -> dict[str, Any]:
     from rlx.cli.weights import bytes_per_run
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
     found: dict[str, Any] = {"model": name, "device": loading.device}
     if isinstance(model, LanguageModel):
@@ -148,7 +148,7 @@ def _measure(
     loading: Measuring,
 ) -> list[Measured]:
     from rlx.cli.trials import Trials
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
     with console.counted("measuring", None) as done:
         trials = Trials(tests.repeat, read, peer, done)
@@ -160,7 +160,7 @@ def _measure(
 def _measure_language(
     model: LanguageModel, tests: Tests, trials: Trials, loading: Measuring
 ) -> list[Measured]:
-    from rlx.models.measuring import BatchRuns, LanguageRuns
+    from rlx.models.benchmark import BatchRuns, LanguageRuns
 
     lengths = tests.lengths(model.engine.context - tests.new)
     rows: list[Measured] = []
@@ -179,7 +179,7 @@ def _measure_language(
 
 
 def _measure_encoder(model: EncoderModel, tests: Tests, trials: Trials) -> list[Measured]:
-    from rlx.models.measuring import EncoderRuns
+    from rlx.models.benchmark import EncoderRuns
 
     runs, batches = EncoderRuns(model), tests.batch or [1, 8]
     lengths = tests.lengths(model.max_tokens)

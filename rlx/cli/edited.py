@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
-    from rlx.models.build import Described
-    from rlx.models.language import LanguageModel
+    from rlx.models.build_graph import Described
+    from rlx.models.language_model import LanguageModel
 
 
 def load_edited(program: Path, weights: str, loading: Loading) -> LanguageModel:
@@ -59,9 +59,9 @@ def _load_with_graph(
 ) -> LanguageModel:
     path = find_model(weights)
     with console.working(f"loading {weights}"):
-        from rlx.models.build import ModelFile
-        from rlx.models.engine import Engine
-        from rlx.models.language import LanguageModel
+        from rlx.models.build_graph import ModelFile
+        from rlx.models.decoder_runner import Engine
+        from rlx.models.language_model import LanguageModel
 
         class Edited(Engine):
             """Runs the program in place of what the model's own page describes."""

@@ -16,7 +16,7 @@ from rlx.errors import InputError
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.executable import CpuExecutable
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
 _STEP = re.compile(r"^  #\d+ +(.*?)(?: +// .*)?$", re.MULTILINE)
 _COLUMNS = re.compile(r" {2,}")

@@ -16,7 +16,7 @@ from rlx.errors import InputError
 
 if TYPE_CHECKING:
     from rlx.cli.embedders import LanguageEmbedder
-    from rlx.models.encoders.embed import EncoderModel
+    from rlx.models.encoder_model import EncoderModel
 
     Embedder = EncoderModel | LanguageEmbedder
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from rlx.models.encoders.embed import Ranked
-    from rlx.models.language import LanguageModel
+    from rlx.models.encoder_model import Ranked
+    from rlx.models.language_model import LanguageModel
 
 
 class LanguageEmbedder:
@@ -31,7 +31,7 @@ class LanguageEmbedder:
         return self.embed(a) @ self.embed(b).T
 
     def rerank(self, query: str, texts: Sequence[str], **other: Any) -> list[Ranked]:
-        from rlx.models.encoders.embed import Ranked
+        from rlx.models.encoder_model import Ranked
 
         _refuse(other)
         scores = self.similarity([query], texts)[0]

@@ -12,8 +12,8 @@ from rlx.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from rlx.cli.embedders import LanguageEmbedder
-    from rlx.models.encoders.embed import EncoderModel
-    from rlx.models.language import LanguageModel
+    from rlx.models.encoder_model import EncoderModel
+    from rlx.models.language_model import LanguageModel
 
 _MODEL_FILES = (".gguf", ".safetensors", ".json")
 _PLACES = ("./", "../", "~/")  # how nothing but paths begins
@@ -61,7 +61,7 @@ def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
 def load_model(name: str, loading: Loading) -> LanguageModel:
     """A model that writes text, ready to run."""
     model = load_any(name, loading)
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
     if not isinstance(model, LanguageModel):
         model.close()
@@ -82,7 +82,7 @@ def load_embedder(
     """A model that turns texts into vectors, ready to run."""
     path = find_model(name)
     with console.working(f"loading {name}"):
-        from rlx.models.encoders.embed import EncoderModel
+        from rlx.models.encoder_model import EncoderModel
         from rlx.models.load import load
 
         model = load(path, device=device, threads=threads, quant=quant, artifact=artifact)

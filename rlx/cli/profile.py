@@ -15,7 +15,7 @@ from rlx.cli.options import Json, ModelName, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from rlx.models.measuring import Recorded
+    from rlx.models.benchmark import Recorded
 
 _HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
 
@@ -60,7 +60,7 @@ def profile(
     of texts. Bytes and flops are those that the operations need; what a kernel reads from a cache
     counts too.
     """
-    from rlx.models.measuring import profile_model
+    from rlx.models.benchmark import profile_model
 
     with load_any(name, loading) as model, console.working("measuring"):
         found = profile_model(model, prompt=prompt, new=new, batch=batch, repeat=repeat)

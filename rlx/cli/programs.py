@@ -13,8 +13,8 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.ir.module import GraphModule
     from rlx.ir.op import Array
-    from rlx.models.build import ModelFile
-    from rlx.models.encoders.build import EncoderFile
+    from rlx.models.build_graph import ModelFile
+    from rlx.models.encoder_graph import EncoderFile
 
 _USUAL_CONTEXT = 4096
 
@@ -38,7 +38,7 @@ class Subject:
 
     @property
     def generates(self) -> bool:
-        from rlx.models.build import ModelFile
+        from rlx.models.build_graph import ModelFile
 
         return isinstance(self.model, ModelFile)
 
@@ -100,7 +100,7 @@ def _module(graph: object) -> GraphModule:
 
 def _model_subject(name: str, context: int | None, kv: str) -> Subject:
     from rlx.formats import open_model
-    from rlx.models.encoders.build import is_encoder
+    from rlx.models.encoder_graph import is_encoder
 
     path = find_model(name)
     with open_model(path) as file:
@@ -114,7 +114,7 @@ def _model_subject(name: str, context: int | None, kv: str) -> Subject:
 
 
 def _language(name: str, path: Path, context: int | None, kv: str) -> Subject:
-    from rlx.models.build import ModelFile, describe
+    from rlx.models.build_graph import ModelFile, describe
 
     model = ModelFile.open(path)
     length = context or min(model.config.context, _USUAL_CONTEXT)
@@ -123,7 +123,7 @@ def _language(name: str, path: Path, context: int | None, kv: str) -> Subject:
 
 
 def _encoder(name: str, path: Path) -> Subject:
-    from rlx.models.encoders.build import EncoderFile, Use, describe
+    from rlx.models.encoder_graph import EncoderFile, Use, describe
 
     model = EncoderFile.open(path)
     result = "scores" if model.config.labels else "embedding"

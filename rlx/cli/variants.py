@@ -63,7 +63,7 @@ def binding_for(subject: Subject, variant: str | None, bindings: Iterable[str]) 
     """Sizes of the symbols that the program has."""
     from rlx.ir.binding import DimBinding
     from rlx.ir.dim import DERIVED
-    from rlx.models.engine import CHUNK
+    from rlx.models.decoder_runner import CHUNK
 
     sizes: dict[str, Size] = {}
     asked_for = variant or subject.usual_variant

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlx.models.build import ModelFile
-    from rlx.models.encoders.build import EncoderFile
+    from rlx.models.build_graph import ModelFile
+    from rlx.models.encoder_graph import EncoderFile
 
 
 def parameters(model: ModelFile | EncoderFile) -> int:
@@ -26,7 +26,7 @@ def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
 
 def bytes_per_run(model: ModelFile | EncoderFile) -> int:
     """What a token reads: every weight, but of experts those it is sent to, and of a table rows."""
-    from rlx.models.build import ModelFile
+    from rlx.models.build_graph import ModelFile
 
     total = sum(info.nbytes for info in model.file.tensors.values())
     experts = model.config.experts if isinstance(model, ModelFile) else None

@@ -19,7 +19,7 @@ from rlx.formats.names import close_names
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.ir.op import Array
 from rlx.models.adapters import Adapter, LowRank
-from rlx.models.build import ModelFile
+from rlx.models.build_graph import ModelFile
 from rlx.models.config_gguf import GGUF_NAMES
 from rlx.models.rope_tables import pairs_apart, pairs_together
 from rlx.models.weights import Weights

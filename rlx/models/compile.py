@@ -9,14 +9,14 @@ from pathlib import Path
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
-from rlx.models.batch.pool import Pool
-from rlx.models.build import ModelFile
-from rlx.models.encoders.build import EncoderFile, is_encoder
-from rlx.models.encoders.embed import EncoderModel
-from rlx.models.encoders.engine import EncoderEngine
-from rlx.models.engine import CHUNK, Engine
-from rlx.models.kv import CacheType
-from rlx.models.shipped import Plan, ship
+from rlx.models.batch.kv_pool import Pool
+from rlx.models.build_graph import ModelFile
+from rlx.models.bundle import Plan, ship
+from rlx.models.decoder_runner import CHUNK, Engine
+from rlx.models.encoder_graph import EncoderFile, is_encoder
+from rlx.models.encoder_model import EncoderModel
+from rlx.models.encoder_runner import EncoderEngine
+from rlx.models.kv_cache import CacheType
 from rlx.specialize.options import CompileOptions
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlx.models.parts import Tensor
+from rlx.models.builder import Tensor
 
 if TYPE_CHECKING:
-    from rlx.models.blocks import Net
+    from rlx.models.decoder_builder import Net
 
 Gate = Callable[["Net", Tensor, Tensor], Tensor]  # gate and up -> what goes down
 

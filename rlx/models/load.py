@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
-from rlx.models.encoders.build import EncoderFile, is_encoder
-from rlx.models.encoders.embed import EncoderModel
-from rlx.models.shipped import Shipped
+from rlx.models.bundle import Shipped
+from rlx.models.encoder_graph import EncoderFile, is_encoder
+from rlx.models.encoder_model import EncoderModel
 
 if TYPE_CHECKING:
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
 
 def load(

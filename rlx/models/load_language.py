@@ -9,11 +9,11 @@ from pathlib import Path
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.models.adapter_files import open_adapter
-from rlx.models.build import ModelFile
-from rlx.models.engine import CHUNK, Engine
-from rlx.models.kv import CacheType
-from rlx.models.language import LanguageModel
-from rlx.models.shipped import Shipped
+from rlx.models.build_graph import ModelFile
+from rlx.models.bundle import Shipped
+from rlx.models.decoder_runner import CHUNK, Engine
+from rlx.models.kv_cache import CacheType
+from rlx.models.language_model import LanguageModel
 
 
 def load_language(

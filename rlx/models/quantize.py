@@ -12,8 +12,8 @@ from rlx.formats.gguf import GgufFile
 from rlx.formats.mixture import Mixture
 from rlx.formats.package import Progress, silent
 from rlx.formats.quantize import Order, Written, quantize_gguf, write_quantized
-from rlx.models.build import ModelFile
-from rlx.models.encoders.build import is_encoder
+from rlx.models.build_graph import ModelFile
+from rlx.models.encoder_graph import is_encoder
 from rlx.models.to_gguf import gguf_of
 
 

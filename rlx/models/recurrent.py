@@ -11,8 +11,8 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.ir.op import Array
-from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig, RecurrentConfig
+from rlx.models.decoder_builder import Net, Tensor
 
 CARRIED = "carried."  # what the names of such states begin with
 

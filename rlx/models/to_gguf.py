@@ -16,7 +16,7 @@ from rlx.formats.tokenizer_to_gguf import tokenizer_metadata
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant import GGUF_SCHEMES
-from rlx.models.build import ModelFile
+from rlx.models.build_graph import ModelFile
 from rlx.models.config import ModelConfig
 from rlx.models.rope_tables import pairs_together, stretching
 from rlx.models.weights import Weight

@@ -10,7 +10,7 @@ import numpy as np
 from rlx.errors import OptionError
 
 if TYPE_CHECKING:
-    from rlx.models.engine import Engine
+    from rlx.models.decoder_runner import Engine
 
 POOLING = ("mean", "last")
 

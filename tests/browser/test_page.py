@@ -17,7 +17,7 @@ from playwright.sync_api import Locator, Page, expect
 
 import rlx
 from rlx.formats.fetch import fetch
-from rlx.models.build import ModelFile, describe
+from rlx.models.build_graph import ModelFile, describe
 from rlx.viz.report import make_report, write_page
 
 LAYERS, CONTEXT = 30, 4096

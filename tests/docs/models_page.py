@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from pathlib import Path
 
-from rlx.models.architectures import architecture, supported
+from rlx.models.arch import architecture, encoder_architecture, supported
+from rlx.models.config_encoders import GGUF_TYPES, HF_TYPES
 from rlx.models.config_gguf import GGUF_NAMES
-from rlx.models.encoders.config import GGUF_TYPES, HF_TYPES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
@@ -16,9 +15,9 @@ HEAD = """# Models
 
 ## Language models
 
-Each is one page in `rlx/models/`, named as `model_type` in config.json: how a layer is put together
-from shared blocks, and what Hugging Face calls its weights. GGUF's names are ours. Weights may be
-plain or of any block type of GGUF; of experts, only those are read that a token is sent to.
+Each is one page in `rlx/models/arch/`, named as `model_type` in config.json: how a layer is put
+together from shared blocks, and what Hugging Face calls its weights. GGUF's names are ours. Weights
+may be plain or of any block type of GGUF; of experts, only those are read that a token is sent to.
 
 | architecture | in GGUF | |
 |---|---|---|
@@ -34,8 +33,8 @@ without guesses.
 ENCODERS = """
 ## Encoders
 
-Each is one page in `rlx/models/encoders/`. [Embedding](embedding.md) says what is read beside the
-weights.
+Each is one page in `rlx/models/arch/encoders/`. [Embedding](embedding.md) says what is read beside
+the weights.
 
 | architecture | `model_type` | in GGUF | |
 |---|---|---|---|
@@ -51,13 +50,13 @@ of experts, ALiBi, T5, adapters by task) is refused by name.
 
 ## Adding one
 
-For a language model, a file `rlx/models/<model_type>.py` with four names, found by its own name:
+For a language model, a file `rlx/models/arch/<model_type>.py` with four names:
 
 - `HF_NAMES`: our names (those of GGUF) and those in safetensors, `{i}` for the layer; `{e}` for an
   expert, where files keep experts apart; a `Made` where a weight must be put together from others.
 - `embed(net, ids)`, `layer(net, x, i)` and `finish(net, x)`: the graph, in blocks of `net`
-  (`rlx/models/blocks.py`): `norm`, `qkv`, `attend`, `ffn` and others. What the file has decides
-  what they do: biases, norms of q and k, packed weights, experts.
+  (`rlx/models/decoder_builder.py`): `norm`, `qkv`, `attend`, `ffn` and others. What the
+  file has decides what they do: biases, norms of q and k, packed weights, experts.
 - `configure(config)`, where there is more to say than the file does.
 
 `olmo2.py` is a short example. What GGUF calls otherwise is in `GGUF_NAMES` of
@@ -65,9 +64,9 @@ For a language model, a file `rlx/models/<model_type>.py` with four names, found
 `tests/goldens/make.py`, and this page with `tests/docs/models_page.py`: prefill, chunks and
 decoding are compared with transformers, and with a GGUF file by llama.cpp's names.
 
-For an encoder, a file `rlx/models/encoders/<name>.py` with `PREFIXES`, `BODY` and `HEAD` (names in
-safetensors) and the same three functions; `electra.py` is a short example. What reads its
-config.json is in `rlx/models/encoders/config.py`, its tiny configuration in
+For an encoder, a file `rlx/models/arch/encoders/<name>.py` with `PREFIXES`, `BODY` and `HEAD`
+(names in safetensors) and the same three functions; `electra.py` is a short example. What reads its
+config.json is in `rlx/models/config_encoders.py`, its tiny configuration in
 `tests/goldens/tiny_encoders.py`; `tests/goldens/make_encoders.py` makes its golden.
 """
 
@@ -86,7 +85,7 @@ def page() -> str:
 def _encoders() -> list[str]:
     rows = []
     for name in dict.fromkeys(HF_TYPES.values()):
-        said = inspect.getdoc(importlib.import_module(f"rlx.models.encoders.{name}")) or ""
+        said = inspect.getdoc(encoder_architecture(name)) or ""
         kinds = ", ".join(f"`{kind}`" for kind, page in HF_TYPES.items() if page == name)
         stored = ", ".join(f"`{kind}`" for kind, page in GGUF_TYPES.items() if page == name)
         rows.append(f"| `{name}` | {kinds} | {stored} | {said} |\n")

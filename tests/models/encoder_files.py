@@ -12,7 +12,7 @@ from tiny_encoders import CONFIGS, VOCAB, write_folder
 
 from rlx.formats.gguf_write import PackedTensor, write_gguf
 from rlx.ir.quant import QuantScheme, encode
-from rlx.models.encoders.build import EncoderFile
+from rlx.models.encoder_graph import EncoderFile
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, *string.ascii_lowercase, *(f"##{c}" for c in string.ascii_lowercase)]

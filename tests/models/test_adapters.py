@@ -29,7 +29,7 @@ from tiny import (
 
 import rlx
 from rlx.errors import FormatError, InputError, OptionError, RlxError, UnsupportedError
-from rlx.models.build import ModelFile
+from rlx.models.build_graph import ModelFile
 from rlx.models.rope_tables import pairs_apart, pairs_together
 
 ATTENTION = ("q_proj", "v_proj")

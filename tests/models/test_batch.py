@@ -18,10 +18,10 @@ from test_generate import Letters
 from tiny import VOCAB, write_folder
 
 import rlx
-from rlx.models.batch.net import PAGE
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine as Alone
-from rlx.models.language import LanguageModel
+from rlx.models.batch.paged_builder import PAGE
+from rlx.models.build_graph import ModelFile
+from rlx.models.decoder_runner import Engine as Alone
+from rlx.models.language_model import LanguageModel
 
 ARCHITECTURES = ("llama", "gpt2", "gemma2", "qwen3", "mixtral", "gpt_oss", "deepseek_v2")
 RNG = np.random.default_rng(5)

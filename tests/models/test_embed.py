@@ -22,9 +22,9 @@ from tiny_encoders import SENTENCES, batch
 
 import rlx
 from rlx.formats.fetch import cached
-from rlx.models.encoders.build import EncoderFile, Use, describe
-from rlx.models.encoders.engine import BATCH_TOKENS
-from rlx.models.encoders.text import Tokens
+from rlx.models.encoder_graph import EncoderFile, Use, describe
+from rlx.models.encoder_inputs import Tokens
+from rlx.models.encoder_runner import BATCH_TOKENS
 from rlx.passes.count import counters
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"

@@ -18,9 +18,9 @@ import rlx
 from rlx import CompileOptions, DimBinding, Session
 from rlx.formats.fetch import cached
 from rlx.ir.attrs import MaskKind
-from rlx.models.encoders.blocks import buckets
-from rlx.models.encoders.build import EncoderFile, Use, describe
-from rlx.models.encoders.deberta_v2 import place_by_distance
+from rlx.models.arch.encoders.deberta_v2 import place_by_distance
+from rlx.models.encoder_builder import buckets
+from rlx.models.encoder_graph import EncoderFile, Use, describe
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 SEQ = max(LENGTHS)

@@ -17,11 +17,11 @@ from rlx.cli.weights import bytes_per_run
 from rlx.errors import FormatError, UnsupportedError
 from rlx.ir.dtype import DType
 from rlx.ir.quant import decode
-from rlx.models.architectures import architecture, supported
-from rlx.models.blocks import Net
-from rlx.models.build import ModelFile
+from rlx.models.arch import architecture, supported
+from rlx.models.build_graph import ModelFile
 from rlx.models.config import ExpertConfig
-from rlx.models.kv import CacheType
+from rlx.models.decoder_builder import Net
+from rlx.models.kv_cache import CacheType
 from rlx.runtime.params import Deferred
 
 TOKENS = 300  # more than a chunk of routed rows for some experts
@@ -130,9 +130,9 @@ def test_unknown_architectures_are_told_all_known_ones() -> None:
         architecture("gpt_os")
     assert "the nearest is gpt_oss" in str(caught.value)
     assert {"llama", "deepseek_v2", "gemma3"} <= set(supported())
-    assert "blocks" not in supported()
+    assert "encoders" not in supported()
     with pytest.raises(UnsupportedError, match="unknown architecture"):
-        architecture("blocks")
+        architecture("encoders")
 
 
 def test_deferred_parameters_are_made_once_and_let_go() -> None:

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import PROMPT, STEPS, VOCAB, write_folder
 
 import rlx
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
-from rlx.models.language import LanguageModel
+from rlx.models.build_graph import ModelFile
+from rlx.models.decoder_runner import Engine
+from rlx.models.language_model import LanguageModel
 from rlx.models.sampling import GenerationSettings, Penalties
 from rlx.models.stops import StopWatch
 
@@ -322,7 +322,7 @@ def test_a_prompt_in_chunks_draws_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
-    monkeypatch.setattr("rlx.models.engine.CHUNK", 5)
+    monkeypatch.setattr("rlx.models.decoder_runner.CHUNK", 5)
     model.engine.tokens = []
     chunks = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
     assert chunks.tokens == whole.tokens
@@ -344,7 +344,7 @@ def test_tokens_drawn_at_once_are_those_drawn_one_by_one(
     plain = model.engine.go_on
     monkeypatch.setattr(model.engine, "go_on", lambda *a: (calls[-1].append(a[3]), plain(*a))[1])
     for moment in (0.0, 1e9):
-        monkeypatch.setattr("rlx.models.answer.MOMENT", moment)
+        monkeypatch.setattr("rlx.models.generation.MOMENT", moment)
         model.engine.tokens = []
         calls.append([])
         answers.append(model.generate(PROMPT, stream=False, **settings))
@@ -358,7 +358,7 @@ def test_tokens_drawn_at_once_are_those_drawn_one_by_one(
 def test_an_end_token_ends_what_is_drawn_at_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlx.models.answer.MOMENT", 1e9)
+    monkeypatch.setattr("rlx.models.generation.MOMENT", 1e9)
     found = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=12).tokens
     stop = next(t for i, t in enumerate(found) if i >= 4 and t not in found[:i])
     end = found.index(stop)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import CONFIGS, PROMPT, write_folder
 
 from rlx import CompileOptions, DimBinding, Session
-from rlx.models.build import ModelFile, describe
+from rlx.models.build_graph import ModelFile, describe
 from rlx.models.recurrent import CARRIED
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"

@@ -15,9 +15,9 @@ from tiny import PROMPT, write_folder
 
 import rlx
 from rlx import CompileOptions, DimBinding, Graph, Session
-from rlx.models.build import ModelFile, describe
-from rlx.models.engine import Engine
-from rlx.models.kv import CacheType
+from rlx.models.build_graph import ModelFile, describe
+from rlx.models.decoder_runner import Engine
+from rlx.models.kv_cache import CacheType
 
 DEVICES = ["reference", "cpu"]
 # A code is off by half a step of max/127, and a scale in f16 by 2^-11 of itself.

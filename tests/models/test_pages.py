@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rlx.models.batch.pages import Pages
+from rlx.models.batch.page_allocator import Pages
 
 SIZE = 4
 

@@ -15,7 +15,7 @@ from rlx import Session
 from rlx.errors import InputError, OptionError
 from rlx.formats.gguf import write_gguf
 from rlx.ir.quant import decode, encode
-from rlx.models.build import ModelFile, describe
+from rlx.models.build_graph import ModelFile, describe
 from rlx.models.load import load
 from rlx.models.quantize import quantize_model
 from rlx.models.weights import Weights

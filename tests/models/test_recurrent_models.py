@@ -16,9 +16,9 @@ from tiny import CONFIGS, PROMPT, STEPS, weights, write_folder, write_safetensor
 
 import rlx
 from rlx.errors import FormatError, UnsupportedError
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
-from rlx.models.language import LanguageModel
+from rlx.models.build_graph import ModelFile
+from rlx.models.decoder_runner import Engine
+from rlx.models.language_model import LanguageModel
 
 NAMES = ("qwen3_next", "qwen3_5", "mamba2")
 

@@ -17,7 +17,7 @@ from tiny import write_safetensors
 from tiny_encoders import HIDDEN, batch, weights
 
 import rlx
-from rlx.models.encoders.build import EncoderFile, Use, describe
+from rlx.models.encoder_graph import EncoderFile, Use, describe
 from rlx.models.rope_tables import RopeConfig, rope_tables
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"

@@ -15,10 +15,10 @@ from test_generate import Letters
 from tiny import VOCAB, write_folder
 
 import rlx
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
-from rlx.models.language import LanguageModel
-from rlx.models.speculate import Lookup
+from rlx.models.build_graph import ModelFile
+from rlx.models.decoder_runner import Engine
+from rlx.models.language_model import LanguageModel
+from rlx.models.speculative import Lookup
 
 PROMPT = [5, 9, 7, 3, 5, 9, 7, 3, 5, 9]
 

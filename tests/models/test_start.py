@@ -20,10 +20,10 @@ from encoder_files import write_model
 import rlx
 from rlx.codegen import jit as compiling
 from rlx.codegen.jit import counters as jit
-from rlx.models.batch.pool import Pool
-from rlx.models.build import ModelFile
+from rlx.models.batch.kv_pool import Pool
+from rlx.models.build_graph import ModelFile
 from rlx.models.compile import compile_model
-from rlx.models.engine import Engine
+from rlx.models.decoder_runner import Engine
 from rlx.passes.count import counters
 from rlx.runtime.aot import AotCache
 from rlx.runtime.params import ParamStore
@@ -220,7 +220,7 @@ def test_an_encoder_on_disk_starts_without_what_others_need(encoder: Path) -> No
         assert run.returncode == 0, run.stderr
     spare = {"asyncio", "concurrent.futures", "llvmlite", "subprocess", "tomllib", "zipfile",
              "rlx.backends.cpu.compiler", "rlx.codegen.farm", "rlx.models.config",
-             "rlx.models.language", "rlx.passes.pipeline"}  # fmt: skip
+             "rlx.models.language_model", "rlx.passes.pipeline"}  # fmt: skip
     assert not spare & {*run.stdout.split()}
 
 

@@ -20,7 +20,7 @@ from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
 from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
 from rlx.formats.tokenizer_json import tokenizer_from_file
-from rlx.models.build import ModelFile, describe
+from rlx.models.build_graph import ModelFile, describe
 from rlx.models.quantize import quantize_model
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"

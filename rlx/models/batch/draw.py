@@ -7,9 +7,9 @@ from typing import Any
 
 from rlx.ir.module import GraphModule
 from rlx.models.batch.request import Request
-from rlx.models.build import Described, draw
-from rlx.models.executables import Executables
-from rlx.models.shipped import Recipe
+from rlx.models.build_graph import Described, draw
+from rlx.models.bundle import Recipe
+from rlx.models.model_runner import Executables
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.variant import ModelVariant
 

@@ -23,16 +23,16 @@ from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.answer import Generation
+from rlx.models.batch.batch_runner import BatchModel, Share
 from rlx.models.batch.draw import Sampler
-from rlx.models.batch.model import BatchModel, Share
-from rlx.models.batch.net import PAGE
-from rlx.models.batch.pages import Pages
-from rlx.models.batch.pool import BETWEEN, CHUNK, Pool
+from rlx.models.batch.kv_pool import BETWEEN, CHUNK, Pool
+from rlx.models.batch.page_allocator import Pages
+from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Reply, Request
-from rlx.models.build import ModelFile
+from rlx.models.build_graph import ModelFile
+from rlx.models.bundle import Shipped
+from rlx.models.generation import Generation
 from rlx.models.sampling import GenerationSettings
-from rlx.models.shipped import Shipped
 from rlx.runtime.machine import free_memory
 
 

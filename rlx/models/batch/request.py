@@ -8,9 +8,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from rlx.formats.tokenizer import Tokenizer
-from rlx.models.answer import Answer, Generation
-from rlx.models.constraint import adjustment
+from rlx.models.generation import Answer, Generation
 from rlx.models.sampling import GenerationSettings
+from rlx.models.structured_output import adjustment
 
 _END = None  # what closes the queue of a reply
 

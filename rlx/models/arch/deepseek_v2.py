@@ -1,0 +1,115 @@
+"""DeepSeek-V2: keys and values as one short latent vector per token; experts.
+
+The latent vector and the turned part of the key, which all heads share, are the one key head that
+is kept. What would unfold a latent vector into a head's key and value is applied to the query
+before and to the result after instead: head h by weight h, like rows routed to experts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from rlx.errors import FormatError
+from rlx.ir.op import Array
+from rlx.models.arch.llama import embed, finish
+from rlx.models.arch.qwen2_moe import HF_NAMES as _QWEN
+from rlx.models.config import LatentConfig, ModelConfig
+from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.weights import Made
+
+_LAYER = "model.layers.{i}"
+
+
+def _unfold_key(config: ModelConfig, joined: Array) -> Array:
+    """[heads, rank, plain]"""
+    return _by_head(config, joined)[:, : _latent(config).plain].transpose(0, 2, 1)
+
+
+def _unfold_value(config: ModelConfig, joined: Array) -> Array:
+    """[heads, value, rank]"""
+    return _by_head(config, joined)[:, _latent(config).plain :]
+
+
+def _by_head(config: ModelConfig, joined: Array) -> Array:
+    return joined.reshape(config.heads, -1, joined.shape[1])
+
+
+_JOINED = (f"{_LAYER}.self_attn.kv_b_proj.weight",)
+HF_NAMES = {
+    **_QWEN,
+    **{
+        f"blk.{{i}}.ffn_{part}_shexp.weight": f"{_LAYER}.mlp.shared_experts.{part}_proj.weight"
+        for part in ("gate", "up", "down")
+    },
+    **{
+        f"blk.{{i}}.attn_{ours}.weight": f"{_LAYER}.self_attn.{theirs}.weight"
+        for ours, theirs in {
+            "q_a": "q_a_proj", "q_a_norm": "q_a_layernorm", "q_b": "q_b_proj",
+            "kv_a_mqa": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm",
+        }.items()
+    },
+    "blk.{i}.attn_k_b.weight": Made(_JOINED, _unfold_key),
+    "blk.{i}.attn_v_b.weight": Made(_JOINED, _unfold_value),
+}  # fmt: skip
+
+
+def _latent(config: ModelConfig) -> LatentConfig:
+    if config.latent is None:
+        raise FormatError("no rank of keys and values", where=config.arch, expected="kv_lora_rank")
+    return config.latent
+
+
+def configure(config: ModelConfig) -> ModelConfig:
+    c, rope = _latent(config), config.rope
+    scale = (c.plain + c.turned) ** -0.5
+    if rope.scaling != "none" and rope.log_factor:
+        scale *= (0.1 * rope.log_factor * math.log(rope.factor) + 1) ** 2
+    # angles are not scaled, unless the file says so
+    factor = rope.attention_factor or float(bool(rope.log_factor))
+    rope = replace(rope, interleaved=True, n_rot=c.turned, attention_factor=factor)
+    return replace(config, rope=rope, kv_heads=1, head_dim=c.rank + c.turned, attention_scale=scale)
+
+
+def layer(net: Net, x: Tensor, i: int) -> Tensor:
+    x = x + _attention(net, net.norm(x, f"blk.{i}.attn_norm"), i)
+    return x + net.ffn(net.norm(x, f"blk.{i}.ffn_norm"), i)
+
+
+def _attention(net: Net, x: Tensor, i: int) -> Tensor:
+    c, heads, g = _latent(net.config), net.config.heads, net.g
+    seq = x.shape.dims[1]
+    plain, turned = net.split(_queries(net, x, i, (1, seq, heads, -1)), [c.plain, c.turned])
+    turned = net.rotate(turned, net.config.rope, c.turned)
+    latent, key = net.split(net.linear(x, f"blk.{i}.attn_kv_a_mqa"), [c.rank, c.turned])
+    key = net.rotate(key, net.config.rope, c.turned)
+    latent = net.norm(latent, f"blk.{i}.attn_kv_a_norm")
+    q = g.hir_mir("concat", [_each_head(net, plain, f"blk.{i}.attn_k_b"), turned], axis=3)
+    kept = net.cached(g.hir_mir("concat", [latent, key], axis=2), f"k.{i}")
+    q = g.hir_mir("reshape", [q], dims=(1, seq, heads * net.config.head_dim))
+    y = net.scored(q, kept, kept, window=0)
+    y = g.hir_mir("reshape", [y], dims=(1, seq, heads, net.config.head_dim))
+    y, _ = net.split(y, [c.rank, c.turned])
+    y = _each_head(net, y, f"blk.{i}.attn_v_b")
+    y = g.hir_mir("reshape", [y], dims=(1, seq, heads * c.value))
+    return net.linear(y, f"blk.{i}.attn_output")
+
+
+def _queries(net: Net, x: Tensor, i: int, dims: tuple[object, ...]) -> Tensor:
+    if f"blk.{i}.attn_q_a.weight" in net.weights:
+        x = net.norm(net.linear(x, f"blk.{i}.attn_q_a"), f"blk.{i}.attn_q_a_norm")
+        return net.g.hir_mir("reshape", [net.linear(x, f"blk.{i}.attn_q_b")], dims=dims)
+    return net.g.hir_mir("reshape", [net.linear(x, f"blk.{i}.attn_q")], dims=dims)
+
+
+def _each_head(net: Net, x: Tensor, name: str) -> Tensor:
+    """[1, seq, heads, in] -> [1, seq, heads, out], each head by its own weight."""
+    g, (_, seq, heads, width) = net.g, x.shape.dims
+    number = g.hir_mir("iota", [], dims=(1, heads), axis=1)
+    number = g.hir_mir("expand", [number], dims=(seq, heads))
+    head = g.hir_mir("reshape", [number], dims=(seq * heads,))
+    rows = net.grouped(g.hir_mir("reshape", [x], dims=(seq * heads, width)), name, head)
+    return g.hir_mir("reshape", [rows], dims=(1, seq, heads, rows.shape.dims[1]))
+
+
+__all__ = ["HF_NAMES", "configure", "embed", "finish", "layer"]

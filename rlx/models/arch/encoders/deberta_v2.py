@@ -1,0 +1,94 @@
+"""DeBERTa v2 and v3: BERT that scores, apart from contents, where they stand to each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.attrs import MaskKind
+from rlx.models.arch.encoders.bert import BODY as _BERT
+from rlx.models.arch.encoders.bert import finish
+from rlx.models.arch.encoders.nomic_bert import embed
+from rlx.models.config_encoders import EncoderConfig
+from rlx.models.encoder_builder import EncoderNet, Tensor
+
+PREFIXES = ("deberta.", "")
+BODY = {
+    **{ours: theirs for ours, theirs in _BERT.items() if not ours.startswith(("cls.", "position"))},
+    **{
+        f"blk.{{i}}.attn_{theirs[0]}.{part}": f"encoder.layer.{{i}}.attention.self.{theirs}.{part}"
+        for theirs in ("query_proj", "key_proj", "value_proj")
+        for part in ("weight", "bias")
+    },
+    "relative_embd.weight": "encoder.rel_embeddings.weight",
+    "relative_norm.weight": "encoder.LayerNorm.weight",
+    "relative_norm.bias": "encoder.LayerNorm.bias",
+}
+HEAD = {
+    "cls.weight": "pooler.dense.weight",
+    "cls.bias": "pooler.dense.bias",
+    "cls.output.weight": "classifier.weight",
+    "cls.output.bias": "classifier.bias",
+}
+
+
+def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
+    return net.post_norm_layer(x, i, attend=partial(_attend, net))
+
+
+def _attend(net: EncoderNet, qkv: list[Tensor], i: int) -> Tensor:
+    """softmax((q·k + q·k′ + q′·k) / √3d)·v, where k′ and q′ are of relative positions."""
+    g, c = net.g, net.config
+    q, k, v = qkv
+    scale = (3 * c.head_dim) ** -0.5
+    places = net.once("places", partial(_places, net))
+    to_keys = _scores(net, q, net.linear(places, f"blk.{i}.attn_k"), -1)
+    to_queries = _scores(net, k, net.linear(places, f"blk.{i}.attn_q"), 1)
+    bias = (to_keys + g.hir_mir("transpose", [to_queries], perm=(0, 1, 3, 2))) * scale
+    keep = net.keep()
+    bias = bias if keep is None else g.hir_mir("where", [keep, bias, float("-inf")])
+    return g.attention(
+        q, k, v, bias, num_heads=c.heads, head_dim=c.head_dim, mask_kind=MaskKind.BIAS, scale=scale
+    )
+
+
+def _places(net: EncoderNet) -> Tensor:
+    return net.norm(net.wide(net.param("relative_embd.weight")), "relative_norm")
+
+
+def _scores(net: EncoderNet, x: Tensor, places: Tensor, sign: int) -> Tensor:
+    """Of every token with the place of every other, [batch, heads, seq, seq]. Places are those of
+    the query as seen from the key; `sign` is -1 where x is of queries."""
+    g, c = net.g, net.config
+    batch, seq, _ = x.shape.dims
+    heads = g.hir_mir("reshape", [x], dims=(batch, seq, c.heads, c.head_dim))
+    heads = g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
+    apart = g.hir_mir("reshape", [places], dims=(c.distance_buckets, c.heads, c.head_dim))
+    found = g.hir_mir("matmul", [heads, g.hir_mir("transpose", [apart], perm=(1, 2, 0))])
+    return g.hir_mir("take_along", [found, net.once(f"at{sign}", partial(_at, net, sign))], axis=-1)
+
+
+def _at(net: EncoderNet, sign: int) -> Tensor:
+    """The row of the table of places, [1, 1, seq, seq]."""
+    g, c = net.g, net.config
+    rows = net.fixed("place_by_distance", place_by_distance(c))
+    at = net.distance() * sign + (c.context - 1)
+    found = g.hir_mir("gather", [rows, at], axis=0)
+    return g.hir_mir("reshape", [found], dims=(1, 1, *found.shape.dims))
+
+
+def place_by_distance(c: EncoderConfig) -> Any:
+    """Near distances have a place each, far ones share one, the more the farther they are."""
+    distance, half = np.arange(-(c.context - 1), c.context), c.distance_buckets // 2
+    near, size = half // 2, np.abs(distance)
+    # in f32, as the models were trained: a border may fall to either side
+    far = np.log(np.maximum(size, near).astype(np.float32) / np.float32(near))
+    steps = far / np.log(np.float32((c.farthest - 1) / near)) * np.float32(near - 1)
+    wide = np.ceil(steps).astype(np.int64) + near
+    place = np.where(size <= near, distance, wide * np.sign(distance))
+    return np.clip(place + half, 0, c.distance_buckets - 1).astype(np.int32)
+
+
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]

@@ -1,0 +1,32 @@
+"""MPNet: BERT without kinds of text, with a bias for the distance of two tokens."""
+
+from __future__ import annotations
+
+from rlx.models.arch.encoders.bert import embed, finish, layer
+from rlx.models.arch.encoders.roberta import HEAD
+
+PREFIXES = ("mpnet.", "")
+_PARTS = {
+    "attn_q": "attention.attn.q",
+    "attn_k": "attention.attn.k",
+    "attn_v": "attention.attn.v",
+    "attn_output": "attention.attn.o",
+    "attn_output_norm": "attention.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+BODY = {
+    "token_embd.weight": "embeddings.word_embeddings.weight",
+    "position_embd.weight": "embeddings.position_embeddings.weight",
+    "token_embd_norm.weight": "embeddings.LayerNorm.weight",
+    "token_embd_norm.bias": "embeddings.LayerNorm.bias",
+    "relative_bias.weight": "encoder.relative_attention_bias.weight",
+    **{
+        f"blk.{{i}}.{ours}.{part}": f"encoder.layer.{{i}}.{theirs}.{part}"
+        for ours, theirs in _PARTS.items()
+        for part in ("weight", "bias")
+    },
+}
+
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]

@@ -1,0 +1,43 @@
+"""GPT-2: learned positions, layer norms, a plain gelu network; no rotation."""
+
+from __future__ import annotations
+
+from rlx.models.decoder_builder import Net, Tensor
+
+_PARTS = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+HF_NAMES = {
+    "token_embd.weight": "transformer.wte.weight",
+    "position_embd.weight": "transformer.wpe.weight",
+    "output_norm.weight": "transformer.ln_f.weight",
+    "output_norm.bias": "transformer.ln_f.bias",
+    **{
+        f"blk.{{i}}.{ours}.{part}": f"transformer.h.{{i}}.{theirs}.{part}"
+        for ours, theirs in _PARTS.items()
+        for part in ("weight", "bias")
+    },
+}
+# Hugging Face keeps these weights the other way round: [in, out]
+HF_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+
+
+def embed(net: Net, ids: Tensor) -> Tensor:
+    seq = ids.shape.dims[1]
+    table = net.param("position_embd.weight")
+    return net.embed(ids) + net.wide(net.learned(table, seq))
+
+
+def layer(net: Net, x: Tensor, i: int) -> Tensor:
+    q, k, v = net.split_qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
+    x = x + net.linear(net.attend(q, k, v, i, rope=False), f"blk.{i}.attn_output")
+    return x + net.plain_ffn(net.norm(x, f"blk.{i}.ffn_norm"), i, "gelu_tanh")
+
+
+def finish(net: Net, x: Tensor) -> Tensor:
+    return net.norm(x, "output_norm")

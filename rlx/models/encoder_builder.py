@@ -1,0 +1,211 @@
+"""What encoders are made of: attention in both directions, over the tokens that are there.
+
+Texts of a batch are padded to one length. Padding is never seen: keys behind a text's end are
+masked, and pooling takes real tokens only, so a padded text gives the vector it gives alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlx.ir.attrs import MaskKind
+from rlx.models.builder import Parts, Tensor
+from rlx.models.config_encoders import EncoderConfig
+from rlx.models.rope_tables import RopeConfig, rope_tables
+from rlx.records import dataclass
+
+_DROPPED = float("-inf")
+
+
+@dataclass
+class EncoderNet(Parts):
+    """An encoder under construction. `lengths` [batch] says how many tokens of each text are real;
+    None where no text is padded."""
+
+    strassen: ClassVar[bool] = True  # norms keep all rows alike in scale
+
+    config: EncoderConfig
+    lengths: Tensor | None
+    _masks: dict[str, Tensor] | None = None
+
+    # -- the parts of a layer -----------------------------------------------------------------
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """Layer norm, its bias where the file has one."""
+        bias = self.param(f"{name}.bias") if f"{name}.bias" in self.weights else None
+        return self.g.layer_norm(x, self.param(f"{name}.weight"), bias, eps=self.config.eps)
+
+    def qkv(self, x: Tensor, layer: int) -> list[Tensor]:
+        """Queries, keys and values, from one joined weight or from three."""
+        name, c = f"blk.{layer}.attn_", self.config
+        if f"{name}qkv.weight" in self.weights:
+            return self.split(self.linear(x, f"{name}qkv"), [c.hidden] * 3)
+        return [self.linear(x, f"{name}{part}") for part in "qkv"]
+
+    def attend(self, qkv: list[Tensor], layer: int) -> Tensor:
+        """Every token sees every real one, or those in its window."""
+        c, local = self.config, layer in self.config.local_layers
+        q, k, v = qkv
+        if c.rope is not None:
+            rope = c.local_rope if local and c.local_rope is not None else c.rope
+            q, k = (self._rotate(t, rope) for t in (q, k))
+        mask = self._bias() if c.distance_buckets else self.keep()
+        kind = MaskKind.NONE if mask is None else MaskKind.CUSTOM
+        kind = MaskKind.LOCAL(c.window) if local else kind
+        kind = MaskKind.BIAS if c.distance_buckets else kind
+        return self.g.attention(
+            q, k, v, mask, num_heads=c.heads, head_dim=c.head_dim, mask_kind=kind
+        )
+
+    def post_norm_layer(
+        self,
+        x: Tensor,
+        layer: int,
+        network: Callable[[Tensor, int], Tensor] | None = None,
+        attend: Callable[[list[Tensor], int], Tensor] | None = None,
+    ) -> Tensor:
+        """The layer of BERT and its kin: norms after the sums."""
+        name = f"blk.{layer}."
+        seen = (attend or self.attend)(self.qkv(x, layer), layer)
+        seen = self.linear(seen, f"{name}attn_output")
+        x = self.norm(x + seen, f"{name}attn_output_norm")
+        y = (network or self.ffn)(x, layer)
+        return self.norm(x + y, f"{name}layer_output_norm")
+
+    def ffn(self, x: Tensor, layer: int) -> Tensor:
+        """down(act(up(x)))"""
+        hidden = self.linear(x, f"blk.{layer}.ffn_up", self.config.activation)
+        return self.linear(hidden, f"blk.{layer}.ffn_down")
+
+    def gated_ffn(self, x: Tensor, layer: int) -> Tensor:
+        """down(act(gate(x)) · up(x))"""
+        gate, up = (self.linear(x, f"blk.{layer}.ffn_{part}") for part in ("gate", "up"))
+        return self._gated(gate, up, layer)
+
+    def joined_ffn(self, x: Tensor, layer: int, gate_first: bool = True) -> Tensor:
+        """The same with gate and up, or up and gate, in one weight."""
+        both = self.linear(x, f"blk.{layer}.ffn_up")
+        first, second = self.split(both, [self.config.ffn] * 2)
+        return self._gated(*((first, second) if gate_first else (second, first)), layer)
+
+    def _gated(self, gate: Tensor, up: Tensor, layer: int) -> Tensor:
+        hidden = self.g.hir_mir(self.config.activation, [gate]) * up
+        return self.linear(hidden, f"blk.{layer}.ffn_down")
+
+    def _rotate(self, x: Tensor, rope: RopeConfig) -> Tensor:
+        c = self.config
+        kind = "local" if rope is c.local_rope else "rope"
+        if f"{kind}.cos" not in self._values:
+            cos, sin = rope_tables(rope, c.head_dim, c.context)
+            self.fixed(f"{kind}.cos", cos)
+            self.fixed(f"{kind}.sin", sin)
+        tables = self._values[f"{kind}.cos"], self._values[f"{kind}.sin"]
+        return self.g.rope(x, *tables, head_dim=c.head_dim)
+
+    # -- embeddings ---------------------------------------------------------------------------
+
+    def positions(self, ids: Tensor, types: Tensor | None) -> Tensor:
+        """What is added to the tokens' rows: position and, where there are any, kind of text."""
+        first, length = self.config.first_position, ids.shape.dims[1]
+        table = self.wide(self.param("position_embd.weight"))
+        has_types = "token_types.weight" in self.weights
+        if has_types and types is None:
+            # of parameters alone, so that it is added once
+            table = table + self._type_row()
+        rows = self.g.hir_mir("narrow", [table], axis=0, start=first, length=length)
+        return rows + self.types(types) if has_types and types is not None else rows
+
+    def types(self, types: Tensor | None) -> Tensor:
+        """The row of the first kind of text, or of the kinds given."""
+        return self._type_row() if types is None else self.embed(types, table="token_types.weight")
+
+    def unplaced(self, ids: Tensor, types: Tensor | None) -> Tensor:
+        """Embeddings that say nothing of positions: layers turn by them."""
+        x = self.embed(ids)
+        if "token_types.weight" in self.weights:
+            x = x + self.types(types)
+        return self.norm(x, "token_embd_norm")
+
+    def _type_row(self) -> Tensor:
+        table = self.wide(self.param("token_types.weight"))
+        return self.g.hir_mir("narrow", [table], axis=0, start=0, length=1)
+
+    # -- masks --------------------------------------------------------------------------------
+
+    def real(self, ids: Tensor) -> None:
+        """Make what masks are computed from: called once, with the ids of the batch."""
+        self._masks = {}
+        self._length = ids.shape.dims[1]
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """What all layers share."""
+        assert self._masks is not None
+        if name not in self._masks:
+            self._masks[name] = make()
+        return self._masks[name]
+
+    def _positions(self) -> Tensor:
+        return self.once("at", lambda: self.g.hir_mir("iota", [], dims=(self._length,)))
+
+    def kept(self) -> Tensor:
+        """Flags [batch, seq] of the real tokens."""
+        assert self.lengths is not None
+
+        def make() -> Tensor:
+            ends = self.g.hir_mir("reshape", [self.lengths], dims=(-1, 1))
+            return self.g.hir_mir("lt", [self._positions(), ends])
+
+        return self.once("kept", make)
+
+    def keep(self) -> Tensor | None:
+        """Flags, to be broadcast to [batch, heads, queries, keys]; None where all are real."""
+        if self.lengths is None:
+            return None
+        batch, length = self.kept().shape.dims
+        shape = (batch, 1, 1, length)
+        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
+
+    def distance(self) -> Tensor:
+        """Key position less query position, [queries, keys]."""
+        at = self._positions()
+        rows = self.g.hir_mir("reshape", [at], dims=(self._length, 1))
+        return self.g.hir_mir("sub", [at, rows])
+
+    def _bias(self) -> Tensor:
+        """What relative positions add to the scores; the same in every layer."""
+        return self.once("bias", self._make_bias)
+
+    def _make_bias(self) -> Tensor:
+        g, c = self.g, self.config
+        table = self.param("bias_by_distance", self._bias_by_distance)
+        # one row of the table for every distance: -(context - 1) … context - 1
+        at = self.distance() + (c.context - 1)
+        values = g.hir_mir("gather", [table, at], axis=1)  # [heads, queries, keys]
+        values = g.hir_mir("reshape", [values], dims=(1, *values.shape.dims))
+        keep = self.keep()
+        return values if keep is None else g.hir_mir("where", [keep, values, _DROPPED])
+
+    def _bias_by_distance(self) -> Any:
+        c = self.config
+        weights = np.asarray(self.weights.get("relative_bias.weight").array, np.float32)
+        distance = np.arange(-(c.context - 1), c.context)
+        return np.ascontiguousarray(weights[buckets(distance, c.distance_buckets, c.farthest)].T)
+
+
+def buckets(distance: Any, count: int, farthest: int) -> Any:
+    """Number of the bucket of a relative position: half of them for keys behind the query; in each
+    half one per near distance, then ever wider ones."""
+    half = count // 2
+    size = np.abs(distance)
+    exact = half // 2
+    # in f32, as the models were trained: a border may fall to either side
+    far = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
+    steps = far / np.float32(np.log(farthest / exact)) * np.float32(half - exact)
+    wide = np.minimum(exact + steps.astype(np.int64), half - 1)
+    return np.where(size < exact, size, wide) + np.where(distance > 0, half, 0)
+
+
+__all__ = ["EncoderNet", "Tensor", "buckets"]

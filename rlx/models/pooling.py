@@ -1,0 +1,108 @@
+"""From vectors of tokens to one per text: pooling, what follows it, classifiers."""
+
+from __future__ import annotations
+
+from rlx.models.encoder_builder import EncoderNet, Tensor
+from rlx.models.sentence_config import SentenceConfig, Step
+from rlx.models.weights import Weights
+
+_LOWEST = float("-inf")
+_NO_LENGTH = 1e-24  # squared: shorter vectors are not made longer
+
+
+def embedding(
+    net: EncoderNet, x: Tensor, sentence: SentenceConfig, weights: list[Weights | None]
+) -> Tensor:
+    """[batch, width] of x [batch, seq, hidden], before it is normalised in the end."""
+    pooled = [pool(net, x, mode) for mode in sentence.pooling]
+    y = pooled[0] if len(pooled) == 1 else net.g.hir_mir("concat", pooled, axis=1)
+    for i, (step, own) in enumerate(zip(sentence.steps, weights, strict=True)):
+        y = _after(net, y, step, own, f"step.{i}")
+    return y
+
+
+def _after(net: EncoderNet, y: Tensor, step: Step, weights: Weights | None, name: str) -> Tensor:
+    def param(part: str) -> Tensor | None:
+        if weights is None or part not in weights:
+            return None
+        return net.fixed(f"{name}.{part}", weights.get(part).array)
+
+    if step.kind == "Normalize":
+        return net.g.hir_mir("l2_norm", [y], eps=_NO_LENGTH)
+    if step.kind == "LayerNorm":
+        return net.g.layer_norm(y, param("norm.weight"), param("norm.bias"), eps=1e-5)
+    w, b = param("linear.weight"), param("linear.bias")
+    made = net.g.linear(y, w, b, activation=step.activation, transposed=True)
+    if not step.residual:
+        return made
+    other = param("residual.weight")
+    return made + (y if other is None else net.g.linear(y, other, transposed=True))
+
+
+def pool(net: EncoderNet, x: Tensor, mode: str) -> Tensor:
+    """One vector [batch, hidden] of x [batch, seq, hidden]; padding takes no part."""
+    g = net.g
+    if mode == "cls":
+        return _row(net, g.hir_mir("narrow", [x], axis=1, start=0, length=1))
+    if mode == "lasttoken":
+        return _last(net, x)
+    if mode == "max":
+        return g.hir_mir("max", [_real(net, x, _LOWEST)], axes=(1,))
+    if mode == "weightedmean":
+        return _weighted(net, x)
+    total = g.hir_mir("sum", [_real(net, x, 0.0)], axes=(1,))
+    count = _count(net, x)
+    return total / (count if mode == "mean" else g.hir_mir("sqrt", [count]))
+
+
+def _row(net: EncoderNet, x: Tensor) -> Tensor:
+    batch, _, hidden = x.shape.dims
+    return net.g.hir_mir("reshape", [x], dims=(batch, hidden))
+
+
+def _real(net: EncoderNet, x: Tensor, instead: float) -> Tensor:
+    """x, and `instead` where there is only padding."""
+    if net.lengths is None:
+        return x
+    batch, seq, _ = x.shape.dims
+    keep = net.g.hir_mir("reshape", [net.kept()], dims=(batch, seq, 1))
+    return net.g.hir_mir("where", [keep, x, instead])
+
+
+def _count(net: EncoderNet, x: Tensor) -> Tensor:
+    """How many tokens are real, as f32 to divide [batch, hidden] by."""
+    g = net.g
+    if net.lengths is None:
+        return g.hir_mir("dim_value", [], dim=x.shape.dims[1], dtype="f32")
+    column = g.hir_mir("reshape", [net.lengths], dims=(-1, 1))
+    return g.hir_mir("cast", [column], dtype="f32")
+
+
+def _weighted(net: EncoderNet, x: Tensor) -> Tensor:
+    """The mean where token i counts i + 1 times."""
+    g, seq = net.g, x.shape.dims[1]
+    at = g.hir_mir("iota", [], dims=(seq,), dtype="f32", start=1)
+    weights = g.hir_mir("reshape", [at], dims=(1, seq, 1))
+    total = g.hir_mir("sum", [_real(net, x * weights, 0.0)], axes=(1,))
+    count = _count(net, x)
+    return total / (count * (count + 1.0) * 0.5)
+
+
+def _last(net: EncoderNet, x: Tensor) -> Tensor:
+    g = net.g
+    batch, seq, hidden = x.shape.dims
+    if net.lengths is None:
+        return _row(net, g.hir_mir("narrow", [x], axis=1, start=seq - 1, length=1))
+    rows = g.hir_mir("reshape", [x], dims=(batch * seq, hidden))
+    first = g.hir_mir("iota", [], dims=(batch,)) * g.hir_mir("dim_value", [], dim=seq)
+    return g.hir_mir("gather", [rows, first + net.lengths - 1], axis=0)
+
+
+def classify(net: EncoderNet, x: Tensor) -> Tensor:
+    """Logits [batch, labels]: a dense layer where the file has one, then the classifier."""
+    y = pool(net, x, net.config.classifier_pooling)
+    if "cls.weight" in net.weights:
+        y = net.linear(y, "cls", net.config.classifier_activation)
+    if "cls.norm.weight" in net.weights:
+        y = net.norm(y, "cls.norm")
+    return net.linear(y, "cls.output")
