@@ -89,7 +89,7 @@ class Against:
                 "llama.cpp runs language models in GGUF files", where="--peer", got=path.name
             )
         with console.working(f"starting {self.peer}"):
-            workers, context = worker_count(threads), model.engine.context
+            workers, context = worker_count(threads), model.runner.context
             return start_llama_cpp(self.peer_python, path, workers, context)
 
 
@@ -136,7 +136,7 @@ def _about(
 
     found: dict[str, Any] = {"model": name, "device": loading.device}
     if isinstance(model, LanguageModel):
-        found |= {"kv": model.engine.kv, "context": model.engine.context}
+        found |= {"kv": model.runner.kv, "context": model.runner.context}
     return found | {"load_seconds": loaded, "weight_bytes": bytes_per_run(model.model)}
 
 
@@ -162,7 +162,7 @@ def _measure_language(
 ) -> list[Measured]:
     from rlx.models.benchmark import BatchRuns, LanguageRuns
 
-    lengths = tests.lengths(model.engine.context - tests.new)
+    lengths = tests.lengths(model.runner.context - tests.new)
     rows: list[Measured] = []
     batches = tests.batch or [1]
     if 1 in batches:

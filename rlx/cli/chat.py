@@ -41,7 +41,7 @@ def chat(
         model.tokenizer.chat_template()  # an error now where the model is not made for chat
         talk = Conversation(model, system, settings)
         if sys.stdin.isatty():
-            console.note(f"{name}, context {model.engine.context}; /help shows the commands")
+            console.note(f"{name}, context {model.runner.context}; /help shows the commands")
         _loop(talk, line_reader([*slash.COMMANDS], _history() if keep else None))
 
 
@@ -87,7 +87,7 @@ def _turn(talk: Conversation, text: str) -> None:
 
 
 def _why_cut(talk: Conversation) -> str:
-    engine, settings = talk.model.engine, talk.known_settings()
+    engine, settings = talk.model.runner, talk.known_settings()
     if talk.last is not None and len(talk.last.tokens) >= settings["max_tokens"]:
         return f"cut at {settings['max_tokens']} tokens; /set max_tokens N for more"
     return f"the context of {engine.context} tokens is full; /reset, or /set overflow shift"

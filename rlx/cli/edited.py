@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
-    from rlx.models.build_graph import Described
+    from rlx.models.build_graph import BuiltGraph, EntryPoint
     from rlx.models.language_model import LanguageModel
 
 
@@ -42,15 +42,17 @@ def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> Lan
     from rlx.specialize.options import CompileOptions
 
     model = load_model(weights, loading)
-    use = model.engine.use("sample")
+    from rlx.models.build_graph import SAMPLE
+
+    loop = model.runner.loop(SAMPLE)
     name = "decode" if lir.graph.live.keys() == {"past_seq"} else "prefill"
-    own: CompiledGraph = getattr(use, name)
+    own: CompiledGraph = getattr(loop, name)
     _check(own.executable.lir.graph, lir.graph, where)
     executable = own.template.backend.compile(lir, CompileOptions(threads=loading.threads))
     planned = CompiledGraph(own.template, own.params, executable)
     for entry in executable.manifest.states:
         planned.bind_state(entry.name, own.read_state(entry.name))
-    setattr(use, name, planned)
+    setattr(loop, name, planned)
     return model
 
 
@@ -59,29 +61,30 @@ def _load_with_graph(
 ) -> LanguageModel:
     path = find_model(weights)
     with console.working(f"loading {weights}"):
-        from rlx.models.build_graph import ModelFile
-        from rlx.models.decoder_runner import Engine
+        from rlx.models.build_graph import SAMPLE
+        from rlx.models.decoder_runner import DecoderRunner
         from rlx.models.language_model import LanguageModel
+        from rlx.models.model_file import ModelFile
 
-        class Edited(Engine):
+        class Edited(DecoderRunner):
             """Runs the program in place of what the model's own page describes."""
 
-            def describe(self, kind: str) -> Described:
-                if kind != "sample":
+            def build(self, entry_point: EntryPoint) -> BuiltGraph:
+                if entry_point != SAMPLE:
                     raise OptionError(
-                        "penalties, biases and logits are not in an edited program", got=kind,
-                        hint="leave those options out",
+                        "penalties, biases and logits are not in an edited program",
+                        got=entry_point.name, hint="leave those options out",
                     )  # fmt: skip
-                described = super().describe(kind)
-                _check(_graph(described.module), _graph(module), where)
-                described.module = module
-                return described
+                built = super().build(entry_point)
+                _check(_graph(built.module), _graph(module), where)
+                built.module = module
+                return built
 
-        engine = Edited(
+        runner = Edited(
             ModelFile.open(path), device=loading.device, context=loading.context,
             threads=loading.threads, kv=loading.kv,
         )  # fmt: skip
-        return LanguageModel(engine.model, engine)
+        return LanguageModel(runner.model, runner)
 
 
 def _graph(module: GraphModule) -> Graph:

@@ -75,10 +75,11 @@ def _loaded(
 ) -> LanguageModel:
     """The model, its native executables changed."""
     from rlx.backends.cpu.executable import CpuExecutable
+    from rlx.models.build_graph import SAMPLE
 
     model = load_model(weights, loading)
-    use = model.engine.use("sample")
-    for graph in (use.prefill, use.decode):
+    loop = model.runner.loop(SAMPLE)
+    for graph in (loop.prefill, loop.decode):
         if isinstance(graph.executable, CpuExecutable):
             change(graph.executable)
     return model

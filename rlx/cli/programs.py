@@ -13,8 +13,7 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.ir.module import GraphModule
     from rlx.ir.op import Array
-    from rlx.models.build_graph import ModelFile
-    from rlx.models.encoder_graph import EncoderFile
+    from rlx.models.model_file import ModelFile
 
 _USUAL_CONTEXT = 4096
 
@@ -25,7 +24,7 @@ class Subject:
 
     name: str
     module: GraphModule
-    model: ModelFile | EncoderFile | None = None
+    model: ModelFile | None = None
     context: int = 0
     params: Mapping[str, Array] | None = None  # of the model
 
@@ -38,9 +37,7 @@ class Subject:
 
     @property
     def generates(self) -> bool:
-        from rlx.models.build_graph import ModelFile
-
-        return isinstance(self.model, ModelFile)
+        return self.model is not None and not self.model.is_encoder
 
 
 def open_subject(name: str, context: int | None, kv: str) -> Subject:
@@ -99,13 +96,10 @@ def _module(graph: object) -> GraphModule:
 
 
 def _model_subject(name: str, context: int | None, kv: str) -> Subject:
-    from rlx.formats import open_model
-    from rlx.models.encoder_graph import is_encoder
+    from rlx.models.model_file import ModelFile
 
-    path = find_model(name)
-    with open_model(path) as file:
-        encodes = is_encoder(file)
-    subject = _encoder(name, path) if encodes else _language(name, path, context, kv)
+    model = ModelFile.open(find_model(name))
+    subject = _encoder(name, model) if model.is_encoder else _language(name, model, context, kv)
     hir = subject.module.as_hir()
     for node in hir.nodes if hir is not None else ():
         # they were built by a program, not on a line of somebody's
@@ -113,19 +107,18 @@ def _model_subject(name: str, context: int | None, kv: str) -> Subject:
     return subject
 
 
-def _language(name: str, path: Path, context: int | None, kv: str) -> Subject:
-    from rlx.models.build_graph import ModelFile, describe
+def _language(name: str, model: ModelFile, context: int | None, kv: str) -> Subject:
+    from rlx.models.build_graph import SAMPLE, build_graph
 
-    model = ModelFile.open(path)
     length = context or min(model.config.context, _USUAL_CONTEXT)
-    made = describe(model, model.weights(), length, kv, "sample")
+    made = build_graph(model, model.weights(), SAMPLE, context=length, kv=kv)
     return Subject(name, made.module, model, length, made.params)
 
 
-def _encoder(name: str, path: Path) -> Subject:
-    from rlx.models.encoder_graph import EncoderFile, Use, describe
+def _encoder(name: str, model: ModelFile) -> Subject:
+    from rlx.models.build_graph import EntryPoint, build_graph
 
-    model = EncoderFile.open(path)
-    result = "scores" if model.config.labels else "embedding"
-    made = describe(model, model.weights(), Use(result))
+    encoder = model.config.encoder
+    result = "scores" if encoder is not None and encoder.labels else "embedding"
+    made = build_graph(model, model.weights(), EntryPoint(result, padded=True))
     return Subject(name, made.module, model, model.config.context, made.params)

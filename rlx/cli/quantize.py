@@ -47,7 +47,7 @@ def quantize(
     and wherever else GGUF does.
     """
     from rlx.formats.mixture import Mixture
-    from rlx.models.quantize import quantize_model
+    from rlx.models.to_gguf import quantize_model
 
     mixture = Mixture.parse(type)
     path = find_model(model)

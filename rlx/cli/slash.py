@@ -77,7 +77,7 @@ def _shown(value: object) -> str:
 
 
 def _stats(chat: Conversation, _: str) -> None:
-    engine = chat.model.engine
+    engine = chat.model.runner
     console.facts(
         [
             ("last answer", answers.timings(chat.last) if chat.last else "none yet"),

@@ -1,4 +1,4 @@
-"""Models under measurement: the same tokens again and again, timed as a whole or by kernel."""
+"""Benchmarks of models: prefill, decode, batches and encoders, timed as a whole or by kernel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from rlx.backends.timing import Profile, Recording, Slice
 from rlx.errors import InputError
-from rlx.models.batch.engine import Engine as BatchEngine
-from rlx.models.encoder_graph import Use
+from rlx.models.batch.engine import Engine
+from rlx.models.build_graph import SAMPLE, EntryPoint
 from rlx.models.encoder_inputs import Tokens
 from rlx.models.encoder_model import EncoderModel
 from rlx.models.encoder_runner import Batch
@@ -20,7 +20,7 @@ from rlx.records import dataclass
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was seen of several runs alike."""
+    """The profile of several equal runs."""
 
     tokens: int  # of each run
     profile: Profile
@@ -32,69 +32,69 @@ class Recorded:
 
 
 class LanguageRuns:
-    """Prompts into an empty cache, and tokens one by one after them."""
+    """Prefill into an empty KV cache, and decode after it."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self.engine, self._vocab = model.engine, model.config.vocab
+        self.runner, self._vocab = model.runner, model.config.vocab
         settings = GenerationSettings(temperature=0.0, seed=0)
         self._rng, self._row = settings.rng(), settings.row()
 
     def check(self, prompt: int, new: int) -> None:
-        """Raise where the context has no room for both."""
-        self.engine.check([0] * (prompt + new))
+        """Raise if the context has no room for both."""
+        self.runner.check([0] * (prompt + new))
 
     def prefill(self, count: int) -> float:
-        """Seconds of a prompt of so many tokens."""
+        """Seconds to prefill a prompt of `count` tokens."""
         tokens = _tokens(count, self._vocab)
-        with self.engine.lock:
-            self.engine.tokens.clear()
+        with self.runner.lock:
+            self.runner.tokens.clear()
             return self._timed([tokens])
 
     def decode(self, count: int) -> float:
-        """Seconds of so many tokens after what the cache holds."""
-        with self.engine.lock:
+        """Seconds to decode `count` tokens after what the KV cache holds."""
+        with self.runner.lock:
             return self._timed([token] for token in _tokens(count, self._vocab))
 
     def _timed(self, parts: Any) -> float:
         start = time.perf_counter()
         for part in parts:
-            self.engine.feed(part, self._rng, self._row)
+            self.runner.step(part, self._rng, self._row)
         return time.perf_counter() - start
 
     def record(self, prompt: int, new: int, repeat: int) -> dict[str, Recorded]:
-        """Runs of a prompt, and of a token after it. A prompt of several chunks is so many runs."""
+        """Profiles of prefill and decode. A prompt of several chunks is several runs."""
         self.check(prompt, new)
         if prompt < 2:
             raise InputError("a prompt of one token is a decode", got=prompt, expected="2 or more")
         self.prefill(prompt)
         self.decode(1)
-        use = self.engine.use("sample")
-        with use.prefill.recording() as prefill:
+        loop = self.runner.loop(SAMPLE)
+        with loop.prefill.recording() as prefill:
             for _ in range(repeat):
                 self.prefill(prompt)
-        with use.decode.recording() as decode:
+        with loop.decode.recording() as decode:
             self.decode(new)
         return {"prefill": Recorded.of(prompt, prefill), "decode": Recorded.of(1, decode)}
 
 
 class BatchRuns:
-    """Several requests at once, each with a prompt of its own."""
+    """Continuous batching: several requests, each with a prompt of its own."""
 
     def __init__(self, model: LanguageModel, requests: int, **loading: Any) -> None:
         """`loading` is how the model was loaded."""
         self._requests = requests
-        self.engine = BatchEngine(
-            model.model.path, requests=requests, context=model.engine.context, kv=model.engine.kv,
+        self.engine = Engine(
+            model.model.path, requests=requests, context=model.runner.context, kv=model.runner.kv,
             **loading,
         )  # fmt: skip
         self._vocab = model.config.vocab
         ends = self.engine.tokenizer.end_ids
-        # full answers: what no request may draw; it is added to logits where they lie
+        # no request may stop early; the bias is added to the logits in place
         self._settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(ends, -1e9)}
 
     def decode(self, past: int, new: int) -> float:
-        """Seconds of `new` tokens for every request, one of each in a run, after prompts of `past`
-        tokens. The cache keeps the prompts, so that all but their last page are read once."""
+        """Seconds to decode `new` tokens of every request, after prompts of `past` tokens. The KV
+        cache keeps the prompts, so that all but their last page are prefilled once."""
         return self._answered(past, new + 1) - self._answered(past, 1)
 
     def _answered(self, past: int, new: int) -> float:
@@ -118,20 +118,19 @@ class EncoderRuns:
     """Batches of texts, all of one length."""
 
     def __init__(self, model: EncoderModel) -> None:
-        self.engine, self._vocab, self._most = model.engine, model.config.vocab, model.max_tokens
-        self._result = "scores" if model.is_reranker else "embedding"
+        self.runner, self._vocab, self._most = model.runner, model.config.vocab, model.max_tokens
 
     def encode(self, texts: int, tokens: int) -> float:
         """Seconds of a batch."""
         batch = self._batch(texts, tokens)
         start = time.perf_counter()
-        self.engine.run(batch, self._result)
+        self.runner.run(batch, self.runner.output)
         return time.perf_counter() - start
 
     def _batch(self, texts: int, tokens: int) -> Batch:
         if tokens > self._most:
             raise InputError("longer than the model reads", got=tokens, expected=self._most)
-        most = self.engine.most_texts(self.engine.step(tokens))
+        most = self.runner.most_texts(self.runner.bucket(tokens))
         if texts > most:
             raise InputError(
                 "more texts than run at once", got=texts, expected=f"{most} of {tokens} tokens"
@@ -140,7 +139,7 @@ class EncoderRuns:
 
     def record(self, texts: int, tokens: int, repeat: int) -> dict[str, Recorded]:
         self.encode(texts, tokens)
-        graph = self.engine.graph(Use(self._result, padded=False), tokens)
+        graph = self.runner.graph(EntryPoint(self.runner.output), tokens)
         with graph.recording() as recording:
             for _ in range(repeat):
                 self.encode(texts, tokens)
@@ -158,9 +157,8 @@ def profile_model(
     batch: int = 8,
     repeat: int = 5,
 ) -> Mapping[str, Recorded]:
-    """Where the time of a model goes: "prefill" of `prompt` tokens (128) and "decode" of `new`
-    after them; of an encoder, "encode" of `batch` texts of `prompt` tokens each, at most what it
-    reads unless given."""
+    """Profile a model: "prefill" of `prompt` tokens (128) and "decode" of `new` after them; of an
+    encoder, "encode" of `batch` texts of `prompt` tokens each (at most its longest)."""
     if isinstance(model, LanguageModel):
         return LanguageRuns(model).record(prompt or _USUAL, new, repeat)
     return EncoderRuns(model).record(batch, prompt or min(_USUAL, model.max_tokens), repeat)

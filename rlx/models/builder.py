@@ -1,18 +1,22 @@
-"""What every model is built with: its parameters, products and norms, whatever file they are in.
+"""The base of all model builders: parameters by name, matmuls with float or quantised weights.
 
-Quantisation belongs to the weight: `linear(x, name)` is a plain or a dequantising product, as the
-file says.
+Quantisation belongs to the weight: `linear(x, name)` is a plain or a dequantising matmul, as the
+file has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
+from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar
 
+from rlx.errors import UnsupportedError
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
-from rlx.models.adapters import AdapterForm, state_names
+from rlx.models.adapters import AdapterShape, state_names
+from rlx.models.config import ModelConfig
 from rlx.models.weights import Weight, Weights
 from rlx.records import dataclass
 
@@ -20,43 +24,44 @@ Tensor = Any  # a value of the module
 
 
 @dataclass
-class Parts:
-    """A model under construction; `params` collects what its parameters are bound to."""
+class ModelBuilder:
+    """Builds the graph of a model; `params` collects the arrays of its parameters."""
 
-    strassen: ClassVar[bool] = False  # whether products may be of sums of blocks
+    strassen: ClassVar[bool] = False  # whether matmuls may use Strassen's algorithm
 
     g: GraphModule
-    config: Any
+    config: ModelConfig
     weights: Weights
-    form: AdapterForm | None = field(default=None, kw_only=True)  # of an adapter to run with
+    lora: AdapterShape | None = field(default=None, kw_only=True)  # LoRA to run with
     params: dict[str, Array] = field(default_factory=dict, kw_only=True)
-    adapted: set[str] = field(default_factory=set, kw_only=True)  # weights that took the adapter
+    _adapted: set[str] = field(default_factory=set, kw_only=True)  # weights that LoRA was added to
     _values: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
     _packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, kw_only=True)
 
     def param(self, name: str, make: Callable[[], Array] | None = None) -> Tensor:
-        """A parameter of the graph: from the file, or computed by `make`."""
+        """A parameter: the weight of that name, or what `make` computes."""
         if name in self._values:
             return self._values[name]
-        return self.fixed(name, make() if make is not None else self.weights.get(name).array)
+        return self.array_param(name, make() if make is not None else self.weights.get(name).array)
 
-    def fixed(self, name: str, array: Array) -> Tensor:
-        """A parameter that is this array."""
+    def array_param(self, name: str, array: Array) -> Tensor:
+        """A parameter that is bound to this array."""
         if name not in self._values:
             self.params[name] = array
             self._values[name] = self.g.param(name, list(array.shape), array.dtype)
         return self._values[name]
 
     def linear(self, x: Tensor, name: str, activation: str | None = None) -> Tensor:
-        """x · Wᵀ (+ bias), W as the file has it: [out, in], plain or packed."""
+        """act(x · Wᵀ + bias), W [out, in] as the file has it; bias only where it has one."""
         weight = self.weights.get(f"{name}.weight")
         bias = self.param(f"{name}.bias") if f"{name}.bias" in self.weights else None
-        return self.product(x, weight, bias, activation)
+        return self.matmul(x, weight, bias, activation)
 
-    def product(
+    def matmul(
         self, x: Tensor, weight: Weight, bias: Tensor = None, activation: str | None = None
     ) -> Tensor:
-        packed, added = self.packed(weight), self._added(x, weight)
+        """act(x · Wᵀ + LoRA + bias)"""
+        packed, added = self.packed(weight), self._lora(x, weight)
         if packed is not None:
             y = self.g.dequant_matmul(x, *packed, scheme=weight.scheme or weight.wanted)
         elif added is not None:
@@ -68,21 +73,21 @@ class Parts:
         y = y if bias is None else y + bias
         return y if activation is None else self.g.hir_mir(activation, [y])
 
-    def _added(self, x: Tensor, weight: Weight) -> Tensor | None:
-        """What an adapter adds to the product with a weight."""
-        if self.form is None or weight.name not in self.form.weights:
+    def _lora(self, x: Tensor, weight: Weight) -> Tensor | None:
+        """(x · A) · B of the adapter; None where it has none for this weight."""
+        if self.lora is None or weight.name not in self.lora.weights:
             return None
-        self.adapted.add(weight.name)
-        (out, inner), rank = weight.shape, self.form.rank
+        self._adapted.add(weight.name)
+        (out, inner), rank = weight.shape, self.lora.rank
         first, second = state_names(weight.name)
-        return self.adapter_product(self.adapter_product(x, first, inner, rank), second, rank, out)
+        return self.adapter_matmul(self.adapter_matmul(x, first, inner, rank), second, rank, out)
 
-    def adapter_product(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
-        """x [1, rows, inner] · half of an adapter, a state of this name."""
+    def adapter_matmul(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
+        """x [1, rows, inner] · A or B of the adapter, which is a state of this name."""
         return self.g.hir_mir("matmul", [x, self.g.state(name, [inner, out], "f32")])
 
     def packed(self, weight: Weight) -> tuple[Tensor, ...] | None:
-        """A packed weight, with what its scheme keeps beside it; None where it is plain."""
+        """A quantised weight, with the scales its scheme keeps apart; None for floats."""
         if weight.scheme is not None:
             return (self.param(weight.name),)
         if weight.wanted is None:
@@ -95,7 +100,7 @@ class Parts:
         return self._packed[weight.name]
 
     def grouped(self, x: Tensor, name: str, group: Tensor) -> Tensor:
-        """Each row of x [rows, in] · its own of the weights [groups, out, in] (+ its bias)."""
+        """Grouped matmul: row r of x [rows, in] · weight group[r] of [groups, out, in] (+ bias)."""
         weight = self.weights.get(f"{name}.weight")
         packed = self.packed(weight)
         if packed is None:
@@ -110,7 +115,7 @@ class Parts:
         return y + self.g.hir_mir("gather", [self.param(f"{name}.bias"), group], axis=0)
 
     def embed(self, ids: Tensor, scale: float = 1.0, table: str = "token_embd.weight") -> Tensor:
-        """Rows of the token table, as f32."""
+        """Token embeddings, f32."""
         weight = self.weights.get(table)
         packed = self.packed(weight)
         if packed is not None:
@@ -118,17 +123,37 @@ class Parts:
             scheme = weight.scheme or weight.wanted
             x = self.g.hir_mir("dequant_gather", [rows, ids, *sides], scheme=scheme)
             return x if scale == 1.0 else x * scale
-        x = self.wide(self.g.embedding(ids, self.param(table)))
+        x = self.as_f32(self.g.embedding(ids, self.param(table)))
         return x if scale == 1.0 else x * scale
 
-    def wide(self, x: Tensor) -> Tensor:
-        """x as f32."""
+    def as_f32(self, x: Tensor) -> Tensor:
+        """Cast to f32."""
         return x if x.shape.dtype.name == "f32" else self.g.hir_mir("cast", [x], dtype="f32")
 
     def split(self, x: Tensor, widths: list[int]) -> list[Tensor]:
-        """Parts of the last axis."""
+        """Split along the last axis."""
         parts, start, axis = [], 0, len(x.shape.dims) - 1
         for width in widths:
             parts.append(self.g.hir_mir("narrow", [x], axis=axis, start=start, length=width))
             start += width
         return parts
+
+    def layers(self, arch: ModuleType, x: Tensor) -> Tensor:
+        """All layers of a page and what it does after them."""
+        for i in range(self.config.layers):
+            x = self.g.named(f"blk.{i}", partial(self._layer, arch, x, i))
+        return arch.finish(self, x)
+
+    def _layer(self, arch: ModuleType, x: Tensor, i: int, _: object) -> Tensor:
+        return arch.layer(self, x, i)
+
+    def require_adapted(self) -> None:
+        """Raise if the adapter has a weight that is used otherwise than in `matmul`."""
+        names = () if self.lora is None else self.lora.weights
+        left = [n for n in names if n not in self._adapted and n != "output.weight"]
+        if left:
+            raise UnsupportedError(
+                "weights that cannot be adapted yet", where=self.config.arch,
+                got=", ".join(left[:4]),
+                hint="merge the adapter: rlx.load(model, adapters=[…], merge=True)",
+            )  # fmt: skip

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlx.errors import FormatError, OptionError
 from rlx.ir.module import GraphModule
-from rlx.ir.op import Array
+from rlx.models.build_graph import BuiltGraph
 from rlx.records import dataclass
 from rlx.runtime.bundle import Bundle, BundleMaker, load_bundle
 from rlx.runtime.params import ParamStore
@@ -25,54 +25,51 @@ from rlx.runtime.pipeline import model_key
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
-_FACTS = "model.json"
-
-
-class Described(Protocol):
-    """The graph of a use of a model, and the arrays of its parameters."""
-
-    module: GraphModule
-    params: dict[str, Array]
+_SETTINGS = "model.json"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What the executables of a use are made of: its graph, and variants of it by name."""
+class EntryPointSpec:
+    """What the executables of an entry point are compiled from: its graph, and named variants."""
 
-    describe: Callable[[], Described]
+    build: Callable[[], BuiltGraph]
     variants: Mapping[str, ModelVariant]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a bundle holds: uses by name, and what an engine must know."""
+class BundlePlan:
+    """What a bundle holds: entry points by name, and the settings it was made for."""
 
     kind: str  # "language" or "encoder"
-    uses: Mapping[str, Recipe]
-    facts: Mapping[str, Any]
+    entry_points: Mapping[str, EntryPointSpec]
+    settings: Mapping[str, Any]
 
     @property
     def count(self) -> int:
-        """Of executables."""
-        return sum(len(recipe.variants) for recipe in self.uses.values())
+        """The number of executables."""
+        return sum(len(spec.variants) for spec in self.entry_points.values())
 
     @property
     def variants(self) -> dict[str, ModelVariant]:
-        """Those of all uses."""
-        return {n: v for recipe in self.uses.values() for n, v in recipe.variants.items()}
+        """Those of all entry points."""
+        return {n: v for spec in self.entry_points.values() for n, v in spec.variants.items()}
 
-    def joined(self, uses: Mapping[str, Recipe], **facts: Any) -> Plan:
-        """The plan with more in it."""
-        return replace(self, uses={**self.uses, **uses}, facts={**self.facts, **facts})
+    def joined(self, entry_points: Mapping[str, EntryPointSpec], **settings: Any) -> BundlePlan:
+        """The plan with more entry points and settings."""
+        return replace(
+            self,
+            entry_points={**self.entry_points, **entry_points},
+            settings={**self.settings, **settings},
+        )
 
 
-def shipped_name(use: str, variant: str) -> str:
-    return f"{use}.{variant}"
+def executable_name(entry_point: str, variant: str) -> str:
+    return f"{entry_point}.{variant}"
 
 
-def ship(
+def write_bundle(
     path: Path,
-    plan: Plan,
+    plan: BundlePlan,
     *,
     target: str = "host",
     device: str = "cpu",
@@ -80,24 +77,24 @@ def ship(
     weights: bool = False,
     done: Callable[[], object] | None = None,
 ) -> Path:
-    """Compile a plan into one file; with `weights` packed ones too, so that nothing is left to do
-    where it is loaded. `done` is called after each executable."""
+    """Compile a plan into one file; with `weights` the packed weights go into it, and a load packs
+    none. `done` is called after each executable."""
     params = ParamStore() if weights else None
     maker = BundleMaker(target=target, device=device, options=options, params=params)
     keys: dict[str, str] = {}
-    for use, recipe in plan.uses.items():
-        described = recipe.describe()
-        keys[use] = model_key(described.module)
-        for name, array in described.params.items() if params is not None else ():
+    for entry_point, spec in plan.entry_points.items():
+        built = spec.build()
+        keys[entry_point] = model_key(built.module)
+        for name, array in built.params.items() if params is not None else ():
             if params is not None and name not in params:
                 params.set(name, array)
-        build = partial(_same, described.module)
-        for name, variant in recipe.variants.items():
-            maker.add(build, {shipped_name(use, name): variant})
+        build = partial(_same, built.module)
+        for name, variant in spec.variants.items():
+            maker.add(build, {executable_name(entry_point, name): variant})
             if done is not None:
                 done()
-    facts = {"kind": plan.kind, "models": keys, "has_weights": weights, **plan.facts}
-    return maker.write(path, {_FACTS: json.dumps(facts, sort_keys=True).encode()})
+    stored = {"kind": plan.kind, "models": keys, "has_weights": weights, **plan.settings}
+    return maker.write(path, {_SETTINGS: json.dumps(stored, sort_keys=True).encode()})
 
 
 def _same(module: GraphModule) -> GraphModule:
@@ -105,28 +102,28 @@ def _same(module: GraphModule) -> GraphModule:
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """What a bundle says about itself, before a model is opened with it."""
+class ModelBundle:
+    """The settings of a bundle, read before its model is opened."""
 
     path: Path
     kind: str
-    models: dict[str, str]  # the key of the graph of each use
+    models: dict[str, str]  # the key of the graph of each entry point
     has_weights: bool
-    facts: dict[str, Any]
+    settings: dict[str, Any]
 
     @staticmethod
-    def open(path: Path) -> Shipped:
+    def open(path: Path) -> ModelBundle:
         bundle = load_bundle(path, check=False)
         try:
-            facts = json.loads(bundle.extras[_FACTS])
-            kind, models, weights = (facts.pop(k) for k in ("kind", "models", "has_weights"))
+            settings = json.loads(bundle.extras[_SETTINGS])
+            kind, models, weights = (settings.pop(k) for k in ("kind", "models", "has_weights"))
         except (KeyError, ValueError, AttributeError):
             raise FormatError(
                 "not the executables of a model", where=str(path), expected="a file of rlx compile"
             ) from None
-        return Shipped(path, kind, models, weights, facts)
+        return ModelBundle(path, kind, models, weights, settings)
 
-    def require_kind(self, kind: str) -> Shipped:
+    def require_kind(self, kind: str) -> ModelBundle:
         if self.kind != kind:
             raise FormatError(
                 "executables of another kind of model", where=str(self.path), got=self.kind,
@@ -135,8 +132,8 @@ class Shipped:
         return self
 
     def setting(self, name: str, asked: Any) -> Any:
-        """A setting that was fixed when the file was made; OptionError if another is asked for."""
-        found = self.facts[name]
+        """A setting that the bundle was made for; OptionError if another is asked for."""
+        found = self.settings[name]
         if asked is not None and asked != found:
             raise OptionError(
                 "the artifact was made for something else", where=name, got=asked, expected=found,
@@ -144,9 +141,9 @@ class Shipped:
             )  # fmt: skip
         return found
 
-    def check(self, use: str, module: GraphModule) -> None:
-        """FormatError unless the graph of a use is the one that was compiled."""
-        if use in self.models and self.models[use] != model_key(module):
+    def check(self, entry_point: str, module: GraphModule) -> None:
+        """FormatError unless the graph of an entry point is the one that was compiled."""
+        if entry_point in self.models and self.models[entry_point] != model_key(module):
             raise FormatError(
                 "made for another model, or by another version", where=str(self.path),
                 hint="make it again from this model file: rlx compile MODEL --out FILE",

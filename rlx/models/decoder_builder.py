@@ -1,33 +1,35 @@
-"""What language models are made of: the parts that a page per architecture puts together.
-
-A `Net` is an HIR builder with the model's configuration and weights at hand.
-"""
+"""The builder of language models: the blocks that the pages of architectures are made of."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
-from rlx.models.builder import Parts, Tensor
-from rlx.models.config import ModelConfig
+from rlx.ir.module import GraphModule
+from rlx.models.build_graph import EntryPoint, sample, sample_each
+from rlx.models.builder import ModelBuilder, Tensor
+from rlx.models.config import KVCacheType
 from rlx.models.experts import experts_ffn, has_experts
-from rlx.models.kv_cache import CacheType
 from rlx.models.rope_tables import RopeConfig, rope_tables
 from rlx.records import dataclass
 
+if TYPE_CHECKING:
+    from rlx.models.adapters import AdapterShape
+    from rlx.models.model_file import ModelFile
+    from rlx.models.weights import Weights
+
 
 @dataclass
-class Net(Parts):
-    """A language model under construction."""
+class DecoderBuilder(ModelBuilder):
+    """Builds a language model that runs one sequence."""
 
-    config: ModelConfig
     context: int
-    kv: CacheType
+    kv: KVCacheType
 
-    # -- weights ------------------------------------------------------------------------------
+    # -- norms and the head -------------------------------------------------------------------
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """RMS norm, or layer norm where the file has a bias for it."""
@@ -45,16 +47,14 @@ class Net(Parts):
         stored = self.weights.get(name).array
         return self.param(name, lambda: stored.astype(np.float32) + np.float32(offset))
 
-    # -- parts --------------------------------------------------------------------------------
-
     def head(self, x: Tensor, last_only: bool) -> Tensor:
-        """Logits of the last token alone or of all; by the embedding where there is no head."""
+        """Logits of all tokens, or of the last; tied to the embedding where there is no head."""
         if last_only:
             seq = x.shape.dims[1]
             x = self.g.hir_mir("narrow", [x], axis=1, start=seq - 1, length=1)
         name = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
         bias = self.param("output.bias") if "output.bias" in self.weights else None
-        logits = self.product(x, self.weights.get(name), bias)
+        logits = self.matmul(x, self.weights.get(name), bias)
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap
@@ -62,20 +62,24 @@ class Net(Parts):
             logits = self.g.hir_mir("tanh", [logits * (1 / cap)]) * cap
         return logits
 
+    # -- attention ----------------------------------------------------------------------------
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, rope: bool = True) -> Tensor:
-        """Rotate, append to the cache, attend to all of it. q, k, v are [1, seq, heads · dim]."""
+        """Rotate, append to the KV cache, attend to it. q, k, v are [1, seq, heads · dim]."""
         c = self.config
         settings = c.local_rope if c.slides(layer) and c.local_rope is not None else c.rope
         if rope:
             names = [f"blk.{layer}.attn_{p}_norm.weight" for p in ("q", "k")]
-            q, k = (self._turned(t, n, settings) for t, n in zip((q, k), names, strict=True))
-        keys, values = self.cached(k, f"k.{layer}"), self.cached(v, f"v.{layer}")
+            q, k = (self._rotated(t, n, settings) for t, n in zip((q, k), names, strict=True))
+        keys, values = self.append_to_cache(k, f"k.{layer}"), self.append_to_cache(v, f"v.{layer}")
         name = f"blk.{layer}.attn_sinks.weight"
         sinks = self.param(name) if name in self.weights else None
-        return self.scored(q, keys, values, c.sliding_window if c.slides(layer) else 0, sinks)
+        return self.attend_to_cache(
+            q, keys, values, c.sliding_window if c.slides(layer) else 0, sinks
+        )
 
-    def _turned(self, x: Tensor, norm: str, rope: RopeConfig) -> Tensor:
-        """Heads turned by their position, after a norm of each or of all together."""
+    def _rotated(self, x: Tensor, norm: str, rope: RopeConfig) -> Tensor:
+        """Rotary embedding after QK norm, of each head or of all together, where there is one."""
         if norm not in self.weights:
             return self.rotate(x, rope, self.config.head_dim)
         gamma = self.gamma(norm)
@@ -89,7 +93,7 @@ class Net(Parts):
     ) -> Tensor:
         cos, sin = self._tables(rope)
         options: dict[str, Any] = {"head_dim": head_dim, "n_rot": rope.n_rot}
-        options |= {"interleaved": rope.interleaved, **self.place()}
+        options |= {"interleaved": rope.interleaved, **self.position_args()}
         if gamma is not None:
             return self.g.qk_norm_rope(x, gamma, cos, sin, eps=self.config.eps, **options)
         return self.g.rope(x, cos, sin, **options)
@@ -104,25 +108,25 @@ class Net(Parts):
             self.param(f"{kind}.sin", lambda: sin)
         return self._values[f"{kind}.cos"], self._values[f"{kind}.sin"]
 
-    # -- where tokens stand, and the cache of one sequence -----------------------------------------
+    # -- positions and the KV cache: those of one sequence ------------------------------------
 
-    def place(self) -> dict[str, Any]:
-        """Positions of the tokens, as a rotation takes them."""
+    def position_args(self) -> dict[str, Any]:
+        """Where `rope` takes the positions of the tokens from."""
         return {"offset": sym.PAST_SEQ}
 
-    def learned(self, table: Tensor, seq: Dim) -> Tensor:
-        """Rows of a table of positions for the tokens."""
+    def position_rows(self, table: Tensor, seq: Dim) -> Tensor:
+        """Rows of a learned position table for the tokens."""
         return self.g.hir_mir("narrow", [table], axis=0, start=sym.PAST_SEQ, length=seq)
 
-    def cached(self, x: Tensor, name: str) -> Tensor:
-        """The state with x written behind what is there: everything up to now."""
+    def append_to_cache(self, x: Tensor, name: str) -> Tensor:
+        """Append x to a KV cache; all tokens up to now."""
         state, rows = self.cache_rows(x, name, self.context)
         return self.g.cache_append(state, rows, start=sym.PAST_SEQ, axis=2)
 
     def cache_rows(self, x: Tensor, name: str, length: int) -> tuple[Tensor, Tensor]:
-        """A state for so many tokens, and x in its form.
+        """The state of a KV cache for `length` tokens, and x in its layout.
 
-        Heads come first, so that what a head reads lies in one piece.
+        Heads come first, so that what a head reads is contiguous.
         """
         c, seq, width = self.config, x.shape.dims[1], self.kv.width(self.config.head_dim)
         state = self.g.state(name, [1, c.kv_heads, length, width], self.kv.dtype)
@@ -131,10 +135,10 @@ class Net(Parts):
         heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, width))
         return state, self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
 
-    def scored(
+    def attend_to_cache(
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attention to the cache, or to its last `window` tokens (0: all)."""
+        """Attend to the KV cache, or to its last `window` tokens (0: all)."""
         c = self.config
         mask = MaskKind.SLIDING_WINDOW(window) if window else MaskKind.CAUSAL
         return self.g.attention(
@@ -143,10 +147,10 @@ class Net(Parts):
             softcap=c.attention_softcap, kv_layout="bhsd", kv_scheme=self.kv.scheme,
         )  # fmt: skip
 
-    # -- layers ------------------------------------------------------------------------------------
+    # -- layers -------------------------------------------------------------------------------
 
     def ffn(self, x: Tensor, layer: int) -> Tensor:
-        """Experts where the layer has them, else a gated network."""
+        """Mixture of experts where the layer has a router, else a gated FFN."""
         return experts_ffn(self, x, layer) if has_experts(self, layer) else self.gated_ffn(x, layer)
 
     def gated_ffn(self, x: Tensor, layer: int, activation: str = "silu", part: str = "") -> Tensor:
@@ -165,7 +169,7 @@ class Net(Parts):
         return q, k, v
 
     def split_qkv(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The same from one joined weight."""
+        """q, k and v of one joined weight."""
         c = self.config
         joined = self.linear(x, f"blk.{layer}.attn_qkv")
         widths = [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim]
@@ -173,4 +177,24 @@ class Net(Parts):
         return q, k, v
 
 
-__all__ = ["Net", "Tensor"]
+def build_decoder(
+    g: GraphModule, model: ModelFile, weights: Weights, entry_point: EntryPoint, context: int,
+    kv: str, adapters: AdapterShape | None,
+) -> tuple[DecoderBuilder, dict[str, Tensor]]:  # fmt: skip
+    """A language model with the outputs of an entry point."""
+    cache = KVCacheType.of(kv, model.config.head_dim)
+    net = DecoderBuilder(g, model.config, weights, context, cache, lora=adapters)
+    ids, output = g.input("ids", [1, "seq"], "i32"), entry_point.output
+    x = net.layers(model.arch, model.arch.embed(net, ids))
+    if output == "hidden":
+        return net, {"hidden": net.as_f32(x)}
+    logits = net.head(x, last_only=output == "sample")
+    if output == "logits":
+        return net, {"logits": logits}
+    if output == "verify":
+        return net, sample_each(g, logits, entry_point.tokens)
+    row = g.hir_mir("reshape", [logits], dims=(1, model.config.vocab))
+    return net, {**sample(g, row, entry_point), "logits": logits}
+
+
+__all__ = ["DecoderBuilder", "Tensor", "build_decoder"]

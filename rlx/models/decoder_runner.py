@@ -1,48 +1,100 @@
-"""A loaded model that can run tokens: executables for prefill and decode, and one cache."""
+"""Runs the tokens of one sequence through a language model: prefill, decode loop, KV cache."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Collection, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.chain import Chain, Links
 from rlx.ir.binding import UpTo
 from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
-from rlx.models.build_graph import DRAWS, Described, ModelFile, describe
-from rlx.models.bundle import Plan, Recipe, Shipped
-from rlx.models.decode_loop import Step
-from rlx.models.engine_lock import Turns
-from rlx.models.limits import check_tokens, context_length
-from rlx.models.model_runner import Executables, share_states
+from rlx.models.build_graph import (
+    HIDDEN,
+    LOGITS,
+    SAMPLE,
+    SAMPLES,
+    BuiltGraph,
+    EntryPoint,
+    build_graph,
+)
+from rlx.models.bundle import BundlePlan, EntryPointSpec, ModelBundle
+from rlx.models.model_file import ModelFile
+from rlx.models.model_runner import ModelRunner, share_states
 from rlx.models.recurrent import CARRIED
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 
 CHUNK = 512  # tokens of a prompt that run at once
-KINDS = (*DRAWS, "logits", "hidden")
+_PATIENCE = 0.1  # seconds that a paused generation may hold the lock while others wait
 
 
-@dataclass
-class Use:
-    """One way to use the model: its executables, sharing parameters and cache with the others."""
+class DecodeLoop:
+    """The executables of an entry point: prefill, and decode with its small inputs in the arena.
 
-    prefill: CompiledGraph
-    decode: CompiledGraph
+    After native code has streamed a model's weights, no Python object is in the CPU's caches: every
+    lookup, check and allocation per token is slow, and a memoryview is the cheapest.
+    """
 
-    @cached_property
-    def step(self) -> Step:
-        return Step(self.decode)
+    def __init__(self, prefill: CompiledGraph, decode: CompiledGraph) -> None:
+        self.prefill, self.decode = prefill, decode
+        self._bound: CompiledGraph | None = None  # the graph that the slots are those of
+        self._sizes = {"past_seq": 0}
+        self._chain: Chain | None = None
+        self._rng_given: Any = None
+        self._settings_given: Any = None
+        self.logits: Any = None  # valid until the next run
+
+    def _bind(self) -> None:
+        graph = self._bound = self.decode
+        self._chain = None
+        self._no_inputs = dict.fromkeys(graph.input_names)
+        self._ids, self._rng, self._settings, self._token, self._rng_next = (
+            memoryview(graph.slot(name).reshape(-1))
+            for name in ("ids", "rng", "settings", "token", "rng_next")
+        )
+        self.logits = graph.slot("logits")
+
+    def run(
+        self, token: int, past: int, rng: Any, settings: Any, penalties: Penalties
+    ) -> tuple[int, Any]:
+        """Run one token. Returns the token drawn next and the new RNG state."""
+        self._write(token, past, rng, settings)
+        self.decode.run_slots(*(self._no_inputs | penalties.inputs).values(), sizes=self._sizes)
+        return self._token[0], self._rng_next.tolist()
+
+    def run_n(
+        self, token: int, past: int, rng: Any, settings: Any, count: int, ends: Collection[int]
+    ) -> tuple[list[int], Any]:
+        """Decode up to `count` tokens in one native call, stopping at any id in `ends`."""
+        self._write(token, past, rng, settings)
+        if self._chain is None:
+            links = Links({"ids": "token", "rng": "rng_next"}, "token", "past_seq")
+            self._chain = self.decode.chain(links)
+        drawn = self.decode.run_chain(self._chain, self._sizes, count, ends)
+        self._rng_given = self._rng_next.tolist()  # native code has copied it to the input already
+        return drawn, self._rng_given
+
+    def _write(self, token: int, past: int, rng: Any, settings: Any) -> None:
+        if self._bound is not self.decode:
+            self._bind()
+        self._ids[0], self._sizes["past_seq"] = token, past
+        if rng is not self._rng_given:
+            self._rng[0], self._rng[1] = self._rng_given = rng
+        if settings is not self._settings_given:
+            self._settings[:] = self._settings_given = settings
 
 
-class Engine:
-    """Runs tokens through a model and keeps the cache. Not safe for several threads: see `lock`."""
+class DecoderRunner(ModelRunner):
+    """Runs tokens and holds the KV cache. Not safe for several threads: see `lock`."""
 
     def __init__(
         self,
@@ -53,91 +105,102 @@ class Engine:
         kv: str = "f16",
         threads: int | None = None,
         chunk: int = CHUNK,
-        shipped: Shipped | None = None,
+        bundle: ModelBundle | None = None,
     ) -> None:
-        """`shipped` has executables made elsewhere, for this context, cache and chunk."""
-        self.model = model
-        self.context = context_length(model.config, context)
-        self.kv, self.chunk = kv, min(chunk, self.context)
-        self.lock = Turns()
-        self.tokens: list[int] = []  # what the cache holds
+        """`bundle` has executables compiled elsewhere, for this context, KV cache and chunk."""
         options = CompileOptions(threads=threads)
-        self._executables = Executables(
-            model.file, device, options, *model.packing, shipped=shipped
+        super().__init__(
+            model, device=device, options=options, packing=model.packing, bundle=bundle
         )
+        self.context = model.config.context_length(context)
+        self.kv, self.chunk = kv, min(chunk, self.context)
+        self.lock = EngineLock()
+        self.tokens: list[int] = []  # those in the KV cache
+        self.last_logits: Any = None
+        self.adapter: Adapter | None = None
         self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
-        self.adapter: Adapter | None = None
-        self._adapted: dict[str, list[CompiledGraph]] = {}  # by the form of adapters
-        self._uses: dict[str, Use] = {}
-        self._guessing: dict[str, CompiledGraph] = {}
+        self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
+        self._loops: dict[str, DecodeLoop] = {}
+        self._verifiers: dict[str, CompiledGraph] = {}
 
-    def use(self, kind: str) -> Use:
-        """The executables for a use of `describe`, made the first time."""
-        name = self._named(kind)
-        if name not in self._uses:
-            made = self._executables.make(name, self._recipe(kind))
+    # -- executables --------------------------------------------------------------------------
+
+    def loop(self, entry_point: EntryPoint) -> DecodeLoop:
+        """The executables of an entry point, compiled when it is first used."""
+        name = self._named(entry_point)
+        found = self._loops.get(name)
+        if found is None:
+            made = self.compile(name, self._spec(entry_point))
             for graph in made.values():
                 self._share_states(graph)
-            self._uses[name] = Use(made.get("prefill", made["decode"]), made["decode"])
-        return self._uses[name]
+            found = DecodeLoop(made.get("prefill", made["decode"]), made["decode"])
+            self._loops[name] = found
+        return found
 
-    def _named(self, kind: str) -> str:
-        """A use with adapters of one form is a use of its own."""
-        return kind if self.adapter is None else f"{kind} {self.adapter.form.name}"
+    def _named(self, entry_point: EntryPoint) -> str:
+        """Executables for adapters of one shape have names of their own."""
+        if self.adapter is None:
+            return entry_point.name
+        return f"{entry_point.name} {self.adapter.shape.name}"
 
     def adapt(self, adapter: Adapter | None) -> None:
-        """Run with this adapter from now on, or with none; what another one cached is forgotten."""
+        """Run with this adapter from now on, or with none; a change empties the KV cache."""
         if adapter is self.adapter:
             return
         self.adapter, self.tokens = adapter, []
         if adapter is not None:
-            for graph in self._adapted.setdefault(adapter.form.name, []):
-                _bind(graph, adapter)
+            for graph in self._adapted.setdefault(adapter.shape.name, []):
+                _bind_adapter(graph, adapter)
 
     @property
     def variants(self) -> dict[str, ModelVariant]:
-        """The executables of every use: a part of a prompt, and one token after it."""
+        """The executables of every entry point: a chunk of a prompt, and one token."""
         past = UpTo(max(self.context - 1, 1))
         found = {"decode": ModelVariant.decode(1, past)}
         if self.chunk > 1:
             found["prefill"] = ModelVariant.decode(1, past, UpTo(self.chunk))
         return found
 
-    def _recipe(self, kind: str) -> Recipe:
-        return Recipe(partial(self.describe, kind), self.variants)
+    def _spec(self, entry_point: EntryPoint) -> EntryPointSpec:
+        return EntryPointSpec(partial(self.build, entry_point), self.variants)
 
-    def _guess_recipe(self, count: int) -> Recipe:
-        """A run that draws a token after each of `count`."""
-        past, use = UpTo(max(self.context - count, 1)), f"guess {count}"
-        return Recipe(partial(self.describe, use), {use: ModelVariant.decode(1, past, count)})
+    def _verify_spec(self, entry_point: EntryPoint) -> EntryPointSpec:
+        """One executable, for as many tokens as are verified at once."""
+        past = UpTo(max(self.context - entry_point.tokens, 1))
+        variant = ModelVariant.decode(1, past, entry_point.tokens)
+        return EntryPointSpec(partial(self.build, entry_point), {entry_point.name: variant})
 
-    def plan(self, speculate: int = 0) -> Plan:
-        """What is compiled to run this model elsewhere, guessing so many tokens ahead."""
-        uses = {kind: self._recipe(kind) for kind in KINDS}
+    def plan(self, speculate: int = 0) -> BundlePlan:
+        """What a bundle of this model holds; `speculate` is the number of draft tokens."""
+        specs = {e.name: self._spec(e) for e in (*SAMPLES, LOGITS, HIDDEN)}
         if speculate:
-            uses[f"guess {speculate + 1}"] = self._guess_recipe(speculate + 1)
+            verify = EntryPoint("verify", speculate + 1)
+            specs[verify.name] = self._verify_spec(verify)
         quant = None if self.model.quant is None else self.model.quant.name
-        facts = {"context": self.context, "kv": self.kv, "chunk": self.chunk, "quant": quant}
-        return Plan("language", uses, facts)
+        settings = {"context": self.context, "kv": self.kv, "chunk": self.chunk, "quant": quant}
+        return BundlePlan("language", specs, settings)
 
-    def describe(self, kind: str) -> Described:
-        """The graph and parameters of a use; an engine for an edited graph has another one."""
-        form = None if self.adapter is None else self.adapter.form
-        return describe(self.model, self._weights, self.context, self.kv, kind, form)
+    def build(self, entry_point: EntryPoint) -> BuiltGraph:
+        """The graph of an entry point; a runner of an edited graph overrides it."""
+        shape = None if self.adapter is None else self.adapter.shape
+        return build_graph(
+            self.model, self._weights, entry_point, context=self.context, kv=self.kv,
+            adapters=shape,
+        )  # fmt: skip
 
     def _share_states(self, graph: CompiledGraph) -> None:
-        """One cache for all executables, and the adapter in use."""
+        """Bind the one KV cache of all executables, and the adapter in use."""
         if self.adapter is not None:
-            _bind(graph, self.adapter)
-            self._adapted[self.adapter.form.name].append(graph)
+            _bind_adapter(graph, self.adapter)
+            self._adapted[self.adapter.shape.name].append(graph)
         own = () if self.adapter is None else self.adapter.states
         share_states(graph, self._states, besides=own)
 
     # -- running ------------------------------------------------------------------------------
 
-    def keep(self, prompt: Sequence[int]) -> int:
-        """Forget what the cache holds beyond its common beginning with `prompt`; how much stays."""
+    def reuse_prefix(self, prompt: Sequence[int]) -> int:
+        """Truncate the KV cache to its common prefix with `prompt`; returns its length."""
         shared = 0
         for a, b in zip(self.tokens, prompt, strict=False):
             if a != b:
@@ -145,7 +208,7 @@ class Engine:
             shared += 1
         shared = min(shared, len(prompt) - 1)  # the last token must run: its logits are wanted
         if self.model.config.recurrent is not None and shared < len(self.tokens):
-            shared = 0  # a recurrent state cannot be taken back to an earlier token
+            shared = 0  # a recurrent state cannot be rewound
         del self.tokens[shared:]
         return shared
 
@@ -153,103 +216,158 @@ class Engine:
         """Raise for tokens that cannot be run; with "shift", there may be more than the context."""
         most = self.context if overflow == "error" else None
         hint = 'load the model with a larger context=, or use overflow="shift"'
-        check_tokens(self.model.config, tokens, most, hint)
+        self.model.config.check_tokens(tokens, most, hint)
 
     def _past(self) -> int:
-        """How many tokens come before those of the next run; before any, recurrent states are 0."""
+        """The length of the KV cache; an empty one resets recurrent states."""
         if not self.tokens:
             for name, state in self._states.items():
                 if name.startswith(CARRIED):
                     state.fill(0)
         return len(self.tokens)
 
-    def feed(
+    def step(
         self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties | None = None
     ) -> tuple[int, Any]:
-        """Run `tokens` after what the cache holds; the token drawn next, and the rng after it."""
+        """Run `tokens` after the KV cache. Returns the token drawn next and the new RNG state."""
         if len(tokens) == 1 and penalties is None:
-            drawn, after = self.go_on(tokens[0], rng, settings, 1, ())
+            drawn, after = self.decode_n(tokens[0], rng, settings, 1, ())
             return drawn[0], after
-        use = self.use("sample" if penalties is None else penalties.use)
+        loop = self.loop(SAMPLE if penalties is None else penalties.entry_point)
         if len(tokens) == 1 and penalties is not None:
-            found = use.step.run(tokens[0], self._past(), rng, settings, penalties)
+            found = loop.run(tokens[0], self._past(), rng, settings, penalties)
             self.tokens.append(tokens[0])
-            self.last_logits = use.step.logits
+            self.last_logits = loop.logits
             return found
         given: dict[str, Any] = {"rng": np.array(rng, np.uint64), "settings": settings}
         if penalties is not None:
             given |= penalties.inputs
         results: tuple[Any, ...] = ()
         for start in range(0, len(tokens), self.chunk):
-            part = tokens[start : start + self.chunk]
-            graph = use.decode if len(part) == 1 else use.prefill
-            ids = np.array([part], np.int32)
-            sizes = {"past_seq": self._past()}
-            more = start + self.chunk < len(tokens)  # then nothing is drawn yet
+            more = start + self.chunk < len(tokens)  # then nothing is sampled yet
             until = Phase.STEADY_STATE if more else None
-            results = graph.run(ids=ids, sizes=sizes, until=until, **given)
-            self.tokens.extend(part)
+            results = self._run_chunk(loop, tokens[start : start + self.chunk], given, until)
         token, after, self.last_logits = results
         return int(token[0]), after
 
-    def go_on(
+    def _run_chunk(
+        self, loop: DecodeLoop, tokens: Sequence[int], given: dict[str, Any],
+        until: Phase | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        graph = loop.decode if len(tokens) == 1 else loop.prefill
+        ids, sizes = np.array([tokens], np.int32), {"past_seq": self._past()}
+        results: tuple[Any, ...] = graph.run(ids=ids, sizes=sizes, until=until, **given)
+        self.tokens.extend(tokens)
+        return results
+
+    def decode_n(
         self, token: int, rng: Any, settings: Any, count: int, ends: Collection[int]
     ) -> tuple[list[int], Any]:
-        """Run `token`, and then what is drawn, up to `count` tokens or to one of `ends`: all that
-        was drawn, and the rng after it. Nothing is seen of them meanwhile, so a token costs less.
-        """
-        step = self.use("sample").step
-        drawn, after = step.run_several(token, self._past(), rng, settings, count, ends)
+        """Decode up to `count` tokens after `token` in one native call, stopping at any id in
+        `ends`. Returns the ids and the new RNG state."""
+        loop = self.loop(SAMPLE)
+        drawn, after = loop.run_n(token, self._past(), rng, settings, count, ends)
         self.tokens.append(token)
         self.tokens += drawn[:-1]
-        self.last_logits = step.logits
+        self.last_logits = loop.logits
         return drawn, after
 
-    def check_guesses(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
-        """What the model draws after each of `tokens`, were they all right; none is kept."""
-        count = len(tokens)
-        name = self._named(f"guess {count}")
-        if name not in self._guessing:
-            (graph,) = self._executables.make(name, self._guess_recipe(count)).values()
+    def verify_draft(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
+        """The token drawn after each of `tokens`, in one run. The KV cache keeps its length."""
+        entry_point = EntryPoint("verify", len(tokens))
+        name = self._named(entry_point)
+        if name not in self._verifiers:
+            (graph,) = self.compile(name, self._verify_spec(entry_point)).values()
             self._share_states(graph)
-            self._guessing[name] = graph
+            self._verifiers[name] = graph
         given = {"ids": np.array([tokens], np.int32), "rng": np.array(rng, np.uint64)}
         sizes = {"past_seq": len(self.tokens)}
-        (drawn,) = self._guessing[name].run(given, sizes=sizes, settings=settings)
+        (drawn,) = self._verifiers[name].run(given, sizes=sizes, settings=settings)
         return [int(token) for token in drawn]
 
-    def rows(self, tokens: Sequence[int], kind: str = "logits") -> Any:
-        """What the use "logits" or "hidden" gives for every token, [n, …]."""
+    def rows(self, tokens: Sequence[int], entry_point: EntryPoint = LOGITS) -> Any:
+        """Logits or hidden states of every token, [n, …]; they replace the KV cache."""
         self.check(tokens)
-        use = self.use(kind)
+        loop = self.loop(entry_point)
         self.tokens = []
-        rows = []
-        for start in range(0, len(tokens), self.chunk):
-            part = list(tokens[start : start + self.chunk])
-            graph = use.decode if len(part) == 1 else use.prefill
-            (found,) = graph.run(ids=np.array([part], np.int32), sizes={"past_seq": self._past()})
-            self.tokens.extend(part)
-            rows.append(found[0])
-        return np.concatenate(rows)
+        parts = (list(tokens[i : i + self.chunk]) for i in range(0, len(tokens), self.chunk))
+        return np.concatenate([self._run_chunk(loop, part, {})[0][0] for part in parts])
 
     @property
     def cache_bytes(self) -> int:
-        """Of all states; none before the first run."""
+        """The size of all states; 0 before the first run."""
         return sum(int(state.nbytes) for state in self._states.values())
 
     def close(self) -> None:
-        """Let go of executables, weights and cache."""
-        self._uses.clear()
-        self._guessing.clear()
+        """Free executables, weights and KV cache."""
+        self._loops.clear()
+        self._verifiers.clear()
         self._adapted.clear()
         self._states.clear()
         self.tokens.clear()
-        self._executables.close()
-        self.model.file.close()
+        super().close()
 
 
-def _bind(graph: CompiledGraph, adapter: Adapter) -> None:
-    """Let a graph for adapters of this form run with this one."""
+def _bind_adapter(graph: CompiledGraph, adapter: Adapter) -> None:
+    """Bind the states of a graph for adapters of this shape to those of this one."""
     for state in graph.manifest.states:
-        if state.name in adapter.states:  # a use without a head has no state for its adapter
+        if state.name in adapter.states:  # an entry point without a head has no state for it
             graph.bind_state(state.name, adapter.states[state.name])
+
+
+class EngineLock:
+    """A lock for the KV cache whose holder may be preempted between two tokens.
+
+    A generation holds it from the first token to the last: two threads that alternate would prefill
+    each other's prompts for every token. But a stream may be abandoned midway, by the very thread
+    that now asks for something else. So a paused generation is preempted after a moment, and finds
+    out with its next token. As a context manager, for a single call.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # the condition's own: taken without it, it is cheaper
+        self._state = threading.Condition(self._lock)
+        self._holder: object = None
+        self._running = False
+        self._paused_at = 0.0
+        self._waiting = 0
+
+    def enter(self, who: object) -> bool:
+        """Wait for the lock; whether `who` has held it all along."""
+        with self._lock:
+            if self._holder is who:
+                self._running = True
+                return True
+            self._waiting += 1
+            try:
+                while self._holder is not None and (left := self._patience()) != 0:
+                    self._state.wait(left)
+            finally:
+                self._waiting -= 1
+            self._holder, self._running = who, True
+            return False
+
+    def _patience(self) -> float | None:
+        """How long to wait for the holder; None while it runs."""
+        if self._running:
+            return None
+        return max(0.0, self._paused_at + _PATIENCE - time.monotonic())
+
+    def pause(self) -> None:
+        """The holder is idle until its next token."""
+        with self._lock:
+            self._running, self._paused_at = False, time.monotonic()
+            if self._waiting:
+                self._state.notify_all()
+
+    def leave(self, who: object) -> None:
+        with self._lock:
+            if self._holder is who:
+                self._holder, self._running = None, False
+                self._state.notify_all()
+
+    def __enter__(self) -> None:
+        self.enter(object())
+
+    def __exit__(self, *_: object) -> None:
+        self.leave(self._holder)  # a running holder is not preempted

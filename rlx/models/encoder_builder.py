@@ -1,61 +1,76 @@
-"""What encoders are made of: attention in both directions, over the tokens that are there.
+"""The builder of encoders: the blocks that their pages are made of; bidirectional attention.
 
-Texts of a batch are padded to one length. Padding is never seen: keys behind a text's end are
-masked, and pooling takes real tokens only, so a padded text gives the vector it gives alone.
+Texts of a batch are padded to one length. Padding has no effect: keys past a text's end are masked,
+and pooling reads real tokens only, so a padded text gives the vector it gives alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from rlx.errors import FormatError
 from rlx.ir.attrs import MaskKind
-from rlx.models.builder import Parts, Tensor
-from rlx.models.config_encoders import EncoderConfig
+from rlx.ir.module import GraphModule
+from rlx.models import pooling
+from rlx.models.build_graph import EntryPoint
+from rlx.models.builder import ModelBuilder, Tensor
+from rlx.models.config import EncoderConfig
 from rlx.models.rope_tables import RopeConfig, rope_tables
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.models.model_file import ModelFile
+    from rlx.models.weights import Weights
 
 _DROPPED = float("-inf")
 
 
 @dataclass
-class EncoderNet(Parts):
-    """An encoder under construction. `lengths` [batch] says how many tokens of each text are real;
-    None where no text is padded."""
+class EncoderBuilder(ModelBuilder):
+    """Builds an encoder. `lengths` [batch] is how many tokens of each text are real; None where no
+    text is padded."""
 
     strassen: ClassVar[bool] = True  # norms keep all rows alike in scale
 
-    config: EncoderConfig
     lengths: Tensor | None
     _masks: dict[str, Tensor] | None = None
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The encoder's part of the configuration."""
+        if self.config.encoder is None:
+            raise FormatError("not an encoder", where=self.config.arch)
+        return self.config.encoder
 
     # -- the parts of a layer -----------------------------------------------------------------
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        """Layer norm, its bias where the file has one."""
+        """Layer norm; with a bias where the file has one."""
         bias = self.param(f"{name}.bias") if f"{name}.bias" in self.weights else None
         return self.g.layer_norm(x, self.param(f"{name}.weight"), bias, eps=self.config.eps)
 
     def qkv(self, x: Tensor, layer: int) -> list[Tensor]:
-        """Queries, keys and values, from one joined weight or from three."""
+        """q, k and v, from one joined weight or from three."""
         name, c = f"blk.{layer}.attn_", self.config
         if f"{name}qkv.weight" in self.weights:
             return self.split(self.linear(x, f"{name}qkv"), [c.hidden] * 3)
         return [self.linear(x, f"{name}{part}") for part in "qkv"]
 
     def attend(self, qkv: list[Tensor], layer: int) -> Tensor:
-        """Every token sees every real one, or those in its window."""
-        c, local = self.config, layer in self.config.local_layers
+        """Attention to all real tokens, or to those in the window of a local layer."""
+        c, e = self.config, self.encoder
+        local = layer in e.local_layers
         q, k, v = qkv
-        if c.rope is not None:
+        if e.rotary:
             rope = c.local_rope if local and c.local_rope is not None else c.rope
             q, k = (self._rotate(t, rope) for t in (q, k))
-        mask = self._bias() if c.distance_buckets else self.keep()
+        mask = self._bias() if e.distance_buckets else self.key_mask()
         kind = MaskKind.NONE if mask is None else MaskKind.CUSTOM
-        kind = MaskKind.LOCAL(c.window) if local else kind
-        kind = MaskKind.BIAS if c.distance_buckets else kind
+        kind = MaskKind.LOCAL(e.window) if local else kind
+        kind = MaskKind.BIAS if e.distance_buckets else kind
         return self.g.attention(
             q, k, v, mask, num_heads=c.heads, head_dim=c.head_dim, mask_kind=kind
         )
@@ -67,7 +82,7 @@ class EncoderNet(Parts):
         network: Callable[[Tensor, int], Tensor] | None = None,
         attend: Callable[[list[Tensor], int], Tensor] | None = None,
     ) -> Tensor:
-        """The layer of BERT and its kin: norms after the sums."""
+        """The post-norm layer of BERT: norms after the residual sums."""
         name = f"blk.{layer}."
         seen = (attend or self.attend)(self.qkv(x, layer), layer)
         seen = self.linear(seen, f"{name}attn_output")
@@ -86,7 +101,7 @@ class EncoderNet(Parts):
         return self._gated(gate, up, layer)
 
     def joined_ffn(self, x: Tensor, layer: int, gate_first: bool = True) -> Tensor:
-        """The same with gate and up, or up and gate, in one weight."""
+        """Gated FFN with gate and up, or up and gate, in one weight."""
         both = self.linear(x, f"blk.{layer}.ffn_up")
         first, second = self.split(both, [self.config.ffn] * 2)
         return self._gated(*((first, second) if gate_first else (second, first)), layer)
@@ -100,48 +115,48 @@ class EncoderNet(Parts):
         kind = "local" if rope is c.local_rope else "rope"
         if f"{kind}.cos" not in self._values:
             cos, sin = rope_tables(rope, c.head_dim, c.context)
-            self.fixed(f"{kind}.cos", cos)
-            self.fixed(f"{kind}.sin", sin)
+            self.array_param(f"{kind}.cos", cos)
+            self.array_param(f"{kind}.sin", sin)
         tables = self._values[f"{kind}.cos"], self._values[f"{kind}.sin"]
         return self.g.rope(x, *tables, head_dim=c.head_dim)
 
     # -- embeddings ---------------------------------------------------------------------------
 
-    def positions(self, ids: Tensor, types: Tensor | None) -> Tensor:
-        """What is added to the tokens' rows: position and, where there are any, kind of text."""
-        first, length = self.config.first_position, ids.shape.dims[1]
-        table = self.wide(self.param("position_embd.weight"))
+    def position_embeddings(self, ids: Tensor, types: Tensor | None) -> Tensor:
+        """Learned position embeddings plus token type embeddings, where there are any."""
+        first, length = self.encoder.first_position, ids.shape.dims[1]
+        table = self.as_f32(self.param("position_embd.weight"))
         has_types = "token_types.weight" in self.weights
         if has_types and types is None:
-            # of parameters alone, so that it is added once
+            # a sum of parameters, computed once
             table = table + self._type_row()
         rows = self.g.hir_mir("narrow", [table], axis=0, start=first, length=length)
-        return rows + self.types(types) if has_types and types is not None else rows
+        return rows + self.type_embeddings(types) if has_types and types is not None else rows
 
-    def types(self, types: Tensor | None) -> Tensor:
-        """The row of the first kind of text, or of the kinds given."""
+    def type_embeddings(self, types: Tensor | None) -> Tensor:
+        """Token type embeddings; of type 0 where none are given."""
         return self._type_row() if types is None else self.embed(types, table="token_types.weight")
 
-    def unplaced(self, ids: Tensor, types: Tensor | None) -> Tensor:
-        """Embeddings that say nothing of positions: layers turn by them."""
+    def embed_without_positions(self, ids: Tensor, types: Tensor | None) -> Tensor:
+        """Embeddings for layers with rotary positions."""
         x = self.embed(ids)
         if "token_types.weight" in self.weights:
-            x = x + self.types(types)
+            x = x + self.type_embeddings(types)
         return self.norm(x, "token_embd_norm")
 
     def _type_row(self) -> Tensor:
-        table = self.wide(self.param("token_types.weight"))
+        table = self.as_f32(self.param("token_types.weight"))
         return self.g.hir_mir("narrow", [table], axis=0, start=0, length=1)
 
     # -- masks --------------------------------------------------------------------------------
 
-    def real(self, ids: Tensor) -> None:
-        """Make what masks are computed from: called once, with the ids of the batch."""
+    def begin(self, ids: Tensor) -> None:
+        """Called once, with the ids of the batch: masks depend on their shape."""
         self._masks = {}
         self._length = ids.shape.dims[1]
 
     def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """What all layers share."""
+        """A value that all layers share."""
         assert self._masks is not None
         if name not in self._masks:
             self._masks[name] = make()
@@ -150,7 +165,7 @@ class EncoderNet(Parts):
     def _positions(self) -> Tensor:
         return self.once("at", lambda: self.g.hir_mir("iota", [], dims=(self._length,)))
 
-    def kept(self) -> Tensor:
+    def is_real(self) -> Tensor:
         """Flags [batch, seq] of the real tokens."""
         assert self.lengths is not None
 
@@ -158,24 +173,24 @@ class EncoderNet(Parts):
             ends = self.g.hir_mir("reshape", [self.lengths], dims=(-1, 1))
             return self.g.hir_mir("lt", [self._positions(), ends])
 
-        return self.once("kept", make)
+        return self.once("is_real", make)
 
-    def keep(self) -> Tensor | None:
-        """Flags, to be broadcast to [batch, heads, queries, keys]; None where all are real."""
+    def key_mask(self) -> Tensor | None:
+        """Flags that broadcast to [batch, heads, queries, keys]; None where all are real."""
         if self.lengths is None:
             return None
-        batch, length = self.kept().shape.dims
+        batch, length = self.is_real().shape.dims
         shape = (batch, 1, 1, length)
-        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.kept()], dims=shape))
+        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.is_real()], dims=shape))
 
     def distance(self) -> Tensor:
-        """Key position less query position, [queries, keys]."""
+        """Key position minus query position, [queries, keys]."""
         at = self._positions()
         rows = self.g.hir_mir("reshape", [at], dims=(self._length, 1))
         return self.g.hir_mir("sub", [at, rows])
 
     def _bias(self) -> Tensor:
-        """What relative positions add to the scores; the same in every layer."""
+        """Bias of the scores by relative position; the same in every layer."""
         return self.once("bias", self._make_bias)
 
     def _make_bias(self) -> Tensor:
@@ -185,19 +200,19 @@ class EncoderNet(Parts):
         at = self.distance() + (c.context - 1)
         values = g.hir_mir("gather", [table, at], axis=1)  # [heads, queries, keys]
         values = g.hir_mir("reshape", [values], dims=(1, *values.shape.dims))
-        keep = self.keep()
+        keep = self.key_mask()
         return values if keep is None else g.hir_mir("where", [keep, values, _DROPPED])
 
     def _bias_by_distance(self) -> Any:
-        c = self.config
+        c, e = self.config, self.encoder
         weights = np.asarray(self.weights.get("relative_bias.weight").array, np.float32)
         distance = np.arange(-(c.context - 1), c.context)
-        return np.ascontiguousarray(weights[buckets(distance, c.distance_buckets, c.farthest)].T)
+        return np.ascontiguousarray(weights[buckets(distance, e.distance_buckets, e.farthest)].T)
 
 
 def buckets(distance: Any, count: int, farthest: int) -> Any:
-    """Number of the bucket of a relative position: half of them for keys behind the query; in each
-    half one per near distance, then ever wider ones."""
+    """The bucket of a relative position, as in T5: half of them for keys after the query; in each
+    half one per near distance, then logarithmically wider ones."""
     half = count // 2
     size = np.abs(distance)
     exact = half // 2
@@ -208,4 +223,21 @@ def buckets(distance: Any, count: int, farthest: int) -> Any:
     return np.where(size < exact, size, wide) + np.where(distance > 0, half, 0)
 
 
-__all__ = ["EncoderNet", "Tensor", "buckets"]
+def build_encoder(
+    g: GraphModule, model: ModelFile, weights: Weights, entry_point: EntryPoint
+) -> tuple[EncoderBuilder, dict[str, Tensor]]:
+    """An encoder with the output of an entry point."""
+    ids = g.input("ids", ["batch", "seq"], "i32")
+    lengths = g.input("lengths", ["batch"], "i32") if entry_point.padded else None
+    types = g.input("types", ["batch", "seq"], "i32") if entry_point.typed else None
+    net, output = EncoderBuilder(g, model.config, weights, lengths), entry_point.output
+    net.begin(ids)
+    x = net.layers(model.arch, model.arch.embed(net, ids, types))
+    if output == "scores":
+        x = pooling.classify(net, x)
+    elif output == "embedding":
+        x = pooling.embedding(net, x, model.sentence, model.module_weights())
+    return net, {output: x}
+
+
+__all__ = ["EncoderBuilder", "Tensor", "buckets", "build_encoder"]

@@ -1,4 +1,4 @@
-"""Texts to tokens: what surrounds them, how long they may be, and two of them as a pair."""
+"""Tokenises texts for an encoder: special tokens, truncation, pairs of texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rlx.errors import FormatError, InputError, OptionError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
-from rlx.models.encoder_graph import EncoderFile
+from rlx.models.model_file import ModelFile
 from rlx.records import dataclass
 
 OVERLONG = ("warn", "cut", "error")  # what to do with a text that is too long
@@ -17,19 +17,19 @@ OVERLONG = ("warn", "cut", "error")  # what to do with a text that is too long
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text, or a pair of them, as the model takes it."""
+    """A text or a pair of texts, with special tokens."""
 
     ids: list[int]
-    second: int = -1  # where the second text of a pair begins, if it is of another kind
+    second: int = -1  # where the second text of a pair begins, if its token type differs
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 class TextReader:
-    """Prepares texts for one model."""
+    """Tokenises for one model."""
 
-    def __init__(self, model: EncoderFile, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+    def __init__(self, model: ModelFile, tokenizer: Tokenizer, max_tokens: int | None) -> None:
         self.tokenizer, self.sentence = tokenizer, model.sentence
         self.name = str(model.path)
         self.max_tokens = self._limit(model, max_tokens)
@@ -40,7 +40,7 @@ class TextReader:
         if self.sentence.lower_case:
             tokenizer.ignore_case()
 
-    def _limit(self, model: EncoderFile, asked: int | None) -> int:
+    def _limit(self, model: ModelFile, asked: int | None) -> int:
         longest, v = model.config.context, self.tokenizer.vocabulary
         least = len(v.prefix) + len(v.suffix) + 1
         if least > longest:
@@ -59,7 +59,7 @@ class TextReader:
     def read(
         self, texts: Sequence[str], prompt: str, overlong: str, first: int = 0
     ) -> list[Tokens]:
-        """The tokens of each text; `first` is the number of the first one, for messages."""
+        """The tokens of each text; `first` is the index of the first one, for messages."""
         given = [prompt + t if isinstance(t, str) else t for t in texts] if prompt else texts
         room = self.max_tokens - len(self.prefix) - len(self.suffix)
         found = self.tokenizer.encode_batch(given, first=first)
@@ -67,8 +67,7 @@ class TextReader:
         return [Tokens([*self.prefix, *ids[:room], *self.suffix]) for ids in found]
 
     def pairs(self, query: str, texts: Sequence[str], overlong: str) -> list[Tokens]:
-        """The query and each text, as a cross-encoder takes them. What is too long is cut at the
-        end of the longer of the two."""
+        """The query paired with each text, for a cross-encoder; the longer one is truncated."""
         asked = self.tokenizer.encode(query, add_special=False)
         found = self.tokenizer.encode_batch(texts)
         around = len(self.prefix) + len(self.between) + len(self.suffix)
@@ -84,7 +83,7 @@ class TextReader:
 
     def _pair(self, a: list[int], b: list[int], room: int) -> Tokens:
         if len(a) + len(b) > room:
-            # the longer one loses its excess over the shorter; then both are cut alike
+            # the longer one is cut to the length of the shorter; then both alike
             less = min(len(a), len(b), room // 2)
             a, b = (a[: room - less], b[:less]) if len(a) > len(b) else (a[:less], b[: room - less])
         head = [*self.prefix, *a, *self.between]
@@ -111,15 +110,15 @@ class TextReader:
 
 
 def _frames_inside() -> int:
-    """How many frames lie between the caller of this and the code that uses the package."""
+    """The number of stack frames inside the package."""
     frame, count = sys._getframe(1), 0
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlx."):
         frame, count = frame.f_back, count + 1
     return count
 
 
-def _between(model: EncoderFile, tokenizer: Tokenizer) -> list[int]:
-    """What stands between the texts of a pair: the end of the first, twice in RoBERTa's kin."""
+def _between(model: ModelFile, tokenizer: Tokenizer) -> list[int]:
+    """The tokens between the texts of a pair: the suffix, twice for RoBERTa."""
     stated = tokenizer.vocabulary.between
     if stated is not None:
         return list(stated)

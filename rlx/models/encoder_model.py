@@ -1,4 +1,4 @@
-"""An encoder in memory: texts to vectors, and texts ranked against a query."""
+"""A loaded encoder: embeds texts, and ranks them against a query."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
-from rlx.models.bundle import Shipped
-from rlx.models.encoder_check import width
-from rlx.models.encoder_graph import EncoderFile
+from rlx.models.build_graph import EntryPoint
+from rlx.models.bundle import ModelBundle
 from rlx.models.encoder_inputs import TextReader, Tokens
-from rlx.models.encoder_runner import EncoderEngine
-from rlx.models.vectors import normalized
+from rlx.models.encoder_runner import EncoderRunner, embedding_width
+from rlx.models.model_file import ModelFile
+from rlx.models.pooling import normalized
 from rlx.records import dataclass
 
 Vectors = Any  # f32 [texts, width]
-WINDOW = 4096  # texts of a stream that are sorted by length together
-_DOCUMENT = ("document", "passage", "corpus")  # what models call the prompt of what is searched
+WINDOW = 4096  # texts of a stream that are batched together
+_DOCUMENT = ("document", "passage", "corpus")  # what models call the prompt of documents
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A text of `rerank`: its place in the input and how well it answers the query."""
+    """A text of `rerank`: its index in the input and its relevance to the query."""
 
     index: int
     score: float
@@ -35,34 +35,42 @@ class EncoderModel:
 
     def __init__(
         self,
-        model: EncoderFile,
+        model: ModelFile,
         *,
         device: str = "cpu",
         context: int | None = None,
         threads: int | None = None,
         dtype: str | None = None,
         quant: str | None = None,
-        shipped: Shipped | None = None,
+        bundle: ModelBundle | None = None,
     ) -> None:
         self.model, self.config, self.sentence = model, model.config, model.sentence
         self.tokenizer = model.tokenizer()
         self.reader = TextReader(model, self.tokenizer, context)
-        self.engine = EncoderEngine(
+        self.runner = EncoderRunner(
             model, longest=self.reader.max_tokens, device=device, threads=threads,
-            dtype=dtype, quant=quant, shipped=shipped,
+            dtype=dtype, quant=quant, bundle=bundle,
         )  # fmt: skip
-        self.width = width(model)  # numbers of a vector
+        self.width = embedding_width(model)  # dimensions of a vector
+        self.labels = 0 if model.config.encoder is None else model.config.encoder.labels
         self._closed = False
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a text beyond which it is cut, those around it included."""
+        """Texts are truncated to this many tokens, special ones included."""
         return self.reader.max_tokens
 
     @property
     def is_reranker(self) -> bool:
         """Whether the model was made to score pairs of texts."""
-        return self.config.labels > 0
+        return self.labels > 0
+
+    def warm(self) -> None:
+        """Make the code now: for texts of every length, alone or in batches."""
+        self._check(None, None)
+        for bound in self.runner.buckets:
+            for padded in (False, True):
+                self.runner.graph(EntryPoint(self.runner.output, padded=padded), bound)
 
     # -- vectors ------------------------------------------------------------------------------
 
@@ -132,10 +140,10 @@ class EncoderModel:
         batch: int | None = None,
         overlong: str = "warn",
     ) -> list[Ranked]:
-        """The texts by how well they answer the query, the best first.
+        """The texts by relevance to the query, the best first.
 
-        A cross-encoder scores each pair; other models give the cosine of their vectors, with the
-        prompts for queries and documents that come with the model.
+        A cross-encoder scores each pair; other models give the cosine similarity of their vectors,
+        with the model's own prompts for queries and documents.
         """
         if top is not None:
             _require_count("top", top, least=0)
@@ -151,7 +159,7 @@ class EncoderModel:
         batch: int | None = None,
         overlong: str = "warn",
     ) -> Vectors:
-        """How well each text answers the query, f32 [texts], in order."""
+        """Relevance of each text to the query, f32 [texts], in order."""
         if not self.is_reranker:
             asked, found = (
                 self.embed(given, batch=batch, normalize=True, prompt=named, overlong=overlong)
@@ -159,14 +167,14 @@ class EncoderModel:
                                      (_several(texts), self._named(*_DOCUMENT)))
             )  # fmt: skip
             return found @ asked
-        if self.config.labels > 2:
+        if self.labels > 2:
             raise UnsupportedError(
                 "a classifier, not a reranker", where=str(self.model.path),
-                got=f"{self.config.labels} labels", expected="1 or 2",
+                got=f"{self.labels} labels", expected="1 or 2",
                 hint="logits() gives those of every label",
             )  # fmt: skip
         logits = self.logits(query, texts, batch=batch, overlong=overlong)
-        if self.config.labels == 2:  # how much likelier "relevant" is than "not"
+        if self.labels == 2:  # how much likelier "relevant" is than "not"
             return _sigmoid(logits[:, 1] - logits[:, 0])
         return _sigmoid(logits[:, 0]) if self.sentence.scores == "sigmoid" else logits[:, 0]
 
@@ -178,8 +186,7 @@ class EncoderModel:
         batch: int | None = None,
         overlong: str = "warn",
     ) -> Vectors:
-        """What a cross-encoder's classifier says of the query with each text, f32 [texts, labels],
-        before it is made a score."""
+        """The logits of a cross-encoder for the query with each text, f32 [texts, labels]."""
         self._check(batch, None)
         if not self.is_reranker:
             raise UnsupportedError("a model without a classifier", where=str(self.model.path))
@@ -191,12 +198,12 @@ class EncoderModel:
     def _rows(
         self, tokens: list[Tokens], batch: int | None, result: str = "embedding", first: int = 0
     ) -> Vectors:
-        """Results of all texts, each at its place; zeros for texts without any token. `first` is
-        the number of the first text."""
-        width = self.config.labels if result == "scores" else self.width
+        """One row per text, in order; zeros for texts without tokens. `first` is the index of the
+        first text, for messages."""
+        width = self.labels if result == "scores" else self.width
         rows = np.zeros((len(tokens), width), np.float32)
-        for part in self.engine.batches(tokens, batch):
-            rows[part.places] = self.engine.run(part, result)
+        for part in self.runner.batches(tokens, batch):
+            rows[part.places] = self.runner.run(part, result)
         if not np.isfinite(rows).all():
             broken = int(np.flatnonzero(~np.isfinite(rows).all(1))[0])
             raise NumericsError(
@@ -213,7 +220,7 @@ class EncoderModel:
         return rows
 
     def _prompt(self, prompt: str | None) -> str:
-        """What is put before each text: a text, or the prompt of that name."""
+        """The prompt before each text, given as a text or by name."""
         known = self.sentence.prompts
         if prompt is None:
             found = known.get(self.sentence.default_prompt or "", "")
@@ -247,7 +254,7 @@ class EncoderModel:
         """Free memory. A second call does nothing; any other use is an error."""
         if not self._closed:
             self._closed = True
-            self.engine.close()
+            self.runner.close()
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
@@ -276,7 +283,7 @@ def _one(query: object) -> str:
 
 
 def _several(texts: object) -> Iterable[str]:
-    """The texts of a call; what they are is seen when they are read."""
+    """An iterable of texts; their types are checked when they are read."""
     if isinstance(texts, str | bytes | bytearray) or not isinstance(texts, Iterable):
         raise InputError(
             "not several texts", got=f"{type(texts).__name__} {texts!r}"[:80],

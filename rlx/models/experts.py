@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from rlx.models.builder import Tensor
 
 if TYPE_CHECKING:
-    from rlx.models.decoder_builder import Net
+    from rlx.models.decoder_builder import DecoderBuilder
 
-Gate = Callable[["Net", Tensor, Tensor], Tensor]  # gate and up -> what goes down
+Gate = Callable[["DecoderBuilder", Tensor, Tensor], Tensor]  # gate and up -> what goes down
 
 
-def silu_gate(net: Net, gate: Tensor, up: Tensor) -> Tensor:
+def silu_gate(net: DecoderBuilder, gate: Tensor, up: Tensor) -> Tensor:
     return net.g.hir_mir("silu", [gate]) * up
 
 
-def has_experts(net: Net, layer: int) -> bool:
+def has_experts(net: DecoderBuilder, layer: int) -> bool:
     """Whether a layer has a router; some models begin with layers that have none."""
     return f"blk.{layer}.ffn_gate_inp.weight" in net.weights
 
 
-def experts_ffn(net: Net, x: Tensor, layer: int, gate: Gate = silu_gate) -> Tensor:
+def experts_ffn(net: DecoderBuilder, x: Tensor, layer: int, gate: Gate = silu_gate) -> Tensor:
     """The scored sum of the chosen experts' networks, and the shared one where there is one."""
     g, blk = net.g, f"blk.{layer}"
     _, tokens, width = x.shape.dims
@@ -45,7 +45,7 @@ def experts_ffn(net: Net, x: Tensor, layer: int, gate: Gate = silu_gate) -> Tens
     return y if f"{blk}.ffn_up_shexp.weight" not in net.weights else y + _shared(net, x, layer)
 
 
-def _route(net: Net, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+def _route(net: DecoderBuilder, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     """(scores, numbers of experts), both [tokens, active].
 
     A softmax over the chosen ones alone is the normalised one over all.
@@ -61,7 +61,7 @@ def _route(net: Net, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     return scores if settings.scale == 1.0 else scores * settings.scale, chosen
 
 
-def _shared(net: Net, x: Tensor, layer: int) -> Tensor:
+def _shared(net: DecoderBuilder, x: Tensor, layer: int) -> Tensor:
     """The network that every token takes, by a gate of its own where the file has one."""
     y = net.gated_ffn(x, layer, part="_shexp")
     name = f"blk.{layer}.ffn_gate_inp_shexp.weight"

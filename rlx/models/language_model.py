@@ -1,4 +1,4 @@
-"""`rlx.load`: a language model that generates, chats, and tells its logits."""
+"""A loaded language model: generates, chats, embeds, gives logits."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import InputError
+from rlx.errors import InputError, OptionError
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.build_graph import ModelFile
-from rlx.models.decoder_runner import Engine
-from rlx.models.generation import Answer, Generation
+from rlx.models.build_graph import HIDDEN, SAMPLE
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.generation import Generation, GenerationState
+from rlx.models.model_file import ModelFile
+from rlx.models.pooling import normalized
 from rlx.models.sampling import GenerationSettings
-from rlx.models.speculative import Draft, Guesser, Lookup, check_draft, draw_with_guesses
-from rlx.models.structured_output import adjustment
-from rlx.models.vectors import normalized, pooled
+from rlx.models.speculative import (
+    Drafter,
+    DraftModel,
+    PromptLookup,
+    check_draft_model,
+    decode_draft,
+)
+from rlx.models.structured_output import penalties_for
+
+POOLING = ("mean", "last")
 
 
 class Stream(Iterator[str]):
-    """Pieces of text as they are made. `result` fills along; `close()` cancels safely."""
+    """Text as it is generated. `result` fills along; `close()` cancels safely."""
 
     def __init__(self, pieces: Iterator[str], result: Generation) -> None:
         self._pieces, self.result = pieces, result
-        self._turn = threading.Lock()  # a task may be cancelled while a thread makes its token
+        self._turn = threading.Lock()  # a task may be cancelled while a thread runs the model
 
     def __next__(self) -> str:
         with self._turn:
@@ -41,17 +50,26 @@ class LanguageModel:
     """A model in memory. Calls from several threads take turns; `close()` frees it."""
 
     def __init__(
-        self, model: ModelFile, engine: Engine, draft: LanguageModel | None = None
+        self, model: ModelFile, runner: DecoderRunner, draft: LanguageModel | None = None
     ) -> None:
-        """`draft` is a smaller model that guesses tokens ahead, which this one checks."""
-        self.model, self.engine = model, engine
+        """`draft` is a smaller model for speculative decoding."""
+        self.model, self.runner = model, runner
         self.draft = draft
         if draft is not None:
-            check_draft(engine, draft.engine)
+            check_draft_model(runner, draft.runner)
         self.config = model.config
         self.tokenizer = model.tokenizer()
         self.adapters: dict[str, Adapter] = {}
         self._closed = False
+
+    def warm(self) -> None:
+        """Make the code of prefill and decode now, not with the first token."""
+        self._require_open()
+        with self.runner.lock:
+            self.runner.adapt(None)
+            self.runner.loop(SAMPLE)
+        if self.draft is not None:
+            self.draft.warm()
 
     # -- text ---------------------------------------------------------------------------------
 
@@ -59,18 +77,18 @@ class LanguageModel:
         return self.tokenizer.encode(text)
 
     def generate(self, prompt: str | Sequence[int], *, stream: bool = True, **settings: Any) -> Any:
-        """Continue a prompt: an iterator of pieces, or with `stream=False` a Generation."""
+        """Continue a prompt: an iterator of text, or with `stream=False` a Generation."""
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         return self._start(tokens, stream, settings)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, stream: bool = True, **settings: Any
     ) -> Any:
-        """Answer a conversation of {"role": …, "content": …}. Only what is new is prefilled."""
+        """Answer a conversation of {"role": …, "content": …}. Its cached prefix is reused."""
         return self._start(self.tokenizer.encode_chat(messages), stream, settings)
 
     def agenerate(self, prompt: str | Sequence[int], **settings: Any) -> AsyncIterator[str]:
-        """The same for asyncio: tokens are made in a thread, the loop stays free."""
+        """`generate` for asyncio: the model runs in a thread."""
         return _in_threads(self.generate(prompt, **settings))
 
     def achat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> AsyncIterator[str]:
@@ -79,7 +97,7 @@ class LanguageModel:
     def _start(self, tokens: list[int], stream: bool, options: Mapping[str, Any]) -> Any:
         self._require_open()
         settings = GenerationSettings.of(options)
-        self.engine.check(tokens, settings.overflow)
+        self.runner.check(tokens, settings.overflow)
         self._adapter(settings.adapter)
         result = Generation(prompt_tokens=len(tokens))
         pieces = Stream(self._pieces(tokens, settings, result), result)
@@ -92,52 +110,52 @@ class LanguageModel:
     def _pieces(
         self, prompt: list[int], settings: GenerationSettings, result: Generation
     ) -> Iterator[str]:
-        answer = Answer(self.tokenizer, settings, result)
+        state = GenerationState(self.tokenizer, settings, result)
         try:
-            yield from self._answer(prompt, answer)
+            yield from self._generate(prompt, state)
         finally:
-            self.engine.lock.leave(answer)
-            if not answer.ended:
+            self.runner.lock.leave(state)
+            if not state.ended:
                 result.finish_reason = "cancelled"
 
-    def _answer(self, prompt: list[int], answer: Answer) -> Iterator[str]:
-        """Pieces of an answer; a native call for each, which may make several tokens."""
-        engine, settings, result = self.engine, answer.settings, answer.result
+    def _generate(self, prompt: list[int], state: GenerationState) -> Iterator[str]:
+        """The text of a generation; each native call may decode several tokens."""
+        runner, settings, result = self.runner, state.settings, state.result
         adapter = self._adapter(settings.adapter)
-        penalties = adjustment(settings, self.tokenizer, self.config.vocab, prompt)
+        penalties = penalties_for(settings, self.tokenizer, self.config.vocab, prompt)
         rng, row = settings.rng(), settings.row()
-        guesser = None if penalties or settings.logprobs else self._guesser(settings)
-        # what a token is must be known before the next one is drawn, or it need not
-        unseen = not (penalties or settings.logprobs or settings.stop or guesser)
-        seen, pending = list(prompt), prompt  # all that the answer stands on, and what is new of it
+        drafter = None if penalties or settings.logprobs else self._drafter(settings)
+        # whether Python must see a token before the next one is drawn
+        one_by_one = bool(penalties or settings.logprobs or settings.stop or drafter)
+        seen, pending = list(prompt), prompt  # all tokens, and those that are not in the KV cache
         if not settings.max_tokens:
-            answer.end("length")
-        while not answer.ended:
-            kept = engine.lock.enter(answer)
+            state.end("length")
+        while not state.ended:
+            held = runner.lock.enter(state)
             try:
                 self._require_open()
-                if not kept:  # at the beginning, or after others had the cache
-                    engine.adapt(adapter)
-                    reused = engine.keep(seen)
+                if not held:  # at the start, or after others used the KV cache
+                    runner.adapt(adapter)
+                    reused = runner.reuse_prefix(seen)
                     result.reused_tokens = result.reused_tokens if result.tokens else reused
                     pending = seen[reused:]
-                if len(engine.tokens) + len(pending) > engine.context:
+                if len(runner.tokens) + len(pending) > runner.context:
                     if settings.overflow == "error":
                         break
-                    pending = seen = self._younger_half(seen)
-                one = len(pending) == 1
-                guesses = guesser.guess(seen, rng, row) if guesser and one else []
-                if guesses:
-                    drawn, rng = draw_with_guesses(engine, pending[0], guesses, rng, row)
-                elif one and unseen:
-                    count = min(answer.burst, engine.context - len(engine.tokens))
-                    drawn, rng = engine.go_on(pending[0], rng, row, count, answer.ends)
+                    pending = seen = self._truncate_context(seen)
+                single = len(pending) == 1
+                draft = drafter.draft(seen, rng, row) if drafter and single else []
+                if draft:
+                    drawn, rng = decode_draft(runner, pending[0], draft, rng, row)
+                elif single and not one_by_one:
+                    count = min(state.tokens_per_call, runner.context - len(runner.tokens))
+                    drawn, rng = runner.decode_n(pending[0], rng, row, count, state.ends)
                 else:
-                    token, rng = engine.feed(pending, rng, row, penalties)
+                    token, rng = runner.step(pending, rng, row, penalties)
                     drawn = [token]
-                piece = answer.push(drawn[0], engine.last_logits)  # others may overwrite them
+                piece = state.push(drawn[0], runner.last_logits)  # others may overwrite them
             finally:
-                engine.lock.pause()
+                runner.lock.pause()
             if penalties is not None:
                 penalties.count(drawn[0])
             pending = drawn[-1:]
@@ -145,31 +163,31 @@ class LanguageModel:
             if piece:
                 yield piece
             for token in drawn[1:]:
-                if not answer.ended and (piece := answer.push(token)):
+                if not state.ended and (piece := state.push(token)):
                     yield piece
-        if not answer.ended and (piece := answer.end("length")):
+        if not state.ended and (piece := state.end("length")):
             yield piece
 
-    def _guesser(self, settings: GenerationSettings) -> Guesser | None:
-        """What guesses tokens ahead: a draft model, or the text so far."""
+    def _drafter(self, settings: GenerationSettings) -> Drafter | None:
+        """What drafts tokens for speculative decoding: a draft model, or prompt lookup."""
         count = settings.speculate
         if self.draft is not None:
             count = 4 if count is None else count
-            return Draft(self.engine, count, self.draft.engine) if count else None
-        return Lookup(self.engine, count) if count else None
+            return DraftModel(self.runner, count, self.draft.runner) if count else None
+        return PromptLookup(self.runner, count) if count else None
 
-    def _younger_half(self, seen: list[int]) -> list[int]:
-        """What is run again when the context is full, as if it were all there is."""
-        self.engine.tokens = []
-        return seen[-max(self.engine.context // 2, 1) :]
+    def _truncate_context(self, seen: list[int]) -> list[int]:
+        """The younger half of a full context, to be run again from an empty KV cache."""
+        self.runner.tokens = []
+        return seen[-max(self.runner.context // 2, 1) :]
 
     # -- adapters -----------------------------------------------------------------------------
 
     def load_adapter(self, path: str | os.PathLike[str], name: str | None = None) -> str:
-        """Read a LoRA adapter, a folder of PEFT or a GGUF file; the name to ask for it by.
+        """Read a LoRA adapter, a PEFT folder or a GGUF file. Returns its name.
 
-        It is the file's own name where none is given. Several may be loaded: a request has
-        `adapter=name`, or none.
+        It is the file's own where none is given. Several may be loaded: a call has `adapter=name`,
+        or none.
         """
         self._require_open()
         return add_adapter(self.adapters, path, self.model, name)
@@ -183,22 +201,37 @@ class LanguageModel:
         """Logits after each token, f32 [n, vocab]."""
         self._require_open()
         chosen = self._adapter(adapter)
-        with self.engine.lock:
-            self.engine.adapt(chosen)
-            return self.engine.rows(tokens)
+        with self.runner.lock:
+            self.runner.adapt(chosen)
+            return self.runner.rows(tokens)
 
     def embed(
         self, texts: str | Sequence[str], *, pooling: str = "mean", normalize: bool = True
     ) -> Any:
         """A vector for each text, in order: f32 [texts, hidden]; of one string, [hidden].
 
-        It is the state after the last norm: the "mean" over the tokens, or that of the "last" one.
+        It is the hidden state after the last norm: the "mean" over the tokens, or the "last" one.
         """
         self._require_open()
         many = [texts] if isinstance(texts, str) else texts
-        found = pooled(self.engine, [self.tokenize(t) for t in many], pooling)
+        found = self._pooled([self.tokenize(t) for t in many], pooling)
         found = normalized(found) if normalize else found
         return found[0] if isinstance(texts, str) else found
+
+    def _pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Any:
+        """A vector for each text of tokens; zeros for one without any."""
+        if pooling not in POOLING:
+            raise OptionError(
+                "unknown pooling", where="pooling", got=pooling, expected=" or ".join(POOLING)
+            )
+        found = np.zeros((len(texts), self.config.hidden), np.float32)
+        for row, tokens in zip(found, texts, strict=True):
+            if len(tokens):
+                with self.runner.lock:
+                    self.runner.adapt(None)
+                    states = self.runner.rows(tokens, HIDDEN)
+                row[:] = states[-1] if pooling == "last" else states.mean(0)
+        return found
 
     def perplexity(self, text: str | Sequence[int]) -> float:
         """exp of the mean negative log probability of each token after the first."""
@@ -216,7 +249,7 @@ class LanguageModel:
         """Free memory. A second call does nothing; any other use is an error."""
         if not self._closed:
             self._closed = True
-            self.engine.close()
+            self.runner.close()
             if self.draft is not None:
                 self.draft.close()
 
@@ -232,17 +265,17 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         c = self.config
-        return f"<LanguageModel {c.arch}, {c.layers} layers, context {self.engine.context}>"
+        return f"<LanguageModel {c.arch}, {c.layers} layers, context {self.runner.context}>"
 
 
 async def _in_threads(pieces: Stream) -> AsyncIterator[str]:
-    import asyncio  # whoever awaits has it; others start 15 ms sooner
+    import asyncio  # late: others start 15 ms sooner
 
     done = object()
     try:
         while (piece := await asyncio.to_thread(next, pieces, done)) is not done:
             yield str(piece)
-    finally:  # a token may be in the making when a task is cancelled
+    finally:  # the model may be running when a task is cancelled
         await asyncio.shield(asyncio.to_thread(pieces.close))
 
 

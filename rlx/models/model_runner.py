@@ -1,21 +1,19 @@
-"""What every engine runs a model with: executables from disk where they were made before, and the
-parameters that all of them share, packed once and mapped at the next start."""
+"""The base of all runners: executables, from disk where they were compiled before, and parameters,
+which all of them share; packed once, and mapped from disk at the next start."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Container
+from functools import cached_property, partial
 
 from rlx.codegen.jit import counters
 from rlx.codegen.release import release_compiler
-from rlx.formats.gguf import GgufFile
-from rlx.formats.hf import HfFolder
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
-from rlx.models.bundle import Recipe, Shipped, shipped_name
-from rlx.models.packed_weights import PreparedWeights
+from rlx.models.bundle import EntryPointSpec, ModelBundle, executable_name
+from rlx.models.model_file import ModelFile
+from rlx.models.packed_weights import PackedWeightCache
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
@@ -23,11 +21,11 @@ from rlx.specialize.component import CompilationMode, ModelComponent
 from rlx.specialize.options import CompileOptions
 
 _SMALL = 1 << 16  # bytes
-_MOST_VARIANTS = 32  # of a use; more than an engine asks for
+_MOST_VARIANTS = 32  # of an entry point; more than a runner asks for
 
 
-class _Work(threading.Thread):
-    """Something done beside this thread; `wait` raises what it raised."""
+class _Task(threading.Thread):
+    """Work in a thread; `wait` raises what it raised."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="rlx-pack")
@@ -47,105 +45,113 @@ class _Work(threading.Thread):
             raise self._error
 
 
-class Executables:
-    """The executables of one model file. `settings` are what its parameters depend on beside it;
-    `shipped` has executables that were made elsewhere."""
+class ModelRunner:
+    """The executables and parameters of one model."""
 
     def __init__(
         self,
-        file: GgufFile | HfFolder,
+        model: ModelFile,
+        *,
         device: str,
         options: CompileOptions,
-        *settings: object,
-        files: Sequence[Path] = (),
-        shipped: Shipped | None = None,
+        packing: tuple[object, ...],
+        bundle: ModelBundle | None = None,
     ) -> None:
-        """`files` are those of the weights, where there are others than the model's own."""
-        self._file, self.device, self.options = file, device, options
+        """`packing` is what packed weights depend on beside the files; `bundle` has executables
+        that were compiled elsewhere."""
+        self.model, self.device, self.options = model, device, options
         self.params = ParamStore()
-        self._prepared = PreparedWeights(files or file.files, device, *settings)
-        self._bundle = None if shipped is None else shipped.load(options, self.params)
-        self._shipped = shipped
-        self._uses: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}
-        self._packing: _Work | None = None
+        self._packing = packing
+        self._bundle = bundle
+        self._bundled = None if bundle is None else bundle.load(options, self.params)
+        self._pipelines: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}
+        self._packing_task: _Task | None = None
 
-    def make(self, use: str, recipe: Recipe) -> dict[str, CompiledGraph]:
-        """The executables of a use by name, without passes and without a compiler where they were
-        made before."""
+    @cached_property
+    def _packed_weights(self) -> PackedWeightCache:
+        return PackedWeightCache(self.model.weight_files, self.device, *self._packing)
+
+    def compile(self, entry_point: str, spec: EntryPointSpec) -> dict[str, CompiledGraph]:
+        """The executables of an entry point by the names of its variants, ready to run.
+
+        Those that are on disk need neither passes nor a compiler."""
         compiled = counters.compilations
         try:
-            made = {name: self._graph(use, recipe, name) for name in recipe.variants}
+            made = {name: self._executable(entry_point, spec, name) for name in spec.variants}
         finally:
             self._await_packing()
         for graph in made.values():
             graph.prepare()
         if self._packs:
-            self._prepared.keep(self.params)
-        self._file.release()
+            self._packed_weights.store(self.params)
+        self.model.file.release()
         if counters.compilations > compiled:
             release_compiler()
         return made
 
     @property
     def _packs(self) -> bool:
-        """Whether weights are packed here."""
-        return self._shipped is None or not self._shipped.has_weights
+        """Whether weights are packed here; those of a bundle may be."""
+        return self._bundle is None or not self._bundle.has_weights
 
-    def _graph(self, use: str, recipe: Recipe, name: str) -> CompiledGraph:
-        pipeline, module = self._use(use, recipe)
-        if self._bundle is not None and shipped_name(use, name) in self._bundle:
-            return self._bundle[shipped_name(use, name)]
-        component = ModelComponent(recipe.variants[name], compilation_mode=CompilationMode.AOT)
-        pack = partial(self._pack, is_last=name == [*recipe.variants][-1]) if self._packs else None
+    def _executable(self, entry_point: str, spec: EntryPointSpec, name: str) -> CompiledGraph:
+        pipeline, module = self._pipeline(entry_point, spec)
+        stored = executable_name(entry_point, name)
+        if self._bundled is not None and stored in self._bundled:
+            return self._bundled[stored]
+        component = ModelComponent(spec.variants[name], compilation_mode=CompilationMode.AOT)
+        pack = partial(self._pack, is_last=name == [*spec.variants][-1]) if self._packs else None
         return pipeline.get_or_specialize_aot(
             component, lambda: module, self.options, on_plan=pack
         )[0]
 
     def _pack(self, planned: Specialized, is_last: bool) -> None:
-        """Pack the weights of what is planned, and keep them behind the last variant, while LLVM
-        makes the code."""
+        """Pack weights in a thread while LLVM makes the code; store them after the last variant."""
         names, plan = planned.manifest.param_names, planned.template
 
         def work() -> None:
             self.params.ensure(names, plan.prepare, plan.backend)
             if is_last:
-                self._prepared.keep(self.params)
+                self._packed_weights.store(self.params)
 
         self._await_packing()
-        self._packing = _Work(work)
+        self._packing_task = _Task(work)
 
     def _await_packing(self) -> None:
-        work, self._packing = self._packing, None
-        if work is not None:
-            work.wait()
+        task, self._packing_task = self._packing_task, None
+        if task is not None:
+            task.wait()
 
-    def _use(self, use: str, recipe: Recipe) -> tuple[ModelCompilePipeline, GraphModule]:
-        if use not in self._uses:
-            if self._packs and not self._uses:
-                self._prepared.load(self.params)
-            described = recipe.describe()
-            if self._shipped is not None:
-                self._shipped.check(use, described.module)
-            for name, array in described.params.items():
+    def _pipeline(
+        self, entry_point: str, spec: EntryPointSpec
+    ) -> tuple[ModelCompilePipeline, GraphModule]:
+        if entry_point not in self._pipelines:
+            if self._packs and not self._pipelines:
+                self._packed_weights.load(self.params)
+            built = spec.build()
+            if self._bundle is not None:
+                self._bundle.check(entry_point, built.module)
+            for name, array in built.params.items():
                 if name not in self.params:
-                    # a page of the file, or two MiB of it, would stay for the sake of a vector
+                    # a view would hold a page of the file, or two MiB of it, for a small vector
                     self.params.set(name, array.copy() if array.nbytes <= _SMALL else array)
             pipeline = ModelCompilePipeline(self.device, _MOST_VARIANTS, params=self.params)
-            self._uses[use] = pipeline, described.module
-        return self._uses[use]
+            self._pipelines[entry_point] = pipeline, built.module
+        return self._pipelines[entry_point]
 
     def close(self) -> None:
-        """Let go of executables and parameters."""
-        self._uses.clear()
-        self._bundle = None
+        """Free executables and parameters, and close the file."""
+        self._pipelines.clear()
+        self._bundled = None
         self.params = ParamStore()
+        self.model.file.close()
 
 
 def share_states(
     graph: CompiledGraph, states: dict[str, Array], besides: Container[str] = ()
 ) -> None:
-    """Let a graph use the states that others use, and others those that it is the first to have;
-    `besides` are its own."""
+    """Bind the states of a graph to those of `states`, and add those that are new to it; `besides`
+    are left alone."""
     for state in graph.manifest.states:
         if state.name in besides:
             continue

@@ -1,4 +1,4 @@
-"""Prepared weights on disk, beside the artifacts: a second start maps them and goes."""
+"""The packed-weight cache: weights packed by one process are mapped from disk by the next."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlx.settings import debug, mebibytes
 from rlx.specialize.key import make_key
 
 
-class PreparedWeights:
-    """What was packed from the files of a model in one way. Nothing is kept where the cache is off,
-    nor what would fill the user's disk."""
+class PackedWeightCache:
+    """Packed weights of a model on disk, by its files and by `settings`. Stores nothing where the
+    cache is off or the disk is nearly full."""
 
     def __init__(self, files: Sequence[Path], *settings: object) -> None:
         stats = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(files)]
@@ -26,15 +26,15 @@ class PreparedWeights:
         self._kept: frozenset[str] = frozenset()
 
     def load(self, params: ParamStore) -> None:
-        """Take what an earlier process kept."""
+        """Map what an earlier process stored."""
         found = self._disk.load_weights(self._name, self._source) if self._disk else None
         if found:
             params.adopt(found)
             self._kept = frozenset(found)
 
-    def keep(self, params: ParamStore) -> None:
-        """Keep what is prepared, unless it is all there, and go on with what is on disk: memory
-        that the system can take back, and that processes share."""
+    def store(self, params: ParamStore) -> None:
+        """Store packed weights unless they are there, and map them from disk: such memory can be
+        reclaimed by the system, and is shared between processes."""
         prepared = params.prepared
         if self._disk is None or prepared.keys() <= self._kept:
             return
@@ -46,13 +46,14 @@ class PreparedWeights:
             params.adopt(mapped or {}, instead=True)
 
     def _has_room(self, disk: AotCache, size: int) -> bool:
-        """A model must not push all others out of the cache, nor take the last of the disk."""
+        """Whether they neither fill the cache nor the disk."""
         most = min(mebibytes("RLX_CACHE_WEIGHTS", 0), disk.limit_bytes)
         place = next(p for p in (disk.root, *disk.root.parents) if p.exists())
         free = shutil.disk_usage(place).free
         if size <= most and 2 * size <= free:
             return True
         debug(
-            1, f"packed weights not kept: {size >> 20} MiB, {most >> 20} allowed, {free >> 20} free"
+            1,
+            f"packed weights not stored: {size >> 20} MiB, {most >> 20} allowed, {free >> 20} free",
         )
         return False

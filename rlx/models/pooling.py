@@ -1,46 +1,54 @@
-"""From vectors of tokens to one per text: pooling, what follows it, classifiers."""
+"""From hidden states of tokens to a vector or logits per text: pooling, modules, classifier."""
 
 from __future__ import annotations
 
-from rlx.models.encoder_builder import EncoderNet, Tensor
-from rlx.models.sentence_config import SentenceConfig, Step
-from rlx.models.weights import Weights
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.models.sentence_config import SentenceConfig, SentenceModule
+
+if TYPE_CHECKING:
+    from rlx.models.encoder_builder import EncoderBuilder, Tensor
+    from rlx.models.weights import Weights
 
 _LOWEST = float("-inf")
-_NO_LENGTH = 1e-24  # squared: shorter vectors are not made longer
+_TINY = 1e-24  # squared: shorter vectors are not normalised
 
 
 def embedding(
-    net: EncoderNet, x: Tensor, sentence: SentenceConfig, weights: list[Weights | None]
+    net: EncoderBuilder, x: Tensor, sentence: SentenceConfig, weights: list[Weights | None]
 ) -> Tensor:
-    """[batch, width] of x [batch, seq, hidden], before it is normalised in the end."""
+    """[batch, width] of x [batch, seq, hidden], before the last normalisation."""
     pooled = [pool(net, x, mode) for mode in sentence.pooling]
     y = pooled[0] if len(pooled) == 1 else net.g.hir_mir("concat", pooled, axis=1)
-    for i, (step, own) in enumerate(zip(sentence.steps, weights, strict=True)):
-        y = _after(net, y, step, own, f"step.{i}")
+    for i, (module, own) in enumerate(zip(sentence.modules, weights, strict=True)):
+        y = _module(net, y, module, own, f"step.{i}")
     return y
 
 
-def _after(net: EncoderNet, y: Tensor, step: Step, weights: Weights | None, name: str) -> Tensor:
+def _module(
+    net: EncoderBuilder, y: Tensor, module: SentenceModule, weights: Weights | None, name: str
+) -> Tensor:
     def param(part: str) -> Tensor | None:
         if weights is None or part not in weights:
             return None
-        return net.fixed(f"{name}.{part}", weights.get(part).array)
+        return net.array_param(f"{name}.{part}", weights.get(part).array)
 
-    if step.kind == "Normalize":
-        return net.g.hir_mir("l2_norm", [y], eps=_NO_LENGTH)
-    if step.kind == "LayerNorm":
+    if module.kind == "Normalize":
+        return net.g.hir_mir("l2_norm", [y], eps=_TINY)
+    if module.kind == "LayerNorm":
         return net.g.layer_norm(y, param("norm.weight"), param("norm.bias"), eps=1e-5)
     w, b = param("linear.weight"), param("linear.bias")
-    made = net.g.linear(y, w, b, activation=step.activation, transposed=True)
-    if not step.residual:
+    made = net.g.linear(y, w, b, activation=module.activation, transposed=True)
+    if not module.residual:
         return made
     other = param("residual.weight")
     return made + (y if other is None else net.g.linear(y, other, transposed=True))
 
 
-def pool(net: EncoderNet, x: Tensor, mode: str) -> Tensor:
-    """One vector [batch, hidden] of x [batch, seq, hidden]; padding takes no part."""
+def pool(net: EncoderBuilder, x: Tensor, mode: str) -> Tensor:
+    """Pool x [batch, seq, hidden] to [batch, hidden]; padding is left out."""
     g = net.g
     if mode == "cls":
         return _row(net, g.hir_mir("narrow", [x], axis=1, start=0, length=1))
@@ -55,22 +63,22 @@ def pool(net: EncoderNet, x: Tensor, mode: str) -> Tensor:
     return total / (count if mode == "mean" else g.hir_mir("sqrt", [count]))
 
 
-def _row(net: EncoderNet, x: Tensor) -> Tensor:
+def _row(net: EncoderBuilder, x: Tensor) -> Tensor:
     batch, _, hidden = x.shape.dims
     return net.g.hir_mir("reshape", [x], dims=(batch, hidden))
 
 
-def _real(net: EncoderNet, x: Tensor, instead: float) -> Tensor:
-    """x, and `instead` where there is only padding."""
+def _real(net: EncoderBuilder, x: Tensor, instead: float) -> Tensor:
+    """x, with `instead` at padding."""
     if net.lengths is None:
         return x
     batch, seq, _ = x.shape.dims
-    keep = net.g.hir_mir("reshape", [net.kept()], dims=(batch, seq, 1))
+    keep = net.g.hir_mir("reshape", [net.is_real()], dims=(batch, seq, 1))
     return net.g.hir_mir("where", [keep, x, instead])
 
 
-def _count(net: EncoderNet, x: Tensor) -> Tensor:
-    """How many tokens are real, as f32 to divide [batch, hidden] by."""
+def _count(net: EncoderBuilder, x: Tensor) -> Tensor:
+    """The number of real tokens, f32, to divide [batch, hidden] by."""
     g = net.g
     if net.lengths is None:
         return g.hir_mir("dim_value", [], dim=x.shape.dims[1], dtype="f32")
@@ -78,8 +86,8 @@ def _count(net: EncoderNet, x: Tensor) -> Tensor:
     return g.hir_mir("cast", [column], dtype="f32")
 
 
-def _weighted(net: EncoderNet, x: Tensor) -> Tensor:
-    """The mean where token i counts i + 1 times."""
+def _weighted(net: EncoderBuilder, x: Tensor) -> Tensor:
+    """The mean with weight i + 1 for token i."""
     g, seq = net.g, x.shape.dims[1]
     at = g.hir_mir("iota", [], dims=(seq,), dtype="f32", start=1)
     weights = g.hir_mir("reshape", [at], dims=(1, seq, 1))
@@ -88,7 +96,7 @@ def _weighted(net: EncoderNet, x: Tensor) -> Tensor:
     return total / (count * (count + 1.0) * 0.5)
 
 
-def _last(net: EncoderNet, x: Tensor) -> Tensor:
+def _last(net: EncoderBuilder, x: Tensor) -> Tensor:
     g = net.g
     batch, seq, hidden = x.shape.dims
     if net.lengths is None:
@@ -98,11 +106,17 @@ def _last(net: EncoderNet, x: Tensor) -> Tensor:
     return g.hir_mir("gather", [rows, first + net.lengths - 1], axis=0)
 
 
-def classify(net: EncoderNet, x: Tensor) -> Tensor:
+def classify(net: EncoderBuilder, x: Tensor) -> Tensor:
     """Logits [batch, labels]: a dense layer where the file has one, then the classifier."""
-    y = pool(net, x, net.config.classifier_pooling)
+    y = pool(net, x, net.encoder.classifier_pooling)
     if "cls.weight" in net.weights:
-        y = net.linear(y, "cls", net.config.classifier_activation)
+        y = net.linear(y, "cls", net.encoder.classifier_activation)
     if "cls.norm.weight" in net.weights:
         y = net.norm(y, "cls.norm")
     return net.linear(y, "cls.output")
+
+
+def normalized(rows: Any) -> Any:
+    """Rows scaled to length 1, in NumPy; zeros stay zeros."""
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+    return rows / np.maximum(norms, np.float32(1e-12))

@@ -12,7 +12,7 @@ import numpy as np
 from rlx.errors import FormatError
 from rlx.ir.op import Array
 from rlx.models.config import ModelConfig, RecurrentConfig
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 CARRIED = "carried."  # what the names of such states begin with
 
@@ -24,17 +24,17 @@ def recurrence(config: ModelConfig) -> RecurrentConfig:
     return config.recurrent
 
 
-def carried(net: Net, name: str, dims: tuple[int, ...]) -> Tensor:
+def carried(net: DecoderBuilder, name: str, dims: tuple[int, ...]) -> Tensor:
     """A state as it is before the tokens of a run."""
     return net.g.state(f"{CARRIED}{name}", list(dims), "f32")
 
 
-def carry(net: Net, state: Tensor, last: Tensor) -> None:
+def carry(net: DecoderBuilder, state: Tensor, last: Tensor) -> None:
     """What the state is for the next run."""
     net.g.hir_mir("state_update", [state, last])
 
 
-def convolved(net: Net, x: Tensor, i: int) -> Tensor:
+def convolved(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     """silu of each channel of x [1, seq, channels] convolved with the tokens before."""
     g, (_, seq, channels) = net.g, x.shape.dims
     weight = net.param(f"blk.{i}.ssm_conv1d.weight")
@@ -56,20 +56,20 @@ def decay(config: ModelConfig, logarithm: Array) -> Array:
     return -np.exp(logarithm.astype(np.float32))
 
 
-def each(net: Net, x: Tensor, count: int, width: int) -> Tensor:
+def each(net: DecoderBuilder, x: Tensor, count: int, width: int) -> Tensor:
     """[1, seq, heads · width] -> [1, seq, heads · count, width]: each head `count` times."""
     heads = x.shape.dims[2] // width
     return _expanded(net, x, (heads, 1, width), (heads, count, width))
 
 
-def all_of(net: Net, x: Tensor, count: int, width: int) -> Tensor:
+def all_of(net: DecoderBuilder, x: Tensor, count: int, width: int) -> Tensor:
     """The same in another order: all heads, and all again."""
     heads = x.shape.dims[2] // width
     return _expanded(net, x, (1, heads, width), (count, heads, width))
 
 
 def _expanded(
-    net: Net, x: Tensor, once: tuple[int, int, int], often: tuple[int, int, int]
+    net: DecoderBuilder, x: Tensor, once: tuple[int, int, int], often: tuple[int, int, int]
 ) -> Tensor:
     g, seq = net.g, x.shape.dims[1]
     x = g.hir_mir(

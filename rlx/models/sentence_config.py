@@ -1,7 +1,7 @@
-"""What becomes of the vectors of the tokens: pooling, what follows it, normalisation.
+"""Sentence embeddings: pooling, the modules after it, normalisation, prompts.
 
 Read from the files of sentence-transformers (modules.json and the folders it names), from GGUF
-metadata, or taken as usual for the architecture.
+metadata, or the mean where no file says.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _LONGEST = 1 << 20
 
 
 @dataclass(frozen=True)
-class Step:
-    """What follows pooling: "Dense", act(x·Wᵀ + b) (+ x); "LayerNorm"; or "Normalize", where
-    something comes after it. `weights` is the file of its weights."""
+class SentenceModule:
+    """A module after pooling: "Dense", act(x·Wᵀ + b) (+ x); "LayerNorm"; or "Normalize", where it
+    is not the last. `weights` is the file of its weights."""
 
     kind: str
     weights: Path | None = None
@@ -55,7 +55,7 @@ class Step:
 class SentenceConfig:
     pooling: tuple[str, ...] = ("mean",)
     pools_prompt: bool = True  # whether the tokens of a prompt take part in pooling
-    steps: tuple[Step, ...] = ()
+    modules: tuple[SentenceModule, ...] = ()
     normalize: bool = False  # in the end
     max_tokens: int | None = None
     lower_case: bool = False
@@ -64,8 +64,8 @@ class SentenceConfig:
     scores: str = "sigmoid"  # what is done to the logit of a cross-encoder: sigmoid or none
 
 
-def read(file: GgufFile | HfFolder, folder: Path) -> SentenceConfig:
-    """The settings that come with a model, which may lie in a folder inside theirs."""
+def read_sentence_config(file: GgufFile | HfFolder, folder: Path) -> SentenceConfig:
+    """The pooling of a model; `folder` has the files of sentence-transformers."""
     if isinstance(file, GgufFile):
         kind = file.need("general.architecture", str)
         number = file.get(f"{kind}.pooling_type", int, 1)
@@ -116,27 +116,27 @@ def _scores(config: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
 
 def _modules(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    steps: list[Step] = []
+    modules: list[SentenceModule] = []
     for kind, path in _listed(folder / "modules.json"):
         if kind == "Pooling":
             found |= _pooling(folder / path)
         elif kind == "Normalize":
-            steps.append(Step(kind))
+            modules.append(SentenceModule(kind))
         elif kind == "LayerNorm":
-            steps.append(Step(kind, weights_file(folder / path)))
+            modules.append(SentenceModule(kind, weights_file(folder / path)))
         elif kind == "Dense":
-            steps.append(_dense(folder / path))
+            modules.append(_dense(folder / path))
         elif kind not in _MODULES:
             raise UnsupportedError(
                 "a module that is not known here", where=str(folder / "modules.json"), got=kind,
                 expected=", ".join(_MODULES),
             )  # fmt: skip
-    found["normalize"] = bool(steps) and steps[-1].kind == "Normalize"
-    return {**found, "steps": tuple(steps[:-1] if found["normalize"] else steps)}
+    found["normalize"] = bool(modules) and modules[-1].kind == "Normalize"
+    return {**found, "modules": tuple(modules[:-1] if found["normalize"] else modules)}
 
 
 def _listed(path: Path) -> list[tuple[str, str]]:
-    """(last part of the type, path) of each module."""
+    """(class name, path) of each module."""
     found = []
     for module in read_list(path, _LONGEST):
         entry = module if isinstance(module, dict) else {}
@@ -169,7 +169,7 @@ def _pooling(folder: Path) -> dict[str, Any]:
     return {"pooling": modes, "pools_prompt": config.get("include_prompt", True) is not False}
 
 
-def _dense(folder: Path) -> Step:
+def _dense(folder: Path) -> SentenceModule:
     config = read_object(folder / "config.json")
     name = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
     if name not in _ACTIVATIONS:
@@ -184,4 +184,4 @@ def _dense(folder: Path) -> Step:
                 got=f"{key} {config[key]!r}", expected=_VECTOR,
             )  # fmt: skip
     residual = bool(config.get("use_residual"))
-    return Step("Dense", weights_file(folder), _ACTIVATIONS[name], residual)
+    return SentenceModule("Dense", weights_file(folder), _ACTIVATIONS[name], residual)

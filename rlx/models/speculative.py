@@ -1,8 +1,8 @@
-"""Guessing tokens ahead: one run checks several guesses, and keeps those that were right.
+"""Speculative decoding: one run verifies several draft tokens, and keeps those that were right.
 
-The model draws a token after each guess, exactly as it would one by one: with the same random
-numbers from the same logits. As long as it draws what was guessed, the next draw stands. So an
-answer has the tokens it would have without guesses, and costs fewer runs where guesses are good.
+The model draws a token after each draft token, with the random numbers and logits it would have one
+by one. As long as a draw equals the draft, the next draw stands. So the tokens are those of plain
+decoding, in fewer runs where drafts are good.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError, UnsupportedError
-from rlx.models.decoder_runner import Engine
+from rlx.models.decoder_runner import DecoderRunner
 
-_LONGEST, _SHORTEST = 4, 2  # tokens that must be equal for a guess
+_LONGEST, _SHORTEST = 4, 2  # tokens of an n-gram that a draft follows
 
 
-class Guesser(ABC):
-    """Guesses `count` tokens for an engine to check."""
+class Drafter(ABC):
+    """Drafts `count` tokens for a model to verify."""
 
-    def __init__(self, engine: Engine, count: int) -> None:
-        if engine.model.config.recurrent is not None:
+    def __init__(self, runner: DecoderRunner, count: int) -> None:
+        if runner.model.config.recurrent is not None:
             raise UnsupportedError(
-                "wrong guesses cannot be taken back from a recurrent state",
-                where=engine.model.config.arch, hint="generate without speculate= and draft=",
+                "speculative decoding needs a KV cache; a recurrent state cannot be rewound",
+                where=runner.model.config.arch, hint="generate without speculate= and draft=",
             )  # fmt: skip
-        self.engine, self.count = engine, count
+        self.runner, self.count = runner, count
 
-    def guess(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:
-        """As many tokens as are checked in one run, or none; `rng` is that of the next draw."""
-        if len(self.engine.tokens) + 1 + self.count > self.engine.context:
+    def draft(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:
+        """`count` tokens, or none; `rng` is that of the next draw."""
+        if len(self.runner.tokens) + 1 + self.count > self.runner.context:
             return []
         found = self.find(seen, rng, settings)
         return found + [0] * (self.count - len(found)) if found else []
 
     @abstractmethod
     def find(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:
-        """Up to `count` tokens that may come after `seen`."""
+        """Up to `count` tokens that may follow `seen`."""
 
 
-class Lookup(Guesser):
-    """What came after the last tokens when they came before, in prompt or answer."""
+class PromptLookup(Drafter):
+    """Prompt lookup: what followed the last n-gram earlier in prompt or output."""
 
-    def __init__(self, engine: Engine, count: int) -> None:
-        super().__init__(engine, count)
-        self._ends: dict[tuple[int, ...], int] = {}  # some tokens, and where they ended last
+    def __init__(self, runner: DecoderRunner, count: int) -> None:
+        super().__init__(runner, count)
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram → where it ended last
         self._known = _SHORTEST
 
     def find(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:
@@ -62,28 +62,28 @@ class Lookup(Guesser):
         return []
 
 
-class Draft(Guesser):
+class DraftModel(Drafter):
     """A smaller model of the same vocabulary, which draws with the same random numbers."""
 
-    def __init__(self, engine: Engine, count: int, smaller: Engine) -> None:
-        super().__init__(engine, count)
+    def __init__(self, runner: DecoderRunner, count: int, smaller: DecoderRunner) -> None:
+        super().__init__(runner, count)
         self.smaller = smaller
 
     def find(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:
-        engine, found = self.smaller, list[int]()
-        if len(seen) + self.count > engine.context:
+        runner, found = self.smaller, list[int]()
+        if len(seen) + self.count > runner.context:
             return found
-        with engine.lock:
-            pending = list(seen[engine.keep(seen) :])
+        with runner.lock:
+            pending = list(seen[runner.reuse_prefix(seen) :])
             for _ in range(self.count):
-                token, rng = engine.feed(pending, rng, settings)
+                token, rng = runner.step(pending, rng, settings)
                 found.append(token)
                 pending = [token]
         return found
 
 
-def check_draft(model: Engine, draft: Engine) -> None:
-    """Raise where two models do not speak of the same tokens."""
+def check_draft_model(model: DecoderRunner, draft: DecoderRunner) -> None:
+    """Raise unless both models have one vocabulary."""
     ours, theirs = model.model.config.vocab, draft.model.config.vocab
     if ours != theirs:
         raise OptionError(
@@ -92,14 +92,16 @@ def check_draft(model: Engine, draft: Engine) -> None:
         )  # fmt: skip
 
 
-def draw_with_guesses(
-    engine: Engine, token: int, guesses: Sequence[int], rng: Any, settings: Any
+def decode_draft(
+    runner: DecoderRunner, token: int, draft: Sequence[int], rng: Any, settings: Any
 ) -> tuple[list[int], Any]:
-    """The tokens that come after `token`: one at least, and one more for every right guess."""
-    drawn = engine.check_guesses([token, *guesses], rng, settings)
-    right = 0
-    while right < len(guesses) and guesses[right] == drawn[right]:
-        right += 1
-    engine.tokens += [token, *guesses[:right]]
+    """Decode after `token`: one token at least, and one more for every accepted draft token.
+
+    Returns the tokens and the new RNG state."""
+    drawn = runner.verify_draft([token, *draft], rng, settings)
+    accepted = 0
+    while accepted < len(draft) and draft[accepted] == drawn[accepted]:
+        accepted += 1
+    runner.tokens += [token, *draft[:accepted]]
     seed, counter = (int(n) for n in rng)
-    return drawn[: right + 1], np.array([seed, counter + right + 1], np.uint64)
+    return drawn[: accepted + 1], np.array([seed, counter + accepted + 1], np.uint64)

@@ -1,7 +1,7 @@
-"""Answers that must have a form: JSON of a schema, a regular expression, a grammar.
+"""Structured output: JSON of a schema, a regular expression, or a grammar.
 
-Before each draw a mask says which tokens may come next; `llguidance` computes it. The mask is an
-input of the model, so logits stay in native memory.
+Before each draw `llguidance` computes a mask of the tokens that may come next. It is an input of
+the graph, so logits stay in native memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from rlx.errors import OptionError
 from rlx.formats.optional import library
 from rlx.formats.tokenizer import Tokenizer
+from rlx.models.build_graph import EntryPoint
 from rlx.models.sampling import GenerationSettings, Penalties
 
 # JSON as json.dumps writes it; small models lose their way in free white space
@@ -23,17 +24,17 @@ _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 _vocabularies: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 
 
-def adjustment(
+def penalties_for(
     settings: GenerationSettings, tokenizer: Tokenizer, vocab: int, prompt: Sequence[int]
 ) -> Penalties | None:
-    """What changes logits before a draw: nothing, penalties, or these and a form."""
-    if settings.constrains:
-        return Constrained(settings, tokenizer, vocab, prompt)
-    return Penalties(settings, vocab, prompt) if settings.adjusts else None
+    """What changes the logits before a draw: penalties, a grammar, both, or None."""
+    if settings.is_structured:
+        return GrammarMask(settings, tokenizer, vocab, prompt)
+    return Penalties(settings, vocab, prompt) if settings.has_penalties else None
 
 
-class Constrained(Penalties):
-    """Penalties, and a mask of the tokens that the form allows next."""
+class GrammarMask(Penalties):
+    """Penalties, and a mask of the tokens that the grammar allows next."""
 
     def __init__(
         self, settings: GenerationSettings, tokenizer: Tokenizer, vocab: int, prompt: Sequence[int]
@@ -44,33 +45,33 @@ class Constrained(Penalties):
         self._ends = tokenizer.end_ids | settings.stop_tokens
         self._matcher = engine.LLMatcher(known, _grammar(engine, settings), log_level=0)
         self.allowed = np.zeros(-(-vocab // 32), np.int32)
-        self._look()
-        mask = {"allowed": self.allowed}
-        self.inputs = self.inputs | mask if settings.adjusts else mask
-        self.use = "adjust, constrain" if settings.adjusts else "constrain"
+        self._update()
+        mask, penalised = {"allowed": self.allowed}, settings.has_penalties
+        self.inputs = self.inputs | mask if penalised else mask
+        self.entry_point = EntryPoint("sample", penalties=penalised, grammar=True)
 
     def count(self, token: int) -> None:
         super().count(token)
         if token not in self._ends:
             self._matcher.consume_token(token)
-            self._look()
+            self._update()
 
-    def _look(self) -> None:
-        """Bring the mask up to date."""
+    def _update(self) -> None:
+        """Compute the mask of the next token."""
         if self._matcher.is_error():
             raise OptionError(
-                "the form of the answer cannot be followed", got=self._matcher.get_error(),
+                "the structured output cannot be followed", got=self._matcher.get_error(),
                 hint="check the schema, expression or grammar",
             )  # fmt: skip
         self._matcher.unsafe_compute_mask_ptr(self.allowed.ctypes.data, self.allowed.nbytes)
 
 
 def _library() -> Any:
-    return library("llguidance", "an answer of a given form", "'rlx[grammar]'")
+    return library("llguidance", "structured output", "'rlx[grammar]'")
 
 
 def _grammar(engine: Any, settings: GenerationSettings) -> str:
-    """The form as the library reads it."""
+    """The grammar in the library's form."""
     matcher = engine.LLMatcher
     if settings.regex is not None:
         return str(matcher.grammar_from_regex(settings.regex))
@@ -95,18 +96,18 @@ def _as_lark(text: str) -> str:
 
 
 def _vocabulary(engine: Any, tokenizer: Tokenizer, vocab: int) -> Any:
-    """The vocabulary as the library wants it; made once, which takes a moment."""
+    """The vocabulary for the library; made once per tokenizer, as it is slow."""
     found = _vocabularies.get(tokenizer)
     if found is None:
-        wrapped = engine.TokenizerWrapper(_Spelled(tokenizer, vocab))
+        wrapped = engine.TokenizerWrapper(_TokenBytes(tokenizer, vocab))
         ends = sorted(tokenizer.end_ids)
         found = engine.LLTokenizer(wrapped, n_vocab=vocab, eos_token=ends)
         _vocabularies[tokenizer] = found
     return found
 
 
-class _Spelled:
-    """A tokenizer as the library sees it: the bytes of every token."""
+class _TokenBytes:
+    """A tokenizer as the library takes it: the bytes of every token."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer = tokenizer

@@ -1,23 +1,31 @@
-"""A Hugging Face folder as GGUF has it: names, metadata, and the few weights that differ."""
+"""Quantises a model into a GGUF file. A Hugging Face folder becomes one first: names, metadata, and
+the few weights that are stored differently."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.cores import worker_count
 from rlx.errors import FormatError, UnsupportedError
+from rlx.formats import open_model
+from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.formats.quantize import Source
+from rlx.formats.mixture import Mixture
+from rlx.formats.package import Progress, silent
+from rlx.formats.quantize import Order, Source, Written, quantize_gguf, write_quantized
 from rlx.formats.tensor import scheme_of
 from rlx.formats.tokenizer_to_gguf import tokenizer_metadata
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant import GGUF_SCHEMES
-from rlx.models.build_graph import ModelFile
 from rlx.models.config import ModelConfig
+from rlx.models.model_file import ModelFile, is_encoder
 from rlx.models.rope_tables import pairs_together, stretching
 from rlx.models.weights import Weight
 
@@ -36,8 +44,34 @@ _REORDERED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 _FREQUENCIES = "rope_freqs.weight"
 
 
+def quantize_model(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    mixture: Mixture | str,
+    *,
+    threads: int | None = None,
+    requantize: bool = False,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> list[Written]:
+    """Quantise the model at `path` into the GGUF file `out`. Returns what became of each tensor."""
+    mixture = Mixture.parse(mixture) if isinstance(mixture, str) else mixture
+    order = Order(mixture, worker_count(threads), requantize, overwrite, progress)
+    with open_model(Path(path)) as file:
+        if isinstance(file, GgufFile):
+            return quantize_gguf(file, out, order)
+        if is_encoder(file):
+            raise UnsupportedError(
+                "an encoder is not written as GGUF here", where=file.name,
+                hint="rlx.load(..., quant=) packs its weights",
+            )  # fmt: skip
+    model = ModelFile.open(file.path)
+    metadata, sources = gguf_of(model)
+    return write_quantized(out, metadata, sources, order, model.file.name)
+
+
 def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, Source]]:
-    """Metadata and tensors of a GGUF file that says the same as the folder."""
+    """Metadata and tensors of a GGUF file equal to the folder."""
     assert isinstance(model.file, HfFolder)
     arch = _WRITTEN.get(model.config.arch)
     if arch is None or model.config.rope.scaling == "longrope":

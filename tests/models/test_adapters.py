@@ -29,7 +29,7 @@ from tiny import (
 
 import rlx
 from rlx.errors import FormatError, InputError, OptionError, RlxError, UnsupportedError
-from rlx.models.build_graph import ModelFile
+from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import pairs_apart, pairs_together
 
 ATTENTION = ("q_proj", "v_proj")
@@ -157,9 +157,9 @@ def test_adapters_of_one_form_share_executables(folder: Path, tmp_path: Path) ->
             tensors = low_rank("llama", ATTENTION, rank, seed=rank)
             model.load_adapter(write_peft(tmp_path / name, tensors, rank))
         first = model.logits(PROMPT, adapter="a")
-        made = set(model.engine._uses)
+        made = set(model.runner._loops)
         second = model.logits(PROMPT, adapter="b")
-        assert set(model.engine._uses) == made
+        assert set(model.runner._loops) == made
         assert np.abs(first - second).max() > 0.1
         np.testing.assert_array_equal(model.logits(PROMPT, adapter="a"), first)
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import VOCAB, write_folder
 
 import rlx
-from rlx.models.build_graph import ModelFile
+from rlx.models.model_file import ModelFile
 
 END = VOCAB - 1
 SCHEMAS = 200

@@ -18,10 +18,9 @@ from rlx.errors import FormatError, UnsupportedError
 from rlx.ir.dtype import DType
 from rlx.ir.quant import decode
 from rlx.models.arch import architecture, supported
-from rlx.models.build_graph import ModelFile
-from rlx.models.config import ExpertConfig
-from rlx.models.decoder_builder import Net
-from rlx.models.kv_cache import CacheType
+from rlx.models.config import ExpertConfig, KVCacheType
+from rlx.models.decoder_builder import DecoderBuilder
+from rlx.models.model_file import ModelFile
 from rlx.runtime.params import Deferred
 
 TOKENS = 300  # more than a chunk of routed rows for some experts
@@ -39,10 +38,10 @@ def open_model(name: str, folder: Path, scheme: str | None) -> ModelFile:
 
 def run_layer(model: ModelFile, x: np.ndarray, device: str) -> np.ndarray:
     """The network of layer 1 alone."""
-    nets: list[Net] = []
+    nets: list[DecoderBuilder] = []
 
     def build(g: GraphModule) -> Any:
-        nets.append(Net(g, model.config, model.weights(), 8, CacheType.of("f32", 16)))
+        nets.append(DecoderBuilder(g, model.config, model.weights(), 8, KVCacheType.of("f32", 16)))
         return nets[0].ffn(g.input("x", [1, "seq", HIDDEN]), 1)
 
     module = GraphModule.define("experts", build)

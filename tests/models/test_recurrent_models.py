@@ -16,9 +16,9 @@ from tiny import CONFIGS, PROMPT, STEPS, weights, write_folder, write_safetensor
 
 import rlx
 from rlx.errors import FormatError, UnsupportedError
-from rlx.models.build_graph import ModelFile
-from rlx.models.decoder_runner import Engine
+from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.language_model import LanguageModel
+from rlx.models.model_file import ModelFile
 
 NAMES = ("qwen3_next", "qwen3_5", "mamba2")
 
@@ -38,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def load(folder: Path, chunk: int = 512) -> LanguageModel:
     file = ModelFile.open(folder)
-    return LanguageModel(file, Engine(file, context=64, kv="f32", chunk=chunk))
+    return LanguageModel(file, DecoderRunner(file, context=64, kv="f32", chunk=chunk))
 
 
 def greedy(model: LanguageModel, prompt: list[int], count: int = STEPS) -> Any:

@@ -41,6 +41,6 @@ def supported() -> tuple[str, ...]:
 
 def encoder_types() -> tuple[str, ...]:
     """What config.json calls the encoders that are known."""
-    from rlx.models.config_encoders import HF_TYPES  # late: only a message asks
+    from rlx.models.config_hf import HF_ENCODERS  # late: only a message asks
 
-    return tuple(HF_TYPES)
+    return tuple(HF_ENCODERS)

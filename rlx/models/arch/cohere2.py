@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rlx.models.arch.llama import HF_NAMES, embed, finish
 from rlx.models.config import ModelConfig
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 
 def configure(config: ModelConfig) -> ModelConfig:
@@ -17,7 +17,7 @@ def configure(config: ModelConfig) -> ModelConfig:
     return replace(config, rope=rope, centred_norms=True, window_pattern=4)
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     h = net.norm(x, f"blk.{i}.attn_norm")
     y = net.attend(*net.qkv(h, i), i, rope=net.config.slides(i))
     return x + net.linear(y, f"blk.{i}.attn_output") + net.ffn(h, i)

@@ -15,7 +15,7 @@ from rlx.ir.op import Array
 from rlx.models.arch.llama import embed, finish
 from rlx.models.arch.qwen2_moe import HF_NAMES as _QWEN
 from rlx.models.config import LatentConfig, ModelConfig
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.weights import Made
 
 _LAYER = "model.layers.{i}"
@@ -71,12 +71,12 @@ def configure(config: ModelConfig) -> ModelConfig:
     return replace(config, rope=rope, kv_heads=1, head_dim=c.rank + c.turned, attention_scale=scale)
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     x = x + _attention(net, net.norm(x, f"blk.{i}.attn_norm"), i)
     return x + net.ffn(net.norm(x, f"blk.{i}.ffn_norm"), i)
 
 
-def _attention(net: Net, x: Tensor, i: int) -> Tensor:
+def _attention(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     c, heads, g = _latent(net.config), net.config.heads, net.g
     seq = x.shape.dims[1]
     plain, turned = net.split(_queries(net, x, i, (1, seq, heads, -1)), [c.plain, c.turned])
@@ -85,9 +85,9 @@ def _attention(net: Net, x: Tensor, i: int) -> Tensor:
     key = net.rotate(key, net.config.rope, c.turned)
     latent = net.norm(latent, f"blk.{i}.attn_kv_a_norm")
     q = g.hir_mir("concat", [_each_head(net, plain, f"blk.{i}.attn_k_b"), turned], axis=3)
-    kept = net.cached(g.hir_mir("concat", [latent, key], axis=2), f"k.{i}")
+    kept = net.append_to_cache(g.hir_mir("concat", [latent, key], axis=2), f"k.{i}")
     q = g.hir_mir("reshape", [q], dims=(1, seq, heads * net.config.head_dim))
-    y = net.scored(q, kept, kept, window=0)
+    y = net.attend_to_cache(q, kept, kept, window=0)
     y = g.hir_mir("reshape", [y], dims=(1, seq, heads, net.config.head_dim))
     y, _ = net.split(y, [c.rank, c.turned])
     y = _each_head(net, y, f"blk.{i}.attn_v_b")
@@ -95,14 +95,14 @@ def _attention(net: Net, x: Tensor, i: int) -> Tensor:
     return net.linear(y, f"blk.{i}.attn_output")
 
 
-def _queries(net: Net, x: Tensor, i: int, dims: tuple[object, ...]) -> Tensor:
+def _queries(net: DecoderBuilder, x: Tensor, i: int, dims: tuple[object, ...]) -> Tensor:
     if f"blk.{i}.attn_q_a.weight" in net.weights:
         x = net.norm(net.linear(x, f"blk.{i}.attn_q_a"), f"blk.{i}.attn_q_a_norm")
         return net.g.hir_mir("reshape", [net.linear(x, f"blk.{i}.attn_q_b")], dims=dims)
     return net.g.hir_mir("reshape", [net.linear(x, f"blk.{i}.attn_q")], dims=dims)
 
 
-def _each_head(net: Net, x: Tensor, name: str) -> Tensor:
+def _each_head(net: DecoderBuilder, x: Tensor, name: str) -> Tensor:
     """[1, seq, heads, in] -> [1, seq, heads, out], each head by its own weight."""
     g, (_, seq, heads, width) = net.g, x.shape.dims
     number = g.hir_mir("iota", [], dims=(1, heads), axis=1)

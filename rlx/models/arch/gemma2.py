@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlx.models.arch.llama import HF_NAMES as _LLAMA
 from rlx.models.arch.llama import embed, finish
 from rlx.models.config import ModelConfig
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 HF_NAMES = {
     **_LLAMA,
@@ -27,7 +27,7 @@ def configure(config: ModelConfig) -> ModelConfig:
     )  # fmt: skip
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     q, k, v = net.qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     y = net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
     x = x + net.norm(y, f"blk.{i}.post_attention_norm")

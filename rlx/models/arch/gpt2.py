@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 _PARTS = {
     "attn_norm": "ln_1",
@@ -27,17 +27,17 @@ HF_NAMES = {
 HF_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
 
 
-def embed(net: Net, ids: Tensor) -> Tensor:
+def embed(net: DecoderBuilder, ids: Tensor) -> Tensor:
     seq = ids.shape.dims[1]
     table = net.param("position_embd.weight")
-    return net.embed(ids) + net.wide(net.learned(table, seq))
+    return net.embed(ids) + net.as_f32(net.position_rows(table, seq))
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     q, k, v = net.split_qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     x = x + net.linear(net.attend(q, k, v, i, rope=False), f"blk.{i}.attn_output")
     return x + net.plain_ffn(net.norm(x, f"blk.{i}.ffn_norm"), i, "gelu_tanh")
 
 
-def finish(net: Net, x: Tensor) -> Tensor:
+def finish(net: DecoderBuilder, x: Tensor) -> Tensor:
     return net.norm(x, "output_norm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.ir.op import Array
 from rlx.models.arch.llama import embed, finish
 from rlx.models.config import ModelConfig
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.weights import Made
 
 _LAYER = "gpt_neox.layers.{i}"
@@ -43,7 +43,7 @@ HF_NAMES = {
 }
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     q, k, v = net.split_qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     y = x + net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
     seen = x if net.config.parallel else y

@@ -11,7 +11,7 @@ from rlx.ir.quant import GGUF_SCHEMES
 from rlx.models.arch.llama import HF_NAMES as _LLAMA
 from rlx.models.arch.llama import embed, finish
 from rlx.models.config import ModelConfig
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.experts import experts_ffn
 from rlx.models.weights import Made
 
@@ -70,13 +70,13 @@ def configure(config: ModelConfig) -> ModelConfig:
     return replace(config, window_pattern=2, rope=replace(config.rope, whole_steps=False))
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     q, k, v = net.qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     x = x + net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
     return x + experts_ffn(net, net.norm(x, f"blk.{i}.post_attention_norm"), i, _gate)
 
 
-def _gate(net: Net, gate: Tensor, up: Tensor) -> Tensor:
+def _gate(net: DecoderBuilder, gate: Tensor, up: Tensor) -> Tensor:
     """(up + 1) · gate · sigmoid(α gate), both clamped."""
     g, most = net.g, float("inf")
     gate = g.hir_mir("clamp", [gate], low=-most, high=_LIMIT)

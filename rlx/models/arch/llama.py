@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 HF_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -28,15 +28,15 @@ HF_NAMES = {
 }
 
 
-def embed(net: Net, ids: Tensor) -> Tensor:
+def embed(net: DecoderBuilder, ids: Tensor) -> Tensor:
     return net.embed(ids, net.config.embedding_scale)
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     q, k, v = net.qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     x = x + net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
     return x + net.ffn(net.norm(x, f"blk.{i}.ffn_norm"), i)
 
 
-def finish(net: Net, x: Tensor) -> Tensor:
+def finish(net: DecoderBuilder, x: Tensor) -> Tensor:
     return net.norm(x, "output_norm")

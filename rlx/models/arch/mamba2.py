@@ -6,7 +6,7 @@ import numpy as np
 
 from rlx.ir.op import Array
 from rlx.models.arch.llama import finish
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.recurrent import carried, carry, convolved, decay, each, recurrence, squeezed
 from rlx.models.weights import Made
 
@@ -31,11 +31,11 @@ HF_NAMES = {
 }
 
 
-def embed(net: Net, ids: Tensor) -> Tensor:
+def embed(net: DecoderBuilder, ids: Tensor) -> Tensor:
     return net.embed(ids)
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     c = recurrence(net.config)
     joined = net.linear(net.norm(x, f"blk.{i}.attn_norm"), f"blk.{i}.ssm_in")
     keys = c.groups * c.state
@@ -46,7 +46,9 @@ def layer(net: Net, x: Tensor, i: int) -> Tensor:
     return x + net.linear(y, f"blk.{i}.ssm_out")
 
 
-def _scan(net: Net, u: Tensor, step: Tensor, b: Tensor, to_read: Tensor, i: int) -> Tensor:
+def _scan(
+    net: DecoderBuilder, u: Tensor, step: Tensor, b: Tensor, to_read: Tensor, i: int
+) -> Tensor:
     """Every group of heads by its own rows of b and of what is read."""
     c, g, seq = recurrence(net.config), net.g, u.shape.dims[1]
     step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
@@ -64,7 +66,7 @@ def _scan(net: Net, u: Tensor, step: Tensor, b: Tensor, to_read: Tensor, i: int)
     return parts[0] if len(parts) == 1 else g.hir_mir("concat", parts, axis=2)
 
 
-def _of_group(net: Net, name: str, group: int) -> Tensor:
+def _of_group(net: DecoderBuilder, name: str, group: int) -> Tensor:
     """A weight of each head for every channel of a group: [width], that of decay [width, state]."""
     c = recurrence(net.config)
 
@@ -76,13 +78,13 @@ def _of_group(net: Net, name: str, group: int) -> Tensor:
     return net.param(f"{name}.{group}", make)
 
 
-def _norm(net: Net, y: Tensor, i: int) -> Tensor:
+def _norm(net: DecoderBuilder, y: Tensor, i: int) -> Tensor:
     """Of all channels together, or of each group where the file has a row of weights for each."""
     g, (_, seq, inner) = net.g, y.shape.dims
     weight = net.param(f"blk.{i}.ssm_norm.weight")
     width = weight.shape.dims[-1]
     y = g.hir_mir("reshape", [y], dims=(1, seq, inner // width, width))
-    ones = net.fixed("ssm_norm.ones", np.ones(width, np.float32))
+    ones = net.array_param("ssm_norm.ones", np.ones(width, np.float32))
     y = g.rms_norm(y, ones, eps=net.config.eps) * weight
     return g.hir_mir("reshape", [y], dims=(1, seq, inner))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.models.arch.llama import embed, finish
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -28,7 +28,7 @@ HF_NAMES = {
 }
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     h = net.norm(x, f"blk.{i}.attn_norm")
     joined = f"blk.{i}.attn_qkv.weight" in net.weights  # as GGUF has them
     q, k, v = net.split_qkv(h, i) if joined else net.qkv(h, i)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.models.arch.llama import HF_NAMES as _LLAMA
 from rlx.models.arch.llama import embed, finish
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 HF_NAMES = {
     **_LLAMA,
@@ -13,7 +13,7 @@ HF_NAMES = {
 }
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     q, k, v = net.split_qkv(net.norm(x, f"blk.{i}.attn_norm"), i)
     x = x + net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
     joined = net.linear(net.norm(x, f"blk.{i}.ffn_norm"), f"blk.{i}.ffn_up")

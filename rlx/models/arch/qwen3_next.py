@@ -9,7 +9,7 @@ from rlx.ir.op import Array
 from rlx.models.arch.llama import embed, finish
 from rlx.models.arch.qwen2_moe import HF_NAMES as _QWEN
 from rlx.models.config import ModelConfig
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.recurrent import (
     all_of,
     carried,
@@ -67,13 +67,13 @@ def configure(config: ModelConfig) -> ModelConfig:
     return config
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     part = _attention if f"blk.{i}.attn_q.weight" in net.weights else _delta_net
     x = x + part(net, net.norm(x, f"blk.{i}.attn_norm"), i)
     return x + net.ffn(net.norm(x, f"blk.{i}.post_attention_norm"), i)
 
 
-def _attention(net: Net, x: Tensor, i: int) -> Tensor:
+def _attention(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     """Each head's query comes with a gate of what the head gives."""
     c, g, seq = net.config, net.g, x.shape.dims[1]
     joined, k, v = net.qkv(x, i)
@@ -86,7 +86,7 @@ def _attention(net: Net, x: Tensor, i: int) -> Tensor:
     return net.linear(y, f"blk.{i}.attn_output")
 
 
-def _delta_net(net: Net, x: Tensor, i: int) -> Tensor:
+def _delta_net(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     c, g, seq = recurrence(net.config), net.g, x.shape.dims[1]
     shared, keys = c.heads // c.groups, c.groups * c.state
     mixed = convolved(net, net.linear(x, f"blk.{i}.attn_qkv"), i)
@@ -103,7 +103,7 @@ def _delta_net(net: Net, x: Tensor, i: int) -> Tensor:
     return net.linear(g.hir_mir("reshape", [y], dims=(1, seq, c.inner)) * gate, f"blk.{i}.ssm_out")
 
 
-def _gates(net: Net, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
+def _gates(net: DecoderBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     """(how much of a token is written, the logarithm of what stays before), [1, seq, heads]"""
     g = net.g
     if f"blk.{i}.ssm_ba.weight" in net.weights:
@@ -114,7 +114,7 @@ def _gates(net: Net, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
     return g.hir_mir("sigmoid", [beta]), step * net.param(f"blk.{i}.ssm_a")
 
 
-def _by_key_head(net: Net, joined: Tensor) -> tuple[Tensor, Tensor]:
+def _by_key_head(net: DecoderBuilder, joined: Tensor) -> tuple[Tensor, Tensor]:
     """The two gates of the heads of each key, which come together."""
     c, g, seq = recurrence(net.config), net.g, joined.shape.dims[1]
     shared = c.heads // c.groups

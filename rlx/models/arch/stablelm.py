@@ -9,12 +9,12 @@ from rlx.models.arch.llama import HF_NAMES as _LLAMA
 from rlx.models.arch.llama import embed, finish
 from rlx.models.arch.llama import layer as _one_after_the_other
 from rlx.models.arch.starcoder2 import HF_NAMES as _WITH_BIASES
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
 HF_NAMES = {**_WITH_BIASES, **_LLAMA}
 
 
-def layer(net: Net, x: Tensor, i: int) -> Tensor:
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     if f"blk.{i}.ffn_norm.weight" in net.weights:
         return _one_after_the_other(net, x, i)
     h = net.norm(x, f"blk.{i}.attn_norm")

@@ -1,4 +1,4 @@
-"""The sizes of an engine for many requests, and what is compiled for them."""
+"""The paged KV cache that requests share: its sizes, and the executables compiled for them."""
 
 from __future__ import annotations
 
@@ -9,63 +9,62 @@ from functools import cached_property
 from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.ir.binding import UpTo
 from rlx.ir.module import GraphModule
-from rlx.models.adapters import Adapter, AdapterForm, common_form
-from rlx.models.batch.draw import drawing
-from rlx.models.batch.paged_builder import PAGE, BatchNet
-from rlx.models.build_graph import DRAWS, Described, ModelFile, body, require_adapted
-from rlx.models.bundle import Recipe
-from rlx.models.decoder_builder import Tensor
-from rlx.models.kv_cache import CacheType
-from rlx.models.limits import context_length
+from rlx.models.adapters import Adapter, AdapterShape, common_shape
+from rlx.models.batch.paged_builder import PAGE, PagedDecoderBuilder
+from rlx.models.build_graph import SAMPLES, BuiltGraph, EntryPoint, define_graph, sample
+from rlx.models.builder import Tensor
+from rlx.models.bundle import EntryPointSpec
+from rlx.models.config import KVCacheType
+from rlx.models.model_file import ModelFile
 from rlx.records import dataclass
 from rlx.specialize.variant import ModelVariant
 
-USE = "requests"
-REQUESTS = 8  # at once, where nobody asks for another number
-CHUNK = 512  # tokens of a step, when nobody waits for its next one
-BETWEEN = 128  # and when somebody does
+NAME = "requests"
+REQUESTS = 8  # at once, unless another number is asked for
+CHUNK = 512  # tokens of prompts in a run that decodes none
+MIXED_CHUNK = 128  # and in one that decodes too
 
 
 @dataclass(frozen=True)
-class Pool:
-    """How many requests share how much cache. Executables depend on all of it."""
+class KVPool:
+    """How many requests share how much KV cache. Executables depend on all of it."""
 
     model: ModelFile
     requests: int
     context: int  # tokens of a request
-    kv: CacheType
+    kv: KVCacheType
     slots: int  # tokens of all of them, whole pages
-    adapters: tuple[Adapter, ...] = ()  # one of which, or none, each request has
+    adapters: tuple[Adapter, ...] = ()  # a request has one of them, or none
 
     @staticmethod
     def of(
         model: ModelFile, *, requests: int | None = None, context: int | None = None,
         cache_tokens: int | None = None, kv: str | None = None, memory: int | None = None,
         adapters: Sequence[Adapter] = (),
-    ) -> Pool:  # fmt: skip
-        """Checked, with usual sizes where none are given; `memory` is what the cache may take."""
+    ) -> KVPool:  # fmt: skip
+        """Checked, with defaults for what is not given; `memory` is the most that it may take."""
         config = model.config
         requests, kv = REQUESTS if requests is None else requests, kv or "f16"
         if requests < 1:
             raise OptionError("must be positive", where="requests", got=requests)
         if config.recurrent is not None:
             raise UnsupportedError(
-                "recurrent states are not kept for many requests yet", where=config.arch,
+                "recurrent states are not batched yet", where=config.arch,
                 hint="load the model with rlx.load, for one request at a time",
             )  # fmt: skip
-        cache = CacheType.of(kv, config.head_dim)
+        cache = KVCacheType.of(kv, config.head_dim)
         if cache.scheme is not None:
             raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
-        length = context_length(config, context)
+        length = config.context_length(context)
         wanted = requests * length if cache_tokens is None else cache_tokens
-        pool = Pool(model, requests, length, cache, _whole(wanted), tuple(adapters))
+        pool = KVPool(model, requests, length, cache, _whole(wanted), tuple(adapters))
         return pool if memory is None else pool._within(memory, cache_tokens is not None)
 
-    def _within(self, memory: int, asked: bool) -> Pool:
+    def _within(self, memory: int, asked: bool) -> KVPool:
         fits = memory // self.token_bytes
         if not asked and self.slots > fits:
-            # a power of two: what is free differs a little at every start, and executables are
-            # found again only where the number of pages is the same
+            # a power of two: free memory differs a little at every start, and executables on disk
+            # are for one number of pages
             pages = 1 << max((fits // PAGE).bit_length() - 1, 0)
             return replace(self, slots=pages * PAGE)
         if not 0 < self.slots <= max(fits, PAGE):
@@ -77,52 +76,61 @@ class Pool:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of cache that a token takes."""
+        """Bytes of KV cache per token."""
         c = self.model.config
         return 2 * c.layers * c.kv_heads * self.kv.row_bytes(c.head_dim)
 
     @property
-    def recipe(self) -> Recipe:
-        """Of the run of the model: one executable for any tokens, which is as fast as one for as
-        many as there are."""
-        variant = ModelVariant(seq=UpTo(max(CHUNK, BETWEEN + self.requests)))
-        return Recipe(self._describe, {"any": variant.with_extra("picked", UpTo(self.requests))})
+    def spec(self) -> EntryPointSpec:
+        """One executable for any number of tokens: as fast as one for exactly so many."""
+        variant = ModelVariant(seq=UpTo(max(CHUNK, MIXED_CHUNK + self.requests)))
+        variant = variant.with_extra("picked", UpTo(self.requests))
+        return EntryPointSpec(self._build, {"any": variant})
 
     @cached_property
-    def form(self) -> AdapterForm | None:
-        """Of all adapters, if there are any."""
-        return common_form(self.adapters) if self.adapters else None
+    def adapter_shape(self) -> AdapterShape | None:
+        """The shape that all adapters fit."""
+        return common_shape(self.adapters) if self.adapters else None
 
     @property
-    def use(self) -> str:
-        """The name of the run of the model; with adapters it is one of its own."""
-        return USE if self.form is None else f"{USE} {len(self.adapters)} {self.form.name}"
+    def entry_point(self) -> str:
+        """The name of the entry point; adapters of one shape have their own."""
+        shape = self.adapter_shape
+        return NAME if shape is None else f"{NAME} {len(self.adapters)} {shape.name}"
 
-    def _describe(self) -> Described:
+    def _build(self) -> BuiltGraph:
         """The model for tokens of many sequences: logits of the tokens that are picked."""
-        nets: list[BatchNet] = []
 
-        def build(g: GraphModule) -> dict[str, Tensor]:
-            ids = g.input("ids", [1, "seq"], "i32")
+        def build(g: GraphModule) -> tuple[PagedDecoderBuilder, dict[str, Tensor]]:
+            ids, arch = g.input("ids", [1, "seq"], "i32"), self.model.arch
             weights, many = self.model.weights(), len(self.adapters)
-            net = BatchNet(
+            net = PagedDecoderBuilder(
                 g, self.model.config, weights, self.context, self.kv, self.slots, self.requests,
-                many, form=self.form,
+                many, lora=self.adapter_shape,
             )  # fmt: skip
-            nets.append(net)
-            return {"logits": net.head(net.pick(body(net, self.model, ids)), last_only=False)}
+            x = net.pick(net.layers(arch, arch.embed(net, ids)))
+            return net, {"logits": net.head(x, last_only=False)}
 
-        module = GraphModule.define(self.model.config.arch, build)
-        if self.form is not None:
-            require_adapted(self.model, self.form, nets[0].adapted)
-        return Described(module, nets[0].params)
+        return define_graph(self.model.config.arch, build)
 
-    def plan(self) -> dict[str, Recipe]:
-        """All that is compiled, by use."""
-        draws = dict(drawing(self.model.config.vocab, use) for use in DRAWS)
-        return {self.use: self.recipe, **draws}
+    def plan(self) -> dict[str, EntryPointSpec]:
+        """All that is compiled, by the name of the entry point."""
+        samplers = dict(sampler_spec(self.model.config.vocab, e) for e in SAMPLES)
+        return {self.entry_point: self.spec, **samplers}
+
+
+def sampler_spec(vocab: int, entry_point: EntryPoint) -> tuple[str, EntryPointSpec]:
+    """The name and the graph that draws a token from logits [1, vocab] as an entry point does."""
+
+    def build() -> BuiltGraph:
+        def draw(g: GraphModule) -> dict[str, Tensor]:
+            return sample(g, g.input("logits", [1, vocab]), entry_point)
+
+        return BuiltGraph(GraphModule.define("draw", draw), {})
+
+    return f"row-{entry_point.name}", EntryPointSpec(build, {"row": ModelVariant()})
 
 
 def _whole(tokens: int) -> int:
-    """So many tokens in whole pages."""
+    """This many tokens in whole pages."""
     return -(-tokens // PAGE) * PAGE

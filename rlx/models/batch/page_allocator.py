@@ -1,12 +1,11 @@
-"""Pages of the cache: who holds them, and which beginnings of sequences they already contain.
+"""Pages of the KV cache: reference counts and prefix caching.
 
-A page holds the keys and values of `size` consecutive tokens of a sequence. Several sequences may
-hold one page, as long as they have begun with the same tokens: a full page is known by the page
-before it and its own tokens. A page that nobody holds keeps what it contains until it is needed for
-something else, the longest unused first.
+A page holds the keys and values of `size` consecutive tokens of a sequence. Sequences with a common
+prefix share pages: a full page is keyed by the page before it and its own tokens. A page without
+holders keeps its contents until it is needed, the least recently used first.
 
-A page always falls idle after those that follow it, so it is also taken after them: no known page
-ever follows one with other contents.
+A page is always released after those that follow it, so it is also evicted after them: no cached
+page ever follows one with other contents.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from collections.abc import Sequence
 Known = tuple[int, tuple[int, ...]]  # the page before, and the tokens of this one
 
 
-class Pages:
-    """Not safe for several threads."""
+class PageAllocator:
+    """Allocates pages to sequences. Not safe for several threads."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
         self._holders = [0] * count
         self._free = list(range(count - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # known, held by nobody, oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached, without holders, oldest first
         self._known: dict[Known, int] = {}
         self._names: dict[int, Known] = {}
 
     @property
     def available(self) -> int:
-        """How many pages could be taken now."""
+        """How many pages could be allocated now."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -41,8 +40,8 @@ class Pages:
         return -(-tokens // self.size)
 
     def begin(self, tokens: Sequence[int], most: int, kind: int = 0) -> list[int] | None:
-        """Pages for a sequence of at most `most` tokens that begins with `tokens`; None if there
-        are too few. The first ones may contain the beginning already: see `shared`."""
+        """Allocate pages for a sequence of at most `most` tokens with the prompt `tokens`; None if
+        there are too few. The first ones may hold its prefix already: see `shared`."""
         shared = self.shared(tokens, kind)
         idle = sum(not self._holders[p] for p in shared)
         fresh = self.needed(most) - len(shared)
@@ -53,8 +52,8 @@ class Pages:
         return shared + [self._take() for _ in range(fresh)]
 
     def shared(self, tokens: Sequence[int], kind: int = 0) -> list[int]:
-        """Known pages that contain the beginning of `tokens`, but not their last one, which has to
-        run because its logits are wanted. Only sequences of a kind share pages."""
+        """Cached pages with a prefix of `tokens`, but not the last token, which has to run for its
+        logits. Only sequences of one `kind` (adapter) share pages."""
         found: list[int] = []
         before = _none(kind)
         for start in range(0, len(tokens) - self.size, self.size):
@@ -68,9 +67,9 @@ class Pages:
     def learn(
         self, pages: Sequence[int], number: int, tokens: Sequence[int], kind: int = 0
     ) -> None:
-        """Page `number` of a sequence now holds `tokens`, and may serve others.
+        """Page `number` of a sequence now holds `tokens`: cache it for others.
 
-        Where another page is known for them already, this one and those after it stay unknown."""
+        Where another page is cached for them already, this one and those after it are not."""
         before = pages[number - 1] if number else _none(kind)
         if number and before not in self._names:
             return
@@ -80,7 +79,7 @@ class Pages:
             self._names[pages[number]] = name
 
     def end(self, pages: Sequence[int]) -> None:
-        """A sequence lets go of its pages."""
+        """Release the pages of a sequence."""
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page]:
@@ -104,5 +103,5 @@ class Pages:
 
 
 def _none(kind: int) -> int:
-    """What stands for the page before the first one of a kind of sequences."""
+    """What stands for the page before the first one."""
     return -1 - kind

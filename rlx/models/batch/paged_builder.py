@@ -1,24 +1,24 @@
-"""A language model for tokens of many sequences in one run."""
+"""The builder of language models whose run has tokens of many sequences: paged attention."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rlx.ir.dim import Dim
-from rlx.models.decoder_builder import Net, Tensor
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.records import dataclass
 
 PAGE = 64  # tokens
 
 
 @dataclass
-class BatchNet(Net):
-    """Tokens come flat, [1, tokens], each with its sequence, its place in it, and the slot of the
-    cache that is its own."""
+class PagedDecoderBuilder(DecoderBuilder):
+    """Tokens come flat, [1, tokens], each with its sequence, its position, and its slot in the KV
+    cache."""
 
-    slots: int  # of the cache, all pages together
+    slots: int  # tokens of the KV cache, all pages together
     requests: int
-    adapters: int = 0  # how many a sequence may choose from, beside none
+    adapter_count: int = 0
 
     def __post_init__(self) -> None:
         g, pages = self.g, -(-self.context // PAGE)
@@ -26,36 +26,36 @@ class BatchNet(Net):
         self.positions = g.input("positions", ["seq"], "i32")
         self.into = g.input("slots", ["seq"], "i32")
         self.table = g.input("table", [self.requests, pages], "i32")
-        self.which = g.input("adapters", ["seq"], "i32") if self.adapters else None
+        self.which = g.input("adapters", ["seq"], "i32") if self.adapter_count else None
 
-    def place(self) -> dict[str, Any]:
+    def position_args(self) -> dict[str, Any]:
         return {"positions": self.positions}
 
     def pick(self, x: Tensor) -> Tensor:
-        """Of all tokens those whose logits are wanted."""
+        """The tokens whose logits are wanted."""
         picked = self.g.input("picked", ["picked"], "i32")
         if self.which is not None:
             self.which = self.g.hir_mir("gather", [self.which, picked], axis=0)
         return self.g.hir_mir("gather", [x, picked], axis=1)
 
-    def adapter_product(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
-        """Each token · half of its own adapter; the first of them is none."""
+    def adapter_matmul(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
+        """Each token · A or B of its own adapter; number 0 is none."""
         rows = x.shape.dims[1]
-        stack = self.g.state(name, [1 + self.adapters, inner, out], "f32")
+        stack = self.g.state(name, [1 + self.adapter_count, inner, out], "f32")
         flat = self.g.hir_mir("reshape", [x], dims=(rows, inner))
         y = self.g.hir_mir("grouped_matmul", [flat, stack, self.which])
         return self.g.hir_mir("reshape", [y], dims=(1, rows, out))
 
-    def learned(self, table: Tensor, seq: Dim) -> Tensor:
+    def position_rows(self, table: Tensor, seq: Dim) -> Tensor:
         return self.g.hir_mir("gather", [table, self.positions], axis=0)
 
-    def cached(self, x: Tensor, name: str) -> Tensor:
+    def append_to_cache(self, x: Tensor, name: str) -> Tensor:
         state, rows = self.cache_rows(x, name, self.slots)
         if rows.shape.dtype is not self.kv.dtype:
             rows = self.g.hir_mir("cast", [rows], dtype=self.kv.dtype)
         return self.g.hir_mir("state_update", [state, rows, self.into], axis=2)
 
-    def scored(
+    def attend_to_cache(
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
     ) -> Tensor:
         c = self.config

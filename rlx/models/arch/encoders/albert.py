@@ -5,7 +5,9 @@ from __future__ import annotations
 from rlx.models.arch.encoders.bert import BODY as _BERT
 from rlx.models.arch.encoders.bert import HEAD, finish
 from rlx.models.arch.encoders.electra import embed
-from rlx.models.encoder_builder import EncoderNet, Tensor
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
+from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
 PREFIXES = ("albert.", "")
 _PARTS = {
@@ -33,9 +35,17 @@ BODY = {
 }
 
 
-def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
-    c = net.config
-    return net.post_norm_layer(x, i * c.groups // c.layers)
+def read_config(s: HfSettings) -> ModelConfig:
+    s.require("position_embedding_type", "absolute", "absolute")
+    s.require("inner_group_num", 1, 1)
+    groups = s.get("num_hidden_groups", default=1)
+    activation = s.activation("hidden_act", default="gelu_new")
+    parts = {"embedding": s.need("embedding_size"), "groups": groups}
+    return s.encoder("albert", parts, activation=activation)
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+def layer(net: EncoderBuilder, x: Tensor, i: int) -> Tensor:
+    return net.post_norm_layer(x, i * net.encoder.groups // net.config.layers)
+
+
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]

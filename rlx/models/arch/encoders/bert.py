@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlx.models.encoder_builder import EncoderNet, Tensor
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
+from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
 PREFIXES = ("bert.", "")
 _PARTS = {
@@ -32,13 +34,18 @@ BODY = {
 HEAD = {"cls.output.weight": "classifier.weight", "cls.output.bias": "classifier.bias"}
 
 
-def embed(net: EncoderNet, ids: Tensor, types: Tensor | None) -> Tensor:
-    return net.norm(net.embed(ids) + net.positions(ids, types), "token_embd_norm")
+def read_config(s: HfSettings) -> ModelConfig:
+    s.require("position_embedding_type", "absolute", "absolute")
+    return s.encoder("bert")
 
 
-def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
+def embed(net: EncoderBuilder, ids: Tensor, types: Tensor | None) -> Tensor:
+    return net.norm(net.embed(ids) + net.position_embeddings(ids, types), "token_embd_norm")
+
+
+def layer(net: EncoderBuilder, x: Tensor, i: int) -> Tensor:
     return net.post_norm_layer(x, i)
 
 
-def finish(net: EncoderNet, x: Tensor) -> Tensor:
+def finish(net: EncoderBuilder, x: Tensor) -> Tensor:
     return x

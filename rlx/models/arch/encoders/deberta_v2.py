@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from rlx.errors import UnsupportedError
 from rlx.ir.attrs import MaskKind
 from rlx.models.arch.encoders.bert import BODY as _BERT
 from rlx.models.arch.encoders.bert import finish
 from rlx.models.arch.encoders.nomic_bert import embed
-from rlx.models.config_encoders import EncoderConfig
-from rlx.models.encoder_builder import EncoderNet, Tensor
+from rlx.models.config import EncoderConfig, ModelConfig
+from rlx.models.config_hf import HfSettings
+from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
 PREFIXES = ("deberta.", "")
 BODY = {
@@ -34,11 +36,33 @@ HEAD = {
 }
 
 
-def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
+def read_config(s: HfSettings) -> ModelConfig:
+    for name in ("relative_attention", "share_att_key"):
+        s.require(name, False, True)
+    s.require("position_biased_input", True, False)
+    s.require("norm_rel_ebd", "none", "layer_norm")
+    s.require("conv_kernel_size", 0, 0)
+    kinds = s.values.get("pos_att_type") or []
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    if sorted(map(str, kinds)) != ["c2p", "p2c"]:
+        raise UnsupportedError(
+            "pos_att_type of this kind is not known here", where=s.where, got=kinds,
+            expected="c2p, p2c",
+        )  # fmt: skip
+    farthest = s.get("max_relative_positions", default=-1)
+    parts = {
+        "distance_buckets": 2 * s.need("position_buckets"),
+        "farthest": farthest if farthest > 0 else s.need("max_position_embeddings"),
+        "classifier_activation": s.activation("pooler_hidden_act", default="gelu"),
+    }
+    return s.encoder("deberta_v2", parts, eps=s.get("layer_norm_eps", default=1e-7))
+
+
+def layer(net: EncoderBuilder, x: Tensor, i: int) -> Tensor:
     return net.post_norm_layer(x, i, attend=partial(_attend, net))
 
 
-def _attend(net: EncoderNet, qkv: list[Tensor], i: int) -> Tensor:
+def _attend(net: EncoderBuilder, qkv: list[Tensor], i: int) -> Tensor:
     """softmax((q·k + q·k′ + q′·k) / √3d)·v, where k′ and q′ are of relative positions."""
     g, c = net.g, net.config
     q, k, v = qkv
@@ -47,48 +71,48 @@ def _attend(net: EncoderNet, qkv: list[Tensor], i: int) -> Tensor:
     to_keys = _scores(net, q, net.linear(places, f"blk.{i}.attn_k"), -1)
     to_queries = _scores(net, k, net.linear(places, f"blk.{i}.attn_q"), 1)
     bias = (to_keys + g.hir_mir("transpose", [to_queries], perm=(0, 1, 3, 2))) * scale
-    keep = net.keep()
+    keep = net.key_mask()
     bias = bias if keep is None else g.hir_mir("where", [keep, bias, float("-inf")])
     return g.attention(
         q, k, v, bias, num_heads=c.heads, head_dim=c.head_dim, mask_kind=MaskKind.BIAS, scale=scale
     )
 
 
-def _places(net: EncoderNet) -> Tensor:
-    return net.norm(net.wide(net.param("relative_embd.weight")), "relative_norm")
+def _places(net: EncoderBuilder) -> Tensor:
+    return net.norm(net.as_f32(net.param("relative_embd.weight")), "relative_norm")
 
 
-def _scores(net: EncoderNet, x: Tensor, places: Tensor, sign: int) -> Tensor:
+def _scores(net: EncoderBuilder, x: Tensor, places: Tensor, sign: int) -> Tensor:
     """Of every token with the place of every other, [batch, heads, seq, seq]. Places are those of
     the query as seen from the key; `sign` is -1 where x is of queries."""
     g, c = net.g, net.config
     batch, seq, _ = x.shape.dims
     heads = g.hir_mir("reshape", [x], dims=(batch, seq, c.heads, c.head_dim))
     heads = g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
-    apart = g.hir_mir("reshape", [places], dims=(c.distance_buckets, c.heads, c.head_dim))
+    apart = g.hir_mir("reshape", [places], dims=(net.encoder.distance_buckets, c.heads, c.head_dim))
     found = g.hir_mir("matmul", [heads, g.hir_mir("transpose", [apart], perm=(1, 2, 0))])
     return g.hir_mir("take_along", [found, net.once(f"at{sign}", partial(_at, net, sign))], axis=-1)
 
 
-def _at(net: EncoderNet, sign: int) -> Tensor:
+def _at(net: EncoderBuilder, sign: int) -> Tensor:
     """The row of the table of places, [1, 1, seq, seq]."""
     g, c = net.g, net.config
-    rows = net.fixed("place_by_distance", place_by_distance(c))
+    rows = net.array_param("place_by_distance", place_by_distance(c, net.encoder))
     at = net.distance() * sign + (c.context - 1)
     found = g.hir_mir("gather", [rows, at], axis=0)
     return g.hir_mir("reshape", [found], dims=(1, 1, *found.shape.dims))
 
 
-def place_by_distance(c: EncoderConfig) -> Any:
+def place_by_distance(c: ModelConfig, e: EncoderConfig) -> Any:
     """Near distances have a place each, far ones share one, the more the farther they are."""
-    distance, half = np.arange(-(c.context - 1), c.context), c.distance_buckets // 2
+    distance, half = np.arange(-(c.context - 1), c.context), e.distance_buckets // 2
     near, size = half // 2, np.abs(distance)
     # in f32, as the models were trained: a border may fall to either side
     far = np.log(np.maximum(size, near).astype(np.float32) / np.float32(near))
-    steps = far / np.log(np.float32((c.farthest - 1) / near)) * np.float32(near - 1)
+    steps = far / np.log(np.float32((e.farthest - 1) / near)) * np.float32(near - 1)
     wide = np.ceil(steps).astype(np.int64) + near
     place = np.where(size <= near, distance, wide * np.sign(distance))
-    return np.clip(place + half, 0, c.distance_buckets - 1).astype(np.int32)
+    return np.clip(place + half, 0, e.distance_buckets - 1).astype(np.int32)
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]

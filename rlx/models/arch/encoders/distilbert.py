@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from rlx.models.arch.encoders.bert import embed, finish, layer
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("distilbert.", "")
 _PARTS = {
@@ -33,4 +35,9 @@ HEAD = {
     "cls.output.bias": "classifier.bias",
 }
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+
+def read_config(s: HfSettings) -> ModelConfig:
+    return s.encoder("distilbert", {"classifier_activation": "relu"}, eps=1e-12)
+
+
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]

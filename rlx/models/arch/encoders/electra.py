@@ -6,7 +6,9 @@ from rlx.models.arch.encoders import bert
 from rlx.models.arch.encoders.bert import finish, layer
 from rlx.models.arch.encoders.roberta import BODY as _ROBERTA
 from rlx.models.arch.encoders.roberta import HEAD
-from rlx.models.encoder_builder import EncoderNet, Tensor
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
+from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
 PREFIXES = ("electra.", "")
 BODY = {
@@ -16,9 +18,15 @@ BODY = {
 }
 
 
-def embed(net: EncoderNet, ids: Tensor, types: Tensor | None) -> Tensor:
+def read_config(s: HfSettings) -> ModelConfig:
+    s.require("position_embedding_type", "absolute", "absolute")
+    parts = {"embedding": s.need("embedding_size"), "classifier_activation": "gelu"}
+    return s.encoder("electra", parts)
+
+
+def embed(net: EncoderBuilder, ids: Tensor, types: Tensor | None) -> Tensor:
     x = bert.embed(net, ids, types)
     return net.linear(x, "token_proj") if "token_proj.weight" in net.weights else x
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]

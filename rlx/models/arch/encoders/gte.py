@@ -6,7 +6,9 @@ from functools import partial
 
 from rlx.models.arch.encoders.bert import HEAD, finish
 from rlx.models.arch.encoders.nomic_bert import embed
-from rlx.models.encoder_builder import EncoderNet, Tensor
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
+from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
 PREFIXES = ("gte.", "new.", "")
 _PARTS = {
@@ -32,8 +34,15 @@ BODY = {
 }
 
 
-def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
+def read_config(s: HfSettings) -> ModelConfig:
+    s.require("position_embedding_type", "rope", "rope")
+    s.require("layer_norm_type", "layer_norm", "layer_norm")
+    s.require("logn_attention_scale", False, False)
+    return s.encoder("gte", rope=s.rope(160_000.0))
+
+
+def layer(net: EncoderBuilder, x: Tensor, i: int) -> Tensor:
     return net.post_norm_layer(x, i, partial(net.joined_ffn, gate_first=False))
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlx.models.arch.encoders.bert import embed, finish, layer
 from rlx.models.arch.encoders.roberta import HEAD
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("mpnet.", "")
 _PARTS = {
@@ -29,4 +31,11 @@ BODY = {
     },
 }
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+
+def read_config(s: HfSettings) -> ModelConfig:
+    buckets = s.get("relative_attention_num_buckets", default=32)
+    parts = {"first_position": 2, "distance_buckets": buckets}
+    return s.encoder("mpnet", parts, context=s.need("max_position_embeddings") - 2)
+
+
+__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from rlx.models.arch.encoders.bert import HEAD, finish
-from rlx.models.encoder_builder import EncoderNet, Tensor
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
+from rlx.models.encoder_builder import EncoderBuilder, Tensor
+from rlx.models.rope_tables import RopeConfig
 
 PREFIXES = ("nomic_bert.", "bert.", "")
 _EMBEDDINGS = {
@@ -52,12 +55,32 @@ BODY = _table("embeddings.LayerNorm", "layers", _PARTS)
 FIRST_BODY = _table("emb_ln", "encoder.layers", _FIRST_PARTS)
 
 
-def embed(net: EncoderNet, ids: Tensor, types: Tensor | None) -> Tensor:
-    return net.unplaced(ids, types)
+def read_config(s: HfSettings) -> ModelConfig:
+    s.require("prenorm", False, False)
+    s.require("rotary_emb_interleaved", False, False)
+    s.require("rotary_emb_fraction", 1.0, 1.0)
+    s.require("moe_every_n_layers", 0, 0)
+    rope = s.inside("rope_parameters")
+    base = s.get("rotary_emb_base", "rope_theta", default=1000.0)
+    longest = s.need("max_position_embeddings", "n_positions")
+    # the first release says 8192 positions, but was trained on fewer; beyond those its rotation
+    # would depend on the length of the text
+    trained = s.get("max_trained_positions", default=longest)
+    trained = rope.get("original_max_position_embeddings", default=trained)
+    return s.encoder(
+        "nomic_bert",
+        rope=RopeConfig(rope.get("rope_theta", default=base)),
+        context=min(longest, trained),
+        activation=s.activation("hidden_act", "activation_function", default="silu"),
+    )
 
 
-def layer(net: EncoderNet, x: Tensor, i: int) -> Tensor:
+def embed(net: EncoderBuilder, ids: Tensor, types: Tensor | None) -> Tensor:
+    return net.embed_without_positions(ids, types)
+
+
+def layer(net: EncoderBuilder, x: Tensor, i: int) -> Tensor:
     return net.post_norm_layer(x, i, net.gated_ffn)
 
 
-__all__ = ["BODY", "FIRST_BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+__all__ = ["BODY", "FIRST_BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]

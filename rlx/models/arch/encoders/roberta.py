@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlx.models.arch.encoders.bert import BODY as _BERT
 from rlx.models.arch.encoders.bert import embed, finish, layer
+from rlx.models.config import ModelConfig
+from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("roberta.", "")
 BODY = {ours: theirs for ours, theirs in _BERT.items() if not ours.startswith("cls.")}
@@ -33,4 +35,13 @@ HEAD = {
     "cls.output.bias": "classifier.out_proj.bias",
 }
 
-__all__ = ["BODY", "FIRST_BODY", "HEAD", "PREFIXES", "embed", "finish", "layer"]
+
+def read_config(s: HfSettings) -> ModelConfig:
+    s.require("position_embedding_type", "absolute", "absolute")
+    # positions are counted from behind the padding token's
+    first = s.get("pad_token_id", default=1) + 1
+    positions = s.need("max_position_embeddings")
+    return s.encoder("roberta", {"first_position": first}, context=positions - first)
+
+
+__all__ = ["BODY", "FIRST_BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]
