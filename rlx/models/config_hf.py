@@ -150,7 +150,7 @@ def _hf_mamba2(c: Mapping[str, Any], folder: HfFolder) -> ModelConfig:
         kv_heads=heads,
         head_dim=head_dim,
         ffn=heads * head_dim,
-        context=1 << 20,  # as GGUF has it: there is no limit
+        context=1 << 20,  # as in GGUF: there is no limit
         eps=float(c.get("layer_norm_epsilon", 1e-5)),
         recurrent=RecurrentConfig(taps, groups, heads, state, heads * head_dim),
     )
@@ -190,10 +190,10 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
         or c.get("original_max_position_embeddings")
         or c.get("max_position_embeddings", 0)
     )
-    # longrope states how far it stretches by the two lengths
+    # the factor of longrope is the ratio of the two lengths
     longest = c.get("max_position_embeddings", 0)
     stretch = longest / original if original and "long_factor" in given else 1.0
-    whole = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # where nothing is said
+    whole = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # the default
     turned = c.get("partial_rotary_factor", c.get("rotary_pct", whole))
     share = given.get("partial_rotary_factor", turned)
     factor = float(given.get("factor") or stretch)
@@ -216,7 +216,7 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
 
 
 def _hf_sharpness(given: Mapping[str, Any], factor: float) -> float:
-    """yarn's factor of all angles where it is stated by two numbers; else 0."""
+    """yarn's attention factor where it is given as two numbers; else 0."""
     mscale, of_scores = given.get("mscale"), given.get("mscale_all_dim")
     if not mscale or not of_scores:
         return 0.0
@@ -225,7 +225,7 @@ def _hf_sharpness(given: Mapping[str, Any], factor: float) -> float:
 
 
 def _refuse(c: Mapping[str, Any], folder: HfFolder) -> None:
-    """Raise for what would change results and is not built."""
+    """Raise for settings that would change results and are not built."""
     for name in ("clip_qkv", "qk_layernorm"):
         if c.get(name):
             raise UnsupportedError(f"{name} is not supported", where=folder.name, got=c[name])

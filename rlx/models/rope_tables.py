@@ -1,4 +1,4 @@
-"""Angles of rotary embedding: cosines and sines by position, for every way of stretching them."""
+"""Rotary position embedding: tables of cosines and sines, with every kind of context scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Table = Any  # f32 [positions, n_rot / 2]
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding: base, how many dimensions turn, and how long contexts are stretched."""
+    """Base, number of rotated dimensions, and context scaling."""
 
     theta: float = 10000.0
     n_rot: int = 0  # 0: the whole head
@@ -29,8 +29,8 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 0.0  # 0: what the scaling's own formula says
-    whole_steps: bool = True  # yarn blends from a whole dimension to another
-    log_factor: float = 0.0  # of log(factor) / 10, by which yarn makes latent attention sharper
+    whole_steps: bool = True  # yarn rounds the bounds of its ramp to whole dimensions
+    log_factor: float = 0.0  # of log(factor) / 10 in the scale of latent attention with yarn
     long_factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
 
@@ -38,7 +38,7 @@ class RopeConfig:
 def rope_tables(
     rope: RopeConfig, head_dim: int, context: int, factors: Any = None
 ) -> tuple[Table, Table]:
-    """cos and sin for positions below `context`; `factors` of a file divide the frequencies."""
+    """cos and sin for positions below `context`; `factors` divide the frequencies."""
     turned = rope.n_rot or head_dim
     frequencies = _plain(rope, turned)
     frequencies, scale = _scaled(rope, frequencies, turned, context, factors)
@@ -46,8 +46,8 @@ def rope_tables(
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
 
 
-def stretching(rope: RopeConfig, head_dim: int) -> Any:
-    """What the scaling divides each frequency by, within the original context."""
+def frequency_factors(rope: RopeConfig, head_dim: int) -> Any:
+    """The factor that divides each frequency, within the original context."""
     turned = rope.n_rot or head_dim
     plain = _plain(rope, turned)
     return plain / _scaled(rope, plain, turned, rope.original_context, None)[0]
@@ -66,7 +66,7 @@ def _scaled(
         return frequencies, 1.0
     if rope.scaling == "linear":
         return frequencies / rope.factor, 1.0
-    if rope.scaling == "ntk":  # a larger base, and everything a little slower
+    if rope.scaling == "ntk":  # a larger base
         steps = np.arange(2, turned + 2, 2, dtype=np.float64) / turned
         return frequencies / rope.factor**steps, 1.0
     if rope.scaling == "llama3":
@@ -80,7 +80,7 @@ def _scaled(
 
 
 def _llama3(rope: RopeConfig, frequencies: Any) -> Any:
-    """Long waves are stretched, short ones kept, those between blended."""
+    """Low frequencies are divided, high ones kept, those between interpolated."""
     waves = 2 * math.pi / frequencies
     low = rope.original_context / rope.low_freq_factor
     high = rope.original_context / rope.high_freq_factor
@@ -93,7 +93,7 @@ def _llama3(rope: RopeConfig, frequencies: Any) -> Any:
 
 
 def _yarn(rope: RopeConfig, frequencies: Any, turned: int) -> tuple[Any, float]:
-    """Dimensions that turn often in the original context are kept, slow ones stretched."""
+    """High frequencies are kept, low ones divided, with a ramp between."""
 
     def dimension(turns: float) -> float:
         wave = rope.original_context / (turns * 2 * math.pi)
@@ -119,12 +119,12 @@ def _longrope(rope: RopeConfig, frequencies: Any, context: int) -> tuple[Any, fl
 
 
 def pairs_together(rows: Array, heads: int) -> Array:
-    """The two numbers that turn together become neighbours, not half a head apart."""
+    """Rows from half-split to interleaved pairs."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def pairs_apart(rows: Array, heads: int) -> Array:
-    """The other way round."""
+    """Rows from interleaved to half-split pairs."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -26,7 +26,7 @@ from rlx.ir.op import Array
 from rlx.ir.quant import GGUF_SCHEMES
 from rlx.models.config import ModelConfig
 from rlx.models.model_file import ModelFile, is_encoder
-from rlx.models.rope_tables import pairs_together, stretching
+from rlx.models.rope_tables import frequency_factors, pairs_together
 from rlx.models.weights import Weight
 
 # model_type → general.architecture
@@ -131,13 +131,13 @@ def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
     if "token_embd.weight" not in found:
         raise FormatError("no token embedding", where=model.file.name)
     if model.config.rope.scaling == "llama3":
-        factors = stretching(model.config.rope, model.config.head_dim).astype(np.float32)
+        factors = frequency_factors(model.config.rope, model.config.head_dim).astype(np.float32)
         found[_FREQUENCIES] = Source(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
     return found
 
 
 def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
-    """Vectors and tables of positions are f32 in GGUF."""
+    """Vectors and position tables are f32 in GGUF."""
     wide = len(weight.shape) < 2 or weight.name == "position_embd.weight"
     dtype = f32 if wide else DType.of(weight.array.dtype)
     scheme = scheme_of(dtype)
@@ -154,7 +154,7 @@ def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
 
 
 def _change(name: str, c: ModelConfig, arch: str) -> Callable[[Array], Array] | None:
-    """What GGUF stores otherwise than the folder."""
+    """The function from the folder's tensor to GGUF's, where they differ."""
     if c.norm_offset and name.endswith("norm.weight"):
         return partial(np.add, np.float32(c.norm_offset))
     if arch == "llama" and name.endswith(_REORDERED):

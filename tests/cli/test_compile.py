@@ -39,7 +39,7 @@ def test_it_is_made_described_and_run_without_llvmlite(
     assert told.exit_code == 0, told.stderr
 
 
-def test_many_requests_and_guesses_go_along(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+def test_batching_and_speculation_go_along(rlx: Any, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "many.rlx"
     made = rlx(
         "compile", tiny, "--out", file, "--context", "64", "--requests", "2", "--cache-tokens",

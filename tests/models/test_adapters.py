@@ -151,7 +151,7 @@ def test_each_request_has_its_own(folder: Path, tmp_path: Path) -> None:
         assert guessed.tokens == wanted["one"]
 
 
-def test_adapters_of_one_form_share_executables(folder: Path, tmp_path: Path) -> None:
+def test_adapters_of_one_shape_share_executables(folder: Path, tmp_path: Path) -> None:
     with load(folder) as model:
         for name, rank in {"a": 3, "b": 8}.items():
             tensors = low_rank("llama", ATTENTION, rank, seed=rank)

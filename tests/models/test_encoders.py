@@ -18,7 +18,7 @@ import rlx
 from rlx import CompileOptions, DimBinding, Session
 from rlx.formats.fetch import cached
 from rlx.ir.attrs import MaskKind
-from rlx.models.arch.encoders.deberta_v2 import place_by_distance
+from rlx.models.arch.encoders.deberta_v2 import position_buckets
 from rlx.models.build_graph import EntryPoint, build_graph
 from rlx.models.config import EncoderConfig
 from rlx.models.encoder_builder import buckets
@@ -142,7 +142,7 @@ def test_places_of_distances_as_published() -> None:
     """DeBERTa's rule, by hand: of 256 places a side 128 exact, the rest logarithmic up to 511."""
     config = SimpleNamespace(context=600)
     encoder = EncoderConfig(distance_buckets=512, farthest=512)
-    found = place_by_distance(config, encoder)  # type: ignore[arg-type]
+    found = position_buckets(config, encoder)  # type: ignore[arg-type]
     far = [math.ceil(math.log(d / 128) / math.log(511 / 128) * 127) + 128 for d in (200, 400)]
     wanted = [256, 257, 384, 256 + far[0], 256 + far[1], 511, 511]
     assert [int(found[599 + d]) for d in (0, 1, 128, 200, 400, 511, 599)] == wanted

@@ -84,10 +84,13 @@ def test_the_text_of_a_model_that_sees(tmp_path: Path) -> None:
         assert greedy(model, PROMPT).tokens == list(wanted)
 
 
-def test_many_requests_and_guesses_are_refused(folders: dict[str, Path]) -> None:
+def test_batching_and_speculation_are_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedError, match="recurrent states"):
         rlx.Engine(folders["mamba2"])
-    with load(folders["mamba2"]) as model, pytest.raises(UnsupportedError, match="guesses"):
+    with (
+        load(folders["mamba2"]) as model,
+        pytest.raises(UnsupportedError, match="speculative decoding"),
+    ):
         model.generate(PROMPT, stream=False, speculate=3)
 
 

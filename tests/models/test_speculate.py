@@ -1,4 +1,4 @@
-"""Guessed tokens: the same answers with fewer runs, whoever guesses and however badly."""
+"""Speculative decoding: the same tokens in fewer runs, whatever drafts them and however badly."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def tokens(model: LanguageModel, **settings: Any) -> list[int]:
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.2, "seed": 7}])
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_guesses_do_not_change_an_answer(
+def test_drafts_do_not_change_the_tokens(
     model: LanguageModel, settings: dict[str, Any], count: int
 ) -> None:
     assert tokens(model, speculate=count, **settings) == tokens(model, **settings)
@@ -123,7 +123,7 @@ def test_lookup_finds_the_longest_match(model: LanguageModel) -> None:
     assert lookup.find([*seen, 8, 9], None, None) == [7, 1, 2]
 
 
-def test_stops_and_limits_hold_among_guesses(model: LanguageModel) -> None:
+def test_stops_and_limits_hold_among_drafts(model: LanguageModel) -> None:
     plain = model.generate(PROMPT, stream=False, max_tokens=60, temperature=0)
     for count in (5, 6, 7):
         short = model.generate(PROMPT, stream=False, max_tokens=count, temperature=0, speculate=4)
@@ -133,7 +133,7 @@ def test_stops_and_limits_hold_among_guesses(model: LanguageModel) -> None:
     assert (full.tokens, full.finish_reason) == (same.tokens, same.finish_reason)
 
 
-def test_what_cannot_be_guessed_with(folder: Path, tmp_path: Path, model: LanguageModel) -> None:
+def test_models_that_cannot_draft(folder: Path, tmp_path: Path, model: LanguageModel) -> None:
     with pytest.raises(rlx.OptionError, match="speculate"):
         model.generate(PROMPT, speculate=17)
     with made(folder) as other:

@@ -205,6 +205,24 @@ def test_what_fails_while_packing_is_told(encoder: Path, monkeypatch: pytest.Mon
     assert not [t for t in threading.enumerate() if t.name == "rlx-pack"]
 
 
+def test_code_is_made_with_the_first_token_or_when_asked(tiny: Path, encoder: Path) -> None:
+    with rlx.load(tiny) as model:
+        assert not model.runner._loops
+        model.warm()
+        assert [*model.runner._loops] == ["sample"]
+    for path in (tiny, encoder):
+        with rlx.load(path, warm=True) as model:
+            made, compiled = model.runner.params.preparations, jit.compilations
+            graphs = len(model.runner._pipelines)
+            if path is tiny:
+                model.generate(PROMPT, temperature=0, max_tokens=4, stream=False)
+            else:
+                model.embed(["the cat", "a", "the cat " * 12])
+            assert jit.compilations == compiled
+            assert model.runner.params.preparations == made
+            assert len(model.runner._pipelines) == graphs
+
+
 _LEAN = """
 import sys
 import rlx
@@ -236,7 +254,7 @@ def mapped(path: Path) -> list[str]:
     return found
 
 
-# -- shipped --------------------------------------------------------------------------------------
+# -- bundles --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -367,7 +385,7 @@ with rlx.load({path!r}, artifact={artifact!r}) as model:
 """
 
 
-def test_an_artifact_serves_requests_and_guesses_without_llvmlite(
+def test_an_artifact_serves_batching_and_speculation_without_llvmlite(
     tiny: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "many.rlx"

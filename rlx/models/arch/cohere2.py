@@ -1,6 +1,6 @@
-"""Cohere 2 (Command R7B): attention and network side by side, one layer in four without a window.
+"""Cohere 2 (Command R7B): attention and FFN in parallel, full attention in one layer of four.
 
-Layers with a window turn by position, the others do not.
+Layers with sliding-window attention have rotary positions, the others none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""DeepSeek-V2: keys and values as one short latent vector per token; experts.
+"""DeepSeek-V2: multi-head latent attention (MLA), mixture of experts.
 
-The latent vector and the turned part of the key, which all heads share, are the one key head that
-is kept. What would unfold a latent vector into a head's key and value is applied to the query
-before and to the result after instead: head h by weight h, like rows routed to experts.
+The KV cache has one head: the compressed vector and the rotary part of the key, which all heads
+share. The up-projections of keys and values are absorbed: applied to queries and to attention's
+output instead, head h with weight h, as a grouped matmul.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ HF_NAMES = {
 
 def _latent(config: ModelConfig) -> LatentConfig:
     if config.latent is None:
-        raise FormatError("no rank of keys and values", where=config.arch, expected="kv_lora_rank")
+        raise FormatError(
+            "no rank of the compressed keys and values", where=config.arch, expected="kv_lora_rank"
+        )
     return config.latent
 
 

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after each part, capped scores, every other layer with a window."""
+"""Gemma 2: norms before and after each block, soft-capped scores, a window in every other layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 without caps, with norms on q and k, and five windowed layers to a full one."""
+"""Gemma 3: Gemma 2 without soft caps, with QK norm, and full attention in one layer of six."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms, a plain gelu network; no rotation."""
+"""GPT-2: learned positions, layer norms, a GELU FFN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HF_NAMES = {
         for part in ("weight", "bias")
     },
 }
-# Hugging Face keeps these weights the other way round: [in, out]
+# Hugging Face stores these weights as [in, out]
 HF_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
 
 

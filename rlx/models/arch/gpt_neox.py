@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): attention and a plain gelu network side by side, each after its own norm."""
+"""GPT-NeoX (Pythia): attention and a GELU FFN in parallel, each after its own norm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARTS = {
 
 
 def _by_part(config: ModelConfig, joined: Array) -> Array:
-    """All of q, then k, then v, from q, k and v of each head in turn."""
+    """[heads, (q, k, v)] → [(q, k, v), heads]"""
     heads = joined.reshape(config.heads, 3, config.head_dim, *joined.shape[1:])
     return heads.swapaxes(0, 1).reshape(joined.shape)
 

@@ -1,4 +1,4 @@
-"""gpt-oss: experts packed as MXFP4, a sink in each head, every other layer with a window."""
+"""gpt-oss: MXFP4 experts, attention sinks, a window in every other layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALPHA, _LIMIT = 1.702, 7.0
 
 
 def _blocks(first: int, step: int, blocks: Array, scales: Array) -> Array:
-    """Every `step`-th row as GGUF has MXFP4: the scale, then codes 0–15 below codes 16–31.
+    """Every `step`-th row in GGUF's layout of MXFP4: the scale, then codes 0–15 below codes 16–31.
 
     Files have [experts, rows, blocks, 16], two neighbouring codes to a byte.
     """
@@ -33,7 +33,7 @@ def _blocks(first: int, step: int, blocks: Array, scales: Array) -> Array:
 
 
 def _sources(part: str, first: int, step: int) -> dict[str, tuple[Made, ...]]:
-    """Weight and bias of one of the networks' parts: gate and up come in turn, in one tensor."""
+    """Weight and bias of a part of the experts; gate and up are interleaved in one tensor."""
 
     def packed(config: ModelConfig, blocks: Array, scales: Array) -> Array:
         return _blocks(first, step, blocks, scales)

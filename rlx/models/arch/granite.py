@@ -1,4 +1,4 @@
-"""Granite: Llama with factors on embeddings, scores, what layers add, and logits."""
+"""Granite: Llama with multipliers on embeddings, scores, residuals and logits."""
 
 from __future__ import annotations
 

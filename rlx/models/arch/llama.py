@@ -1,4 +1,4 @@
-"""Llama and its kin (SmolLM2; Mistral and Mixtral by their GGUF name): pre-norm, rotary, gated."""
+"""Llama, SmolLM2; Mistral and Mixtral by their GGUF name: pre-norm, rotary positions, gated FFN."""
 
 from __future__ import annotations
 

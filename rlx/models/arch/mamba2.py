@@ -1,4 +1,4 @@
-"""Mamba 2: selective scans instead of attention; no cache, only a state."""
+"""Mamba 2: selective scans instead of attention; a recurrent state instead of a KV cache."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
 def _scan(
     net: DecoderBuilder, u: Tensor, step: Tensor, b: Tensor, to_read: Tensor, i: int
 ) -> Tensor:
-    """Every group of heads by its own rows of b and of what is read."""
+    """A selective scan for each group of heads, with its own B and C."""
     c, g, seq = recurrence(net.config), net.g, u.shape.dims[1]
     step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
     step = g.hir_mir("reshape", [each(net, step, c.value, 1)], dims=(1, seq, c.inner))
@@ -67,7 +67,7 @@ def _scan(
 
 
 def _of_group(net: DecoderBuilder, name: str, group: int) -> Tensor:
-    """A weight of each head for every channel of a group: [width], that of decay [width, state]."""
+    """A per-head weight expanded to the channels of a group: [width]; A is [width, state]."""
     c = recurrence(net.config)
 
     def make() -> Array:
@@ -79,7 +79,7 @@ def _of_group(net: DecoderBuilder, name: str, group: int) -> Tensor:
 
 
 def _norm(net: DecoderBuilder, y: Tensor, i: int) -> Tensor:
-    """Of all channels together, or of each group where the file has a row of weights for each."""
+    """RMS norm over all channels, or over each group where the file has weights for each."""
     g, (_, seq, inner) = net.g, y.shape.dims
     weight = net.param(f"blk.{i}.ssm_norm.weight")
     width = weight.shape.dims[-1]

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with experts. GGUF calls it llama."""
+"""Mixtral: Mistral with a mixture of experts. GGUF calls it llama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after each part instead of before it, and of all heads of q and of k together."""
+"""OLMo 2: post-norm, and QK norm over all heads together."""
 
 from __future__ import annotations
 

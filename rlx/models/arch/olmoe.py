@@ -1,4 +1,4 @@
-"""OLMoE: experts, and norms of all heads of q and of k together."""
+"""OLMoE: mixture of experts, QK norm over all heads together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-1 and Phi-2: attention and a plain gelu network side by side, after one layer norm."""
+"""Phi-1 and Phi-2: attention and a GELU FFN in parallel, after one layer norm."""
 
 from __future__ import annotations
 

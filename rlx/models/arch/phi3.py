@@ -1,4 +1,4 @@
-"""Phi-3: Llama with joined weights for q, k, v and for gate and up."""
+"""Phi-3: Llama with fused weights of q, k, v and of gate and up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases on q, k and v, which the file brings along."""
+"""Qwen2: Llama with biases on q, k and v."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2 with experts, and one that every token shares."""
+"""Qwen2 MoE: mixture of experts with a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3: Llama with norms on q and k, which the file brings along."""
+"""Qwen3: Llama with QK norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5: the layers of Qwen3-Next with a gated network; of a model that also sees, its text."""
+"""Qwen3.5: the layers of Qwen3-Next with a gated FFN; the text part of a multimodal model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 with experts, and one that every token shares."""
+"""Qwen3.5 MoE: mixture of experts with a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next: three layers with a gated delta rule to one of gated attention; experts."""
+"""Qwen3-Next: gated delta net in three layers of four, else gated attention; mixture of experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINEAR = f"{_LAYER}.linear_attn"
 
 
 def _qkv(config: ModelConfig, joined: Array) -> Array:
-    """Rows of all queries, all keys, all values: the file has them by key head, before the gates"""
+    """Rows of all queries, all keys, all values, which the file groups by key head"""
     return np.concatenate(
         [part.reshape(-1, joined.shape[1]) for part in _by_key(config, joined)[:3]]
     )
@@ -74,7 +74,7 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
 
 
 def _attention(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
-    """Each head's query comes with a gate of what the head gives."""
+    """Attention whose output is gated; the gate comes with the query."""
     c, g, seq = net.config, net.g, x.shape.dims[1]
     joined, k, v = net.qkv(x, i)
     joined = g.hir_mir("reshape", [joined], dims=(1, seq, c.heads, 2 * c.head_dim))
@@ -104,18 +104,18 @@ def _delta_net(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
 
 
 def _gates(net: DecoderBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
-    """(how much of a token is written, the logarithm of what stays before), [1, seq, heads]"""
+    """(beta, log decay) of the gated delta rule, [1, seq, heads]"""
     g = net.g
     if f"blk.{i}.ssm_ba.weight" in net.weights:
-        beta, step = _by_key_head(net, net.linear(x, f"blk.{i}.ssm_ba"))
+        beta, step = _split_gates(net, net.linear(x, f"blk.{i}.ssm_ba"))
     else:
         beta, step = (net.linear(x, f"blk.{i}.ssm_{part}") for part in ("beta", "alpha"))
     step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
     return g.hir_mir("sigmoid", [beta]), step * net.param(f"blk.{i}.ssm_a")
 
 
-def _by_key_head(net: DecoderBuilder, joined: Tensor) -> tuple[Tensor, Tensor]:
-    """The two gates of the heads of each key, which come together."""
+def _split_gates(net: DecoderBuilder, joined: Tensor) -> tuple[Tensor, Tensor]:
+    """Split the two gates, which the weight groups by key head."""
     c, g, seq = recurrence(net.config), net.g, joined.shape.dims[1]
     shared = c.heads // c.groups
     joined = g.hir_mir("reshape", [joined], dims=(1, seq, c.groups, 2 * shared))

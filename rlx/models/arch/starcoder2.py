@@ -1,4 +1,4 @@
-"""StarCoder2: layer norms, a plain gelu network, biases everywhere, a window."""
+"""StarCoder2: layer norms, a GELU FFN, biases, sliding-window attention."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Encoders: models that read a whole text at once and give vectors or scores."""
+"""Encoders: bidirectional models that give vectors or scores of texts."""

@@ -1,4 +1,4 @@
-"""ALBERT: BERT whose layers share their weights, with narrow tables."""
+"""ALBERT: BERT with layers that share weights and a factorised embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BERT: learned positions and kinds of text, norms after the sums, a plain network."""
+"""BERT: learned positions and token types, post-norm, GELU FFN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeBERTa v2 and v3: BERT that scores, apart from contents, where they stand to each other."""
+"""DeBERTa v2 and v3: BERT with disentangled attention, of content and of relative position."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def _attend(net: EncoderBuilder, qkv: list[Tensor], i: int) -> Tensor:
     g, c = net.g, net.config
     q, k, v = qkv
     scale = (3 * c.head_dim) ** -0.5
-    places = net.once("places", partial(_places, net))
-    to_keys = _scores(net, q, net.linear(places, f"blk.{i}.attn_k"), -1)
-    to_queries = _scores(net, k, net.linear(places, f"blk.{i}.attn_q"), 1)
+    relative = net.once("relative", partial(_relative_embeddings, net))
+    to_keys = _scores(net, q, net.linear(relative, f"blk.{i}.attn_k"), -1)
+    to_queries = _scores(net, k, net.linear(relative, f"blk.{i}.attn_q"), 1)
     bias = (to_keys + g.hir_mir("transpose", [to_queries], perm=(0, 1, 3, 2))) * scale
     keep = net.key_mask()
     bias = bias if keep is None else g.hir_mir("where", [keep, bias, float("-inf")])
@@ -78,33 +78,35 @@ def _attend(net: EncoderBuilder, qkv: list[Tensor], i: int) -> Tensor:
     )
 
 
-def _places(net: EncoderBuilder) -> Tensor:
+def _relative_embeddings(net: EncoderBuilder) -> Tensor:
     return net.norm(net.as_f32(net.param("relative_embd.weight")), "relative_norm")
 
 
-def _scores(net: EncoderBuilder, x: Tensor, places: Tensor, sign: int) -> Tensor:
-    """Of every token with the place of every other, [batch, heads, seq, seq]. Places are those of
-    the query as seen from the key; `sign` is -1 where x is of queries."""
+def _scores(net: EncoderBuilder, x: Tensor, relative: Tensor, sign: int) -> Tensor:
+    """Scores of tokens with relative positions, [batch, heads, seq, seq]; `sign` is -1 for queries,
+    1 for keys."""
     g, c = net.g, net.config
     batch, seq, _ = x.shape.dims
     heads = g.hir_mir("reshape", [x], dims=(batch, seq, c.heads, c.head_dim))
     heads = g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
-    apart = g.hir_mir("reshape", [places], dims=(net.encoder.distance_buckets, c.heads, c.head_dim))
+    apart = g.hir_mir(
+        "reshape", [relative], dims=(net.encoder.distance_buckets, c.heads, c.head_dim)
+    )
     found = g.hir_mir("matmul", [heads, g.hir_mir("transpose", [apart], perm=(1, 2, 0))])
     return g.hir_mir("take_along", [found, net.once(f"at{sign}", partial(_at, net, sign))], axis=-1)
 
 
 def _at(net: EncoderBuilder, sign: int) -> Tensor:
-    """The row of the table of places, [1, 1, seq, seq]."""
+    """Rows of the relative position table, [1, 1, seq, seq]."""
     g, c = net.g, net.config
-    rows = net.array_param("place_by_distance", place_by_distance(c, net.encoder))
+    rows = net.array_param("position_buckets", position_buckets(c, net.encoder))
     at = net.distance() * sign + (c.context - 1)
     found = g.hir_mir("gather", [rows, at], axis=0)
     return g.hir_mir("reshape", [found], dims=(1, 1, *found.shape.dims))
 
 
-def place_by_distance(c: ModelConfig, e: EncoderConfig) -> Any:
-    """Near distances have a place each, far ones share one, the more the farther they are."""
+def position_buckets(c: ModelConfig, e: EncoderConfig) -> Any:
+    """Near distances have a bucket each, far ones share logarithmic buckets."""
     distance, half = np.arange(-(c.context - 1), c.context), e.distance_buckets // 2
     near, size = half // 2, np.abs(distance)
     # in f32, as the models were trained: a border may fall to either side

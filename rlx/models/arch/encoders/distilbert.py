@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without kinds of text, under names of its own."""
+"""DistilBERT: BERT without token types, under names of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ELECTRA: BERT with tables that may be narrower than its layers."""
+"""ELECTRA: BERT with embeddings that may be narrower than its layers."""
 
 from __future__ import annotations
 

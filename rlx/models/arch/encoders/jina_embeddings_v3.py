@@ -1,4 +1,4 @@
-"""Jina embeddings v3: RoBERTa with rotary positions; of its adapters, none."""
+"""Jina embeddings v3: RoBERTa with rotary positions; without its task adapters."""
 
 from __future__ import annotations
 

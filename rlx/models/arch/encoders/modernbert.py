@@ -1,4 +1,4 @@
-"""ModernBERT: norms before the layers, rotary positions, windows in two layers of three."""
+"""ModernBERT: pre-norm, rotary positions, local attention in two layers of three."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MPNet: BERT without kinds of text, with a bias for the distance of two tokens."""
+"""MPNet: BERT without token types, with a relative position bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nomic BERT: rotary positions, a gated network, no biases; norms after the sums as in BERT."""
+"""Nomic BERT: post-norm as in BERT, rotary positions, a gated FFN, no biases."""
 
 from __future__ import annotations
 

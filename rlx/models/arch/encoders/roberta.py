@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions counted from behind the padding token."""
+"""RoBERTa, XLM-RoBERTa, CamemBERT: BERT with positions counted from the padding token's."""
 
 from __future__ import annotations
 
