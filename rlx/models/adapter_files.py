@@ -86,8 +86,8 @@ class _Reader:
             found = pattern.fullmatch(tensor)
             if found is None:
                 raise UnsupportedError(
-                    "a tensor that is no low-rank product", where=str(self.place), got=tensor,
-                    expected="lora_A and lora_B of matrices",
+                    "a tensor that is not half of a low-rank pair", where=str(self.place),
+                    got=tensor, expected="lora_A and lora_B of matrices",
                 )  # fmt: skip
             pairs.setdefault(found[1], {})[found[2].lower()] = tensor
         if not pairs:
@@ -97,7 +97,9 @@ class _Reader:
             name = self._name(theirs, ours)
             if pair.keys() != {"a", "b"}:
                 (half,) = pair.values()
-                raise FormatError("half of a product is missing", where=str(self.place), got=half)
+                raise FormatError(
+                    "half of a low-rank pair is missing", where=str(self.place), got=half
+                )
             parts[name] = self._part(theirs, name, pair, scale)
         return Adapter(self.place, parts)
 
@@ -112,7 +114,9 @@ class _Reader:
             )  # fmt: skip
         if len(self.weights.get(name).shape) != 2 or not name.startswith(("blk.", "output.")):
             raise UnsupportedError(
-                "only products with matrices are adapted", where=str(self.place), got=theirs
+                "only matrices of layers and the head are adapted",
+                where=str(self.place),
+                got=theirs,
             )
         return name
 

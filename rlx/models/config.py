@@ -49,8 +49,8 @@ class LatentConfig:
     """Multi-head latent attention: one compressed key-value vector per token for all heads."""
 
     rank: int  # of the compressed vector
-    plain: int  # dimensions of a query head without rotary embedding
-    turned: int  # and with
+    nope_dim: int  # dimensions of a query head without rotary embedding
+    rope_dim: int  # and with
     value: int  # dimensions of a value head
 
 

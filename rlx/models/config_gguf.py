@@ -114,13 +114,13 @@ def _gguf_latent(file: GgufFile, arch: str) -> LatentConfig | None:
     def get(name: str, default: int = 0) -> int:
         return file.get(f"{arch}.{name}", int, default)
 
-    rank, turned = get("attention.kv_lora_rank"), get("rope.dimension_count")
+    rank, rope_dim = get("attention.kv_lora_rank"), get("rope.dimension_count")
     if not rank:
         return None
     # in newer files key_length and value_length are sizes of the compressed vector
     key = get("attention.key_length_mla", get("attention.key_length"))
     value = get("attention.value_length_mla", get("attention.value_length"))
-    return LatentConfig(rank, key - turned, turned, value)
+    return LatentConfig(rank, key - rope_dim, rope_dim, value)
 
 
 def _gguf_recurrent(file: GgufFile, arch: str) -> RecurrentConfig | None:

@@ -193,9 +193,9 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
     # the factor of longrope is the ratio of the two lengths
     longest = c.get("max_position_embeddings", 0)
     stretch = longest / original if original and "long_factor" in given else 1.0
-    whole = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # the default
-    turned = c.get("partial_rotary_factor", c.get("rotary_pct", whole))
-    share = given.get("partial_rotary_factor", turned)
+    default = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # the default
+    outer = c.get("partial_rotary_factor", c.get("rotary_pct", default))
+    share = given.get("partial_rotary_factor", outer)
     factor = float(given.get("factor") or stretch)
     return RopeConfig(
         theta=float(theta),

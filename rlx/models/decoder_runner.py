@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,6 @@ class DecoderRunner(ModelRunner):
         self.tokens: list[int] = []  # those in the KV cache
         self.last_logits: Any = None
         self.adapter: Adapter | None = None
-        self._weights: Weights = model.weights()
         self._states: dict[str, Any] = {}
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
         self._loops: dict[str, DecodeLoop] = {}
@@ -180,6 +179,10 @@ class DecoderRunner(ModelRunner):
         quant = None if self.model.quant is None else self.model.quant.name
         settings = {"context": self.context, "kv": self.kv, "chunk": self.chunk, "quant": quant}
         return BundlePlan("language", specs, settings)
+
+    @cached_property
+    def _weights(self) -> Weights:
+        return self.model.weights()
 
     def build(self, entry_point: EntryPoint) -> BuiltGraph:
         """The graph of an entry point; a runner of an edited graph overrides it."""

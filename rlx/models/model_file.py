@@ -84,7 +84,7 @@ class ModelFile:
             element=None if dtype is None else DType.of(dtype),
             config=self.config,
             quant=self.quant,
-            changes=merged(self.merged),
+            changes=merged(self.merged) if self.merged else {},
         )
 
     def _names(self) -> Names:

@@ -39,26 +39,26 @@ def rope_tables(
     rope: RopeConfig, head_dim: int, context: int, factors: Any = None
 ) -> tuple[Table, Table]:
     """cos and sin for positions below `context`; `factors` divide the frequencies."""
-    turned = rope.n_rot or head_dim
-    frequencies = _plain(rope, turned)
-    frequencies, scale = _scaled(rope, frequencies, turned, context, factors)
+    n_rot = rope.n_rot or head_dim
+    frequencies = _frequencies(rope, n_rot)
+    frequencies, scale = _scaled(rope, frequencies, n_rot, context, factors)
     angles = np.arange(context, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
 
 
 def frequency_factors(rope: RopeConfig, head_dim: int) -> Any:
     """The factor that divides each frequency, within the original context."""
-    turned = rope.n_rot or head_dim
-    plain = _plain(rope, turned)
-    return plain / _scaled(rope, plain, turned, rope.original_context, None)[0]
+    n_rot = rope.n_rot or head_dim
+    frequencies = _frequencies(rope, n_rot)
+    return frequencies / _scaled(rope, frequencies, n_rot, rope.original_context, None)[0]
 
 
-def _plain(rope: RopeConfig, turned: int) -> Any:
-    return rope.theta ** (-np.arange(0, turned, 2, dtype=np.float64) / turned)
+def _frequencies(rope: RopeConfig, n_rot: int) -> Any:
+    return rope.theta ** (-np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
 
 
 def _scaled(
-    rope: RopeConfig, frequencies: Any, turned: int, context: int, factors: Any
+    rope: RopeConfig, frequencies: Any, n_rot: int, context: int, factors: Any
 ) -> tuple[Any, float]:
     if factors is not None:
         return frequencies / np.asarray(factors, np.float64), 1.0
@@ -67,12 +67,12 @@ def _scaled(
     if rope.scaling == "linear":
         return frequencies / rope.factor, 1.0
     if rope.scaling == "ntk":  # a larger base
-        steps = np.arange(2, turned + 2, 2, dtype=np.float64) / turned
+        steps = np.arange(2, n_rot + 2, 2, dtype=np.float64) / n_rot
         return frequencies / rope.factor**steps, 1.0
     if rope.scaling == "llama3":
         return _llama3(rope, frequencies), 1.0
     if rope.scaling == "yarn":
-        return _yarn(rope, frequencies, turned)
+        return _yarn(rope, frequencies, n_rot)
     if rope.scaling == "longrope":
         return _longrope(rope, frequencies, context)
     known = "none, linear, ntk, llama3, yarn, longrope"
@@ -92,18 +92,18 @@ def _llama3(rope: RopeConfig, frequencies: Any) -> Any:
     return np.where((waves <= low) & (waves >= high), between, stretched)
 
 
-def _yarn(rope: RopeConfig, frequencies: Any, turned: int) -> tuple[Any, float]:
+def _yarn(rope: RopeConfig, frequencies: Any, n_rot: int) -> tuple[Any, float]:
     """High frequencies are kept, low ones divided, with a ramp between."""
 
     def dimension(turns: float) -> float:
         wave = rope.original_context / (turns * 2 * math.pi)
-        return turned * math.log(wave) / (2 * math.log(rope.theta))
+        return n_rot * math.log(wave) / (2 * math.log(rope.theta))
 
     first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.whole_steps:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, turned - 1)
-    ramp = (np.arange(turned // 2) - first) / max(last - first, 0.001)
+    first, last = max(first, 0), min(last, n_rot - 1)
+    ramp = (np.arange(n_rot // 2) - first) / max(last - first, 0.001)
     kept = 1 - np.clip(ramp, 0, 1)
     scale = rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0
     return frequencies / rope.factor * (1 - kept) + frequencies * kept, scale

@@ -28,7 +28,7 @@ from rlx.runtime.params import Deferred
 
 
 @dataclass(frozen=True)
-class Made:
+class Derived:
     """A weight made of tensors of the file: `make(config, *arrays)`.
 
     With `by_expert` each expert is made of the same entry of all tensors, when it is first used.
@@ -40,7 +40,7 @@ class Made:
     by_expert: bool = False
 
 
-Source = str | Made
+Source = str | Derived
 # our name → the file's: {i} is the layer, {e} an expert (all of them are one weight); a tuple where
 # files differ
 Names = Mapping[str, Source | tuple[Source, ...]]
@@ -88,8 +88,8 @@ class Weights:
         if found is None:
             sources = self._sources(name)
             source = next((s for s in sources if self._has(s)), sources[0])
-            if isinstance(source, Made):
-                found = self._made(name, source)
+            if isinstance(source, Derived):
+                found = self._derived(name, source)
             elif "{e}" in source:
                 found = self._stacked(name, source)
             else:
@@ -147,7 +147,7 @@ class Weights:
         array = Deferred(shape, first.dtype, lambda: np.stack([self.file.array(n) for n in names]))
         return Weight(name, array, shape, None)
 
-    def _made(self, name: str, source: Made) -> Weight:
+    def _derived(self, name: str, source: Derived) -> Weight:
         arrays = [self.file.array(self._info(n).name) for n in source.names]
         make = partial(source.make, self._config)
         array: Any = make(*(a[:1] for a in arrays)) if source.by_expert else make(*arrays)
@@ -160,7 +160,7 @@ class Weights:
         return Weight(name, array, shape, source.scheme)
 
     def _has(self, source: Source) -> bool:
-        names = source.names if isinstance(source, Made) else (source.replace("{e}", "0"),)
+        names = source.names if isinstance(source, Derived) else (source.replace("{e}", "0"),)
         return all(n in self.file.tensors for n in names)
 
     def _info(self, stored: str) -> TensorInfo:

@@ -54,7 +54,7 @@ of experts, ALiBi, T5, adapters by task) is refused by name.
 For a language model, a file `rlx/models/arch/<model_type>.py` with four names:
 
 - `HF_NAMES`: our names (those of GGUF) and those in safetensors, `{i}` for the layer; `{e}` for an
-  expert, where files keep experts apart; a `Made` where a weight must be put together from others.
+  expert, where files keep experts apart; a `Derived` where a weight is made of others.
 - `embed(net, ids)`, `layer(net, x, i)` and `finish(net, x)`: the graph, in blocks of `net`
   (`rlx/models/decoder_builder.py`): `norm`, `qkv`, `attend`, `ffn` and others. What the
   file has decides what they do: biases, norms of q and k, packed weights, experts.

@@ -16,19 +16,19 @@ from rlx.models.arch.llama import embed, finish
 from rlx.models.arch.qwen2_moe import HF_NAMES as _QWEN
 from rlx.models.config import LatentConfig, ModelConfig
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
-from rlx.models.weights import Made
+from rlx.models.weights import Derived
 
 _LAYER = "model.layers.{i}"
 
 
-def _unfold_key(config: ModelConfig, joined: Array) -> Array:
-    """[heads, rank, plain]"""
-    return _by_head(config, joined)[:, : _latent(config).plain].transpose(0, 2, 1)
+def _key_up(config: ModelConfig, joined: Array) -> Array:
+    """[heads, rank, nope_dim]"""
+    return _by_head(config, joined)[:, : _latent(config).nope_dim].transpose(0, 2, 1)
 
 
-def _unfold_value(config: ModelConfig, joined: Array) -> Array:
+def _value_up(config: ModelConfig, joined: Array) -> Array:
     """[heads, value, rank]"""
-    return _by_head(config, joined)[:, _latent(config).plain :]
+    return _by_head(config, joined)[:, _latent(config).nope_dim :]
 
 
 def _by_head(config: ModelConfig, joined: Array) -> Array:
@@ -49,8 +49,8 @@ HF_NAMES = {
             "kv_a_mqa": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm",
         }.items()
     },
-    "blk.{i}.attn_k_b.weight": Made(_JOINED, _unfold_key),
-    "blk.{i}.attn_v_b.weight": Made(_JOINED, _unfold_value),
+    "blk.{i}.attn_k_b.weight": Derived(_JOINED, _key_up),
+    "blk.{i}.attn_v_b.weight": Derived(_JOINED, _value_up),
 }  # fmt: skip
 
 
@@ -64,13 +64,15 @@ def _latent(config: ModelConfig) -> LatentConfig:
 
 def configure(config: ModelConfig) -> ModelConfig:
     c, rope = _latent(config), config.rope
-    scale = (c.plain + c.turned) ** -0.5
+    scale = (c.nope_dim + c.rope_dim) ** -0.5
     if rope.scaling != "none" and rope.log_factor:
         scale *= (0.1 * rope.log_factor * math.log(rope.factor) + 1) ** 2
     # angles are not scaled, unless the file says so
     factor = rope.attention_factor or float(bool(rope.log_factor))
-    rope = replace(rope, interleaved=True, n_rot=c.turned, attention_factor=factor)
-    return replace(config, rope=rope, kv_heads=1, head_dim=c.rank + c.turned, attention_scale=scale)
+    rope = replace(rope, interleaved=True, n_rot=c.rope_dim, attention_factor=factor)
+    return replace(
+        config, rope=rope, kv_heads=1, head_dim=c.rank + c.rope_dim, attention_scale=scale
+    )
 
 
 def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
@@ -81,17 +83,17 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
 def _attention(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     c, heads, g = _latent(net.config), net.config.heads, net.g
     seq = x.shape.dims[1]
-    plain, turned = net.split(_queries(net, x, i, (1, seq, heads, -1)), [c.plain, c.turned])
-    turned = net.rotate(turned, net.config.rope, c.turned)
-    latent, key = net.split(net.linear(x, f"blk.{i}.attn_kv_a_mqa"), [c.rank, c.turned])
-    key = net.rotate(key, net.config.rope, c.turned)
+    nope, rope = net.split(_queries(net, x, i, (1, seq, heads, -1)), [c.nope_dim, c.rope_dim])
+    rope = net.rotate(rope, net.config.rope, c.rope_dim)
+    latent, key = net.split(net.linear(x, f"blk.{i}.attn_kv_a_mqa"), [c.rank, c.rope_dim])
+    key = net.rotate(key, net.config.rope, c.rope_dim)
     latent = net.norm(latent, f"blk.{i}.attn_kv_a_norm")
-    q = g.hir_mir("concat", [_each_head(net, plain, f"blk.{i}.attn_k_b"), turned], axis=3)
+    q = g.hir_mir("concat", [_each_head(net, nope, f"blk.{i}.attn_k_b"), rope], axis=3)
     kept = net.append_to_cache(g.hir_mir("concat", [latent, key], axis=2), f"k.{i}")
     q = g.hir_mir("reshape", [q], dims=(1, seq, heads * net.config.head_dim))
     y = net.attend_to_cache(q, kept, kept, window=0)
     y = g.hir_mir("reshape", [y], dims=(1, seq, heads, net.config.head_dim))
-    y, _ = net.split(y, [c.rank, c.turned])
+    y, _ = net.split(y, [c.rank, c.rope_dim])
     y = _each_head(net, y, f"blk.{i}.attn_v_b")
     y = g.hir_mir("reshape", [y], dims=(1, seq, heads * c.value))
     return net.linear(y, f"blk.{i}.attn_output")

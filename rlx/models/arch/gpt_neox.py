@@ -6,7 +6,7 @@ from rlx.ir.op import Array
 from rlx.models.arch.llama import embed, finish
 from rlx.models.config import ModelConfig
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
-from rlx.models.weights import Made
+from rlx.models.weights import Derived
 
 _LAYER = "gpt_neox.layers.{i}"
 _PARTS = {
@@ -35,7 +35,7 @@ HF_NAMES = {
         for part in ("weight", "bias")
     },
     **{
-        f"blk.{{i}}.attn_qkv.{part}": Made(
+        f"blk.{{i}}.attn_qkv.{part}": Derived(
             (f"{_LAYER}.attention.query_key_value.{part}",), _by_part
         )
         for part in ("weight", "bias")

@@ -13,7 +13,7 @@ from rlx.models.arch.llama import embed, finish
 from rlx.models.config import ModelConfig
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.experts import experts_ffn
-from rlx.models.weights import Made
+from rlx.models.weights import Derived
 
 _LAYER = "model.layers.{i}"
 _EXPERTS = f"{_LAYER}.mlp.experts"
@@ -32,7 +32,7 @@ def _blocks(first: int, step: int, blocks: Array, scales: Array) -> Array:
     return packed.reshape(*packed.shape[:2], -1)
 
 
-def _sources(part: str, first: int, step: int) -> dict[str, tuple[Made, ...]]:
+def _sources(part: str, first: int, step: int) -> dict[str, tuple[Derived, ...]]:
     """Weight and bias of a part of the experts; gate and up are interleaved in one tensor."""
 
     def packed(config: ModelConfig, blocks: Array, scales: Array) -> Array:
@@ -47,10 +47,10 @@ def _sources(part: str, first: int, step: int) -> dict[str, tuple[Made, ...]]:
     name = f"{_EXPERTS}.{'down' if part == 'down' else 'gate_up'}_proj"
     return {
         f"blk.{{i}}.ffn_{part}_exps.weight": (
-            Made((f"{name}_blocks", f"{name}_scales"), packed, GGUF_SCHEMES["MXFP4"], True),
-            Made((name,), plain, by_expert=True),
+            Derived((f"{name}_blocks", f"{name}_scales"), packed, GGUF_SCHEMES["MXFP4"], True),
+            Derived((name,), plain, by_expert=True),
         ),
-        f"blk.{{i}}.ffn_{part}_exps.bias": (Made((f"{name}_bias",), bias),),
+        f"blk.{{i}}.ffn_{part}_exps.bias": (Derived((f"{name}_bias",), bias),),
     }
 
 

@@ -8,7 +8,7 @@ from rlx.ir.op import Array
 from rlx.models.arch.llama import finish
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.recurrent import carried, carry, convolved, decay, each, recurrence, squeezed
-from rlx.models.weights import Made
+from rlx.models.weights import Derived
 
 _LAYER = "backbone.layers.{i}"
 
@@ -17,10 +17,10 @@ HF_NAMES = {
     "output_norm.weight": "backbone.norm_f.weight",
     "output.weight": "lm_head.weight",
     "blk.{i}.attn_norm.weight": f"{_LAYER}.norm.weight",
-    "blk.{i}.ssm_conv1d.weight": Made((f"{_LAYER}.mixer.conv1d.weight",), squeezed),
+    "blk.{i}.ssm_conv1d.weight": Derived((f"{_LAYER}.mixer.conv1d.weight",), squeezed),
     "blk.{i}.ssm_conv1d.bias": f"{_LAYER}.mixer.conv1d.bias",
     "blk.{i}.ssm_dt.bias": f"{_LAYER}.mixer.dt_bias",
-    "blk.{i}.ssm_a": Made((f"{_LAYER}.mixer.A_log",), decay),
+    "blk.{i}.ssm_a": Derived((f"{_LAYER}.mixer.A_log",), decay),
     "blk.{i}.ssm_d": f"{_LAYER}.mixer.D",
     "blk.{i}.ssm_norm.weight": f"{_LAYER}.mixer.norm.weight",
     **{

@@ -6,7 +6,7 @@ from rlx.ir.op import Array
 from rlx.models.arch.qwen3_5 import HF_NAMES as _QWEN
 from rlx.models.arch.qwen3_next import configure, embed, finish, layer
 from rlx.models.config import ModelConfig
-from rlx.models.weights import Made, Names, inside
+from rlx.models.weights import Derived, Names, inside
 
 _EXPERTS = "model.layers.{i}.mlp.experts"
 
@@ -24,10 +24,12 @@ HF_NAMES: Names = {
     **inside(
         "language_model",
         {
-            "blk.{i}.ffn_gate_exps.weight": Made(
+            "blk.{i}.ffn_gate_exps.weight": Derived(
                 (f"{_EXPERTS}.gate_up_proj",), _gate, by_expert=True
             ),
-            "blk.{i}.ffn_up_exps.weight": Made((f"{_EXPERTS}.gate_up_proj",), _up, by_expert=True),
+            "blk.{i}.ffn_up_exps.weight": Derived(
+                (f"{_EXPERTS}.gate_up_proj",), _up, by_expert=True
+            ),
             "blk.{i}.ffn_down_exps.weight": f"{_EXPERTS}.down_proj",
         },
     ),

@@ -20,7 +20,7 @@ from rlx.models.recurrent import (
     recurrence,
     squeezed,
 )
-from rlx.models.weights import Made, Names
+from rlx.models.weights import Derived, Names
 
 _LAYER = "model.layers.{i}"
 _LINEAR = f"{_LAYER}.linear_attn"
@@ -47,12 +47,12 @@ def _by_key(config: ModelConfig, joined: Array) -> list[Array]:
 HF_NAMES: Names = {
     **_QWEN,
     "blk.{i}.post_attention_norm.weight": f"{_LAYER}.post_attention_layernorm.weight",
-    "blk.{i}.attn_qkv.weight": Made((f"{_LINEAR}.in_proj_qkvz.weight",), _qkv),
-    "blk.{i}.attn_gate.weight": Made((f"{_LINEAR}.in_proj_qkvz.weight",), _gate),
+    "blk.{i}.attn_qkv.weight": Derived((f"{_LINEAR}.in_proj_qkvz.weight",), _qkv),
+    "blk.{i}.attn_gate.weight": Derived((f"{_LINEAR}.in_proj_qkvz.weight",), _gate),
     "blk.{i}.ssm_ba.weight": f"{_LINEAR}.in_proj_ba.weight",
-    "blk.{i}.ssm_conv1d.weight": Made((f"{_LINEAR}.conv1d.weight",), squeezed),
+    "blk.{i}.ssm_conv1d.weight": Derived((f"{_LINEAR}.conv1d.weight",), squeezed),
     "blk.{i}.ssm_dt.bias": f"{_LINEAR}.dt_bias",
-    "blk.{i}.ssm_a": Made((f"{_LINEAR}.A_log",), decay),
+    "blk.{i}.ssm_a": Derived((f"{_LINEAR}.A_log",), decay),
     "blk.{i}.ssm_norm.weight": f"{_LINEAR}.norm.weight",
     "blk.{i}.ssm_out.weight": f"{_LINEAR}.out_proj.weight",
 }
