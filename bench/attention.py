@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
 from rlx import Graph, Session
-from rlx.backends.cpu.limits import FmaProbe, ReadProbe
+from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
 from rlx.backends.cpu.pool import worker_count
 from rlx.ir.op import Array
 from rlx.runtime.compiled import CompiledGraph

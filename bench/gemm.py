@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish
-from rlx.backends.cpu.limits import ReadProbe
+from rlx.backends.cpu.peaks import ReadProbe
 from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.kernel import compile_specs
 from rlx.codegen.matmul import Matmul

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish
-from rlx.backends.cpu.limits import read_bandwidth
+from rlx.backends.cpu.peaks import read_bandwidth
 from rlx.formats.gguf import GgufFile
-from rlx.formats.gguf_write import PackedTensor, write_gguf
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.ir.quant import QuantScheme
 from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.model_file import ModelFile

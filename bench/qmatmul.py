@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
-from rlx.backends.cpu.limits import FmaProbe, ReadProbe
+from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
 from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.kernel import compile_specs
 from rlx.codegen.matmul_finish import Epilogue

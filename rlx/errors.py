@@ -11,6 +11,7 @@ RlxError
 ├── FormatError
 ├── BindingError
 ├── InputError
+├── BoolConversionError
 ├── UnsupportedError
 ├── OptionError
 ├── CodegenError
@@ -115,6 +116,10 @@ class BindingError(RlxError):
 
 class InputError(RlxError):
     """An input, parameter or state unknown, missing, mistyped or missized."""
+
+
+class BoolConversionError(RlxError):
+    """`if`, `and`, `in` or `bool()` on a value of a graph that has not run yet."""
 
 
 class UnsupportedError(RlxError):

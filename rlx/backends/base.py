@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +17,12 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
-from rlx.records import dataclass
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.backends.inspection import Inspection
 
 Span = tuple[Phase, Phase]  # from this phase on, up to and with that one
 Parts = Mapping[str, bytes]  # of a program on disk, by name
@@ -117,14 +121,14 @@ class Backend(ABC):
 
     @abstractmethod
     def has_native(self, node: Node) -> bool:
-        """Whether the device runs this node itself, without a common body."""
+        """Whether the device runs this node itself, without its decomposition."""
 
     def lower(self, graph: Graph) -> Graph:
         """Device-specific rewriting of a template, before work on parameters is split off."""
         return graph
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        """Device-specific rewriting of a variant, after its sizes are known."""
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        """Device-specific rewriting of a variant, after its sizes are bound."""
         return graph
 
     def scratch(self, node: Node) -> int:
@@ -161,3 +165,9 @@ class Backend(ABC):
     def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> Executable:
         """The executable of an artifact's parts, without passes and without a compiler."""
         raise UnsupportedError("programs of this device are not stored", where=self.name)
+
+    def inspection(self) -> Inspection:
+        """What the device shows of its machine, its native code and its caches."""
+        from rlx.backends.inspection import Inspection
+
+        return Inspection(self)

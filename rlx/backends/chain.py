@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlx.errors import OptionError
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.base import Executable

@@ -21,7 +21,7 @@ from rlx.codegen.storage import memory_type
 from rlx.codegen.target import Target
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

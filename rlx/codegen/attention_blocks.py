@@ -7,7 +7,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
 from rlx.ir.quant import GGUF_SCHEMES
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Q8_0 = GGUF_SCHEMES["Q8_0"]
 _SIZE, _CODES = Q8_0.block_size, 2  # numbers of a block; where its codes begin

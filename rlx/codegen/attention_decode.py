@@ -25,7 +25,7 @@ from rlx.codegen.attention_schedule import Piece, Schedule
 from rlx.codegen.emit import Function, Module, Type, Value, i64, ptr, vec
 from rlx.codegen.storage import load, memory_type
 from rlx.codegen.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MOST_ROWS = 8
 _BLOCK = 64  # keys of one head

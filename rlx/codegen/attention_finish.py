@@ -10,7 +10,7 @@ from rlx.codegen.attention_schedule import Piece, Schedule
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.storage import load, memory_type, store
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 def sums_of(f: Function, kernel: AttentionKernel, worker: Value, number: Value | int) -> Value:

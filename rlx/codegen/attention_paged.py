@@ -12,7 +12,7 @@ from rlx.codegen.attention import POINTERS, WORDS, Rows, Words
 from rlx.codegen.attention_decode import MOST_ROWS, Decode, Part, emit_part
 from rlx.codegen.attention_finish import emit_finish, sums_of
 from rlx.codegen.emit import Function, Module, Value, i32, i64
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 PAGED_WORDS = (*WORDS, "table", "rows", "positions", "status", "node", "sequences", "pages", "most")
 

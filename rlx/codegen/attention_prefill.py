@@ -12,7 +12,7 @@ from rlx.codegen.attention_schedule import Piece, Schedule
 from rlx.codegen.attention_tiles import Places, Tiling
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 from rlx.codegen.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _ITEM = [("batch", i64), ("head", i64), ("row", i64)]
 

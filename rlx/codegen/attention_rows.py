@@ -7,7 +7,7 @@ from rlx.codegen.attention import Problem, Rows, Words, or_zero, weight
 from rlx.codegen.emit import Function, Type, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
 from rlx.ir.attrs import MaskKind
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rlx.codegen.attention import AttentionKernel, Rows
 from rlx.codegen.emit import Function, Module, Value, i64, ptr
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

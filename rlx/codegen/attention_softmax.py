@@ -9,7 +9,7 @@ from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
 from rlx.ir.attrs import MaskKind
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlx.codegen.attention import Problem
 from rlx.codegen.attention_pairs import multiply
 from rlx.codegen.emit import Function, Type, Value, vec
 from rlx.codegen.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _NARROW = 4  # registers of a head up to which rows are padded less: its products are short
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.codegen.batches import batch_count, batch_start, batch_words
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

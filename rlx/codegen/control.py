@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rlx.codegen.emit import Function, Module, Value, i8, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.codegen.activations import activate
 from rlx.codegen.conv_panel import emit_pack
 from rlx.codegen.emit import Function, Module, Value, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.line import store_some
 from rlx.codegen.operands import Operands
+from rlx.codegen.region.elements import activate
 from rlx.codegen.storage import compute_type, load, memory_type, narrow
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 VECTORS = 3  # of pixels in a panel; with 8 (4) rows they leave room among 32 (16) registers
 POINTERS = frozenset(["x", "filters", "out", "bias", "scratch"])

@@ -7,7 +7,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, load, memory_type
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

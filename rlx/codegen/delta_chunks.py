@@ -22,7 +22,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.math import exp
 from rlx.codegen.storage import memory_type, store
 from rlx.codegen.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 TOKENS = 16  # of a chunk: more would spend too much on products of tokens with tokens
 

@@ -14,7 +14,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, load, memory_type, narrow
 from rlx.codegen.windows import GEOMETRY, Windows
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rlx.codegen.math import cos, sin
 from rlx.codegen.operands import Operands
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import field
 
 from rlx.codegen.relocate import MACHINES, Machine
 from rlx.errors import CodegenError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 PAGE = mmap.PAGESIZE
 """Sections of different protection never share a page."""

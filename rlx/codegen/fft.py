@@ -21,7 +21,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import load, memory_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _BLOCK = 32  # elements of each signal that are moved before the next signal
 _BUFFER = 4 << 20  # bytes of a buffer at most; long signals are transformed in fewer lanes

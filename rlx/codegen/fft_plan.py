@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 LARGEST_FACTOR = 61
 Table = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul import CHUNK, Matmul, Product
 from rlx.codegen.storage import memory_type
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # A chunk: its expert, where its rows begin in the sorted order, how many there are, and the cost of
 # the chunks before it; each an i32.

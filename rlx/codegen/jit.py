@@ -27,7 +27,7 @@ from rlx.codegen.diskcache import DiskCache
 from rlx.codegen.image import Image
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError, OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 OPTIMIZERS = ("none", "combine", "O2")
 _FORMAT = "rlx-kernel-1"

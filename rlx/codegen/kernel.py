@@ -21,7 +21,7 @@ from typing import ClassVar
 from rlx.codegen.emit import Module
 from rlx.codegen.jit import Kernel, Unit, compile_many, counters
 from rlx.codegen.target import Target
-from rlx.settings import debug, debug_level
+from rlx.support.settings import debug, debug_level
 
 
 class KernelSpec(ABC):

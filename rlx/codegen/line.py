@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rlx.codegen.emit import Function, Type, Value, i32, vec
 from rlx.codegen.storage import memory_type, narrow, widen
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MOST_LOADS = 4  # steps up to this are read as whole vectors and shuffled; longer ones gathered
 

@@ -20,7 +20,7 @@ from rlx.codegen.pack import emit_pack
 from rlx.codegen.storage import LINE, compute_type, memory_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, f32
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 CHUNK = 192  # rows packed at a time
 TERMS = 384  # k per block: a chunk and a panel fit in a cache of 512 kB

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.codegen.activations import activate
 from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr
 from rlx.codegen.matmul_micro import Geometry
+from rlx.codegen.region.elements import activate
 from rlx.codegen.storage import load, memory_type, store
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rlx.codegen.emit import Function, Module, Type, Value, i64, ptr, vec
 from rlx.codegen.storage import LINE, load, memory_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 ROWS = 6  # of the full tile; a remainder runs in one of the smaller ones
 _CHAINS = 8  # additions that must be under way to keep two units of latency 4 busy

@@ -14,7 +14,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_micro import multiply_add
 from rlx.codegen.storage import compute_type, load, memory_type, store
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _LINES = 4  # columns of w that share each piece of x
 _UNROLL = 2

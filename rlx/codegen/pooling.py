@@ -9,7 +9,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type, memory_type, store
 from rlx.codegen.windows import GEOMETRY, Windows
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

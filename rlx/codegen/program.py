@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rlx.codegen import driver_layout as driver
 from rlx.errors import CodegenError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _STEP = np.dtype(
     {

@@ -11,7 +11,7 @@ from rlx.codegen.emit import Function, Module, Value, i32, i64, ptr, vec
 from rlx.codegen.region.registers import from_memory, raw_type, register_type
 from rlx.ir.dtype import DType, bool_
 from rlx.ir.dtype import i32 as i32_dtype
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _LAST = 0xFFFFFFFF
 

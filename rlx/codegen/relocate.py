@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Patch = Callable[[bytearray, int, int, int], None]
 """(image, position in it, value S + A, address of the position)"""

@@ -13,7 +13,7 @@ from rlx.codegen.line import from_raw, raw_vector, store_some
 from rlx.codegen.operands import Operands
 from rlx.codegen.storage import compute_type
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _BLOCK = 256  # columns whose sources are kept on the stack
 

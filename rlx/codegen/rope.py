@@ -9,7 +9,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.storage import LINE, is_aligned, load, memory_type, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 POINTERS = ("x", "gamma", "cos", "sin", "positions", "out", "status")
 WORDS = (

@@ -19,7 +19,7 @@ from rlx.codegen.philox import uniform
 from rlx.codegen.ranking import Ascending, Heaps, Ranking
 from rlx.codegen.region.registers import from_memory, raw_type, register_type
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 VECTORS = 8  # looked at together in the search for the largest
 BLOCK = 512  # weights that are summed together

@@ -13,7 +13,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import load, memory_type, narrow, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _CHANNELS = 16  # of one unit of work
 _STACK = 32 << 10  # bytes of states at most

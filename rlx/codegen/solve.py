@@ -16,7 +16,7 @@ from rlx.codegen.operands import Operands
 from rlx.codegen.storage import load, memory_type, store
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _PIVOTS = 4
 

@@ -30,7 +30,7 @@ from rlx.codegen.matmul_micro import Geometry
 from rlx.codegen.storage import compute_type
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, f32
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 FEW = 48  # rows below which weights are read but once: sums of them would be as much again
 CHUNK = 128  # rows whose sums are made at a time

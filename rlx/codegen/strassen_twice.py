@@ -26,7 +26,7 @@ from rlx.codegen.strassen_seven import (
     emit_turn_sums,
 )
 from rlx.codegen.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _MOST = 1 << 20  # elements of a weight: with its sums it takes 3.75 times its size
 _TERMS = 384  # of a quarter of k, per block

@@ -13,8 +13,8 @@ from functools import cache, cached_property
 
 from rlx.codegen import cpus
 from rlx.errors import CodegenError, OptionError
-from rlx.records import dataclass
-from rlx.settings import setting
+from rlx.support.records import dataclass
+from rlx.support.settings import setting
 
 _RESERVE = "reserve-x18"  # not an ability of the CPU but a register that code must leave alone
 

@@ -7,7 +7,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.ranking import Heaps, Ranking
 from rlx.codegen.region.registers import raw_type
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_micro import multiply_add
 from rlx.codegen.storage import compute_type, load, memory_type, store
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _COLUMNS = 1024  # at most, in a block
 _TERMS = 4  # rows of w added at once

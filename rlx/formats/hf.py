@@ -15,11 +15,11 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from rlx.errors import FormatError, InputError
-from rlx.formats.jsonfile import read_object
+from rlx.formats.json_file import read_object
 from rlx.formats.safetensors import SafetensorsFile
-from rlx.formats.tensor import TensorInfo
+from rlx.formats.tensor_file import TensorInfo
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_json import tokenizer_from_file
+from rlx.formats.tokenizer.from_json import tokenizer_from_file
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

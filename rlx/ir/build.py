@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import InputError, OptionError, StageError
+from rlx.ir.methods import OpMethods, ValueMethods
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op, lookup, on_register
 
@@ -20,8 +21,8 @@ class UnknownMethod(OptionError, AttributeError):
     """No op of that name; an AttributeError too, so that `hasattr` answers."""
 
 
-class Builder:
-    """Gains a method for every op as it is registered."""
+class Builder(OpMethods):
+    """Adds nodes: has a method for every op, those registered later included."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # registered ops are real methods; what arrives here is unknown
@@ -50,13 +51,26 @@ class Builder:
 
 
 def _install(cls: type[Op]) -> None:
-    if not cls.is_source:
-        setattr(Builder, cls.name, _method(cls))
+    if not cls.is_source and not cls.is_block:
+        setattr(OpMethods, cls.name, _method(cls))
+        install_value_method(cls.name, cls)
+
+
+def install_value_method(name: str, cls: type[Op]) -> None:
+    """Make `x.name(…)` build `g.name(x, …)`: the block at HIR, the op at MIR."""
+    if not cls.num_required or hasattr(ValueMethods, name):
+        return
+
+    def build(self: Value, *args: Any, **attributes: Any) -> Any:
+        return getattr(self.graph, name)(self, *args, **attributes)
+
+    build.__name__, build.__doc__ = name, cls.__doc__
+    setattr(ValueMethods, name, build)
 
 
 def _method(cls: type[Op]) -> Callable[..., Any]:
     required, fixed = cls.num_required, cls.num_required + cls.num_optional
-    fields, variadic = cls.fields, cls.variadic
+    fields, variadic, names = cls.fields, cls.variadic, cls.input_names
     plain = None if cls.fields else cls()
 
     def build(
@@ -64,6 +78,10 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
     ) -> Any:
         if len(args) <= fixed and not attributes and plain is not None:
             return self.append(plain, args, name, shape)
+        if shape is not None and "shape" in fields:  # what reshape is to make, not what it made
+            attributes["shape"], shape = shape, None
+        if attributes and not variadic and not attributes.keys().isdisjoint(names):
+            args = _by_name(cls, args, attributes)
         operands, rest = _variadic(args) if variadic else _split(args, required, fixed)
         if len(rest) > len(fields):
             raise InputError(
@@ -74,6 +92,16 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
 
     build.__name__, build.__doc__ = cls.name, cls.__doc__
     return build
+
+
+def _by_name(cls: type[Op], args: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """The positional arguments with the tensors given by name, taken out of `attributes`."""
+    given = list(args)
+    for name in cls.input_names[len(args) :]:
+        if name not in attributes:
+            break
+        given.append(attributes.pop(name))
+    return tuple(given)
 
 
 def _usage(cls: type[Op]) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 
 from rlx.errors import OptionError
 from rlx.ir.op import Array
-from rlx.records import dataclass
 from rlx.specialize.key import make_key
+from rlx.support.records import dataclass
 
 _LEAST_RANK = 8
 

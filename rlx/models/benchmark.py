@@ -15,7 +15,7 @@ from rlx.models.encoder_model import EncoderModel
 from rlx.models.encoder_runner import Batch
 from rlx.models.language_model import LanguageModel
 from rlx.models.sampling import GenerationSettings
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

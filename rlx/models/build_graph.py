@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.models.adapters import AdapterShape
@@ -103,12 +103,12 @@ def sample(g: GraphModule, row: Tensor, entry_point: EntryPoint) -> dict[str, Te
     vocab = row.shape.dims[1]
     if entry_point.penalties:
         factor, bias = g.input("factor", [vocab]), g.input("bias", [vocab])
-        shrunk = g.hir_mir("where", [g.hir_mir("gt", [row, 0.0]), row / factor, row * factor])
+        shrunk = g.where(row > 0.0, row / factor, row * factor)
         row = shrunk + bias
     if entry_point.grammar:
         row = _allowed(g, row, vocab)
     rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
-    token, after = g.hir_mir("sample", [row, rng, settings])
+    token, after = g.sample(row, rng, settings)
     return {"token": token, "rng_next": after}
 
 
@@ -117,18 +117,18 @@ def sample_each(g: GraphModule, logits: Tensor, count: int) -> dict[str, Tensor]
     rng, settings = g.input("rng", [2], "u64"), g.input("settings", [4])
     tokens = []
     for i in range(count):
-        row = g.hir_mir("narrow", [logits], axis=1, start=i, length=1)
-        row = g.hir_mir("reshape", [row], dims=(1, logits.shape.dims[2]))
-        turn = g.hir_mir("add", [rng, g.constant(np.array([0, i], np.uint64))])
-        tokens.append(g.hir_mir("sample", [row, turn, settings])[0])
-    return {"tokens": g.hir_mir("concat", tokens, axis=0)}
+        row = logits.narrow(axis=1, start=i, length=1)
+        row = row.reshape(1, logits.shape.dims[2])
+        turn = rng + g.constant(np.array([0, i], np.uint64))
+        tokens.append(g.sample(row, turn, settings)[0])
+    return {"tokens": g.concat(tokens, axis=0)}
 
 
 def _allowed(g: GraphModule, row: Tensor, vocab: int) -> Tensor:
     """Mask the logits of tokens whose bit in the input `allowed` is not set."""
     count = -(-vocab // 32)
-    words = g.hir_mir("reshape", [g.input("allowed", [count], "i32")], dims=(count, 1))
-    moved = g.hir_mir("shift_right", [words, g.hir_mir("iota", dims=(32,))])
-    bits = g.hir_mir("reshape", [g.hir_mir("bitwise_and", [moved, 1])], dims=(count * 32,))
-    bit = g.hir_mir("narrow", [bits], axis=0, start=0, length=vocab)
-    return g.hir_mir("where", [g.hir_mir("ne", [bit, 0]), row, float("-inf")])
+    words = g.input("allowed", [count], "i32").reshape(count, 1)
+    shifted = words >> g.iota((32,))
+    bits = g.reshape(shifted & 1, (count * 32,))
+    bit = bits.narrow(axis=0, start=0, length=vocab)
+    return g.where(bit != 0, row, float("-inf"))

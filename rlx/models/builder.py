@@ -18,7 +18,7 @@ from rlx.ir.op import Array
 from rlx.models.adapters import AdapterShape, state_names
 from rlx.models.config import ModelConfig
 from rlx.models.weights import Weight, Weights
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Tensor = Any  # a value of the module
 
@@ -63,15 +63,18 @@ class ModelBuilder:
         """act(x · Wᵀ + LoRA + bias)"""
         packed, added = self.packed(weight), self._lora(x, weight)
         if packed is not None:
-            y = self.g.dequant_matmul(x, *packed, scheme=weight.scheme or weight.wanted)
+            scheme: Any = weight.scheme or weight.wanted
+            y = self.g.dequant_matmul(x, *packed, scheme=scheme)
         elif added is not None:
             y = self.g.linear(x, self.param(weight.name), transposed=True)
         else:
-            w, asked = self.param(weight.name), {"strassen": True} if self.strassen else {}
-            return self.g.linear(x, w, bias, activation=activation, transposed=True, **asked)
+            w, strassen = self.param(weight.name), self.strassen
+            return self.g.linear(
+                x, w, bias, activation=activation, transposed=True, strassen=strassen
+            )
         y = y if added is None else y + added
         y = y if bias is None else y + bias
-        return y if activation is None else self.g.hir_mir(activation, [y])
+        return y if activation is None else self.g.apply(activation, y)
 
     def _lora(self, x: Tensor, weight: Weight) -> Tensor | None:
         """(x · A) · B of the adapter; None where it has none for this weight."""
@@ -84,7 +87,7 @@ class ModelBuilder:
 
     def adapter_matmul(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
         """x [1, rows, inner] · A or B of the adapter, which is a state of this name."""
-        return self.g.hir_mir("matmul", [x, self.g.state(name, [inner, out], "f32")])
+        return x @ self.g.state(name, [inner, out], "f32")
 
     def packed(self, weight: Weight) -> tuple[Tensor, ...] | None:
         """A quantised weight, with the scales its scheme keeps apart; None for floats."""
@@ -93,9 +96,7 @@ class ModelBuilder:
         if weight.wanted is None:
             return None
         if weight.name not in self._packed:
-            made = self.g.hir_mir(
-                "quantize_weight", [self.param(weight.name)], scheme=weight.wanted
-            )
+            made = self.param(weight.name).quantize_weight(scheme=weight.wanted)
             self._packed[weight.name] = made if isinstance(made, tuple) else (made,)
         return self._packed[weight.name]
 
@@ -104,15 +105,15 @@ class ModelBuilder:
         weight = self.weights.get(f"{name}.weight")
         packed = self.packed(weight)
         if packed is None:
-            w = self.g.hir_mir("transpose", [self.param(weight.name)], perm=(0, 2, 1))
-            y = self.g.hir_mir("grouped_matmul", [x, w, group])
+            w = self.param(weight.name).transpose(0, 2, 1)
+            y = self.g.grouped_matmul(x, w, group)
         else:
             w, *sides = packed
-            scheme = weight.scheme or weight.wanted
-            y = self.g.hir_mir("dequant_grouped_matmul", [x, w, group, *sides], scheme=scheme)
+            scheme: Any = weight.scheme or weight.wanted
+            y = self.g.dequant_grouped_matmul(x, w, group, *sides, scheme=scheme)
         if f"{name}.bias" not in self.weights:
             return y
-        return y + self.g.hir_mir("gather", [self.param(f"{name}.bias"), group], axis=0)
+        return y + self.param(f"{name}.bias").gather(group, axis=0)
 
     def embed(self, ids: Tensor, scale: float = 1.0, table: str = "token_embd.weight") -> Tensor:
         """Token embeddings, f32."""
@@ -120,21 +121,21 @@ class ModelBuilder:
         packed = self.packed(weight)
         if packed is not None:
             rows, *sides = packed
-            scheme = weight.scheme or weight.wanted
-            x = self.g.hir_mir("dequant_gather", [rows, ids, *sides], scheme=scheme)
+            scheme: Any = weight.scheme or weight.wanted
+            x = self.g.dequant_gather(rows, ids, *sides, scheme=scheme)
             return x if scale == 1.0 else x * scale
         x = self.as_f32(self.g.embedding(ids, self.param(table)))
         return x if scale == 1.0 else x * scale
 
     def as_f32(self, x: Tensor) -> Tensor:
         """Cast to f32."""
-        return x if x.shape.dtype.name == "f32" else self.g.hir_mir("cast", [x], dtype="f32")
+        return x if x.shape.dtype.name == "f32" else x.astype("f32")
 
     def split(self, x: Tensor, widths: list[int]) -> list[Tensor]:
         """Split along the last axis."""
         parts, start, axis = [], 0, len(x.shape.dims) - 1
         for width in widths:
-            parts.append(self.g.hir_mir("narrow", [x], axis=axis, start=start, length=width))
+            parts.append(x.narrow(axis=axis, start=start, length=width))
             start += width
         return parts
 

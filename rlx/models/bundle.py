@@ -18,12 +18,12 @@ from typing import Any
 from rlx.errors import FormatError, OptionError
 from rlx.ir.module import GraphModule
 from rlx.models.build_graph import BuiltGraph
-from rlx.records import dataclass
 from rlx.runtime.bundle import Bundle, BundleMaker, load_bundle
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import model_key
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 _SETTINGS = "model.json"
 

@@ -12,7 +12,7 @@ from rlx.errors import FormatError, InputError, OptionError, UnsupportedError
 from rlx.ir.dtype import DType
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
 from rlx.models.rope_tables import RopeConfig
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 UNNORMALIZED_ROUTERS = ("deepseek_v2", "olmoe", "qwen2_moe")  # unless the file says otherwise
 DEFAULT_CONTEXT = 4096  # tokens

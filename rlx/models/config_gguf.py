@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
-from rlx.formats.tensor import TensorInfo
+from rlx.formats.tensor_file import TensorInfo
 from rlx.models.config import (
     UNNORMALIZED_ROUTERS,
     EncoderConfig,

@@ -14,7 +14,7 @@ from rlx.models.builder import ModelBuilder, Tensor
 from rlx.models.config import KVCacheType
 from rlx.models.experts import experts_ffn, has_experts
 from rlx.models.rope_tables import RopeConfig, rope_tables
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.models.adapters import AdapterShape
@@ -51,7 +51,7 @@ class DecoderBuilder(ModelBuilder):
         """Logits of all tokens, or of the last; tied to the embedding where there is no head."""
         if last_only:
             seq = x.shape.dims[1]
-            x = self.g.hir_mir("narrow", [x], axis=1, start=seq - 1, length=1)
+            x = x.narrow(axis=1, start=seq - 1, length=1)
         name = "output.weight" if "output.weight" in self.weights else "token_embd.weight"
         bias = self.param("output.bias") if "output.bias" in self.weights else None
         logits = self.matmul(x, self.weights.get(name), bias)
@@ -59,7 +59,7 @@ class DecoderBuilder(ModelBuilder):
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap
         if cap:
-            logits = self.g.hir_mir("tanh", [logits * (1 / cap)]) * cap
+            logits = self.g.tanh(logits * (1 / cap)) * cap
         return logits
 
     # -- attention ----------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class DecoderBuilder(ModelBuilder):
 
     def position_rows(self, table: Tensor, seq: Dim) -> Tensor:
         """Rows of a learned position table for the tokens."""
-        return self.g.hir_mir("narrow", [table], axis=0, start=sym.PAST_SEQ, length=seq)
+        return table.narrow(axis=0, start=sym.PAST_SEQ, length=seq)
 
     def append_to_cache(self, x: Tensor, name: str) -> Tensor:
         """Append x to a KV cache; all tokens up to now."""
@@ -131,9 +131,9 @@ class DecoderBuilder(ModelBuilder):
         c, seq, width = self.config, x.shape.dims[1], self.kv.width(self.config.head_dim)
         state = self.g.state(name, [1, c.kv_heads, length, width], self.kv.dtype)
         if self.kv.scheme is not None:
-            x = self.g.hir_mir("quantize_blocks", [x], scheme=self.kv.scheme)
-        heads = self.g.hir_mir("reshape", [x], dims=(1, seq, c.kv_heads, width))
-        return state, self.g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
+            x = self.g.quantize_blocks(x, scheme=self.kv.scheme)
+        heads = x.reshape(1, seq, c.kv_heads, width)
+        return state, heads.transpose(0, 2, 1, 3)
 
     def attend_to_cache(
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
@@ -157,7 +157,7 @@ class DecoderBuilder(ModelBuilder):
         """down(act(gate(x)) · up(x))"""
         gate = self.linear(x, f"blk.{layer}.ffn_gate{part}")
         up = self.linear(x, f"blk.{layer}.ffn_up{part}")
-        return self.linear(self.g.hir_mir(activation, [gate]) * up, f"blk.{layer}.ffn_down{part}")
+        return self.linear(self.g.apply(activation, gate) * up, f"blk.{layer}.ffn_down{part}")
 
     def plain_ffn(self, x: Tensor, layer: int, activation: str) -> Tensor:
         """down(act(up(x)))"""
@@ -193,7 +193,7 @@ def build_decoder(
         return net, {"logits": logits}
     if output == "verify":
         return net, sample_each(g, logits, entry_point.tokens)
-    row = g.hir_mir("reshape", [logits], dims=(1, model.config.vocab))
+    row = logits.reshape(1, model.config.vocab)
     return net, {**sample(g, row, entry_point), "logits": logits}
 
 

@@ -19,7 +19,7 @@ from rlx.models.build_graph import EntryPoint
 from rlx.models.builder import ModelBuilder, Tensor
 from rlx.models.config import EncoderConfig
 from rlx.models.rope_tables import RopeConfig, rope_tables
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.models.model_file import ModelFile
@@ -107,7 +107,7 @@ class EncoderBuilder(ModelBuilder):
         return self._gated(*((first, second) if gate_first else (second, first)), layer)
 
     def _gated(self, gate: Tensor, up: Tensor, layer: int) -> Tensor:
-        hidden = self.g.hir_mir(self.config.activation, [gate]) * up
+        hidden = self.g.apply(self.config.activation, gate) * up
         return self.linear(hidden, f"blk.{layer}.ffn_down")
 
     def _rotate(self, x: Tensor, rope: RopeConfig) -> Tensor:
@@ -130,7 +130,7 @@ class EncoderBuilder(ModelBuilder):
         if has_types and types is None:
             # a sum of parameters, computed once
             table = table + self._type_row()
-        rows = self.g.hir_mir("narrow", [table], axis=0, start=first, length=length)
+        rows = table.narrow(axis=0, start=first, length=length)
         return rows + self.type_embeddings(types) if has_types and types is not None else rows
 
     def type_embeddings(self, types: Tensor | None) -> Tensor:
@@ -146,7 +146,7 @@ class EncoderBuilder(ModelBuilder):
 
     def _type_row(self) -> Tensor:
         table = self.as_f32(self.param("token_types.weight"))
-        return self.g.hir_mir("narrow", [table], axis=0, start=0, length=1)
+        return table.narrow(axis=0, start=0, length=1)
 
     # -- masks --------------------------------------------------------------------------------
 
@@ -163,15 +163,16 @@ class EncoderBuilder(ModelBuilder):
         return self._masks[name]
 
     def _positions(self) -> Tensor:
-        return self.once("at", lambda: self.g.hir_mir("iota", [], dims=(self._length,)))
+        return self.once("at", lambda: self.g.iota((self._length,)))
 
     def is_real(self) -> Tensor:
         """Flags [batch, seq] of the real tokens."""
-        assert self.lengths is not None
+        lengths = self.lengths
+        assert lengths is not None
 
         def make() -> Tensor:
-            ends = self.g.hir_mir("reshape", [self.lengths], dims=(-1, 1))
-            return self.g.hir_mir("lt", [self._positions(), ends])
+            ends = lengths.reshape(-1, 1)
+            return self._positions() < ends
 
         return self.once("is_real", make)
 
@@ -181,13 +182,13 @@ class EncoderBuilder(ModelBuilder):
             return None
         batch, length = self.is_real().shape.dims
         shape = (batch, 1, 1, length)
-        return self.once("keys", lambda: self.g.hir_mir("reshape", [self.is_real()], dims=shape))
+        return self.once("keys", lambda: self.is_real().reshape(shape))
 
     def distance(self) -> Tensor:
         """Key position minus query position, [queries, keys]."""
         at = self._positions()
-        rows = self.g.hir_mir("reshape", [at], dims=(self._length, 1))
-        return self.g.hir_mir("sub", [at, rows])
+        rows = at.reshape(self._length, 1)
+        return at - rows
 
     def _bias(self) -> Tensor:
         """Bias of the scores by relative position; the same in every layer."""
@@ -198,10 +199,10 @@ class EncoderBuilder(ModelBuilder):
         table = self.param("bias_by_distance", self._bias_by_distance)
         # one row of the table for every distance: -(context - 1) … context - 1
         at = self.distance() + (c.context - 1)
-        values = g.hir_mir("gather", [table, at], axis=1)  # [heads, queries, keys]
-        values = g.hir_mir("reshape", [values], dims=(1, *values.shape.dims))
+        values = table.gather(at, axis=1)  # [heads, queries, keys]
+        values = values.reshape(1, *values.shape.dims)
         keep = self.key_mask()
-        return values if keep is None else g.hir_mir("where", [keep, values, _DROPPED])
+        return values if keep is None else g.where(keep, values, _DROPPED)
 
     def _bias_by_distance(self) -> Any:
         c, e = self.config, self.encoder

@@ -10,7 +10,7 @@ from rlx.errors import FormatError, InputError, OptionError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.model_file import ModelFile
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 OVERLONG = ("warn", "cut", "error")  # what to do with a text that is too long
 

@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
+from rlx.ir.html import card
 from rlx.models.build_graph import EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.encoder_inputs import TextReader, Tokens
 from rlx.models.encoder_runner import EncoderRunner, embedding_width
 from rlx.models.model_file import ModelFile
 from rlx.models.pooling import normalized
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Vectors = Any  # f32 [texts, width]
 WINDOW = 4096  # texts of a stream that are batched together
@@ -272,6 +273,12 @@ class EncoderModel:
         c = self.config
         kind = "reranker" if self.is_reranker else "/".join(self.sentence.pooling)
         return f"<EncoderModel {c.arch}, {c.layers} layers, {kind}, {self.max_tokens} tokens>"
+
+    def _repr_html_(self) -> str:
+        c = self.config
+        kind = "reranker" if self.is_reranker else "/".join(self.sentence.pooling)
+        rows = {"layers": c.layers, "hidden": c.hidden, "heads": c.heads, "result": kind}
+        return card(f"EncoderModel {c.arch}", {**rows, "tokens": self.max_tokens})
 
 
 def _one(query: object) -> str:

@@ -27,10 +27,10 @@ from rlx.models.model_file import ModelFile
 from rlx.models.model_runner import ModelRunner
 from rlx.models.sentence_config import SentenceModule
 from rlx.models.weights import Weights
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 BATCH_TOKENS = 2048  # padding included: weights are read once, activations stay in the caches
 _BATCH_COST = 8  # of a batch as such, in tokens of each worker

@@ -18,7 +18,7 @@ Gate = Callable[["DecoderBuilder", Tensor, Tensor], Tensor]  # gate and up → t
 
 
 def silu_gate(net: DecoderBuilder, gate: Tensor, up: Tensor) -> Tensor:
-    return net.g.hir_mir("silu", [gate]) * up
+    return gate.silu() * up
 
 
 def has_experts(net: DecoderBuilder, layer: int) -> bool:
@@ -33,15 +33,15 @@ def experts_ffn(net: DecoderBuilder, x: Tensor, layer: int, gate: Gate = silu_ga
     scores, chosen = _route(net, x, layer)
     active = chosen.shape.dims[1]
     slots = tokens * active
-    rows = g.hir_mir("reshape", [x], dims=(tokens, 1, width))
-    rows = g.hir_mir("expand", [rows], dims=(tokens, active, width))
-    rows = g.hir_mir("reshape", [rows], dims=(slots, width))
-    expert = g.hir_mir("reshape", [chosen], dims=(slots,))
+    rows = x.reshape(tokens, 1, width)
+    rows = rows.expand(tokens, active, width)
+    rows = rows.reshape(slots, width)
+    expert = chosen.reshape(slots)
     gated, up = (net.grouped(rows, f"{blk}.ffn_{p}_exps", expert) for p in ("gate", "up"))
     y = net.grouped(gate(net, gated, up), f"{blk}.ffn_down_exps", expert)
-    y = g.hir_mir("reshape", [y], dims=(tokens, active, width))
-    y = g.hir_mir("sum", [y * g.hir_mir("reshape", [scores], dims=(tokens, active, 1))], axes=(1,))
-    y = g.hir_mir("reshape", [y], dims=x.shape.dims)
+    y = y.reshape(tokens, active, width)
+    y = g.sum(y * scores.reshape(tokens, active, 1), axis=1)
+    y = y.reshape(x.shape.dims)
     return y if f"{blk}.ffn_up_shexp.weight" not in net.weights else y + _shared(net, x, layer)
 
 
@@ -50,14 +50,14 @@ def _route(net: DecoderBuilder, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
 
     A softmax over the chosen experts alone equals a normalised softmax over all.
     """
-    g, settings = net.g, net.config.experts
+    settings = net.config.experts
     assert settings is not None
     logits = net.linear(x, f"blk.{layer}.ffn_gate_inp")
-    logits = g.hir_mir("reshape", [logits], dims=(x.shape.dims[1], settings.count))
-    every = g.hir_mir("softmax", [logits])
-    scores, chosen = g.hir_mir("top_k", [every], k=settings.active)
+    logits = logits.reshape(x.shape.dims[1], settings.count)
+    every = logits.softmax()
+    scores, chosen = every.top_k(k=settings.active)
     if settings.normalize:
-        scores = scores / g.hir_mir("sum", [scores], axes=(1,), keepdims=True)
+        scores = scores / scores.sum(axis=1, keepdims=True)
     return scores if settings.scale == 1.0 else scores * settings.scale, chosen
 
 
@@ -67,5 +67,5 @@ def _shared(net: DecoderBuilder, x: Tensor, layer: int) -> Tensor:
     name = f"blk.{layer}.ffn_gate_inp_shexp.weight"
     if name not in net.weights:
         return y
-    gate = net.g.hir_mir("reshape", [net.param(name)], dims=(x.shape.dims[2], 1))
-    return y * net.g.hir_mir("sigmoid", [net.g.hir_mir("matmul", [x, gate])])
+    gate = net.param(name).reshape(x.shape.dims[2], 1)
+    return y * net.g.sigmoid(x @ gate)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.sampling import GenerationSettings
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 SECONDS_PER_CALL = 0.1
 """How long a native call decodes: a reader sees its tokens at once, and Python costs less."""

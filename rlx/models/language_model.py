@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import InputError, OptionError
+from rlx.ir.html import card
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
 from rlx.models.build_graph import HIDDEN, SAMPLE
@@ -266,6 +267,12 @@ class LanguageModel:
     def __repr__(self) -> str:
         c = self.config
         return f"<LanguageModel {c.arch}, {c.layers} layers, context {self.runner.context}>"
+
+    def _repr_html_(self) -> str:
+        c = self.config
+        rows = {"layers": c.layers, "hidden": c.hidden, "heads": f"{c.heads}, KV {c.kv_heads}"}
+        more = {"vocabulary": c.vocab, "context": self.runner.context}
+        return card(f"LanguageModel {c.arch}", {**rows, **more})
 
 
 async def _in_threads(pieces: Stream) -> AsyncIterator[str]:

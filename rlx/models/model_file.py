@@ -11,7 +11,7 @@ from rlx.errors import FormatError
 from rlx.formats import open_model, tokenizer_of
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.formats.mixture import Mixture
+from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.formats.tokenizer import Tokenizer
 from rlx.ir.dtype import DType
@@ -22,7 +22,7 @@ from rlx.models.config_gguf import GGUF_ENCODERS, from_gguf
 from rlx.models.config_hf import HF_ENCODERS, from_hf
 from rlx.models.sentence_config import SentenceConfig, read_sentence_config
 from rlx.models.weights import Names, Weights
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # weights that every encoder has: they tell which names a folder uses
 _PROBES = ("token_embd.weight", "token_embd_norm.weight")
@@ -45,7 +45,7 @@ class ModelFile:
     file: GgufFile | HfFolder
     config: ModelConfig
     arch: ModuleType
-    quant: Mixture | None = None  # packs float weights of a language model when it is prepared
+    quant: QuantPreset | None = None  # packs float weights of a language model when it is prepared
     merged: tuple[Adapter, ...] = ()  # added to float weights
     sentence: SentenceConfig = field(default_factory=SentenceConfig)  # pooling of an encoder
 
@@ -64,7 +64,7 @@ class ModelFile:
         arch = architecture(config.arch, str(path))
         configure: Callable[[ModelConfig], ModelConfig] | None = getattr(arch, "configure", None)
         config = configure(config) if configure else config
-        return ModelFile(path, file, config, arch, Mixture.of(quant) if quant else None)
+        return ModelFile(path, file, config, arch, QuantPreset.of(quant) if quant else None)
 
     @property
     def is_encoder(self) -> bool:

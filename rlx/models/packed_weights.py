@@ -9,8 +9,8 @@ from pathlib import Path
 from rlx.runtime.aot import AotCache
 from rlx.runtime.artifact import compiler_stamp
 from rlx.runtime.params import ParamStore
-from rlx.settings import debug, mebibytes
 from rlx.specialize.key import make_key
+from rlx.support.settings import debug, mebibytes
 
 
 class PackedWeightCache:

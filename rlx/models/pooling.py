@@ -21,7 +21,7 @@ def embedding(
 ) -> Tensor:
     """[batch, width] of x [batch, seq, hidden], before the last normalisation."""
     pooled = [pool(net, x, mode) for mode in sentence.pooling]
-    y = pooled[0] if len(pooled) == 1 else net.g.hir_mir("concat", pooled, axis=1)
+    y = pooled[0] if len(pooled) == 1 else net.g.concat(pooled, axis=1)
     for i, (module, own) in enumerate(zip(sentence.modules, weights, strict=True)):
         y = _module(net, y, module, own, f"step.{i}")
     return y
@@ -30,13 +30,13 @@ def embedding(
 def _module(
     net: EncoderBuilder, y: Tensor, module: SentenceModule, weights: Weights | None, name: str
 ) -> Tensor:
-    def param(part: str) -> Tensor | None:
+    def param(part: str) -> Tensor:  # None where the file has none
         if weights is None or part not in weights:
             return None
         return net.array_param(f"{name}.{part}", weights.get(part).array)
 
     if module.kind == "Normalize":
-        return net.g.hir_mir("l2_norm", [y], eps=_TINY)
+        return y.l2_norm(eps=_TINY)
     if module.kind == "LayerNorm":
         return net.g.layer_norm(y, param("norm.weight"), param("norm.bias"), eps=1e-5)
     w, b = param("linear.weight"), param("linear.bias")
@@ -49,23 +49,22 @@ def _module(
 
 def pool(net: EncoderBuilder, x: Tensor, mode: str) -> Tensor:
     """Pool x [batch, seq, hidden] to [batch, hidden]; padding is left out."""
-    g = net.g
     if mode == "cls":
-        return _row(net, g.hir_mir("narrow", [x], axis=1, start=0, length=1))
+        return _row(net, x.narrow(axis=1, start=0, length=1))
     if mode == "lasttoken":
         return _last(net, x)
     if mode == "max":
-        return g.hir_mir("max", [_real(net, x, _LOWEST)], axes=(1,))
+        return _real(net, x, _LOWEST).max(axis=1)
     if mode == "weightedmean":
         return _weighted(net, x)
-    total = g.hir_mir("sum", [_real(net, x, 0.0)], axes=(1,))
+    total = _real(net, x, 0.0).sum(axis=1)
     count = _count(net, x)
-    return total / (count if mode == "mean" else g.hir_mir("sqrt", [count]))
+    return total / (count if mode == "mean" else count.sqrt())
 
 
 def _row(net: EncoderBuilder, x: Tensor) -> Tensor:
     batch, _, hidden = x.shape.dims
-    return net.g.hir_mir("reshape", [x], dims=(batch, hidden))
+    return x.reshape(batch, hidden)
 
 
 def _real(net: EncoderBuilder, x: Tensor, instead: float) -> Tensor:
@@ -73,25 +72,25 @@ def _real(net: EncoderBuilder, x: Tensor, instead: float) -> Tensor:
     if net.lengths is None:
         return x
     batch, seq, _ = x.shape.dims
-    keep = net.g.hir_mir("reshape", [net.is_real()], dims=(batch, seq, 1))
-    return net.g.hir_mir("where", [keep, x, instead])
+    keep = net.is_real().reshape(batch, seq, 1)
+    return net.g.where(keep, x, instead)
 
 
 def _count(net: EncoderBuilder, x: Tensor) -> Tensor:
     """The number of real tokens, f32, to divide [batch, hidden] by."""
     g = net.g
     if net.lengths is None:
-        return g.hir_mir("dim_value", [], dim=x.shape.dims[1], dtype="f32")
-    column = g.hir_mir("reshape", [net.lengths], dims=(-1, 1))
-    return g.hir_mir("cast", [column], dtype="f32")
+        return g.dim_value(dim=x.shape.dims[1], dtype="f32")
+    column = net.lengths.reshape(-1, 1)
+    return column.astype("f32")
 
 
 def _weighted(net: EncoderBuilder, x: Tensor) -> Tensor:
     """The mean with weight i + 1 for token i."""
     g, seq = net.g, x.shape.dims[1]
-    at = g.hir_mir("iota", [], dims=(seq,), dtype="f32", start=1)
-    weights = g.hir_mir("reshape", [at], dims=(1, seq, 1))
-    total = g.hir_mir("sum", [_real(net, x * weights, 0.0)], axes=(1,))
+    at = g.iota((seq,), dtype="f32", start=1)
+    weights = at.reshape(1, seq, 1)
+    total = _real(net, x * weights, 0.0).sum(axis=1)
     count = _count(net, x)
     return total / (count * (count + 1.0) * 0.5)
 
@@ -100,10 +99,10 @@ def _last(net: EncoderBuilder, x: Tensor) -> Tensor:
     g = net.g
     batch, seq, hidden = x.shape.dims
     if net.lengths is None:
-        return _row(net, g.hir_mir("narrow", [x], axis=1, start=seq - 1, length=1))
-    rows = g.hir_mir("reshape", [x], dims=(batch * seq, hidden))
-    first = g.hir_mir("iota", [], dims=(batch,)) * g.hir_mir("dim_value", [], dim=seq)
-    return g.hir_mir("gather", [rows, first + net.lengths - 1], axis=0)
+        return _row(net, x.narrow(axis=1, start=seq - 1, length=1))
+    rows = x.reshape(batch * seq, hidden)
+    first = g.iota((batch,)) * g.dim_value(dim=seq)
+    return rows.gather(first + net.lengths - 1, axis=0)
 
 
 def classify(net: EncoderBuilder, x: Tensor) -> Tensor:

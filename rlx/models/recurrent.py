@@ -30,7 +30,7 @@ def carried(net: DecoderBuilder, name: str, dims: tuple[int, ...]) -> Tensor:
 
 def carry(net: DecoderBuilder, state: Tensor, last: Tensor) -> None:
     """Set the state for the next run."""
-    net.g.hir_mir("state_update", [state, last])
+    net.g.state_update(state, last)
 
 
 def convolved(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
@@ -40,10 +40,10 @@ def convolved(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     before = weight.shape.dims[1] - 1
     state = carried(net, f"conv.{i}", (1, before, channels))
     y = g.depthwise_conv1d_causal(x, weight, state)
-    joined = g.hir_mir("concat", [state, x], axis=1)
-    carry(net, state, g.hir_mir("narrow", [joined], axis=1, start=seq, length=before))
+    joined = g.concat([state, x], axis=1)
+    carry(net, state, joined.narrow(axis=1, start=seq, length=before))
     bias = f"blk.{i}.ssm_conv1d.bias"
-    return g.hir_mir("silu", [y + net.param(bias) if bias in net.weights else y])
+    return g.silu(y + net.param(bias) if bias in net.weights else y)
 
 
 def squeezed(config: ModelConfig, taps: Array) -> Array:
@@ -70,8 +70,6 @@ def all_of(net: DecoderBuilder, x: Tensor, count: int, width: int) -> Tensor:
 def _expanded(
     net: DecoderBuilder, x: Tensor, once: tuple[int, int, int], often: tuple[int, int, int]
 ) -> Tensor:
-    g, seq = net.g, x.shape.dims[1]
-    x = g.hir_mir(
-        "expand", [g.hir_mir("reshape", [x], dims=(1, seq, *once))], dims=(1, seq, *often)
-    )
-    return g.hir_mir("reshape", [x], dims=(1, seq, often[0] * often[1], often[2]))
+    seq = x.shape.dims[1]
+    x = x.reshape(1, seq, *once).expand(1, seq, *often)
+    return x.reshape(1, seq, often[0] * often[1], often[2])

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.errors import UnsupportedError
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Table = Any  # f32 [positions, n_rot / 2]
 

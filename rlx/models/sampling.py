@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.errors import OptionError
 from rlx.models.build_graph import EntryPoint
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),

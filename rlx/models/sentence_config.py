@@ -14,8 +14,8 @@ from typing import Any
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder, weights_file
-from rlx.formats.jsonfile import read_list, read_object
-from rlx.records import dataclass
+from rlx.formats.json_file import read_list, read_object
+from rlx.support.records import dataclass
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # how older files say it, in the order in which several are joined

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError
-from rlx.formats.optional import library
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.build_graph import EntryPoint
 from rlx.models.sampling import GenerationSettings, Penalties
+from rlx.support.optional import library
 
 # JSON as json.dumps writes it; small models lose their way in free white space
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

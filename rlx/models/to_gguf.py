@@ -15,12 +15,18 @@ from rlx.backends.cpu.cores import worker_count
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
+from rlx.formats.gguf.quantized import (
+    QuantizeOptions,
+    SourceTensor,
+    WrittenTensor,
+    quantize_gguf,
+    write_quantized,
+)
 from rlx.formats.hf import HfFolder
-from rlx.formats.mixture import Mixture
-from rlx.formats.package import Progress, silent
-from rlx.formats.quantize import Order, Source, Written, quantize_gguf, write_quantized
-from rlx.formats.tensor import scheme_of
-from rlx.formats.tokenizer_to_gguf import tokenizer_metadata
+from rlx.formats.quant_presets import QuantPreset
+from rlx.formats.tensor_file import scheme_of
+from rlx.formats.tokenizer.to_gguf import tokenizer_metadata
+from rlx.formats.wheel import Progress, silent
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant import GGUF_SCHEMES
@@ -47,19 +53,19 @@ _FREQUENCIES = "rope_freqs.weight"
 def quantize_model(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    mixture: Mixture | str,
+    preset: QuantPreset | str,
     *,
     threads: int | None = None,
     requantize: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
-) -> list[Written]:
+) -> list[WrittenTensor]:
     """Quantise the model at `path` into the GGUF file `out`. Returns what became of each tensor."""
-    mixture = Mixture.parse(mixture) if isinstance(mixture, str) else mixture
-    order = Order(mixture, worker_count(threads), requantize, overwrite, progress)
+    preset = QuantPreset.parse(preset) if isinstance(preset, str) else preset
+    options = QuantizeOptions(preset, worker_count(threads), requantize, overwrite, progress)
     with open_model(Path(path)) as file:
         if isinstance(file, GgufFile):
-            return quantize_gguf(file, out, order)
+            return quantize_gguf(file, out, options)
         if is_encoder(file):
             raise UnsupportedError(
                 "an encoder is not written as GGUF here", where=file.name,
@@ -67,10 +73,10 @@ def quantize_model(
             )  # fmt: skip
     model = ModelFile.open(file.path)
     metadata, sources = gguf_of(model)
-    return write_quantized(out, metadata, sources, order, model.file.name)
+    return write_quantized(out, metadata, sources, options, model.file.name)
 
 
-def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, Source]]:
+def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
     """Metadata and tensors of a GGUF file equal to the folder."""
     assert isinstance(model.file, HfFolder)
     arch = _WRITTEN.get(model.config.arch)
@@ -121,7 +127,7 @@ def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
             yield "rope.scaling.attn_factor", rope.attention_factor
 
 
-def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
+def _sources(model: ModelFile, arch: str) -> dict[str, SourceTensor]:
     weights, found = model.weights(), {}
     for pattern in model.arch.HF_NAMES:
         layers = range(model.config.layers) if "{i}" in pattern else (0,)
@@ -132,11 +138,11 @@ def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
         raise FormatError("no token embedding", where=model.file.name)
     if model.config.rope.scaling == "llama3":
         factors = frequency_factors(model.config.rope, model.config.head_dim).astype(np.float32)
-        found[_FREQUENCIES] = Source(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
+        found[_FREQUENCIES] = SourceTensor(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
     return found
 
 
-def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
+def _source(weight: Weight, change: Callable[[Array], Array] | None) -> SourceTensor:
     """Vectors and position tables are f32 in GGUF."""
     wide = len(weight.shape) < 2 or weight.name == "position_embd.weight"
     dtype = f32 if wide else DType.of(weight.array.dtype)
@@ -150,7 +156,7 @@ def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
         array = weight.array.astype(np.float32) if wide else weight.array
         return np.ascontiguousarray(array if change is None else change(array))
 
-    return Source(weight.shape, scheme, read)
+    return SourceTensor(weight.shape, scheme, read)
 
 
 def _change(name: str, c: ModelConfig, arch: str) -> Callable[[Array], Array] | None:

@@ -17,14 +17,14 @@ import numpy as np
 from rlx.errors import FormatError, InputError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.formats.mixture import Mixture
-from rlx.formats.names import close_names
-from rlx.formats.tensor import TensorInfo
+from rlx.formats.quant_presets import QuantPreset
+from rlx.formats.tensor_file import TensorInfo
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
 from rlx.ir.quant import QuantScheme
-from rlx.records import dataclass
 from rlx.runtime.params import Deferred
+from rlx.support.records import dataclass
+from rlx.support.suggestions import close_names
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Weights:
         transposed: tuple[str, ...] = (),
         element: DType | None = None,
         config: Any = None,
-        quant: Mixture | None = None,
+        quant: QuantPreset | None = None,
         changes: Mapping[str, Callable[[Array], Array]] | None = None,
     ) -> None:
         """`changes` are functions of float weights by name: merged adapters."""

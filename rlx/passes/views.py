@@ -57,7 +57,7 @@ def is_plain(view: View, shape: Shape) -> bool:
 
 
 def _transpose(op: Any, source: Shape, result: Shape, view: View) -> View:
-    return View(view.offset, tuple(view.strides[p] for p in op.perm))
+    return View(view.offset, tuple(view.strides[p] for p in op.axes))
 
 
 def _narrow(op: Any, source: Shape, result: Shape, view: View) -> View:

@@ -22,10 +22,10 @@ from rlx.ir.lir import Lir
 from rlx.ir.phase import Phase
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
-from rlx.records import dataclass
 from rlx.runtime.variants import Signature
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 
 ABOUT, LIR, STAMP = "about", "lir", "stamp"
 _COMPILER = ("ir", "passes", "specialize", "codegen", "backends")

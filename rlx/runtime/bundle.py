@@ -20,7 +20,6 @@ from rlx.backends.registry import Device
 from rlx.errors import FormatError, InputError, OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.op import Array
-from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.compiled import CompiledGraph
@@ -30,6 +29,7 @@ from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 Wanted = ModelComponent | ModelVariant | DimBinding
 _VARIANT, _EXTRA, _PARAM, _PREPARED = "variant/", "extra/", "param/", "prepared/"

@@ -15,13 +15,14 @@ from rlx.backends.timing import Profile, Recording
 from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
 from rlx.ir.dim import upper_bound
+from rlx.ir.html import card
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
 from rlx.runtime.params import Deferred, ParamStore, as_array
 from rlx.runtime.variants import Variants
-from rlx.settings import check_nan, debug, debug_level
 from rlx.specialize.manifest import BindingManifest
+from rlx.support.settings import check_nan, debug, debug_level
 
 Sizes = tuple[tuple[str, int], ...]
 # an executable, the live sizes of the run, and dims and element type of each output
@@ -151,6 +152,28 @@ class CompiledGraph:
             else:
                 executable.run(given, results, live)
         return results
+
+    def __call__(
+        self, *arrays: Any, sizes: Mapping[str, int] | None = None, **named: Any
+    ) -> Array | tuple[Array, ...]:
+        """Run once: inputs in their order, by name, or as one mapping of names.
+
+        Gives the array itself where there is one output, a tuple in order where there are more.
+        """
+        if len(arrays) == 1 and isinstance(arrays[0], Mapping):
+            given = dict(arrays[0])
+        else:
+            if len(arrays) > len(self._inputs):
+                raise InputError(
+                    "too many inputs", where=self._signature.name, got=len(arrays),
+                    expected=", ".join(self._inputs) or "none",
+                )  # fmt: skip
+            given = dict(zip(self._inputs, arrays, strict=False))
+        twice = given.keys() & named.keys()
+        if twice:
+            raise InputError("given twice", where=self._signature.name, got=", ".join(twice))
+        results = self.run({**given, **named}, sizes=sizes)
+        return results[0] if len(results) == 1 else results
 
     def _run_watched(
         self,
@@ -391,6 +414,14 @@ class CompiledGraph:
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self._signature.name} on {self.template.backend.name}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: inputs and outputs, params, states and variants."""
+        rows: dict[str, object] = {f"input {n}": shape for n, shape in self._inputs.items()}
+        rows |= {f"state {n}": shape for n, shape in self._states.items()}
+        rows |= {"params": len(self._params), "outputs": ", ".join(self.output_names)}
+        title = f"{self._signature.name} on {self.template.backend.name}"
+        return card(title, rows | {"variants": len(self._executables)})
 
 
 def _span(phase: Phase | str | None, until: Phase | str | None) -> Span | None:

@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 PREPARED = "prepared."
 

@@ -16,7 +16,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
 from rlx.ir.serial import canonical
-from rlx.records import dataclass
 from rlx.runtime.aot import AotCache
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.cache import CompileCache
@@ -28,6 +27,7 @@ from rlx.specialize.component import CompilationMode, ModelComponent
 from rlx.specialize.key import encode, make_key
 from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.passes.pipeline import PipelineResult

@@ -77,7 +77,7 @@ def test_encoders_and_what_is_said_about_it(rlx: Any, encoder: Path, tmp_path: P
         (("--variant", "prefill:2x16"), "one sequence at a time"),
         (("--variant", "encoder:1x16"), "for encoders only"),
         (("--variant", "encoder:1"), "a length is missing"),
-        (("--variant", "inference:1"), "not a way to run a model"),
+        (("--variant", "inference:1"), "not a phase of this model"),
         (("--cpu", "z80"), "unknown target"),
         (("--context", "100000"), "context out of range"),
         (("--kv", "f17"), "unknown cache type"),

@@ -9,9 +9,10 @@ import numpy as np
 
 import rlx.ir.ops  # noqa: F401
 from rlx.backends.cpu import families  # noqa: F401
-from rlx.backends.cpu.assemble import Assembled, assemble
+from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.copies import insert_copies
-from rlx.backends.cpu.lowering import TABLE, Context
+from rlx.backends.cpu.link import link
+from rlx.backends.cpu.lowering import TABLE, Context, steps_of
 from rlx.codegen import driver
 from rlx.codegen.kernel import unit_of
 from rlx.codegen.target import Target
@@ -45,25 +46,27 @@ class Native:
             return wants(node, target, workers) if wants else 0  # type: ignore[arg-type]
 
         self.lir = plan(bound, scratch=scratch)
-        self.made: Assembled = assemble(self.lir, target, workers)
+        self.launches = steps_of(Context(self.lir, target, workers))
+        self.made = link(*Compiler(target).compile_program(self.lir, workers))
         self.workers = workers
 
     def prepare(
         self, inputs: Arrays, outputs: Sequence[np.ndarray], sizes: Mapping[str, int]
     ) -> None:
-        """Fill in the words of one run: addresses of operands and results, and live sizes."""
-        words = self.made.words
+        """Fill in the words of one run: addresses of operands and results, and dynamic sizes."""
         addresses = {
             ("output", n): a.ctypes.data for n, a in zip(self._outputs, outputs, strict=True)
         }
         for node in [*self.lir.inputs, *self.lir.params, *self.lir.states]:
             addresses[node.op.name, node.name] = inputs[node.name].ctypes.data
-        for word, base, offset in words.late:
-            self.made.program.words[word] = addresses[base] + offset
+        for arg, external, addend in self.made.relocatable.relocations:
+            self.made.program.words[arg] = addresses[external] + addend
         symbols = sorted(self.lir.live)
         values = [sizes[s] for s in symbols]
-        words.filler(symbols)(
-            memoryview(self.made.program.live), [addresses[b] for b in words.bases()], *values
+        self.made.filler(symbols)(
+            memoryview(self.made.program.live),
+            [addresses[b] for b in self.made.externals()],
+            *values,
         )
         self.made.arena[:] = 0xFF  # NaN in every float type
 

@@ -16,7 +16,7 @@ from rlx.backends.cpu.prepare import give_back, prepare_params
 from rlx.backends.cpu.qmatmul_rewrite import pack_quantised
 from rlx.codegen.qmatmul.gather import has_strip_rows
 from rlx.errors import InputError
-from rlx.formats.mapped import MappedFile
+from rlx.formats.tensor_file import MappedFile
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate

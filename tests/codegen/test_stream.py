@@ -16,16 +16,16 @@ from rlx.codegen.target import Target
 BUILDS = {
     "gelu": lambda g, x: g.gelu(x),
     "softmax": lambda g, x: g.softmax(x),
-    "layer_norm": lambda g, x: g.layer_norm(x, g.sum(x, axes=(0,))),
-    "two results": lambda g, x: g.fused_residual_rms_norm(x, x, g.sum(x, axes=(0,))),
+    "layer_norm": lambda g, x: g.layer_norm(x, g.sum(x, axis=(0,))),
+    "two results": lambda g, x: g.fused_residual_rms_norm(x, x, g.sum(x, axis=(0,))),
     "narrow": lambda g, x: g.cast(g.mul(x, x), dtype="f16"),
     "flags": lambda g, x: g.gt(x, 0.0),
     "strided": lambda g, x: g.exp(
-        g.transpose(g.reshape(x, dims=(2, -1, x.shape.dims[1])), perm=(1, 0, 2))
+        g.transpose(g.reshape(x, shape=(2, -1, x.shape.dims[1])), axes=(1, 0, 2))
     ),
     "columns": lambda g, x: g.softmax(x, axis=0),
-    "turned": lambda g, x: g.contiguous(g.transpose(x, perm=(1, 0))),
-    "row values": lambda g, x: (g.sum(x, axes=(1,)), g.neg(x)),
+    "turned": lambda g, x: g.contiguous(g.transpose(x, axes=(1, 0))),
+    "row values": lambda g, x: (g.sum(x, axis=(1,)), g.neg(x)),
 }
 
 

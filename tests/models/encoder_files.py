@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tiny_encoders import CONFIGS, VOCAB, write_folder
 
-from rlx.formats.gguf_write import PackedTensor, write_gguf
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.ir.quant import QuantScheme, encode
 from rlx.models.model_file import ModelFile
 

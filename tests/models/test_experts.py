@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import EXPERTS, HIDDEN, VOCAB, write_folder
 
 from rlx import CompileOptions, DimBinding, GraphModule, Session
-from rlx.cli.weights import bytes_per_run
+from rlx.cli.programs import bytes_per_run
 from rlx.errors import FormatError, UnsupportedError
 from rlx.ir.dtype import DType
 from rlx.ir.quant import decode

@@ -124,7 +124,7 @@ def test_packed_once(floats: Path) -> None:
 
 
 def test_refusals(floats: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="floats are not packed"):
+    with pytest.raises(OptionError, match="a float type is not a quantisation"):
         load(floats, quant="F16")
     with pytest.raises(OptionError, match="unknown quantisation scheme"):
         load(floats, quant="Q9")

@@ -30,7 +30,7 @@ def specs_for(target: Target) -> dict[KernelSpec, str]:
         graph = case.graph()
         result = run_pipeline(graph, has_native=backend.has_native, lower=backend.lower)
         binding = DimBinding().set_live("n", 67)
-        bound = backend.lower_bound(bind_graph(result.graph, binding))
+        bound = backend.rewrite_variant(bind_graph(result.graph, binding))
         lir = plan(bound, prepare=result.prepare, scratch=backend.scratch)
         for step in steps_of(Context(lir, target, 2)):
             if step.spec is not None:

@@ -374,7 +374,7 @@ def test_a_weight_used_elsewhere_is_not_kept_twice() -> None:
     g = Graph("tied")
     table = g.param("table", [10, 8])
     x = g.gather(table, g.input("ids", ["n"], "i32"))
-    logits = g.matmul(x, g.transpose(table, perm=(1, 0)))
+    logits = g.matmul(x, g.transpose(table, axes=(1, 0)))
     g.set_outputs(logits, g.matmul(x, g.param("w", [8, 3])), g.matmul(x, g.param("v", [8, 3])))
     after, report = fused(g, "shared_input")
     assert kinds(after).count("matmul") == 2
@@ -385,7 +385,7 @@ def test_a_weight_used_elsewhere_is_not_kept_twice() -> None:
 def test_transposed_weights_join() -> None:
     g = Graph("hf")
     x = g.input("x", ["n", 8])
-    g.set_outputs([g.matmul(x, g.transpose(g.param(n, [4, 8]), perm=(1, 0))) for n in "ab"])
+    g.set_outputs([g.matmul(x, g.transpose(g.param(n, [4, 8]), axes=(1, 0))) for n in "ab"])
     after, _ = fused(g, "shared_input")
     assert kinds(after).count("matmul") == 1
     main, _ = split_prepare(after)

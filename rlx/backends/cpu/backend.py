@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rlx.backends.base import Backend, Parts, Stored
 from rlx.backends.cpu.cores import usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.place import place
+from rlx.backends.cpu.link import link
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.stored import read_parts, write_parts
+from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.codegen.jit import has_compiler
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError
@@ -23,6 +23,7 @@ from rlx.specialize.options import CompileOptions
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.compiler import Compiler
+    from rlx.backends.cpu.inspection import CpuInspection
 
 
 class CpuBackend(Backend):
@@ -62,8 +63,8 @@ class CpuBackend(Backend):
     def lower(self, graph: Graph) -> Graph:
         return self._compiler.lower(graph)
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        return self._compiler.lower_bound(graph)
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        return self._compiler.rewrite_variant(graph)
 
     def scratch(self, node: Node) -> int:
         # for as many workers as a compilation can ask for; what is not touched costs nothing
@@ -77,20 +78,19 @@ class CpuBackend(Backend):
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
-        listed = self._compiler.list_program(lir, self.workers(options))
-        made = place(listed.listing, listed.kernels)
-        return CpuExecutable(made, Stored.of(lir), get_pool(listed.listing.workers))
+        program, kernels = self._compiler.compile_program(lir, self.workers(options))
+        return CpuExecutable(link(program, kernels), Stored.of(lir), get_pool(program.workers))
 
     # -- programs on disk -------------------------------------------------------------------------
 
     def export(self, lir: Lir, options: CompileOptions) -> Parts:
-        listed = self._compiler.list_program(lir, self.workers(options))
-        return write_parts(listed.listing, listed.kernels, self.target)
+        program, kernels = self._compiler.compile_program(lir, self.workers(options))
+        return write_parts(program, kernels, self.target)
 
     def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> CpuExecutable:
-        listing, kernels = read_parts(parts)
-        workers = min(listing.workers, self.workers(options))
-        return CpuExecutable(place(listing, kernels), stored, get_pool(workers))
+        program, kernels = read_parts(parts)
+        workers = min(program.workers, self.workers(options))
+        return CpuExecutable(link(program, kernels), stored, get_pool(workers))
 
     def _require_host(self) -> None:
         if not self.target.runs_on(Target.host()):
@@ -98,6 +98,11 @@ class CpuBackend(Backend):
                 "code for another CPU cannot run here", where="target", got=self.target.key,
                 expected=Target.host().key, hint="write it to a bundle and load that over there",
             )  # fmt: skip
+
+    def inspection(self) -> CpuInspection:
+        from rlx.backends.cpu.inspection import CpuInspection
+
+        return CpuInspection(self)
 
 
 def make_backend() -> Backend:

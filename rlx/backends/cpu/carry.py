@@ -33,8 +33,11 @@ def is_written(update: Node, ctx: Context) -> bool:
 def _update_of(result: Value, ctx: Context) -> Node | None:
     """The one reader of `result`, if it makes it a state that nobody else needs any more."""
     graph, producer = ctx.lir.graph, result.node
-    readers = [n for n in graph.nodes[producer.id + 1 :] if result in n.inputs]
-    if len(readers) != 1 or result in graph.outputs or readers[0].op.name != "state_update":
+    later = graph.nodes[producer.id + 1 :]
+    readers = [n for n in later if any(v is result for v in n.inputs)]
+    if len(readers) != 1 or readers[0].op.name != "state_update":
+        return None
+    if any(v is result for v in graph.outputs):
         return None
     update = readers[0]
     op: Any = update.op
@@ -45,7 +48,6 @@ def _update_of(result: Value, ctx: Context) -> Node | None:
     root = ctx.lir.home(state)[0]
     between = graph.nodes[producer.id + 1 : update.id]
     late = any(ctx.lir.home(v)[0] is root for n in between for v in n.inputs)
-    own = [v for v in producer.inputs if ctx.lir.home(v)[0] is root]
-    if late or own not in ([], [producer.inputs[-1]]):
+    if late or any(ctx.lir.home(v)[0] is root for v in producer.inputs[:-1]):
         return None
     return update

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.backends.chain import Chain, Links
-from rlx.backends.cpu.place import address_of
+from rlx.backends.cpu.link import address_of
 from rlx.codegen import driver_layout as driver
 from rlx.ir.dim import is_affine
 from rlx.ir.op import Array
@@ -23,13 +23,13 @@ _MOVED = 4  # bytes of one move
 class CpuChain(Chain):
     def __init__(self, executable: CpuExecutable, links: Links) -> None:
         super().__init__(executable, links)
-        self._cpu, listing = executable, executable.listing
-        sizes = [source.offset for source in listing.live]
-        sizes += [end for limit in listing.limits for end in (limit.value, limit.most)]
+        self._cpu, relocatable = executable, executable.relocatable
+        sizes = [arg.addend for arg in relocatable.dynamic_args]
+        sizes += [end for check in relocatable.bounds_checks for end in (check.value, check.most)]
         self._native = (
-            listing.symbols == [links.grows]
+            relocatable.symbols == [links.grows]
             and all(is_affine(size) for size in sizes)
-            and not listing.hosts
+            and not relocatable.hosts
             and all(place.nbytes % _MOVED == 0 for place, _ in self.moves)
         )
         self._moves, self._log = _moves(self.moves), np.zeros(MOST, np.int32)
@@ -49,7 +49,7 @@ class CpuChain(Chain):
             (driver.CHAIN_ENDS, self._end_array),
         ):
             self._header[offset // 8] = address_of(array)
-        self._header[driver.CHAIN_LIVE_COUNT // 8] = len(listing.live)
+        self._header[driver.CHAIN_LIVE_COUNT // 8] = len(relocatable.dynamic_args)
         self._header[driver.CHAIN_MOVE_COUNT // 8] = len(self._moves)
         self._address = address_of(self._header)
         self._fields, self._logged = memoryview(self._header.data), memoryview(self._log.data)

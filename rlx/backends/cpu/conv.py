@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
-from rlx.codegen.activations import ACTIVATIONS
 from rlx.codegen.conv import Conv, tile_rows
 from rlx.codegen.conv_filters import PackFilters
 from rlx.codegen.depthwise import CausalDepthwise, Depthwise
@@ -19,11 +18,12 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.ir.ops.conv import ConvTranspose
 from rlx.ir.ops.pack_conv import Axis, packed_sizes, phases
 from rlx.ir.shape import Shape
 from rlx.passes.rewrite import Editor
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _FEW_FILTERS = 4  # with fewer per channel, packing costs more than it saves
 _PIECE = 128  # tokens of a sequence that one unit of work of the causal kernel takes at most
@@ -50,8 +50,7 @@ def _activation(node: Node, editor: Editor) -> Node | None:
     if editor.uses(node.output) != 1 or not editor.users[node.output]:
         return None
     user = editor.users[node.output][0]
-    op = user.op
-    plain = op.name in ACTIVATIONS and op.is_elementwise and op.attributes() == op.defaults
+    plain = user.op.name in activation_kinds() and is_default(user.op)
     return user if plain and user.output.shape is node.output.shape else None
 
 

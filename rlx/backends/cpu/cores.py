@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from rlx.errors import OptionError
-from rlx.settings import setting
+from rlx.support.settings import setting
 
 MAX_WORKERS = 250
 

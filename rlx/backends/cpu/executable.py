@@ -10,11 +10,10 @@ import numpy as np
 
 from rlx.backends.base import Executable, Span, Stored, check_numbers
 from rlx.backends.chain import Chain, Links
+from rlx.backends.cpu.bounds_checks import checker, raise_failed
 from rlx.backends.cpu.chain import CpuChain
-from rlx.backends.cpu.checks import checker, raise_broken
-from rlx.backends.cpu.hostcall import call_host
+from rlx.backends.cpu.link import LinkedProgram, address_of, call_host
 from rlx.backends.cpu.memory import RunMemory
-from rlx.backends.cpu.place import Placed, address_of
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import CpuRecording
 from rlx.codegen.driver_layout import BARRIER
@@ -25,18 +24,18 @@ from rlx.ir.op import Array
 
 
 class CpuExecutable(Executable):
-    def __init__(self, made: Placed, stored: Stored, pool: Pool) -> None:
-        self.made, self.listing, self.pool = made, made.listing, pool
+    def __init__(self, made: LinkedProgram, stored: Stored, pool: Pool) -> None:
+        self.made, self.relocatable, self.pool = made, made.relocatable, pool
         self.manifest, self.output_phases = stored.manifest, stored.output_phases
         self._stored, manifest = stored, stored.manifest
         self.arena = made.arena
-        self._symbols = self.listing.symbols
-        self._fill = made.words.filler(self._symbols)
-        self._check = checker(self.listing.limits, self._symbols)
+        self._symbols = self.relocatable.symbols
+        self._fill = made.filler(self._symbols)
+        self._check = checker(self.relocatable.bounds_checks, self._symbols)
         self._live = memoryview(made.program.live.data)
         self._status = memoryview(made.status)
-        self._bases = {base: i for i, base in enumerate(made.words.bases())}
-        self._given = [0] * len(self._bases)  # their addresses in this run
+        self._externals = {external: i for i, external in enumerate(made.externals())}
+        self._given = [0] * len(self._externals)  # their addresses in this run
         self._addresses: dict[tuple[str, str], int] = {}
         self._attached: dict[str, Array] = {}
         self.attachments = 0  # how often there were others
@@ -64,7 +63,7 @@ class CpuExecutable(Executable):
     def _places(self, role: str, names: Sequence[str]) -> list[tuple[int, int]]:
         """For each name: where its address goes in `_given` (-1: nowhere), and its slot."""
         keys = [(role, name) for name in names]
-        return [(self._bases.get(key, -1), self._addresses[key]) for key in keys]
+        return [(self._externals.get(key, -1), self._addresses[key]) for key in keys]
 
     def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
         needed: dict[str, Array] = {}
@@ -73,10 +72,10 @@ class CpuExecutable(Executable):
             needed[entry.name] = array
             self._addresses[entry.role, entry.name] = address_of(array)
         words = self.made.program.words
-        for word, base, offset in self.listing.late:
-            words[word] = self._addresses[base] + offset
-        for base, place in self._bases.items():
-            self._given[place] = self._addresses[base]
+        for arg, external, addend in self.relocatable.relocations:
+            words[arg] = self._addresses[external] + addend
+        for external, place in self._externals.items():
+            self._given[place] = self._addresses[external]
         self._attached = needed
         self.attachments += 1
 
@@ -99,7 +98,7 @@ class CpuExecutable(Executable):
         if span is None:
             return 0, None
         first, last = span
-        return self.listing.end_of(first.order - 1), self.listing.end_of(last.order)
+        return self.relocatable.end_of(first.order - 1), self.relocatable.end_of(last.order)
 
     def _begin(
         self,
@@ -120,9 +119,10 @@ class CpuExecutable(Executable):
 
     def check_sizes(self, *live: int) -> None:
         """Raise where native code would leave its memory with these sizes."""
-        broken = self._check(*live)
-        if broken >= 0:
-            raise_broken(self.listing.limits[broken], dict(zip(self._symbols, live, strict=True)))
+        failed = self._check(*live)
+        if failed >= 0:
+            sizes = dict(zip(self._symbols, live, strict=True))
+            raise_failed(self.relocatable.bounds_checks[failed], sizes)
 
     def chain(self, links: Links) -> Chain:
         return CpuChain(self, links)
@@ -155,7 +155,7 @@ class CpuExecutable(Executable):
     ) -> None:
         self._begin(inputs, outputs, sizes)
         memory = self._memory(inputs, outputs, sizes)
-        marks, nodes, done = self.listing.marks, self.lir.graph.nodes, 0
+        marks, nodes, done = self.relocatable.marks, self.lir.graph.nodes, 0
         while done < len(marks):
             number, first = marks[done].node, done
             while done < len(marks) and marks[done].node == number:
@@ -168,14 +168,15 @@ class CpuExecutable(Executable):
             self._raise_status()
 
     def _on_host(self, index: int) -> None:
-        call_host(self.listing.hosts[index], self.made.program.words_of(index), self._sizes)
+        call_host(self.relocatable.hosts[index], self.made.program.words_of(index), self._sizes)
 
     def replace_kernels(self, kernels: Mapping[str, Kernel]) -> set[str]:
         """Run other code for the kernels of these keys from now on; the keys that are there."""
-        found = set(kernels) & set(self.listing.kernels)
-        for number, key in enumerate(self.listing.kernels):
+        found = set(kernels) & set(self.relocatable.kernels)
+        for number, key in enumerate(self.relocatable.kernels):
             if key in found:
-                self.made.program.steps["fn"][self.listing.calls == number] = kernels[key].address()
+                launches = self.relocatable.calls == number
+                self.made.program.steps["fn"][launches] = kernels[key].address()
         self._replaced.update({key: kernels[key] for key in found})
         return found
 
@@ -188,7 +189,7 @@ class CpuExecutable(Executable):
         return CpuRecording(self).watch()
 
     def _raise_status(self) -> None:
-        report = self.listing.reports[self._status[0]]
+        report = self.relocatable.reports[self._status[0]]
         self._status[0] = 0
         raise InputError(
             "an index is out of range",

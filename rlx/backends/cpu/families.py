@@ -8,7 +8,6 @@ from rlx.backends.cpu import (  # noqa: F401
     attention,
     control,
     conv,
-    host,
     indexing,
     linalg,
     matmul,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Protocol
 
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.target import Target
@@ -20,7 +19,7 @@ from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.passes.views import is_plain, plain_view
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -176,36 +175,30 @@ def scratch_of(node: Node, target: Target, threads: int) -> int:
     return entry.scratch(node, target, threads) if entry is not None and entry.scratch else 0
 
 
-class Lowerer(Protocol):
-    """Gives the steps of a node by the lowering of its kind."""
-
-    def lower(self, node: Node, lowering: Lowering) -> list[Step]: ...
-
-
-def steps_of(ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
+def steps_of(ctx: Context) -> list[Step]:
     """The steps of all nodes, in schedule order."""
     steps: list[Step] = []
     for node in ctx.lir.graph.nodes:
         if node.op.is_source or (node.op.is_view and ctx.lir.slots[node.output].kind == "alias"):
             continue
-        steps += lower_node(node, ctx, lowerer)
+        steps += lower_node(node, ctx)
     return steps
 
 
-def lower_node(node: Node, ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
+def lower_node(node: Node, ctx: Context) -> list[Step]:
+    """The launches of one node."""
     entry = TABLE.get(node.op.name)
     if entry is None:
         raise UnsupportedError(
             "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
-            hint="legalize should have rewritten it through its common body",
+            hint="legalize should have rewritten it by its decomposition",
         )  # fmt: skip
-    made = lowerer.lower(node, entry.lower) if lowerer else entry.lower(node, ctx)
+    made = entry.lower(node, ctx)
     for step in made:
-        if step.node is not node:  # else told after one of a node alike, complete
-            step.node = node
-            step.label = step.label or (node.op.name if step.spec is None else step.spec.label)
-            # steps of one node may count on being shared by as many workers each
-            step.solo = step.solo or (len(made) == 1 and _is_small(step, node))
+        step.node = node
+        step.label = step.label or (node.op.name if step.spec is None else step.spec.label)
+        # steps of one node may count on being shared by as many workers each
+        step.solo = step.solo or (len(made) == 1 and _is_small(step, node))
     return made
 
 
@@ -219,6 +212,13 @@ def _is_small(step: Step, node: Node) -> bool:
         cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
         work = cost.flops, cost.bytes
     return all(isinstance(size, int) and size <= _SMALL for size in work)
+
+
+@lowers("custom")
+def lower_custom(node: Node, ctx: Context) -> list[Step]:
+    """An op of the user's is run by Python, in the midst of a native run."""
+    words = [Pointer(v) for v in (*node.inputs, *node.outputs)]
+    return [Step(None, words, node.inputs, node.outputs, host=node)]
 
 
 __all__ = [

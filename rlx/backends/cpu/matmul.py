@@ -20,7 +20,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.pack import read_layout
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
 

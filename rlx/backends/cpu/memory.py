@@ -11,7 +11,7 @@ from rlx.ir.dim import evaluate
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Value
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 
+from rlx.backends.cpu.barriers import barriers_of
 from rlx.backends.cpu.copies import insert_copies
 from rlx.backends.cpu.lowering import (
     Context,
@@ -23,14 +24,13 @@ from rlx.backends.cpu.lowering import (
     scratch_of,
     steps_of,
 )
-from rlx.backends.cpu.schedule import place_barriers
 from rlx.codegen.target import Target
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.passes.plan import plan
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ def plan_body(
 ) -> Lir:
     """The plan of a nested graph of `node`, with all its outputs or those of the numbers `kept`."""
     outputs = range(len(body.graph.outputs)) if kept is None else kept
-    live = tuple(sorted(node.graph.live.items()))
-    return _plan_body(body, tuple(outputs), live, target, threads)
+    bounds = tuple(sorted(node.graph.live.items()))
+    return _plan_body(body, tuple(outputs), bounds, target, threads)
 
 
 @lru_cache(maxsize=512)
 def _plan_body(
     body: Body,
     kept: tuple[int, ...],
-    live: tuple[tuple[str, int], ...],
+    bounds: tuple[tuple[str, int], ...],
     target: Target,
     threads: int,
 ) -> Lir:
     graph = body.graph.copy()
     graph.set_outputs([graph.outputs[i] for i in kept])
-    graph.live = dict(live)
+    graph.live = dict(bounds)
     return plan(insert_copies(graph), scratch=lambda n: scratch_of(n, target, threads), nested=True)
 
 
@@ -94,7 +94,7 @@ class Nest:
         places = dict(zip(inputs, self.inputs, strict=True))
         places |= dict(zip(self.lir.outputs, self.outputs, strict=True))
         steps = steps_of(Context(self.lir, ctx.target, ctx.threads))
-        barriers = place_barriers(steps, self.lir)
+        barriers = barriers_of(steps, self.lir)
         for step, barrier in zip(steps, barriers, strict=True):
             _count_cost(step)
             step.words = [self._word(step, i, w, places) for i, w in enumerate(step.words)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.cpu.place import address_of, aligned_bytes
+from rlx.backends.cpu.link import address_of, aligned_bytes
 from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.kernel import compile_specs
 from rlx.codegen.program import Program, Step

@@ -94,7 +94,7 @@ def lower_moe_weights(node: Node, ctx: Context) -> list[Step]:
 
 
 def _is_narrow(node: Node) -> bool:
-    """Sums run in f32; a product of f64 is left to the common body."""
+    """Sums run in f32; a product of f64 is left to the decomposition."""
     return bool(node.output.dtype.bytes <= 4)
 
 

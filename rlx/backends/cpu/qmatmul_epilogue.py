@@ -11,7 +11,7 @@ from typing import Any
 from rlx.ir.dim import same
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.passes.fuse.activation import activation_kinds, is_default
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.passes.fuse.linear import as_vector
 from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Editor, Result, Rule
@@ -86,7 +86,7 @@ def _read(m: Match, body: Graph, place: int) -> tuple[list[Value], dict[str, Any
     extras: list[Value] = []
     changes: dict[str, Any] = {}
     while value is not body.outputs[0]:
-        users = [n for n in left if value in n.inputs]
+        users = [n for n in left if any(v is value for v in n.inputs)]
         if len(users) != 1 or users[0].output.dtype is not value.dtype:
             return None
         node = users[0]
@@ -200,9 +200,7 @@ _PRODUCT = op(PRODUCT, name="p")
 EPILOGUES: tuple[Rule, ...] = (
     Rule("quantised product, gated", op("fused_gated_act", _PRODUCT), _gated, owns=True),
     Rule("quantised product + bias", op("add", _PRODUCT, "bias"), _bias, owns=True),
-    Rule(
-        "quantised product + activation", op(activation_kinds(), _PRODUCT), _activation, owns=True
-    ),
+    Rule("quantised product + activation", op(activation_kinds, _PRODUCT), _activation, owns=True),
     Rule("quantised product + residual", op("add", _PRODUCT, "residual"), _residual, owns=True),
     Rule("quantised product + region", op("elementwise_region", having=PRODUCT), _region),
     Rule("quantised attention", op("quantize_rows", op("attention", name="a")), _coarse, owns=True),

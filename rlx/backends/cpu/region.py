@@ -7,7 +7,17 @@ from functools import lru_cache
 from math import prod
 
 from rlx.backends.cpu.cores import usable_cores
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    TABLE,
+    Context,
+    Number,
+    Pointer,
+    Scratch,
+    Status,
+    Step,
+    Word,
+    lowers,
+)
 from rlx.codegen.region.elements import NAMES
 from rlx.codegen.region.kernels import make_plan
 from rlx.codegen.region.nest import Quantity
@@ -20,14 +30,15 @@ from rlx.codegen.region.spec import Region
 from rlx.codegen.region.stream import can_stream
 from rlx.codegen.region.strips import WIDTH
 from rlx.codegen.region.trace import Place, Source
-from rlx.codegen.region.wrap import WRITTEN_OUT, graph_of
+from rlx.codegen.region.wrap import graph_of, is_decomposed
 from rlx.codegen.target import Target
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Op
+from rlx.ir.op import Op, on_register
+from rlx.ir.ops._composite import decomposed
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
 
@@ -100,7 +111,7 @@ def _is_empty(node: Node) -> bool:
     return all(0 in v.shape.dims for v in node.outputs)
 
 
-_KINDS = (NAMES | MOVES | FOLDS | WRITTEN_OUT | {"elementwise_region"}) - {"constant"}
+_KINDS = (NAMES | MOVES | FOLDS | {"elementwise_region"}) - {"constant"}
 
 
 @lowers(*sorted(_KINDS), scratch=scratch_bytes, strided=True)
@@ -115,6 +126,21 @@ def lower_region(node: Node, ctx: Context) -> list[Step]:
     for step in steps:
         step.flops, step.bytes = cost.flops // len(steps), cost.bytes // len(steps)
     return steps
+
+
+def _is_region(node: Node) -> bool:
+    """Whether the decomposition covers the node's attributes."""
+    return decomposed(node.op, tuple([v.shape for v in node.inputs])) is not None
+
+
+def _lower_decomposed(cls: type[Op]) -> None:
+    """Ops that regions compute by their decomposition: those there are, and those to come."""
+    if is_decomposed(cls) and cls.has_decomposition() and cls.name not in TABLE:
+        when = None if cls.runs_as_region else _is_region
+        lowers(cls.name, when=when, scratch=scratch_bytes, strided=True)(lower_region)
+
+
+on_register(_lower_decomposed)
 
 
 def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] = (0,)) -> Step:

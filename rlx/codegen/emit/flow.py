@@ -8,7 +8,7 @@ from rlx.codegen.emit.convert import ConvertOps
 from rlx.codegen.emit.core import Value, mismatch
 from rlx.codegen.emit.types import Type, i1, i64
 from rlx.errors import CodegenError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Results = Value | Sequence[Value] | None
 

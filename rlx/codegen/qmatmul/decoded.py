@@ -16,7 +16,7 @@ from rlx.codegen.matmul_micro import ROWS
 from rlx.codegen.qmatmul.decode import emit_decode
 from rlx.codegen.target import Target
 from rlx.ir.quant import GGUF_SCHEMES, QuantScheme
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 FEW = 12  # rows up to which decoding a column at a time beats turning panels
 _AT_ONCE = 4  # rows that share the loads of a column, or chains of the sum of one row

@@ -14,7 +14,7 @@ from rlx.codegen.qmatmul.tile import Tile
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_rows import RUN
 from rlx.ir.quant_strips import LINE, ROWS, strip_layout
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 BIASED = 1.5 * 2.0**23  # what the bits BIAS stand for
 

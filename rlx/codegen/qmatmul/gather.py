@@ -12,7 +12,7 @@ from rlx.codegen.storage import memory_type
 from rlx.ir.dtype import DType
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_strips import BLOCKS, LINE, ROWS, strip_layout
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 class _Table:

@@ -13,7 +13,7 @@ from rlx.codegen.matmul import CHUNK
 from rlx.codegen.qmatmul.product import Product, QuantMatmul
 from rlx.codegen.qmatmul.rows import QuantizeRows, tile_of
 from rlx.codegen.storage import memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 def routed_rows(rows: int, experts: int, tile: int) -> int:

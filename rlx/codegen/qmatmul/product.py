@@ -22,7 +22,7 @@ from rlx.codegen.target import Target
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_rows import RowLayout
 from rlx.ir.quant_strips import ROWS, strip_layout
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 CHUNK = 256 << 10  # bytes of quantised rows that a strip is multiplied with in one go
 RUNS = 64  # codes of a row that share a scale where those of a run of 32 need not have their own

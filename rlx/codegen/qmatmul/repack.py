@@ -11,7 +11,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.ir.dim import Dim
 from rlx.ir.quant import QuantScheme
 from rlx.ir.quant_strips import BLOCKS, LINE, ROWS, BlockMap, strip_layout
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
 

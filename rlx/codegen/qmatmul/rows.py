@@ -8,7 +8,7 @@ from rlx.codegen.qmatmul.row_tiles import TileBlock, beginning, encode, has_tile
 from rlx.codegen.storage import load, memory_type
 from rlx.ir.dtype import DType
 from rlx.ir.quant_rows import RUN, RowLayout
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _STEP = 16  # codes at a time: a run of the smallest kind
 

@@ -16,7 +16,7 @@ from rlx.codegen.qmatmul.formats import Blocks, Format, Strip, Weights
 from rlx.codegen.qmatmul.supers import Super
 from rlx.codegen.qmatmul.tile import Tile
 from rlx.ir.quant_strips import LINE, ROWS
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _CACHE = 16 << 10  # bytes of unpacked blocks: they and a tile's rows stay in the first-level cache
 _PIECE = 16  # codes of a row without blocks

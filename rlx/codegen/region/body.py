@@ -37,7 +37,7 @@ from rlx.codegen.region.weights import is_weight
 from rlx.codegen.storage import stream
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType, c64
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass

@@ -15,7 +15,7 @@ from rlx.codegen.region.trace import Item, Place
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.op import lookup
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

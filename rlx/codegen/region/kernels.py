@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType, u8, u16, u32, u64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Value
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ def make_plan(graph: Graph, operands: Mapping[Value, Source]) -> Plan:
 
 
 def _keep(graph: Graph, kept: dict[Value, Place], values: Sequence[Value]) -> None:
+    results = {v: i for i, v in reversed([*enumerate(graph.outputs)])}  # the first of equal ones
     for v in dict.fromkeys(values):
         assert v not in kept, f"{v} is in memory already"
-        if v in graph.outputs:
-            kept[v] = Place("result", graph.outputs.index(v))
+        if v in results:
+            kept[v] = Place("result", results[v])
         else:
             kept[v] = Place("temporary", sum(p.kind == "temporary" for p in kept.values()))
 

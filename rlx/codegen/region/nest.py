@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 ROW = -1
 

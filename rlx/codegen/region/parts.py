@@ -17,7 +17,7 @@ from rlx.codegen.region.nest import ROW, Nest, Word
 from rlx.codegen.region.rows import RowEmitter
 from rlx.codegen.region.stages import Pass, Stages
 from rlx.codegen.region.sweep import Sweep
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 CELL = 8  # bytes of a number of a state in memory
 

@@ -17,7 +17,7 @@ from rlx.ir.shape import normalize_axis
 
 
 def _transpose(t: Trace, node: Node, op: Any, index: Index) -> int:
-    where = dict(zip(op.perm, index, strict=True))
+    where = dict(zip(op.axes, index, strict=True))
     return t.value(node.inputs[0], [where[a] for a in range(len(index))])
 
 
@@ -35,7 +35,7 @@ def _slice(t: Trace, node: Node, op: Any, index: Index) -> int:
 
 def _flip(t: Trace, node: Node, op: Any, index: Index) -> int:
     x = node.inputs[0]
-    axes = normalize_axes(op.axes, x.shape.rank)
+    axes = normalize_axes(op.axis, x.shape.rank)
     pairs = enumerate(zip(index, x.shape.dims, strict=True))
     moved = [i.times(-1).plus(d - 1) if a in axes else i for a, (i, d) in pairs]
     return t.value(x, [ZERO if d == 1 else i for i, d in zip(moved, x.shape.dims, strict=True)])
@@ -113,7 +113,7 @@ def _constant(t: Trace, node: Node, op: Any, index: Index) -> int:
 def _reduction(t: Trace, node: Node, op: Any, index: Index) -> int:
     x = node.inputs[0].shape
     wide = bool_ if op.name in ("any", "all") else i32 if x.dtype is bool_ else None
-    return t.fold(node, op.name, normalize_axes(op.axes, x.rank), index, wide)
+    return t.fold(node, op.name, normalize_axes(op.axis, x.rank), index, wide)
 
 
 def _position(t: Trace, node: Node, op: Any, index: Index) -> int:
@@ -124,7 +124,7 @@ def _position(t: Trace, node: Node, op: Any, index: Index) -> int:
 
 def _mean(t: Trace, node: Node, op: Any, index: Index) -> int:
     x, dtype = node.inputs[0].shape, node.outputs[0].shape.dtype
-    axes = normalize_axes(op.axes, x.rank)
+    axes = normalize_axes(op.axis, x.rank)
     size: Any = prod((x.dims[a] for a in axes), start=1)
     whole = x.dtype.kind in ("int", "uint", "bool")
     # a narrow float would not hold the number

@@ -12,7 +12,7 @@ from rlx.codegen.region.registers import (
     to_memory,
 )
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.region.registers import from_memory, raw_type, register_type, to_memory
 from rlx.codegen.storage import memory_type
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 STRIP = 256  # elements of a slice that a worker takes at a time
 

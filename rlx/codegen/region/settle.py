@@ -29,7 +29,7 @@ from rlx.codegen.region.nest import (
 from rlx.codegen.region.trace import Item, Place
 from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

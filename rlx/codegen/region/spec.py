@@ -13,7 +13,7 @@ from rlx.codegen.region.rows import RowEmitter
 from rlx.codegen.region.stream import StreamEmitter
 from rlx.codegen.region.strips import StripEmitter, is_tall
 from rlx.codegen.region.tiles import TileEmitter
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rlx.codegen.emit import i8
 from rlx.codegen.region.nest import ROW, Apply, Checked, Count, Fold, Load, Nest, Store, Walk
 from rlx.codegen.region.registers import register_type
 from rlx.ir.dtype import DType, bool_, c64
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # Keeping an element costs a store and a load; computing it again costs so many instructions.
 KEEP_ABOVE = 6

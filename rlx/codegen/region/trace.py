@@ -26,7 +26,7 @@ from rlx.ir.dtype import DType, i32, i64
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Index = tuple[Affine, ...]
 

@@ -165,7 +165,7 @@ def unpack(packed: Array, layout: str, n: int) -> tuple[Array, ...]:
     return tuple(np.moveaxis(p, -3, -2).reshape(*outer, k, -1)[..., :n] for p in parts)
 
 
-@op("packed_matmul")
+@op("packed_matmul", is_anchor=True)
 class PackedMatMul(Op):
     """activation(scale · x·w + bias) + residual, or activation(x·gate) · (x·up) of a pair.
 
@@ -244,7 +244,7 @@ class PackedMatMul(Op):
         return Cost(product.flops + after, product.bytes)
 
 
-@op("packed_grouped_matmul")
+@op("packed_grouped_matmul", is_anchor=True)
 class PackedGroupedMatMul(Op):
     """Row t of x [T, K] times the packed weight of its expert: packed [E, P, K, W], expert [T]."""
 

@@ -88,32 +88,32 @@ def _attention(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     latent, key = net.split(net.linear(x, f"blk.{i}.attn_kv_a_mqa"), [c.rank, c.rope_dim])
     key = net.rotate(key, net.config.rope, c.rope_dim)
     latent = net.norm(latent, f"blk.{i}.attn_kv_a_norm")
-    q = g.hir_mir("concat", [_each_head(net, nope, f"blk.{i}.attn_k_b"), rope], axis=3)
-    kept = net.append_to_cache(g.hir_mir("concat", [latent, key], axis=2), f"k.{i}")
-    q = g.hir_mir("reshape", [q], dims=(1, seq, heads * net.config.head_dim))
+    q = g.concat([_each_head(net, nope, f"blk.{i}.attn_k_b"), rope], axis=3)
+    kept = net.append_to_cache(g.concat([latent, key], axis=2), f"k.{i}")
+    q = q.reshape(1, seq, heads * net.config.head_dim)
     y = net.attend_to_cache(q, kept, kept, window=0)
-    y = g.hir_mir("reshape", [y], dims=(1, seq, heads, net.config.head_dim))
+    y = y.reshape(1, seq, heads, net.config.head_dim)
     y, _ = net.split(y, [c.rank, c.rope_dim])
     y = _each_head(net, y, f"blk.{i}.attn_v_b")
-    y = g.hir_mir("reshape", [y], dims=(1, seq, heads * c.value))
+    y = y.reshape(1, seq, heads * c.value)
     return net.linear(y, f"blk.{i}.attn_output")
 
 
 def _queries(net: DecoderBuilder, x: Tensor, i: int, dims: tuple[object, ...]) -> Tensor:
     if f"blk.{i}.attn_q_a.weight" in net.weights:
         x = net.norm(net.linear(x, f"blk.{i}.attn_q_a"), f"blk.{i}.attn_q_a_norm")
-        return net.g.hir_mir("reshape", [net.linear(x, f"blk.{i}.attn_q_b")], dims=dims)
-    return net.g.hir_mir("reshape", [net.linear(x, f"blk.{i}.attn_q")], dims=dims)
+        return net.linear(x, f"blk.{i}.attn_q_b").reshape(dims)
+    return net.linear(x, f"blk.{i}.attn_q").reshape(dims)
 
 
 def _each_head(net: DecoderBuilder, x: Tensor, name: str) -> Tensor:
     """[1, seq, heads, in] -> [1, seq, heads, out], each head by its own weight."""
     g, (_, seq, heads, width) = net.g, x.shape.dims
-    number = g.hir_mir("iota", [], dims=(1, heads), axis=1)
-    number = g.hir_mir("expand", [number], dims=(seq, heads))
-    head = g.hir_mir("reshape", [number], dims=(seq * heads,))
-    rows = net.grouped(g.hir_mir("reshape", [x], dims=(seq * heads, width)), name, head)
-    return g.hir_mir("reshape", [rows], dims=(1, seq, heads, rows.shape.dims[1]))
+    number = g.iota((1, heads), axis=1)
+    number = number.expand(seq, heads)
+    head = number.reshape(seq * heads)
+    rows = net.grouped(x.reshape(seq * heads, width), name, head)
+    return rows.reshape(1, seq, heads, rows.shape.dims[1])
 
 
 __all__ = ["HF_NAMES", "configure", "embed", "finish", "layer"]

@@ -79,9 +79,9 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
 def _gate(net: DecoderBuilder, gate: Tensor, up: Tensor) -> Tensor:
     """(up + 1) · gate · sigmoid(α gate), both clamped."""
     g, most = net.g, float("inf")
-    gate = g.hir_mir("clamp", [gate], low=-most, high=_LIMIT)
-    up = g.hir_mir("clamp", [up], low=-_LIMIT, high=_LIMIT)
-    return (up + 1.0) * (gate * g.hir_mir("sigmoid", [gate * _ALPHA]))
+    gate = gate.clamp(low=-most, high=_LIMIT)
+    up = up.clamp(low=-_LIMIT, high=_LIMIT)
+    return (up + 1.0) * (gate * g.sigmoid(gate * _ALPHA))
 
 
 __all__ = ["HF_NAMES", "configure", "embed", "finish", "layer"]

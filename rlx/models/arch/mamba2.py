@@ -42,7 +42,7 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     gate, mixed, step = net.split(joined, [c.inner, c.inner + 2 * keys, c.heads])
     u, b, to_read = net.split(convolved(net, mixed, i), [c.inner, keys, keys])
     y = _scan(net, u, step, b, to_read, i)
-    y = _norm(net, y * net.g.hir_mir("silu", [gate]), i)
+    y = _norm(net, y * gate.silu(), i)
     return x + net.linear(y, f"blk.{i}.ssm_out")
 
 
@@ -51,8 +51,8 @@ def _scan(
 ) -> Tensor:
     """A selective scan for each group of heads, with its own B and C."""
     c, g, seq = recurrence(net.config), net.g, u.shape.dims[1]
-    step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
-    step = g.hir_mir("reshape", [each(net, step, c.value, 1)], dims=(1, seq, c.inner))
+    step = g.softplus(step + net.param(f"blk.{i}.ssm_dt.bias"))
+    step = each(net, step, c.value, 1).reshape(1, seq, c.inner)
     width, parts = c.inner // c.groups, []
     wide, narrow = [width] * c.groups, [c.state] * c.groups
     splits = (net.split(x, w) for x, w in ((u, wide), (step, wide), (b, narrow), (to_read, narrow)))
@@ -60,10 +60,10 @@ def _scan(
         a, d = (_of_group(net, f"blk.{i}.ssm_{p}", group) for p in "ad")
         state = carried(net, f"ssm.{i}.{group}", (1, width, c.state))
         operands = [u1, step1, a, b1, read1, d, state]
-        y, last = g.hir_mir("selective_scan", operands, has_d=True, has_state=True)
+        y, last = g.selective_scan(*operands, has_d=True, has_state=True)
         carry(net, state, last)
         parts.append(y)
-    return parts[0] if len(parts) == 1 else g.hir_mir("concat", parts, axis=2)
+    return parts[0] if len(parts) == 1 else g.concat(parts, axis=2)
 
 
 def _of_group(net: DecoderBuilder, name: str, group: int) -> Tensor:
@@ -83,10 +83,10 @@ def _norm(net: DecoderBuilder, y: Tensor, i: int) -> Tensor:
     g, (_, seq, inner) = net.g, y.shape.dims
     weight = net.param(f"blk.{i}.ssm_norm.weight")
     width = weight.shape.dims[-1]
-    y = g.hir_mir("reshape", [y], dims=(1, seq, inner // width, width))
+    y = y.reshape(1, seq, inner // width, width)
     ones = net.array_param("ssm_norm.ones", np.ones(width, np.float32))
     y = g.rms_norm(y, ones, eps=net.config.eps) * weight
-    return g.hir_mir("reshape", [y], dims=(1, seq, inner))
+    return y.reshape(1, seq, inner)
 
 
 __all__ = ["HF_NAMES", "embed", "finish", "layer"]

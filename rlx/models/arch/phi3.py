@@ -18,7 +18,7 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     x = x + net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
     joined = net.linear(net.norm(x, f"blk.{i}.ffn_norm"), f"blk.{i}.ffn_up")
     gate, up = net.split(joined, [net.config.ffn] * 2)
-    return x + net.linear(net.g.hir_mir("silu", [gate]) * up, f"blk.{i}.ffn_down")
+    return x + net.linear(gate.silu() * up, f"blk.{i}.ffn_down")
 
 
 __all__ = ["HF_NAMES", "embed", "finish", "layer"]

@@ -13,7 +13,6 @@ from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.recurrent import (
     all_of,
     carried,
-    carry,
     convolved,
     decay,
     each,
@@ -75,14 +74,14 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
 
 def _attention(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     """Attention whose output is gated; the gate comes with the query."""
-    c, g, seq = net.config, net.g, x.shape.dims[1]
+    c, seq = net.config, x.shape.dims[1]
     joined, k, v = net.qkv(x, i)
-    joined = g.hir_mir("reshape", [joined], dims=(1, seq, c.heads, 2 * c.head_dim))
+    joined = joined.reshape(1, seq, c.heads, 2 * c.head_dim)
     q, gate = (
-        g.hir_mir("reshape", [part], dims=(1, seq, c.heads * c.head_dim))
+        part.reshape(1, seq, c.heads * c.head_dim)
         for part in net.split(joined, [c.head_dim, c.head_dim])
     )
-    y = net.attend(q, k, v, i) * g.hir_mir("sigmoid", [gate])
+    y = net.attend(q, k, v, i) * gate.sigmoid()
     return net.linear(y, f"blk.{i}.attn_output")
 
 
@@ -92,15 +91,14 @@ def _delta_net(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     mixed = convolved(net, net.linear(x, f"blk.{i}.attn_qkv"), i)
     q, k, v = net.split(mixed, [keys, keys, c.inner])
     spread = all_of if net.config.arch != "qwen3_next" and net.weights.is_gguf else each
-    q, k = (g.hir_mir("l2_norm", [spread(net, part, shared, c.state)]) for part in (q, k))
+    q, k = (spread(net, part, shared, c.state).l2_norm() for part in (q, k))
     v = each(net, v, 1, c.value)
     beta, change = _gates(net, x, i)
     state = carried(net, f"delta.{i}", (1, c.heads, c.state, c.value))
-    y, last = g.hir_mir("gated_delta_net", [q, k, v, change, beta, state])
-    carry(net, state, last)
+    y, _ = g.gated_delta_net_carry(q, k, v, change, beta, state)
     y = g.rms_norm(y, net.param(f"blk.{i}.ssm_norm.weight"), eps=net.config.eps)
-    gate = g.hir_mir("silu", [net.linear(x, f"blk.{i}.attn_gate")])
-    return net.linear(g.hir_mir("reshape", [y], dims=(1, seq, c.inner)) * gate, f"blk.{i}.ssm_out")
+    gate = net.linear(x, f"blk.{i}.attn_gate").silu()
+    return net.linear(y.reshape(1, seq, c.inner) * gate, f"blk.{i}.ssm_out")
 
 
 def _gates(net: DecoderBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
@@ -110,19 +108,16 @@ def _gates(net: DecoderBuilder, x: Tensor, i: int) -> tuple[Tensor, Tensor]:
         beta, step = _split_gates(net, net.linear(x, f"blk.{i}.ssm_ba"))
     else:
         beta, step = (net.linear(x, f"blk.{i}.ssm_{part}") for part in ("beta", "alpha"))
-    step = g.hir_mir("softplus", [step + net.param(f"blk.{i}.ssm_dt.bias")])
-    return g.hir_mir("sigmoid", [beta]), step * net.param(f"blk.{i}.ssm_a")
+    step = g.softplus(step + net.param(f"blk.{i}.ssm_dt.bias"))
+    return beta.sigmoid(), step * net.param(f"blk.{i}.ssm_a")
 
 
 def _split_gates(net: DecoderBuilder, joined: Tensor) -> tuple[Tensor, Tensor]:
     """Split the two gates, which the weight groups by key head."""
-    c, g, seq = recurrence(net.config), net.g, joined.shape.dims[1]
+    c, seq = recurrence(net.config), joined.shape.dims[1]
     shared = c.heads // c.groups
-    joined = g.hir_mir("reshape", [joined], dims=(1, seq, c.groups, 2 * shared))
-    beta, step = (
-        g.hir_mir("reshape", [part], dims=(1, seq, c.heads))
-        for part in net.split(joined, [shared, shared])
-    )
+    joined = joined.reshape(1, seq, c.groups, 2 * shared)
+    beta, step = (part.reshape(1, seq, c.heads) for part in net.split(joined, [shared, shared]))
     return beta, step
 
 

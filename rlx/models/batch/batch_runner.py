@@ -14,9 +14,9 @@ from rlx.models.batch.request import Request
 from rlx.models.build_graph import SAMPLE, EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from rlx.models.builder import Tensor
 from rlx.models.bundle import EntryPointSpec
 from rlx.models.config import KVCacheType
 from rlx.models.model_file import ModelFile
-from rlx.records import dataclass
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 NAME = "requests"
 REQUESTS = 8  # at once, unless another number is asked for

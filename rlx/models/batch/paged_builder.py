@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.ir.dim import Dim
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 PAGE = 64  # tokens
 
@@ -35,25 +35,26 @@ class PagedDecoderBuilder(DecoderBuilder):
         """The tokens whose logits are wanted."""
         picked = self.g.input("picked", ["picked"], "i32")
         if self.which is not None:
-            self.which = self.g.hir_mir("gather", [self.which, picked], axis=0)
-        return self.g.hir_mir("gather", [x, picked], axis=1)
+            self.which = self.which.gather(picked, axis=0)
+        return x.gather(picked, axis=1)
 
     def adapter_matmul(self, x: Tensor, name: str, inner: int, out: int) -> Tensor:
         """Each token · A or B of its own adapter; number 0 is none."""
+        assert self.which is not None
         rows = x.shape.dims[1]
         stack = self.g.state(name, [1 + self.adapter_count, inner, out], "f32")
-        flat = self.g.hir_mir("reshape", [x], dims=(rows, inner))
-        y = self.g.hir_mir("grouped_matmul", [flat, stack, self.which])
-        return self.g.hir_mir("reshape", [y], dims=(1, rows, out))
+        flat = x.reshape(rows, inner)
+        y = self.g.grouped_matmul(flat, stack, self.which)
+        return y.reshape(1, rows, out)
 
     def position_rows(self, table: Tensor, seq: Dim) -> Tensor:
-        return self.g.hir_mir("gather", [table, self.positions], axis=0)
+        return table.gather(self.positions, axis=0)
 
     def append_to_cache(self, x: Tensor, name: str) -> Tensor:
         state, rows = self.cache_rows(x, name, self.slots)
         if rows.shape.dtype is not self.kv.dtype:
-            rows = self.g.hir_mir("cast", [rows], dtype=self.kv.dtype)
-        return self.g.hir_mir("state_update", [state, rows, self.into], axis=2)
+            rows = rows.astype(self.kv.dtype)
+        return self.g.state_update(state, rows, self.into, axis=2)
 
     def attend_to_cache(
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
@@ -61,8 +62,7 @@ class PagedDecoderBuilder(DecoderBuilder):
         c = self.config
         operands = [q, keys, values, self.table, self.rows, self.positions]
         operands += [] if sinks is None else [sinks]
-        return self.g.hir_mir(
-            "paged_attention", operands, num_heads=c.heads, num_kv_heads=c.kv_heads,
-            head_dim=c.head_dim, page=PAGE, window=window, scale=c.attention_scale,
-            softcap=c.attention_softcap,
+        return self.g.paged_attention(
+            *operands, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim, page=PAGE,
+            window=window, scale=c.attention_scale, softcap=c.attention_softcap,
         )  # fmt: skip

@@ -70,9 +70,9 @@ def _attend(net: EncoderBuilder, qkv: list[Tensor], i: int) -> Tensor:
     relative = net.once("relative", partial(_relative_embeddings, net))
     to_keys = _scores(net, q, net.linear(relative, f"blk.{i}.attn_k"), -1)
     to_queries = _scores(net, k, net.linear(relative, f"blk.{i}.attn_q"), 1)
-    bias = (to_keys + g.hir_mir("transpose", [to_queries], perm=(0, 1, 3, 2))) * scale
+    bias = (to_keys + to_queries.transpose(0, 1, 3, 2)) * scale
     keep = net.key_mask()
-    bias = bias if keep is None else g.hir_mir("where", [keep, bias, float("-inf")])
+    bias = bias if keep is None else g.where(keep, bias, float("-inf"))
     return g.attention(
         q, k, v, bias, num_heads=c.heads, head_dim=c.head_dim, mask_kind=MaskKind.BIAS, scale=scale
     )
@@ -85,24 +85,22 @@ def _relative_embeddings(net: EncoderBuilder) -> Tensor:
 def _scores(net: EncoderBuilder, x: Tensor, relative: Tensor, sign: int) -> Tensor:
     """Scores of tokens with relative positions, [batch, heads, seq, seq]; `sign` is -1 for queries,
     1 for keys."""
-    g, c = net.g, net.config
+    c = net.config
     batch, seq, _ = x.shape.dims
-    heads = g.hir_mir("reshape", [x], dims=(batch, seq, c.heads, c.head_dim))
-    heads = g.hir_mir("transpose", [heads], perm=(0, 2, 1, 3))
-    apart = g.hir_mir(
-        "reshape", [relative], dims=(net.encoder.distance_buckets, c.heads, c.head_dim)
-    )
-    found = g.hir_mir("matmul", [heads, g.hir_mir("transpose", [apart], perm=(1, 2, 0))])
-    return g.hir_mir("take_along", [found, net.once(f"at{sign}", partial(_at, net, sign))], axis=-1)
+    heads = x.reshape(batch, seq, c.heads, c.head_dim)
+    heads = heads.transpose(0, 2, 1, 3)
+    apart = relative.reshape(net.encoder.distance_buckets, c.heads, c.head_dim)
+    found = heads @ apart.transpose(1, 2, 0)
+    return found.take_along(net.once(f"at{sign}", partial(_at, net, sign)), axis=-1)
 
 
 def _at(net: EncoderBuilder, sign: int) -> Tensor:
     """Rows of the relative position table, [1, 1, seq, seq]."""
-    g, c = net.g, net.config
+    c = net.config
     rows = net.array_param("position_buckets", position_buckets(c, net.encoder))
     at = net.distance() * sign + (c.context - 1)
-    found = g.hir_mir("gather", [rows, at], axis=0)
-    return g.hir_mir("reshape", [found], dims=(1, 1, *found.shape.dims))
+    found = rows.gather(at, axis=0)
+    return found.reshape(1, 1, *found.shape.dims)
 
 
 def position_buckets(c: ModelConfig, e: EncoderConfig) -> Any:
