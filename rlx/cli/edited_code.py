@@ -78,8 +78,8 @@ def _loaded(
     from rlx.models.build_graph import SAMPLE
 
     model = load_model(weights, loading)
-    loop = model.runner.loop(SAMPLE)
-    for graph in (loop.prefill, loop.decode):
+    graphs = model.runner.executables(SAMPLE)
+    for graph in (graphs.prefill, graphs.decode):
         if isinstance(graph.executable, CpuExecutable):
             change(graph.executable)
     return model
