@@ -24,7 +24,7 @@ def measure(model: LanguageModel, rounds: int) -> tuple[float, float]:
     for i in range(rounds):
         if i % 2:
             plain.append(_decode(runs))
-        with runs.runner.loop(SAMPLE).decode.recording() as recording:
+        with runs.runner.executables(SAMPLE).decode.recording() as recording:
             watched.append(_decode(runs))
         if not i % 2:
             plain.append(_decode(runs))

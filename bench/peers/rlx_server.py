@@ -60,7 +60,7 @@ class Server:
         """What a token costs outside native code, as a user meets it: `next` of a stream less the
         time in the native driver, as a mean over the tokens of a native call. The median of calls,
         because others may take the core."""
-        pool, inside = self.runner.loop(SAMPLE).decode.executable.pool, Inside()
+        pool, inside = self.runner.executables(SAMPLE).decode.executable.pool, Inside()
         native = pool.native
         plain, native.chain = native.chain, inside.timed(native.chain)
         taken: list[list[float]] = []

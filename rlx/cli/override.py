@@ -43,10 +43,10 @@ def _load_with_code(text: str, where: str, weights: str, loading: Loading) -> La
     from rlx.models.build_graph import SAMPLE
 
     model = load_model(weights, loading)
-    loop = model.runner.loop(SAMPLE)
+    graphs = model.runner.executables(SAMPLE)
     try:
         with console.working("compiling"):
-            executables = [graph.executable for graph in (loop.prefill, loop.decode)]
+            executables = [graph.executable for graph in (graphs.prefill, graphs.decode)]
             Device.of(loading.device).backend.inspection().override(executables, text, where)
     except BaseException:
         model.close()
@@ -61,15 +61,15 @@ def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> Lan
     from rlx.specialize.options import CompileOptions
 
     model = load_model(weights, loading)
-    loop = model.runner.loop(SAMPLE)
+    graphs = model.runner.executables(SAMPLE)
     name = "decode" if lir.graph.live.keys() == {"past_seq"} else "prefill"
-    own: CompiledGraph = getattr(loop, name)
+    own: CompiledGraph = getattr(graphs, name)
     _check(own.executable.lir.graph, lir.graph, where)
     executable = own.template.backend.compile(lir, CompileOptions(threads=loading.threads))
     planned = CompiledGraph(own.template, own.params, executable)
     for entry in executable.manifest.states:
         planned.bind_state(entry.name, own.read_state(entry.name))
-    setattr(loop, name, planned)
+    setattr(graphs, name, planned)
     return model
 
 

@@ -68,11 +68,11 @@ class LanguageRuns:
             raise InputError("a prompt of one token is a decode", got=prompt, expected="2 or more")
         self.prefill(prompt)
         self.decode(1)
-        loop = self.runner.loop(SAMPLE)
-        with loop.prefill.recording() as prefill:
+        graphs = self.runner.executables(SAMPLE)
+        with graphs.prefill.recording() as prefill:
             for _ in range(repeat):
                 self.prefill(prompt)
-        with loop.decode.recording() as decode:
+        with graphs.decode.recording() as decode:
             self.decode(new)
         return {"prefill": Recorded.of(prompt, prefill), "decode": Recorded.of(1, decode)}
 

@@ -37,7 +37,7 @@ CHUNK = 512  # tokens of a prompt that run at once
 _PATIENCE = 0.1  # seconds that a paused generation may hold the lock while others wait
 
 
-class DecodeLoop:
+class DecoderExecutables:
     """The executables of an entry point: prefill, and decode with its small inputs in the arena.
 
     After native code has streamed a model's weights, no Python object is in the CPU's caches: every
@@ -120,21 +120,21 @@ class DecoderRunner(ModelRunner):
         self.adapter: Adapter | None = None
         self._states: dict[str, Any] = {}
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
-        self._loops: dict[str, DecodeLoop] = {}
+        self._by_entry_point: dict[str, DecoderExecutables] = {}
         self._verifiers: dict[str, CompiledGraph] = {}
 
     # -- executables --------------------------------------------------------------------------
 
-    def loop(self, entry_point: EntryPoint) -> DecodeLoop:
+    def executables(self, entry_point: EntryPoint) -> DecoderExecutables:
         """The executables of an entry point, compiled when it is first used."""
         name = self._named(entry_point)
-        found = self._loops.get(name)
+        found = self._by_entry_point.get(name)
         if found is None:
             made = self.compile(name, self._spec(entry_point))
             for graph in made.values():
                 self._share_states(graph)
-            found = DecodeLoop(made.get("prefill", made["decode"]), made["decode"])
-            self._loops[name] = found
+            found = DecoderExecutables(made.get("prefill", made["decode"]), made["decode"])
+            self._by_entry_point[name] = found
         return found
 
     def _named(self, entry_point: EntryPoint) -> str:
@@ -236,11 +236,11 @@ class DecoderRunner(ModelRunner):
         if len(tokens) == 1 and penalties is None:
             drawn, after = self.decode_n(tokens[0], rng, settings, 1, ())
             return drawn[0], after
-        loop = self.loop(SAMPLE if penalties is None else penalties.entry_point)
+        graphs = self.executables(SAMPLE if penalties is None else penalties.entry_point)
         if len(tokens) == 1 and penalties is not None:
-            found = loop.run(tokens[0], self._past(), rng, settings, penalties)
+            found = graphs.run(tokens[0], self._past(), rng, settings, penalties)
             self.tokens.append(tokens[0])
-            self.last_logits = loop.logits
+            self.last_logits = graphs.logits
             return found
         given: dict[str, Any] = {"rng": np.array(rng, np.uint64), "settings": settings}
         if penalties is not None:
@@ -249,15 +249,15 @@ class DecoderRunner(ModelRunner):
         for start in range(0, len(tokens), self.chunk):
             more = start + self.chunk < len(tokens)  # then nothing is sampled yet
             until = Phase.STEADY_STATE if more else None
-            results = self._run_chunk(loop, tokens[start : start + self.chunk], given, until)
+            results = self._run_chunk(graphs, tokens[start : start + self.chunk], given, until)
         token, after, self.last_logits = results
         return int(token[0]), after
 
     def _run_chunk(
-        self, loop: DecodeLoop, tokens: Sequence[int], given: dict[str, Any],
+        self, graphs: DecoderExecutables, tokens: Sequence[int], given: dict[str, Any],
         until: Phase | None = None,
     ) -> tuple[Any, ...]:  # fmt: skip
-        graph = loop.decode if len(tokens) == 1 else loop.prefill
+        graph = graphs.decode if len(tokens) == 1 else graphs.prefill
         ids, sizes = np.array([tokens], np.int32), {"past_seq": self._past()}
         results: tuple[Any, ...] = graph.run(ids=ids, sizes=sizes, until=until, **given)
         self.tokens.extend(tokens)
@@ -268,11 +268,11 @@ class DecoderRunner(ModelRunner):
     ) -> tuple[list[int], Any]:
         """Decode up to `count` tokens after `token` in one native call, stopping at any id in
         `ends`. Returns the ids and the new RNG state."""
-        loop = self.loop(SAMPLE)
-        drawn, after = loop.run_n(token, self._past(), rng, settings, count, ends)
+        graphs = self.executables(SAMPLE)
+        drawn, after = graphs.run_n(token, self._past(), rng, settings, count, ends)
         self.tokens.append(token)
         self.tokens += drawn[:-1]
-        self.last_logits = loop.logits
+        self.last_logits = graphs.logits
         return drawn, after
 
     def verify_draft(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
@@ -291,10 +291,10 @@ class DecoderRunner(ModelRunner):
     def rows(self, tokens: Sequence[int], entry_point: EntryPoint = LOGITS) -> Any:
         """Logits or hidden states of every token, [n, …]; they replace the KV cache."""
         self.check(tokens)
-        loop = self.loop(entry_point)
+        graphs = self.executables(entry_point)
         self.tokens = []
         parts = (list(tokens[i : i + self.chunk]) for i in range(0, len(tokens), self.chunk))
-        return np.concatenate([self._run_chunk(loop, part, {})[0][0] for part in parts])
+        return np.concatenate([self._run_chunk(graphs, part, {})[0][0] for part in parts])
 
     @property
     def cache_bytes(self) -> int:
@@ -303,7 +303,7 @@ class DecoderRunner(ModelRunner):
 
     def close(self) -> None:
         """Free executables, weights and KV cache."""
-        self._loops.clear()
+        self._by_entry_point.clear()
         self._verifiers.clear()
         self._adapted.clear()
         self._states.clear()

@@ -68,7 +68,7 @@ class LanguageModel:
         self._require_open()
         with self.runner.lock:
             self.runner.adapt(None)
-            self.runner.loop(SAMPLE)
+            self.runner.executables(SAMPLE)
         if self.draft is not None:
             self.draft.warm()
 

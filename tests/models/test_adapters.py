@@ -157,9 +157,9 @@ def test_adapters_of_one_shape_share_executables(folder: Path, tmp_path: Path) -
             tensors = low_rank("llama", ATTENTION, rank, seed=rank)
             model.load_adapter(write_peft(tmp_path / name, tensors, rank))
         first = model.logits(PROMPT, adapter="a")
-        made = set(model.runner._loops)
+        made = set(model.runner._by_entry_point)
         second = model.logits(PROMPT, adapter="b")
-        assert set(model.runner._loops) == made
+        assert set(model.runner._by_entry_point) == made
         assert np.abs(first - second).max() > 0.1
         np.testing.assert_array_equal(model.logits(PROMPT, adapter="a"), first)
 

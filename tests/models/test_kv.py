@@ -94,7 +94,7 @@ def test_the_cache_takes_what_it_says(folder: Path) -> None:
     sizes = {}
     for kv in ("f32", "f16", "bf16", "q8_0"):
         engine = DecoderRunner(model, context=40, kv=kv)
-        engine.loop(LOGITS)
+        engine.executables(LOGITS)
         sizes[kv] = engine.cache_bytes
     per_token = 3 * 2 * 32  # layers, keys and values, numbers of the one head
     assert sizes["f32"] == 40 * per_token * 4
@@ -106,7 +106,11 @@ def test_the_cache_is_never_unpacked_as_a_whole(folder: Path) -> None:
     model = ModelFile.open(folder)
     arenas = []
     for context in (40, 120):
-        lir = DecoderRunner(model, context=context, kv="q8_0").loop(LOGITS).decode.executable.lir
+        lir = (
+            DecoderRunner(model, context=context, kv="q8_0")
+            .executables(LOGITS)
+            .decode.executable.lir
+        )
         arenas.append(lir.arena_size)
         kinds = {n.op.name for n in lir.graph.nodes}
         assert "quantize_blocks" in kinds and "dequant_gather" not in kinds

@@ -127,7 +127,7 @@ def test_what_is_kept_of_weights_can_be_limited(
 def test_packed_weights_are_maps_and_the_file_is_let_go(tiny: Path) -> None:
     model = ModelFile.open(tiny)
     engine = DecoderRunner(model, context=32)
-    engine.loop(SAMPLE)
+    engine.executables(SAMPLE)
     for array in engine.params.prepared.values():
         assert not array.flags.writeable, "packed weights lie in the file of the cache"
     resident = [line for line in mapped(tiny) if line.startswith("Rss:")]
@@ -207,9 +207,9 @@ def test_what_fails_while_packing_is_told(encoder: Path, monkeypatch: pytest.Mon
 
 def test_code_is_made_with_the_first_token_or_when_asked(tiny: Path, encoder: Path) -> None:
     with rlx.load(tiny) as model:
-        assert not model.runner._loops
+        assert not model.runner._by_entry_point
         model.warm()
-        assert [*model.runner._loops] == ["sample"]
+        assert [*model.runner._by_entry_point] == ["sample"]
     for path in (tiny, encoder):
         with rlx.load(path, warm=True) as model:
             made, compiled = model.runner.params.preparations, jit.compilations
