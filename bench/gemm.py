@@ -20,7 +20,7 @@ from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.kernel import compile_specs
 from rlx.codegen.matmul import Matmul
 from rlx.codegen.matmul_finish import Epilogue
-from rlx.codegen.program import Program, Step
+from rlx.codegen.program import Launch, Program
 from rlx.codegen.target import Target
 from rlx.ir.dtype import DType, f32
 from rlx.ir.ops.pack import PackMatMul, panel_layout
@@ -48,9 +48,9 @@ class Product:
             "x": self.x, "w": self.packed, "out": self.out, "scratch": self.scratch, "step": each,
             "m": m, "n": n, "k": k, "x_line": 4 * k, "x_term": 4,
         }  # fmt: skip
-        words = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in given.values()]
+        args = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in given.values()]
         kernel = compile_specs([spec], target)[spec]
-        self.program = Program([Step(kernel.address(), words)], keep=kernel)
+        self.program = Program([Launch(kernel.address(), args)], keep=kernel)
         self.pool = get_pool(threads)
 
     def run(self) -> None:

@@ -17,7 +17,7 @@ from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
 from rlx.backends.cpu.pool import get_pool
 from rlx.codegen.kernel import compile_specs
 from rlx.codegen.matmul_finish import Epilogue
-from rlx.codegen.program import Program, Step
+from rlx.codegen.program import Launch, Program
 from rlx.codegen.qmatmul.product import QuantMatmul, row_layout
 from rlx.codegen.qmatmul.rows import QuantizeRows
 from rlx.codegen.target import Target
@@ -83,10 +83,10 @@ class Product:
         strips = strip_layout(scheme, k)
         assert strips is not None
         sizes = [m, n, k, layout.row_bytes(k), strips.strip_bytes]
-        steps = [Step(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
+        steps = [Launch(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
         for copy in self.strips:
             places = [a.ctypes.data for a in (self.codes, copy, self.out)]
-            steps.append(Step(multiply, [*places, *sizes], barrier=False))
+            steps.append(Launch(multiply, [*places, *sizes], barrier=False))
         self.program = Program(steps, workers=threads, keep=kernels)
         self.pool = get_pool(threads)
         self.run()

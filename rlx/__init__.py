@@ -18,8 +18,8 @@ from rlx.support.gc_pause import without_gc
 _HOMES = {
     "rlx.errors": (
         "AttributeValueError BindingError BoolConversionError CodegenError DTypeError FormatError "
-        "InputError NameConflictError NumericsError OptionError ParseError RlxError ShapeError "
-        "StageError UnsupportedError VerifyError"
+        "InputError NameConflictError NumericsError OptionError OutOfMemoryError ParseError "
+        "RlxError ShapeError StageError UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo",

@@ -3,6 +3,7 @@
 from rlx.errors import (
     AttributeValueError as AttributeValueError,
     BindingError as BindingError,
+    BoolConversionError as BoolConversionError,
     CodegenError as CodegenError,
     DTypeError as DTypeError,
     FormatError as FormatError,
@@ -10,6 +11,7 @@ from rlx.errors import (
     NameConflictError as NameConflictError,
     NumericsError as NumericsError,
     OptionError as OptionError,
+    OutOfMemoryError as OutOfMemoryError,
     ParseError as ParseError,
     RlxError as RlxError,
     ShapeError as ShapeError,
@@ -104,3 +106,5 @@ from rlx.runtime.compiled import CompiledGraph as CompiledGraph
 from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
+
+__version__: str

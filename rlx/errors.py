@@ -15,7 +15,8 @@ RlxError
 ├── UnsupportedError
 ├── OptionError
 ├── CodegenError
-└── NumericsError
+├── NumericsError
+└── OutOfMemoryError (also a MemoryError)
 
 Each message reads `[where] what; got …; expected …`, then the origin, the lines around the fault,
 then `hint: …`; the parts stay available as fields. `page` is where docs say more: the last line of
@@ -136,3 +137,7 @@ class CodegenError(RlxError):
 
 class NumericsError(RlxError):
     """A NaN found where the check mode forbids it."""
+
+
+class OutOfMemoryError(RlxError, MemoryError):
+    """Memory that a device does not have; `got` says how much was asked for."""

@@ -68,7 +68,7 @@ def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> Lan
     executable = own.template.backend.compile(lir, CompileOptions(threads=loading.threads))
     planned = CompiledGraph(own.template, own.params, executable)
     for entry in executable.manifest.states:
-        planned.bind_state(entry.name, own.read_state(entry.name))
+        planned.bind_state(entry.name, own.state_buffer(entry.name))
     setattr(graphs, name, planned)
     return model
 

@@ -77,7 +77,7 @@ class Stages:
             on_stage=on_stage,
             has_native=self.backend.has_native,
             choose=chosen.dispatch.choose,
-            lower=self.backend.lower,
+            lower=self.backend.rewrite_template,
             passes=chosen.profile.passes,
             precision=chosen.profile.precision,
         )

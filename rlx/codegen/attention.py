@@ -1,4 +1,4 @@
-"""What the attention kernels share: the constants of a problem, their words, and how items are cut.
+"""What the attention kernels share: the constants of a problem, their args, and how items are cut.
 
 Query heads that use one key head are treated together: row r of a key head is query r // group and
 head r % group of its group. An item of work is a block of consecutive rows of one key head (or of
@@ -89,15 +89,15 @@ STRIDES = (
     *(f"mask_{axis}" for axis in ("batch", "head", "row", "step")),
     *(f"out_{axis}" for axis in ("batch", "row", "head")),
 )
-WORDS = (*POINTERS, *SIZES, *STRIDES)
-"""The words of every attention kernel. Strides count elements; `mask` is any address when there is
+ARGS = (*POINTERS, *SIZES, *STRIDES)
+"""The args of every attention kernel. Strides count elements; `mask` is any address when there is
 no mask; `step` is the stride of the last axis."""
 
 
-class Words:
-    """A kernel's words, read where they are used."""
+class Args:
+    """A kernel's args, read where they are used."""
 
-    names: ClassVar[tuple[str, ...]] = WORDS
+    names: ClassVar[tuple[str, ...]] = ARGS
     pointers: ClassVar[tuple[str, ...]] = POINTERS
 
     def __init__(self, f: Function) -> None:
@@ -105,7 +105,7 @@ class Words:
 
     def __getitem__(self, name: str) -> Value:
         kind = ptr if name in self.pointers else i64
-        return self.f.word(self.f["words"], self.names.index(name), kind)
+        return self.f.arg(self.f["args"], self.names.index(name), kind)
 
     def row_bytes(self, name: str, problem: Problem, axis: str = "row") -> Value:
         """Bytes from one row (or step) of an operand to the next."""
@@ -178,12 +178,12 @@ def _whole_lines(size: int) -> int:
 
 
 class Rows:
-    """Where the rows of a block lie and what they see. Inside a function that has `words`."""
+    """Where the rows of a block lie and what they see. Inside a function that has `args`."""
 
     def __init__(self, f: Function, problem: Problem) -> None:
-        self.f, self.problem, self.words = f, problem, Words(f)
-        self.count = self.words["queries"] * problem.group
-        self.past = self.words["keys"] - self.words["queries"]
+        self.f, self.problem, self.args = f, problem, Args(f)
+        self.count = self.args["queries"] * problem.group
+        self.past = self.args["keys"] - self.args["queries"]
 
     def place(self, row: Value) -> tuple[Value, Value]:
         """(query, head within the group) of a row of a key head."""
@@ -198,8 +198,8 @@ class Rows:
 
     def addresses(self, name: str, batch: Value, head: Value) -> Callable[[Value], Value]:
         """The same for several rows of a key head."""
-        first = self.words.head(name, self.problem, batch, head * self.problem.group)
-        line, step = (self.words.row_bytes(name, self.problem, axis) for axis in ("row", "head"))
+        first = self.args.head(name, self.problem, batch, head * self.problem.group)
+        line, step = (self.args.row_bytes(name, self.problem, axis) for axis in ("row", "head"))
 
         def address(row: Value) -> Value:
             query, member = self.place(row)
@@ -211,12 +211,12 @@ class Rows:
     def mask_offset(self, batch: Value, head: Value, row: Value) -> Value:
         """Element of the mask that belongs to the row and to key 0."""
         query, member = self.place(row)
-        at = batch * self.words["mask_batch"] + query * self.words["mask_row"]
-        return at + (head * self.problem.group + member) * self.words["mask_head"]
+        at = batch * self.args["mask_batch"] + query * self.args["mask_row"]
+        return at + (head * self.problem.group + member) * self.args["mask_head"]
 
     def end(self, row: Value) -> Value:
         """The first key behind those that the row sees."""
-        keys = self.words["keys"]
+        keys = self.args["keys"]
         ahead = self.problem.kind.ahead
         if ahead is None:
             return keys

@@ -24,14 +24,14 @@ def load_packed(f: Function, row: Value, at: Value, lanes: int, compute: Type) -
 
 @dataclass(frozen=True)
 class QuantizeBlocks(KernelSpec):
-    """words: x, out, blocks. Rows without gaps are blocks one after the other."""
+    """args: x, out, blocks. Rows without gaps are blocks one after the other."""
 
     x: DType
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        x, out = f.word(f["words"], 0), f.word(f["words"], 1)
-        lo, hi = f.split(f.word(f["words"], 2, i64))
+        x, out = f.arg(f["args"], 0), f.arg(f["args"], 1)
+        lo, hi = f.split(f.arg(f["args"], 2, i64))
         for block in f.range(lo, hi):
             source = f.gep(x, block, _SIZE * memory_type(self.x).bytes)
             self._block(f, source, f.gep(out, block, Q8_0.bytes_per_block))

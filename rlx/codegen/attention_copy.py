@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rlx.codegen.attention import Problem, Rows, Words
+from rlx.codegen.attention import Args, Problem, Rows
 from rlx.codegen.attention_blocks import load_packed
 from rlx.codegen.attention_pairs import halves, pairs
 from rlx.codegen.attention_tiles import Tiling
@@ -83,10 +83,10 @@ def _read(
 
 
 def emit_pack(m: Module, problem: Problem, t: Tiling) -> Function:
-    """void pack(words, batch, head, row, dst): a panel of queries, scaled, as [head_dim][rows] (of
+    """void pack(args, batch, head, row, dst): a panel of queries, scaled, as [head_dim][rows] (of
     pairs, [head_dim / 2][rows]). Rows beyond the last repeat it."""
     item = [(name, i64) for name in ("batch", "head", "row")]
-    f = m.function("pack", [("words", ptr), *item, ("dst", ptr)], internal=True)
+    f = m.function("pack", [("args", ptr), *item, ("dst", ptr)], internal=True)
     if "q" in problem.gaps or problem.head_dim % 4 or t.panel % 4:
         _pack_one(f, problem, t)
     else:
@@ -102,7 +102,7 @@ def _rows(f: Function, problem: Problem) -> Callable[[Value], Value]:
 
 
 def _pack_one(f: Function, problem: Problem, t: Tiling) -> None:
-    gaps, step = "q" in problem.gaps, Words(f).row_bytes("q", problem, "step")
+    gaps, step = "q" in problem.gaps, Args(f).row_bytes("q", problem, "step")
     address = _rows(f, problem)
     for r in f.range(0, t.panel):
         row = address(r)

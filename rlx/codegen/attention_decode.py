@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.codegen.attention import AttentionKernel, Rows, Words
+from rlx.codegen.attention import Args, AttentionKernel, Rows
 from rlx.codegen.attention_blocks import load_packed
 from rlx.codegen.attention_finish import emit_finish, sums_of_piece, working_memory
 from rlx.codegen.attention_fold import fold
@@ -34,7 +34,7 @@ _FETCHED = 32 << 10  # bytes of keys, and as many of values, fetched ahead of al
 
 @dataclass(frozen=True)
 class Decode(AttentionKernel):
-    """words: attention.WORDS. `rows` is the number of rows of a key head, at most MOST_ROWS;
+    """args: attention.ARGS. `rows` is the number of rows of a key head, at most MOST_ROWS;
     `heads`, 1 or all of them, the number of key heads that pass by together."""
 
     rows: int = 1
@@ -78,8 +78,8 @@ class Decode(AttentionKernel):
             space = working_memory(f, self)
             following = _next_item(f, self, piece, first)
             arguments = (*item, piece.first, piece.last, following)
-            f.call(part, f["words"], space, sums, *arguments)
-            f.if_(piece.whole, lambda: _drop(f.call(finish, f["words"], *item, sums)))
+            f.call(part, f["args"], space, sums, *arguments)
+            f.if_(piece.whole, lambda: _drop(f.call(finish, f["args"], *item, sums)))
 
         schedule.each_piece(work)
 
@@ -90,20 +90,20 @@ def _drop(*_: object) -> None:
 
 def _next_item(f: Function, kernel: Decode, piece: Piece, first: Value) -> Value:
     """Where the keys of the item after this one begin, for prefetching; it need not exist."""
-    words, problem = Words(f), kernel.problem
+    args, problem = Args(f), kernel.problem
     head = piece.head + kernel.together
     wraps = head.eq(problem.kv_heads)
     batch, head = piece.batch + wraps.to(i64), f.select(wraps, f.i64(0), head)
-    return f.gep(words.head("k", problem, batch, head), first * words.row_bytes("k", problem))
+    return f.gep(args.head("k", problem, batch, head), first * args.row_bytes("k", problem))
 
 
 def emit_part(m: Module, kernel: Decode, body: type[Part] | None = None) -> Function:
-    """void part(words, space, sums, batch, head, row, first, last, following)
+    """void part(args, space, sums, batch, head, row, first, last, following)
 
     The sums of all rows over keys [first, last). `following` are the keys that come after them.
     """
     item = [("batch", i64), ("head", i64), ("row", i64), ("first", i64), ("last", i64)]
-    params = [("words", ptr), ("space", ptr), ("sums", ptr), *item, ("following", ptr)]
+    params = [("args", ptr), ("space", ptr), ("sums", ptr), *item, ("following", ptr)]
     f = m.function("part", params, internal=True)
     (body or Part)(f, kernel).emit()
     return f
@@ -115,15 +115,15 @@ class Part:
 
     def __init__(self, f: Function, kernel: Decode) -> None:
         self.f, self.kernel, self.problem, self.rows = f, kernel, kernel.problem, kernel.rows
-        self.words, self.type, self.block = Words(f), kernel.problem.sums, kernel.block
+        self.args, self.type, self.block = Args(f), kernel.problem.sums, kernel.block
         self.where = Rows(f, kernel.problem)
         size = self.type.bytes
         self.head_bytes = self.rows * self.problem.head_dim * size
         self.scores = f.gep(f["space"], kernel.heads * self.head_bytes)
         self.factors = f.gep(self.scores, self.rows * self.block * size)
-        self.bases = {n: self.words.head(n, self.problem, f["batch"], f["head"]) for n in "kv"}
-        self.row_bytes = {n: self.words.row_bytes(n, self.problem) for n in "kv"}
-        self.step_bytes = {n: self.words.row_bytes(n, self.problem, "head") for n in "kv"}
+        self.bases = {n: self.args.head(n, self.problem, f["batch"], f["head"]) for n in "kv"}
+        self.row_bytes = {n: self.args.row_bytes(n, self.problem) for n in "kv"}
+        self.step_bytes = {n: self.args.row_bytes(n, self.problem, "head") for n in "kv"}
         self.lanes = {n: self.problem.chunk(n, f.target) for n in "kv"}
         self.width = self._width()
         whole = self.width * self.lanes["v"] == self.problem.head_dim
@@ -207,7 +207,7 @@ class Part:
         """Queries scaled and widened; sums empty."""
         f, p = self.f, self.problem
         lanes = p.chunk("q", f.target)
-        step = self.words.row_bytes("q", p, "step")
+        step = self.args.row_bytes("q", p, "step")
         for r in f.range(0, self.rows):
             row = self.where.address("q", f["batch"], self.head, f["row"] + r)
             for d in f.range(0, p.head_dim, lanes):
@@ -225,7 +225,7 @@ class Part:
         if self.problem.packed:
             return load_packed(f, row, at + offset, lanes, self.type)
         if name in self.problem.gaps:
-            step = self.words.row_bytes(name, self.problem, "step")
+            step = self.args.row_bytes(name, self.problem, "step")
             return load(f, f.gep(row, (at + offset) * step), dtype, lanes, self.type)
         size = memory_type(dtype).bytes
         return load(f, f.gep(row, at, size), dtype, lanes, self.type, offset * size)

@@ -16,7 +16,7 @@ from rlx.support.records import dataclass
 def sums_of(f: Function, kernel: AttentionKernel, worker: Value, number: Value | int) -> Value:
     """Sums `number` of a worker: 0 for items of its own, 1 for one that others began, 2 for one
     that others go on with."""
-    base = f.gep(Rows(f, kernel.problem).words["scratch"], worker, kernel.worker_bytes(f.target))
+    base = f.gep(Rows(f, kernel.problem).args["scratch"], worker, kernel.worker_bytes(f.target))
     return f.gep(base, number, kernel.sums_bytes(f.target))
 
 
@@ -31,7 +31,7 @@ def working_memory(f: Function, kernel: AttentionKernel) -> Value:
 
 
 class _Item:
-    """The rows of an item's results, in a function with `words`, `batch`, `head` and `row`."""
+    """The rows of an item's results, in a function with `args`, `batch`, `head` and `row`."""
 
     def __init__(self, f: Function, kernel: AttentionKernel) -> None:
         self.f, self.kernel, self.problem = f, kernel, kernel.problem
@@ -56,7 +56,7 @@ class _Item:
             return total
         head, inside = self.place(row)
         number = head * self.problem.group + self.rows.place(inside)[1]
-        at = self.f.gep(self.rows.words["sinks"], number, memory_type(dtype))
+        at = self.f.gep(self.rows.args["sinks"], number, memory_type(dtype))
         sink = self.f.extract(load(self.f, at, dtype, 1, self.type), 0)
         return total + math.exp(sink - or_zero(top))  # a sink may lie above every score
 
@@ -82,8 +82,8 @@ _PLACE = [("batch", i64), ("head", i64), ("row", i64)]
 
 
 def emit_finish(m: Module, kernel: AttentionKernel) -> Function:
-    """void finish(words, batch, head, row, sums): the results of an item that has one part."""
-    f = m.function("finish", [("words", ptr), *_PLACE, ("sums", ptr)], internal=True)
+    """void finish(args, batch, head, row, sums): the results of an item that has one part."""
+    f = m.function("finish", [("args", ptr), *_PLACE, ("sums", ptr)], internal=True)
     item = _Item(f, kernel)
     for r in f.range(0, item.count):
         total, top = (f.load(at(f["sums"], r), item.type) for at in (item.total, item.maximum))
@@ -105,7 +105,7 @@ def inverse(total: Value) -> Value:
 
 @dataclass(frozen=True)
 class Join(KernelSpec):
-    """words: attention.WORDS. Joins the parts of items that lie across borders of workers.
+    """args: attention.ARGS. Joins the parts of items that lie across borders of workers.
 
     Every worker looks at every border, and takes its share of the rows of the item there.
     """
@@ -147,7 +147,7 @@ class Join(KernelSpec):
         turn = f["tid"].to(i64) + worker * schedule.kernel.sums_rows(f.target)
         f.call(
             join,
-            f["words"],
+            f["args"],
             *schedule.place(group),
             block * schedule.block,
             sums_of(f, self.kernel, worker - 1, 2),
@@ -159,13 +159,13 @@ class Join(KernelSpec):
 
 
 def _emit_join(m: Module, kernel: AttentionKernel) -> Function:
-    """void join(words, batch, head, row, first, others, count, start, step)
+    """void join(args, batch, head, row, first, others, count, start, step)
 
     Rows start, start + step, ... of an item. Part 0 of the sums is at `first`, part i > 0 at
     others + (i - 1) * the bytes of a worker.
     """
     parts = [("first", ptr), ("others", ptr), ("count", i64), ("start", i64), ("step", i64)]
-    f = m.function("join", [("words", ptr), *_PLACE, *parts], internal=True)
+    f = m.function("join", [("args", ptr), *_PLACE, *parts], internal=True)
     item = _Item(f, kernel)
     for r in f.range(f["start"], item.count, f["step"]):
         scale = inverse(_weigh_parts(f, item, r))

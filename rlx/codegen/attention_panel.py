@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from rlx.codegen.attention import Rows, Words, or_zero, weight
+from rlx.codegen.attention import Args, Rows, or_zero, weight
 from rlx.codegen.attention_blocks import Q8_0
 from rlx.codegen.attention_finish import inverse
 from rlx.codegen.attention_softmax import PanelScores
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def emit_panel(m: Module, kernel: Prefill) -> Function:
-    """void panel(words, space, sums, batch, head, row, p, key, count, fresh, ends, q, k, v)
+    """void panel(args, space, sums, batch, head, row, p, key, count, fresh, ends, q, k, v)
 
     Adds the block of `count` keys from `key` on to the sums of panel p of an item. Where results
     are written directly, `fresh` says that there are no sums yet, `ends` that these are the last
     keys. Rows at `q`, `k` and `v` come next, and are fetched into the second cache.
     """
-    params = [("words", ptr), ("space", ptr), ("sums", ptr)]
+    params = [("args", ptr), ("space", ptr), ("sums", ptr)]
     numbers = ("batch", "head", "row", "p", "key", "count", "fresh", "ends")
     params += [(name, i64) for name in numbers]
     f = m.function("panel", [*params, *((name, ptr) for name in "qkv")], internal=True)
@@ -50,7 +50,7 @@ class _Panel:
             for at in (kernel.maxima(f.target), kernel.totals(f.target))
         )
         self.result = Rows(f, self.problem).addresses("out", f["batch"], f["head"])
-        self.row_bytes = {n: Words(f).row_bytes(n, self.problem) for n in "qkv"}
+        self.row_bytes = {n: Args(f).row_bytes(n, self.problem) for n in "qkv"}
 
     def space(self, offset: int) -> Value:
         return self.f.gep(self.f["space"], offset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from rlx.codegen.attention import AttentionKernel, Problem, Rows, Words
+from rlx.codegen.attention import Args, AttentionKernel, Problem, Rows
 from rlx.codegen.attention_copy import emit_copy, emit_pack
 from rlx.codegen.attention_finish import emit_finish, sums_of_piece, working_memory
 from rlx.codegen.attention_panel import emit_panel
@@ -19,7 +19,7 @@ _ITEM = [("batch", i64), ("head", i64), ("row", i64)]
 
 @dataclass(frozen=True)
 class Prefill(AttentionKernel):
-    """words: attention.WORDS. `rows` is the most rows a key head has (0: not known)."""
+    """args: attention.ARGS. `rows` is the most rows a key head has (0: not known)."""
 
     rows: int = 0
 
@@ -53,10 +53,10 @@ class Prefill(AttentionKernel):
             space = working_memory(f, self)
             whole = piece.whole
             keys = (piece.first, piece.last, whole.to(i64))
-            f.call(part, f["words"], space, sums, *item, *keys)
+            f.call(part, f["args"], space, sums, *item, *keys)
             if self.direct(m.target):
                 whole = whole & (piece.first >= piece.last)  # no key, and so no last block
-            f.if_(whole, lambda: _drop(f.call(finish, f["words"], *item, sums)))
+            f.if_(whole, lambda: _drop(f.call(finish, f["args"], *item, sums)))
 
         Schedule(f, self).each_piece(work)
 
@@ -69,7 +69,7 @@ _tiling = lru_cache(maxsize=None)(Tiling.of)
 
 
 def _emit_part(m: Module, kernel: Prefill) -> Function:
-    """void part(words, space, sums, batch, head, row, first, last, whole)
+    """void part(args, space, sums, batch, head, row, first, last, whole)
 
     The sums of a block of rows over keys [first, last); their results where these are all keys.
     """
@@ -79,12 +79,12 @@ def _emit_part(m: Module, kernel: Prefill) -> Function:
     panel = emit_panel(m, kernel)
     spaces = [("space", ptr), ("sums", ptr)]
     keys = [("first", i64), ("last", i64), ("whole", i64)]
-    f = m.function("part", [("words", ptr), *spaces, *_ITEM, *keys], internal=True)
-    words, places = Words(f), Places.of(t)
+    f = m.function("part", [("args", ptr), *spaces, *_ITEM, *keys], internal=True)
+    args, places = Args(f), Places.of(t)
     left = Rows(f, problem).count - f["row"]
     panels = f.min(f.ceil_div(left, t.panel), t.panels)
     item = [f[name] for name, _ in _ITEM]
-    f.call(prepare, f["words"], f["space"], *item, panels)
+    f.call(prepare, f["args"], f["space"], *item, panels)
     if kernel.direct(m.target):
         f.if_(f["first"] >= f["last"], lambda: _empty(f, kernel, panels))
     else:
@@ -92,21 +92,21 @@ def _emit_part(m: Module, kernel: Prefill) -> Function:
     for key in f.range(f["first"], f["last"], t.block):
         count = f.min(f["last"] - key, t.block)
         for name, place in (("k", places.keys), ("v", places.values)):
-            row = words.row_bytes(name, problem)
-            src = f.gep(words.head(name, problem, f["batch"], f["head"]), key * row)
-            step = words.row_bytes(name, problem, "step")
+            row = args.row_bytes(name, problem)
+            src = f.gep(args.head(name, problem, f["batch"], f["head"]), key * row)
+            step = args.row_bytes(name, problem, "step")
             f.call(copies[name], src, row, step, count, f.gep(f["space"], place))
         fresh, ends = key.eq(f["first"]).to(i64), (key + t.block >= f["last"]).to(i64)
         block = (key, count, fresh, ends & f["whole"], *_following(f, kernel, key))
         for p in f.range(0, panels, guard=False):
-            f.call(panel, f["words"], f["space"], f["sums"], *item, p, *block)
+            f.call(panel, f["args"], f["space"], f["sums"], *item, p, *block)
     return f
 
 
 def _following(f: Function, kernel: Prefill, key: Value) -> list[Value]:
     """Where the rows of q, k and v begin that come after a block of keys, to be fetched meanwhile:
     the next block's, or those of the item after this one. They need not exist."""
-    problem, rows, words = kernel.problem, Rows(f, kernel.problem), Words(f)
+    problem, rows, args = kernel.problem, Rows(f, kernel.problem), Args(f)
     row = f["row"] + kernel.block_rows(f.target)
     ends = row >= rows.count
     row, head = f.select(ends, f.i64(0), row), f["head"] + ends.to(i64)
@@ -114,18 +114,18 @@ def _following(f: Function, kernel: Prefill, key: Value) -> list[Value]:
     head, batch = f.select(wraps, f.i64(0), head), f["batch"] + wraps.to(i64)
     after, found = key + kernel.tiling(f.target).block, []
     for name in "kv":
-        size = words.row_bytes(name, problem)
-        here = f.gep(words.head(name, problem, f["batch"], f["head"]), after * size)
-        there = f.gep(words.head(name, problem, batch, head), rows.start(row) * size)
+        size = args.row_bytes(name, problem)
+        here = f.gep(args.head(name, problem, f["batch"], f["head"]), after * size)
+        there = f.gep(args.head(name, problem, batch, head), rows.start(row) * size)
         found.append(f.select(after < f["last"], here, there))
     return [rows.address("q", batch, head, row), *found]
 
 
 def _emit_prepare(m: Module, kernel: Prefill) -> Function:
-    """void prepare(words, space, batch, head, row, panels): tables and queries."""
+    """void prepare(args, space, batch, head, row, panels): tables and queries."""
     problem, t = kernel.problem, kernel.tiling(m.target)
     pack = emit_pack(m, problem, t)
-    params = [("words", ptr), ("space", ptr), *_ITEM, ("panels", i64)]
+    params = [("args", ptr), ("space", ptr), *_ITEM, ("panels", i64)]
     f = m.function("prepare", params, internal=True)
     places, space, item = Places.of(t), f["space"], (f["batch"], f["head"])
     if problem.mask is not None or problem.ends:
@@ -133,7 +133,7 @@ def _emit_prepare(m: Module, kernel: Prefill) -> Function:
             _enter(f, problem, places, r)
     for p in f.range(0, f["panels"]):
         packed = f.gep(f.gep(space, places.queries), p, t.query_bytes)
-        f.call(pack, f["words"], *item, f["row"] + p * t.panel, packed)
+        f.call(pack, f["args"], *item, f["row"] + p * t.panel, packed)
     return f
 
 

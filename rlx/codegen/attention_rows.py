@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.codegen import math
-from rlx.codegen.attention import Problem, Rows, Words, or_zero, weight
+from rlx.codegen.attention import Args, Problem, Rows, or_zero, weight
 from rlx.codegen.emit import Function, Type, Value, i32, i64, vec
 from rlx.codegen.storage import memory_type, widen
 from rlx.ir.attrs import MaskKind
@@ -14,7 +14,7 @@ from rlx.support.records import dataclass
 class RowScores:
     """The scores of `rows` rows of a key head in a block of keys.
 
-    Inside a function that has `words`, `batch` and `row`, the first row's number; `seen` says which
+    Inside a function that has `args`, `batch` and `row`, the first row's number; `seen` says which
     keys a row sees.
     """
 
@@ -84,13 +84,13 @@ class RowScores:
         return f.loop(0, self.count, self.lanes, [lowest], step, guard=False)[0]
 
     def _with_mask(self, score: Value, mask: Value, j: Value) -> Value:
-        f, p, lanes, words = self.f, self.problem, self.lanes, Words(self.f)
+        f, p, lanes, args = self.f, self.problem, self.lanes, Args(self.f)
         assert p.mask is not None
         # lanes beyond the last key read its entry again
         numbers = f.iota(vec(lanes, i64)) + f.splat(j, lanes)
         numbers = f.min(numbers, f.splat(self.count - 1, lanes)) + f.splat(self.key, lanes)
-        at = numbers * f.splat(words["mask_step"], lanes) + f.splat(mask, lanes)
-        raw = f.gather(words["mask"], at, vec(lanes, memory_type(p.mask)))
+        at = numbers * f.splat(args["mask_step"], lanes) + f.splat(mask, lanes)
+        raw = f.gather(args["mask"], at, vec(lanes, memory_type(p.mask)))
         if p.kind == MaskKind.BIAS:
             return score + widen(f, raw, p.mask, self.type)
         return f.select(raw.ne(0), score, float("-inf"))

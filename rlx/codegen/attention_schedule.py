@@ -30,10 +30,10 @@ class Piece:
 
 
 def _emit_span(m: Module, kernel: AttentionKernel) -> tuple[Function, Function]:
-    """i64 first_key(words, block) and i64 last_key(words, block): what some row of a block sees."""
+    """i64 first_key(args, block) and i64 last_key(args, block): what some row of a block sees."""
     made = []
     for name in ("first_key", "last_key"):
-        f = m.function(name, [("words", ptr), ("block", i64)], i64, internal=True)
+        f = m.function(name, [("args", ptr), ("block", i64)], i64, internal=True)
         rows, size = Rows(f, kernel.problem), kernel.block_rows(f.target)
         first = f["block"] * size
         last = f.min(first + size, rows.count) - 1
@@ -54,7 +54,7 @@ class Schedule:
             0, self.blocks, 1, [f.i64(0)], lambda block, total: total + self.units(block)
         )
         self.groups = kernel.problem.kv_heads // kernel.together
-        total = self.units_of_heads * (self.rows.words["batch"] * self.groups)
+        total = self.units_of_heads * (self.rows.args["batch"] * self.groups)
         self.total = self._if_meant(total)
         nth = f["nth"].to(i64)
         self._each = self.total.udiv(nth)
@@ -62,7 +62,7 @@ class Schedule:
 
     def _if_meant(self, total: Value) -> Value:
         """Nothing, when the number of queries is another kernel's business."""
-        queries, wanted = self.rows.words["queries"], self.kernel.queries
+        queries, wanted = self.rows.args["queries"], self.kernel.queries
         if wanted == "any":
             return total
         meant = queries.eq(1) if wanted == "one" else queries.ne(1)
@@ -70,7 +70,7 @@ class Schedule:
 
     def span(self, block: Value) -> tuple[Value, Value]:
         """The keys that some row of the block sees."""
-        first, last = (self.f.call(key, self.f["words"], block) for key in self._span)
+        first, last = (self.f.call(key, self.f["args"], block) for key in self._span)
         return first, last
 
     def units(self, block: Value) -> Value:

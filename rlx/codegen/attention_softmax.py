@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.codegen import math
-from rlx.codegen.attention import Problem, Words, weight
+from rlx.codegen.attention import Args, Problem, weight
 from rlx.codegen.attention_pairs import pairs, parts
 from rlx.codegen.attention_tiles import Tiling
 from rlx.codegen.emit import Function, Value, i32, i64, vec
@@ -14,7 +14,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class PanelScores:
-    """A panel's scores in a block of keys, inside a function that has `words`.
+    """A panel's scores in a block of keys, inside a function that has `args`.
 
     Tables have an entry for each row of the panel: `ends` and `starts` (i32) say what it sees,
     `masks` (i64) where its part of the mask begins.
@@ -72,15 +72,15 @@ class PanelScores:
 
     def _mask(self, key: Value, vector: int) -> Value:
         """The mask's elements for a key and a vector of rows."""
-        f, t, words = self.f, self.tiling, Words(self.f)
+        f, t, args = self.f, self.tiling, Args(self.f)
         assert self.problem.mask is not None
         element = memory_type(self.problem.mask)
-        at = (self.key + key) * words["mask_step"]
+        at = (self.key + key) * args["mask_step"]
         if not self.problem.mask_rows:
             first = f.load(self.masks, i64)
-            return f.splat(f.load(f.gep(words["mask"], first + at, element), element), t.lanes)
+            return f.splat(f.load(f.gep(args["mask"], first + at, element), element), t.lanes)
         rows = f.load(self.masks, vec(t.lanes, i64), vector * t.lanes * 8)
-        return f.gather(words["mask"], rows + f.splat(at, t.lanes), vec(t.lanes, element))
+        return f.gather(args["mask"], rows + f.splat(at, t.lanes), vec(t.lanes, element))
 
     def hide(self, first: Value, last: Value) -> None:
         """-inf where a row does not see a key of [first, last)."""

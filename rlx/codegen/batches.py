@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rlx.codegen.emit import Function, Value
 
 
-def batch_words(axes: int) -> list[str]:
-    """Names of the words of `axes` axes, outermost first; strides are bytes, 0 where shared."""
+def batch_args(axes: int) -> list[str]:
+    """Names of the args of `axes` axes, outermost first; strides are bytes, 0 where shared."""
     return [name for i in range(axes) for name in (f"size{i}", f"x_batch{i}", f"w_batch{i}")]
 
 

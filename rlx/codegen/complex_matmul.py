@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.codegen.batches import batch_count, batch_start, batch_words
+from rlx.codegen.batches import batch_args, batch_count, batch_start
 from rlx.codegen.emit import Function, Module, Value, f32, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.support.records import dataclass
@@ -10,7 +10,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class ComplexMatmul(KernelSpec):
-    """words: x, w, out, m, n, k, x_line, x_term, w_line, w_term, then size, x_batch, w_batch of
+    """args: x, w, out, m, n, k, x_line, x_term, w_line, w_term, then size, x_batch, w_batch of
     each axis of batches. x and w are c64; strides are bytes, as for Matmul.
     """
 
@@ -18,14 +18,14 @@ class ComplexMatmul(KernelSpec):
     batch: int = 0
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = ["x", "w", "out", "m", "n", "k", "x_line", "x_term", "w_line", "w_term"]
-        return names + batch_words(self.batch)
+        return names + batch_args(self.batch)
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
         given = {
-            name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(self.words)
+            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(self.args)
         }
         lo, hi = f.split(batch_count(f, given, self.batch) * given["m"])
         for r in f.range(lo, hi):

@@ -42,7 +42,7 @@ def tile_rows(target: Target, filters: int) -> int:
 
 @dataclass(frozen=True)
 class Conv(KernelSpec):
-    """words: as `self.words` lists them.
+    """args: as `self.args` lists them.
 
     out[b, g·rows + o, y, x] = Σ filters[o, c, i, j] · in[c, y·step_y + first_y + i·tap_y, …] + bias
     for `rows` filters of each group and `lines` by `columns` pixels, through the activation; inputs
@@ -60,7 +60,7 @@ class Conv(KernelSpec):
     activation: str = "none"
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = ["x", "filters", "out", *["bias"] * (self.bias is not None), "scratch", "stride"]
         names += [*_SIZES, *_PIXELS, *_TAPS]
         return names + _PLACES if self.spread else names
@@ -92,7 +92,7 @@ class _Conv:
         self.products = {v: self._emit_product(m, v) for v in range(1, VECTORS + 1)}
         self.store = self._emit_spread(m) if spec.spread else self._emit_store(m)
         self.f = m.kernel()
-        self.o = Operands(self.f, spec.words, POINTERS)
+        self.o = Operands(self.f, spec.args, POINTERS)
 
     def emit(self) -> None:
         f, o = self.f, self.o
@@ -123,7 +123,7 @@ class _Conv:
         source = f.gep(o["x"], image * o["channels"] * o["height"] * o["width"], size)
         for at in f.range(0, count, self.width):
             n = f.min(count - at, self.width)
-            f.call(self.pack, f["words"], source, first + at, n, self._panel(at))
+            f.call(self.pack, f["args"], source, first + at, n, self._panel(at))
 
     def _panel(self, at: Value) -> Value:
         number = at.udiv(self.width)
@@ -152,7 +152,7 @@ class _Conv:
                 partial(product, VECTORS),
             )
             bias = group * o["rows"] + row
-            f.call(self.store, f["words"], sums, bias, channel, used, first + at, n)
+            f.call(self.store, f["args"], sums, bias, channel, used, first + at, n)
 
     def _emit_product(self, m: Module, vectors: int) -> Function:
         """void product(i64 terms, ptr a, ptr b, ptr sums)"""
@@ -178,11 +178,11 @@ class _Conv:
         return f
 
     def _store_function(self, m: Module) -> tuple[Function, Operands]:
-        """void store(ptr words, ptr sums, i64 bias, i64 channel, i64 rows, i64 pixel, i64 n)"""
+        """void store(ptr args, ptr sums, i64 bias, i64 channel, i64 rows, i64 pixel, i64 n)"""
         names = ["bias", "channel", "rows", "pixel", "n"]
-        params = [("words", ptr), ("sums", ptr), *((name, i64) for name in names)]
+        params = [("args", ptr), ("sums", ptr), *((name, i64) for name in names)]
         f = m.function("store", params, internal=True)
-        return f, Operands(f, self.spec.words, POINTERS)
+        return f, Operands(f, self.spec.args, POINTERS)
 
     def _emit_store(self, m: Module) -> Function:
         """Rows of a tile to runs of pixels."""

@@ -12,7 +12,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class PackFilters(KernelSpec):
-    """words: w, to, then the sizes and strides (in elements) that `words` names.
+    """args: w, to, then the sizes and strides (in elements) that `args` names.
 
     to[group, tile, i, j, channel, row] = w at group·by_group + filter·by_row + channel·by_channel
     + i·by_y + j·by_x, and 0 where the last tile has no filter.
@@ -22,12 +22,12 @@ class PackFilters(KernelSpec):
     out: DType
     tile: int
 
-    words = ("w", "to", "groups", "tiles", "rows", "channels", "taps_y", "taps_x",
+    args = ("w", "to", "groups", "tiles", "rows", "channels", "taps_y", "taps_x",
              "by_group", "by_row", "by_channel", "by_y", "by_x")  # fmt: skip
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        o = Operands(f, self.words, ("w", "to"))
+        o = Operands(f, self.args, ("w", "to"))
         sums = compute_type(self.out)
         terms = o["taps_y"] * o["taps_x"] * o["channels"]
         lo, hi = f.split(o["groups"] * o["tiles"] * terms)

@@ -21,8 +21,8 @@ _PIECE = 24  # bytes that describe a piece: input line, input column, place in t
 
 
 def emit_pack(m: Module, spec: Conv, sums: Type, lanes: int) -> Function:
-    """void pack(ptr words, ptr image, i64 pixel, i64 count, ptr panel)"""
-    params = [("words", ptr), ("image", ptr), ("pixel", i64), ("count", i64), ("panel", ptr)]
+    """void pack(ptr args, ptr image, i64 pixel, i64 count, ptr panel)"""
+    params = [("args", ptr), ("image", ptr), ("pixel", i64), ("count", i64), ("panel", ptr)]
     f = m.function("pack", params, internal=True)
     _Pack(f, spec, sums, lanes).emit()
     return f
@@ -32,7 +32,7 @@ class _Pack:
     def __init__(self, f: Function, spec: Conv, sums: Type, lanes: int) -> None:
         self.f, self.spec, self.sums, self.lanes = f, spec, sums, lanes
         pointers = ("x", "filters", "out", "bias", "scratch")
-        self.o = Operands(f, spec.words, pointers)
+        self.o = Operands(f, spec.args, pointers)
         self.term_bytes = spec.panel_bytes(f.target)
         self.line = Line(spec.x, sums, lanes, spec.step)
         self.size = memory_type(spec.x).bytes

@@ -29,7 +29,7 @@ TOKENS = 16  # of a chunk: more would spend too much on products of tokens with 
 
 @dataclass(frozen=True)
 class DeltaChunks(KernelSpec):
-    """words: q, k, v, g, beta, state where there is one, o, last, scratch, stride, batch, seq,
+    """args: q, k, v, g, beta, state where there is one, o, last, scratch, stride, batch, seq,
     heads, parts
 
     Any number of tokens, a chunk at a time. A unit of work is one of `parts` runs of column blocks
@@ -39,7 +39,7 @@ class DeltaChunks(KernelSpec):
     rule: Rule
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         sizes = ["scratch", "stride", "batch", "seq", "heads", "parts"]
         return [*self.rule.operands, *sizes]
 
@@ -77,7 +77,7 @@ class _Chunks(Emitter):
         self.onto_block = self.products.emit(vectors, fresh=False)
         self.turned_vectors = max(1, min(vectors, TOKENS // lanes))
         self.into_meets = self.products.emit(self.turned_vectors, fresh=True)
-        super().__init__(spec.rule, m.kernel(), spec.words)
+        super().__init__(spec.rule, m.kernel(), spec.args)
         place = self.f.gep(self.o["scratch"], self.f["tid"].to(i64) * self.o["stride"])
         self.area: dict[str, Value] = {}
         for name, count in spec.areas(m.target).items():

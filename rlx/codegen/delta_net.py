@@ -61,13 +61,13 @@ class Rule:
 class Emitter:
     """What emits code for blocks of columns."""
 
-    def __init__(self, rule: Rule, f: Function, words: list[str]) -> None:
+    def __init__(self, rule: Rule, f: Function, args: list[str]) -> None:
         self.rule, self.f, self.size = rule, f, rule.size
         self.sums, self.lanes = rule.sums, rule.lanes(f.target)
         self.vectors, self.blocks = rule.vectors(f.target), rule.blocks(f.target)
         self.width = self.lanes * self.vectors
         self.vector = vec(self.lanes, self.sums)
-        self.o = Operands(f, words, _POINTERS)
+        self.o = Operands(f, args, _POINTERS)
 
     def load(self, name: str, at: Value, lanes: int = 1) -> Value:
         dtype: DType = getattr(self.rule, name)
@@ -90,7 +90,7 @@ class Emitter:
 
 @dataclass(frozen=True)
 class DeltaStep(KernelSpec):
-    """words: q, k, v, g, beta, state where there is one, o, last, heads
+    """args: q, k, v, g, beta, state where there is one, o, last, heads
 
     One token of every head (`heads` counts those of all sequences): reads the state once, as fast
     as memory gives it, and writes it once.
@@ -99,11 +99,11 @@ class DeltaStep(KernelSpec):
     rule: Rule
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         return [*self.rule.operands, "heads"]
 
     def emit(self, m: Module) -> None:
-        _Step(self.rule, m.kernel(), self.words).emit()
+        _Step(self.rule, m.kernel(), self.args).emit()
 
 
 class _Step(Emitter):

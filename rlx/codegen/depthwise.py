@@ -19,7 +19,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class Depthwise(KernelSpec):
-    """words: x, w, out, bias where there is one, planes, filters, multiple, then GEOMETRY
+    """args: x, w, out, bias where there is one, planes, filters, multiple, then GEOMETRY
 
     out[b, o] = Σ w[o, i, j] · in[b, o / multiple] under tap (i, j), + bias; `planes` are the
     filters of all images.
@@ -34,7 +34,7 @@ class Depthwise(KernelSpec):
     step: int  # as in Line
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = ["x", "w", "out", *["bias"] * (self.bias is not None)]
         return [*names, "planes", "filters", "multiple", *GEOMETRY]
 
@@ -46,7 +46,7 @@ class Depthwise(KernelSpec):
 class _Depthwise(Windows):
     def __init__(self, spec: Depthwise, f: Function) -> None:
         self.spec, self.sums = spec, compute_type(spec.out)
-        o = Operands(f, spec.words, ("x", "w", "out", "bias"))
+        o = Operands(f, spec.args, ("x", "w", "out", "bias"))
         line = Line(spec.x, self.sums, f.target.lanes(self.sums.bits), spec.step)
         super().__init__(f, o, line, spec.out, spec.taps_x, spec.tap_x)
 
@@ -75,7 +75,7 @@ class _Depthwise(Windows):
 
 @dataclass(frozen=True)
 class CausalDepthwise(KernelSpec):
-    """words: x [B, S, C], w [C, K], before [B, K-1, C], out [B, S, C], batch, seq, channels, piece
+    """args: x [B, S, C], w [C, K], before [B, K-1, C], out [B, S, C], batch, seq, channels, piece
 
     out[b, s, c] = Σ_j w[c, j] · (before ⧺ x)[b, s + j, c]. A worker takes `piece` tokens of a
     vector of channels at a time; the last K - 1 tokens stay in registers from one to the next.

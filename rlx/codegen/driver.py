@@ -1,10 +1,10 @@
 """The native driver: worker threads that run a table of steps in lock step.
 
-A kernel is `void kernel(ptr words, i32 tid, i32 nth)`; `words` holds 8-byte words (pointers and i64
+A kernel is `void kernel(ptr args, i32 tid, i32 nth)`; `args` holds 8-byte args (pointers and i64
 scalars) as the kernel wants them, and worker `tid` of `nth` does its share.
 
-A program is a table of steps {kernel, words, flags, phase}. Before the first step the driver copies
-`live` values (sizes of this run, addresses of inputs and outputs) into the words that the patch
+A program is a table of steps {kernel, args, flags, phase}. Before the first step the driver copies
+`live` values (sizes of this run, addresses of inputs and outputs) into the args that the patch
 table names, so a run costs Python one call, whatever the number of steps. Flag BARRIER: no worker
 begins the next step before all have finished this one. Flag ALONE: worker 0 runs the step by itself
 (it sees tid 0 of 1). Flag JUMP: the kernel returns an i64, how many steps further the next one is
@@ -27,6 +27,7 @@ from functools import cache
 from rlx.codegen.driver_chain import emit_chain
 from rlx.codegen.driver_layout import (
     ALONE,
+    ARGS,
     ARRIVED,
     BARRIER,
     BARRIER_SLEEPERS,
@@ -52,16 +53,15 @@ from rlx.codegen.driver_layout import (
     ROUNDS,
     SLEEPERS,
     STAMP_BYTES,
+    STEP_ARGS,
     STEP_BYTES,
     STEP_COUNT,
     STEP_FLAGS,
     STEP_FN,
-    STEP_WORDS,
     STEPS,
     STOP,
     USE_WORKERS,
     WAKE,
-    WORDS,
     WORKERS,
     YIELD_AT,
 )
@@ -215,7 +215,7 @@ def _emit_steps(m: Module, barrier: Function, says_where: bool, timed: bool) -> 
                 f.prefetch(stamps, STAMP_BYTES - 8)
             start = f.clock() if timed else None
             share = f.select(alone, f.i32(1), nth)
-            call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS), tid, share
+            call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_ARGS), tid, share
 
             def plain() -> Value:
                 f.call_pointer(call[0], void, *call[1:])
@@ -356,11 +356,11 @@ def _emit_crowded(f: Function, nth: Value) -> None:
 
 def _emit_patches(f: Function, program: Value) -> None:
     pairs, count = f.load(program, ptr, PATCHES), f.load(program, i64, PATCH_COUNT)
-    words, live = f.load(program, ptr, WORDS), f.load(program, ptr, LIVE)
+    args, live = f.load(program, ptr, ARGS), f.load(program, ptr, LIVE)
     for i in f.range(0, count):
         pair = f.gep(pairs, i, 8)
-        word, source = f.load(pair, i32).to(i64), f.load(pair, i32, 4).to(i64)
-        f.store(f.load(f.gep(live, source, 8), i64), f.gep(words, word, 8))
+        arg, source = f.load(pair, i32).to(i64), f.load(pair, i32, 4).to(i64)
+        f.store(f.load(f.gep(live, source, 8), i64), f.gep(args, arg, 8))
 
 
 def _new_epoch(f: Function, nth: Value, futex: bool) -> None:

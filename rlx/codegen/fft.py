@@ -29,7 +29,7 @@ _BUFFER = 4 << 20  # bytes of a buffer at most; long signals are transformed in 
 
 @dataclass(frozen=True)
 class Fft(KernelSpec):
-    """words: x, y, scratch, stride, outer, inner
+    """args: x, y, scratch, stride, outer, inner
 
     `kind`: "complex" and "real" (both give all n terms), "rfft" or "irfft", of `n` points along the
     middle axis of [outer, n, inner]. `scratch` holds `stride` bytes for each worker.
@@ -42,7 +42,7 @@ class Fft(KernelSpec):
     lanes: int
     lone: bool = False  # inner is 1: neighbouring signals never lie together
 
-    words = ("x", "y", "scratch", "stride", "outer", "inner")
+    args = ("x", "y", "scratch", "stride", "outer", "inner")
 
     @staticmethod
     def make(
@@ -86,7 +86,7 @@ class _Fft:
         for p in self.plan:
             self.passes.of(p.radix)
         self.f = m.kernel()
-        self.o = Operands(self.f, spec.words, ("x", "y", "scratch"))
+        self.o = Operands(self.f, spec.args, ("x", "y", "scratch"))
         self.table = m.table(self.f, twiddles(inside).tobytes())
 
     def constants(self, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Value:

@@ -2,14 +2,14 @@
 
     @dataclass(frozen=True)
     class Scale(KernelSpec):
-        '''words: x, y, n'''
+        '''args: x, y, n'''
         dtype: DType
 
         def emit(self, m: Module) -> None:
             f = m.kernel()
             ...
 
-The docstring lists the words the kernel reads, in order; whoever makes steps for it must give them.
+The docstring lists the args the kernel reads, in order; whoever makes steps for it must give them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KernelSpec(ABC):
 
     @abstractmethod
     def emit(self, m: Module) -> None:
-        """Define `kernel` in the module: void kernel(ptr words, i32 tid, i32 nth)."""
+        """Define `kernel` in the module: void kernel(ptr args, i32 tid, i32 nth)."""
 
     @property
     def label(self) -> str:

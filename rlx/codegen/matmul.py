@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from rlx.codegen.batches import batch_count, batch_start, batch_words
+from rlx.codegen.batches import batch_args, batch_count, batch_start
 from rlx.codegen.emit import Function, Module, Value, i64, ptr
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_finish import Epilogue, emit_finish
@@ -31,7 +31,7 @@ _POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "ta
 
 @dataclass(frozen=True)
 class Matmul(KernelSpec):
-    """words: as `self.words` lists them. Strides are bytes: `line` is the one of a row of x or of a
+    """args: as `self.args` lists them. Strides are bytes: `line` is the one of a row of x or of a
     column of w, `term` the one of k. `scratch` holds `step` bytes for each worker.
     """
 
@@ -45,12 +45,12 @@ class Matmul(KernelSpec):
     one: bool = False  # there is one row, always
 
     @property
-    def words(self) -> list[str]:
-        names = ["x", "w", "out", *self.epilogue.words, "scratch", "step", "m", "n", "k"]
+    def args(self) -> list[str]:
+        names = ["x", "w", "out", *self.epilogue.args, "scratch", "step", "m", "n", "k"]
         names += ["x_line", "x_term"]
         if not self.packed:
             names += ["w_line", "w_term"] + ["up"] * self.epilogue.pair
-        return names + batch_words(self.batch)
+        return names + batch_args(self.batch)
 
     @property
     def panel(self) -> DType:
@@ -126,16 +126,16 @@ class Product:
             compute = None if spec.panel is spec.w else memory_type(spec.panel)
             unit = "line" if spec.packed else spec.w_unit
             self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit)
-        self.finish = emit_finish(m, g, spec.epilogue, self.word, routed)
+        self.finish = emit_finish(m, g, spec.epilogue, self.arg, routed)
         self.f = m.kernel()
-        self.given = {name: self.word(self.f, name) for name in spec.words}
+        self.given = {name: self.arg(self.f, name) for name in spec.args}
         if spec.one:
             self.given["m"] = self.f.i64(1)
         self.routed, self.route = routed, self.f.null()
 
-    def word(self, f: Function, name: str) -> Value:
-        index = self.spec.words.index(name)
-        return f.word(f["words"], index, ptr if name in _POINTERS else i64)
+    def arg(self, f: Function, name: str) -> Value:
+        index = self.spec.args.index(name)
+        return f.arg(f["args"], index, ptr if name in _POINTERS else i64)
 
     def __getitem__(self, name: str) -> Value:
         return self.given[name]
@@ -261,7 +261,7 @@ class Product:
                 f.prefetch(row, line)
 
     def _finish(self, tile: Value, rows: Value, at: Value, column: Value, route: Value) -> None:
-        self.f.call(self.finish, self.f["words"], tile, rows, at, column, route)
+        self.f.call(self.finish, self.f["args"], tile, rows, at, column, route)
 
     def _pack_rows(self, x: Value, rows: Value, terms: Value) -> Value:
         f, g = self.f, self.g

@@ -27,7 +27,7 @@ class Epilogue:
     scale: float = 1.0
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         """The operands it reads beside the tile."""
         return ["bias"] * (self.bias is not None) + ["residual"] * (self.residual is not None)
 
@@ -36,30 +36,30 @@ class Epilogue:
         return geometry.width // 2 if self.pair else geometry.width
 
 
-Words = Callable[[Function, str], Value]  # the value of a kernel's word, by name
+Args = Callable[[Function, str], Value]  # the value of a kernel's arg, by name
 
 
 def emit_finish(
-    m: Module, geometry: Geometry, epilogue: Epilogue, words: Words, routed: bool = False
+    m: Module, geometry: Geometry, epilogue: Epilogue, args: Args, routed: bool = False
 ) -> Function:
-    """void finish(ptr words, ptr tile, i64 rows, i64 at, i64 column, ptr route)
+    """void finish(ptr args, ptr tile, i64 rows, i64 at, i64 column, ptr route)
 
     `at` is the element of the result where the tile's first row begins (column included); the rows
     follow each other, or lie where `route` (i32 row numbers) says when `routed`.
     """
-    params = [("words", ptr), ("tile", ptr), ("rows", i64), ("at", i64), ("column", i64)]
+    params = [("args", ptr), ("tile", ptr), ("rows", i64), ("at", i64), ("column", i64)]
     f = m.function("finish", [*params, ("route", ptr)], internal=True)
-    _Finish(f, geometry, epilogue, words, routed).emit()
+    _Finish(f, geometry, epilogue, args, routed).emit()
     return f
 
 
 class _Finish:
     def __init__(
-        self, f: Function, geometry: Geometry, epilogue: Epilogue, words: Words, routed: bool
+        self, f: Function, geometry: Geometry, epilogue: Epilogue, args: Args, routed: bool
     ) -> None:
         self.f, self.geometry, self.epilogue, self.routed = f, geometry, epilogue, routed
-        self.bases = {name: words(f, name) for name in ["out", *epilogue.words]}
-        self.n = words(f, "n")
+        self.bases = {name: args(f, name) for name in ["out", *epilogue.args]}
+        self.n = args(f, "n")
         self.columns = epilogue.columns(geometry)
         self.left = self.n - f["column"]
         self.short = self.left < self.columns

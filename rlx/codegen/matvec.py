@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.codegen.batches import batch_count, batch_start, batch_words
+from rlx.codegen.batches import batch_args, batch_count, batch_start
 from rlx.codegen.emit import Module, Value, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_micro import multiply_add
@@ -22,7 +22,7 @@ _UNROLL = 2
 
 @dataclass(frozen=True)
 class Matvec(KernelSpec):
-    """words: x, w, out, n, k, w_line, then size, x_batch, w_batch of each axis of batches.
+    """args: x, w, out, n, k, w_line, then size, x_batch, w_batch of each axis of batches.
 
     Elements of x, and those of a column of w, follow each other; strides are bytes.
     """
@@ -33,8 +33,8 @@ class Matvec(KernelSpec):
     batch: int = 0
 
     @property
-    def words(self) -> list[str]:
-        return ["x", "w", "out", "n", "k", "w_line", *batch_words(self.batch)]
+    def args(self) -> list[str]:
+        return ["x", "w", "out", "n", "k", "w_line", *batch_args(self.batch)]
 
     def emit(self, m: Module) -> None:
         _Matvec(self, m).emit()
@@ -46,7 +46,7 @@ class _Matvec:
         self.spec, self.sums = spec, compute_type(spec.out)
         self.lanes = m.target.lanes(self.sums.bits)
         self.given = {
-            name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.words)
+            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
         }
 
     def emit(self) -> None:

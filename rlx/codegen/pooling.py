@@ -14,7 +14,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class Pool(KernelSpec):
-    """words: x, out, planes, then GEOMETRY
+    """args: x, out, planes, then GEOMETRY
 
     `kind` is "max" (NaN wins), "mean" (elements outside count as zeros) or "inner_mean" (they do
     not count). `across`: vectors lie along the rows of one window instead of over neighbouring
@@ -27,11 +27,11 @@ class Pool(KernelSpec):
     step: int  # as in Line
     across: bool = False
 
-    words = ("x", "out", "planes", *GEOMETRY)
+    args = ("x", "out", "planes", *GEOMETRY)
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        o = Operands(f, self.words, ("x", "out"))
+        o = Operands(f, self.args, ("x", "out"))
         fold = _Fold(f, self)
         if self.across:
             _emit_across(f, o, self, fold)

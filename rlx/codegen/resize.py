@@ -20,7 +20,7 @@ _BLOCK = 256  # columns whose sources are kept on the stack
 
 @dataclass(frozen=True)
 class Resize(KernelSpec):
-    """words: x, out, planes, height, width, lines, columns
+    """args: x, out, planes, height, width, lines, columns
 
     `mode` is "nearest", "linear" or "corners" (linear, first and last elements kept). Elements of
     "nearest" are moved, not computed, so a type of the same size may stand for any other.
@@ -29,7 +29,7 @@ class Resize(KernelSpec):
     dtype: DType
     mode: str
 
-    words = ("x", "out", "planes", "height", "width", "lines", "columns")
+    args = ("x", "out", "planes", "height", "width", "lines", "columns")
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -43,7 +43,7 @@ class _Resize(ABC):
         self.type = compute_type(spec.dtype)
         self.lanes = f.target.lanes(max(self.type.bits, 32))
         self.size = spec.dtype.bytes
-        self.o = Operands(f, spec.words, ("x", "out"))
+        self.o = Operands(f, spec.args, ("x", "out"))
         self.below = f.alloca(_BLOCK * 4)
 
     def emit(self) -> None:

@@ -23,7 +23,7 @@ _PIVOTS = 4
 
 @dataclass(frozen=True)
 class Solve(KernelSpec):
-    """words: a, b, x, scratch, stride, n, m, parts, then per batch axis its size and the elements
+    """args: a, b, x, scratch, stride, n, m, parts, then per batch axis its size and the elements
     from one matrix of a, and of b, to the next
 
     x with a·x = b, NaN where a is singular. Each of `parts` parts of the right-hand sides is a unit
@@ -36,7 +36,7 @@ class Solve(KernelSpec):
     axes: int
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = ["a", "b", "x", "scratch", "stride", "n", "m", "parts"]
         for i in range(self.axes):
             names += [f"size{i}", f"a{i}", f"b{i}"]
@@ -57,7 +57,7 @@ class _Solve:
         self.spec, self.f = spec, f
         self.lanes = f.target.lanes(64)
         self.vector = vec(self.lanes, f64)
-        self.o = Operands(f, spec.words, ("a", "b", "x", "scratch"))
+        self.o = Operands(f, spec.args, ("a", "b", "x", "scratch"))
         self.n, self.m = self.o["n"], self.o["m"]
 
     def emit(self) -> None:

@@ -60,7 +60,7 @@ def tall_geometry(target: Target) -> Geometry:
 
 @dataclass(frozen=True)
 class Strassen(Matmul):
-    """words: as `self.words` lists them. `w` is laid out as `strassenW`: panels, then T1 to T4."""
+    """args: as `self.args` lists them. `w` is laid out as `strassenW`: panels, then T1 to T4."""
 
     def geometry(self, target: Target) -> Geometry:
         return tall_geometry(target)

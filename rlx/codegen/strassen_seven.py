@@ -151,13 +151,13 @@ def _sum_rows(f: Function, g: Geometry, outer: int, made: Value) -> Value:
 
 
 _PARAMS = [
-    ("words", ptr), ("turn", i64), ("a", ptr), ("quarter", i64), ("sections", ptr), ("inner", ptr),
+    ("args", ptr), ("turn", i64), ("a", ptr), ("quarter", i64), ("sections", ptr), ("inner", ptr),
     ("outer", ptr), ("k", i64), ("is_last", i64), ("at", i64), ("column", i64),
 ]  # fmt: skip
 
 
 class Seven:
-    """void seven(ptr words, i64 turn, ptr a, i64 quarter, ptr sections, ptr inner, ptr outer,
+    """void seven(ptr args, i64 turn, ptr a, i64 quarter, ptr sections, ptr inner, ptr outer,
     i64 k, i64 is_last, i64 at, i64 column, ptr state, i64 line, i64 across, i64 terms, ptr out)
 
     One turn of a four of rows and a four of panels over one block of k. `a` holds the turn's left
@@ -174,7 +174,7 @@ class Seven:
         self.places = [i * self.wide.bytes for i in range(g.rows * g.vectors)]
         self.zeros = [f.const(0, self.wide)] * len(self.places)
         self.results = f.gep(f["outer"], OUTER_TILES * g.tile_bytes)
-        self.result, self.n = product.word(f, "out"), product.word(f, "n")
+        self.result, self.n = product.arg(f, "out"), product.arg(f, "n")
         self.table = m.table(f, _steps(g))
         first = f["turn"] * TURNS
         f.loop(first, first + TURNS, 1, self.zeros, self._product, guard=False)
@@ -286,7 +286,7 @@ class Seven:
         def finish() -> None:
             rows, (at, column) = f.i64(self.g.rows), self._corner(step)
             done = f.gep(self.results, step["result"])
-            f.call(self.product.finish, f["words"], done, rows, at, column, f.null())
+            f.call(self.product.finish, f["args"], done, rows, at, column, f.null())
 
         f.if_(f["is_last"].ne(0), finish)
         return self.zeros

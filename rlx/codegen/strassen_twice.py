@@ -43,7 +43,7 @@ def suits_twice(target: Target, k: int, n: int) -> bool:
 
 @dataclass(frozen=True)
 class StrassenTwice(Strassen):
-    """words: as `self.words` lists them. `w` is laid out as `twiceW`."""
+    """args: as `self.args` lists them. `w` is laid out as `twiceW`."""
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         g = self.geometry(target)
@@ -142,7 +142,7 @@ class _StrassenTwice(StrassenProduct):
                 column = p * (4 * self.columns)
                 tiles = f.gep(self.outer, p - start, (OUTER_TILES + RESULTS) * g.tile_bytes)
                 f.call(
-                    self.seven, f["words"], turn, now, self.quarter * g.row_bytes, self.sections,
+                    self.seven, f["args"], turn, now, self.quarter * g.row_bytes, self.sections,
                     self.inner, tiles, k, is_last, at + column, column, self.state, *sums, then,
                 )  # fmt: skip
             f.call(self.sum_turn, turn + 1, self.state, *sums, then)

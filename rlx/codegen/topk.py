@@ -12,7 +12,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class TopK(KernelSpec):
-    """words: x, values, indices, rows, n, k, scratch, step
+    """args: x, values, indices, rows, n, k, scratch, step
 
     Rows lie without gaps. Each worker has `step` bytes of scratch memory: k entries.
     """
@@ -27,10 +27,10 @@ class TopK(KernelSpec):
         ranking = Ranking(self.dtype, self.largest)
         select = Heaps(m, ranking).emit_select()
         f = m.kernel()
-        x, values, indices = (f.word(f["words"], at) for at in range(3))
-        rows, n, k = (f.word(f["words"], at, i64) for at in (3, 4, 5))
-        step = f.word(f["words"], 7, i64)
-        heap = f.gep(f.word(f["words"], 6), f["tid"].to(i64) * step)
+        x, values, indices = (f.arg(f["args"], at) for at in range(3))
+        rows, n, k = (f.arg(f["args"], at, i64) for at in (3, 4, 5))
+        step = f.arg(f["args"], 7, i64)
+        heap = f.gep(f.arg(f["args"], 6), f["tid"].to(i64) * step)
         lo, hi = f.split(rows)
         for row in f.range(lo, hi):
             source = f.gep(x, row * n, self.dtype.bytes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlx.codegen.batches import batch_count, batch_start, batch_words
+from rlx.codegen.batches import batch_args, batch_count, batch_start
 from rlx.codegen.emit import Module, Value, i64, ptr, vec
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.matmul_micro import multiply_add
@@ -21,7 +21,7 @@ _TERMS = 4  # rows of w added at once
 
 @dataclass(frozen=True)
 class Vecmat(KernelSpec):
-    """words: x, w, out, n, k, x_term, w_term, then size, x_batch, w_batch of each axis of batches.
+    """args: x, w, out, n, k, x_term, w_term, then size, x_batch, w_batch of each axis of batches.
 
     Columns of w follow each other; strides are bytes, `term` the one of k.
     """
@@ -32,8 +32,8 @@ class Vecmat(KernelSpec):
     batch: int = 0
 
     @property
-    def words(self) -> list[str]:
-        return ["x", "w", "out", "n", "k", "x_term", "w_term", *batch_words(self.batch)]
+    def args(self) -> list[str]:
+        return ["x", "w", "out", "n", "k", "x_term", "w_term", *batch_args(self.batch)]
 
     def emit(self, m: Module) -> None:
         _Vecmat(self, m).emit()
@@ -45,7 +45,7 @@ class _Vecmat:
         self.spec, self.sums = spec, compute_type(spec.out)
         self.lanes = m.target.lanes(self.sums.bits)
         self.given = {
-            name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.words)
+            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
         }
         self.block = f.alloca(_COLUMNS * self.sums.bytes)
 

@@ -20,7 +20,7 @@ _MOST_TAPS = 8  # of a row of taps that become straight code
 
 GEOMETRY = ["height", "width", "lines", "columns", "step_y", "step_x"]
 GEOMETRY += ["taps_y", "first_y", "tap_y", "first_x"]
-"""Words every kernel over windows has. Output (y, x) meets with tap (i, j) the input
+"""Args every kernel over windows has. Output (y, x) meets with tap (i, j) the input
 (y·step_y + first_y + i·tap_y, x·step_x + first_x + j·tap_x)."""
 
 Reader = Callable[[Value], Value]

@@ -74,11 +74,11 @@ class HfFolder:
         return self.weights.files
 
     def release(self) -> None:
-        """Gives memory back to the system; arrays stay valid and are read again when used."""
+        """Drop resident pages; arrays stay valid and are read again when used."""
         self.weights.release()
 
     def close(self) -> None:
-        """Lets go of the files; arrays handed out stay valid."""
+        """Close the files; arrays handed out stay valid."""
         self.weights.close()
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ def read_list(path: str | os.PathLike[str], limit: int = 1 << 24) -> list[Any]:
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """The object that `data` spells."""
+    """Parse a JSON object."""
     value = _parse(data, where)
     if not isinstance(value, dict):
         raise FormatError("not a JSON object", where=where, got=type(value).__name__)
@@ -32,7 +32,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def read_bounded(path: str | os.PathLike[str], limit: int) -> bytes:
-    """A whole small file; FormatError when it is larger than such a file ever is."""
+    """The bytes of a file; FormatError when it is larger than `limit`."""
     name = os.fspath(path)
     try:
         with open(path, "rb") as file:
@@ -43,7 +43,7 @@ def read_bounded(path: str | os.PathLike[str], limit: int) -> bytes:
         raise InputError(f"cannot be read: {e.strerror or e}", where=name) from e
     if len(data) > limit:
         raise FormatError(
-            "too large for what it is",
+            "file too large",
             where=name,
             got=f"{os.path.getsize(path)} bytes",
             expected=f"at most {limit}",

@@ -67,8 +67,8 @@ class MappedFile:
         return np.ndarray(shape, dtype.numpy, buffer=self.data, offset=offset)
 
     def release(self) -> None:
-        """Tell the system that no page is needed now; views read them again when they are, and then
-        a row here and there: not worth a page of two MiB each."""
+        """Drop resident pages (madvise). Views read them again when they are used; then only single
+        rows are read, which is not worth huge pages."""
         for advice in ("MADV_DONTNEED", "MADV_NOHUGEPAGE"):
             if hasattr(mmap, advice):
                 self.data.madvise(getattr(mmap, advice))
@@ -119,12 +119,12 @@ class TensorFile:
         return self._files[info.part].view(info.offset, info.stored_shape, info.dtype)
 
     def release(self) -> None:
-        """Gives memory back to the system; arrays stay valid and are read again when used."""
+        """Drop resident pages; arrays stay valid and are read again when used."""
         for file in self._files:
             file.release()
 
     def close(self) -> None:
-        """Lets go of the files; arrays handed out stay valid."""
+        """Close the files; arrays handed out stay valid."""
         self._files = []
 
     def __enter__(self) -> Self:

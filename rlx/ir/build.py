@@ -64,8 +64,17 @@ def install_value_method(name: str, cls: type[Op]) -> None:
     def build(self: Value, *args: Any, **attributes: Any) -> Any:
         return getattr(self.graph, name)(self, *args, **attributes)
 
-    build.__name__, build.__doc__ = name, cls.__doc__
+    build.__name__, build.__doc__ = name, described(name, cls)
     setattr(ValueMethods, name, build)
+
+
+def described(name: str, cls: type[Op]) -> str:
+    """The docstring of a builder method: how it is called, then what the op says of itself."""
+    tensors = [n if i < cls.num_required else f"{n}=None" for i, n in enumerate(cls.input_names)]
+    more = ["*tensors"] if cls.variadic else []
+    given = [f for f in cls.fields if not (cls.is_block and f.startswith("has_"))]
+    fields = [f"{f}={cls.defaults[f]!r}" if f in cls.defaults else f for f in given]
+    return f"{name}({', '.join([*tensors, *more, *fields])})\n\n{cls.__doc__ or ''}"
 
 
 def _method(cls: type[Op]) -> Callable[..., Any]:
@@ -90,7 +99,7 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
         attributes.update(zip(fields, rest, strict=False))
         return self.append(record(cls, attributes), operands, name, shape)
 
-    build.__name__, build.__doc__ = cls.name, cls.__doc__
+    build.__name__, build.__doc__ = cls.name, described(cls.name, cls)
     return build
 
 

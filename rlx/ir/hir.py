@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 import numpy as np
 
 from rlx.errors import InputError, OptionError, RlxError
-from rlx.ir.build import install_value_method, record
+from rlx.ir.build import described, install_value_method, record
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -202,7 +202,7 @@ def _method(cls: type[Block]) -> Callable[..., Any]:
             raise e.located(cls.label, caller(self._block, 2)) from None
         return self.append(made, operands, name, shape)
 
-    build.__name__, build.__doc__ = cls.label, cls.__doc__
+    build.__name__, build.__doc__ = cls.label, described(cls.label, cls)
     return build
 
 

@@ -310,7 +310,7 @@ class OpMethods:
         has_qk_norm: bool = False,
         has_out_bias: bool = False,
         **result: Unpack[Result],
-    ) -> Value:
+    ) -> Any:
         """x + attention(norm(x)): norm, joined q/k/v projection, qk-norm, rope, attention,
         output [rlx.ir.ops.fused_layer.FusedAttentionBlock]"""
     def fused_gated_act(
@@ -407,7 +407,7 @@ class OpMethods:
         gated: bool = True,
         has_ffn_bias: bool = False,
         **result: Unpack[Result],
-    ) -> Value:
+    ) -> Any:
         """h + ffn(norm(h)) with h = fused_attention_block(x): a layer of a transformer
         [rlx.ir.ops.fused_layer.FusedTransformerLayer]"""
     def gated_delta_net(
@@ -1403,7 +1403,7 @@ class ValueMethods:
         has_qk_norm: bool = False,
         has_out_bias: bool = False,
         **result: Unpack[Result],
-    ) -> Value:
+    ) -> Any:
         """x + attention(norm(x)): norm, joined q/k/v projection, qk-norm, rope, attention,
         output [rlx.ir.ops.fused_layer.FusedAttentionBlock]"""
     def fused_gated_act(self, activation: str = "silu", **result: Unpack[Result]) -> Value:
@@ -1489,7 +1489,7 @@ class ValueMethods:
         gated: bool = True,
         has_ffn_bias: bool = False,
         **result: Unpack[Result],
-    ) -> Value:
+    ) -> Any:
         """h + ffn(norm(h)) with h = fused_attention_block(x): a layer of a transformer
         [rlx.ir.ops.fused_layer.FusedTransformerLayer]"""
     def gated_delta_net(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx.errors import ShapeError
+from rlx.ir.dtype import DType
 from rlx.ir.op import Op
 from rlx.ir.operators import Operators
 from rlx.ir.origin import Origin
@@ -33,7 +34,7 @@ class Value(Operators):
         return self.node.graph
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         return self.shape.dtype
 
     @property

@@ -15,7 +15,7 @@ those with a default optional trailing ones, `*rest` any number.
         def decompose(self, g: Graph, x: Value, gamma: Value) -> Value: ...
 
 What passes and backends need to know about an op is a trait, a class variable of `Op`. Ops that are
-nothing but their decomposition derive the rest from it: `rlx.ir.ops._composite`.
+nothing but their decomposition derive the rest from it: `rlx.ir.ops.composite`.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ import numpy as np
 from rlx.errors import BoolConversionError, InputError
 from rlx.ir.dtype import DType, DTypeLike
 from rlx.ir.methods import ValueMethods
+from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:
     from rlx.ir.dim import DimLike
     from rlx.ir.graph import Graph
     from rlx.ir.node import Operand, Value
-    from rlx.ir.shape import Shape
 
     Index: TypeAlias = int | slice | EllipsisType | Operand | None
 
@@ -182,6 +182,12 @@ class Operators(ValueMethods):
             hint="take parts by index, x[0], or let g.scan go along an axis",
         )  # fmt: skip
 
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise InputError(
+            "a value does not change", where="index", got=repr(self),
+            hint="g.scatter and g.where give a new one, g.state_update writes into a state",
+        )  # fmt: skip
+
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise InputError(
             "a value has no elements until its graph runs", where="numpy.asarray", got=repr(self),
@@ -197,11 +203,11 @@ class Operators(ValueMethods):
 
         return index_value(self, index)  # type: ignore[arg-type]
 
-    def reshape(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike]) -> Value:
+    def reshape(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike] | Shape) -> Value:
         """The elements in the same order under another shape: sizes, or one tuple of them."""
         return self.graph.reshape(self, _one_list(shape))
 
-    def expand(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike]) -> Value:
+    def expand(self, *shape: DimLike | tuple[DimLike, ...] | list[DimLike] | Shape) -> Value:
         """Broadcast to a shape: sizes, or one tuple of them."""
         return self.graph.expand(self, _one_list(shape))
 
@@ -244,7 +250,7 @@ class Operators(ValueMethods):
 
 
 def _one_list(given: tuple[Any, ...]) -> Any:
-    """`(2, 3)` as given one by one or as one tuple."""
-    if len(given) == 1 and isinstance(given[0], (tuple, list)):
+    """`(2, 3)` as given one by one, or as one tuple, list or shape."""
+    if len(given) == 1 and isinstance(given[0], (tuple, list, Shape)):
         return tuple(given[0])
     return given

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlx.backends.buffer import Allocator, Buffer
 from rlx.errors import OptionError
 from rlx.ir.op import Array
 from rlx.specialize.key import make_key
@@ -68,6 +69,17 @@ class Adapter:
         """A [in, rank] and B [rank, out] of each weight, padded to the rank with zeros."""
         found = stacked([self], self.shape)
         return {name: array[1] for name, array in found.items()}
+
+    def buffers(self, allocator: Allocator) -> dict[str, Buffer]:
+        """`states` in a device's memory, copied there once."""
+        if allocator not in self._buffers:
+            put = allocator.put
+            self._buffers[allocator] = {name: put(array) for name, array in self.states.items()}
+        return self._buffers[allocator]
+
+    @cached_property
+    def _buffers(self) -> dict[Allocator, dict[str, Buffer]]:
+        return {}
 
 
 def common_shape(adapters: Sequence[Adapter]) -> AdapterShape:

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.chain import Chain, Links
+from rlx.backends.buffer import Buffer, Mirror
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.ir.binding import UpTo
+from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
 from rlx.models.build_graph import (
@@ -48,20 +50,29 @@ class DecoderExecutables:
         self.prefill, self.decode = prefill, decode
         self._bound: CompiledGraph | None = None  # the graph that the slots are those of
         self._sizes = {"past_seq": 0}
-        self._chain: Chain | None = None
+        self._loop: DecodeLoop | None = None
         self._rng_given: Any = None
         self._settings_given: Any = None
-        self.logits: Any = None  # valid until the next run
 
     def _bind(self) -> None:
         graph = self._bound = self.decode
-        self._chain = None
+        self._loop = None
         self._no_inputs = dict.fromkeys(graph.input_names)
+        names = ("ids", "rng", "settings", "token", "rng_next")
+        mirrors = [Mirror(graph.slot_buffer(name)) for name in names]
         self._ids, self._rng, self._settings, self._token, self._rng_next = (
-            memoryview(graph.slot(name).reshape(-1))
-            for name in ("ids", "rng", "settings", "token", "rng_next")
+            memoryview(mirror.array.reshape(-1)) for mirror in mirrors
         )
-        self.logits = graph.slot("logits")
+        # none where the slots are host memory: then they are written and read in place
+        copied = [] if graph.allocator.is_host else mirrors
+        self._copied_in = copied[:3]
+        self._copied_out = copied[1:2] + copied[3:]  # a loop leaves its rng in the input's slot
+        self._logits = Mirror(graph.slot_buffer("logits"))
+
+    @property
+    def logits(self) -> Array:
+        """Those of the last run; valid until the next one."""
+        return self._logits.pull()
 
     def run(
         self, token: int, past: int, rng: Any, settings: Any, penalties: Penalties
@@ -69,6 +80,8 @@ class DecoderExecutables:
         """Run one token. Returns the token drawn next and the new RNG state."""
         self._write(token, past, rng, settings)
         self.decode.run_slots(*(self._no_inputs | penalties.inputs).values(), sizes=self._sizes)
+        for mirror in self._copied_out:
+            mirror.pull()
         return self._token[0], self._rng_next.tolist()
 
     def run_n(
@@ -76,11 +89,13 @@ class DecoderExecutables:
     ) -> tuple[list[int], Any]:
         """Decode up to `count` tokens in one native call, stopping at any id in `ends`."""
         self._write(token, past, rng, settings)
-        if self._chain is None:
-            links = Links({"ids": "token", "rng": "rng_next"}, "token", "past_seq")
-            self._chain = self.decode.chain(links)
-        drawn = self.decode.run_chain(self._chain, self._sizes, count, ends)
-        self._rng_given = self._rng_next.tolist()  # native code has copied it to the input already
+        if self._loop is None:
+            carried = {"ids": "token", "rng": "rng_next"}
+            self._loop = self.decode.decode_loop(LoopSpec(carried, "token", "past_seq"))
+        drawn = self.decode.run_loop(self._loop, self._sizes, count, ends)
+        for mirror in self._copied_out:
+            mirror.pull()
+        self._rng_given = self._rng_next.tolist()  # the loop has carried it to the input already
         return drawn, self._rng_given
 
     def _write(self, token: int, past: int, rng: Any, settings: Any) -> None:
@@ -91,6 +106,8 @@ class DecoderExecutables:
             self._rng[0], self._rng[1] = self._rng_given = rng
         if settings is not self._settings_given:
             self._settings[:] = self._settings_given = settings
+        for mirror in self._copied_in:
+            mirror.push()
 
 
 class DecoderRunner(ModelRunner):
@@ -118,7 +135,7 @@ class DecoderRunner(ModelRunner):
         self.tokens: list[int] = []  # those in the KV cache
         self.last_logits: Any = None
         self.adapter: Adapter | None = None
-        self._states: dict[str, Any] = {}
+        self._states: dict[str, Buffer] = {}
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
         self._by_entry_point: dict[str, DecoderExecutables] = {}
         self._verifiers: dict[str, CompiledGraph] = {}
@@ -226,7 +243,7 @@ class DecoderRunner(ModelRunner):
         if not self.tokens:
             for name, state in self._states.items():
                 if name.startswith(CARRIED):
-                    state.fill(0)
+                    state.zero()
         return len(self.tokens)
 
     def step(
@@ -315,7 +332,7 @@ def _bind_adapter(graph: CompiledGraph, adapter: Adapter) -> None:
     """Bind the states of a graph for adapters of this shape to those of this one."""
     for state in graph.manifest.states:
         if state.name in adapter.states:  # an entry point without a head has no state for it
-            graph.bind_state(state.name, adapter.states[state.name])
+            graph.bind_state(state.name, adapter.buffers(graph.allocator)[state.name])
 
 
 class EngineLock:

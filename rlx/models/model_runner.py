@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable, Container
 from functools import cached_property, partial
 
-from rlx.codegen.jit import counters
-from rlx.codegen.release import release_compiler
+from rlx.backends.buffer import Buffer
+from rlx.backends.registry import get_backend
 from rlx.ir.module import GraphModule
-from rlx.ir.op import Array
 from rlx.models.bundle import EntryPointSpec, ModelBundle, executable_name
 from rlx.models.model_file import ModelFile
 from rlx.models.packed_weights import PackedWeightCache
@@ -75,7 +74,8 @@ class ModelRunner:
         """The executables of an entry point by the names of its variants, ready to run.
 
         Those that are on disk need neither passes nor a compiler."""
-        compiled = counters.compilations
+        backend = get_backend(self.device)
+        compiled = backend.compile_count
         try:
             made = {name: self._executable(entry_point, spec, name) for name in spec.variants}
         finally:
@@ -85,8 +85,8 @@ class ModelRunner:
         if self._packs:
             self._packed_weights.store(self.params)
         self.model.file.release()
-        if counters.compilations > compiled:
-            release_compiler()
+        if backend.compile_count > compiled:
+            backend.trim_memory()
         return made
 
     @property
@@ -148,7 +148,7 @@ class ModelRunner:
 
 
 def share_states(
-    graph: CompiledGraph, states: dict[str, Array], besides: Container[str] = ()
+    graph: CompiledGraph, states: dict[str, Buffer], besides: Container[str] = ()
 ) -> None:
     """Bind the states of a graph to those of `states`, and add those that are new to it; `besides`
     are left alone."""
@@ -158,4 +158,4 @@ def share_states(
         if state.name in states:
             graph.bind_state(state.name, states[state.name])
         else:
-            states[state.name] = graph.read_state(state.name)
+            states[state.name] = graph.state_buffer(state.name)

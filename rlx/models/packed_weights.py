@@ -35,10 +35,10 @@ class PackedWeightCache:
     def store(self, params: ParamStore) -> None:
         """Store packed weights unless they are there, and map them from disk: such memory can be
         reclaimed by the system, and is shared between processes."""
-        prepared = params.prepared
-        if self._disk is None or prepared.keys() <= self._kept:
+        names = params.prepared_names
+        if self._disk is None or names <= self._kept:
             return
-        self._kept = frozenset(prepared)
+        self._kept, prepared = names, params.prepared
         if not self._has_room(self._disk, sum(a.nbytes for a in prepared.values())):
             return
         if self._disk.store_weights(self._name, prepared, self._source):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import worker_count
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats import open_model
 from rlx.formats.gguf import GgufFile
@@ -34,6 +33,7 @@ from rlx.models.config import ModelConfig
 from rlx.models.model_file import ModelFile, is_encoder
 from rlx.models.rope_tables import frequency_factors, pairs_together
 from rlx.models.weights import Weight
+from rlx.support.cores import worker_count
 
 # model_type → general.architecture
 _WRITTEN = {

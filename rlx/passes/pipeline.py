@@ -10,9 +10,10 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlx.errors import OptionError
+from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.lowering import FusionPolicy
 from rlx.ir.node import Node
@@ -34,7 +35,6 @@ from rlx.passes.report import DispatchReport, FusionReport
 from rlx.passes.rewrite import OnFire
 from rlx.passes.schedule import schedule_phases
 from rlx.passes.simplify import simplify
-from rlx.passes.subgraphs import recursive
 from rlx.support.records import dataclass
 
 
@@ -217,3 +217,45 @@ def _selected(passes: Sequence[str] | None) -> list[Pass]:
         for p in PIPELINE
         if p.required or p.name in wanted or (p.name.startswith("fuse.") and "fuse" in wanted)
     ]
+
+
+# -- subgraphs -----------------------------------------------------------------------------------
+
+Change = Callable[[Graph], Graph]
+
+
+def recursive(change: Change) -> Change:
+    """The pass `change`, applied to the bodies of control flow first and then to the graph."""
+
+    def changed(graph: Graph) -> Graph:
+        _Bodies(changed).run(graph)
+        return change(graph)
+
+    return changed
+
+
+class _Bodies:
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.done: dict[Body, Body] = {}
+
+    def run(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.op.is_control_flow:
+                node.op = self._op(node.op)
+
+    def _op(self, op: Op) -> Op:
+        changes: dict[str, Any] = {}
+        for name in op.fields:
+            body = getattr(op, name)
+            if isinstance(body, Body):
+                new = self._body(body)
+                if new is not body:
+                    changes[name] = new
+        return op.replace(**changes) if changes else op
+
+    def _body(self, body: Body) -> Body:
+        if body not in self.done:
+            new = self.change(body.graph.copy())
+            self.done[body] = body if new.same_as(body.graph) else Body(new)
+        return self.done[body]

@@ -70,7 +70,7 @@ class Editor:
     def is_fixed(self, value: Value) -> bool:
         """Whether a value depends on params and constants alone: `prepare` will compute it once."""
         if self._fixed is None:
-            self._fixed = param_only_nodes(n for n in self.graph.nodes if n.id != GONE)
+            self._fixed = param_only_nodes([n for n in self.graph.nodes if n.id != GONE])
         return value.node in self._fixed
 
     def depends(self, node: Node, on: Node) -> bool:

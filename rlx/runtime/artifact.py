@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rlx.backends.base import Backend, Executable, Parts, Stored
+from rlx.backends.base import Backend, Executable, Parts, PlanInfo
 from rlx.errors import FormatError, OptionError
 from rlx.ir import serial
 from rlx.ir.binding import DimBinding, UpTo
@@ -70,10 +70,10 @@ class Artifact:
         device: str, signature: Signature, binding: DimBinding, lir: Lir, parts: Parts,
         material: bytes = b"",
     ) -> Artifact:  # fmt: skip
-        stored = Stored.of(lir)
+        info = PlanInfo.of(lir)
         return Artifact(
-            device, compiler_stamp(), material.hex(), signature, binding, stored.manifest,
-            tuple(stored.output_phases), parts, serial.to_bytes(lir),
+            device, compiler_stamp(), material.hex(), signature, binding, info.manifest,
+            tuple(info.output_phases), parts, serial.to_bytes(lir),
         )  # fmt: skip
 
     # -- bytes ------------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ class Artifact:
         return found
 
     def executable(self, backend: Backend, options: CompileOptions) -> Executable:
-        stored = Stored(self.manifest, self.output_phases, lambda: self.lir)
-        return backend.restore(self.parts, stored, options)
+        info = PlanInfo(self.manifest, self.output_phases, lambda: self.lir)
+        return backend.restore(self.parts, info, options)
 
 
 def _row(entry: ManifestEntry) -> tuple[Any, ...]:

@@ -100,7 +100,7 @@ def make_template(graph: Graph | GraphModule, options: CompileOptions, device: B
         on_fire=_show_rule if debug_level() >= 6 else None,
         has_native=backend.has_native,
         choose=options.dispatch.choose,
-        lower=backend.lower,
+        lower=backend.rewrite_template,
         passes=options.profile.passes,
         precision=options.profile.precision,
         quant=options.quant,

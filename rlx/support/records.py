@@ -4,10 +4,11 @@ The standard one compiles six functions for every class, and a start defines two
 Here `__eq__`, `__hash__` and `__repr__` are shared, and `__init__` is compiled on first use.
 Arguments other than `frozen` and `eq` go to the standard library.
 
-What it saves, CPU time on two cores of an AMD EPYC, Python 3.11, best (median) of 12 runs in turns:
+What it saves, CPU time on an AMD EPYC, Python 3.11, best (median) of 10 runs in turns, with
+bytecode, artifacts and prepacked weights cached:
 
-    load and first token of SmolLM2-135M, all cached   645 (758) ms; standard 706 (837) ms
-    import of what load and Session need               384 (439) ms; standard 412 (487) ms
+    load and first token of SmolLM2-135M     426 (456) ms; standard 466 (504) ms
+    import of what load and Session need     185 (201) ms; standard 200 (214) ms
 """
 
 from __future__ import annotations

@@ -227,3 +227,5 @@ def test_edited_kernels_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) ->
     assert "nonsense" in refused.stderr
     file.write_text(re.sub("; kernel [0-9a-f]*", "; kernel", text))
     assert "a kernel without its header line" in rlx(*command).stderr
+    elsewhere = rlx("run", file, "Hi", "--weights", tiny, *REFERENCE)
+    assert (elsewhere.exit_code, "makes no native code" in elsewhere.stderr) == (1, True)

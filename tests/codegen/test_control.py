@@ -50,7 +50,7 @@ def same(
         ways: list[Callable | None] = [None]
         ways += [get_pool(workers).run] * (get_pool(workers).workers == workers)
         for way in ways:
-            for _ in range(2):  # the second run finds the cells and words of the first
+            for _ in range(2):  # the second run finds the cells and args of the first
                 for got, want in zip(native.run(inputs, sizes, way), expected, strict=True):
                     check(got, want, tolerance)
 

@@ -20,16 +20,16 @@ from rlx import CompileOptions, DimBinding, GraphModule, Session, UpTo
 from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.lowering import (
     TABLE,
+    ArgAddress,
+    ConstantPointer,
     Context,
     Entry,
-    Fixed,
-    Number,
+    KernelLaunch,
+    NodeNumber,
     Pointer,
     Scratch,
     Status,
-    Step,
-    WordOf,
-    steps_of,
+    lower_graph,
 )
 from rlx.backends.cpu.relocatable import ABSOLUTE, ARENA, ARGS, CONSTANT, STATUS, RelocatableProgram
 from rlx.codegen.driver_layout import ALONE, BARRIER
@@ -59,41 +59,41 @@ class ByNode:
 
     def __init__(self, lir: Lir, target: Target, workers: int) -> None:
         self.lir = lir
-        self.launches = steps_of(Context(lir, target, workers))
+        self.launches = lower_graph(Context(lir, target, workers))
         self.starts = [0]
         for launch in self.launches:
-            self.starts.append(self.starts[-1] + len(launch.words))
+            self.starts.append(self.starts[-1] + len(launch.args))
         outputs = zip(lir.graph.output_names, lir.outputs, strict=True)
         self.outputs = {value: name for name, value in outputs}
 
     def args(self) -> Iterator[tuple[Any, ...]]:
         for launch in self.launches:
-            for word in launch.words:
-                yield self._arg(word)
+            for arg in launch.args:
+                yield self._arg(arg)
 
-    def _arg(self, word: Any) -> tuple[Any, ...]:
-        if isinstance(word, int):
-            return ("number", word if word < 1 << 63 else word - (1 << 64))
-        if isinstance(word, Status):
+    def _arg(self, arg: Any) -> tuple[Any, ...]:
+        if isinstance(arg, int):
+            return ("number", arg if arg < 1 << 63 else arg - (1 << 64))
+        if isinstance(arg, Status):
             return ("status", 0)
-        if isinstance(word, Number):
-            own = word.node.graph is self.lir.graph
-            return ("number", word.node.id + 1) if own else ("nested", word.node.op.name)
-        if isinstance(word, WordOf):
-            place = next(i for i, s in enumerate(self.launches) if s is word.step)
-            return ("arg", 8 * (self.starts[place] + word.index))
-        if isinstance(word, Scratch):
-            return ("arena", expand(self.lir.scratch[word.node.id][0] + word.offset + word.shift))
-        if isinstance(word, Fixed):
-            return ("constant", word.data.array.tobytes(), expand(word.shift))
-        if isinstance(word, Pointer):
-            return self._pointer(word)
-        return ("number", expand(word))
+        if isinstance(arg, NodeNumber):
+            own = arg.node.graph is self.lir.graph
+            return ("number", arg.node.id + 1) if own else ("nested", arg.node.op.name)
+        if isinstance(arg, ArgAddress):
+            place = next(i for i, s in enumerate(self.launches) if s is arg.launch)
+            return ("arg", 8 * (self.starts[place] + arg.index))
+        if isinstance(arg, Scratch):
+            return ("arena", expand(self.lir.scratch[arg.node.id][0] + arg.offset + arg.shift))
+        if isinstance(arg, ConstantPointer):
+            return ("constant", arg.data.array.tobytes(), expand(arg.shift))
+        if isinstance(arg, Pointer):
+            return self._pointer(arg)
+        return ("number", expand(arg))
 
-    def _pointer(self, word: Pointer) -> tuple[Any, ...]:
-        root, slot = self.lir.home(word.value)
-        view = self.lir.slots[word.value].view
-        shift: Dim = word.shift + (0 if view is None else view.offset)
+    def _pointer(self, arg: Pointer) -> tuple[Any, ...]:
+        root, slot = self.lir.home(arg.value)
+        view = self.lir.slots[arg.value].view
+        shift: Dim = arg.shift + (0 if view is None else view.offset)
         offset = shift * root.shape.dtype.bytes
         if slot.kind == "constant":
             return ("constant", root.node.op.data.array.tobytes(), expand(offset))
@@ -114,7 +114,7 @@ class ByNode:
                 after[i], since = True, []
         return after
 
-    def _meet(self, one: Step, other: Step) -> bool:
+    def _meet(self, one: KernelLaunch, other: KernelLaunch) -> bool:
         if one.solo and other.solo:
             return False
         a, b = self._memory(one), self._memory(other)
@@ -123,7 +123,7 @@ class ByNode:
             s[0] == t[0] and s[1] < t[2] and t[1] < s[2] for x, y in pairs for s in x for t in y
         )
 
-    def _memory(self, launch: Step) -> tuple[list[Any], list[Any]]:
+    def _memory(self, launch: KernelLaunch) -> tuple[list[Any], list[Any]]:
         found: tuple[list[Any], list[Any]] = [], []
         for values, spans in zip((launch.reads, launch.writes), found, strict=True):
             for value in values:
@@ -141,7 +141,7 @@ class ByNode:
 
 
 def args_of(program: RelocatableProgram) -> list[tuple[Any, ...]]:
-    """Every arg of a program in the oracle's words."""
+    """Every arg of a program in the oracle's args."""
     names = {ABSOLUTE: "number", ARENA: "arena", STATUS: "status", ARGS: "arg"}
 
     def based(base: int, offset: Dim) -> tuple[Any, ...]:
@@ -155,9 +155,9 @@ def args_of(program: RelocatableProgram) -> list[tuple[Any, ...]]:
     ]
     for arg, external, addend in program.relocations:
         found[arg] = (*external, addend)
-    for word, number in program.patches:
+    for arg, number in program.patches:
         base, external, offset = program.dynamic_args[number]
-        found[word] = based(base, offset) if external is None else (*external, offset)
+        found[arg] = based(base, offset) if external is None else (*external, offset)
     return found
 
 
@@ -414,10 +414,10 @@ def test_a_lowering_may_use_its_own_node_only(monkeypatch: pytest.MonkeyPatch) -
     """Unless its op says that it depends on neighbours."""
     first = TABLE["softmax"]
 
-    def foreign(node: Any, ctx: Context) -> list[Step]:
+    def foreign(node: Any, ctx: Context) -> list[KernelLaunch]:
         launches = first.lower(node, ctx)
         other = Graph("other").input("x", [1])
-        launches[0].words = [*launches[0].words, Pointer(other)]
+        launches[0].args = [*launches[0].args, Pointer(other)]
         ctx.lir.slots[other] = ctx.lir.slots[node.output]
         return launches
 
@@ -470,21 +470,39 @@ def test_a_device_that_puts_in_nodes_of_its_own() -> None:
         check_program(lir)
 
 
+def softmaxes(count: int) -> Graph:
+    g = Graph("g")
+    x = g.input("x", [4, 8])
+    for _ in range(count):
+        x = g.softmax(x)
+    g.set_outputs(x)
+    return g
+
+
 def test_equal_classes_of_two_graphs_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     first = TABLE["softmax"]
 
-    def counted(node: Any, ctx: Context) -> list[Step]:
+    def counted(node: Any, ctx: Context) -> list[KernelLaunch]:
         calls.append(node)
         return first.lower(node, ctx)
 
     monkeypatch.setitem(TABLE, "softmax", Entry(counted, first.when, first.scratch, first.strided))
     compiler = Compiler(HOST)
     for count in (2, 5):
-        g = Graph("g")
-        x = g.input("x", [4, 8])
-        for _ in range(count):
-            x = g.softmax(x)
-        g.set_outputs(x)
-        compiler.compile_program(plan(g), 2)
+        compiler.compile_program(plan(softmaxes(count)), 2)
     assert len(calls) == 1
+
+
+def test_a_lowering_that_is_registered_anew_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, first = Compiler(HOST), TABLE["softmax"]
+
+    def labelled(node: Any, ctx: Context) -> list[KernelLaunch]:
+        launches = first.lower(node, ctx)
+        launches[0].label = "mine"
+        return launches
+
+    before = compiler.compile_program(plan(softmaxes(2)), 2).program
+    monkeypatch.setitem(TABLE, "softmax", Entry(labelled, first.when, first.scratch, first.strided))
+    after = compiler.compile_program(plan(softmaxes(2)), 2).program
+    assert {m.label for m in after.marks} == {"mine"} != {m.label for m in before.marks}

@@ -33,7 +33,12 @@ def test_every_op_and_block_has_its_methods() -> None:
         assert not cls.num_required or callable(getattr(rlx.Value, name))
     for name in REGISTERED:
         assert callable(getattr(hir, name)) and callable(getattr(rlx.Value, name))
-        assert getattr(hir, name).__doc__ == REGISTERED[name].__doc__
+        assert getattr(hir, name).__doc__.endswith(f"\n\n{REGISTERED[name].__doc__}")
+    usage = "softmax(x, axis=-1)\n"
+    assert mir.softmax.__doc__.startswith(usage) and rlx.Value.softmax.__doc__.startswith(usage)
+    assert hir.linear.__doc__.startswith(
+        "linear(x, w, bias=None, activation=None, transposed=False"
+    )
 
 
 def test_a_value_builds_the_block_at_hir_and_the_op_at_mir() -> None:

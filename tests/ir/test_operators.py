@@ -76,6 +76,19 @@ def test_other_operators() -> None:
     assert ran(lambda x: x.astype("f16"), X).dtype == np.float16
 
 
+def test_shapes_are_indexed_like_numpys_and_nodes_know_the_line() -> None:
+    g = rlx.GraphModule.hir("shapes")
+    x = g.input("x", ["n", 3, 4])
+    assert (x.shape[-1], x.shape[:2], [*x.shape], len(x.shape), x.ndim) == (
+        4, (rlx.sym("n"), 3), [rlx.sym("n"), 3, 4], 3, 3,
+    )  # fmt: skip
+    assert x.reshape(-1).reshape(x.shape).shape is x.shape
+    assert g.reshape(x.reshape(-1), x.shape).shape is x.shape
+    assert x[0, :, :1].expand(*x.shape).shape is x.shape
+    for made in (x + 1, x == 0, x[1:], x.T, x.softmax(), x.linear(g.param("w", [4, 2]))):
+        assert made.node.origin.file == __file__, made.node
+
+
 def test_where_of_a_comparison_chooses() -> None:
     found = ran(lambda x: x.graph.where(x == 0, 5, x), I)
     np.testing.assert_array_equal(found, np.where(I == 0, 5, I))
@@ -139,6 +152,8 @@ def test_a_value_has_no_truth() -> None:
             ask()
     with pytest.raises(rlx.InputError, match="not a sequence"):
         list(a)  # type: ignore[call-overload]
+    with pytest.raises(rlx.InputError, match="does not change"):
+        a[0] = 1.0
     with pytest.raises(rlx.InputError, match="no elements until"):
         np.asarray(a)
     with pytest.raises(TypeError):

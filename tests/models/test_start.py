@@ -195,6 +195,17 @@ def test_weights_are_packed_while_code_is_made(
     assert {e.path.suffix for e in cache.entries()} == {".rlx", ".weights"}
 
 
+def test_notebooks_show_models(tiny: Path, encoder: Path) -> None:
+    with rlx.load(tiny) as model:
+        page = model._repr_html_()
+    assert page.startswith("<div><b>LanguageModel llama</b><table>")
+    for row in ("layers", "hidden", "vocabulary", "context"):
+        assert f">{row}</td>" in page
+    with rlx.load(encoder) as model:
+        page = model._repr_html_()
+    assert page.startswith("<div><b>EncoderModel bert</b><table>") and ">mean</td>" in page
+
+
 def test_what_fails_while_packing_is_told(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room to pack")

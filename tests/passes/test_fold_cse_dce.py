@@ -11,8 +11,8 @@ from rlx.ir.verify import verify
 from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.fold import fold
+from rlx.passes.pipeline import recursive
 from rlx.passes.simplify import simplify
-from rlx.passes.subgraphs import recursive
 
 X = '%x "x": [n, 4] f32 = input\n'
 

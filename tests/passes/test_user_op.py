@@ -16,7 +16,9 @@ import sys
 
 import numpy as np
 
-from rlx import CompileOptions, CompileProfile, GraphModule, QuantScheme, Session
+from rlx import CompileOptions, CompileProfile, GraphModule, QuantScheme, Session, Shape
+from rlx.errors import UnsupportedError
+from rlx.ir.op import Op, op
 from rlx.ir.ops.elementwise import unary
 
 B, S, K, N = 2, 3, 64, 96
@@ -55,7 +57,7 @@ def register():
         "test_mish",
         lambda x: x * np.tanh(np.logaddexp(x, 0)),
         "x · tanh(softplus(x))",
-        lambda g, x: g.mul(x, g.tanh(g.softplus(x))),
+        lambda g, x: x * g.tanh(g.softplus(x)),
         fuses_formula=True,
     )
     # of another op of the user's, and of an op with attributes of ours
@@ -63,8 +65,35 @@ def register():
         "test_twice",
         lambda x: 2 * x * np.tanh(np.logaddexp(x, 0)),
         "2 · mish(x)",
-        lambda g, x: g.mul(g.test_mish(g.leaky_relu(x, alpha=1.0)), 2.0),
+        lambda g, x: g.test_cap(g.mul(g.test_mish(g.leaky_relu(x, alpha=1.0)), 2.0), 1e30),
     )
+
+
+    # as a record, of two operands
+    @op("test_cap", is_elementwise=True)
+    class Cap(Op):
+        def infer(self, a: Shape, b: Shape) -> Shape:
+            return a
+
+        def reference(self, a, b):
+            return np.minimum(a, b)
+
+        def decompose(self, g, a, b):
+            return g.where(g.lt(a, b), a, b)
+
+    # as a record, used as an activation
+    @op("test_half", is_elementwise=True)
+    class Half(Op):
+        def infer(self, x: Shape) -> Shape:
+            return x
+
+        def reference(self, x):
+            return x / 2
+
+        def decompose(self, g, x):
+            return g.mul(x, 0.5)
+
+    unary("test_bare", np.cbrt, "the cube root, which no kernel computes")
 
 
 def mish(x):
@@ -98,7 +127,7 @@ def places(kind, act):
         return g.hir_mir(kind, [g.linear(x, w, b)]) * g.linear(x, u, b)
 
     def before_a_sum(g, x, **p):
-        return g.hir_mir("sum", [g.hir_mir(kind, [x])], axes=(-1,))
+        return g.hir_mir("sum", [g.hir_mir(kind, [x])], axis=(-1,))
 
     return [
         (alone, act(x)),
@@ -157,6 +186,27 @@ def check_fused():
         assert [op.activation for op in found] == ["test_mish"], found
 
 
+def check_records():
+    def capped(g, x, w, u, **p):
+        return g.hir_mir("test_cap", [g.linear(x, w), g.linear(x, u)]) * 2.0
+
+    A = wide()
+    x, w, u = (A[n] for n in "xwu")
+    expected = np.minimum(x @ w, x @ u) * 2
+    np.testing.assert_allclose(run(capped), expected, rtol=2e-5, atol=2e-5)
+    check_places("test_half", lambda x: x / 2)
+
+
+def check_primitive():
+    for build, _ in places("test_bare", np.cbrt):
+        try:
+            run(build)
+        except UnsupportedError as e:
+            assert "test_bare" in str(e), e
+        else:
+            raise AssertionError(build.__name__)
+
+
 if sys.argv[1] == "after":
     compile_something()
 register()
@@ -166,6 +216,8 @@ check_conv("test_mish", mish)
 check_places("test_twice", lambda x: 2 * mish(x))
 check_conv("test_twice", lambda x: 2 * mish(x))
 check_fused()
+check_records()
+check_primitive()
 """
 
 

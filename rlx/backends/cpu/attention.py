@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
-from rlx.codegen.attention import WORDS, AttentionKernel, Problem
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
+from rlx.codegen.attention import ARGS, AttentionKernel, Problem
 from rlx.codegen.attention_blocks import Q8_0, QuantizeBlocks
 from rlx.codegen.attention_decode import MOST_ROWS, Decode
 from rlx.codegen.attention_finish import Join
@@ -79,7 +79,7 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("attention", scratch=_scratch, strided=True)
-def lower_attention(node: Node, ctx: Context) -> list[Step]:
+def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     problem = _problem(node, ctx.target)
     strides = _strides(node, ctx)
     gaps = "".join(n for n in "qkv" if problem.head_dim > 1 and strides[f"{n}_step"] != 1)
@@ -90,11 +90,13 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
         )  # fmt: skip
     by_row = any(strides[f"mask_{axis}"] != 0 for axis in ("head", "row"))
     problem = replace(problem, gaps=gaps, mask_rows=by_row, pairs=problem.pairs and not gaps)
-    words = _words(node, strides)
+    args = _args(node, strides)
     steps = []
     for kernel in _kernels(node, problem, ctx.target, _heads_together(problem, strides)):
         specs = [kernel, Join(kernel)] if ctx.threads > 1 else [kernel]
-        steps += [Step(s, words, node.inputs, node.outputs, uses_scratch=True) for s in specs]
+        steps += [
+            KernelLaunch(s, args, node.inputs, node.outputs, uses_scratch=True) for s in specs
+        ]
     for step in steps:
         step.bytes = node.output.shape.size_bytes  # a join moves no more than the result
     cost = node.op.cost([v.shape for v in node.inputs], [node.output.shape])
@@ -104,12 +106,16 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
 
 
 @lowers("quantize_blocks")
-def lower_quantize_blocks(node: Node, ctx: Context) -> list[Step]:
+def lower_quantize_blocks(node: Node, ctx: Context) -> list[KernelLaunch]:
     (x,) = node.inputs
-    words: list[Word] = [Pointer(x), Pointer(node.output), x.shape.num_elements // Q8_0.block_size]
+    args: list[KernelArg] = [
+        Pointer(x),
+        Pointer(node.output),
+        x.shape.num_elements // Q8_0.block_size,
+    ]
     cost = node.op.cost([x.shape], [node.output.shape])
     spec = QuantizeBlocks(x.dtype)
-    return [Step(spec, words, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
+    return [KernelLaunch(spec, args, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
 
 
 def _heads_together(problem: Problem, strides: dict[str, Dim]) -> int:
@@ -119,18 +125,18 @@ def _heads_together(problem: Problem, strides: dict[str, Dim]) -> int:
     return problem.kv_heads if beside else 1
 
 
-def _words(node: Node, strides: dict[str, Dim]) -> list[Word]:
+def _args(node: Node, strides: dict[str, Dim]) -> list[KernelArg]:
     op = node.op
     assert isinstance(op, Attention)
     given = (*node.inputs[:3], *op.extras(*node.inputs[3:]))
     names = ("q", "k", "v", "mask", "sinks")
-    found: dict[str, Word] = {
+    found: dict[str, KernelArg] = {
         n: 0 if x is None else Pointer(x) for n, x in zip(names, given, strict=True)
     }
     found |= {"out": Pointer(node.output), "scratch": Scratch(node)}
     found |= {"batch": _sizes(node, "q").batch, "queries": _sizes(node, "q").length}
     found |= {"keys": _sizes(node, "k").length, **strides}
-    return [found[name] for name in WORDS]
+    return [found[name] for name in ARGS]
 
 
 def _strides(node: Node, ctx: Context) -> dict[str, Dim]:

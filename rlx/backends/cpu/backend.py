@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.backends.base import Backend, Parts, Stored
-from rlx.backends.cpu.cores import usable_cores, worker_count
+from rlx.backends.base import Backend, Parts, PlanInfo
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.link import link
 from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.relocatable import read_parts, write_parts
-from rlx.codegen.jit import has_compiler
+from rlx.codegen.jit import counters, has_compiler
+from rlx.codegen.release import release_compiler
 from rlx.codegen.target import Target
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
@@ -20,6 +20,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.specialize.options import CompileOptions
+from rlx.support.cores import usable_cores, worker_count
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.compiler import Compiler
@@ -40,7 +41,7 @@ class CpuBackend(Backend):
 
         return Compiler(self.target)
 
-    # -- what a target has ------------------------------------------------------------------------
+    # -- target and process -----------------------------------------------------------------------
 
     def for_target(self, name: str) -> CpuBackend:
         wanted = Target.named(name)
@@ -55,13 +56,20 @@ class CpuBackend(Backend):
     def workers(self, options: CompileOptions) -> int:
         return worker_count(options.threads)
 
+    @property
+    def compile_count(self) -> int:
+        return counters.compilations
+
+    def trim_memory(self) -> None:
+        release_compiler()
+
     # -- making code ------------------------------------------------------------------------------
 
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
 
-    def lower(self, graph: Graph) -> Graph:
-        return self._compiler.lower(graph)
+    def rewrite_template(self, graph: Graph) -> Graph:
+        return self._compiler.rewrite_template(graph)
 
     def rewrite_variant(self, graph: Graph) -> Graph:
         return self._compiler.rewrite_variant(graph)
@@ -79,7 +87,7 @@ class CpuBackend(Backend):
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
         program, kernels = self._compiler.compile_program(lir, self.workers(options))
-        return CpuExecutable(link(program, kernels), Stored.of(lir), get_pool(program.workers))
+        return CpuExecutable(link(program, kernels), PlanInfo.of(lir), get_pool(program.workers))
 
     # -- programs on disk -------------------------------------------------------------------------
 
@@ -87,10 +95,10 @@ class CpuBackend(Backend):
         program, kernels = self._compiler.compile_program(lir, self.workers(options))
         return write_parts(program, kernels, self.target)
 
-    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> CpuExecutable:
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> CpuExecutable:
         program, kernels = read_parts(parts)
         workers = min(program.workers, self.workers(options))
-        return CpuExecutable(link(program, kernels), stored, get_pool(workers))
+        return CpuExecutable(link(program, kernels), info, get_pool(workers))
 
     def _require_host(self) -> None:
         if not self.target.runs_on(Target.host()):

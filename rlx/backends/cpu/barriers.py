@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlx.backends.cpu.lowering import Step
+from rlx.backends.cpu.lowering import KernelLaunch
 from rlx.ir.lir import Lir, aligned
 from rlx.passes.plan import Variant
 
@@ -31,7 +31,7 @@ class Touched(NamedTuple):
     writes: list[Span]
 
 
-def barriers_of(launches: Sequence[Step], lir: Lir) -> list[bool]:
+def barriers_of(launches: Sequence[KernelLaunch], lir: Lir) -> list[bool]:
     """For each launch of a planned graph, whether a barrier follows it."""
     variant = Variant.of(lir)
     numbers, roots = variant.value_numbers, variant.roots

@@ -16,15 +16,15 @@ import numpy as np
 
 from rlx.backends.cpu import families
 from rlx.backends.cpu.bounds_checks import bounds_checks_of
-from rlx.backends.cpu.copies import insert_copies
-from rlx.backends.cpu.lowering import TABLE, Step, scratch_of
+from rlx.backends.cpu.contiguous import insert_contiguous
+from rlx.backends.cpu.lowering import TABLE, KernelLaunch, scratch_of
 from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
 from rlx.backends.cpu.program_layout import ProgramLayout
 from rlx.backends.cpu.relocatable import Mark, RelocatableProgram
 from rlx.codegen import driver_layout
 from rlx.codegen.jit import Kernel
 from rlx.codegen.kernel import compile_specs
-from rlx.codegen.program import step_flags
+from rlx.codegen.program import launch_flags
 from rlx.codegen.target import Target
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -57,13 +57,13 @@ class Compiler:
         entry = TABLE.get(node.op.name)
         return entry is not None and (entry.when is None or entry.when(node))
 
-    def lower(self, graph: Graph) -> Graph:
+    def rewrite_template(self, graph: Graph) -> Graph:
         for rewrite in families.REWRITES:
             graph = rewrite(graph, self.target)
         return graph
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        return insert_copies(graph)
+        return insert_contiguous(graph)
 
     def scratch(self, node: Node, workers: int) -> int:
         return scratch_of(node, self.target, workers)
@@ -114,7 +114,9 @@ class Compiler:
 class _Code:
     """Kernels of launches, numbered in the order in which they are first called."""
 
-    def __init__(self, launches: Sequence[Step], target: Target, order: Iterable[int]) -> None:
+    def __init__(
+        self, launches: Sequence[KernelLaunch], target: Target, order: Iterable[int]
+    ) -> None:
         specs = [launches[i].spec for i in order]
         made = compile_specs([spec for spec in specs if spec is not None], target)
         self.kernels = {kernel.key: kernel for kernel in made.values()}
@@ -122,14 +124,16 @@ class _Code:
         places = {key: i for i, key in enumerate(self.keys)}
         numbers = {spec: places[kernel.key] for spec, kernel in made.items()}
         calls = [-1 if s.spec is None else numbers[s.spec] for s in launches]
-        flags = [step_flags(False, s.solo, s.jump, s.spec is None) for s in launches]
+        flags = [launch_flags(False, s.solo, s.jump, s.spec is None) for s in launches]
         self.calls, self.flags = np.array(calls, np.int32), np.array(flags, np.int32)
 
 
 class _Marks(Sequence[Mark]):
     """Marks of launches, made when somebody looks: a variant that only runs needs none."""
 
-    def __init__(self, launches: Sequence[Step], rows: Sequence[int], nodes: Sequence[int]) -> None:
+    def __init__(
+        self, launches: Sequence[KernelLaunch], rows: Sequence[int], nodes: Sequence[int]
+    ) -> None:
         self.launches, self.rows, self.nodes = launches, rows, nodes
 
     def __len__(self) -> int:

@@ -6,7 +6,14 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    Pointer,
+    Scratch,
+    lowers,
+)
 from rlx.codegen.conv import Conv, tile_rows
 from rlx.codegen.conv_filters import PackFilters
 from rlx.codegen.depthwise import CausalDepthwise, Depthwise
@@ -121,8 +128,8 @@ def _image(x: Shape) -> tuple[Dim, Dim]:
     return (1, x.dims[2]) if x.rank == 3 else (x.dims[2], x.dims[3])
 
 
-def image_words(x: Shape, out: Shape, down: Axis, right: Axis) -> dict[str, Word]:
-    """The words of a kernel over windows that say where they lie."""
+def image_args(x: Shape, out: Shape, down: Axis, right: Axis) -> dict[str, KernelArg]:
+    """The args of a kernel over windows that say where they lie."""
     height, width = _image(x)
     lines, columns = _image(out)
     return {
@@ -160,16 +167,16 @@ def _is_fixed_size(node: Node) -> bool:
 
 
 @lowers("conv", "conv_transpose", "packed_conv", when=_is_fixed_size, scratch=_scratch)
-def lower_conv(node: Node, ctx: Context) -> list[Step]:
+def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     job = _job(node)
     if job.is_depthwise:
         return [_depthwise(node, job)]
     packed = node.op.name == "packed_conv"
     tile = getattr(node.op, "tile", 0) or tile_rows(ctx.target, job.filters)
-    steps: list[Step] = []
+    steps: list[KernelLaunch] = []
     start = 0
     for axes, size in packed_sizes(job.record, job.w.static_dims, tile):
-        filters: Word = Scratch(node, start * job.packed.bytes)
+        filters: KernelArg = Scratch(node, start * job.packed.bytes)
         if packed:
             filters = Pointer(node.inputs[1], start)
         else:
@@ -184,8 +191,8 @@ def _both(axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
 
 
 def _conv_step(
-    node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, filters: Word, ctx: Context
-) -> Step:
+    node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, filters: KernelArg, ctx: Context
+) -> KernelLaunch:
     down, right = _both(axes)
     x, out = job.x.shape, job.out.shape
     height, width = _image(x)
@@ -195,7 +202,7 @@ def _conv_step(
     spec = Conv(x.dtype, out.dtype, bias, tile, in_line(right.step), spread, activation)
     stride = spec.scratch(ctx.target, job.terms)
     lines, columns = _image(out)
-    words: dict[str, Word] = {
+    args: dict[str, KernelArg] = {
         "x": Pointer(job.x), "filters": filters, "out": Pointer(job.out),
         "scratch": Scratch(node, _filter_bytes(node, ctx.target)), "stride": stride,
         "batch": x.dims[0], "groups": job.record.groups, "channels": job.channels,
@@ -210,15 +217,17 @@ def _conv_step(
         "out_step_y": down.out_step, "out_step_x": right.out_step,
     }  # fmt: skip
     if job.bias is not None:
-        words["bias"] = Pointer(job.bias)
+        args["bias"] = Pointer(job.bias)
     cost = job.record.cost([x, job.w], [out])
-    return Step(
-        spec, [words[name] for name in spec.words], list(node.inputs), [job.out],
+    return KernelLaunch(
+        spec, [args[name] for name in spec.args], list(node.inputs), [job.out],
         uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
 
-def _pack_step(node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, to: Word) -> Step:
+def _pack_step(
+    node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, to: KernelArg
+) -> KernelLaunch:
     down, right = _both(axes)
     w = node.inputs[1]
     line = job.w.static_dims[-1]
@@ -226,7 +235,7 @@ def _pack_step(node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, to: Wor
     by_filter, by_channel = job.channels * taps, taps
     if isinstance(job.record, ConvTranspose):
         by_filter, by_channel = taps, job.filters * taps
-    words: dict[str, Word] = {
+    args: dict[str, KernelArg] = {
         "w": Pointer(w, down.start * line + right.start), "to": to,
         "groups": job.record.groups, "tiles": -(-job.filters // tile), "rows": job.filters,
         "channels": job.channels, "taps_y": down.taps, "taps_x": right.taps,
@@ -234,40 +243,40 @@ def _pack_step(node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, to: Wor
         "by_channel": by_channel, "by_y": down.skip * line, "by_x": right.skip,
     }  # fmt: skip
     spec = PackFilters(w.shape.dtype, job.packed, tile)
-    return Step(spec, [words[name] for name in spec.words], [w], [], uses_scratch=True)
+    return KernelLaunch(spec, [args[name] for name in spec.args], [w], [], uses_scratch=True)
 
 
-def _depthwise(node: Node, job: _Job) -> Step:
+def _depthwise(node: Node, job: _Job) -> KernelLaunch:
     down, right = _both(phases(job.record, job.w.dims)[0])
     x, out = job.x.shape, job.out.shape
     bias = job.bias.shape.dtype if job.bias is not None else None
     spec = Depthwise(
         x.dtype, job.w.dtype, out.dtype, bias, right.taps, right.tap, in_line(right.step)
     )
-    words: dict[str, Word] = {
+    args: dict[str, KernelArg] = {
         "x": Pointer(job.x), "w": Pointer(node.inputs[1]), "out": Pointer(job.out),
         "planes": x.dims[0] * job.w.static_dims[0], "filters": job.w.static_dims[0],
         "multiple": job.filters,
     }  # fmt: skip
-    words |= image_words(x, out, down, right)
+    args |= image_args(x, out, down, right)
     if job.bias is not None:
-        words["bias"] = Pointer(job.bias)
+        args["bias"] = Pointer(job.bias)
     cost = job.record.cost([x, job.w], [out])
-    return Step(
-        spec, [words[name] for name in spec.words], list(node.inputs), [job.out],
+    return KernelLaunch(
+        spec, [args[name] for name in spec.args], list(node.inputs), [job.out],
         flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
 
 @lowers("depthwise_conv1d_causal")
-def lower_causal(node: Node, ctx: Context) -> list[Step]:
+def lower_causal(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w, before = node.inputs
     batch, seq, channels = x.shape.dims
     taps = w.shape.dims[1]
     assert isinstance(taps, int)
     out = node.output
     spec = CausalDepthwise(x.shape.dtype, w.shape.dtype, before.shape.dtype, out.shape.dtype, taps)
-    words: list[Word] = [Pointer(v) for v in (x, w, before, out)]
-    words += [batch, seq, channels, _PIECE]
+    args: list[KernelArg] = [Pointer(v) for v in (x, w, before, out)]
+    args += [batch, seq, channels, _PIECE]
     cost = node.op.cost([v.shape for v in node.inputs], [out.shape])
-    return [Step(spec, words, [x, w, before], [out], flops=cost.flops, bytes=cost.bytes)]
+    return [KernelLaunch(spec, args, [x, w, before], [out], flops=cost.flops, bytes=cost.bytes)]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from rlx.backends.cpu import (  # noqa: F401
     attention,
+    block_copies,
     control,
     conv,
     indexing,
     linalg,
     matmul,
     matmul_steps,
-    moves,
     pack,
     paged,
     pooling,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx.backends.base import Executable
-from rlx.backends.cpu.cores import physical_cores, usable_cores, worker_count
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.inspection import (
     CachedFile,
@@ -36,12 +35,13 @@ from rlx.codegen.target import Target
 from rlx.errors import CodegenError, InputError, ParseError
 from rlx.ir.lir import Lir
 from rlx.specialize.options import CompileOptions
+from rlx.support.cores import physical_cores, usable_cores, worker_count
 from rlx.support.files import cache_directory
 from rlx.support.settings import setting
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.backend import CpuBackend
-    from rlx.backends.cpu.lowering import Step
+    from rlx.backends.cpu.lowering import KernelLaunch
 
 _FEATURES = ("avx2", "avx512", "vnni", "fma", "f16c", "neon", "dotprod")  # those that kernels use
 _HEAD = re.compile(r"^; kernel ([0-9a-f]{64}) (?:(asm)|llvm (\w+) (\d))(?: .*)?$", re.MULTILINE)
@@ -102,10 +102,10 @@ class CpuInspection(Inspection):
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
         from rlx.backends.cpu import families  # noqa: F401  fills the table of lowerings
         from rlx.backends.cpu.barriers import barriers_of
-        from rlx.backends.cpu.lowering import Context, steps_of
+        from rlx.backends.cpu.lowering import Context, lower_graph
 
         target, workers = self.backend.target, self.backend.workers(options)
-        steps = steps_of(Context(lir, target, workers))
+        steps = lower_graph(Context(lir, target, workers))
         launches = [_launch(step, target) for step in steps]
         return NativeProgram(
             lir, launches, lambda: barriers_of(steps, lir), workers, target.cpu
@@ -145,7 +145,7 @@ class CpuInspection(Inspection):
         return {path: why for path, why in faults.items() if why}
 
 
-def _launch(step: Step, target: Target) -> Launch:
+def _launch(step: KernelLaunch, target: Target) -> Launch:
     flags = ("one worker" * step.solo, "jump" * step.jump, "in Python" * (step.host is not None))
     kernel = None if step.spec is None else CpuKernel(step.spec, target)
     return Launch(step.label, step.node, kernel, ", ".join(filter(None, flags)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.buffer import HOST
 from rlx.backends.cpu.bounds_checks import compiled
 from rlx.backends.cpu.relocatable import (
     ABSOLUTE,
@@ -22,15 +21,11 @@ from rlx.backends.cpu.relocatable import (
     RelocatableProgram,
 )
 from rlx.codegen.jit import Kernel
-from rlx.codegen.program import Program, StepTable
+from rlx.codegen.program import LaunchTable, Program
 from rlx.ir.bind import bind_op
-from rlx.ir.lir import ALIGNMENT
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.support.records import dataclass
-
-_LARGE = 1 << 20
-_HUGE = 4 << 20
 
 
 @dataclass
@@ -69,43 +64,19 @@ class LinkedProgram:
 
 def link(relocatable: RelocatableProgram, kernels: Mapping[str, Kernel]) -> LinkedProgram:
     """Give a program memory and the addresses of its kernels' code."""
-    arena, status = aligned_bytes(relocatable.arena_size), np.zeros(1, np.int64)
+    arena, status = HOST.alloc_arena(relocatable.arena_size).array, np.zeros(1, np.int64)
     code = np.array([*(kernels[k].address() for k in relocatable.kernels), 0], np.uint64)
     fns = code[relocatable.calls]  # a host call has the number −1, that of the zero at the end
-    table = StepTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
+    table = LaunchTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
     keep, count = (kernels, relocatable.constants), len(relocatable.dynamic_args)
     program = Program(table, relocatable.patches, count, relocatable.workers, keep)
     addresses = np.zeros(CONSTANT + len(relocatable.constants), np.int64)
     addresses[ARENA], addresses[STATUS] = address_of(arena), address_of(status)
-    addresses[ARGS] = program.word_address(0)
+    addresses[ARGS] = program.arg_address(0)
     addresses[CONSTANT:] = [address_of(c) for c in relocatable.constants]
     args = addresses[relocatable.bases] + relocatable.addends
-    program.words[: len(args)] = args
+    program.args[: len(args)] = args
     return LinkedProgram(relocatable, program, arena, status, addresses.tolist())
-
-
-def aligned_bytes(size: int) -> Array:
-    """Zeroed memory at a 64-byte boundary.
-
-    Large pieces are the system's own pages, zero without being written: an allocator that had such
-    a piece before would clear it, which costs more than all else about a new variant.
-    """
-    if size >= _LARGE:
-        return np.frombuffer(_pages(size), np.uint8)
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
-
-
-def _pages(size: int) -> mmap.mmap:
-    """Memory of the system; where it has huge pages, large pieces are made of them: a row of each
-    of several tensors would else take as many searches for where its page is."""
-    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return mmap.mmap(-1, size)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel made without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
 
 
 def address_of(array: Any) -> int:

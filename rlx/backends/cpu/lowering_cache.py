@@ -14,15 +14,16 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from rlx.backends.cpu.lowering import (
+    TABLE,
+    ArgAddress,
+    ConstantPointer,
     Context,
-    Fixed,
-    Number,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
     Pointer,
     Scratch,
     Status,
-    Step,
-    Word,
-    WordOf,
     lower_node,
 )
 from rlx.backends.cpu.relocatable import HostCall, Report
@@ -68,7 +69,7 @@ class Fixup(NamedTuple):
 class LaunchTemplate:
     """A kernel launch of any node of a class; values are numbered operands first, then results."""
 
-    launch: Step
+    launch: KernelLaunch
     args: list[Dim]  # numbers, and what is added to addresses
     fixups: tuple[Fixup, ...]
     reads: tuple[int, ...]
@@ -120,7 +121,8 @@ class LoweringCache:
         return found
 
     def _lower_class(self, variant: Variant, number: int, threads: int) -> LoweredClass:
-        key = (threads, *variant.bound.key(number))
+        entry = TABLE.get(variant.bound.classes.nodes[number].op.name)
+        key = (threads, entry, *variant.bound.key(number))  # a lowering may be registered anew
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MAX_TEMPLATES:
@@ -180,15 +182,19 @@ def _foreign(node: Node, what: object) -> CodegenError:
 
 
 def _template(
-    node: Node, launch: Step, launches: Sequence[Step], ctx: Context, values: _Values
+    node: Node,
+    launch: KernelLaunch,
+    launches: Sequence[KernelLaunch],
+    ctx: Context,
+    values: _Values,
 ) -> LaunchTemplate:
     args: list[Dim] = []
     fixups: list[Fixup] = []
-    for i, word in enumerate(launch.words):
-        if isinstance(word, int):
-            args.append(wrapped(word))
+    for i, arg in enumerate(launch.args):
+        if isinstance(arg, int):
+            args.append(wrapped(arg))
             continue
-        addend, fixup = _fixup(i, word, node, launches, ctx, values)
+        addend, fixup = _fixup(i, arg, node, launches, ctx, values)
         args.append(addend)
         fixups.append(fixup)
     reads, writes = (tuple([values.number(v) for v in vs]) for vs in (launch.reads, launch.writes))
@@ -197,37 +203,42 @@ def _template(
 
 
 def _fixup(
-    i: int, word: Word, node: Node, launches: Sequence[Step], ctx: Context, values: _Values
+    i: int,
+    arg: KernelArg,
+    node: Node,
+    launches: Sequence[KernelLaunch],
+    ctx: Context,
+    values: _Values,
 ) -> tuple[Dim, Fixup]:
     """The addend of an arg, and what it is added to."""
-    if isinstance(word, Pointer):
-        view = ctx.lir.slots[word.value].view
-        shift = word.shift if view is None else view.offset + word.shift
-        addend = shift * word.value.shape.dtype.bytes
+    if isinstance(arg, Pointer):
+        view = ctx.lir.slots[arg.value].view
+        shift = arg.shift if view is None else view.offset + arg.shift
+        addend = shift * arg.value.shape.dtype.bytes
         dynamic = isinstance(addend, Expr)
-        return addend, Fixup(i, FixupKind.VALUE, dynamic, values.number(word.value))
-    if isinstance(word, Scratch):
-        if word.node is not node:
-            raise _foreign(node, word)
-        dynamic = isinstance(word.shift, Expr)
-        return word.shift + word.offset, Fixup(i, FixupKind.SCRATCH, dynamic)
-    if isinstance(word, Fixed):
-        dynamic = isinstance(word.shift, Expr)
-        return word.shift, Fixup(i, FixupKind.CONSTANT, dynamic, data=word.data)
-    if isinstance(word, Status):
+        return addend, Fixup(i, FixupKind.VALUE, dynamic, values.number(arg.value))
+    if isinstance(arg, Scratch):
+        if arg.node is not node:
+            raise _foreign(node, arg)
+        dynamic = isinstance(arg.shift, Expr)
+        return arg.shift + arg.offset, Fixup(i, FixupKind.SCRATCH, dynamic)
+    if isinstance(arg, ConstantPointer):
+        dynamic = isinstance(arg.shift, Expr)
+        return arg.shift, Fixup(i, FixupKind.CONSTANT, dynamic, data=arg.data)
+    if isinstance(arg, Status):
         return 0, Fixup(i, FixupKind.STATUS)
-    if isinstance(word, Number):
-        report = None if word.node is node else Report.of(word.node)
+    if isinstance(arg, NodeNumber):
+        report = None if arg.node is node else Report.of(arg.node)
         return 0, Fixup(i, FixupKind.NODE, report=report)
-    if isinstance(word, WordOf):
-        return 0, Fixup(i, FixupKind.ARG, number=_arg_number(word, launches))
-    return word, Fixup(i, FixupKind.DIM, True)
+    if isinstance(arg, ArgAddress):
+        return 0, Fixup(i, FixupKind.ARG, number=_arg_number(arg, launches))
+    return arg, Fixup(i, FixupKind.DIM, True)
 
 
-def _arg_number(word: WordOf, launches: Sequence[Step]) -> int:
+def _arg_number(arg: ArgAddress, launches: Sequence[KernelLaunch]) -> int:
     """The number of an arg among those of all launches of a node."""
-    place = next(k for k, launch in enumerate(launches) if launch is word.step)
-    return sum(len(launch.words) for launch in launches[:place]) + word.index
+    place = next(k for k, launch in enumerate(launches) if launch is arg.launch)
+    return sum(len(launch.args) for launch in launches[:place]) + arg.index
 
 
 def wrapped(number: int) -> int:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.codegen.complex_matmul import ComplexMatmul
 from rlx.codegen.matmul import Matmul
 from rlx.codegen.matmul_finish import Epilogue
 from rlx.codegen.matvec import Matvec
+from rlx.codegen.region.elements import can_activate
 from rlx.codegen.strassen import Strassen
 from rlx.codegen.strassen_twice import StrassenTwice
 from rlx.codegen.target import Target
@@ -52,9 +53,9 @@ class Case:
             return "line"
         return "term" if same(self.w_term, 1) or same(self.k, 1) else "none"
 
-    def words(self) -> dict[str, Word]:
+    def args(self) -> dict[str, KernelArg]:
         x, w = self.x.dtype.bytes, self.w.dtype.bytes
-        found: dict[str, Word] = {"x": Pointer(self.x), "w": Pointer(self.w)}
+        found: dict[str, KernelArg] = {"x": Pointer(self.x), "w": Pointer(self.w)}
         found |= {"m": self.m, "n": self.n, "k": self.k}
         found |= {"x_line": self.x_line * x, "x_term": self.x_term * x}
         found |= {"w_line": self.w_line * w, "w_term": self.w_term * w}
@@ -141,14 +142,19 @@ def worker_bytes(case: Case, spec: Matmul, target: Target, node: Node) -> int:
 
 
 def product_step(
-    node: Node, ctx: Context, case: Case, spec: Matmul, given: Mapping[str, Word], offset: int = 0
-) -> Step:
+    node: Node,
+    ctx: Context,
+    case: Case,
+    spec: Matmul,
+    given: Mapping[str, KernelArg],
+    offset: int = 0,
+) -> KernelLaunch:
     each = worker_bytes(case, spec, ctx.target, node)
-    words: dict[str, Word] = {"scratch": Scratch(node, offset), "step": each}
-    words |= {"out": Pointer(node.output)} | case.words() | dict(given)
+    args: dict[str, KernelArg] = {"scratch": Scratch(node, offset), "step": each}
+    args |= {"out": Pointer(node.output)} | case.args() | dict(given)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    return Step(
-        spec, [words[w] for w in spec.words], node.inputs, node.outputs, uses_scratch=True,
+    return KernelLaunch(
+        spec, [args[w] for w in spec.args], node.inputs, node.outputs, uses_scratch=True,
         flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
@@ -166,7 +172,7 @@ def _matmul_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("matmul", scratch=_matmul_scratch, strided=True)
-def lower_matmul(node: Node, ctx: Context) -> list[Step]:
+def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w = node.inputs
     case = case_of(node, ctx.strides(x), ctx.strides(w))
     if case.n == 1 and case.m != 1:
@@ -181,18 +187,18 @@ def lower_matmul(node: Node, ctx: Context) -> list[Step]:
     return [product_step(node, ctx, case, spec_of(case, Epilogue(node.output.dtype)), {})]
 
 
-def _plain_step(node: Node, case: Case, spec: ComplexMatmul | Matvec | Vecmat) -> Step:
+def _plain_step(node: Node, case: Case, spec: ComplexMatmul | Matvec | Vecmat) -> KernelLaunch:
     """A kernel without scratch."""
-    words = case.words() | {"out": Pointer(node.output)}
+    args = case.args() | {"out": Pointer(node.output)}
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    return Step(
-        spec, [words[w] for w in spec.words], node.inputs, node.outputs, flops=cost.flops,
+    return KernelLaunch(
+        spec, [args[w] for w in spec.args], node.inputs, node.outputs, flops=cost.flops,
         bytes=cost.bytes,
     )  # fmt: skip
 
 
-def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, Word]]:
-    """Element types of bias and residual, which follow x and w, and their words."""
+def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, KernelArg]]:
+    """Element types of bias and residual, which follow x and w, and their args."""
     op: Any = node.op
     names = ["bias"] * op.has_bias + ["residual"] * op.has_residual
     values = dict(zip(names, node.inputs[2:], strict=True))
@@ -200,33 +206,33 @@ def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, Word]]:
     return bias, residual, {n: Pointer(v) for n, v in values.items()}
 
 
-def _fused(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
+def _fused(node: Node) -> tuple[Case, Matmul, dict[str, KernelArg]]:
     op: Any = node.op
-    bias, residual, words = _extras(node)
+    bias, residual, args = _extras(node)
     case = plain_case(node)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual)
-    return case, spec_of(case, epilogue), words
+    return case, spec_of(case, epilogue), args
 
 
-def _swiglu(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
+def _swiglu(node: Node) -> tuple[Case, Matmul, dict[str, KernelArg]]:
     op: Any = node.op
     case = plain_case(node)
     epilogue = Epilogue(node.output.dtype, op.activation, pair=True)
     return case, spec_of(case, epilogue), {"up": Pointer(node.inputs[2])}
 
 
-def _packed(node: Node) -> tuple[Case, Matmul, dict[str, Word]]:
+def _packed(node: Node) -> tuple[Case, Matmul, dict[str, KernelArg]]:
     op: Any = node.op
     x, w = node.inputs[:2]
-    bias, residual, words = _extras(node)
+    bias, residual, args = _extras(node)
     rows = x.shape.with_dims(x.shape.dims[:-1]).num_elements
     case = Case(x, w, rows, op.n, op.k, op.k, 1)
     layout = read_layout(op.layout, op.name)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual, layout.is_pair, op.scale)
     if layout.steps:
         kind = StrassenTwice if layout.steps > 1 else Strassen
-        return case, kind(x.dtype, w.dtype, epilogue), words
-    return case, spec_of(case, epilogue, packed=True), words
+        return case, kind(x.dtype, w.dtype, epilogue), args
+    return case, spec_of(case, epilogue, packed=True), args
 
 
 _ONE = {"fused_matmul_bias_act": _fused, "fused_swiglu": _swiglu, "packed_matmul": _packed}
@@ -237,12 +243,14 @@ def _one_scratch(node: Node, target: Target, threads: int) -> int:
     return worker_bytes(case, spec, target, node) * threads
 
 
-def _alike(node: Node) -> bool:
-    """Gate and up weights are packed by one function."""
-    return node.op.name != "fused_swiglu" or node.inputs[1].dtype is node.inputs[2].dtype
+def _fits(node: Node) -> bool:
+    """There is code for the activation; gate and up weights are packed by one function."""
+    op: Any = node.op
+    alike = op.name != "fused_swiglu" or node.inputs[1].dtype is node.inputs[2].dtype
+    return alike and can_activate(op.activation)
 
 
-@lowers(*_ONE, when=_alike, scratch=_one_scratch)
-def lower_one(node: Node, ctx: Context) -> list[Step]:
-    case, spec, words = _ONE[node.op.name](node)
-    return [product_step(node, ctx, case, spec, words)]
+@lowers(*_ONE, when=_fits, scratch=_one_scratch)
+def lower_one(node: Node, ctx: Context) -> list[KernelLaunch]:
+    case, spec, args = _ONE[node.op.name](node)
+    return [product_step(node, ctx, case, spec, args)]

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lowers,
+)
 from rlx.backends.cpu.matmul import Case, plain_case, product_step, spec_of, worker_bytes
 from rlx.codegen.grouped_matmul import GroupedMatmul, Route, table_bytes
 from rlx.codegen.matmul import Matmul
@@ -48,17 +57,17 @@ def _lora_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("lora_matmul", scratch=_lora_scratch)
-def lower_lora(node: Node, ctx: Context) -> list[Step]:
+def lower_lora(node: Node, ctx: Context) -> list[KernelLaunch]:
     lora = _Lora(node, ctx.target, ctx.threads)
     narrow, added = Scratch(node, lora.narrow), Scratch(node, lora.added)
     size = lora.x_bytes[1]
     (down, first), (up, second), (base, third) = lora.parts
-    words: list[dict[str, Word]] = [
+    args: list[dict[str, KernelArg]] = [
         {"out": narrow},
         {"x": narrow, "out": added, "x_line": up.x_line * size, "x_term": size},
         {"residual": added},
     ]
-    pairs = zip((down, up, base), (first, second, third), words, strict=True)
+    pairs = zip((down, up, base), (first, second, third), args, strict=True)
     return [product_step(node, ctx, case, spec, given) for case, spec, given in pairs]
 
 
@@ -86,12 +95,19 @@ def _grouped_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("grouped_matmul", "packed_grouped_matmul", scratch=_grouped_scratch)
-def lower_grouped(node: Node, ctx: Context) -> list[Step]:
+def lower_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     group = _Grouped(node, ctx.target, ctx.threads)
     table, expert = Scratch(node), Pointer(node.inputs[2])
-    route: list[Word] = [expert, table, group.case.m, group.experts, Status(), Number(node)]
-    given: dict[str, Word] = {"table": table, "w_expert": group.expert_bytes}
+    route: list[KernelArg] = [
+        expert,
+        table,
+        group.case.m,
+        group.experts,
+        Status(),
+        NodeNumber(node),
+    ]
+    given: dict[str, KernelArg] = {"table": table, "w_expert": group.expert_bytes}
     return [
-        Step(Route(group.index), route, [node.inputs[2]], solo=True, uses_scratch=True),
+        KernelLaunch(Route(group.index), route, [node.inputs[2]], solo=True, uses_scratch=True),
         product_step(node, ctx, group.case, group.spec, given, group.table),
     ]

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lowers,
+)
 from rlx.codegen.attention import Problem
 from rlx.codegen.attention_decode import MOST_ROWS
-from rlx.codegen.attention_paged import PAGED_WORDS, Paged
+from rlx.codegen.attention_paged import PAGED_ARGS, Paged
 from rlx.codegen.target import Target
 from rlx.ir.attrs import MaskKind
 from rlx.ir.node import Node
@@ -43,32 +52,32 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("paged_attention", when=_can, scratch=_scratch)
-def lower_paged(node: Node, ctx: Context) -> list[Step]:
+def lower_paged(node: Node, ctx: Context) -> list[KernelLaunch]:
     op = node.op
     assert isinstance(op, PagedAttention)
-    words = _words(node, op)
+    args = _args(node, op)
     cost = op.cost([v.shape for v in node.inputs], [node.output.shape])
     steps = [
-        Step(kernel, words, node.inputs, node.outputs, uses_scratch=True)
+        KernelLaunch(kernel, args, node.inputs, node.outputs, uses_scratch=True)
         for kernel in _kernels(node)
     ]
     steps[0].flops, steps[0].bytes = cost.flops, cost.bytes
     return steps
 
 
-def _words(node: Node, op: PagedAttention) -> list[Word]:
+def _args(node: Node, op: PagedAttention) -> list[KernelArg]:
     q, k, v, table, rows, positions, *sinks = node.inputs
     slots, dim = k.shape.dims[2], op.head_dim
-    found: dict[str, Word] = {
+    found: dict[str, KernelArg] = {
         "q": Pointer(q), "k": Pointer(k), "v": Pointer(v), "mask": 0,
         "sinks": Pointer(sinks[0]) if sinks else 0, "out": Pointer(node.output),
         "scratch": Scratch(node), "batch": 1, "queries": q.shape.dims[1], "keys": slots,
         "table": Pointer(table), "rows": Pointer(rows), "positions": Pointer(positions),
-        "status": Status(), "node": Number(node), "sequences": table.shape.dims[0],
+        "status": Status(), "node": NodeNumber(node), "sequences": table.shape.dims[0],
         "pages": table.shape.dims[1], "most": slots // op.page,
     }  # fmt: skip
     token, key = (0, op.num_heads * dim, dim, 1), (0, dim, slots * dim, 1)
     for name, strides in (("q", token), ("k", key), ("v", key), ("out", token)):
         axes = zip(("batch", "row", "head", "step"), strides, strict=True)
         found |= {f"{name}_{axis}": stride for axis, stride in axes}
-    return [found.get(name, 0) for name in PAGED_WORDS]
+    return [found.get(name, 0) for name in PAGED_ARGS]

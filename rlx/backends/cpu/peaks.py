@@ -8,11 +8,11 @@ from functools import cache
 
 import numpy as np
 
-from rlx.backends.cpu.link import aligned_bytes
+from rlx.backends.buffer import HOST
 from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.codegen.emit import Function, Module, Value, f32, i64, vec
 from rlx.codegen.kernel import KernelSpec, compile_specs
-from rlx.codegen.program import Program, Step
+from rlx.codegen.program import Launch, Program
 from rlx.codegen.qmatmul.dot import FourWay, dot_kind, make_dot
 from rlx.codegen.storage import stream
 from rlx.codegen.target import Target
@@ -28,7 +28,7 @@ _ROUNDS = 64  # of reading those, so that starting the workers does not count
 
 @dataclass(frozen=True)
 class FmaPeak(KernelSpec):
-    """words: out (64 bytes per worker), steps. Each step is `_CHAINS` fused multiply-adds."""
+    """args: out (64 bytes per worker), steps. Each step is `_CHAINS` fused multiply-adds."""
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -39,7 +39,7 @@ class FmaPeak(KernelSpec):
 
 @dataclass(frozen=True)
 class DotPeak(KernelSpec):
-    """words: out (64 bytes per worker), steps. Each step is `_CHAINS` four-way dots of bytes."""
+    """args: out (64 bytes per worker), steps. Each step is `_CHAINS` four-way dots of bytes."""
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -51,7 +51,7 @@ class DotPeak(KernelSpec):
 
 def _chains(f: Function, start: Value, step: Callable[[Value], Value]) -> None:
     """`_CHAINS` values, each stepped on in every round; their sum is kept, so none is left out."""
-    out, rounds = f.word(f["words"], 0), f.word(f["words"], 1, i64)
+    out, rounds = f.arg(f["args"], 0), f.arg(f["args"], 1, i64)
     _keep(f, out, f.loop(0, rounds, 1, [start] * _CHAINS, lambda _, *s: [step(x) for x in s]))
 
 
@@ -64,12 +64,12 @@ def _keep(f: Function, out: Value, sums: Sequence[Value]) -> None:
 
 @dataclass(frozen=True)
 class ReadAll(KernelSpec):
-    """words: data, out (64 bytes per worker), bytes. Every worker reads its share once."""
+    """args: data, out (64 bytes per worker), bytes. Every worker reads its share once."""
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
         wide = vec(m.target.lanes(32), f32)
-        data, out, size = f.word(f["words"], 0), f.word(f["words"], 1), f.word(f["words"], 2, i64)
+        data, out, size = f.arg(f["args"], 0), f.arg(f["args"], 1), f.arg(f["args"], 2, i64)
         step = _STREAMS * wide.bytes
         lo, hi = f.split(size, step)
         sums = f.loop(
@@ -86,12 +86,12 @@ class ReadAll(KernelSpec):
 
 @dataclass(frozen=True)
 class CopyAll(KernelSpec):
-    """words: data, out, bytes (of whole steps). Every worker copies its share, past the caches."""
+    """args: data, out, bytes (of whole steps). Every worker copies its share, past the caches."""
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
         wide = vec(m.target.lanes(32), f32)
-        data, out, size = f.word(f["words"], 0), f.word(f["words"], 1), f.word(f["words"], 2, i64)
+        data, out, size = f.arg(f["args"], 0), f.arg(f["args"], 1), f.arg(f["args"], 2, i64)
         step = 2 * _STREAMS * wide.bytes
         lo, hi = f.split(size, step)
         for i in f.range(lo, hi, step):
@@ -105,10 +105,10 @@ class Probe:
     """`run()` does a known amount of work on every worker."""
 
     def __init__(
-        self, spec: KernelSpec, threads: int, words: list[int], out: Array, rounds: int = 1
+        self, spec: KernelSpec, threads: int, args: list[int], out: Array, rounds: int = 1
     ) -> None:
         kernel = compile_specs([spec], Target.host())[spec]
-        steps = [Step(kernel.address(), words, barrier=i == rounds - 1) for i in range(rounds)]
+        steps = [Launch(kernel.address(), args, barrier=i == rounds - 1) for i in range(rounds)]
         self.pool: Pool = get_pool(threads)
         self.program = Program(steps, keep=(kernel, out))
 
@@ -139,8 +139,8 @@ class ReadProbe(Probe):
 
     def __init__(self, threads: int, size: int = _BEYOND_CACHES, rounds: int = 1) -> None:
         self.data, out = _ones(size), _results(threads)
-        words = [self.data.ctypes.data, out.ctypes.data, size]
-        super().__init__(ReadAll(), threads, words, out, rounds)
+        args = [self.data.ctypes.data, out.ctypes.data, size]
+        super().__init__(ReadAll(), threads, args, out, rounds)
         self.bytes = float(size * rounds)
 
 
@@ -148,7 +148,7 @@ class CopyProbe(Probe):
     """Copies so many bytes, a power of two beyond every cache, by the quickest way there is."""
 
     def __init__(self, threads: int, size: int) -> None:
-        data, out = aligned_bytes(size), aligned_bytes(size)
+        data, out = (HOST.alloc_arena(size).array for _ in range(2))
         data[:] = 1
         self.data = data
         super().__init__(CopyAll(), threads, [data.ctypes.data, out.ctypes.data, size], out)

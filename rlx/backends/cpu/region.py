@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.lowering import (
     TABLE,
     Context,
-    Number,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
     Pointer,
     Scratch,
     Status,
-    Step,
-    Word,
     lowers,
 )
 from rlx.codegen.region.elements import NAMES
 from rlx.codegen.region.kernels import make_plan
+from rlx.codegen.region.nest import Arg as NestArg
 from rlx.codegen.region.nest import Quantity
-from rlx.codegen.region.nest import Word as NestWord
 from rlx.codegen.region.parts import CELL, Split, cells, last_stage
 from rlx.codegen.region.rows import scratch_sizes
 from rlx.codegen.region.rules import FOLDS, MOVES
@@ -36,8 +35,9 @@ from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, on_register
-from rlx.ir.ops._composite import decomposed
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
+from rlx.support.cores import usable_cores
 from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
@@ -97,7 +97,7 @@ def _kept_sizes(settled: Settled) -> list[tuple[tuple[Quantity, ...], int]]:
 
 
 def _meaning(settled: Settled, size: Quantity) -> Dim:
-    found = size if isinstance(size, int) else settled.words[size.index]
+    found = size if isinstance(size, int) else settled.args[size.index]
     assert not isinstance(found, (str, Address))
     return found
 
@@ -115,7 +115,7 @@ _KINDS = (NAMES | MOVES | FOLDS | {"elementwise_region"}) - {"constant"}
 
 
 @lowers(*sorted(_KINDS), scratch=scratch_bytes, strided=True)
-def lower_region(node: Node, ctx: Context) -> list[Step]:
+def lower_region(node: Node, ctx: Context) -> list[KernelLaunch]:
     if _is_empty(node):
         return []
     shapes = tuple(v.shape for v in node.inputs)
@@ -143,29 +143,31 @@ def _lower_decomposed(cls: type[Op]) -> None:
 on_register(_lower_decomposed)
 
 
-def step_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] = (0,)) -> Step:
+def step_for(
+    node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] = (0,)
+) -> KernelLaunch:
     """The step of a kernel; `offsets` are those of temporaries in scratch memory, and the end."""
-    words = [_word(node, meaning, offsets) for meaning in settled.words]
+    args = [_arg(node, meaning, offsets) for meaning in settled.args]
     if _streams(node, settled, ctx):
-        return _step(node, settled, _spec(settled, None, streams=True), words, False)
+        return _step(node, settled, _spec(settled, None, streams=True), args, False)
     scratch = None
     kept = 0 if settled.columns else _kept_bytes(settled, ctx.lir.live)
     if kept:
-        scratch = (NestWord(len(words)), NestWord(len(words) + 1))
-        words += [Scratch(node, offsets[-1]), kept]
-    return _step(node, settled, _spec(settled, scratch), words, bool(kept))
+        scratch = (NestArg(len(args)), NestArg(len(args) + 1))
+        args += [Scratch(node, offsets[-1]), kept]
+    return _step(node, settled, _spec(settled, scratch), args, bool(kept))
 
 
 @lru_cache(maxsize=4096)
 def _spec(
-    settled: Settled, scratch: tuple[NestWord, NestWord] | None, streams: bool = False
+    settled: Settled, scratch: tuple[NestArg, NestArg] | None, streams: bool = False
 ) -> Region:
     return Region(settled.nest, settled.columns, scratch, streams=streams)
 
 
 def _streams(node: Node, settled: Settled, ctx: Context) -> bool:
     """Whether all that the kernel writes are results so large that caches are no use."""
-    if settled.columns or any(_is_temporary(m) for m in settled.words):
+    if settled.columns or any(_is_temporary(m) for m in settled.args):
         return False
     _, writes = _touched(node, settled)
     return all(map(ctx.outgrows_caches, writes)) and can_stream(settled.nest)
@@ -175,11 +177,13 @@ def _is_temporary(meaning: Meaning) -> bool:
     return isinstance(meaning, Address) and meaning.place.kind == "temporary"
 
 
-def _step(node: Node, settled: Settled, spec: Region, words: list[Word], scratch: bool) -> Step:
-    places = [m.place for m in settled.words if isinstance(m, Address)]
+def _step(
+    node: Node, settled: Settled, spec: Region, args: list[KernelArg], scratch: bool
+) -> KernelLaunch:
+    places = [m.place for m in settled.args if isinstance(m, Address)]
     reads, writes = _touched(node, settled)
     uses_scratch = scratch or any(p.kind == "temporary" for p in places)
-    return Step(spec, words, reads, writes, uses_scratch=uses_scratch)
+    return KernelLaunch(spec, args, reads, writes, uses_scratch=uses_scratch)
 
 
 # -- few long rows ------------------------------------------------------------------------------
@@ -219,21 +223,23 @@ def _state_bytes(settled: Settled, live: dict[str, int], threads: int) -> int:
     return aligned(states * cells(nest) * CELL)
 
 
-def steps_for(node: Node, ctx: Context, settled: Settled, offsets: Sequence[int]) -> list[Step]:
+def steps_for(
+    node: Node, ctx: Context, settled: Settled, offsets: Sequence[int]
+) -> list[KernelLaunch]:
     """One kernel, or one for each stage where rows are cut into parts."""
     nest = settled.nest
     parts = _parts(settled, ctx.lir.live, ctx.threads)
     if not parts:
         return [step_for(node, ctx, settled, offsets)]
-    words = [_word(node, meaning, offsets) for meaning in settled.words]
-    names = [NestWord(len(words) + k) for k in range(3)]
+    args = [_arg(node, meaning, offsets) for meaning in settled.args]
+    names = [NestArg(len(args) + k) for k in range(3)]
     size = _meaning(settled, nest.spaces[0][0])
     grain = 64 if len(nest.spaces[0]) == 1 and not settled.columns else 1
     chunk = (size + (parts * grain - 1)) // (parts * grain) * grain
-    words += [Scratch(node, offsets[-1]), parts, chunk]
+    args += [Scratch(node, offsets[-1]), parts, chunk]
     stages = range(last_stage(nest) + 1)
     specs = [Region(nest, settled.columns, None, Split(stage, *names)) for stage in stages]
-    return [_step(node, settled, spec, words, True) for spec in specs]
+    return [_step(node, settled, spec, args, True) for spec in specs]
 
 
 def _offsets(made: Made, live: dict[str, int]) -> list[int]:
@@ -244,11 +250,11 @@ def _offsets(made: Made, live: dict[str, int]) -> list[int]:
     return offsets
 
 
-def _word(node: Node, meaning: Meaning, offsets: Sequence[int]) -> Word:
+def _arg(node: Node, meaning: Meaning, offsets: Sequence[int]) -> KernelArg:
     if meaning == REPORT:
         return Status()
     if meaning == NODE:
-        return Number(node)
+        return NodeNumber(node)
     if not isinstance(meaning, Address):
         assert not isinstance(meaning, str)
         return meaning
@@ -263,10 +269,10 @@ def _touched(node: Node, settled: Settled) -> tuple[list[Value], list[Value]]:
     """Values that a kernel reads and writes."""
     stored = {s.walk.pointer for s in settled.nest.stores}
     reads, writes = list[Value](), list[Value]()
-    for number, meaning in enumerate(settled.words):
+    for number, meaning in enumerate(settled.args):
         if not isinstance(meaning, Address) or meaning.place.kind == "temporary":
             continue
         values = node.inputs if meaning.place.kind == "operand" else node.outputs
-        into = writes if NestWord(number) in stored else reads
+        into = writes if NestArg(number) in stored else reads
         into.append(values[meaning.place.number])
     return reads, writes

@@ -7,8 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import usable_cores
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    Pointer,
+    Scratch,
+    lowers,
+)
 from rlx.backends.cpu.region import step_for
 from rlx.codegen.region.copies import Box, copy
 from rlx.codegen.region.trace import Place
@@ -19,6 +25,7 @@ from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.shape import Shape, normalize_axis
+from rlx.support.cores import usable_cores
 
 
 def _moved(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
@@ -59,21 +66,21 @@ def _top_k_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("top_k", scratch=_top_k_scratch)
-def lower_top_k(node: Node, ctx: Context) -> list[Step]:
+def lower_top_k(node: Node, ctx: Context) -> list[KernelLaunch]:
     if 0 in node.outputs[0].shape.dims:
         return []
     op: Any = node.op
     x, offsets = node.inputs[0], _offsets(node)
     last, turned = _is_last(node), _turned(node)
     *others, size = turned[0].dims
-    places: list[Word] = [Scratch(node, at) for at in offsets[:-1]]
+    places: list[KernelArg] = [Scratch(node, at) for at in offsets[:-1]]
     if last:
         places = [Pointer(v) for v in (x, *node.outputs)]
     heap = [Scratch(node, offsets[-1]), _heap_bytes(node)]
-    words = [*places, prod(others, start=1), size, op.k, *heap]
+    args = [*places, prod(others, start=1), size, op.k, *heap]
     cost = op.cost([x.shape], [v.shape for v in node.outputs])
-    step = Step(
-        TopK(x.dtype, op.largest), words, node.inputs if last else [],
+    step = KernelLaunch(
+        TopK(x.dtype, op.largest), args, node.inputs if last else [],
         node.outputs if last else [], uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
     if last:
@@ -110,19 +117,19 @@ def _sample_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("sample", scratch=_sample_scratch)
-def lower_sample(node: Node, ctx: Context) -> list[Step]:
+def lower_sample(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     logits, rng, *settings = node.inputs
     *others, size = logits.shape.dims
-    words: list[Word] = [Pointer(v) for v in (logits, rng, *node.outputs)]
-    words += [prod(others, start=1), size, Scratch(node), _row_bytes(node)]
+    args: list[KernelArg] = [Pointer(v) for v in (logits, rng, *node.outputs)]
+    args += [prod(others, start=1), size, Scratch(node), _row_bytes(node)]
     if settings:
-        words.append(Pointer(settings[0]))
+        args.append(Pointer(settings[0]))
     else:
         numbers = np.array([op.temperature, op.top_k, op.top_p, op.min_p], np.float32)
-        words += [int(bits) for bits in numbers.view(np.uint32)]
+        args += [int(bits) for bits in numbers.view(np.uint32)]
     cost = op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     spec = Sample(logits.dtype, bool(settings))
-    step = Step(spec, words, node.inputs, node.outputs, uses_scratch=True)
+    step = KernelLaunch(spec, args, node.inputs, node.outputs, uses_scratch=True)
     step.flops, step.bytes = cost.flops, cost.bytes
     return [step]

@@ -32,14 +32,14 @@ def block_terms(scheme: QuantScheme) -> int:
 
 @dataclass(frozen=True)
 class DecodedMatmul(Matmul):
-    """words: as `self.words` lists them; `w`, `scale` and `zp` are the packed weight's, with
+    """args: as `self.args` lists them; `w`, `scale` and `zp` are the packed weight's, with
     `row`, `scale_row` and `zp_row` bytes to a row."""
 
     scheme: QuantScheme = _F32
 
     @property
-    def words(self) -> list[str]:
-        return [*super().words, "scale", "zp", "row", "scale_row", "zp_row"]
+    def args(self) -> list[str]:
+        return [*super().args, "scale", "zp", "row", "scale_row", "zp_row"]
 
     @property
     def label(self) -> str:
@@ -71,10 +71,10 @@ class _Decodes(Product):
     spec: DecodedMatmul
     decode: Function
 
-    def word(self, f: Function, name: str) -> Value:
+    def arg(self, f: Function, name: str) -> Value:
         if name in _POINTERS:
-            return f.word(f["words"], self.spec.words.index(name), ptr)
-        return super().word(f, name)
+            return f.arg(f["args"], self.spec.args.index(name), ptr)
+        return super().arg(f, name)
 
     def lay_out_scratch(self, offset: Value, per_chunk: Value) -> None:
         """Packed rows (or, of few, the rows themselves), a panel, decoded rows, and tiles."""
@@ -190,7 +190,7 @@ class DecodedProduct(_Decodes):
 
 @dataclass(frozen=True)
 class DecodedGrouped(DecodedMatmul, GroupedMatmul):
-    """words: those of a decoded product, and `table`, `w_expert` as for `GroupedMatmul`."""
+    """args: those of a decoded product, and `table`, `w_expert` as for `GroupedMatmul`."""
 
     def emit(self, m: Module) -> None:
         _DecodedGrouped(self, m).emit()

@@ -16,12 +16,12 @@ from rlx.support.records import dataclass
 
 
 class _Table:
-    """A packed table [V, ...] whose entries are `lines` rows each: words 0 to 2 are the packed
+    """A packed table [V, ...] whose entries are `lines` rows each: args 0 to 2 are the packed
     rows, their scales and their zero points."""
 
     def __init__(self, f: Function, scheme: QuantScheme, lines: Value, k: Value) -> None:
         self.f = f
-        self.parts = [f.word(f["words"], i) for i in range(3)]
+        self.parts = [f.arg(f["args"], i) for i in range(3)]
         row = k.udiv(scheme.block_size) * scheme.bytes_per_block
         groups = k.udiv(scheme.block) if scheme.block else f.i64(1)
         side = groups if scheme.has_scale else f.i64(0)
@@ -36,20 +36,20 @@ class _Table:
 
 
 def checked_index(f: Function, ids: Value, dtype: DType, i: Value, limit: Value) -> Value:
-    """ids[i]; one that is not below `limit` leaves word `number` in `status` and becomes 0.
+    """ids[i]; one that is not below `limit` leaves arg `number` in `status` and becomes 0.
 
-    `status` and `number` are words 3 and 4 of the kernel.
+    `status` and `number` are args 3 and 4 of the kernel.
     """
     type_ = memory_type(dtype)
     index = f.load(f.gep(ids, i, type_), type_).to(i64, signed=dtype.kind == "int")
     exists = index.ult(limit)
-    f.if_(~exists, lambda: f.store(f.word(f["words"], 4, i64), f.word(f["words"], 3)))
+    f.if_(~exists, lambda: f.store(f.arg(f["args"], 4, i64), f.arg(f["args"], 3)))
     return f.select(exists, index, 0)
 
 
 @dataclass(frozen=True)
 class DecodeRows(KernelSpec):
-    """words: table, scale, zp, status, number, ids, out, count, rows, k
+    """args: table, scale, zp, status, number, ids, out, count, rows, k
 
     out[i] = the weights of row ids[i] of a table of `rows` rows.
     """
@@ -64,8 +64,8 @@ class DecodeRows(KernelSpec):
     def emit(self, m: Module) -> None:
         decode = emit_decode(m, self.scheme)
         f = m.kernel()
-        ids, out = (f.word(f["words"], i) for i in (5, 6))
-        count, rows, k = (f.word(f["words"], i, i64) for i in (7, 8, 9))
+        ids, out = (f.arg(f["args"], i) for i in (5, 6))
+        count, rows, k = (f.arg(f["args"], i, i64) for i in (7, 8, 9))
         table = _Table(f, self.scheme, f.i64(1), k)
         lo, hi = f.split(count)
         for i in f.range(lo, hi):
@@ -81,7 +81,7 @@ def has_strip_rows(scheme: QuantScheme) -> bool:
 
 @dataclass(frozen=True)
 class DecodeStripRows(KernelSpec):
-    """words: packed, scratch, step, status, number, ids, out, count, rows, k, strip
+    """args: packed, scratch, step, status, number, ids, out, count, rows, k, strip
 
     The same from strips of `strip` bytes: a row is put together in `scratch`, of which each worker
     has `step` bytes, and decoded there.
@@ -97,8 +97,8 @@ class DecodeStripRows(KernelSpec):
     def emit(self, m: Module) -> None:
         decode = emit_decode(m, self.scheme)
         f = m.kernel()
-        packed, scratch, ids, out = (f.word(f["words"], i) for i in (0, 1, 5, 6))
-        step, count, rows, k, strip = (f.word(f["words"], i, i64) for i in (2, 7, 8, 9, 10))
+        packed, scratch, ids, out = (f.arg(f["args"], i) for i in (0, 1, 5, 6))
+        step, count, rows, k, strip = (f.arg(f["args"], i, i64) for i in (2, 7, 8, 9, 10))
         buffer = f.gep(scratch, f["tid"].to(i64) * step)
         blocks = k.udiv(self.scheme.block_size)
         place = word_places(f, BLOCKS[self.scheme.name])
@@ -136,7 +136,7 @@ LINES = 16  # rows of a weight that are decoded before they are turned
 
 @dataclass(frozen=True)
 class DecodeExperts(KernelSpec):
-    """words: w, scale, zp, status, number, expert, out, count, experts, k, n, scratch, step
+    """args: w, scale, zp, status, number, expert, out, count, experts, k, n, scratch, step
 
     out[i] = the weight of expert[i], turned to [K, N]; `scratch` holds `step` bytes per worker:
     `LINES` rows.
@@ -152,10 +152,10 @@ class DecodeExperts(KernelSpec):
     def emit(self, m: Module) -> None:
         decode = emit_decode(m, self.scheme)
         f = m.kernel()
-        expert, out = (f.word(f["words"], i) for i in (5, 6))
-        count, experts, k, n = (f.word(f["words"], i, i64) for i in (7, 8, 9, 10))
-        step = f.word(f["words"], 12, i64)
-        buffer = f.gep(f.word(f["words"], 11), f["tid"].to(i64) * step)
+        expert, out = (f.arg(f["args"], i) for i in (5, 6))
+        count, experts, k, n = (f.arg(f["args"], i, i64) for i in (7, 8, 9, 10))
+        step = f.arg(f["args"], 12, i64)
+        buffer = f.gep(f.arg(f["args"], 11), f["tid"].to(i64) * step)
         table = _Table(f, self.scheme, n, k)
         groups = f.ceil_div(n, LINES)
         lo, hi = f.split(count * groups)

@@ -29,12 +29,12 @@ def _place(chunk: Chunk, tile: int) -> Value:
 
 @dataclass(frozen=True)
 class RoutedRows(QuantizeRows):
-    """words: x, out, rows, k, table"""
+    """args: x, out, rows, k, table"""
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        x, out, table = (f.word(f["words"], i) for i in (0, 1, 4))
-        rows, k = (f.word(f["words"], i, i64) for i in (2, 3))
+        x, out, table = (f.arg(f["args"], i) for i in (0, 1, 4))
+        rows, k = (f.arg(f["args"], i, i64) for i in (2, 3))
         size, blocks, bytes_ = self.sizes(f, k)
         # A unit is a block of a row; every chunk shares its blocks among the workers.
         for chunk in each_chunk(f, table, rows, blocks):
@@ -51,11 +51,11 @@ class RoutedRows(QuantizeRows):
 
 @dataclass(frozen=True)
 class QuantGrouped(QuantMatmul):
-    """words: those of `QuantMatmul`, then table and the bytes of an expert's weight"""
+    """args: those of `QuantMatmul`, then table and the bytes of an expert's weight"""
 
     @property
-    def words(self) -> list[str]:
-        return [*super().words, "table", "w_expert"]
+    def args(self) -> list[str]:
+        return [*super().args, "table", "w_expert"]
 
     def emit(self, m: Module) -> None:
         _Grouped(self, m).emit()
@@ -64,10 +64,10 @@ class QuantGrouped(QuantMatmul):
 class _Grouped(Product):
     routed = True
 
-    def word(self, f: Function, name: str) -> Value:
+    def arg(self, f: Function, name: str) -> Value:
         if name == "table":
-            return f.word(f["words"], self.spec.words.index(name), ptr)
-        return super().word(f, name)
+            return f.arg(f["args"], self.spec.args.index(name), ptr)
+        return super().arg(f, name)
 
     def emit(self) -> None:
         f = self.f

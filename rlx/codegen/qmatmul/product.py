@@ -70,7 +70,7 @@ def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
 
 @dataclass(frozen=True)
 class QuantMatmul(KernelSpec):
-    """words: x, w, out, (bias), (residual), m, n, k, row, strip
+    """args: x, w, out, (bias), (residual), m, n, k, row, strip
 
     `row` is the bytes of a quantised row, `strip` those of a strip.
     """
@@ -80,8 +80,8 @@ class QuantMatmul(KernelSpec):
     epilogue: Epilogue
 
     @property
-    def words(self) -> list[str]:
-        return ["x", "w", "out", *self.epilogue.words, "m", "n", "k", "row", "strip"]
+    def args(self) -> list[str]:
+        return ["x", "w", "out", *self.epilogue.args, "m", "n", "k", "row", "strip"]
 
     @property
     def label(self) -> str:
@@ -107,23 +107,23 @@ class Product:
         self.many = ManyRows.of(m, spec.scheme, form, tile, self.strips)
         widths = self.layout.widths if self.many is None else (1,)
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
-        self.finish = emit_finish(m, geometry, spec.epilogue, self.word, self.routed)
+        self.finish = emit_finish(m, geometry, spec.epilogue, self.arg, self.routed)
         self.f = m.kernel()
-        self.given = {name: self.word(self.f, name) for name in spec.words}
+        self.given = {name: self.arg(self.f, name) for name in spec.args}
 
-    def word(self, f: Function, name: str) -> Value:
-        index = self.spec.words.index(name)
-        return f.word(f["words"], index, ptr if name in _POINTERS else i64)
+    def arg(self, f: Function, name: str) -> Value:
+        index = self.spec.args.index(name)
+        return f.arg(f["args"], index, ptr if name in _POINTERS else i64)
 
     def __getitem__(self, name: str) -> Value:
         return self.given[name]
 
     def _emit_tile(self, rows: int) -> Function:
-        """void tile(ptr words, ptr strip, ptr x, ptr out): one strip against a tile of rows."""
-        params = [("words", ptr), ("strip", ptr), ("x", ptr), ("out", ptr)]
+        """void tile(ptr args, ptr strip, ptr x, ptr out): one strip against a tile of rows."""
+        params = [("args", ptr), ("strip", ptr), ("x", ptr), ("out", ptr)]
         f = self.m.function(f"tile{rows}", params, internal=True)
         lanes = f.target.lanes(32)
-        strip = Strip(f, self.spec.scheme, f["strip"], f["x"], self.word(f, "k"))
+        strip = Strip(f, self.spec.scheme, f["strip"], f["x"], self.arg(f, "k"))
         # Few rows take all columns at once, since memory is read in order then.
         vectors = ROWS // lanes if rows * (ROWS // lanes) <= 4 else 1
         for shift in f.range(0, ROWS, lanes * vectors):
@@ -200,10 +200,10 @@ class Product:
     def _finish(self, sums: Value, rows: Value, r: Value, column: Value, route: Value) -> None:
         f = self.f
         at = r * self["n"] + column
-        f.call(self.finish, f["words"], sums, rows, at, column, f.gep(route, r, 4))
+        f.call(self.finish, f["args"], sums, rows, at, column, f.gep(route, r, 4))
 
     def _tile(self, tile: Function, w: Value, x: Value, out: Value) -> None:
         f = self.f
         for s in range(self.strips):
             strip = f.gep(w, self["strip"]) if s else w
-            f.call(tile, f["words"], strip, x, f.gep(out, 4 * ROWS * s))
+            f.call(tile, f["args"], strip, x, f.gep(out, 4 * ROWS * s))

@@ -18,7 +18,7 @@ SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
 
 @dataclass(frozen=True)
 class RepackStrips(KernelSpec):
-    """words: w, scale, zp, out, weights, n, halves, blocks, words, strip
+    """args: w, scale, zp, out, weights, n, halves, blocks, words, strip
 
     `weights` weights of `halves` times `n` rows, rows of `blocks` blocks of `words` words; with two
     halves they are a pair. `strip` is the bytes of a strip.
@@ -31,7 +31,7 @@ class RepackStrips(KernelSpec):
         return f"repack {self.scheme}"
 
     def sizes(self, weights: Dim, rows: int, k: int, pair: bool) -> list[Dim]:
-        """The words behind the pointers, for weights of `rows` rows in all."""
+        """The args behind the pointers, for weights of `rows` rows in all."""
         layout = strip_layout(self.scheme, k)
         assert layout is not None
         halves = 2 if pair else 1
@@ -45,9 +45,9 @@ class RepackStrips(KernelSpec):
 class _Repack:
     def __init__(self, scheme: QuantScheme, f: Function) -> None:
         self.f, self.scheme = f, scheme
-        self.w, self.scale, self.zp, self.out = (f.word(f["words"], i) for i in range(4))
+        self.w, self.scale, self.zp, self.out = (f.arg(f["args"], i) for i in range(4))
         names = ("weights", "n", "halves", "blocks", "words", "strip")
-        self.size = {name: f.word(f["words"], 4 + i, i64) for i, name in enumerate(names)}
+        self.size = {name: f.arg(f["args"], 4 + i, i64) for i, name in enumerate(names)}
         layout = strip_layout(scheme, scheme.block or scheme.block_size * 16)
         assert layout is not None
         self.layout = layout

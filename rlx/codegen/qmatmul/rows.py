@@ -15,7 +15,7 @@ _STEP = 16  # codes at a time: a run of the smallest kind
 
 @dataclass(frozen=True)
 class QuantizeRows(KernelSpec):
-    """words: x, out, rows, k
+    """args: x, out, rows, k
 
     x [rows, k] becomes quantised rows. The kernel works block by block, so that the blocks of one
     row are shared by all workers.
@@ -30,8 +30,8 @@ class QuantizeRows(KernelSpec):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        x, out = f.word(f["words"], 0), f.word(f["words"], 1)
-        rows, k = (f.word(f["words"], i, i64) for i in (2, 3))
+        x, out = f.arg(f["args"], 0), f.arg(f["args"], 1)
+        rows, k = (f.arg(f["args"], i, i64) for i in (2, 3))
         layout = self.layout
         size, blocks, bytes_ = self.sizes(f, k)
         done = f.i64(0)

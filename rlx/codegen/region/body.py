@@ -13,6 +13,7 @@ from rlx.codegen.region.elements import apply
 from rlx.codegen.region.nest import (
     ROW,
     Apply,
+    Arg,
     Checked,
     Count,
     Literal,
@@ -21,7 +22,6 @@ from rlx.codegen.region.nest import (
     Quantity,
     Table,
     Walk,
-    Word,
 )
 from rlx.codegen.region.registers import (
     Complex,
@@ -69,15 +69,15 @@ class Body:
     def __init__(self, f: Function, nest: Nest, columns: bool) -> None:
         self.f, self.nest, self.columns = f, nest, columns
         self.streams = False  # whether vectors are stored past the caches
-        self.words = self._read_words()
+        self.args = self._read_args()
         self.levels = self._walk_levels()
 
-    # -- words --------------------------------------------------------------------------------
+    # -- args --------------------------------------------------------------------------------
 
-    def _read_words(self) -> dict[Word, Value]:
+    def _read_args(self) -> dict[Arg, Value]:
         """All of them, before any loop."""
         f, nest = self.f, self.nest
-        pointers = {w.pointer for w in nest.walks() if isinstance(w.pointer, Word)}
+        pointers = {w.pointer for w in nest.walks() if isinstance(w.pointer, Arg)}
         numbers: set[Quantity] = {*nest.rows, *(q for space in nest.spaces for q in space)}
         for walk in nest.walks():
             numbers |= {*walk.steps.rows, *walk.steps.inner, *(q for _, q in walk.terms)}
@@ -89,14 +89,14 @@ class Body:
         if nest.report is not None:
             pointers.add(nest.report.address)
             numbers.add(nest.report.node)
-        wanted = [(w.index, w) for w in {*pointers, *numbers} if isinstance(w, Word)]
+        wanted = [(w.index, w) for w in {*pointers, *numbers} if isinstance(w, Arg)]
         return {
-            w: f.word(f["words"], at) if w in pointers else f.word(f["words"], at, i64)
+            w: f.arg(f["args"], at) if w in pointers else f.arg(f["args"], at, i64)
             for at, w in sorted(wanted, key=lambda pair: pair[0])
         }
 
     def number(self, q: Quantity) -> Value:
-        return self.f.i64(q) if isinstance(q, int) else self.words[q]
+        return self.f.i64(q) if isinstance(q, int) else self.args[q]
 
     def product(self, quantities: Sequence[Quantity]) -> Value:
         total = self.f.i64(1)
@@ -130,8 +130,8 @@ class Body:
         return Frame({w: self._start(w) for w in self.nest.walks()})
 
     def _start(self, walk: Walk) -> Value:
-        if isinstance(walk.pointer, Word):
-            return self.words[walk.pointer]
+        if isinstance(walk.pointer, Arg):
+            return self.args[walk.pointer]
         table: Table = walk.pointer
         base = self.f.module.table(self.f, table.data)
         return self.f.gep(base, table.shift, walk.dtype.bytes)
@@ -244,7 +244,7 @@ class Body:
     def report(self) -> None:
         report = self.nest.report
         assert report is not None
-        self.f.store(self.words[report.node], self.words[report.address])
+        self.f.store(self.args[report.node], self.args[report.address])
 
     # -- memory -------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from rlx.codegen.region.registers import (
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType, bool_, f32, f64, promote
 from rlx.ir.op import Op, lookup
-from rlx.ir.ops._composite import decomposed
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
 
 Operand = tuple[Element, DType]
@@ -51,6 +51,11 @@ def has_vector_code(record: Op | type[Op]) -> bool:
     return record.name in NAMES
 
 
+def can_activate(name: str) -> bool:
+    """Whether kernels can apply the activation: by vector code, or by its decomposition."""
+    return name == "none" or name in NAMES or lookup(name).has_decomposition()
+
+
 def activate(name: str, x: Value) -> Value:
     """The activation called `name` of a float vector, with its default attributes."""
     if name == "none":
@@ -60,28 +65,29 @@ def activate(name: str, x: Value) -> Value:
     if has_vector_code(record):
         made = _unary(x.fn, record, x, dtype, dtype)
     else:
-        made = _decomposed(x.fn, record, x, dtype)
+        made = _decomposed(x.fn, record, [(x, dtype)])
     assert isinstance(made, Value)
     return made
 
 
-def _decomposed(f: Function, record: Op, x: Value, dtype: DType) -> Element:
-    """An op of one element by its decomposition, which is elementwise too."""
-    graph = decomposed(record, (Shape([1], dtype),))
+def _decomposed(f: Function, record: Op, operands: Sequence[Operand]) -> Element:
+    """An op by its decomposition, which is elementwise too."""
+    graph = decomposed(record, tuple([Shape([1], dtype) for _, dtype in operands]))
     if graph is None:
-        raise CodegenError("no code and no decomposition", where=record.name, got=dtype)
+        raise CodegenError("no code and no decomposition", where=record.name)
+    given = iter([x for x, _ in operands])
     known: dict[Any, Element] = {}
     for node in graph.nodes:
         op: Any = node.op
-        operands = [(known[v], v.dtype) for v in node.inputs]
+        args = [(known[v], v.dtype) for v in node.inputs]
         if op.name == "input":
-            made: Element = x
+            made = next(given)
         elif op.name == "constant" and op.data.array.size == 1:
             made = constant(f, op.data.array.reshape(()).item(), node.output.dtype)
         elif has_vector_code(op):
-            made = apply(f, op, operands, node.output.dtype)
-        elif op.is_elementwise and len(operands) == 1 and isinstance(operands[0][0], Value):
-            made = _decomposed(f, op, operands[0][0], operands[0][1])
+            made = apply(f, op, args, node.output.dtype)
+        elif op.is_elementwise:
+            made = _decomposed(f, op, args)
         else:
             raise CodegenError(
                 "the decomposition is not elementwise", where=record.name, got=str(op),

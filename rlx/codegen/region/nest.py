@@ -16,8 +16,8 @@ ROW = -1
 
 
 @dataclass(frozen=True)
-class Word:
-    """A number that comes with each run: word `index` of the kernel."""
+class Arg:
+    """A number that comes with each run: arg `index` of the kernel."""
 
     index: int
 
@@ -30,7 +30,7 @@ class Table:
     shift: int = 0
 
 
-Quantity = int | Word
+Quantity = int | Arg
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Walk:
     `terms` are (instruction, stride): indices that are data.
     """
 
-    pointer: Word | Table
+    pointer: Arg | Table
     dtype: DType
     steps: Steps
     terms: tuple[tuple[int, Quantity], ...] = ()
@@ -144,10 +144,10 @@ class Store:
 
 @dataclass(frozen=True)
 class Report:
-    """Where an index out of range is reported: the word of the address, and of what to leave."""
+    """Where an index out of range is reported: the arg of the address, and of what to leave."""
 
-    address: Word
-    node: Word
+    address: Arg
+    node: Arg
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rlx.codegen.emit import Module, Value, i64
 from rlx.codegen.region.body import Frame
 from rlx.codegen.region.folds import Accumulator, State
 from rlx.codegen.region.loops import Loops
-from rlx.codegen.region.nest import ROW, Nest, Word
+from rlx.codegen.region.nest import ROW, Arg, Nest
 from rlx.codegen.region.rows import RowEmitter
 from rlx.codegen.region.stages import Pass, Stages
 from rlx.codegen.region.sweep import Sweep
@@ -24,12 +24,12 @@ CELL = 8  # bytes of a number of a state in memory
 
 @dataclass(frozen=True)
 class Split:
-    """The words of a kernel that takes parts: memory for states, parts, and the size of a part."""
+    """The args of a kernel that takes parts: memory for states, parts, and the size of a part."""
 
     stage: int
-    memory: Word
-    parts: Word
-    chunk: Word
+    memory: Arg
+    parts: Arg
+    chunk: Arg
 
 
 def last_stage(nest: Nest) -> int:
@@ -44,9 +44,9 @@ class PartEmitter(RowEmitter):
         super().__init__(m, nest, None, buffers=False)
         f = self.f
         self.split = split
-        self.memory = f.word(f["words"], split.memory.index)
-        self.parts = f.word(f["words"], split.parts.index, i64)
-        self.chunk = f.word(f["words"], split.chunk.index, i64)
+        self.memory = f.arg(f["args"], split.memory.index)
+        self.parts = f.arg(f["args"], split.parts.index, i64)
+        self.chunk = f.arg(f["args"], split.chunk.index, i64)
         self.total = self.body.product(nest.rows)
         self.cell = f.i64(0)  # number of this row and part, of all
 

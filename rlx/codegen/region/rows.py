@@ -14,7 +14,7 @@ from rlx.codegen.emit import Function, Module, Value, i64
 from rlx.codegen.region.body import Body, Frame, Spot
 from rlx.codegen.region.folds import Accumulator, State, join_all
 from rlx.codegen.region.loops import Loops, Part
-from rlx.codegen.region.nest import Nest, Quantity, Word
+from rlx.codegen.region.nest import Arg, Nest, Quantity
 from rlx.codegen.region.registers import Element
 from rlx.codegen.region.stages import Pass, Stages
 from rlx.codegen.region.sweep import Slots, Sweep
@@ -48,13 +48,13 @@ def scratch_sizes(nest: Nest) -> list[tuple[tuple[Quantity, ...], int]]:
 
 
 class RowEmitter:
-    """`scratch` is the word of an address and that of the bytes each worker has there."""
+    """`scratch` is the arg of an address and that of the bytes each worker has there."""
 
     def __init__(
         self,
         m: Module,
         nest: Nest,
-        scratch: tuple[Word, Word] | None = None,
+        scratch: tuple[Arg, Arg] | None = None,
         buffers: bool = True,
         results: bool = True,
     ) -> None:
@@ -68,7 +68,7 @@ class RowEmitter:
         self.spots: dict[int, list[Spot]] = {}
         self.buffers = self._buffers(scratch)
 
-    def _buffers(self, scratch: tuple[Word, Word] | None) -> dict[int, Value]:
+    def _buffers(self, scratch: tuple[Arg, Arg] | None) -> dict[int, Value]:
         """Memory of this worker for elements that are kept."""
         f, body = self.f, self.body
         sizes = stack_bytes(self.nest, self.stages)
@@ -76,8 +76,8 @@ class RowEmitter:
         rest = [k for k in self.stages.keeps.values() if k.walk is None and k.number not in sizes]
         if rest:
             assert scratch is not None
-            step = f.word(f["words"], scratch[1].index, i64)
-            base = f.gep(f.word(f["words"], scratch[0].index), f["tid"].to(i64) * step)
+            step = f.arg(f["args"], scratch[1].index, i64)
+            base = f.gep(f.arg(f["args"], scratch[0].index), f["tid"].to(i64) * step)
             for keep in rest:
                 found[keep.number] = base
                 base = f.gep(base, body.product(self.nest.spaces[keep.space]), keep.bytes)

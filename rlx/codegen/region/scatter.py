@@ -18,7 +18,7 @@ STRIP = 256  # elements of a slice that a worker takes at a time
 
 @dataclass(frozen=True)
 class Scatter(KernelSpec):
-    """words: result, indices, updates, outer, size, inner, count, status, node
+    """args: result, indices, updates, outer, size, inner, count, status, node
 
     The result is [outer, size, inner] and updates are [outer, count, inner], both without gaps.
     """
@@ -34,7 +34,7 @@ class Scatter(KernelSpec):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        outer, size, inner = (f.word(f["words"], at, i64) for at in (3, 4, 5))
+        outer, size, inner = (f.arg(f["args"], at, i64) for at in (3, 4, 5))
         strips = f.ceil_div(inner, STRIP)
         lo, hi = f.split(outer * strips)
         for item in f.range(lo, hi):
@@ -47,9 +47,9 @@ class Scatter(KernelSpec):
         self, f: Function, block: Value, size: Value, inner: Value, start: Value, width: Value
     ) -> None:
         """All updates of one strip of elements."""
-        result, indices, updates = (f.word(f["words"], at) for at in range(3))
-        count = f.word(f["words"], 6, i64)
-        status, node = f.word(f["words"], 7), f.word(f["words"], 8, i64)
+        result, indices, updates = (f.arg(f["args"], at) for at in range(3))
+        count = f.arg(f["args"], 6, i64)
+        status, node = f.arg(f["args"], 7), f.arg(f["args"], 8, i64)
         to = f.gep(result, block * size * inner + start, self.result.bytes)
         source = f.gep(updates, block * count * inner + start, self.updates.bytes)
         lanes = f.target.lanes(max(register_type(d).bits for d in (self.result, self.updates)))

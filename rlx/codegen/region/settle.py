@@ -1,5 +1,5 @@
 """Settling the loops of a kernel: axes that lie gapless behind each other become one, one axis is
-chosen for the lanes of vectors, and everything that comes with a run gets a word."""
+chosen for the lanes of vectors, and everything that comes with a run gets an arg."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rlx.codegen.region.kernels import Stored, Traced
 from rlx.codegen.region.nest import (
     ROW,
     Apply,
+    Arg,
     Checked,
     Count,
     Fold,
@@ -24,7 +25,6 @@ from rlx.codegen.region.nest import (
     Store,
     Table,
     Walk,
-    Word,
 )
 from rlx.codegen.region.trace import Item, Place
 from rlx.ir.dim import Dim, same
@@ -34,14 +34,14 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class Address:
-    """A word that is the address of an element of a tensor."""
+    """An arg that is the address of an element of a tensor."""
 
     place: Place
     shift: Dim
     bytes: int  # per element
 
 
-REPORT, NODE = "report", "node"  # words: where bad data is reported, and the number to leave there
+REPORT, NODE = "report", "node"  # args: where bad data is reported, and the number to leave there
 Meaning = Address | Dim | str
 
 
@@ -50,7 +50,7 @@ class Settled:
     """A kernel whose loops are settled; one object for all nodes that are alike."""
 
     nest: Nest
-    words: list[Meaning]
+    args: list[Meaning]
     columns: bool  # lanes lie along the last row axis, not along the elements that are folded
 
 
@@ -67,15 +67,15 @@ class _Group:
 
 
 @dataclass
-class _Words:
+class _Args:
     meanings: list[Meaning] = field(default_factory=list)
-    _addresses: dict[Address, Word] = field(default_factory=dict)
+    _addresses: dict[Address, Arg] = field(default_factory=dict)
 
-    def new(self, meaning: Meaning) -> Word:
+    def new(self, meaning: Meaning) -> Arg:
         self.meanings.append(meaning)
-        return Word(len(self.meanings) - 1)
+        return Arg(len(self.meanings) - 1)
 
-    def address(self, place: Place, shift: Dim, size: int) -> Word | Table:
+    def address(self, place: Place, shift: Dim, size: int) -> Arg | Table:
         if place.kind == "table":
             assert isinstance(shift, int)
             return Table(place.data, shift)
@@ -92,7 +92,7 @@ def settle(traced: Traced) -> Settled:
 class _Settling:
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
-        self.words = _Words()
+        self.args = _Args()
         self.paths = [i.address for i in traced.items if i.what in ("read", "count")]
         self.paths += [s.address for s in traced.stores]
         self.report: Report | None = None
@@ -176,16 +176,16 @@ class _Settling:
         chosen = self.paths if paths is None else paths
         return sum(any(k in axes and c == 1 for k, c in p.terms) for p in chosen)
 
-    # -- words --------------------------------------------------------------------------------
+    # -- args --------------------------------------------------------------------------------
 
     def run(self) -> Settled:
         levels = [self._level(item.axes) for item in self.traced.items]
         code = [self._instruction(i, n) for i, n in zip(self.traced.items, levels, strict=True)]
         stores = [self._store(s) for s in self.traced.stores]
-        rows = tuple(self.words.new(g.size) for g in self.rows)
+        rows = tuple(self.args.new(g.size) for g in self.rows)
         spaces = tuple(self._sizes(groups) for groups in self.spaces)
         nest = Nest(rows, spaces, tuple(code), tuple(stores), self.report, self.tiled)
-        return Settled(nest, self.words.meanings, self.columns)
+        return Settled(nest, self.args.meanings, self.columns)
 
     def _sizes(self, groups: Sequence[_Group]) -> tuple[Quantity, ...]:
         """Inner sizes are part of the code, unless all there is is one long axis."""
@@ -197,7 +197,7 @@ class _Settling:
     def _quantity(self, value: Dim, constant: bool) -> Quantity:
         if isinstance(value, int) and (constant or value == 0):
             return value
-        return self.words.new(value)
+        return self.args.new(value)
 
     def _level(self, axes: frozenset[int]) -> int:
         outer = {a for g in self.rows for a in g.axes}
@@ -222,7 +222,7 @@ class _Settling:
         )
 
     def _walk(self, place: Place, dtype: DType, path: Affine, level: int) -> Walk:
-        pointer = self.words.address(place, path.constant, dtype.bytes)
+        pointer = self.args.address(place, path.constant, dtype.bytes)
         terms = tuple((-1 - k, self._quantity(c, True)) for k, c in path.terms if k < 0)
         return Walk(pointer, dtype, self._steps(path, level), terms)
 
@@ -245,8 +245,8 @@ class _Settling:
 
     def check(self, item: Item, level: int) -> Instruction:
         if self.report is None:
-            self.report = Report(self.words.new(REPORT), self.words.new(NODE))
-        return Checked(item.dtype, level, item.args[0], self.words.new(item.size))
+            self.report = Report(self.args.new(REPORT), self.args.new(NODE))
+        return Checked(item.dtype, level, item.args[0], self.args.new(item.size))
 
     def fold(self, item: Item, level: int) -> Instruction:
         place = item.args[1] if len(item.args) > 1 else None

@@ -7,7 +7,7 @@ from functools import cached_property
 from rlx.codegen.emit import Module
 from rlx.codegen.kernel import KernelSpec
 from rlx.codegen.region.columns import ColumnEmitter
-from rlx.codegen.region.nest import Apply, Fold, Nest, Word
+from rlx.codegen.region.nest import Apply, Arg, Fold, Nest
 from rlx.codegen.region.parts import PartEmitter, Split
 from rlx.codegen.region.rows import RowEmitter
 from rlx.codegen.region.stream import StreamEmitter
@@ -18,14 +18,14 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class Region(KernelSpec):
-    """words: as the nest numbers them; then those that `scratch` names, the address of scratch
+    """args: as the nest numbers them; then those that `scratch` names, the address of scratch
     memory and the bytes each worker has of it, or those of `split`.
 
     A kernel that `streams` writes results past the caches."""
 
     nest: Nest
     columns: bool = False
-    scratch: tuple[Word, Word] | None = None
+    scratch: tuple[Arg, Arg] | None = None
     split: Split | None = None
     streams: bool = False
 

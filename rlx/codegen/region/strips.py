@@ -79,7 +79,7 @@ class StripEmitter:
         size = body.number(last)
         blocks = f.ceil_div(size, WIDTH)
         count = body.product(others) * blocks
-        cuts = self._word(self.split.parts.index) if self.split is not None else f.i64(1)
+        cuts = self._arg(self.split.parts.index) if self.split is not None else f.i64(1)
         lo, hi = f.split(count * cuts)
         for item in f.range(lo, hi):
             strip = item.udiv(cuts)
@@ -92,8 +92,8 @@ class StripEmitter:
             else:
                 self._part(self.split, item - strip * cuts, cuts, row * size)
 
-    def _word(self, index: int) -> Value:
-        return self.f.word(self.f["words"], index, i64)
+    def _arg(self, index: int) -> Value:
+        return self.f.arg(self.f["args"], index, i64)
 
     def _strip(self) -> None:
         self.ready = set()
@@ -224,7 +224,7 @@ class StripEmitter:
                 self._finish(this, join)
             self._values(stage)
         f.if_(part.eq(0), lambda: self._stores(split.stage - 1))
-        chunk = self._word(split.chunk.index)
+        chunk = self._arg(split.chunk.index)
         for this in self._passes(split.stage):
             size = self.body.number(self.nest.spaces[this.space][0])
             start = f.min(part * chunk, size)
@@ -252,8 +252,8 @@ class StripEmitter:
         f = self.f
         position = list(self.states).index((number, component))
         total = self.body.product(self.nest.rows)
-        base = f.load(f["words"], ptr, 8 * split.memory.index)
-        row = f.gep(base, (self._word(split.parts.index) * position + part) * total, CELL)
+        base = f.load(f["args"], ptr, 8 * split.memory.index)
+        row = f.gep(base, (self._arg(split.parts.index) * position + part) * total, CELL)
         found = [a for p in self.stages.passes for n, a in self._accumulators(p) if n == number]
         return f.gep(row, first, found[0].types(1)[component])
 

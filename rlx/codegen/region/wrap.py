@@ -10,7 +10,7 @@ from rlx.codegen.region.elements import has_vector_code
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
-from rlx.ir.ops._composite import decomposed
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.origin import UNKNOWN
 from rlx.ir.shape import Shape
 

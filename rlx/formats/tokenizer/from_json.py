@@ -83,7 +83,7 @@ def _id(backend: Any, token: object) -> int | None:
 
 
 def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the tokenizer puts before and after a text, seen on one."""
+    """The special tokens before and after a text."""
     seen = backend.encode("a")
     marks: list[int] = seen.special_tokens_mask
     if all(marks):
@@ -94,7 +94,7 @@ def _around(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _between(backend: Any) -> tuple[tuple[int, ...] | None, int]:
-    """What the tokenizer puts between two texts, and the kind of the second one."""
+    """The separator of a pair of texts, and the token type id of the second one."""
     seen = backend.encode("a", "a")
     if not {0, 1} <= {*seen.sequence_ids}:
         return None, 1
@@ -104,7 +104,7 @@ def _between(backend: Any) -> tuple[tuple[int, ...] | None, int]:
 
 
 def _switched(around: tuple[int, ...], token: int, on: object) -> tuple[int, ...]:
-    """With the token where the settings ask for it and it is not there, or without it."""
+    """With the token added or removed, as the settings say."""
     if on:
         return around if token in around else (*around, token)
     return tuple(t for t in around if t != token)
@@ -118,7 +118,7 @@ def _generation_ends(folder: Path) -> set[int]:
 
 
 def _decoder(backend: Any) -> TokenDecoder:
-    """How the decoder of the tokenizer joins tokens."""
+    """The decoder, by its type in the library."""
     decoder = backend.decoder
     state = json.loads(decoder.__getstate__()) if decoder is not None else {}
     parts = state.get("decoders", [state]) if isinstance(state, dict) else []
@@ -140,7 +140,7 @@ def _decoder(backend: Any) -> TokenDecoder:
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name, from wherever the folder keeps them."""
+    """Chat templates by name, from any of the files that may have them."""
     found: dict[str, str] = {}
     given = settings.get("chat_template")
     if given is None and (folder / "chat_template.json").is_file():

@@ -4,7 +4,7 @@
         "mish",
         lambda x: x * np.tanh(np.logaddexp(x, 0)),
         "x · tanh(softplus(x))",
-        lambda g, x: g.mul(x, g.tanh(g.softplus(x))),
+        lambda g, x: x * g.tanh(g.softplus(x)),
     )
 
 A row has the op's name, its NumPy function (the reference), what it computes, and its decomposition
@@ -158,10 +158,10 @@ unary("erf", _each(math.erf), "the error function, 2/√π ∫₀ˣ e^(−t²) d
 
 unary(
     "rsqrt", lambda x: 1.0 / np.sqrt(x), "1 / √x; inf at 0, NaN below",
-    lambda g, x: g.div(1.0, g.sqrt(x)),
+    lambda g, x: 1.0 / g.sqrt(x),
 )  # fmt: skip
-unary("reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0", lambda g, x: g.div(1.0, x))
-unary("tan", np.tan, "tan x, x in radians", lambda g, x: g.div(g.sin(x), g.cos(x)))
+unary("reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0", lambda g, x: 1.0 / x)
+unary("tan", np.tan, "tan x, x in radians", lambda g, x: g.sin(x) / g.cos(x))
 
 
 # -- activations ------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ def _sigmoid(x: Any) -> Any:
 
 
 def _sigmoid_formula(g: Graph, x: Value) -> Any:
-    small = g.exp(g.neg(g.abs(x)))  # never overflows
+    small = g.exp(-g.abs(x))  # never overflows
     top = g.where(g.ge(x, 0.0), g.constant(1.0, x.shape.dtype), small)
-    return g.div(top, g.add(small, 1.0))
+    return top / (small + 1.0)
 
 
 def _gelu_tanh(x: Any) -> Any:
@@ -184,27 +184,26 @@ def _gelu_tanh(x: Any) -> Any:
 
 
 def _gelu_tanh_formula(g: Graph, x: Value) -> Any:
-    cube = g.mul(x, g.mul(x, x))
-    return g.mul(x, g.sigmoid(g.mul(g.add(x, g.mul(cube, 0.044715)), 2 * _SQRT_2_PI)))
+    return x * g.sigmoid((x + x * (x * x) * 0.044715) * (2 * _SQRT_2_PI))
 
 
 unary("sigmoid", _sigmoid, "1 / (1 + e^−x)", _sigmoid_formula)
 unary(
     "silu", lambda x: x * _sigmoid(x), "x · sigmoid(x)",
-    lambda g, x: g.mul(x, g.sigmoid(x)), fuses_formula=True,
+    lambda g, x: x * g.sigmoid(x), fuses_formula=True,
 )  # fmt: skip
 unary(
     "gelu", lambda x: 0.5 * x * _erfc(x * -_SQRT_HALF), "x · (1 + erf(x / √2)) / 2",
-    lambda g, x: g.mul(g.mul(x, 0.5), g.add(g.erf(g.mul(x, _SQRT_HALF)), 1.0)), fuses_formula=True,
+    lambda g, x: x * 0.5 * (g.erf(x * _SQRT_HALF) + 1.0), fuses_formula=True,
 )  # fmt: skip
 unary("gelu_tanh", _gelu_tanh, "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2", _gelu_tanh_formula)
 unary(
     "gelu_quick", lambda x: x * _sigmoid(1.702 * x), "x · sigmoid(1.702 x)",
-    lambda g, x: g.mul(x, g.sigmoid(g.mul(x, 1.702))), fuses_formula=True,
+    lambda g, x: x * g.sigmoid(x * 1.702), fuses_formula=True,
 )  # fmt: skip
 unary(
     "softplus", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), "ln(1 + e^x)",
-    lambda g, x: g.add(g.maximum(x, 0.0), g.log1p(g.exp(g.neg(g.abs(x))))),
+    lambda g, x: g.maximum(x, 0.0) + g.log1p(g.exp(-g.abs(x))),
 )  # fmt: skip
 
 
@@ -218,7 +217,7 @@ class LeakyRelu(FloatUnary):
         return np.where(x >= 0, x, self.alpha * x)
 
     def formula(self, g: Graph, x: Value) -> Any:
-        return g.where(g.ge(x, 0.0), x, g.mul(x, self.alpha))
+        return g.where(g.ge(x, 0.0), x, x * self.alpha)
 
 
 @op("elu")
@@ -231,7 +230,7 @@ class Elu(FloatUnary):
         return np.where(x >= 0, x, self.alpha * np.expm1(x))
 
     def formula(self, g: Graph, x: Value) -> Any:
-        return g.where(g.ge(x, 0.0), x, g.mul(g.expm1(x), self.alpha))
+        return g.where(g.ge(x, 0.0), x, g.expm1(x) * self.alpha)
 
 
 # -- functions that keep the element type; integers wrap --------------------------------------
@@ -262,7 +261,7 @@ def _sign_formula(g: Graph, x: Value) -> Any:
 
 
 unary("neg", np.negative, "−x", base=_Numeric)
-unary("square", lambda x: x * x, "x²", lambda g, x: g.mul(x, x), base=_Numeric)
+unary("square", lambda x: x * x, "x²", lambda g, x: x * x, base=_Numeric)
 unary("sign", np.sign, "−1, 0 or 1; NaN of NaN", _sign_formula, base=Unary)
 unary(
     "relu", lambda x: np.maximum(x, 0), "max(x, 0); NaN of NaN",

@@ -24,8 +24,8 @@ from rlx.ir.ops._common import (
     result_type,
     rounded,
 )
-from rlx.ir.ops._composite import Composite
 from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops.composite import Composite
 from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
 
 if TYPE_CHECKING:

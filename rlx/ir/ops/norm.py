@@ -13,8 +13,8 @@ from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dim import Dim, same
 from rlx.ir.op import Cost, op
 from rlx.ir.ops._common import require_float, result_type
-from rlx.ir.ops._composite import Composite, traffic
 from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops.composite import Composite, traffic
 from rlx.ir.shape import Shape, normalize_axis
 
 if TYPE_CHECKING:

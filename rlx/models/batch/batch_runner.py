@@ -48,7 +48,8 @@ class BatchRunner(ModelRunner):
         self._samplers: dict[str, CompiledGraph] = {}
         (self._graph,) = self.compile(pool.entry_point, pool.spec).values()
         if pool.adapter_shape is not None:
-            share_states(self._graph, stacked(pool.adapters, pool.adapter_shape))
+            put, states = self._graph.allocator.put, stacked(pool.adapters, pool.adapter_shape)
+            share_states(self._graph, {name: put(array) for name, array in states.items()})
 
     def check(self, tokens: Sequence[int]) -> None:
         hint = "make the engine with a larger context=, or shorten the prompt"

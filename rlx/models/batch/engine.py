@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlx.backends.registry import get_backend
 from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
@@ -70,7 +71,9 @@ class Engine:
         for path in adapters:
             add_adapter(self.adapters, path, file)
         asked["adapters"] = [*self.adapters.values()]
-        pool = KVPool.of(file, **asked, memory=free_memory() // 2)
+        on_device = get_backend(device).allocator.free_bytes()
+        memory = (free_memory() if on_device is None else on_device) // 2
+        pool = KVPool.of(file, **asked, memory=memory)
         self.runner = BatchRunner(pool, device, threads, bundle)
         self.tokenizer = file.tokenizer()
         self.pages = PageAllocator(pool.slots // PAGE, PAGE)

@@ -12,7 +12,7 @@ from typing import Any
 from rlx.ir.dtype import f32
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op, on_register
-from rlx.ir.ops._composite import decomposed
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
 from rlx.passes.pattern import Match, OpPattern, Part, number, op
 from rlx.passes.rewrite import Result, Rule
@@ -80,7 +80,10 @@ def formula_pattern(record: Op) -> OpPattern:
         if node.op.name == "input":
             return "x"
         known = number(value)
-        return known if known is not None else op(node.op.name, *map(part, node.inputs))
+        if known is not None:
+            return known
+        same = node.op.__eq__ if node.op.fields else None  # attributes are part of the formula
+        return op(node.op.name, *map(part, node.inputs), when=same)
 
     pattern = part(graph.outputs[0])
     assert isinstance(pattern, OpPattern)

@@ -1,4 +1,4 @@
-"""Copies in front of kernels that cannot read a strided view."""
+"""Contiguous copies in front of kernels that cannot read a strided view."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlx.ir.op import lookup
 from rlx.passes.views import Placed, find_views, is_plain
 
 
-def insert_copies(graph: Graph) -> Graph:
+def insert_contiguous(graph: Graph) -> Graph:
     """Views that are not row-major become `contiguous` values before a kernel that needs that.
 
-    One copy serves all such readers. A view that cannot be expressed with strides at all (a reshape
-    of a transposed tensor) gets a copy of its operand, and is then a plain view of the copy.
+    One copy serves all such readers. A view that strides cannot express (a reshape of a transposed
+    tensor) gets a copy of its operand, and is then a row-major view of the copy.
     """
     views = find_views(graph.nodes)
     copied: dict[Value, Value] = {}

@@ -1,13 +1,13 @@
-"""Ops that put elements at their places: concat, pad, and writes to states, as copies of boxes."""
+"""Ops that copy blocks of elements: concat, pad, and writes to states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from rlx.backends.cpu.carry import is_written
 from rlx.backends.cpu.indexing import write_at
-from rlx.backends.cpu.lowering import Context, Step, lowers
+from rlx.backends.cpu.lowering import Context, KernelLaunch, lowers
+from rlx.backends.cpu.recurrent import is_written
 from rlx.backends.cpu.region import step_for
 from rlx.codegen.region.copies import Box, copy, fill
 from rlx.codegen.region.settle import Settled
@@ -20,7 +20,7 @@ from rlx.ir.shape import Shape, normalize_axis
 _RESULT = Place("result")
 
 
-def _steps(node: Node, ctx: Context, kernels: list[Settled]) -> list[Step]:
+def _steps(node: Node, ctx: Context, kernels: list[Settled]) -> list[KernelLaunch]:
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     steps = [step_for(node, ctx, k) for k in kernels]
     for step in steps:
@@ -34,7 +34,7 @@ def _operand(node: Node, ctx: Context, number: int) -> Box:
 
 
 @lowers("concat", strided=True)
-def lower_concat(node: Node, ctx: Context) -> list[Step]:
+def lower_concat(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     out = node.output.shape
     at = normalize_axis(op.axis, out.rank)
@@ -51,7 +51,7 @@ def lower_concat(node: Node, ctx: Context) -> list[Step]:
 
 
 @lowers("state_update", strided=lambda node: len(node.inputs) == 2)
-def lower_state_update(node: Node, ctx: Context) -> list[Step]:
+def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     state, update, *slots = node.inputs
     if 0 in update.shape.dims or is_written(node, ctx):
@@ -68,7 +68,7 @@ def lower_state_update(node: Node, ctx: Context) -> list[Step]:
 
 
 @lowers("pad", strided=True)
-def lower_pad(node: Node, ctx: Context) -> list[Step]:
+def lower_pad(node: Node, ctx: Context) -> list[KernelLaunch]:
     """The operand into the middle, then the borders, one axis after the other: those of a later
     axis are copied with the borders of earlier ones."""
     op: Any = node.op
