@@ -86,12 +86,12 @@ from rlx.backends.registry import (
     available_devices as available_devices,
     register_backend as register_backend,
 )
-from rlx.models.encoders.embed import EncoderModel as EncoderModel, Ranked as Ranked
-from rlx.models.answer import Generation as Generation
+from rlx.models.encoder_model import EncoderModel as EncoderModel, Ranked as Ranked
+from rlx.models.generation import Generation as Generation
 from rlx.models.batch.engine import Engine as Engine
-from rlx.models.language import LanguageModel as LanguageModel
+from rlx.models.language_model import LanguageModel as LanguageModel
 from rlx.models.load import load as load
-from rlx.models.measuring import profile_model as profile_model
+from rlx.models.benchmark import profile_model as profile_model
 from rlx.models.sampling import GenerationSettings as GenerationSettings
 from rlx.runtime.aot import AotCache as AotCache
 from rlx.runtime.buckets import BucketedCompileCache as BucketedCompileCache

@@ -21,8 +21,8 @@ from rlx.support.records import dataclass
 if TYPE_CHECKING:
     from rlx.cli.bench_cases import Cases, Measured
     from rlx.cli.peers import Peer
-    from rlx.models.encoders.embed import EncoderModel
-    from rlx.models.language import LanguageModel
+    from rlx.models.encoder_model import EncoderModel
+    from rlx.models.language_model import LanguageModel
 
 _PEERS = ("llama.cpp",)
 
@@ -79,7 +79,7 @@ class Against:
     ) -> AbstractContextManager[Peer | None]:
         from rlx.backends.registry import Device
         from rlx.cli.peers import start_llama_cpp
-        from rlx.models.language import LanguageModel
+        from rlx.models.language_model import LanguageModel
         from rlx.specialize.options import CompileOptions
 
         if self.peer is None:
@@ -91,7 +91,7 @@ class Against:
             )
         with console.working(f"starting {self.peer}"):
             workers = Device.of("cpu").backend.workers(CompileOptions(threads=threads))
-            return start_llama_cpp(self.peer_python, path, workers, model.engine.context)
+            return start_llama_cpp(self.peer_python, path, workers, model.runner.context)
 
 
 @spread
@@ -133,11 +133,11 @@ def _about(
     name: str, model: LanguageModel | EncoderModel, loaded: float, loading: Measuring
 ) -> dict[str, Any]:
     from rlx.cli.programs import bytes_per_run
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
     found: dict[str, Any] = {"model": name, "device": loading.device}
     if isinstance(model, LanguageModel):
-        found |= {"kv": model.engine.kv, "context": model.engine.context}
+        found |= {"kv": model.runner.kv, "context": model.runner.context}
     return found | {"load_seconds": loaded, "weight_bytes": bytes_per_run(model.model)}
 
 
@@ -149,7 +149,7 @@ def _measure(
     loading: Measuring,
 ) -> list[Measured]:
     from rlx.cli.bench_cases import Cases
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
     with console.counted("measuring", None) as done:
         cases = Cases(tests.repeat, read, peer, done)
@@ -161,9 +161,9 @@ def _measure(
 def _measure_language(
     model: LanguageModel, tests: Tests, cases: Cases, loading: Measuring
 ) -> list[Measured]:
-    from rlx.models.measuring import BatchRuns, LanguageRuns
+    from rlx.models.benchmark import BatchRuns, LanguageRuns
 
-    lengths = tests.lengths(model.engine.context - tests.new)
+    lengths = tests.lengths(model.runner.context - tests.new)
     rows: list[Measured] = []
     batches = tests.batch or [1]
     if 1 in batches:
@@ -180,7 +180,7 @@ def _measure_language(
 
 
 def _measure_encoder(model: EncoderModel, tests: Tests, cases: Cases) -> list[Measured]:
-    from rlx.models.measuring import EncoderRuns
+    from rlx.models.benchmark import EncoderRuns
 
     runs, batches = EncoderRuns(model), tests.batch or [1, 8]
     lengths = tests.lengths(model.max_tokens)

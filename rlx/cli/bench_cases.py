@@ -10,7 +10,7 @@ from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.cli.peers import Peer
-    from rlx.models.measuring import BatchRuns, EncoderRuns, LanguageRuns
+    from rlx.models.benchmark import BatchRuns, EncoderRuns, LanguageRuns
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def chat(
         model.tokenizer.chat_template()  # raises where the model has no chat template
         talk = Conversation(model, system, settings)
         if sys.stdin.isatty():
-            console.note(f"{name}, context {model.engine.context}; /help shows the commands")
+            console.note(f"{name}, context {model.runner.context}; /help shows the commands")
         _loop(talk, line_reader([*COMMANDS], _history() if keep else None))
 
 
@@ -87,7 +87,7 @@ def _turn(talk: Conversation, text: str) -> None:
 
 
 def _why_cut(talk: Conversation) -> str:
-    engine, settings = talk.model.engine, talk.known_settings()
+    engine, settings = talk.model.runner, talk.known_settings()
     if talk.last is not None and len(talk.last.tokens) >= settings["max_tokens"]:
         return f"cut at {settings['max_tokens']} tokens; /set max_tokens N for more"
     return f"the context of {engine.context} tokens is full; /reset, or /set overflow shift"
@@ -158,7 +158,7 @@ def _shown(value: object) -> str:
 
 
 def _stats(chat: Conversation, _: str) -> None:
-    engine = chat.model.engine
+    engine = chat.model.runner
     console.facts(
         [
             ("last answer", render.timings(chat.last) if chat.last else "none yet"),

@@ -92,7 +92,8 @@ def compile_(
     seconds, size = time.perf_counter() - start, file.stat().st_size
     if json:
         made: dict[str, Any] = {"path": str(file), "bytes": size, "seconds": seconds, "cpu": cpu}
-        made |= {"model": str(path), "kind": plan.kind, "uses": [*plan.uses], **plan.facts}
+        made |= {"model": str(path), "kind": plan.kind, **plan.settings}
+        made["uses"] = [*plan.entry_points]
         console.write_json(made | {"variants": {n: str(v) for n, v in plan.variants.items()}})
         return
     console.note(f"{file}: {plan.count} executables, {console.size(size)}, {seconds:.1f} s")

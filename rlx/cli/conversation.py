@@ -11,8 +11,8 @@ from rlx.errors import FormatError, OptionError
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.models.answer import Generation
-    from rlx.models.language import LanguageModel, Stream
+    from rlx.models.generation import Generation
+    from rlx.models.language_model import LanguageModel, Stream
 
 Message = dict[str, str]
 _ROLES = ("user", "assistant")

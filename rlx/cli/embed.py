@@ -17,7 +17,7 @@ from rlx.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from rlx.cli.load_model import LanguageEmbedder
-    from rlx.models.encoders.embed import EncoderModel
+    from rlx.models.encoder_model import EncoderModel
 
     Embedder = EncoderModel | LanguageEmbedder
 

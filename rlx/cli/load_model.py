@@ -14,8 +14,8 @@ from rlx.cli.options import Loading
 from rlx.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
-    from rlx.models.encoders.embed import EncoderModel, Ranked
-    from rlx.models.language import LanguageModel
+    from rlx.models.encoder_model import EncoderModel, Ranked
+    from rlx.models.language_model import LanguageModel
 
 
 _MODEL_FILES = (".gguf", ".safetensors", ".json")
@@ -64,7 +64,7 @@ def load_any(name: str, loading: Loading) -> LanguageModel | EncoderModel:
 def load_model(name: str, loading: Loading) -> LanguageModel:
     """A language model; an encoder is an error."""
     model = load_any(name, loading)
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
     if not isinstance(model, LanguageModel):
         model.close()
@@ -85,7 +85,7 @@ def load_embedder(
     """A model that computes embeddings."""
     path = find_model(name)
     with console.working(f"loading {name}"):
-        from rlx.models.encoders.embed import EncoderModel
+        from rlx.models.encoder_model import EncoderModel
         from rlx.models.load import load
 
         model = load(path, device=device, threads=threads, quant=quant, artifact=artifact)
@@ -119,7 +119,7 @@ class LanguageEmbedder:
         return self.embed(a) @ self.embed(b).T
 
     def rerank(self, query: str, texts: Sequence[str], **other: Any) -> list[Ranked]:
-        from rlx.models.encoders.embed import Ranked
+        from rlx.models.encoder_model import Ranked
 
         _refuse(other)
         scores = self.similarity([query], texts)[0]

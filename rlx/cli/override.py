@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
-    from rlx.models.build import Described
-    from rlx.models.language import LanguageModel
+    from rlx.models.build_graph import BuiltGraph, EntryPoint
+    from rlx.models.language_model import LanguageModel
 
 
 def load_with_override(program: Path, weights: str, loading: Loading) -> LanguageModel:
@@ -40,12 +40,13 @@ def load_with_override(program: Path, weights: str, loading: Loading) -> Languag
 def _load_with_code(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
     """The model with edited kernels, or with barriers as an edited table of launches has them."""
     from rlx.backends.registry import Device
+    from rlx.models.build_graph import SAMPLE
 
     model = load_model(weights, loading)
-    use = model.engine.use("sample")
+    graphs = model.runner.executables(SAMPLE)
     try:
         with console.working("compiling"):
-            executables = [graph.executable for graph in (use.prefill, use.decode)]
+            executables = [graph.executable for graph in (graphs.prefill, graphs.decode)]
             Device.of(loading.device).backend.inspection().override(executables, text, where)
     except BaseException:
         model.close()
@@ -55,19 +56,20 @@ def _load_with_code(text: str, where: str, weights: str, loading: Loading) -> La
 
 def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> LanguageModel:
     """The model with one variant (decode or prefill) run by an edited plan."""
+    from rlx.models.build_graph import SAMPLE
     from rlx.runtime.compiled import CompiledGraph
     from rlx.specialize.options import CompileOptions
 
     model = load_model(weights, loading)
-    use = model.engine.use("sample")
+    graphs = model.runner.executables(SAMPLE)
     name = "decode" if lir.graph.live.keys() == {"past_seq"} else "prefill"
-    own: CompiledGraph = getattr(use, name)
+    own: CompiledGraph = getattr(graphs, name)
     _check(own.executable.lir.graph, lir.graph, where)
     executable = own.template.backend.compile(lir, CompileOptions(threads=loading.threads))
     planned = CompiledGraph(own.template, own.params, executable)
     for entry in executable.manifest.states:
         planned.bind_state(entry.name, own.state_buffer(entry.name))
-    setattr(use, name, planned)
+    setattr(graphs, name, planned)
     return model
 
 
@@ -77,29 +79,30 @@ def _load_with_graph(
     """The model with an edited graph in place of its own."""
     path = find_model(weights)
     with console.working(f"loading {weights}"):
-        from rlx.models.build import ModelFile
-        from rlx.models.engine import Engine
-        from rlx.models.language import LanguageModel
+        from rlx.models.build_graph import SAMPLE
+        from rlx.models.decoder_runner import DecoderRunner
+        from rlx.models.language_model import LanguageModel
+        from rlx.models.model_file import ModelFile
 
-        class Overridden(Engine):
+        class Overridden(DecoderRunner):
             """Runs the edited graph."""
 
-            def describe(self, kind: str) -> Described:
-                if kind != "sample":
+            def build(self, entry_point: EntryPoint) -> BuiltGraph:
+                if entry_point != SAMPLE:
                     raise OptionError(
-                        "penalties, biases and logits are not in an edited program", got=kind,
-                        hint="leave those options out",
+                        "penalties, biases and logits are not in an edited program",
+                        got=entry_point.name, hint="leave those options out",
                     )  # fmt: skip
-                described = super().describe(kind)
-                _check(_graph(described.module), _graph(module), where)
-                described.module = module
-                return described
+                built = super().build(entry_point)
+                _check(_graph(built.module), _graph(module), where)
+                built.module = module
+                return built
 
-        engine = Overridden(
+        runner = Overridden(
             ModelFile.open(path), device=loading.device, context=loading.context,
             threads=loading.threads, kv=loading.kv,
         )  # fmt: skip
-        return LanguageModel(engine.model, engine)
+        return LanguageModel(runner.model, runner)
 
 
 def _graph(module: GraphModule) -> Graph:

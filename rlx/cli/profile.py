@@ -15,7 +15,7 @@ from rlx.cli.options import Json, ModelName, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from rlx.models.measuring import Recorded
+    from rlx.models.benchmark import Recorded
 
 _HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
 
@@ -59,7 +59,7 @@ def profile(
     Language models: the prompt (prefill) and a token after it (decode). Encoders: a batch of
     texts. Bytes and flops are those that the ops need; reads from a CPU cache count too.
     """
-    from rlx.models.measuring import profile_model
+    from rlx.models.benchmark import profile_model
 
     with load_any(name, loading) as model, console.working("measuring"):
         found = profile_model(model, prompt=prompt, new=new, batch=batch, repeat=repeat)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rlx.ir.binding import DimBinding, Size
     from rlx.ir.module import GraphModule
     from rlx.ir.op import Array
-    from rlx.models.build import ModelFile
-    from rlx.models.encoders.build import EncoderFile
+    from rlx.models.model_file import ModelFile
 
 
 _USUAL_CONTEXT = 4096
@@ -32,7 +31,7 @@ class Subject:
 
     name: str
     module: GraphModule
-    model: ModelFile | EncoderFile | None = None
+    model: ModelFile | None = None
     context: int = 0
     params: Mapping[str, Array] | None = None  # of the model
 
@@ -45,9 +44,7 @@ class Subject:
 
     @property
     def generates(self) -> bool:
-        from rlx.models.build import ModelFile
-
-        return isinstance(self.model, ModelFile)
+        return self.model is not None and not self.model.is_encoder
 
 
 def open_subject(name: str, context: int | None, kv: str) -> Subject:
@@ -106,13 +103,10 @@ def _module(graph: object) -> GraphModule:
 
 
 def _model_subject(name: str, context: int | None, kv: str) -> Subject:
-    from rlx.formats import open_model
-    from rlx.models.encoders.build import is_encoder
+    from rlx.models.model_file import ModelFile
 
-    path = find_model(name)
-    with open_model(path) as file:
-        encodes = is_encoder(file)
-    subject = _encoder(name, path) if encodes else _language(name, path, context, kv)
+    model = ModelFile.open(find_model(name))
+    subject = _encoder(name, model) if model.is_encoder else _language(name, model, context, kv)
     hir = subject.module.as_hir()
     for node in hir.nodes if hir is not None else ():
         # built by architecture pages: no source line of the user's
@@ -120,21 +114,20 @@ def _model_subject(name: str, context: int | None, kv: str) -> Subject:
     return subject
 
 
-def _language(name: str, path: Path, context: int | None, kv: str) -> Subject:
-    from rlx.models.build import ModelFile, describe
+def _language(name: str, model: ModelFile, context: int | None, kv: str) -> Subject:
+    from rlx.models.build_graph import SAMPLE, build_graph
 
-    model = ModelFile.open(path)
     length = context or min(model.config.context, _USUAL_CONTEXT)
-    made = describe(model, model.weights(), length, kv, "sample")
+    made = build_graph(model, model.weights(), SAMPLE, context=length, kv=kv)
     return Subject(name, made.module, model, length, made.params)
 
 
-def _encoder(name: str, path: Path) -> Subject:
-    from rlx.models.encoders.build import EncoderFile, Use, describe
+def _encoder(name: str, model: ModelFile) -> Subject:
+    from rlx.models.build_graph import EntryPoint, build_graph
 
-    model = EncoderFile.open(path)
-    result = "scores" if model.config.labels else "embedding"
-    made = describe(model, model.weights(), Use(result))
+    encoder = model.config.encoder
+    result = "scores" if encoder is not None and encoder.labels else "embedding"
+    made = build_graph(model, model.weights(), EntryPoint(result, padded=True))
     return Subject(name, made.module, model, model.config.context, made.params)
 
 
@@ -189,7 +182,7 @@ def binding_for(subject: Subject, variant: str | None, bindings: Iterable[str]) 
     """The binding of the symbols that the graph has."""
     from rlx.ir.binding import DimBinding
     from rlx.ir.dim import DERIVED
-    from rlx.models.engine import CHUNK
+    from rlx.models.decoder_runner import CHUNK
 
     sizes: dict[str, Size] = {}
     asked_for = variant or subject.default_variant
@@ -213,12 +206,12 @@ def binding_for(subject: Subject, variant: str | None, bindings: Iterable[str]) 
     return DimBinding({s: size for s, size in (sizes | asked).items() if s in used})
 
 
-def parameters(model: ModelFile | EncoderFile) -> int:
+def parameters(model: ModelFile) -> int:
     """The number of parameters."""
     return sum(math.prod(info.shape) for info in model.file.tensors.values())
 
 
-def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
+def weight_types(model: ModelFile) -> dict[str, int]:
     """Bytes of weights by quant scheme or dtype, the largest first."""
     found: dict[str, int] = {}
     for info in model.file.tensors.values():
@@ -227,18 +220,16 @@ def weight_types(model: ModelFile | EncoderFile) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def bytes_per_run(model: ModelFile | EncoderFile) -> int:
+def bytes_per_run(model: ModelFile) -> int:
     """Weight bytes that a token reads: of experts only the routed ones, of embeddings only rows."""
-    from rlx.models.build import ModelFile
-
     total = sum(info.nbytes for info in model.file.tensors.values())
-    experts = model.config.experts if isinstance(model, ModelFile) else None
+    experts = model.config.experts
     if experts is not None:
         named = ((n, t.nbytes) for n, t in model.file.tensors.items())
         routed = sum(size for n, size in named if "_exps." in n or ".experts." in n)
         total -= routed - routed * experts.active // experts.count
     weights = model.weights()
-    tied = isinstance(model, ModelFile) and "output.weight" not in weights
+    tied = not model.is_encoder and "output.weight" not in weights
     if tied:  # the embedding table is the output matrix too
         return total
     return total - int(weights.get("token_embd.weight").array.nbytes)

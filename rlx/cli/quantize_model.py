@@ -47,7 +47,7 @@ def quantize(
     does.
     """
     from rlx.formats.quant_presets import QuantPreset
-    from rlx.models.quantize import quantize_model
+    from rlx.models.to_gguf import quantize_model
 
     preset = QuantPreset.parse(type)
     path = find_model(model)

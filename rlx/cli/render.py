@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.cli import console
 
 if TYPE_CHECKING:
-    from rlx.models.answer import Generation
+    from rlx.models.generation import Generation
 
 
 def show(pieces: Iterable[str], waiting: str) -> None:

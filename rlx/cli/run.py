@@ -14,7 +14,7 @@ from rlx.cli.load_model import is_model, load_model
 from rlx.cli.options import Json, Running, Sampling, model_names, spread
 
 if TYPE_CHECKING:
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -1,7 +1,7 @@
-"""Mixtures of experts: a router sends each token to a few of many networks.
+"""Mixture of experts: a router sends each token to a few of many FFNs.
 
-Only what is chosen is read: rows of tokens are multiplied with the weights of their own expert,
-plain or packed, which lie together as [experts, out, in].
+Only the chosen experts are read: a grouped matmul multiplies rows of tokens with the weights of
+their own expert, [experts, out, in], float or quantised.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlx.models.parts import Tensor
+from rlx.models.builder import Tensor
 
 if TYPE_CHECKING:
-    from rlx.models.blocks import Net
+    from rlx.models.decoder_builder import DecoderBuilder
 
-Gate = Callable[["Net", Tensor, Tensor], Tensor]  # gate and up -> what goes down
+Gate = Callable[["DecoderBuilder", Tensor, Tensor], Tensor]  # gate and up → the input of down
 
 
-def silu_gate(net: Net, gate: Tensor, up: Tensor) -> Tensor:
+def silu_gate(net: DecoderBuilder, gate: Tensor, up: Tensor) -> Tensor:
     return gate.silu() * up
 
 
-def has_experts(net: Net, layer: int) -> bool:
-    """Whether a layer has a router; some models begin with layers that have none."""
+def has_experts(net: DecoderBuilder, layer: int) -> bool:
+    """Whether a layer has a router; the first layers of some models have none."""
     return f"blk.{layer}.ffn_gate_inp.weight" in net.weights
 
 
-def experts_ffn(net: Net, x: Tensor, layer: int, gate: Gate = silu_gate) -> Tensor:
-    """The scored sum of the chosen experts' networks, and the shared one where there is one."""
+def experts_ffn(net: DecoderBuilder, x: Tensor, layer: int, gate: Gate = silu_gate) -> Tensor:
+    """The weighted sum of the chosen experts, plus the shared expert where there is one."""
     g, blk = net.g, f"blk.{layer}"
     _, tokens, width = x.shape.dims
     scores, chosen = _route(net, x, layer)
@@ -45,10 +45,10 @@ def experts_ffn(net: Net, x: Tensor, layer: int, gate: Gate = silu_gate) -> Tens
     return y if f"{blk}.ffn_up_shexp.weight" not in net.weights else y + _shared(net, x, layer)
 
 
-def _route(net: Net, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """(scores, numbers of experts), both [tokens, active].
+def _route(net: DecoderBuilder, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """(scores, expert indices), both [tokens, active].
 
-    A softmax over the chosen ones alone is the normalised one over all.
+    A softmax over the chosen experts alone equals a normalised softmax over all.
     """
     settings = net.config.experts
     assert settings is not None
@@ -61,8 +61,8 @@ def _route(net: Net, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     return scores if settings.scale == 1.0 else scores * settings.scale, chosen
 
 
-def _shared(net: Net, x: Tensor, layer: int) -> Tensor:
-    """The network that every token takes, by a gate of its own where the file has one."""
+def _shared(net: DecoderBuilder, x: Tensor, layer: int) -> Tensor:
+    """The shared expert, gated where the file has a gate for it."""
     y = net.gated_ffn(x, layer, part="_shexp")
     name = f"blk.{layer}.ffn_gate_inp_shexp.weight"
     if name not in net.weights:

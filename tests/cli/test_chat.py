@@ -38,7 +38,7 @@ def test_only_what_is_new_is_run(rlx: Any, tiny: Path) -> None:
     assert "messages     4" in done.stdout
 
 
-def test_saved_conversations_go_on(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+def test_saved_conversations_decode_n(rlx: Any, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     talk(rlx, tiny, "/system Be brief.", "Hi", f"/save {file}")
     held = json.loads(file.read_text())

@@ -11,7 +11,7 @@ import pytest
 from cli_support import FFN, HIDDEN, KV_HEADS, LAYERS, VOCAB
 
 import rlx as api
-from rlx.models.measuring import LanguageRuns
+from rlx.models.benchmark import LanguageRuns
 
 HEAD = 8
 

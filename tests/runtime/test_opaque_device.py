@@ -22,7 +22,7 @@ import rlx
 from rlx import CompileOptions, DimBinding, GraphModule, ParamStore, Session, UpTo
 from rlx.backends.buffer import HOST, DeviceBuffer
 from rlx.backends.decode_loop import LoopSpec
-from rlx.models.build import ModelFile
+from rlx.models.model_file import ModelFile
 from rlx.runtime.params import Deferred
 
 SHAPES = {"w1": (64, 256), "b1": (256,), "w2": (256, 10)}
@@ -330,7 +330,7 @@ def test_a_language_model_reuses_its_kv_cache(models: list[Any]) -> None:
     assert second.reused_tokens == len(PROMPT) + 5  # a prefix is not run again
     ask(PROMPT, temperature=1.5, seed=7, max_tokens=8)
     ask(PROMPT, temperature=1.5, seed=7, max_tokens=8, repetition_penalty=1.3)
-    states = models[0].engine._states.values()
+    states = models[0].runner._states.values()
     assert states and all(isinstance(state, DeviceBuffer) for state in states)
 
 
