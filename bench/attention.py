@@ -12,10 +12,10 @@ import numpy as np
 
 from bench.common import Bar, arguments, finish, interleaved
 from rlx import Graph, Session
-from rlx.backends.cpu.limits import FmaProbe, ReadProbe
-from rlx.backends.cpu.pool import worker_count
+from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
 from rlx.ir.op import Array
 from rlx.runtime.compiled import CompiledGraph
+from rlx.support.cores import worker_count
 
 HEADS, KV_HEADS, DIM = 16, 8, 128
 LENGTH, CACHED, LAYERS = 512, 4096, 28

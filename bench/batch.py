@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     engine = Engine(options.model, requests=max(COUNTS), context=512, threads=options.threads)
     with engine:
-        given = prompts(max(COUNTS), engine.model.config.vocab)
+        given = prompts(max(COUNTS), engine.runner.config.vocab)
         alone = [engine.submit(p, max_tokens=TOKENS, temperature=0).wait().tokens for p in given]
         together = [
             r.wait().tokens

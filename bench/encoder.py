@@ -22,8 +22,9 @@ import numpy as np
 from bench.common import Bar, arguments, finish
 from bench.peers.pipe import Peer, PeerMissing
 from rlx.formats.fetch import resolve
-from rlx.models.encoders.build import EncoderFile, Use
-from rlx.models.encoders.embed import EncoderModel
+from rlx.models.build_graph import EntryPoint
+from rlx.models.encoder_model import EncoderModel
+from rlx.models.model_file import ModelFile
 
 SHAPES = ((1, 16), (1, 128), (8, 128), (32, 128))
 F32_PEERS, INT8_PEERS = ("onnxruntime", "openvino"), ("onnxruntime-int8",)
@@ -42,7 +43,7 @@ class Shape:
         self.batch, self.seq = batch, seq
         ids = np.random.default_rng(1).integers(1000, 20000, (batch, seq))  # as the server draws
         self.ids = ids.astype(np.int32)
-        self.graph = model.engine.graph(Use(padded=False), seq)
+        self.graph = model.runner.graph(EntryPoint("embedding"), seq)
 
     def run(self) -> Any:
         return self.graph.run(ids=self.ids)[0]
@@ -112,7 +113,7 @@ def _accuracy(shape: Shape, exact: Shape) -> None:
 
 
 def _model(folder: Path, threads: int, quant: str | None = None) -> EncoderModel:
-    return EncoderModel(EncoderFile.open(folder), threads=threads, quant=quant)
+    return EncoderModel(ModelFile.open(folder), threads=threads, quant=quant)
 
 
 def new_shapes(folder: Path, options: Any) -> list[Bar]:
@@ -124,7 +125,7 @@ def new_shapes(folder: Path, options: Any) -> list[Bar]:
         for batch, seq in ((3, 21), (2, 77), (5, 50), (1, 130), (7, 33)):
             ids = np.full((batch, seq), 2000, np.int32)
             start = time.perf_counter()
-            graph = model.engine.graph(Use(padded=False), seq)
+            graph = model.runner.graph(EntryPoint("embedding"), seq)
             graph.run(ids=ids)
             first = time.perf_counter() - start
             extra.append(first - _median(lambda: graph.run(ids=ids), 7))  # noqa: B023

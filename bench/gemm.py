@@ -19,9 +19,9 @@ from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.gemm.gemm import Gemm
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.pack import PackMatMul, panel_layout
-from rlx.backends.cpu.limits import ReadProbe
+from rlx.backends.cpu.peaks import ReadProbe
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.program import Program, Step
+from rlx.backends.cpu.program import Launch, Program
 from rlx.ir.dtype import DType, f32
 from rlx.llvm.target import Target
 
@@ -48,9 +48,9 @@ class Product:
             "x": self.x, "w": self.packed, "out": self.out, "scratch": self.scratch, "step": each,
             "m": m, "n": n, "k": k, "x_line": 4 * k, "x_term": 4,
         }  # fmt: skip
-        words = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in given.values()]
+        args = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in given.values()]
         kernel = compile_specs([spec], target)[spec]
-        self.program = Program([Step(kernel.address(), words)], keep=kernel)
+        self.program = Program([Launch(kernel.address(), args)], keep=kernel)
         self.pool = get_pool(threads)
 
     def run(self) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 from bench.common import Bar, arguments, finish
 from bench.peers.genai import Start, openvino_genai, ort_genai
 from bench.peers.pipe import Peer, PeerMissing
-from rlx.backends.cpu.limits import read_bandwidth
-from rlx.cli.peers.llama import start_llama_cpp
+from rlx.backends.cpu.peaks import read_bandwidth
+from rlx.cli.peers import start_llama_cpp
 from rlx.errors import InputError
 from rlx.formats.gguf import GgufFile
 from rlx.ir.quant.scheme import GGUF_SCHEMES

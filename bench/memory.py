@@ -31,13 +31,14 @@ BUDGET, ALLOWED = 0.4, 150e6
 _CHILD = """
 import json, sys, time
 from pathlib import Path
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
-engine = Engine(ModelFile.open(Path(sys.argv[1])), context={context}, threads={threads})
+from rlx.models.build_graph import SAMPLE
+from rlx.models.model_file import ModelFile
+from rlx.models.decoder_runner import DecoderRunner
+engine = DecoderRunner(ModelFile.open(Path(sys.argv[1])), context={context}, threads={threads})
 start = time.perf_counter()
 tokenizer = engine.model.tokenizer()
 told = {{"tokenizer": time.perf_counter() - start}}
-engine.use("sample")
+engine.executables(SAMPLE)
 told["ready"] = time.time() - float(sys.argv[2]) - told["tokenizer"]
 told["llvmlite"] = "llvmlite" in sys.modules
 import numpy as np
@@ -47,7 +48,7 @@ told |= {{"passes": counters.passes, "compilations": jit.compilations, "kv": eng
 ids = np.random.default_rng(0).integers(0, engine.model.config.vocab, {prompt} + {steps}).tolist()
 rng, settings = np.array([1, 0], np.uint64), np.array([0, 0, 1, 0], np.float32)
 for part in [ids[: {prompt}], *([i] for i in ids[{prompt} :])] if {run} else []:
-    engine.feed(part, rng, settings)
+    engine.step(part, rng, settings)
 for line in Path("/proc/self/status").read_text().splitlines():
     name, _, value = line.partition(":")
     if name in ("VmRSS", "VmHWM"):

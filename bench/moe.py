@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from bench.common import Bar, arguments, finish
-from rlx.backends.cpu.limits import read_bandwidth
+from rlx.backends.cpu.peaks import read_bandwidth
 from rlx.formats.gguf import GgufFile
-from rlx.formats.gguf_write import PackedTensor, write_gguf
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.model_file import ModelFile
 
 HIDDEN, HEADS, HEAD, FFN, VOCAB, EXPERTS, ACTIVE = 2048, 16, 128, 1024, 32000, 64, 8
 PREFILL, STEPS, PAST, CONTEXT = 512, 32, 64, 1024
@@ -89,7 +89,7 @@ class Runs:
     """One engine, fed with random tokens, so that any expert may be the next."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        self.engine = Engine(ModelFile.open(path), context=CONTEXT, threads=threads)
+        self.engine = DecoderRunner(ModelFile.open(path), context=CONTEXT, threads=threads)
         self.settings = np.array([0, 0, 1, 0], np.float32)
         self.state = np.array([1, 0], np.uint64)
         self.rng = np.random.default_rng(1)
@@ -98,7 +98,7 @@ class Runs:
 
     def _feed(self, count: int) -> None:
         tokens = [int(t) for t in self.rng.integers(0, VOCAB, count)]
-        self.engine.feed(tokens, self.state, self.settings)
+        self.engine.step(tokens, self.state, self.settings)
 
     def prefill(self) -> float:
         """Tokens per second of a prompt."""

@@ -9,17 +9,17 @@ import numpy as np
 
 from bench.common import Bar, arguments, finish, median_time
 from rlx import Graph, Session
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.kernels.spec import KernelSpec, compile_specs
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.program import Program, Step
+from rlx.backends.cpu.program import Launch, Program
 from rlx.ir.ops.control import make_body
 from rlx.llvm.builder import Module
 from rlx.llvm.target import Target
+from rlx.support.cores import usable_cores
 
 
 class Nothing(KernelSpec):
-    """words: none"""
+    """args: none"""
 
     def emit(self, m: Module) -> None:
         m.kernel().ret()
@@ -29,7 +29,7 @@ def program_cost(steps: int, barrier: bool, workers: int) -> float:
     """Seconds of a program of empty steps."""
     spec = Nothing()
     kernel = compile_specs([spec], Target.host())[spec]
-    step = Step(kernel.address(), (), barrier)
+    step = Launch(kernel.address(), (), barrier)
     program = Program([step] * steps, keep=kernel)
     pool = get_pool(workers)
     return median_time(lambda: pool.run(program), 21, 20)

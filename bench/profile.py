@@ -6,8 +6,9 @@ import statistics
 
 from bench.common import Bar, arguments, finish
 from rlx import load
-from rlx.models.language import LanguageModel
-from rlx.models.measuring import LanguageRuns
+from rlx.models.benchmark import LanguageRuns
+from rlx.models.build_graph import SAMPLE
+from rlx.models.language_model import LanguageModel
 
 PROMPT, STEPS = 64, 16
 GOAL = 1 / 1.02  # at most two percent slower
@@ -23,7 +24,7 @@ def measure(model: LanguageModel, rounds: int) -> tuple[float, float]:
     for i in range(rounds):
         if i % 2:
             plain.append(_decode(runs))
-        with runs.engine.use("sample").decode.recording() as recording:
+        with runs.runner.executables(SAMPLE).decode.recording() as recording:
             watched.append(_decode(runs))
         if not i % 2:
             plain.append(_decode(runs))
@@ -35,7 +36,7 @@ def measure(model: LanguageModel, rounds: int) -> tuple[float, float]:
 
 def _decode(runs: LanguageRuns) -> float:
     """From the same past every time."""
-    del runs.engine.tokens[PROMPT:]
+    del runs.runner.tokens[PROMPT:]
     return runs.decode(STEPS)
 
 

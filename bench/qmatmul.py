@@ -18,10 +18,13 @@ from rlx.backends.cpu.kernels.qgemm.qgemm import QuantGemm, row_layout
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.quant_rows import dequantized_rows, quantize_rows
-from rlx.backends.cpu.layouts.quant_tiles import column_tile_layout, pack_column_tiles
-from rlx.backends.cpu.limits import FmaProbe, ReadProbe
+from rlx.backends.cpu.layouts.quant_tiles import (
+    column_tile_layout,
+    pack_column_tiles,
+)
+from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.program import Program, Step
+from rlx.backends.cpu.program import Launch, Program
 from rlx.ir.dtype import f32
 from rlx.ir.quant.scheme import QuantScheme, decode
 from rlx.llvm.target import Target
@@ -83,10 +86,10 @@ class Product:
         column_tiles = column_tile_layout(scheme, k)
         assert column_tiles is not None
         sizes = [m, n, k, layout.row_bytes(k), column_tiles.tile_bytes]
-        steps = [Step(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
+        steps = [Launch(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
         for copy in self.column_tiles:
             places = [a.ctypes.data for a in (self.codes, copy, self.out)]
-            steps.append(Step(multiply, [*places, *sizes], barrier=False))
+            steps.append(Launch(multiply, [*places, *sizes], barrier=False))
         self.program = Program(steps, workers=threads, keep=kernels)
         self.pool = get_pool(threads)
         self.run()

@@ -45,7 +45,7 @@ def decoder(layers: int = LAYERS):  # type: ignore[no-untyped-def]
         for i in range(layers):
             x = g.named(f"blk.{i}", lambda b, x=x, i=i: layer(b, x, i))
         x = g.rms_norm(x, g.param("norm", [HIDDEN]))
-        last = g.hir_mir("narrow", [x], axis=1, start=x.shape.dims[1] - 1, length=1)
+        last = x.narrow(axis=1, start=x.shape.dims[1] - 1, length=1)
         return {"logits": g.linear(last, table, transposed=True)}
 
     return GraphModule.define("qwen3", build)

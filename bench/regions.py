@@ -15,7 +15,7 @@ import numpy as np
 from bench.common import Bar, arguments, finish, interleaved
 from bench.peers.pipe import Peer, PeerMissing
 from rlx import CompileOptions, DimBinding, Graph, Session
-from rlx.backends.cpu.limits import CopyProbe, read_bandwidth
+from rlx.backends.cpu.peaks import CopyProbe, read_bandwidth
 
 WIDTH = 1024
 

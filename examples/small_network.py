@@ -12,7 +12,7 @@ import rlx
 WIDTH, HEADS, LAYERS, VOCAB = 64, 4, 2, 100
 
 
-def model(g: rlx.GraphModule) -> object:
+def model(g: rlx.GraphModule) -> rlx.Value:
     """Token ids to logits; batch and sequence length stay symbols."""
     ids = g.input("ids", ["batch", "seq"], "i32")
     x = g.embedding(ids, g.param("embedding", [VOCAB, WIDTH]))
@@ -21,8 +21,8 @@ def model(g: rlx.GraphModule) -> object:
     return g.linear(g.rms_norm(x, g.param("norm", [WIDTH])), g.param("head", [WIDTH, VOCAB]))
 
 
-def layer(g: rlx.GraphModule, name: str, x: object) -> object:
-    def weight(part: str, *shape: int) -> object:
+def layer(g: rlx.GraphModule, name: str, x: rlx.Value) -> rlx.Value:
+    def weight(part: str, *shape: int) -> rlx.Value:
         return g.param(f"{name}.{part}", list(shape))
 
     h = g.rms_norm(x, weight("attn_norm", WIDTH))
@@ -48,7 +48,7 @@ def main() -> None:
         compiled.set_param(node.name, rng.normal(0, 0.1, shape).astype(np.float32))
     for batch, seq in [(1, 5), (2, 9)]:
         ids = rng.integers(0, VOCAB, (batch, seq)).astype(np.int32)
-        (logits,) = compiled.run(ids=ids)
+        logits = compiled(ids)
         likeliest = logits[:, -1].argmax(-1)
         print(f"\nids {ids.shape} -> logits {logits.shape}; likeliest next: {likeliest}")
     print("\nLIR: the plan for the last size\n")

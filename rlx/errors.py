@@ -11,10 +11,12 @@ RlxError
 ├── FormatError
 ├── BindingError
 ├── InputError
+├── BoolConversionError
 ├── UnsupportedError
 ├── OptionError
 ├── CodegenError
-└── NumericsError
+├── NumericsError
+└── OutOfMemoryError (also a MemoryError)
 
 Each message reads `[where] what; got …; expected …`, then the origin, the lines around the fault,
 then `hint: …`; the parts stay available as fields. `page` is where docs say more: the last line of
@@ -117,6 +119,10 @@ class InputError(RlxError):
     """An input, parameter or state unknown, missing, mistyped or missized."""
 
 
+class BoolConversionError(RlxError):
+    """`if`, `and`, `in` or `bool()` on a value of a graph that has not run yet."""
+
+
 class UnsupportedError(RlxError):
     """An op, a model or a file that cannot be run in any way."""
 
@@ -131,3 +137,7 @@ class CodegenError(RlxError):
 
 class NumericsError(RlxError):
     """A NaN found where the check mode forbids it."""
+
+
+class OutOfMemoryError(RlxError, MemoryError):
+    """Memory that a device does not have; `got` says how much was asked for."""

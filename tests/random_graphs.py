@@ -63,7 +63,7 @@ class Pool:
 
 def _unary(p: Pool) -> Any:
     v = p.pick()
-    return v and p.g.apply(p.choose(UNARY), v)
+    return None if v is None else p.g.apply(p.choose(UNARY), v)
 
 
 def _binary(p: Pool) -> Any:
@@ -78,12 +78,12 @@ def _binary(p: Pool) -> Any:
 def _row(p: Pool) -> Any:
     """Broadcasting against a parameter of the last axis."""
     v = p.pick(lambda v: v.shape.rank >= 1 and isinstance(v.shape.dims[-1], int))
-    return v and p.g.apply(p.choose(BINARY), v, p.param(v.shape.dims[-1]))
+    return None if v is None else p.g.apply(p.choose(BINARY), v, p.param(v.shape.dims[-1]))
 
 
 def _jump(p: Pool) -> Any:
     v = p.leaf()
-    return v and p.g.apply(p.choose(JUMPS), v * 4.0)
+    return None if v is None else p.g.apply(p.choose(JUMPS), v * 4.0)
 
 
 def _compare(p: Pool) -> Any:
@@ -96,7 +96,9 @@ def _compare(p: Pool) -> Any:
 
 def _cast(p: Pool) -> Any:
     v = p.leaf()
-    return v and p.g.cast(p.g.cast(v, p.choose(["f16", "bf16", "f64", "i32"])), "f32")
+    return (
+        None if v is None else p.g.cast(p.g.cast(v, p.choose(["f16", "bf16", "f64", "i32"])), "f32")
+    )
 
 
 def _reduce(p: Pool) -> Any:
@@ -104,22 +106,30 @@ def _reduce(p: Pool) -> Any:
     if v is None:
         return None
     kind = p.choose(["sum", "mean", "max", "min"])
-    return p.g.apply(kind, v, axes=(p.axis(v),), keepdims=p.draw(st.booleans()))
+    return p.g.apply(kind, v, axis=(p.axis(v),), keepdims=p.draw(st.booleans()))
 
 
 def _argmax(p: Pool) -> Any:
     v = p.leaf(lambda v: v.shape.rank >= 1)
-    return v and p.g.cast(p.g.argmax(v, axis=p.axis(v)), "f32")
+    return None if v is None else p.g.cast(p.g.argmax(v, axis=p.axis(v)), "f32")
 
 
 def _softmax(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank >= 1)
-    return v and p.g.apply(p.choose(["softmax", "log_softmax", "cumsum"]), v, axis=p.axis(v))
+    return (
+        None
+        if v is None
+        else p.g.apply(p.choose(["softmax", "log_softmax", "cumsum"]), v, axis=p.axis(v))
+    )
 
 
 def _norm(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank >= 1 and isinstance(v.shape.dims[-1], int))
-    return v and p.g.apply(p.choose(["rms_norm", "layer_norm"]), v, p.param(v.shape.dims[-1]))
+    return (
+        None
+        if v is None
+        else p.g.apply(p.choose(["rms_norm", "layer_norm"]), v, p.param(v.shape.dims[-1]))
+    )
 
 
 def _primitive_norm(p: Pool) -> Any:
@@ -128,13 +138,13 @@ def _primitive_norm(p: Pool) -> Any:
     if v is None:
         return None
     g = p.g
-    mean = g.mean(g.square(v), axes=(-1,), keepdims=True)
+    mean = g.mean(g.square(v), axis=(-1,), keepdims=True)
     return v * g.rsqrt(mean + 1e-6) * p.param(v.shape.dims[-1])
 
 
 def _transpose(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank >= 2)
-    return v and p.g.transpose(v, p.draw(st.permutations(range(v.shape.rank))))
+    return None if v is None else p.g.transpose(v, p.draw(st.permutations(range(v.shape.rank))))
 
 
 def _reshape(p: Pool) -> Any:
@@ -182,7 +192,7 @@ def _pad_flip(p: Pool) -> Any:
 
 def _gather(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank >= 1 and isinstance(v.shape.dims[0], int))
-    return v and p.g.gather(v, p.ints(v.shape.dims[0], 3), axis=0)
+    return None if v is None else p.g.gather(v, p.ints(v.shape.dims[0], 3), axis=0)
 
 
 def _scatter(p: Pool) -> Any:
@@ -196,7 +206,7 @@ def _scatter(p: Pool) -> Any:
 
 def _top_k(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank >= 1 and isinstance(v.shape.dims[-1], int))
-    return v and p.g.top_k(v, k=1)[0]
+    return None if v is None else p.g.top_k(v, k=1)[0]
 
 
 def _linear(p: Pool) -> Any:
@@ -225,12 +235,12 @@ def _twins(p: Pool) -> Any:
 
 def _batched(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank == 3)
-    return v and p.g.matmul(v, p.g.transpose(v, (0, 2, 1)))
+    return None if v is None else p.g.matmul(v, p.g.transpose(v, (0, 2, 1)))
 
 
 def _dot_general(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank >= 2)
-    return v and p.g.dot_general(v, v, lhs_contract=(0,), rhs_contract=(0,))
+    return None if v is None else p.g.dot_general(v, v, lhs_contract=(0,), rhs_contract=(0,))
 
 
 def _attention(p: Pool) -> Any:
@@ -286,7 +296,7 @@ def _scan(p: Pool) -> Any:
     carry, x = body.input("carry", row), body.input("x", row)
     total = carry * 0.5 + x
     body.set_outputs(total, body.tanh(total), names=["carry", "y"])
-    start = p.g.sum(v, axes=(0,))
+    start = p.g.sum(v, axis=(0,))
     return p.g.scan(start, v, body=Body(body), n_carry=1, n_xs=1)[1]
 
 
@@ -306,7 +316,7 @@ def _cond(p: Pool) -> Any:
 
 def _rfft(p: Pool) -> Any:
     v = p.pick(lambda v: v.shape.rank >= 1 and v.shape.dims[-1] in (2, 3, 4))
-    return v and p.g.abs(p.g.rfft(v, axis=-1))
+    return None if v is None else p.g.abs(p.g.rfft(v, axis=-1))
 
 
 MAKERS: list[Callable[[Pool], Any]] = [

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from public_names import STUB, stub
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlx"
@@ -21,15 +22,19 @@ ARROW = [
     "backends",
     "runtime",
     "models",
-    "serve",
     "viz",
     "cli",
 ]
 
 
-def _imports(path: Path) -> set[str]:
-    """First-level rlx folders that a file imports, late imports included."""
-    found = set()
+# folders that know a device through the backend protocol alone
+OUTSIDE = ("cli", "runtime", "viz")
+INSIDE = ("rlx.codegen", "rlx.backends.cpu")
+
+
+def _modules(path: Path) -> set[str]:
+    """Every name of rlx that a file imports, late imports included."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names = [f"{node.module}.{a.name}" for a in node.names]
@@ -37,24 +42,40 @@ def _imports(path: Path) -> set[str]:
             names = [a.name for a in node.names]
         else:
             continue
-        found |= {n.split(".")[1] for n in names if n.startswith("rlx.")}
+        found |= {n for n in names if n.startswith("rlx.")}
     return found
+
+
+def _imports(path: Path) -> set[str]:
+    """First-level rlx folders that a file imports."""
+    return {name.split(".")[1] for name in _modules(path)}
 
 
 def test_the_import_arrow_points_one_way() -> None:
     wrong = []
     for path in PACKAGE.rglob("*.py"):
         folder = path.relative_to(PACKAGE).parts[0]
-        allowed = {folder, "collector", "errors", "records", "settings", "support"}
+        allowed = {folder, "support", "errors"}
         if folder in ARROW:
             allowed |= set(ARROW[: ARROW.index(folder)]) | (
                 {"formats"} if folder != "ir" else set()
             )
         elif folder == "formats":
             allowed |= {"ir"}
-        else:  # files of the package itself may name anything public
+        elif folder != "support":  # files of the package itself may name anything public
             continue
         wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in _imports(path) - allowed]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", OUTSIDE)
+def test_nothing_reaches_into_a_device(folder: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (PACKAGE / folder).rglob("*.py")
+        for name in _modules(path)
+        if name.startswith(INSIDE)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -81,6 +102,10 @@ def test_importing_rlx_loads_no_compiler_and_no_extra() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_stub_is_up_to_date() -> None:
+    assert STUB.read_text(encoding="utf-8") == stub(), "run python tests/public_names.py"
+
+
 def test_dataclasses_are_those_that_import_quickly() -> None:
     users = {
         str(path.relative_to(PACKAGE))
@@ -89,7 +114,9 @@ def test_dataclasses_are_those_that_import_quickly() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
         if any(a.name == "dataclass" for a in node.names)
     }
-    assert not users, f"use `from rlx.records import dataclass` in {', '.join(sorted(users))}"
+    assert not users, (
+        f"use `from rlx.support.records import dataclass` in {', '.join(sorted(users))}"
+    )
 
 
 @pytest.mark.parametrize(

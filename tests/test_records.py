@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 BOTH = pytest.mark.parametrize("make", [dataclass, dataclasses.dataclass], ids=["rlx", "library"])
 Make = Callable[..., Any]

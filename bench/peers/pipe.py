@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlx.cli.peers import pipe
+from rlx.cli import peers
 
 HERE = Path(__file__).resolve().parent
-PeerMissing = pipe.PeerMissing
+PeerMissing = peers.PeerMissing
 
 
-class Peer(pipe.Peer):
+class Peer(peers.Peer):
     def __init__(
         self,
         python: str,

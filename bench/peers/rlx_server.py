@@ -17,9 +17,10 @@ import numpy as np
 from serving import ids, serve
 
 from rlx import load
+from rlx.models.build_graph import SAMPLE
 
 SETTINGS, RNG = np.array([0, 0, 1, 0], np.float32), np.array([1, 0], np.uint64)
-BURST = 4
+TOKENS_PER_CALL = 4
 Answer = dict[str, object]
 
 
@@ -27,37 +28,39 @@ class Server:
     def __init__(self, path: str, threads: int, context: int) -> None:
         start = time.perf_counter()
         self.model: Any = load(path, context=context, threads=threads)
-        self.engine = self.model.engine
+        self.runner = self.model.runner
         self.load = time.perf_counter() - start
 
     def _feed(self, tokens: list[int]) -> None:
-        self.engine.feed(tokens, RNG, SETTINGS)
+        self.runner.step(tokens, RNG, SETTINGS)
 
     def prefill(self, tokens: int) -> Answer:
-        self.engine.tokens = []
+        self.runner.tokens = []
         start = time.perf_counter()
         self._feed(ids(tokens))
         return {"seconds": time.perf_counter() - start}
 
     def decode(self, past: int, steps: int) -> Answer:
-        if len(self.engine.tokens) < past:
-            self.engine.tokens = []
+        if len(self.runner.tokens) < past:
+            self.runner.tokens = []
             self._feed(ids(past))
-        del self.engine.tokens[past:]
+        del self.runner.tokens[past:]
         token, after, done = 100, RNG, 0
         start = time.perf_counter()
         while done < steps:  # as many at once as an answer draws at this speed
-            drawn, after = self.engine.go_on(token, after, SETTINGS, min(BURST, steps - done), ())
+            drawn, after = self.runner.decode_n(
+                token, after, SETTINGS, min(TOKENS_PER_CALL, steps - done), ()
+            )
             token, done = drawn[-1], done + len(drawn)
         seconds = time.perf_counter() - start
-        del self.engine.tokens[past:]
+        del self.runner.tokens[past:]
         return {"seconds": seconds}
 
     def overhead(self, steps: int) -> Answer:
         """What a token costs outside native code, as a user meets it: `next` of a stream less the
         time in the native driver, as a mean over the tokens of a native call. The median of calls,
         because others may take the core."""
-        pool, inside = self.engine.use("sample").decode.executable.pool, Inside()
+        pool, inside = self.runner.executables(SAMPLE).decode.executable.pool, Inside()
         native = pool.native
         plain, native.chain = native.chain, inside.timed(native.chain)
         taken: list[list[float]] = []

@@ -1,14 +1,20 @@
-"""What a device must answer to run graphs: the protocol that every backend implements."""
+"""The backend protocol: what a device implements to run graphs.
+
+A device has an allocator for its memory, says which nodes it has kernels for, and compiles a
+planned graph to an executable, which runs on buffers of that memory.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.backends.chain import Chain, Links
+from rlx.backends.buffer import HOST, Allocator, Buffer
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Recording
 from rlx.errors import NumericsError, OptionError, UnsupportedError
 from rlx.ir.graph import Graph
@@ -16,76 +22,79 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
-from rlx.records import dataclass
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.backends.inspection import Inspection
 
 Span = tuple[Phase, Phase]  # from this phase on, up to and with that one
 Parts = Mapping[str, bytes]  # of a program on disk, by name
 
 
 @dataclass
-class Stored:
-    """What an executable keeps of its plan; the plan itself may still be on disk."""
+class PlanInfo:
+    """What an executable needs of its plan; the plan itself may still be on disk."""
 
     manifest: BindingManifest
     output_phases: Sequence[Phase]
     lir: Callable[[], Lir]
 
     @staticmethod
-    def of(lir: Lir) -> Stored:
-        return Stored(BindingManifest.of(lir), lir.output_phases, lambda: lir)
+    def of(lir: Lir) -> PlanInfo:
+        return PlanInfo(BindingManifest.of(lir), lir.output_phases, lambda: lir)
 
 
 class Executable(ABC):
-    """A planned graph that can run. It owns an arena; parameters and states are attached."""
+    """A compiled plan. It owns an arena; buffers of parameters and states are attached."""
 
     manifest: BindingManifest
-    arena: Array  # bytes; inputs and outputs lie in it at the manifest's offsets
+    arena: Buffer  # bytes; inputs and outputs lie in it at the manifest's offsets
     output_phases: Sequence[Phase]  # which phase computes each output
 
     @property
     @abstractmethod
     def lir(self) -> Lir:
-        """What it was made from; read from disk when first asked for, if it came from there."""
+        """The plan it was compiled from; read from disk on first use, if it came from there."""
 
     @abstractmethod
-    def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
-        """Take the arrays of every parameter and state; they are used in place, not copied."""
+    def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
+        """Take the buffers of every parameter and state; they are used in place."""
 
     @abstractmethod
     def run(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
         span: Span | None = None,
     ) -> None:
-        """Run once. An input that is None is read from its arena slot, where the caller wrote it;
-        an output that is None stays in its slot. `sizes` gives the live dimensions.
+        """Run once, or queue a run: see `Allocator.synchronize`.
 
-        A `span` of phases runs that part alone; what earlier phases computed must be there still.
+        An input that is None is read from its arena slot, an output that is None stays in its
+        slot; others are buffers of this device. `sizes` gives the dynamic dimensions. A `span` of
+        phases runs that part alone, on what earlier phases left in the arena.
         """
 
-    def chain(self, links: Links) -> Chain:
-        """Runs that feed each other."""
-        return Chain(self, links)
+    def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
+        """Runs that feed each other. A device that can loop without the host has its own."""
+        return DecodeLoop(self, spec)
 
-    def slot(self, entry: ManifestEntry, sizes: Mapping[str, int] | None = None) -> Array:
-        """The arena memory of an input or output, as an array."""
-        shape, start = entry.shape.bind(sizes or {}), entry.arena_offset or 0
-        size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
-        return self.arena[start : start + size].view(shape.dtype.numpy).reshape(shape.static_dims)
+    def slot(self, entry: ManifestEntry, sizes: Mapping[str, int] | None = None) -> Buffer:
+        """The arena memory of an input or output."""
+        shape = entry.shape.bind(sizes or {})
+        return self.arena.view(entry.arena_offset or 0, shape.static_dims, shape.dtype.numpy)
 
     @abstractmethod
     def recording(self) -> AbstractContextManager[Recording]:
-        """Runs inside it are timed, step by step and worker by worker."""
+        """Time the runs inside it, step by step and worker by worker."""
 
     @abstractmethod
     def run_checked(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
         """Run node by node; NumericsError names the first whose result has a NaN."""
@@ -111,28 +120,71 @@ def check_numbers(node: Node, results: Sequence[Array]) -> None:
 
 
 class Backend(ABC):
-    """A device. Stateless where possible: one instance serves all sessions."""
+    """A device. One instance serves all sessions."""
 
     name: str
 
+    @property
+    def allocator(self) -> Allocator:
+        """The device's memory; host memory, unless the device has its own."""
+        return HOST
+
+    def synchronize(self) -> None:
+        """Wait until all queued runs and copies are done."""
+        self.allocator.synchronize()
+
+    # -- lowering ---------------------------------------------------------------------------------
+
     @abstractmethod
     def has_native(self, node: Node) -> bool:
-        """Whether the device runs this node itself, without a common body."""
+        """Whether the device has a kernel for this node; else the node is decomposed."""
 
-    def lower(self, graph: Graph) -> Graph:
-        """Device-specific rewriting of a template, before work on parameters is split off."""
+    def rewrite_template(self, graph: Graph) -> Graph:
+        """Rewrite a template for the device, before work on parameters is split off."""
         return graph
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        """Device-specific rewriting of a variant, after its sizes are known."""
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        """Rewrite a variant for the device, after its sizes are bound."""
         return graph
 
     def scratch(self, node: Node) -> int:
-        """Bytes of working memory the node's kernel wants in the arena."""
+        """Bytes of arena memory that the node's kernel works in."""
         return 0
 
+    def prepare(self, graph: Graph, params: Mapping[str, Array]) -> Mapping[str, Array | Buffer]:
+        """Run a prepare graph: its outputs by name, in host memory or in the device's own.
+
+        This one runs it on the host, in NumPy.
+        """
+        from rlx.ir.interp import evaluate  # not needed where all is on disk
+
+        given = {n.name: params[n.name] for n in graph.sources("param")}
+        made = [np.ascontiguousarray(a) for a in evaluate(graph, given)]
+        return dict(zip(graph.output_names, made, strict=True))
+
+    # -- code -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def compile(self, lir: Lir, options: CompileOptions) -> Executable:
+        """The executable of a planned graph."""
+
+    def export(self, lir: Lir, options: CompileOptions) -> Parts:
+        """The program as parts of an artifact."""
+        raise UnsupportedError("programs of this device are not stored", where=self.name)
+
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> Executable:
+        """The executable of an artifact's parts, without passes and without a compiler."""
+        raise UnsupportedError("programs of this device are not stored", where=self.name)
+
+    @property
+    def can_export(self) -> bool:
+        """Whether `export` and `restore` work."""
+        return type(self).export is not Backend.export
+
+    # -- target and process -----------------------------------------------------------------------
+
     def for_target(self, name: str) -> Backend:
-        """The same device making code for another machine; "host" is this one."""
+        """The same device compiling for another machine; "host" is this one."""
         if name != "host":
             raise OptionError("a device without named targets", where=self.name, got=repr(name))
         return self
@@ -146,18 +198,16 @@ class Backend(ABC):
         """How many workers programs are made for."""
         return 1
 
-    @abstractmethod
-    def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        """Run a prepare graph: its outputs by name."""
+    @property
+    def compile_count(self) -> int:
+        """How many kernels the device's compiler has compiled in this process."""
+        return 0
 
-    @abstractmethod
-    def compile(self, lir: Lir, options: CompileOptions) -> Executable:
-        """Machine code, or whatever the device runs, for a planned graph."""
+    def trim_memory(self) -> None:  # noqa: B027
+        """Give memory that only the compiler needed back to the system."""
 
-    def export(self, lir: Lir, options: CompileOptions) -> Parts:
-        """The program as parts of an artifact."""
-        raise UnsupportedError("programs of this device are not stored", where=self.name)
+    def inspection(self) -> Inspection:
+        """What the device shows of its machine, its native code and its caches."""
+        from rlx.backends.inspection import Inspection
 
-    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> Executable:
-        """The executable of an artifact's parts, without passes and without a compiler."""
-        raise UnsupportedError("programs of this device are not stored", where=self.name)
+        return Inspection(self)

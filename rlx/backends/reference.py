@@ -1,4 +1,4 @@
-"""The oracle as a device: LIR run in NumPy, node by node, from each op's own reference."""
+"""The oracle as a device: LIR run in NumPy, node by node, by each op's own reference."""
 
 from __future__ import annotations
 
@@ -7,80 +7,80 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
-import numpy as np
-
-from rlx.backends.base import Backend, Executable, Parts, Span, Stored, check_numbers
+from rlx.backends.base import Backend, Executable, Parts, PlanInfo, Span, check_numbers
+from rlx.backends.buffer import HOST, Allocator, Buffer
 from rlx.backends.timing import Profile, Recording, Slice, Timing, median_of
 from rlx.ir.bind import bind_nodes
 from rlx.ir.dim import evaluate
-from rlx.ir.graph import Graph
 from rlx.ir.interp import Hook, Program
-from rlx.ir.interp import evaluate as evaluate_graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
-from rlx.ir.shape import Shape
-from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
 
 
 class ReferenceExecutable(Executable):
-    def __init__(self, lir: Lir) -> None:
+    def __init__(self, lir: Lir, allocator: Allocator = HOST) -> None:
         self._lir = lir
-        self.manifest, self.output_phases = BindingManifest.of(lir), Stored.of(lir).output_phases
-        self.arena = np.zeros(lir.arena_size, np.uint8)
-        self._given: dict[str, Array] = {}
-        self._states: Mapping[str, Array] = {}
+        info = PlanInfo.of(lir)
+        self.manifest, self.output_phases = info.manifest, info.output_phases
+        self.arena = allocator.alloc_arena(lir.arena_size)
+        self._params: dict[str, Buffer] = {}
+        self._states: Mapping[str, Buffer] = {}
         self._programs: dict[tuple[tuple[str, int], ...], Program] = {}
         self.watched_by: ReferenceRecording | None = None
-        self._kept: dict[Value, Array] = {}  # what the last part of a run left for the next
+        self._left: dict[Value, Array] = {}  # what the last part of a run left for the next
 
     @property
     def lir(self) -> Lir:
         return self._lir
 
-    def attach(self, params: Mapping[str, Array], states: Mapping[str, Array]) -> None:
-        self._given = {n.name: params[n.name] for n in self.lir.params}
+    def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
+        self._params = {n.name: params[n.name] for n in self.lir.params}
         self._states = states
+
+    def load(self, buffer: Buffer) -> Array:
+        """The elements of a buffer, for reading."""
+        return buffer.array
+
+    def store(self, buffer: Buffer, array: Array) -> None:
+        """Write a result to a buffer."""
+        if array is not buffer.array:
+            buffer.array[...] = array
 
     def run(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
         span: Span | None = None,
         on_node: Hook | None = None,
     ) -> None:
-        given = self._arrays(inputs, sizes)
+        given = self._arguments(inputs, sizes)
         program, values = self._program(sizes), dict[Value, Array]()
         first, last = 0, len(program.steps)
         if span is not None:
             first, last = self._end_of(span[0].order - 1), self._end_of(span[1].order)
-            values = self._kept if first else values
+            values = self._left if first else values
         if on_node is None and self.watched_by is not None:
             on_node = self.watched_by.new_run(sizes)
         program.run_part(values, given, first, last, on_node)
-        self._kept = {} if span is None else values
+        self._left = {} if span is None else values
         for name, array in program.states_in(values).items():
-            if array is not self._states[name]:
-                self._states[name][...] = array
+            self.store(self._states[name], array)
         places = zip(program.graph.outputs, outputs, self.manifest.outputs, strict=True)
         for value, out, entry in places:
-            if value not in values:
-                continue
-            result = values[value]
-            if out is None:
-                out = self._slot(Shape(result.shape, result.dtype), entry.arena_offset)
-            out[...] = result
+            if value in values:
+                self.store(self.slot(entry, sizes) if out is None else out, values[value])
 
-    def _arrays(self, inputs: Sequence[Array | None], sizes: Mapping[str, int]) -> dict[str, Array]:
-        given = dict(self._given)
-        for node, array, entry in zip(self.lir.inputs, inputs, self.manifest.inputs, strict=True):
-            shape = node.output.shape.bind(sizes)
-            given[node.name] = self._slot(shape, entry.arena_offset) if array is None else array
-        for node in self.lir.states:
-            given[node.name] = self._states[node.name]
-        return given
+    def _arguments(
+        self, inputs: Sequence[Buffer | None], sizes: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """Inputs, parameters and states by name."""
+        given = {**self._params, **{n.name: self._states[n.name] for n in self.lir.states}}
+        for entry, buffer in zip(self.manifest.inputs, inputs, strict=True):
+            given[entry.name] = self.slot(entry, sizes) if buffer is None else buffer
+        return {name: self.load(buffer) for name, buffer in given.items()}
 
     def _end_of(self, phase: int) -> int:
         """How many nodes belong to the phase and those before it."""
@@ -96,8 +96,8 @@ class ReferenceExecutable(Executable):
 
     def run_checked(
         self,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
         self.run(inputs, outputs, sizes, on_node=check_numbers)
@@ -110,11 +110,6 @@ class ReferenceExecutable(Executable):
             graph = bind_nodes(self.lir.graph, sizes) if sizes else self.lir.graph
             self._programs[key] = Program(graph, sizes)
         return self._programs[key]
-
-    def _slot(self, shape: Shape, offset: int | None) -> Array:
-        start = offset or 0
-        size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
-        return self.arena[start : start + size].view(shape.dtype.numpy).reshape(shape.static_dims)
 
 
 class ReferenceRecording(Recording):
@@ -172,18 +167,14 @@ class ReferenceBackend(Backend):
     def has_native(self, node: Node) -> bool:
         return True  # every op record has a reference
 
-    def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        given = {n.name: params[n.name] for n in graph.sources("param")}
-        return dict(zip(graph.output_names, evaluate_graph(graph, given), strict=True))
-
     def compile(self, lir: Lir, options: CompileOptions) -> ReferenceExecutable:
         return ReferenceExecutable(lir)
 
     def export(self, lir: Lir, options: CompileOptions) -> Parts:
         return {}  # the plan is all
 
-    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> ReferenceExecutable:
-        return ReferenceExecutable(stored.lir())
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> ReferenceExecutable:
+        return ReferenceExecutable(info.lir())
 
 
 def make_backend() -> Backend:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints

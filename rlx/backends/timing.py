@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _MOST_BLOCKS = 3
@@ -87,7 +87,7 @@ class Profile:
 
     @property
     def waiting(self) -> float:
-        """The time between steps: barriers, and workers that wait for others."""
+        """Time at barriers, where workers wait for each other."""
         return max(0.0, self.elapsed - self.seconds)
 
     def by_kernel(self) -> list[KernelTime]:
@@ -108,7 +108,7 @@ class Profile:
             )
         if self.waiting:
             spent = f"{self.waiting * 1e6:9.1f} µs {100 * self.waiting / total:6.1f}%"
-            lines.append(f"{'between steps':24} {'':6} {spent}")
+            lines.append(f"{'at barriers':24} {'':6} {spent}")
         lines.append(f"{'total':24} {len(self.rows):6d} {total * 1e6:9.1f} µs")
         return "\n".join(lines)
 

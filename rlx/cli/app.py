@@ -1,4 +1,4 @@
-"""The commands put together, and what becomes of their errors."""
+"""The `rlx` application: its commands, and how errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from rlx.cli import (
     doctor,
     embed,
     inspect,
-    listing,
     profile,
     pull,
-    quantize,
+    quantize_model,
     run,
 )
 from rlx.errors import OptionError, RlxError
-from rlx.settings import setting
+from rlx.support.settings import setting
 
 _EPILOG = (
     "Exit codes: 0 done, 1 the task failed, 2 wrong usage, 130 interrupted. "
@@ -39,7 +38,7 @@ class Commands(TyperGroup):
     """Errors as their message and an exit code, without a traceback unless RLX_DEBUG is set."""
 
     def invoke(self, ctx: Any) -> Any:
-        _replace_what_cannot_be_written()
+        _replace_unencodable()
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
@@ -48,7 +47,7 @@ class Commands(TyperGroup):
                 console.note("\ninterrupted")
                 raise typer.Exit(130) from None
             except BrokenPipeError:
-                raise  # the reader has seen enough: the library ends quietly
+                raise  # the reader closed the pipe: typer exits quietly
             except (RlxError, OSError, MemoryError) as e:
                 if setting("RLX_DEBUG") not in ("", "0"):
                     raise
@@ -70,8 +69,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     console.note(f"warning: {message}")
 
 
-def _replace_what_cannot_be_written() -> None:
-    """A terminal that lacks a character shows another instead of ending the program."""
+def _replace_unencodable() -> None:
+    """Write a replacement for characters that the terminal's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -102,14 +101,14 @@ def _options(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Run language models, and see what the compiler makes of them.
+    """Run and compile language models, and inspect what the compiler does.
 
     Try: rlx run "Why is the sky blue?"
     """
 
 
 def _add(name: str, panel: str, command: Callable[..., None]) -> None:
-    """A command under its name; its docstring's paragraphs are the help, each flowing freely."""
+    """Add a command; its docstring is the help, paragraph by paragraph."""
     paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(p.split()) for p in paragraphs)
     app.command(name, rich_help_panel=panel, help=text)(command)
@@ -119,8 +118,8 @@ _add("run", "Models", run.run)
 _add("chat", "Models", chat.chat)
 _add("embed", "Models", embed.embed)
 _add("pull", "Models", pull.pull)
-_add("list", "Models", listing.list_models)
-_add("quantize", "Models", quantize.quantize)
+_add("list", "Models", pull.list_models)
+_add("quantize", "Models", quantize_model.quantize)
 _add("compile", "Models", compile.compile_)
 _add("inspect", "See inside", inspect.inspect)
 _add("profile", "See inside", profile.profile)

@@ -1,4 +1,4 @@
-"""`rlx bench`: tokens per second, and how fast the weights go by."""
+"""`rlx bench`: tokens per second and memory bandwidth of a model."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.opening import load_any
+from rlx.cli.load_model import load_any
 from rlx.cli.options import Json, Measuring, ModelName, spread
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import UnsupportedError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.cli.peers.pipe import Peer
-    from rlx.cli.trials import Measured, Trials
-    from rlx.models.encoders.embed import EncoderModel
-    from rlx.models.language import LanguageModel
+    from rlx.cli.bench_cases import Cases, Measured
+    from rlx.cli.peers import Peer
+    from rlx.models.encoder_model import EncoderModel
+    from rlx.models.language_model import LanguageModel
 
 _PEERS = ("llama.cpp",)
 
 
 @dataclass(frozen=True)
 class Tests:
-    """Which sizes are measured, and how often."""
+    """Lengths, batch sizes and repetitions."""
 
     prompt: Annotated[
         list[int] | None,
@@ -52,13 +52,13 @@ class Tests:
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Runs of each test.")] = 3
 
     def lengths(self, most: int) -> list[int]:
-        """Those asked for, or the usual ones that fit."""
+        """Prompt lengths: those given, or the defaults that fit."""
         return self.prompt or [n for n in (128, 512) if n <= most] or [max(2, most)]
 
 
 @dataclass(frozen=True)
 class Against:
-    """Whom the model is compared with."""
+    """The peer that is measured in turn."""
 
     peer: Annotated[
         str | None,
@@ -77,9 +77,10 @@ class Against:
     def start(
         self, model: LanguageModel | EncoderModel, threads: int | None
     ) -> AbstractContextManager[Peer | None]:
-        from rlx.backends.cpu.cores import worker_count
-        from rlx.cli.peers.llama import start_llama_cpp
-        from rlx.models.language import LanguageModel
+        from rlx.backends.registry import Device
+        from rlx.cli.peers import start_llama_cpp
+        from rlx.models.language_model import LanguageModel
+        from rlx.specialize.options import CompileOptions
 
         if self.peer is None:
             return nullcontext()
@@ -89,8 +90,8 @@ class Against:
                 "llama.cpp runs language models in GGUF files", where="--peer", got=path.name
             )
         with console.working(f"starting {self.peer}"):
-            workers, context = worker_count(threads), model.engine.context
-            return start_llama_cpp(self.peer_python, path, workers, context)
+            workers = Device.of("cpu").backend.workers(CompileOptions(threads=threads))
+            return start_llama_cpp(self.peer_python, path, workers, model.runner.context)
 
 
 @spread
@@ -105,11 +106,11 @@ def bench(
     json: Json = False,
     loading: Measuring,
 ) -> None:
-    """Measure a model, medians of several runs.
+    """Measure a model; figures are medians of several runs.
 
-    Of a language model prompts (prefill) and token by token after them (decode), also of several
-    requests at once; of an encoder batches of texts. GB/s is the size of the weights that a run
-    reads, times runs per second.
+    Language models: prefill and decode, also of several requests with continuous batching.
+    Encoders: batches of texts. GB/s is the size of the weights that a run reads, times runs per
+    second.
     """
     peer = against.peer
     if peer is not None and peer not in _PEERS:
@@ -131,12 +132,12 @@ def bench(
 def _about(
     name: str, model: LanguageModel | EncoderModel, loaded: float, loading: Measuring
 ) -> dict[str, Any]:
-    from rlx.cli.weights import bytes_per_run
-    from rlx.models.language import LanguageModel
+    from rlx.cli.programs import bytes_per_run
+    from rlx.models.language_model import LanguageModel
 
     found: dict[str, Any] = {"model": name, "device": loading.device}
     if isinstance(model, LanguageModel):
-        found |= {"kv": model.engine.kv, "context": model.engine.context}
+        found |= {"kv": model.runner.kv, "context": model.runner.context}
     return found | {"load_seconds": loaded, "weight_bytes": bytes_per_run(model.model)}
 
 
@@ -147,47 +148,47 @@ def _measure(
     peer: Peer | None,
     loading: Measuring,
 ) -> list[Measured]:
-    from rlx.cli.trials import Trials
-    from rlx.models.language import LanguageModel
+    from rlx.cli.bench_cases import Cases
+    from rlx.models.language_model import LanguageModel
 
     with console.counted("measuring", None) as done:
-        trials = Trials(tests.repeat, read, peer, done)
+        cases = Cases(tests.repeat, read, peer, done)
         if isinstance(model, LanguageModel):
-            return _measure_language(model, tests, trials, loading)
-        return _measure_encoder(model, tests, trials)
+            return _measure_language(model, tests, cases, loading)
+        return _measure_encoder(model, tests, cases)
 
 
 def _measure_language(
-    model: LanguageModel, tests: Tests, trials: Trials, loading: Measuring
+    model: LanguageModel, tests: Tests, cases: Cases, loading: Measuring
 ) -> list[Measured]:
-    from rlx.models.measuring import BatchRuns, LanguageRuns
+    from rlx.models.benchmark import BatchRuns, LanguageRuns
 
-    lengths = tests.lengths(model.engine.context - tests.new)
+    lengths = tests.lengths(model.runner.context - tests.new)
     rows: list[Measured] = []
     batches = tests.batch or [1]
     if 1 in batches:
         runs = LanguageRuns(model)
-        rows += [row for n in lengths for row in trials.language(runs, n, tests.new)]
+        rows += [row for n in lengths for row in cases.language(runs, n, tests.new)]
     for requests in batches:
         if requests > 1:
             with BatchRuns(
                 model, requests, device=loading.device, threads=loading.threads,
                 artifact=loading.artifact, quant=loading.quant,
             ) as many:  # fmt: skip
-                rows += [trials.requests(many, requests, n, tests.new) for n in lengths]
+                rows += [cases.requests(many, requests, n, tests.new) for n in lengths]
     return rows
 
 
-def _measure_encoder(model: EncoderModel, tests: Tests, trials: Trials) -> list[Measured]:
-    from rlx.models.measuring import EncoderRuns
+def _measure_encoder(model: EncoderModel, tests: Tests, cases: Cases) -> list[Measured]:
+    from rlx.models.benchmark import EncoderRuns
 
     runs, batches = EncoderRuns(model), tests.batch or [1, 8]
     lengths = tests.lengths(model.max_tokens)
-    return [trials.encoder(runs, texts, n) for n in lengths for texts in batches]
+    return [cases.encoder(runs, texts, n) for n in lengths for texts in batches]
 
 
 def _drawn(rows: list[Measured], peer: str | None) -> str:
-    """Tokens per second: of language models by the length before, of encoders by the batch."""
+    """Tokens per second, by prompt length or by batch size."""
     from rlx.viz.plot import Chart, draw
 
     charts = []

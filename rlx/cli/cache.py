@@ -1,4 +1,4 @@
-"""`rlx cache`: what is kept on disk, and how to be rid of it."""
+"""`rlx cache`: the kernel, artifact and model caches on disk."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 from rlx.cli import console
-from rlx.cli.disk import bytes_in
-from rlx.cli.kept import KINDS, directory, faults, fetched_models, kept_files
+from rlx.cli.cache_info import KINDS, cached_files, damaged_files, fetched_models
 from rlx.cli.options import Json
+from rlx.support.files import bytes_in, cache_directory
 
 app = typer.Typer(
-    no_args_is_help=True, help="Look after the kernels, artifacts and models kept on disk."
+    no_args_is_help=True, help="Manage the kernels, artifacts and models cached on disk."
 )
 
 
 @app.command("list")
 def list_files(json: Json = False) -> None:
     """List the compiled kernels and artifacts, the latest first."""
-    found = kept_files()
+    found = cached_files()
     if json:
         console.write_json(
             [
@@ -39,14 +39,14 @@ def _when(stamp: float) -> str:
 
 @app.command("size")
 def show_size(json: Json = False) -> None:
-    """Say how much is kept, and where."""
+    """Show the size and place of each cache."""
     from rlx.formats.fetch import models_dir
 
-    found = kept_files()
+    found = cached_files()
     rows = []
     for kind in KINDS:
         sizes = [k.num_bytes for k in found if k.kind == kind]
-        rows.append((kind, directory(kind), len(sizes), sum(sizes)))
+        rows.append((kind, cache_directory(kind), len(sizes), sum(sizes)))
     rows.append(("models", models_dir(), len(fetched_models()), bytes_in(models_dir())))
     if json:
         console.write_json(
@@ -65,14 +65,14 @@ def show_size(json: Json = False) -> None:
 
 @app.command("clear")
 def clear(
-    models: Annotated[bool, typer.Option("--models", help="Also the models fetched.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="Also delete fetched models.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
     """Delete the compiled kernels and artifacts; they are made again when they are needed."""
     from rlx.formats.fetch import models_dir, remove
 
-    found, fetched = kept_files(), fetched_models() if models else []
+    found, fetched = cached_files(), fetched_models() if models else []
     freed = sum(k.num_bytes for k in found)
     freed += sum(bytes_in(models_dir() / name) for name in fetched)
     if fetched and not yes:
@@ -89,12 +89,12 @@ def clear(
 
 @app.command("verify")
 def verify(
-    fix: Annotated[bool, typer.Option("--fix", help="Delete what cannot be used.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Delete files that cannot be used.")] = False,
     json: Json = False,
 ) -> None:
     """Read every kernel and artifact; exit code 1 when one is damaged or out of date."""
     with console.working("checking"):
-        total, found = len(kept_files()), faults()
+        total, found = len(cached_files()), damaged_files()
     for path in found if fix else ():
         path.unlink(missing_ok=True)
     if json:

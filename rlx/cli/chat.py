@@ -1,48 +1,48 @@
-"""`rlx chat`: talk with a model."""
+"""`rlx chat`: a conversation in the terminal, and its slash commands."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from rlx.cli import answers, console, slash
+from rlx.cli import console, render
 from rlx.cli.conversation import Conversation
-from rlx.cli.lines import ReadLine, line_reader, read_message
-from rlx.cli.opening import load_model
+from rlx.cli.load_model import load_model
 from rlx.cli.options import ModelName, Running, Sampling, spread
+from rlx.cli.prompt import ReadLine, line_reader, read_message
 from rlx.cli.run import DEFAULT_MODEL
-from rlx.errors import RlxError
+from rlx.errors import InputError, OptionError, RlxError
+from rlx.support.suggestions import did_you_mean
 
 
 @spread
 def chat(
     name: ModelName = DEFAULT_MODEL,
     *,
-    system: Annotated[
-        str, typer.Option("--system", "-s", help="How the model should behave.")
-    ] = "",
+    system: Annotated[str, typer.Option("--system", "-s", help="The system message.")] = "",
     keep: Annotated[
         bool,
-        typer.Option("--history/--no-history", help="Keep what you type for the next time."),
+        typer.Option("--history/--no-history", help="Keep a history of what you type."),
     ] = True,
     loading: Running,
     sampling: Sampling,
 ) -> None:
     """Talk with a model.
 
-    The conversation is kept until /reset; each turn runs only what is new. /help lists the
+    The conversation goes on until /reset; each turn runs only its new tokens. /help lists the
     commands. Ctrl-C stops an answer, Ctrl-D leaves.
     """
     settings = sampling.settings()
     with load_model(name, loading) as model:
-        model.tokenizer.chat_template()  # an error now where the model is not made for chat
+        model.tokenizer.chat_template()  # raises where the model has no chat template
         talk = Conversation(model, system, settings)
         if sys.stdin.isatty():
-            console.note(f"{name}, context {model.engine.context}; /help shows the commands")
-        _loop(talk, line_reader([*slash.COMMANDS], _history() if keep else None))
+            console.note(f"{name}, context {model.runner.context}; /help shows the commands")
+        _loop(talk, line_reader([*COMMANDS], _history() if keep else None))
 
 
 def _history() -> Path:
@@ -55,7 +55,7 @@ def _loop(talk: Conversation, read: ReadLine) -> None:
     while True:
         try:
             _turn(talk, read_message(read))
-        except (EOFError, slash.Leave):
+        except (EOFError, _Exit):
             break
         except KeyboardInterrupt:
             print()
@@ -71,11 +71,11 @@ def _turn(talk: Conversation, text: str) -> None:
     if not text.strip():
         return
     if text.startswith("/") and not text.startswith("//"):
-        slash.obey(talk, text.strip())
+        run_command(talk, text.strip())
         return
     stream = talk.ask(text[1:] if text.startswith("//") else text)
     try:
-        answers.show(stream, "reading")
+        render.show(stream, "reading")
         print()
     except KeyboardInterrupt:
         stream.close()
@@ -87,7 +87,110 @@ def _turn(talk: Conversation, text: str) -> None:
 
 
 def _why_cut(talk: Conversation) -> str:
-    engine, settings = talk.model.engine, talk.known_settings()
+    engine, settings = talk.model.runner, talk.known_settings()
     if talk.last is not None and len(talk.last.tokens) >= settings["max_tokens"]:
         return f"cut at {settings['max_tokens']} tokens; /set max_tokens N for more"
     return f"the context of {engine.context} tokens is full; /reset, or /set overflow shift"
+
+
+class _Exit(Exception):
+    """The user leaves the chat."""
+
+
+class Slash(NamedTuple):
+    argument: str
+    meaning: str
+    do: Callable[[Conversation, str], None]
+
+
+def _help(_: Conversation, __: str) -> None:
+    rows = [(f"{name} {s.argument}".strip(), s.meaning) for name, s in COMMANDS.items()]
+    console.facts(rows)
+    print(
+        "\nEnd a line with a backslash to go on in the next, or write several between "
+        '""" and """.\nCtrl-C stops an answer, Ctrl-D leaves. // sends a line that begins with /.'
+    )
+
+
+def _reset(chat: Conversation, _: str) -> None:
+    chat.reset()
+    console.note("the conversation is empty")
+
+
+def _system(chat: Conversation, text: str) -> None:
+    if text:
+        chat.system = "" if text.lower() == "none" else text
+    print(chat.system or "no system message")
+
+
+def _save(chat: Conversation, name: str) -> None:
+    chat.save(_path(name))
+    console.note(f"saved {len(chat.messages)} messages")
+
+
+def _load(chat: Conversation, name: str) -> None:
+    chat.load(_path(name))
+    console.note(f"loaded {len(chat.messages)} messages")
+
+
+def _path(name: str) -> Path:
+    if not name:
+        raise InputError("no file named", expected="/save FILE or /load FILE")
+    return Path(name).expanduser()
+
+
+def _set(chat: Conversation, text: str) -> None:
+    name, _, value = text.partition(" ")
+    name = name.replace("-", "_")
+    found = chat.known_settings()
+    if name and name not in found:
+        raise OptionError("unknown setting", got=name, expected=", ".join(found))
+    if value.strip():
+        chat.change(name, value.strip())
+        found = chat.known_settings()
+    console.facts([(n, _shown(v)) for n, v in found.items() if not name or n == name])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple | frozenset):
+        return " ".join(map(repr, value)) or "none"
+    return str(value) if value not in (None, {}) else "none"
+
+
+def _stats(chat: Conversation, _: str) -> None:
+    engine = chat.model.runner
+    console.facts(
+        [
+            ("last answer", render.timings(chat.last) if chat.last else "none yet"),
+            ("messages", len(chat.messages)),
+            ("context", f"{len(engine.tokens)} of {engine.context} tokens"),
+        ]
+    )
+
+
+def _exit(_: Conversation, __: str) -> None:
+    raise _Exit
+
+
+COMMANDS = {
+    "/help": Slash("", "show this", _help),
+    "/reset": Slash("", "forget the conversation", _reset),
+    "/system": Slash("[TEXT]", "show or set how the model should behave; none clears it", _system),
+    "/save": Slash("FILE", "write the conversation to a file", _save),
+    "/load": Slash("FILE", "go on with one from a file", _load),
+    "/set": Slash("[NAME [VALUE]]", "show or change a setting, such as temperature", _set),
+    "/stats": Slash("", "show what the last answer took", _stats),
+    "/exit": Slash("", "leave", _exit),
+}
+
+
+def run_command(chat: Conversation, line: str) -> None:
+    """Run a slash command."""
+    name, _, rest = line.partition(" ")
+    found = COMMANDS.get(name)
+    if found is None:
+        raise OptionError(
+            "unknown command", got=name, expected=" ".join(COMMANDS),
+            hint=did_you_mean(name, COMMANDS),
+        )  # fmt: skip
+    found.do(chat, rest.strip())

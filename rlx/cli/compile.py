@@ -1,4 +1,4 @@
-"""`rlx compile`: a model's executables in one file, for machines without a compiler."""
+"""`rlx compile`: ahead-of-time compilation of a model into one bundle."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.opening import find_model
+from rlx.cli.load_model import find_model
 from rlx.cli.options import Json, Loading, ModelName, spread
-from rlx.cli.variants import split_variant
+from rlx.cli.programs import split_variant
 from rlx.errors import OptionError
 
 
 def _cpus() -> list[str]:
-    from rlx.llvm.target import Target
+    from rlx.backends.registry import Device
 
-    return Target.names()
+    return Device.of("cpu").backend.inspection().targets()
 
 
 @spread
@@ -35,7 +35,7 @@ def compile_(
             "--variant", "-v",
             metavar="PHASE:BATCHxTOKENS",
             help="decode:1, prefill:1x256, encoder:8x128. May be repeated.",
-            show_default="what the model uses here",
+            show_default="the variants that the model uses",
         ),
     ] = None,
     cpu: Annotated[
@@ -49,32 +49,32 @@ def compile_(
     ] = "host",
     quant: Annotated[
         str | None,
-        typer.Option("--quant", help="Pack weights that are floats: int8, Q8_0, Q4_K_M, …"),
+        typer.Option("--quant", help="Quantise float weights: int8, Q8_0, Q4_K_M, …"),
     ] = None,
     speculate: Annotated[
-        int, typer.Option("--speculate", min=0, help="Also for guessing so many tokens ahead.")
+        int, typer.Option("--speculate", min=0, help="Also speculative decoding, N draft tokens.")
     ] = 0,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", min=1, help="Also for rlx.Engine, so many requests at once."),
+        typer.Option("--requests", min=1, help="Also rlx.Engine: N requests at once."),
     ] = None,
     cache_tokens: Annotated[
         int | None,
         typer.Option(
-            "--cache-tokens", min=1, help="Tokens that all requests may have together.",
+            "--cache-tokens", min=1, help="KV cache of all requests together, in tokens.",
             show_default="the context for each",
         ),
     ] = None,
     weights: Annotated[
-        bool, typer.Option("--weights", help="Put the packed weights into the file too.")
+        bool, typer.Option("--weights", help="Put the prepacked weights into the file too.")
     ] = False,
     json: Json = False,
     loading: Loading,
 ) -> None:  # fmt: skip
-    """Compile a model into one file that runs where llvmlite is not installed.
+    """Compile a model ahead of time into one bundle; llvmlite is not needed to run it.
 
     Ship it with the model: `rlx run MODEL --artifact FILE` (or chat, embed, profile, bench)
-    compiles nothing. Context, cache type and quantisation are those given here.
+    compiles nothing. Context, KV cache type and quantisation are fixed in the bundle.
     """
     from rlx.models.compile import compile_model
 
@@ -91,15 +91,16 @@ def compile_(
         )  # fmt: skip
     seconds, size = time.perf_counter() - start, file.stat().st_size
     if json:
-        told: dict[str, Any] = {"path": str(file), "bytes": size, "seconds": seconds, "cpu": cpu}
-        told |= {"model": str(path), "kind": plan.kind, "uses": [*plan.uses], **plan.facts}
-        console.write_json(told | {"variants": {n: str(v) for n, v in plan.variants.items()}})
+        made: dict[str, Any] = {"path": str(file), "bytes": size, "seconds": seconds, "cpu": cpu}
+        made |= {"model": str(path), "kind": plan.kind, **plan.settings}
+        made["uses"] = [*plan.entry_points]
+        console.write_json(made | {"variants": {n: str(v) for n, v in plan.variants.items()}})
         return
     console.note(f"{file}: {plan.count} executables, {console.size(size)}, {seconds:.1f} s")
 
 
 def _bounds(variants: list[str]) -> dict[str, Any]:
-    """What the variants ask for: parts of a prompt for language models, steps for encoders."""
+    """Bounds from the variants: chunks of prompts for language models, lengths for encoders."""
     found = [split_variant(text) for text in variants]
     phases = {phase for phase, *_ in found}
     if phases == {"encoder"}:
@@ -108,7 +109,7 @@ def _bounds(variants: list[str]) -> dict[str, Any]:
         return {"steps": {tokens: batch for _, batch, tokens in found}}
     if not phases <= {"prefill", "decode"}:
         raise OptionError(
-            "not a way to run a model", where="--variant", got=", ".join(variants),
+            "not a phase of this model", where="--variant", got=", ".join(variants),
             expected="prefill and decode for a language model, encoder for an encoder",
         )  # fmt: skip
     if any(batch != 1 for _, batch, _ in found):

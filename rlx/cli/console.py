@@ -1,6 +1,6 @@
-"""What commands print: text, tables, JSON, progress. Colour and bars on a terminal only.
+"""Output of commands: text, tables, JSON, progress. Colour and progress bars on a terminal only.
 
-Results go to standard output, everything about them (progress, timings, errors) to standard error.
+Results go to standard output; progress, timings and errors to standard error.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rlx.formats.package import Progress
+    from rlx.formats.wheel import Progress
 
-# what a terminal would take as an order: control characters but line feed and tab
+# control characters, which could steer a terminal; line feed and tab are allowed
 _CONTROL = dict.fromkeys({*range(32), 127, *range(128, 160)} - {9, 10})
 _PIPE_WIDTH = 160
 
 
 def screen(stderr: bool = False) -> Console:
-    """A console on the stream as it is now; it knows about terminals, their width, NO_COLOR."""
+    """A rich console on standard output or error; honours NO_COLOR."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -49,12 +49,12 @@ def note(message: str) -> None:
 
 
 def plain(text: str) -> str:
-    """The text without what could steer a terminal: models and files may hold anything."""
+    """The text without control characters: output of models and names in files are untrusted."""
     return text.translate(_CONTROL)
 
 
 def write(text: str) -> None:
-    """A piece of a result, shown at once."""
+    """Write a part of a result and flush."""
     sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -64,7 +64,7 @@ def write_json(value: Any) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = "") -> None:
-    """Aligned columns; those whose header is among the words of `right` are numbers."""
+    """Aligned columns; those named in `right` are right-aligned."""
     cells = [[plain(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     numbers = right.split()
@@ -81,7 +81,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: str
 
 
 def heading(text: str, *, first: bool = False) -> None:
-    """A line above a table, apart from what stands before it."""
+    """A heading above a table."""
     screen().print(plain(text) if first else f"\n{plain(text)}", style="bold cyan")
 
 
@@ -105,7 +105,7 @@ def size(count: float) -> str:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A sign of life while something takes its time."""
+    """A spinner while something runs, on a terminal."""
     out = screen(stderr=True)
     if not out.is_terminal:
         yield
@@ -116,10 +116,10 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def transfer(name: str) -> Iterator[Progress]:
-    """A function that shows bytes coming in: a bar on a terminal, one line per step elsewhere."""
+    """A progress function for bytes: a bar on a terminal, one line per step elsewhere."""
     out = screen(stderr=True)
     if not out.is_terminal:
-        yield _spoken(name)
+        yield _progress_lines(name)
         return
     from rich import progress as rp
 
@@ -141,7 +141,7 @@ def transfer(name: str) -> Iterator[Progress]:
         yield show
 
 
-def _spoken(name: str) -> Progress:
+def _progress_lines(name: str) -> Progress:
     said: set[str] = set()
 
     def show(what: str, done: int, total: int) -> None:
@@ -154,14 +154,14 @@ def _spoken(name: str) -> Progress:
 
 @contextmanager
 def counting() -> Iterator[Any]:
-    """`counted` for work whose size is known later: a function of what and how many."""
+    """`counted` for work whose total is known later: a function of title and total."""
     with ExitStack() as stack:
         yield lambda what, total: stack.enter_context(counted(what, total))
 
 
 @contextmanager
 def counted(what: str, total: int | None) -> Iterator[Any]:
-    """A function to call after each of `total` things (None: nobody knows); a bar on a terminal."""
+    """A function to call after each of `total` items (None: unknown); a bar on a terminal."""
     out = screen(stderr=True)
     if not out.is_terminal:
         yield lambda: None

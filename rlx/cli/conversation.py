@@ -1,4 +1,4 @@
-"""A conversation with a model: what was said, how it answers, and files to keep it in."""
+"""A conversation with a model: messages, generation settings, saving and loading."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import FormatError, OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
-    from rlx.models.answer import Generation
-    from rlx.models.language import LanguageModel, Stream
+    from rlx.models.generation import Generation
+    from rlx.models.language_model import LanguageModel, Stream
 
 Message = dict[str, str]
 _ROLES = ("user", "assistant")
@@ -20,7 +20,7 @@ _ROLES = ("user", "assistant")
 
 @dataclass
 class Conversation:
-    """The model sees `system` and `messages`; only what is new since the last turn is run."""
+    """The model sees `system` and `messages`; only tokens that are not in the KV cache are run."""
 
     model: LanguageModel
     system: str = ""
@@ -37,12 +37,12 @@ class Conversation:
         return stream
 
     def answered(self, result: Generation) -> None:
-        """Keep an answer, also one that was stopped midway: the model goes on from there."""
+        """Append an answer, also an interrupted one: the model continues from there."""
         self.last = result
         self.messages.append({"role": "assistant", "content": result.text})
 
     def dropped(self) -> None:
-        """Forget a message that got no answer."""
+        """Drop a message that got no answer."""
         if self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
 
@@ -55,7 +55,7 @@ class Conversation:
         path.write_text(json.dumps(held, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Take over a conversation that `save` wrote."""
+        """Load a conversation that `save` wrote."""
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
             system, messages = held["system"], held["messages"]
@@ -77,7 +77,7 @@ class Conversation:
     # -- settings -----------------------------------------------------------------------------
 
     def known_settings(self) -> dict[str, Any]:
-        """Every setting of a generation and its value now."""
+        """Every generation setting and its value."""
         from rlx.models.sampling import GenerationSettings
 
         made = GenerationSettings(**self.settings)

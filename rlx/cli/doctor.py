@@ -1,4 +1,4 @@
-"""`rlx doctor`: does this machine do, and does a model fit into it?"""
+"""`rlx doctor`: check this machine, and whether a model fits into its memory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.disk import bytes_in
-from rlx.cli.kept import KINDS, directory, kept_files
+from rlx.cli.cache_info import KINDS, cached_files
 from rlx.cli.options import Json, Loading, model_names, spread
-from rlx.records import dataclass
 from rlx.runtime import machine
-from rlx.settings import setting
+from rlx.support.files import bytes_in, cache_directory
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.cli.programs import Subject
 
-_LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "gguf")
-_ABILITIES = ("avx2", "avx512", "vnni", "fma", "f16c", "neon", "dotprod")  # those that are used
+_LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2")
 
 
 @spread
@@ -33,7 +31,7 @@ def doctor(
     json: Json = False,
     loading: Loading,
 ) -> None:
-    """Say what this machine has, and whether a model fits.
+    """Check this machine, and whether a model fits into its memory.
 
     Exit code 1 when something is wrong: native code does not run, or the model does not fit.
     """
@@ -53,33 +51,17 @@ def doctor(
 
 
 def _machine(threads: int | None) -> dict[str, Any]:
-    from rlx.backends.cpu.cores import physical_cores, usable_cores, worker_count
+    from rlx.backends.registry import Device
 
     return {
         "rlx": _installed("rlx"),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "cpu": machine.cpu_name(),
-        **_target(),
-        "cores": f"{physical_cores()} physical, {usable_cores()} usable",
-        "threads": worker_count(threads),
+        **Device.of("cpu").backend.inspection().machine(threads),
         "memory_bytes": machine.total_memory(),
         "free_memory_bytes": machine.free_memory(),
         "libraries": {name: _installed(name) for name in _LIBRARIES},
         "native_code": _try_native(),
-    }
-
-
-def _target() -> dict[str, Any]:
-    from rlx.backends.cpu.kernels.qgemm.dot import dot_kind
-    from rlx.llvm.target import Target
-
-    target = Target.host()
-    kind = dot_kind(target)
-    return {
-        "target": target.cpu + (" (RLX_TARGET)" if setting("RLX_TARGET") else ""),
-        "vector_bits": target.vector_bits,
-        "features": [a for a in _ABILITIES if getattr(target, a)],
-        "int8_products": kind.instruction if kind else "as floats",
     }
 
 
@@ -93,7 +75,7 @@ def _installed(name: str) -> str | None:
 
 
 def _try_native() -> str:
-    """Compile a small program and compare what it computes."""
+    """Compile a small graph and check its result."""
     import numpy as np
 
     from rlx.ir.module import GraphModule
@@ -107,7 +89,7 @@ def _try_native() -> str:
         w = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
         x = np.linspace(-2, 1, 16, dtype=np.float32).reshape(2, 8)
         (y,) = compiled.set_param("w", w).run(x=x)
-    except Exception as e:  # whatever is wrong here is what the reader wants to know
+    except Exception as e:  # any failure is the report
         return f"{type(e).__name__}: {e}"
     return "works" if np.allclose(y, np.maximum(x @ w, 0), atol=1e-5) else "gives wrong results"
 
@@ -116,9 +98,9 @@ def _cache() -> dict[str, Any]:
     from rlx.formats.fetch import models_dir
 
     found: dict[str, Any] = {}
-    files = kept_files()
+    files = cached_files()
     for kind in KINDS:
-        place = directory(kind)
+        place = cache_directory(kind)
         found[f"{kind}_directory"] = "off (RLX_CACHE=0)" if place is None else str(place)
         found[f"{kind}_bytes"] = sum(k.num_bytes for k in files if k.kind == kind)
     place = models_dir()
@@ -126,11 +108,11 @@ def _cache() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryUse:
     """Bytes that a model takes while it runs."""
 
-    weights: int  # as they are used, packed ones in place of those they were made from
-    cache: int  # keys and values of the whole context
+    weights: int  # prepacked ones in place of their originals
+    cache: int  # KV cache of the whole context
     working: int  # the largest arena
 
     @property
@@ -139,19 +121,18 @@ class Need:
 
 
 def _model(name: str, loading: Loading) -> dict[str, Any]:
-    from rlx.cli.programs import open_subject
-    from rlx.cli.weights import parameters, weight_types
+    from rlx.cli.programs import open_subject, parameters, weight_types
 
     start = time.perf_counter()
     subject = open_subject(name, loading.context, loading.kv)
     if subject.model is None:
-        raise typer.BadParameter(f"{name} is a program, not a model")
+        raise typer.BadParameter(f"{name} is IR, not a model")
     with console.working("planning"):
-        need = _need(subject, loading)
+        use = _memory_use(subject, loading)
     planned = time.perf_counter() - start
     free, trained = machine.free_memory(), subject.model.config.context
-    per_token = need.cache // subject.context
-    room = free - need.weights - need.working
+    per_token = use.cache // subject.context
+    room = free - use.weights - use.working
     largest = min(trained, room // per_token) if per_token else trained
     return {
         "file": str(subject.model.path),
@@ -159,24 +140,24 @@ def _model(name: str, loading: Loading) -> dict[str, Any]:
         "architecture": subject.model.config.arch,
         "parameters": parameters(subject.model),
         "weights": weight_types(subject.model),
-        "weight_bytes": need.weights,
+        "weight_bytes": use.weights,
         "cache_bytes_per_token": per_token,
         "context": subject.context,
-        "cache_bytes": need.cache,
-        "working_bytes": need.working,
-        "needed_bytes": need.total,
-        "fits": need.total <= free,
+        "cache_bytes": use.cache,
+        "working_bytes": use.working,
+        "needed_bytes": use.total,
+        "fits": use.total <= free,
         "largest_context": max(0, largest) if room > 0 else 0,
         "trained_context": trained,
         "planned_in_seconds": round(planned, 2),
     }
 
 
-def _need(subject: Subject, loading: Loading) -> Need:
-    """Sizes out of the plans of what runs, as it would be compiled."""
+def _memory_use(subject: Subject, loading: Loading) -> MemoryUse:
+    """Sizes from the plans of the variants that the model runs."""
     from rlx.backends.registry import Device
+    from rlx.cli.programs import binding_for
     from rlx.cli.stages import Stages
-    from rlx.cli.variants import binding_for
     from rlx.specialize.options import CompileOptions
 
     arenas, weights, cache = [], 0, 0
@@ -186,7 +167,7 @@ def _need(subject: Subject, loading: Loading) -> Need:
         arenas.append(lir.arena_size)
         weights = max(weights, sum(_bytes(node) for node in lir.params))
         cache = sum(_bytes(node) for node in lir.states)
-    return Need(weights, cache, max(arenas))
+    return MemoryUse(weights, cache, max(arenas))
 
 
 def _bytes(node: Any) -> int:

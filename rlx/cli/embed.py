@@ -1,24 +1,26 @@
-"""`rlx embed`: texts to vectors, or texts in order of how well they answer a question."""
+"""`rlx embed`: embeddings of texts, their similarity, or a ranking."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from rlx.cli import console, vectors
-from rlx.cli.opening import is_model, load_embedder
+from rlx.cli import console
+from rlx.cli.load_model import is_model, load_embedder
 from rlx.cli.options import Artifact, Json, model_names
-from rlx.errors import InputError
+from rlx.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from rlx.cli.embedders import LanguageEmbedder
-    from rlx.models.encoders.embed import EncoderModel
+    from rlx.cli.load_model import LanguageEmbedder
+    from rlx.models.encoder_model import EncoderModel
 
     Embedder = EncoderModel | LanguageEmbedder
+
 
 DEFAULT_ENCODER = "all-minilm-l6-v2"
 _MOST_COMPARED = 20  # texts whose similarities a screen can show
@@ -49,49 +51,54 @@ def embed(
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option("--query", "-q", help="Rank the texts by how well they answer this."),
+        typer.Option("--query", "-q", help="Rank the texts by relevance to this query."),
     ] = None,
     similarity: Annotated[
-        bool, typer.Option("--similarity", help="Show how alike the texts are, two by two.")
+        bool, typer.Option("--similarity", help="Cosine similarity of all pairs of texts.")
     ] = False,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", help="A text to put before each, or the name of one."),
+        typer.Option(
+            "--prompt", help="A prompt put before each text, or the name of one of the model's."
+        ),
     ] = None,
     dimensions: Annotated[
-        int | None, typer.Option("--dimensions", help="Keep the first numbers of each vector.")
+        int | None,
+        typer.Option("--dimensions", help="Truncate each vector to this many dimensions."),
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the model."),
+        typer.Option(
+            "--normalize/--no-normalize", help="Unit vectors, or not; default: as the model says."
+        ),
     ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
             "--pooling",
-            help="For language models: the mean of all states, or the last.",
+            help="For language models: mean or last hidden state.",
             show_default="mean",
         ),
     ] = None,
     overlong: Annotated[
         str, typer.Option("--overlong", help="What is too long: warn and cut, cut, or error.")
     ] = "warn",
-    batch: Annotated[int | None, typer.Option("--batch", help="Most texts at once.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Largest batch.")] = None,
     quant: Annotated[
         str | None, typer.Option("--quant", help="Quantise the weights, for instance int8.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", "-d", help="Where it runs.")] = "cpu",
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="Workers.")] = None,
+    device: Annotated[str, typer.Option("--device", "-d", help="The device to run on.")] = "cpu",
+    threads: Annotated[int | None, typer.Option("--threads", "-t", help="Worker threads.")] = None,
     artifact: Artifact = None,
     json: Json = False,
 ) -> None:
-    """Turn texts into vectors, or rank them.
+    """Compute embeddings of texts, or rank them.
 
     Prints a vector per line as JSON numbers as they are made, however many lines there are; with
     --query, the texts with their scores, the best first.
     """
     if output is not None:
-        vectors.require_place(output)
+        _check_output(output)
     if query is not None and similarity:
         raise typer.BadParameter("--query and --similarity; give one of them")
     model, given = _arguments([] if first is None else [first, *(texts or [])], source)
@@ -115,7 +122,7 @@ def embed(
 
 
 def _require_none(option: str, output: Path | None, **others: object) -> None:
-    """Refuse what has no meaning beside an option, rather than forget it."""
+    """Refuse options that have no meaning together."""
     given = {"output": output, **others}
     for name, value in given.items():
         if value is not None:
@@ -124,7 +131,7 @@ def _require_none(option: str, output: Path | None, **others: object) -> None:
 
 
 def _arguments(words: list[str], source: Path | None) -> tuple[str, Iterable[str]]:
-    """Model and texts out of what was given."""
+    """Model and texts from the arguments."""
     model = DEFAULT_ENCODER
     if words and is_model(words[0]):
         model, *words = words
@@ -175,10 +182,10 @@ def _stream(
     with console.counted("embedding", total) as done:
         rows = _each(encoder.embed_stream(texts, **options), done)
         if output is None:
-            vectors.print_lines(rows)
+            _print_lines(rows)
         else:
             width = options["truncate_dim"] or encoder.width
-            count = vectors.write_file(output, rows, width)
+            count = _write_file(output, rows, width)
     if output is not None:
         console.note(f"wrote {count} vectors to {output}")
 
@@ -228,3 +235,55 @@ def _print_object(encoder: Embedder, texts: list[str], options: dict[str, Any]) 
         rows = encoder.embed(texts, **options).tolist()
     made = [{"text": t, "vector": r} for t, r in zip(texts, rows, strict=True)]
     console.write_json({"model": str(encoder.model.path), "embeddings": made})
+
+
+_HEADER = 128  # bytes of a .npy file before its numbers
+SUFFIXES = (".npy", ".jsonl")
+
+
+def _check_output(path: Path) -> None:
+    """Raise where the output file cannot be written, before anything is computed."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise OptionError(
+            "unknown kind of file", where="--output", got=path.name, expected=", ".join(SUFFIXES)
+        )
+    if not path.parent.is_dir():
+        raise OptionError("no such folder", where="--output", got=path.parent)
+    if path.is_dir():
+        raise OptionError("a folder, not a file", where="--output", got=path)
+
+
+def _print_lines(rows: Iterable[Any]) -> None:
+    """A vector per line, as they are computed."""
+    for row in rows:
+        sys.stdout.write(json.dumps(row.tolist()) + "\n")
+
+
+def _write_file(path: Path, rows: Iterable[Any], width: int) -> int:
+    """Write the vectors of `width` numbers atomically. Returns how many there were."""
+    from rlx.support.files import atomic_file
+
+    with atomic_file(path.resolve()) as file:  # keep symbolic links
+        if path.suffix.lower() == ".npy":
+            return _write_npy(file, rows, width)
+        return _write_lines(file, rows)
+
+
+def _write_lines(file: BinaryIO, rows: Iterable[Any]) -> int:
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007
+        file.write(json.dumps(row.tolist()).encode() + b"\n")
+    return count
+
+
+def _write_npy(file: BinaryIO, rows: Iterable[Any], width: int) -> int:
+    """The header has the number of rows, so it is written last."""
+    file.write(b"\0" * _HEADER)
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007
+        file.write(row.astype("<f4").tobytes())
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count}, {width}), }}"
+    head = b"\x93NUMPY\x01\x00" + (_HEADER - 10).to_bytes(2, "little")
+    file.seek(0)
+    file.write(head + text.encode().ljust(_HEADER - 11) + b"\n")
+    return count

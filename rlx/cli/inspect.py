@@ -1,8 +1,9 @@
-"""`rlx inspect`: a model as the compiler sees it, stage by stage."""
+"""`rlx inspect`: a model at every stage of the compiler, or as a report in HTML."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,20 +11,28 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.options import Json, Loading, model_names, spread
-from rlx.cli.programs import Subject, open_subject
-from rlx.cli.report import Page, write_report
+from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
 from rlx.cli.stages import STAGES, Stages
-from rlx.cli.variants import binding_for
-from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.runtime import machine
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
 
 
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Compile, run and measure; write a report to open in a browser.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """What of the program is shown, and where."""
+    """What is shown, and where."""
 
     stage: Annotated[
         str | None,
@@ -65,7 +74,7 @@ class Wanted:
         return not (self.stage or self.after or self.diff)
 
     def text(self, stages: Stages) -> str:
-        """The stage, the graph after a pass, or the difference of two."""
+        """The stage, the graph after a pass, or the diff of two."""
         if self.diff is not None:
             return stages.diff(*self.diff)
         exact = self.output is not None
@@ -84,7 +93,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Sizes:
-    """For which sizes, and which machine, the program is made."""
+    """The variant, and the CPU to compile for."""
 
     variant: Annotated[
         str | None,
@@ -99,7 +108,7 @@ class Sizes:
         typer.Option(
             "--bind",
             metavar="NAME=SIZE",
-            help="The size of a symbol; NAME<=BOUND leaves it live. May be repeated.",
+            help="The size of a symbol; NAME<=BOUND leaves it dynamic. May be repeated.",
         ),
     ] = None
     cpu: Annotated[
@@ -117,7 +126,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="MODEL_OR_FILE",
-            help="A model, or a program that was written with -o or rlx.ir.serial.save.",
+            help="A model, or IR that was written with -o or rlx.ir.serial.save.",
             autocompletion=model_names,
         ),
     ],
@@ -130,8 +139,8 @@ def inspect(
     """Show a model at a stage of the compiler.
 
     hir: blocks, as the model was written. mir: tensor operations, before the passes, or after
-    one of them. lir: the optimised program with its memory plan. program: the table of kernel
-    calls. llvm, asm: the code of each distinct kernel. Without a stage, a summary.
+    one of them. lir: the optimised graph with its memory plan. program: the table of kernel
+    launches. llvm, asm: the code of each distinct kernel. Without a stage, a summary.
     """
     wanted.check()
     if html is not None and wanted != Wanted():
@@ -171,14 +180,8 @@ def _stages(subject: Subject, sizes: Sizes, symbolic: bool, block: str, loading:
 def _backend(device: str, cpu: str | None) -> Backend:
     from rlx.backends.registry import Device
 
-    if cpu is None:
-        return Device.of(device).backend
-    if device != "cpu":
-        raise OptionError("--cpu goes with the device cpu", got=device)
-    from rlx.backends.cpu.backend import CpuBackend
-    from rlx.llvm.target import Target
-
-    return CpuBackend(Target.named(cpu))
+    backend = Device.of(device).backend
+    return backend if cpu is None else backend.for_target(cpu)
 
 
 def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:
@@ -195,15 +198,13 @@ def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:
     found["arena_bytes"] = lir.arena_size
     if lir.prepare is not None:
         found["prepared_tensors"] = len(lir.prepare.outputs)
-    if stages.backend.name == "cpu":
-        found["steps"] = len(stages.steps)
+    if stages.backend.inspection().has_native_code:
+        found["launches"] = len(stages.program.launches)
         found["kernels"] = len(stages.kernels())
     return found
 
 
 def _model_facts(subject: Subject) -> dict[str, Any]:
-    from rlx.cli.weights import parameters, weight_types
-
     assert subject.model is not None
     c = subject.model.config
     return {
@@ -227,3 +228,24 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{kind} {console.size(size)}" for kind, size in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def write_report(
+    path: Path, subject: Subject, stages: Stages, facts: Sequence[tuple[str, str]]
+) -> None:
+    """Write the HTML report of a variant."""
+    from rlx.viz.report import make_report, write_page
+    from rlx.viz.report.page import charting_library
+
+    charting_library()  # raises before the work where it is missing
+    with console.working("compiling and measuring"):
+        report = make_report(
+            subject.module,
+            stages.options,
+            device=stages.backend,
+            params=subject.params,
+            name=subject.name,
+            facts=[*facts, ("processor", machine.cpu_name())],
+        )
+        write_page(path, report)
+    console.note(f"wrote {path}: open it in a browser")

@@ -1,10 +1,9 @@
-"""Options that several commands take, as records: a command asks for the record, its user sees the
-options.
+"""Options shared by several commands, as dataclasses: `spread` turns their fields into options.
 
     @spread
     def run(prompt: str, sampling: Sampling) -> None: ...
 
-Defaults stand where the models have them; None means that nothing was asked for.
+None means that an option was not given; the models have the defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _LOADING, _SAMPLING = "Loading", "Generation"
 
@@ -39,7 +38,7 @@ def _devices() -> list[str]:
 
 
 def model_names(incomplete: str = "") -> list[str]:
-    """For completion in the shell: the catalogue, folders, and files that may be models."""
+    """Shell completion: the catalogue, folders and GGUF files."""
     from rlx.formats.catalogue import CATALOGUE
 
     folder, slash, _ = incomplete.rpartition("/")
@@ -69,7 +68,7 @@ Artifact = Annotated[
     _load(
         "--artifact", "-a",
         metavar="FILE",
-        help="What `rlx compile` made of this model: nothing is compiled here. It is code.",
+        help="A bundle that `rlx compile` made of this model: nothing is compiled. It is code.",
     ),
 ]  # fmt: skip
 
@@ -79,13 +78,13 @@ class Loading:
     """How a model is loaded."""
 
     device: Annotated[
-        str, _load("--device", "-d", help="Where it runs.", autocompletion=_devices)
+        str, _load("--device", "-d", help="The device to run on.", autocompletion=_devices)
     ] = "cpu"
     context: Annotated[
         int | None,
         _load(
             "--context", "-c",
-            help="Tokens that prompt and answer may have together.",
+            help="Context length: most tokens of prompt and answer together.",
             show_default="4096, or what the model was trained for if that is less",
         ),
     ] = None  # fmt: skip
@@ -93,33 +92,33 @@ class Loading:
         int | None,
         _load(
             "--threads", "-t",
-            help="Workers.", show_default="RLX_NUM_THREADS, or every physical core",
+            help="Worker threads.", show_default="RLX_NUM_THREADS, or every physical core",
         ),
     ] = None  # fmt: skip
-    kv: Annotated[str, _load("--kv", help="What the cache holds: f16, bf16, f32 or q8_0.")] = "f16"
+    kv: Annotated[str, _load("--kv", help="Type of the KV cache: f16, bf16, f32 or q8_0.")] = "f16"
 
 
 @dataclass(frozen=True)
 class Measuring(Loading):
-    """How a model that is measured is loaded."""
+    """How `rlx bench` loads a model."""
 
     artifact: Artifact = None
     quant: Annotated[
         str | None,
-        _load("--quant", "-q", help="Pack weights that are floats: Q8_0, Q4_K_M, int8, …"),
+        _load("--quant", "-q", help="Quantise float weights: Q8_0, Q4_K_M, int8, …"),
     ] = None
 
 
 @dataclass(frozen=True)
 class Running(Measuring):
-    """How a model that will write is loaded."""
+    """How a model that generates text is loaded."""
 
     draft: Annotated[
         str | None,
         _load(
             "--draft",
             metavar="MODEL",
-            help="A smaller model of the same vocabulary that guesses tokens ahead.",
+            help="Speculative decoding: a smaller draft model with the same vocabulary.",
             autocompletion=model_names,
         ),
     ] = None
@@ -128,14 +127,14 @@ class Running(Measuring):
         _load(
             "--load-adapter",
             metavar="PATH",
-            help="A LoRA adapter, to be asked for with --adapter. May be repeated.",
+            help="A LoRA adapter, to be selected with --adapter. May be repeated.",
         ),
     ] = None
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a generation may ask for; the fields are those of `rlx.GenerationSettings`."""
+    """Generation settings; the fields are those of `rlx.GenerationSettings`."""
 
     max_tokens: Annotated[
         int | None,
@@ -143,39 +142,44 @@ class Sampling:
     ] = None
     temperature: Annotated[
         float | None,
-        _sample(help="0 takes the likeliest token; higher is more varied.", show_default="0.8"),
+        _sample(help="0 is greedy; higher is more random.", show_default="0.8"),
     ] = None
     top_k: Annotated[
-        int | None, _sample(help="Draw among the K likeliest tokens; 0: all.", show_default="40")
+        int | None,
+        _sample(help="Sample among the K most likely tokens; 0: all.", show_default="40"),
     ] = None
     top_p: Annotated[
         float | None,
-        _sample(help="Draw among the fewest tokens of this total.", show_default="0.95"),
+        _sample(
+            help="Nucleus sampling: the fewest tokens of this total probability.",
+            show_default="0.95",
+        ),
     ] = None
     min_p: Annotated[
         float | None,
-        _sample(help="Drop tokens below this share of the likeliest.", show_default="0.0"),
+        _sample(help="Drop tokens below this fraction of the top probability.", show_default="0.0"),
     ] = None
     repetition_penalty: Annotated[
         float | None,
-        _sample(help="Above 1: tokens seen before are less likely.", show_default="1.0"),
+        _sample(help="Above 1: repeated tokens are less likely.", show_default="1.0"),
     ] = None
     presence_penalty: Annotated[
         float | None,
-        _sample(help="Taken off the logits of tokens in the answer.", show_default="0.0"),
+        _sample(help="Subtracted from the logits of tokens in the answer.", show_default="0.0"),
     ] = None
     frequency_penalty: Annotated[
-        float | None, _sample(help="The same, for each time they occur.", show_default="0.0")
+        float | None, _sample(help="The same, for each occurrence.", show_default="0.0")
     ] = None
     seed: Annotated[
-        int | None, _sample(help="The same seed gives the same answer.", show_default="random")
+        int | None,
+        _sample(help="Random seed: the same seed gives the same answer.", show_default="random"),
     ] = None
-    stop: Annotated[
-        list[str] | None, _sample(help="End the answer before this text. May be repeated.")
-    ] = None
+    stop: Annotated[list[str] | None, _sample(help="Stop before this text. May be repeated.")] = (
+        None
+    )
     stop_tokens: Annotated[
         list[int] | None,
-        _sample("--stop-token", help="End the answer at this token id. May be repeated."),
+        _sample("--stop-token", help="Stop at this token id. May be repeated."),
     ] = None
     logit_bias: Annotated[
         list[str] | None,
@@ -183,32 +187,35 @@ class Sampling:
     ] = None
     logprobs: Annotated[
         int | None,
-        _sample(help="Log probabilities of the N likeliest tokens, for --json.", show_default="0"),
+        _sample(
+            help="Log probabilities of the N most likely tokens, for --json.", show_default="0"
+        ),
     ] = None
     overflow: Annotated[
         str | None,
-        _sample(help="When the context is full: error, or shift.", show_default="error"),
+        _sample(
+            help="When the context is full: error, or shift (drop the older half).",
+            show_default="error",
+        ),
     ] = None
 
     speculate: Annotated[
         int | None,
-        _sample(help="Tokens guessed ahead and checked in one run; none, or 4 with --draft."),
+        _sample(help="Speculative decoding: draft tokens per step. None, or 4 with --draft."),
     ] = None
-    adapter: Annotated[
-        str | None, _sample(metavar="NAME", help="One of the adapters that were loaded.")
-    ] = None
+    adapter: Annotated[str | None, _sample(metavar="NAME", help="A loaded LoRA adapter.")] = None
     json_schema: Annotated[
         str | None,
-        _sample(metavar="FILE_OR_TEXT", help="The answer is JSON of this schema."),
+        _sample(metavar="FILE_OR_TEXT", help="Structured output: JSON of this schema."),
     ] = None
-    regex: Annotated[str | None, _sample(help="The answer matches this expression.")] = None
+    regex: Annotated[str | None, _sample(help="Structured output: a regular expression.")] = None
     grammar: Annotated[
         str | None,
-        _sample(metavar="FILE_OR_TEXT", help="The answer follows this GBNF or Lark grammar."),
+        _sample(metavar="FILE_OR_TEXT", help="Structured output: a GBNF or Lark grammar."),
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, checked, as the models take it."""
+        """The settings that were given, validated."""
         from rlx.models.sampling import GenerationSettings
 
         asked = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -222,11 +229,11 @@ class Sampling:
 
 
 def file_or_text(given: str | None) -> str | None:
-    """What a file holds, where the argument names one; else the argument."""
+    """The content of a file if the argument names one, else the argument itself."""
     try:
         if given is not None and Path(given).is_file():
             return Path(given).read_text(encoding="utf-8")
-    except (OSError, ValueError):  # a text that is too long for a name, or has zeros in it
+    except (OSError, ValueError):  # too long for a file name, or with a NUL
         pass
     return given
 
@@ -246,7 +253,7 @@ def parse_bias(pairs: list[str]) -> dict[int, float]:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of its records in place of the records."""
+    """The command with the fields of its dataclass parameters as options."""
     hints = get_type_hints(command, include_extras=True)
     records: dict[str, Any] = {n: kind for n, kind in hints.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []

@@ -1,4 +1,4 @@
-"""`rlx profile`: where the time of a model goes, kernel by kernel and worker by worker."""
+"""`rlx profile`: time of every kernel, and a timeline of every worker."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.opening import load_any
+from rlx.cli.load_model import load_any
 from rlx.cli.options import Json, ModelName, Running, spread
 from rlx.cli.run import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from rlx.models.measuring import Recorded
+    from rlx.models.benchmark import Recorded
 
 _HEADER = ("kernel", "calls", "time", "share", "MB", "GB/s", "GFLOP/s", "block")
 
@@ -38,7 +38,7 @@ def profile(
         int, typer.Option("--new", "-n", min=1, help="Tokens generated after the prompt.")
     ] = 16,
     batch: Annotated[
-        int, typer.Option("--batch", "-b", min=1, help="Texts that an encoder reads at once.")
+        int, typer.Option("--batch", "-b", min=1, help="Batch size, for encoders.")
     ] = 8,
     repeat: Annotated[
         int, typer.Option("--repeat", "-r", min=1, help="Runs of the prompt, or of the batch.")
@@ -48,19 +48,18 @@ def profile(
         typer.Option(
             "--trace",
             metavar="FILE",
-            help="Write what each worker did when, for ui.perfetto.dev or chrome://tracing.",
+            help="Write a timeline of the workers, for ui.perfetto.dev or chrome://tracing.",
         ),
     ] = None,
     json: Json = False,
     loading: Running,
 ) -> None:
-    """Show where the time goes: every kernel's calls, time, bytes and flops, medians of the runs.
+    """Profile a model: calls, time, bytes and flops of every kernel, medians of the runs.
 
-    Of a language model the prompt (prefill) and a token after it (decode), of an encoder a batch
-    of texts. Bytes and flops are those that the operations need; what a kernel reads from a cache
-    counts too.
+    Language models: the prompt (prefill) and a token after it (decode). Encoders: a batch of
+    texts. Bytes and flops are those that the ops need; reads from a CPU cache count too.
     """
-    from rlx.models.measuring import profile_model
+    from rlx.models.benchmark import profile_model
 
     with load_any(name, loading) as model, console.working("measuring"):
         found = profile_model(model, prompt=prompt, new=new, batch=batch, repeat=repeat)
@@ -104,7 +103,7 @@ def _print(found: Mapping[str, Recorded]) -> None:
             for k in profile.by_kernel()
             if k.calls
         ]  # fmt: skip
-        waiting = ("between steps", "", _time(profile.waiting), f"{profile.waiting / total:.1%}")
+        waiting = ("at barriers", "", _time(profile.waiting), f"{profile.waiting / total:.1%}")
         console.table(_HEADER, [*rows, (*waiting, "", "", "", "")], right=" ".join(_HEADER[1:7]))
 
 

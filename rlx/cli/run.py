@@ -1,4 +1,4 @@
-"""`rlx run`: one prompt, one answer."""
+"""`rlx run`: one prompt, one generation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlx.cli import answers, console
-from rlx.cli.opening import is_model, load_model
+from rlx.cli import console, render
+from rlx.cli.load_model import is_model, load_model
 from rlx.cli.options import Json, Running, Sampling, model_names, spread
 
 if TYPE_CHECKING:
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -32,11 +32,11 @@ def run(
     ] = None,
     second: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="What to answer; - reads it from standard input."),
+        typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input."),
     ] = None,
     *,
     system: Annotated[
-        str | None, typer.Option("--system", "-s", help="How the model should behave.")
+        str | None, typer.Option("--system", "-s", help="The system message.")
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as text; no chat template.")
@@ -47,25 +47,25 @@ def run(
             "--weights",
             "-w",
             metavar="MODEL",
-            help="MODEL is a program that `rlx inspect -o` wrote; take weights from this one.",
+            help="MODEL is an override that `rlx inspect -o` wrote; run it in this model.",
         ),
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Print what it took.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print timings.")] = False,
     json: Json = False,
     loading: Running,
     sampling: Sampling,
 ) -> None:
-    """Answer a prompt.
+    """Generate the answer to a prompt.
 
-    A model that was made for chat gets the prompt as a message, others as a text to continue. A
+    A model with a chat template gets the prompt as a message, others continue it as text. A
     single argument that names no model is the prompt, for the default model; without any, the
     prompt is read from standard input.
     """
     name, prompt = _arguments(first, second)
     if weights is not None and not Path(name).is_file():
-        raise typer.BadParameter("--weights needs a file with a program before the prompt")
+        raise typer.BadParameter("--weights needs an override file before the prompt")
     if weights is not None and loading.artifact is not None:
-        raise typer.BadParameter("--artifact goes with a model, not with a program of your own")
+        raise typer.BadParameter("--artifact goes with a model, not with an override")
     if raw and system is not None:
         raise typer.BadParameter("--system needs a chat template; --raw uses none")
     settings = sampling.settings()
@@ -78,23 +78,23 @@ def run(
                 for _ in stream:
                     pass
             taken = {"model": str(model.model.path), "load_seconds": loaded}
-            console.write_json(taken | answers.as_json(stream.result))
+            console.write_json(taken | render.as_json(stream.result))
         else:
             _print(stream)
         if stats:
-            console.note(f"loaded in {loaded:.2f} s, {answers.timings(stream.result)}")
+            console.note(f"loaded in {loaded:.2f} s, {render.timings(stream.result)}")
 
 
 def _load(name: str, weights: str | None, loading: Running) -> LanguageModel:
     if weights is None:
         return load_model(name, loading)
-    from rlx.cli.edited import load_edited
+    from rlx.cli.override import load_with_override
 
-    return load_edited(Path(name), weights, loading)
+    return load_with_override(Path(name), weights, loading)
 
 
 def _arguments(first: str | None, second: str | None) -> tuple[str, str]:
-    """Model and prompt out of what was given."""
+    """Model and prompt from the arguments."""
     if second is None and (first is None or is_model(first)):
         if sys.stdin.isatty():
             raise typer.BadParameter('no prompt; try: rlx run "Why is the sky blue?"')
@@ -117,7 +117,7 @@ def _start(model: Any, prompt: str, system: str | None, raw: bool, settings: Any
 
 def _print(stream: Any) -> None:
     try:
-        answers.show(stream, "reading the prompt")
+        render.show(stream, "reading the prompt")
     finally:
         if stream.result.text and not stream.result.text.endswith("\n"):
             console.write("\n")

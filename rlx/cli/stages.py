@@ -1,4 +1,4 @@
-"""A program at each stage of the compiler, as text."""
+"""A model at each stage of the compiler, as text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.errors import OptionError, StageError
+from rlx.support.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
-    from rlx.backends.cpu.lowering import Step
+    from rlx.backends.inspection import KernelCode, Launch, NativeProgram
     from rlx.ir.binding import DimBinding
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
     from rlx.ir.node import Node
-    from rlx.llvm.jit import Unit
-    from rlx.llvm.target import Target
     from rlx.passes.pipeline import PipelineResult
     from rlx.specialize.options import CompileOptions
 
@@ -31,7 +30,7 @@ _IDS = re.compile(r"%\d+")
 
 
 class Stages:
-    """What the compiler makes of a module for a device and sizes, each stage made when asked."""
+    """The stages of a module for a device and a binding, each computed when asked for."""
 
     def __init__(
         self, module: GraphModule, backend: Backend, options: CompileOptions, block: str = ""
@@ -40,7 +39,7 @@ class Stages:
         self._snapshots: dict[str, list[tuple[str, str]]] = {}
 
     def text(self, stage: str, *, exact: bool = False, color: bool = False) -> str:
-        """A stage; `exact` text can be read back where the stage has such a form."""
+        """A stage as text; `exact` text can be read back."""
         if stage == "hir":
             hir = self.module.as_hir()
             if hir is None:
@@ -58,7 +57,7 @@ class Stages:
 
     @cached_property
     def mir(self) -> Graph:
-        """MIR as the model says it, before any pass; with sizes, if some were asked for."""
+        """MIR before any pass, bound where a binding was given."""
         from rlx.passes.bind import bind_graph
 
         graph = self.module.into_graph()
@@ -66,7 +65,7 @@ class Stages:
 
     @cached_property
     def result(self) -> PipelineResult:
-        """What the passes make of it."""
+        """The result of the pipeline."""
         return self._run_passes(None)
 
     def _run_passes(self, on_stage: Callable[[str, Graph], None] | None) -> PipelineResult:
@@ -78,7 +77,7 @@ class Stages:
             on_stage=on_stage,
             has_native=self.backend.has_native,
             choose=chosen.dispatch.choose,
-            lower=self.backend.lower,
+            lower=self.backend.rewrite_template,
             passes=chosen.profile.passes,
             precision=chosen.profile.precision,
         )
@@ -111,7 +110,7 @@ class Stages:
         return found[0]
 
     def diff(self, first: str, second: str) -> str:
-        """What changed between the ends of two passes: nodes that went, and nodes that came."""
+        """What changed between two passes: nodes removed and nodes added."""
         held: dict[str, list[str]] = {}
 
         def keep(name: str) -> Callable[[Graph], None]:
@@ -121,7 +120,7 @@ class Stages:
         return "\n".join(_difference(held[first], held[second])) + "\n"
 
     def _watch(self, wanted: dict[str, Callable[[Graph], None]]) -> None:
-        """Run the passes and show those wanted the graph; a second `simplify` is `simplify.2`."""
+        """Run the passes and call back after those wanted; a second `simplify` is `simplify.2`."""
         counts: Counter[str] = Counter()
         met: list[str] = []
 
@@ -134,11 +133,9 @@ class Stages:
         self._run_passes(on_stage)
         for name in wanted:
             if name not in met:
-                near = difflib.get_close_matches(name, met, 1)
                 raise OptionError(
-                    "no such pass", got=name, expected=", ".join(met),
-                    hint=f"did you mean {near[0]}?" if near else "",
-                )  # fmt: skip
+                    "no such pass", got=name, expected=", ".join(met), hint=did_you_mean(name, met)
+                )
 
     def _statements(self, graph: Graph) -> Iterator[str]:
         from rlx.ir.text import node_line
@@ -182,11 +179,10 @@ class Stages:
         if any(map(self._wanted, graph.nodes)):
             return
         blocks = sorted({n.origin.block for n in graph.nodes if n.origin.block})
-        near = difflib.get_close_matches(self.block, blocks, 1)
         shown = ", ".join(blocks[:8]) + (f" and {len(blocks) - 8} more" if blocks[8:] else "")
         raise OptionError(
             "nothing in this block", where="--block", got=self.block, expected=shown or "no blocks",
-            hint=f"did you mean {near[0]}?" if near else "",
+            hint=did_you_mean(self.block, blocks),
         )  # fmt: skip
 
     def _lir(self, exact: bool) -> str:
@@ -205,104 +201,47 @@ class Stages:
     # -- native code --------------------------------------------------------------------------
 
     @cached_property
-    def target(self) -> Target:
-        from rlx.backends.cpu.backend import CpuBackend
+    def program(self) -> NativeProgram:
+        """The kernel launches; StageError where the device makes no native code."""
+        return self.backend.inspection().program(self.lir, self.options)
 
-        if not isinstance(self.backend, CpuBackend):
-            raise StageError(
-                "this device makes no native code", got=self.backend.name, expected="cpu",
-                hint="the stages hir, mir and lir are there for every device",
-            )  # fmt: skip
-        return self.backend.target
-
-    @property
-    def threads(self) -> int:
-        from rlx.backends.cpu.cores import worker_count
-
-        return worker_count(self.options.threads)
-
-    @cached_property
-    def steps(self) -> list[Step]:
-        from rlx.backends.cpu.kernels import registry  # noqa: F401  fills the table of lowerings
-        from rlx.backends.cpu.lowering import Context, steps_of
-
-        return steps_of(Context(self.lir, self.target, self.threads))
-
-    def kernels(self) -> dict[Unit, list[Step]]:
-        """The distinct kernels of the steps asked for, and where each is used."""
-        from rlx.backends.cpu.kernels.spec import unit_of
-
-        found: dict[Unit, list[Step]] = {}
-        for step in self.steps:
-            if step.spec is not None and self._wanted(step.node):
-                found.setdefault(unit_of(step.spec, self.target), []).append(step)
+    def kernels(self) -> dict[str, tuple[KernelCode, list[Launch]]]:
+        """The distinct kernels of the blocks asked for, by key, with their launches."""
+        found: dict[str, tuple[KernelCode, list[Launch]]] = {}
+        for kernel, launches in self.program.kernels(self._wanted).items():
+            code = kernel.emit()
+            found.setdefault(code.key, (code, []))[1].extend(launches)
         return found
 
     def _program(self) -> str:
-        from rlx.backends.cpu.schedule import place_barriers
-
-        barriers = place_barriers(self.steps, self.lir)
-        distinct = {s.spec for s in self.steps if s.spec is not None}
-        head = (
-            f"program {self.lir.name}: {len(self.steps)} steps, {len(distinct)} kernels, "
-            f"{sum(barriers)} barriers, {self.threads} workers, {self.target.cpu}"
-        )
-        rows = [
-            (f"#{i}", step.label, _node(step), _how(step, barrier), _block(step))
-            for i, (step, barrier) in enumerate(zip(self.steps, barriers, strict=True))
-            if self._wanted(step.node)
-        ]
-        if not rows:
+        if not any(self._wanted(launch.node) for launch in self.program.launches):
             self._check_block(self.lir.graph)
-        widths = [max((len(r[c]) for r in rows), default=0) for c in range(4)]
-        lines = [
-            "  " + "  ".join([*(r[c].ljust(widths[c]) for c in range(4)), r[4]]).rstrip()
-            for r in rows
-        ]
-        return "\n".join([head, *lines]) + "\n"
+        return self.program.table(self._wanted)
 
     def _code(self, exact: bool, assembly: bool) -> str:
-        from rlx.llvm.override import write_kernel
-
         kernels = self.kernels()
         if not kernels:
             self._check_block(self.lir.graph)
         if exact:
+            write = self.backend.inspection().write_kernel
             return "\n".join(
-                write_kernel(unit, _title(used), assembly=assembly)
-                for unit, used in kernels.items()
+                write(code, _title(launches), assembly=assembly)
+                for code, launches in kernels.values()
             )
         return "\n".join(
-            f"; {_title(used)}\n{unit.assembly() if assembly else unit.text}"
-            for unit, used in kernels.items()
+            f"; {_title(launches)}\n{code.assembly() if assembly else code.text}"
+            for code, launches in kernels.values()
         )
 
 
-def _title(used: list[Step]) -> str:
-    first = used[0]
-    more = f" and {len(used) - 1} more" if used[1:] else ""
-    return f"{first.label}: {_node(first)} {_block(first)}{more}".rstrip()
-
-
-def _node(step: Step) -> str:
-    if step.node is None:
-        return ""
-    shapes = ", ".join(str(v.shape) for v in step.node.outputs)
-    return f"%{step.node.id} {step.node.op.name} {shapes}"
-
-
-def _block(step: Step) -> str:
-    block = "" if step.node is None else step.node.origin.block
-    return f"// block {block}" if block else ""
-
-
-def _how(step: Step, barrier: bool) -> str:
-    words = ("one worker" * step.solo, "jump" * step.jump, "in Python" * (step.host is not None))
-    return ", ".join([*filter(None, words), *(["barrier"] if barrier else [])])
+def _title(launches: list[Launch]) -> str:
+    first = launches[0]
+    more = f" and {len(launches) - 1} more" if launches[1:] else ""
+    return f"{first.label}: {first.about_node} {first.about_block}{more}".rstrip()
 
 
 def _difference(old: list[str], new: list[str]) -> Iterator[str]:
-    """Statements that went (-) and came (+); ids are renumbered by every pass and do not count."""
+    """Statements removed (-) and added (+); ids are ignored, every pass renumbers them."""
     before, after = ([_IDS.sub("%", line) for line in side] for side in (old, new))
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, a, b, c, d in matcher.get_opcodes():

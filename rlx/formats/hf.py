@@ -15,11 +15,11 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from rlx.errors import FormatError, InputError
-from rlx.formats.jsonfile import read_object
+from rlx.formats.json_file import read_object
 from rlx.formats.safetensors import SafetensorsFile
-from rlx.formats.tensor import TensorInfo
+from rlx.formats.tensor_file import TensorInfo
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_json import tokenizer_from_file
+from rlx.formats.tokenizer.from_json import tokenizer_from_file
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -74,11 +74,11 @@ class HfFolder:
         return self.weights.files
 
     def release(self) -> None:
-        """Gives memory back to the system; arrays stay valid and are read again when used."""
+        """Drop resident pages; arrays stay valid and are read again when used."""
         self.weights.release()
 
     def close(self) -> None:
-        """Lets go of the files; arrays handed out stay valid."""
+        """Close the files; arrays handed out stay valid."""
         self.weights.close()
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import InputError
-from rlx.formats.optional import library
+from rlx.support.optional import library
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?::[\w.-]+)?")
 _FOLDER = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
@@ -16,13 +16,13 @@ _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16
 
 
 def from_hub(name: str) -> Path:
-    """`owner/name`, or `owner/name:TYPE` for one of its GGUF files; kept in the hub's own cache."""
+    """`owner/name`, or `owner/name:TYPE` for one of its GGUF files; in the hub's own cache."""
     repository, _, wanted = name.partition(":")
     hub = library("huggingface_hub", f"{name!r} on the Hugging Face hub", "huggingface_hub")
     try:
         files: list[str] = hub.HfApi().list_repo_files(repository)
     except Exception as e:
-        files = _kept(hub, repository)
+        files = _cached(hub, repository)
         if not files:
             raise InputError(
                 f"the Hugging Face hub gives no such model: {type(e).__name__}: {e}"[:300],
@@ -38,8 +38,8 @@ def from_hub(name: str) -> Path:
     return folder / chosen[0] if chosen[0].endswith(".gguf") else folder
 
 
-def _kept(hub: Any, repository: str) -> list[str]:
-    """The files of a repository that an earlier fetch left here."""
+def _cached(hub: Any, repository: str) -> list[str]:
+    """The files of a repository in the local cache."""
     try:
         folder = Path(hub.snapshot_download(repository, local_files_only=True))
     except Exception:

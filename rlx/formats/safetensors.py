@@ -1,4 +1,4 @@
-"""safetensors files: one, or shards named by an index. Read by us, so that no library is needed.
+"""safetensors files: one, or shards named by an index. No library is needed.
 
 length of the header u64 | header as JSON: name → dtype, shape, data_offsets | data
 
@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlx.errors import FormatError
-from rlx.formats.jsonfile import parse_object, read_object
-from rlx.formats.mapped import MappedFile
-from rlx.formats.tensor import TensorInfo, scheme_of
-from rlx.formats.tensor_file import TensorFile
+from rlx.formats.json_file import parse_object, read_object
+from rlx.formats.tensor_file import MappedFile, TensorFile, TensorInfo, scheme_of
 from rlx.ir.dtype import BY_NAME
 
 _MAX_HEADER = 100_000_000  # the limit of the format
@@ -102,7 +100,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _read_header(file: MappedFile, part: int = 0) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Tensors and metadata of one file; FormatError where anything is out of order."""
+    """Tensors and metadata of one file; FormatError where anything is invalid."""
     if file.size < 8:
         _fail(file, "not a safetensors file", got=f"{file.size} bytes", expected="at least 8")
     length = int.from_bytes(file.data[:8], "little")

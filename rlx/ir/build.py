@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import InputError, OptionError, StageError
+from rlx.ir.methods import OpMethods, ValueMethods
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op, lookup, on_register
 
@@ -20,8 +21,8 @@ class UnknownMethod(OptionError, AttributeError):
     """No op of that name; an AttributeError too, so that `hasattr` answers."""
 
 
-class Builder:
-    """Gains a method for every op as it is registered."""
+class Builder(OpMethods):
+    """Adds nodes: has a method for every op, those registered later included."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # registered ops are real methods; what arrives here is unknown
@@ -50,13 +51,35 @@ class Builder:
 
 
 def _install(cls: type[Op]) -> None:
-    if not cls.is_source:
-        setattr(Builder, cls.name, _method(cls))
+    if not cls.is_source and not cls.is_block:
+        setattr(OpMethods, cls.name, _method(cls))
+        install_value_method(cls.name, cls)
+
+
+def install_value_method(name: str, cls: type[Op]) -> None:
+    """Make `x.name(…)` build `g.name(x, …)`: the block at HIR, the op at MIR."""
+    if not cls.num_required or hasattr(ValueMethods, name):
+        return
+
+    def build(self: Value, *args: Any, **attributes: Any) -> Any:
+        return getattr(self.graph, name)(self, *args, **attributes)
+
+    build.__name__, build.__doc__ = name, described(name, cls)
+    setattr(ValueMethods, name, build)
+
+
+def described(name: str, cls: type[Op]) -> str:
+    """The docstring of a builder method: how it is called, then what the op says of itself."""
+    tensors = [n if i < cls.num_required else f"{n}=None" for i, n in enumerate(cls.input_names)]
+    more = ["*tensors"] if cls.variadic else []
+    given = [f for f in cls.fields if not (cls.is_block and f.startswith("has_"))]
+    fields = [f"{f}={cls.defaults[f]!r}" if f in cls.defaults else f for f in given]
+    return f"{name}({', '.join([*tensors, *more, *fields])})\n\n{cls.__doc__ or ''}"
 
 
 def _method(cls: type[Op]) -> Callable[..., Any]:
     required, fixed = cls.num_required, cls.num_required + cls.num_optional
-    fields, variadic = cls.fields, cls.variadic
+    fields, variadic, names = cls.fields, cls.variadic, cls.input_names
     plain = None if cls.fields else cls()
 
     def build(
@@ -64,6 +87,10 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
     ) -> Any:
         if len(args) <= fixed and not attributes and plain is not None:
             return self.append(plain, args, name, shape)
+        if shape is not None and "shape" in fields:  # what reshape is to make, not what it made
+            attributes["shape"], shape = shape, None
+        if attributes and not variadic and not attributes.keys().isdisjoint(names):
+            args = _by_name(cls, args, attributes)
         operands, rest = _variadic(args) if variadic else _split(args, required, fixed)
         if len(rest) > len(fields):
             raise InputError(
@@ -72,8 +99,18 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
         attributes.update(zip(fields, rest, strict=False))
         return self.append(record(cls, attributes), operands, name, shape)
 
-    build.__name__, build.__doc__ = cls.name, cls.__doc__
+    build.__name__, build.__doc__ = cls.name, described(cls.name, cls)
     return build
+
+
+def _by_name(cls: type[Op], args: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """The positional arguments with the tensors given by name, taken out of `attributes`."""
+    given = list(args)
+    for name in cls.input_names[len(args) :]:
+        if name not in attributes:
+            break
+        given.append(attributes.pop(name))
+    return tuple(given)
 
 
 def _usage(cls: type[Op]) -> str:

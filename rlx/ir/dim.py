@@ -17,6 +17,7 @@ from rlx.errors import BindingError, OptionError, ShapeError
 Atom = Union[str, "FloorDiv"]
 Monomial = tuple[Atom, ...]
 Dim = Union[int, "Expr"]
+DimLike = Union[int, "Expr", str]  # a size, a symbol, an expression or its text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -49,6 +49,9 @@ class DType:
             if found is not None:
                 return found
         raise OptionError("unknown element type", got=repr(value), expected=", ".join(BY_NAME))
+
+
+DTypeLike: TypeAlias = DType | str | np.dtype[Any] | type
 
 
 def _from_numpy(value: object) -> DType | None:

@@ -25,12 +25,13 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 import numpy as np
 
 from rlx.errors import InputError, OptionError, RlxError
-from rlx.ir.build import record
+from rlx.ir.build import described, install_value_method, record
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.lowering import FusionPolicy, lower, template
+from rlx.ir.methods import BlockMethods
 from rlx.ir.node import Value
 from rlx.ir.op import Array, Cost, Inferred, Op, lookup, on_register, op
 from rlx.ir.origin import caller
@@ -125,7 +126,7 @@ def block(name: str, **traits: Any) -> Callable[[_T], _T]:
     return wrap
 
 
-class HirModule(Graph):
+class HirModule(BlockMethods, Graph):
     """A graph of blocks in the making.
 
     Every block is a method that takes its tensors by position or name, then its attributes:
@@ -144,6 +145,8 @@ class HirModule(Graph):
                 f"not a MIR op but a {'block' if kind.is_block else 'source'}", where="mir",
                 got=kind.name, hint=f"call .{kind.name.removeprefix(PREFIX)}(...)",
             )  # fmt: skip
+        if shape is not None and "shape" in kind.fields:  # that of reshape and its like
+            attrs["shape"], shape = shape, None
         if isinstance(op, str):
             op = record(kind, attrs)
         elif attrs:
@@ -177,7 +180,8 @@ REGISTERED: dict[str, type[Block]] = {}
 def _install(cls: type[Op]) -> None:
     if issubclass(cls, Block):
         REGISTERED[cls.label] = cls
-        setattr(HirModule, cls.label, _method(cls))
+        setattr(BlockMethods, cls.label, _method(cls))
+        install_value_method(cls.label, cls)
 
 
 def _method(cls: type[Block]) -> Callable[..., Any]:
@@ -198,7 +202,7 @@ def _method(cls: type[Block]) -> Callable[..., Any]:
             raise e.located(cls.label, caller(self._block, 2)) from None
         return self.append(made, operands, name, shape)
 
-    build.__name__, build.__doc__ = cls.label, cls.__doc__
+    build.__name__, build.__doc__ = cls.label, described(cls.label, cls)
     return build
 
 

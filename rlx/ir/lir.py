@@ -17,7 +17,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 ALIGNMENT = 64
 

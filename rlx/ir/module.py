@@ -10,18 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.collector import without_gc
 from rlx.errors import InputError, StageError
+from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, HirModule
+from rlx.ir.html import card
 from rlx.ir.lir import Lir
 from rlx.ir.lowering import FusionPolicy, lower
+from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op
+from rlx.ir.shape import ShapeLike
 from rlx.ir.text import inspect_graph, print_graph
 from rlx.ir.text.view import inspect_lir
 from rlx.ir.verify import verify
+from rlx.support.gc_pause import without_gc
+
+if TYPE_CHECKING:
+    from rlx.ir.methods import BlockMethods
+else:
+    BlockMethods = object  # builder methods are those of the graph inside
 
 __all__ = ["FusionPolicy", "GraphModule", "GraphStage"]
 
@@ -37,16 +46,17 @@ class GraphStage(Enum):
         return self.name
 
 
-_BUILDERS = frozenset({"input", "param", "constant", "state", "append", "apply", "mir"})
+_BUILDERS = frozenset({"append", "apply"})
 _TO_BUILD = "build before planning: start with GraphModule.define, .hir or .mir, then compile"
 _TO_HIR = "blocks are built before lower(): start with GraphModule.hir(name) or .define(name, …)"
 
 
-class GraphModule:
+class GraphModule(BlockMethods):
     """Holds exactly one of HIR (`HirModule`), MIR (`Graph`) and LIR (`Lir`).
 
-    Builder methods reach the graph inside: blocks and ops at HIR, ops at MIR. Methods that lead to
-    another stage or policy give a new module and leave this one as it is.
+    Every op and block is a method: `g.linear(x, w)`, `g.reshape(x, (2, -1))`. They reach the graph
+    inside: blocks and ops at HIR, ops at MIR. Methods that lead to another stage or policy give a
+    new module and leave this one as it is.
     """
 
     def __init__(
@@ -183,6 +193,29 @@ class GraphModule:
             hint=_TO_HIR if GraphStage.MIR not in stages else _TO_BUILD,
         )  # fmt: skip
 
+    def input(self, name: str, shape: ShapeLike, dtype: DTypeLike | None = None) -> Value:
+        """A tensor given with every run."""
+        return self._building("input").input(name, shape, dtype)
+
+    def param(self, name: str, shape: ShapeLike, dtype: DTypeLike | None = None) -> Value:
+        """A weight: given once, shared by all variants."""
+        return self._building("param").param(name, shape, dtype)
+
+    def state(self, name: str, shape: ShapeLike, dtype: DTypeLike | None = None) -> Value:
+        """A named buffer that survives runs and is updated in place by `state_update`."""
+        return self._building("state").state(name, shape, dtype)
+
+    def constant(self, value: Any, dtype: DTypeLike | None = None, name: str = "") -> Value:
+        """A tensor known now. Python floats are f32, ints i32, unless a dtype is given."""
+        return self._building("constant").constant(value, dtype, name)
+
+    def _building(self, where: str) -> Graph:
+        graph: Graph = self._require(where, GraphStage.HIR, GraphStage.MIR)
+        return graph
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._held)})
+
     def __getattr__(self, name: str) -> Any:
         # builder methods of the graph inside; everything else of a module is an attribute above
         if name.startswith("_"):
@@ -235,6 +268,20 @@ class GraphModule:
 
     def __repr__(self) -> str:
         return f"<GraphModule {self.name}: {self._stage}, {len(self)} nodes>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: inputs, outputs, and the program to unfold."""
+        held = self._held
+        graph: Graph = held.graph if isinstance(held, Lir) else held
+        rows: dict[str, object] = {"nodes": len(self)}
+        for kind in ("input", "state"):
+            rows |= {f"{kind} {n.name}": n.output.shape for n in graph.sources(kind)}
+        params = graph.sources("param")
+        if params:
+            rows["params"] = len(params)
+        outputs = zip(graph.output_names, graph.outputs, strict=True)
+        rows |= {f"output {name}": value.shape for name, value in outputs}
+        return card(f"{self.name}: {self._stage}", rows, str(self), "program")
 
     def __len__(self) -> int:
         """Nodes; blocks count as one at HIR."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx.errors import ShapeError
+from rlx.ir.dtype import DType
 from rlx.ir.op import Op
+from rlx.ir.operators import Operators
 from rlx.ir.origin import Origin
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
-Operand = Any  # a Value, or a number or array that becomes a constant
+Operand: TypeAlias = Any  # a Value, or a number or array that becomes a constant
 
 
-class Value:
-    """One result of a node: what builders return and nodes take."""
+class Value(Operators):
+    """One result of a node: what builders return and nodes take.
+
+    Every op and block is a method with the value as its first tensor, `x.softmax(axis=-1)`;
+    operators, `==` among them, build elementwise ops. Compare values with `is`.
+    """
 
     __slots__ = ("index", "node", "shape")
 
@@ -28,51 +34,13 @@ class Value:
         return self.node.graph
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         return self.shape.dtype
 
     @property
     def name(self) -> str:
         """The user's name for it, or one made of the node's id."""
         return self.node.name if self.index == 0 and self.node.name else f"{self}"
-
-    def _with(self, op: str, other: Operand) -> Value:
-        return self.graph.apply(op, self, other)  # type: ignore[no-any-return]
-
-    def _after(self, op: str, other: Operand) -> Value:
-        return self.graph.apply(op, other, self)  # type: ignore[no-any-return]
-
-    def __add__(self, other: Operand) -> Value:
-        return self._with("add", other)
-
-    def __radd__(self, other: Operand) -> Value:
-        return self._after("add", other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._with("sub", other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self._after("sub", other)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self._with("mul", other)
-
-    def __rmul__(self, other: Operand) -> Value:
-        return self._after("mul", other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self._with("div", other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self._after("div", other)
-
-    def __matmul__(self, other: Operand) -> Value:
-        return self._with("matmul", other)
-
-    def __neg__(self) -> Value:
-        return self.graph.apply("neg", self)  # type: ignore[no-any-return]
-
-    __array_priority__ = 1000  # NumPy arrays on the left give way to our operators
 
     def __str__(self) -> str:
         return (

@@ -1,9 +1,9 @@
 """The op record and its registry.
 
-An op is a frozen record of attributes with three answers: `infer` (shapes in, shapes out),
-`reference` (arrays in, arrays out, in NumPy) and `cost`. The signature of `infer` is the signature
-of the op: parameters without a default are required tensors, those with a default optional
-trailing ones, `*rest` any number.
+An op is a frozen record of attributes. It says its result shapes (`infer`), its NumPy `reference`,
+its `cost`, and, unless it is primitive, its decomposition into simpler ops (`decompose`). The
+signature of `infer` is the signature of the op: parameters without a default are required tensors,
+those with a default optional trailing ones, `*rest` any number.
 
     @op("rms_norm")
     class RmsNorm(Op):
@@ -12,6 +12,10 @@ trailing ones, `*rest` any number.
 
         def infer(self, x: Shape, gamma: Shape) -> Shape: ...
         def reference(self, x, gamma): ...
+        def decompose(self, g: Graph, x: Value, gamma: Value) -> Value: ...
+
+What passes and backends need to know about an op is a trait, a class variable of `Op`. Ops that are
+nothing but their decomposition derive the rest from it: `rlx.ir.ops.composite`.
 """
 
 from __future__ import annotations
@@ -23,12 +27,15 @@ from dataclasses import FrozenInstanceError
 from functools import cache
 from importlib import import_module
 from math import prod
-from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from rlx.errors import AttributeValueError, OptionError, RlxError
 from rlx.ir.attrs import coercer, has_symbols
 from rlx.ir.dim import Dim
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
 
 Array = Any  # a NumPy array; its dtype is known only at run time
 Inferred = Shape | tuple[Shape, ...]
@@ -51,6 +58,16 @@ class Op:
     has_effect: ClassVar[bool] = False  # kept although nothing uses its result
     is_elementwise: ClassVar[bool] = False  # out[i] depends on in[i] (after broadcasting) alone
     is_view: ClassVar[bool] = False  # the same elements under another shape or stride
+    is_commutative: ClassVar[bool] = False  # f(a, b) = f(b, a)
+    is_reduction: ClassVar[bool] = False  # folds `axes` to one element, in any order
+    is_control_flow: ClassVar[bool] = False  # runs nested graphs
+    is_anchor: ClassVar[bool] = False  # a compute anchor of the phases: what feeds it is steady
+    is_choice: ClassVar[bool] = False  # draws tokens or ranks them: epilogue unless an anchor reads
+    fuses_formula: ClassVar[bool] = False  # its decomposition, met in a graph, becomes the op
+    runs_as_region: ClassVar[bool] = False  # its decomposition is one elementwise region
+    runs_in_low_precision: ClassVar[bool] = False  # f32 operands may be cast to f16 or bf16
+    holds_weights: ClassVar[bool] = False  # decomposed first where weights are to be quantised
+    depends_on_neighbours: ClassVar[bool] = False  # its lowering reads the nodes around it
     num_required: ClassVar[int] = 0
     num_optional: ClassVar[int] = 0
     variadic: ClassVar[bool] = False
@@ -102,6 +119,18 @@ class Op:
     def reference(self, *inputs: Array) -> Any:
         raise NotImplementedError(self.name)
 
+    def decompose(self, g: Graph, /, *inputs: Any) -> Any:
+        """Build the op of simpler ops on `g`; gives its value, or a tuple of them.
+
+        None where there is no decomposition for these attributes. A primitive op has none at all.
+        """
+        return None
+
+    @classmethod
+    def has_decomposition(cls) -> bool:
+        """Whether the op is not primitive."""
+        return cls.decompose is not Op.decompose
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """One operation per output element, every tensor touched once; others override."""
         work: Dim = 0
@@ -139,6 +168,7 @@ REGISTRY: dict[str, type[Op]] = {}
 PROVIDERS = ["rlx.backends.cpu.layouts"]
 """Modules that register the ops of a device, imported for an unknown op; plugins add theirs."""
 _listeners: list[Callable[[type[Op]], None]] = []
+_registrations = 0
 _T = TypeVar("_T", bound=type)
 
 
@@ -147,6 +177,11 @@ def on_register(listener: Callable[[type[Op]], None]) -> None:
     _listeners.append(listener)
     for cls in REGISTRY.values():
         listener(cls)
+
+
+def registrations() -> int:
+    """How many ops were ever registered: tables made of the registry are stale when it grew."""
+    return _registrations
 
 
 @dataclass_transform(frozen_default=True)
@@ -164,6 +199,8 @@ def op(name: str, **traits: Any) -> Callable[[_T], _T]:
         _read_signature(record)
         _read_fields(record)
         REGISTRY[name] = record
+        global _registrations
+        _registrations += 1
         for listener in _listeners:
             listener(record)
         return record  # type: ignore[no-any-return]
@@ -172,7 +209,9 @@ def op(name: str, **traits: Any) -> Callable[[_T], _T]:
 
 
 def _read_signature(record: Any) -> None:
-    parameters = _parameters(record.infer)
+    """Of `infer`; of `decompose`, after the graph, where inference is derived from that."""
+    derived = getattr(record.infer, "is_derived", False)
+    parameters = _parameters(record.decompose)[1:] if derived else _parameters(record.infer)
     plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     record.num_required = sum(p.default is p.empty for p in plain)
     record.num_optional = len(plain) - record.num_required

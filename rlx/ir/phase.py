@@ -6,40 +6,15 @@ step of a chunked or streamed run needs (logits to tokens) in the epilogue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import total_ordering
+from typing import TypeAlias
 
 from rlx.errors import InputError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-
-ANCHORS = frozenset(
-    {
-        "matmul",
-        "fused_matmul_bias_act",
-        "attention",
-        "fused_attention_block",
-        "fused_transformer_layer",
-        "dot_general",
-        "grouped_matmul",
-        "dequant_grouped_matmul",
-        "dequant_moe_weights",
-        "lora_matmul",
-        "dequant_matmul",
-        "gated_delta_net",
-    }
-)
-# What backends make of anchors.
-_PACKED = frozenset(
-    {
-        "packed_matmul",
-        "packed_grouped_matmul",
-        "packed_dequant_matmul",
-        "packed_dequant_grouped",
-    }
-)
-_CHOICES = frozenset({"sample", "top_k"})
+from rlx.ir.op import Op
 
 
 @total_ordering
@@ -70,7 +45,7 @@ class Phase(Enum):
 
 _ORDER = {phase: i for i, phase in enumerate(Phase)}
 
-NodeLike = Node | Value | int
+NodeLike: TypeAlias = Node | Value | int
 
 
 class PhaseSchedule:
@@ -132,18 +107,17 @@ def derive_phases(graph: Graph) -> PhaseSchedule:
     A write to a state counts as an anchor, unless the value written comes from such a choice: later
     chunks read what it leaves, so it cannot wait for the last one.
     """
-    anchors = ANCHORS | _PACKED
-    routed = _feeds(graph, [n for n in graph.nodes if n.op.name in anchors])
+    routed = _feeds(graph, [n for n in graph.nodes if n.op.is_anchor])
     steady = routed | _feeds(graph, _lasting_writes(graph, routed))
-    last_anchor = _last(graph, anchors)
-    last_sample = _last(graph, {"sample"})
+    last_anchor = _last(graph, lambda op: op.is_anchor)
+    last_sample = _last(graph, lambda op: op.name == "sample")
     schedule = PhaseSchedule()
     for position, node in enumerate(graph.nodes):
         if node.op.is_source:
             phase = Phase.PROLOGUE
         elif node in steady:
             phase = Phase.STEADY_STATE
-        elif node.op.name in _CHOICES or position > min(last_anchor, last_sample):
+        elif node.op.is_choice or position > min(last_anchor, last_sample):
             phase = Phase.EPILOGUE
         else:
             phase = Phase.STEADY_STATE
@@ -151,9 +125,9 @@ def derive_phases(graph: Graph) -> PhaseSchedule:
     return schedule
 
 
-def _last(graph: Graph, kinds: Iterable[str]) -> float:
-    """Position of the last node of `kinds`; infinite where there is none, so nothing follows it."""
-    found = [i for i, n in enumerate(graph.nodes) if n.op.name in kinds]
+def _last(graph: Graph, wanted: Callable[[Op], bool]) -> float:
+    """Position of the last wanted node; infinite where there is none, so nothing follows it."""
+    found = [i for i, n in enumerate(graph.nodes) if wanted(n.op)]
     return found[-1] if found else float("inf")
 
 
@@ -162,7 +136,7 @@ def _lasting_writes(graph: Graph, routed: set[Node]) -> list[Node]:
     chosen: set[Node] = set()
     found = []
     for node in graph.nodes:
-        choice = node.op.name in _CHOICES and node not in routed
+        choice = node.op.is_choice and node not in routed
         if choice or any(v.node in chosen for v in node.inputs):
             chosen.add(node)
         elif node.op.name == "state_update":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, overload
 
 from rlx.errors import ShapeError
 from rlx.ir import dtype as dt
@@ -101,6 +101,17 @@ class Shape:
 
     def __len__(self) -> int:
         return self.rank
+
+    def __iter__(self) -> Iterator[Dim]:
+        return iter(self.dims)
+
+    @overload
+    def __getitem__(self, axis: int) -> Dim: ...
+    @overload
+    def __getitem__(self, axis: slice) -> tuple[Dim, ...]: ...
+    def __getitem__(self, axis: int | slice) -> Dim | tuple[Dim, ...]:
+        """The size of an axis, or of several, as of an array's shape: `x.shape[-1]`."""
+        return self.dims[axis]
 
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.dims))}] {self.dtype.name}"

@@ -7,26 +7,14 @@ code is run, so it is trusted only if this user wrote it and its digest agrees.
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from pathlib import Path
 
-from rlx.settings import setting
-from rlx.support.trusted_files import own_directory, read_own, write_whole
+from rlx.support.files import cache_directory, make_trusted_directory, read_trusted, write_atomic
+from rlx.support.settings import setting
 
 _MAGIC = b"RLXK\x01\x00\x00\x00"
 _refused: set[Path] = set()
-
-
-def default_directory(kind: str = "kernels") -> Path | None:
-    """RLX_CACHE_DIR, else a folder in the user's cache; None when RLX_CACHE=0."""
-    if setting("RLX_CACHE") == "0":
-        return None
-    named = setting("RLX_CACHE_DIR")
-    if named:
-        return Path(named) / kind
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "rlx" / kind
 
 
 class DiskCache:
@@ -38,11 +26,11 @@ class DiskCache:
     @staticmethod
     def open(root: Path | None = None) -> DiskCache | None:
         """The cache at `root` (or the default place), or None if it is off or cannot be trusted."""
-        chosen = default_directory() if root is None or setting("RLX_CACHE") == "0" else root
+        chosen = cache_directory("kernels") if root is None or setting("RLX_CACHE") == "0" else root
         if chosen is None or chosen in _refused:
             return None
         try:
-            own_directory(chosen)
+            make_trusted_directory(chosen)
         except OSError as error:
             _refused.add(chosen)
             warnings.warn(f"[cache] not used: {chosen}: {error}", RuntimeWarning, stacklevel=3)
@@ -55,7 +43,7 @@ class DiskCache:
     def load(self, key: str) -> bytes | None:
         """The object stored under the key; None if there is none that can be used."""
         try:
-            data = read_own(self.path(key))
+            data = read_trusted(self.path(key))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -74,7 +62,7 @@ class DiskCache:
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             # a file that a power cut damages is compiled again: not worth waiting for the disk
-            write_whole(path, data, safe=False)
+            write_atomic(path, data, durable=False)
         except OSError as error:
             warnings.warn(f"[cache] not written: {path}: {error}", RuntimeWarning, stacklevel=4)
 

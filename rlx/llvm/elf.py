@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 
 from rlx.errors import CodegenError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Patch = Callable[[bytearray, int, int, int], None]
 """(image, position in it, value S + A, address of the position)"""

@@ -10,7 +10,7 @@ from rlx.llvm.builder import Function, Value
 Join = Callable[[Value, Value], Value]
 
 
-def fold(f: Function, vectors: Sequence[Value], size: int, join: Join = add) -> list[Value]:
+def reduce_lanes(f: Function, vectors: Sequence[Value], size: int, join: Join = add) -> list[Value]:
     """The sum over the lanes of each vector, as vectors of `size` sums.
 
     Each step reduces two vectors to one, so n sums cost n - 1 additions, not n log n.

@@ -27,7 +27,7 @@ from rlx.errors import CodegenError, OptionError
 from rlx.llvm.disk_cache import DiskCache
 from rlx.llvm.image import Image
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 OPTIMIZERS = ("none", "combine", "O2")
 _FORMAT = "rlx-kernel-1"

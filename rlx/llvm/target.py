@@ -13,8 +13,8 @@ from functools import cache, cached_property
 
 from rlx.errors import CodegenError, OptionError
 from rlx.llvm import cpu_features
-from rlx.records import dataclass
-from rlx.settings import setting
+from rlx.support.records import dataclass
+from rlx.support.settings import setting
 
 _RESERVE = "reserve-x18"  # not a CPU feature: a register that the ABI reserves
 

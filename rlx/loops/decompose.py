@@ -1,4 +1,4 @@
-"""Any op as a graph that regions take: itself, or what it is made of."""
+"""Any op as a graph that regions take: itself, or its decomposition."""
 
 from __future__ import annotations
 
@@ -6,30 +6,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from rlx.backends.cpu.kernels.loops.elements import has_vector_code
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.origin import UNKNOWN
 from rlx.ir.shape import Shape
-from rlx.passes.common import COMMON
 
-# Ops that a region computes by their common bodies.
-WRITTEN_OUT = frozenset(
-    (
-        "softmax",
-        "log_softmax",
-        "layer_norm",
-        "rms_norm",
-        "group_norm",
-        "l2_norm",
-        "fused_residual_rms_norm",
-        "fused_residual_layer_norm",
-        "fused_gated_act",
-        "quantize",
-        "dequantize",
-        "fake_quantize",
-    )
-)
+
+def is_decomposed(op: Op | type[Op]) -> bool:
+    """Whether a region computes the op by its decomposition."""
+    return op.runs_as_region or (op.is_elementwise and not has_vector_code(op))
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +50,8 @@ def _copied(g: Graph, node: Node, values: dict[Value, Value], given: Any) -> Seq
 
 
 def _applied(g: Graph, op: Op, inputs: Sequence[Value]) -> Sequence[Value]:
-    if op.name not in WRITTEN_OUT:
-        return g.append_node(op, inputs).outputs
-    result = COMMON[op.name](g, op, inputs)
-    return result if isinstance(result, tuple) else (result,)
+    if is_decomposed(op):
+        body = decomposed(op, tuple([v.shape for v in inputs]))
+        if body is not None:
+            return _inlined(g, body, inputs)
+    return g.append_node(op, inputs).outputs

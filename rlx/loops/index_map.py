@@ -51,7 +51,7 @@ class SplitAxis(Exception):
         self.key, self.inner = key, inner
 
 
-class Inseparable(Exception):
+class NotAffine(Exception):
     """An index is not affine in the loop axes."""
 
 
@@ -136,7 +136,7 @@ def _require_small(low: dict[Key, Dim], rest: Dim, by: Dim, sizes: Sequence[Dim]
     least, most = rest, rest
     for key, factor in low.items():
         if key < 0:
-            raise Inseparable
+            raise NotAffine
         if isinstance(factor, int) and factor < 0:
             least = least + factor * (sizes[key] - 1)
         else:
@@ -148,7 +148,7 @@ def _require_small(low: dict[Key, Dim], rest: Dim, by: Dim, sizes: Sequence[Dim]
             inner = by // abs(factor)
             if inner > 1 and sizes[key] != inner and quotient(sizes[key], inner) is not None:
                 raise SplitAxis(key, inner)
-    raise Inseparable
+    raise NotAffine
 
 
 def _never_negative(value: Dim) -> bool:

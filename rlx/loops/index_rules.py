@@ -12,12 +12,12 @@ from rlx.ir.node import Node
 from rlx.ir.op import lookup
 from rlx.ir.ops._common import normalize_axes
 from rlx.ir.shape import normalize_axis
-from rlx.loops.index_map import ZERO, Affine, Inseparable, linear, unravel
-from rlx.loops.trace import RULES, Index, Place, Rule, Source, Trace, broadcast, is_plain
+from rlx.loops.index_map import ZERO, Affine, NotAffine, linear, unravel
+from rlx.loops.trace import RULES, Buffer, Index, Rule, Source, Trace, broadcast, is_plain
 
 
 def _transpose(t: Trace, node: Node, op: Any, index: Index) -> int:
-    where = dict(zip(op.perm, index, strict=True))
+    where = dict(zip(op.axes, index, strict=True))
     return t.value(node.inputs[0], [where[a] for a in range(len(index))])
 
 
@@ -35,7 +35,7 @@ def _slice(t: Trace, node: Node, op: Any, index: Index) -> int:
 
 def _flip(t: Trace, node: Node, op: Any, index: Index) -> int:
     x = node.inputs[0]
-    axes = normalize_axes(op.axes, x.shape.rank)
+    axes = normalize_axes(op.axis, x.shape.rank)
     pairs = enumerate(zip(index, x.shape.dims, strict=True))
     moved = [i.times(-1).plus(d - 1) if a in axes else i for a, (i, d) in pairs]
     return t.value(x, [ZERO if d == 1 else i for i, d in zip(moved, x.shape.dims, strict=True)])
@@ -72,21 +72,21 @@ def _next_group(old: Sequence[Dim], new: Sequence[Dim], i: int, j: int) -> tuple
         for b in range(j, len(new) + 1):
             if (a > i or b > j) and same(prod(old[i:a], start=1), prod(new[j:b], start=1)):
                 return a, b
-    raise Inseparable
+    raise NotAffine
 
 
 def _gather(t: Trace, node: Node, op: Any, index: Index) -> int:
     x, indices = node.inputs
     at = normalize_axis(op.axis, x.shape.rank)
     end = at + indices.shape.rank
-    found = t.check(t.value(indices, index[at:end]), x.shape.dims[at])
+    found = t.bounds_check(t.value(indices, index[at:end]), x.shape.dims[at])
     return t.value(x, [*index[:at], found, *index[end:]])
 
 
 def _take_along(t: Trace, node: Node, op: Any, index: Index) -> int:
     x, indices = node.inputs
     at = normalize_axis(op.axis, x.shape.rank)
-    found = t.check(t.value(indices, broadcast(index, indices.shape.dims)), x.shape.dims[at])
+    found = t.bounds_check(t.value(indices, broadcast(index, indices.shape.dims)), x.shape.dims[at])
     where = broadcast(index, x.shape.dims)
     where[at] = found
     return t.value(x, where)
@@ -94,45 +94,45 @@ def _take_along(t: Trace, node: Node, op: Any, index: Index) -> int:
 
 def _iota(t: Trace, node: Node, op: Any, index: Index) -> int:
     at = normalize_axis(op.axis, len(index))
-    return t.cast(t.count(index[at].plus(op.start)), op.dtype)
+    return t.cast(t.iota(index[at].plus(op.start)), op.dtype)
 
 
 def _dim_value(t: Trace, node: Node, op: Any, index: Index) -> int:
-    return t.cast(t.count(Affine((), op.dim)), op.dtype)
+    return t.cast(t.iota(Affine((), op.dim)), op.dtype)
 
 
 def _constant(t: Trace, node: Node, op: Any, index: Index) -> int:
     array = op.data.array
     if array.size == 1:
-        return t.number(array.reshape(()), op.data.shape.dtype)
+        return t.literal(array.reshape(()), op.data.shape.dtype)
     strides = tuple(s // array.itemsize for s in array.strides)
-    source = Source(Place("table", data=array.tobytes()), op.data.shape.dtype, strides)
+    source = Source(Buffer("table", data=array.tobytes()), op.data.shape.dtype, strides)
     return t.read(source, source.address(index))
 
 
 def _reduction(t: Trace, node: Node, op: Any, index: Index) -> int:
     x = node.inputs[0].shape
     wide = bool_ if op.name in ("any", "all") else i32 if x.dtype is bool_ else None
-    return t.fold(node, op.name, normalize_axes(op.axes, x.rank), index, wide)
+    return t.reduce(node, op.name, normalize_axes(op.axis, x.rank), index, wide)
 
 
 def _position(t: Trace, node: Node, op: Any, index: Index) -> int:
     x = node.inputs[0].shape
     wide = i32 if x.dtype is bool_ else None
-    return t.fold(node, op.name, [normalize_axis(op.axis, x.rank)], index, wide)
+    return t.reduce(node, op.name, [normalize_axis(op.axis, x.rank)], index, wide)
 
 
 def _mean(t: Trace, node: Node, op: Any, index: Index) -> int:
     x, dtype = node.inputs[0].shape, node.outputs[0].shape.dtype
-    axes = normalize_axes(op.axes, x.rank)
+    axes = normalize_axes(op.axis, x.rank)
     size: Any = prod((x.dims[a] for a in axes), start=1)
     whole = x.dtype.kind in ("int", "uint", "bool")
     # a narrow float would not hold the number
     wide = f64 if whole or dtype is f64 else dtype if dtype is c64 else f32
-    total = t.fold(node, "sum", axes, index, f64 if whole else None)
+    total = t.reduce(node, "sum", axes, index, f64 if whole else None)
     known = isinstance(size, int)
-    number = t.number(size, wide) if known else t.cast(t.count(Affine((), size)), wide)
-    mean = t.use(lookup("div")(), [total, number], f64 if whole else dtype)
+    number = t.literal(size, wide) if known else t.cast(t.iota(Affine((), size)), wide)
+    mean = t.apply(lookup("div")(), [total, number], f64 if whole else dtype)
     return t.cast(mean, dtype)
 
 

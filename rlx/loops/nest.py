@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from rlx.ir.dtype import DType
 from rlx.ir.op import Op
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 ROW = -1
 
 
 @dataclass(frozen=True)
-class Word:
+class Arg:
     """A kernel argument, known at run time: number `index` of the kernel."""
 
     index: int
@@ -30,7 +30,7 @@ class Table:
     offset: int = 0
 
 
-Quantity = int | Word  # a size or stride: a constant of the code, or a kernel argument
+Quantity = int | Arg  # a size or stride: a constant of the code, or a kernel argument
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Access:
     `gathered` are (instruction, stride): indices computed from data.
     """
 
-    pointer: Word | Table
+    pointer: Arg | Table
     dtype: DType
     strides: Strides
     gathered: tuple[tuple[int, Quantity], ...] = ()
@@ -146,8 +146,8 @@ class Store:
 class BoundsReport:
     """Arguments of the out-of-bounds report: the status address, and the node number to store."""
 
-    address: Word
-    node: Word
+    address: Arg
+    node: Arg
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlx.ir.node import Value
 from rlx.loops import index_rules  # noqa: F401  (registers the rules)
 from rlx.loops.index_map import Affine, SplitAxis
 from rlx.loops.trace import AxisSplits, Buffer, MustMaterialize, Source, Trace, TracedInstruction
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ def partition(graph: Graph, operands: Mapping[Value, Source]) -> KernelPlan:
 
 
 def _materialize(graph: Graph, materialized: dict[Value, Buffer], values: Sequence[Value]) -> None:
+    results = {v: i for i, v in reversed([*enumerate(graph.outputs)])}  # the first of equal ones
     for v in dict.fromkeys(values):
         assert v not in materialized, f"{v} is materialised already"
-        if v in graph.outputs:
-            materialized[v] = Buffer("result", graph.outputs.index(v))
+        if v in results:
+            materialized[v] = Buffer("result", results[v])
         else:
             materialized[v] = Buffer(
                 "temporary", sum(p.kind == "temporary" for p in materialized.values())

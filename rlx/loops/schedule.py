@@ -14,6 +14,7 @@ from rlx.loops.nest import (
     ROW,
     Access,
     Apply,
+    Arg,
     BoundsCheck,
     BoundsReport,
     Instruction,
@@ -26,11 +27,10 @@ from rlx.loops.nest import (
     Store,
     Strides,
     Table,
-    Word,
 )
 from rlx.loops.partition import TracedKernel, TracedStore
 from rlx.loops.trace import Buffer, TracedInstruction
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ScheduledNest:
     """A loop nest and its arguments; equal nodes share one object."""
 
     nest: Nest
-    words: list[ArgSource]
+    args: list[ArgSource]
     columns: bool  # the vector axis is the last row axis, not an axis of the spaces
 
 
@@ -68,15 +68,15 @@ class _CoalescedAxis:
 
 
 @dataclass
-class _Words:
+class _Args:
     sources: list[ArgSource] = field(default_factory=list)
-    _addresses: dict[Address, Word] = field(default_factory=dict)
+    _addresses: dict[Address, Arg] = field(default_factory=dict)
 
-    def new(self, source: ArgSource) -> Word:
+    def new(self, source: ArgSource) -> Arg:
         self.sources.append(source)
-        return Word(len(self.sources) - 1)
+        return Arg(len(self.sources) - 1)
 
-    def address(self, buffer: Buffer, offset: Dim, size: int) -> Word | Table:
+    def address(self, buffer: Buffer, offset: Dim, size: int) -> Arg | Table:
         if buffer.kind == "table":
             assert isinstance(offset, int)
             return Table(buffer.data, offset)
@@ -93,7 +93,7 @@ def schedule(traced: TracedKernel) -> ScheduledNest:
 class _Scheduler:
     def __init__(self, traced: TracedKernel) -> None:
         self.traced = traced
-        self.words = _Words()
+        self.args = _Args()
         self.index_maps = [i.address for i in traced.instructions if i.opcode in ("load", "iota")]
         self.index_maps += [s.address for s in traced.stores]
         self.report: BoundsReport | None = None
@@ -187,10 +187,10 @@ class _Scheduler:
             self._instruction(i, n) for i, n in zip(self.traced.instructions, levels, strict=True)
         ]
         stores = [self._store(s) for s in self.traced.stores]
-        rows = tuple(self.words.new(g.size) for g in self.rows)
+        rows = tuple(self.args.new(g.size) for g in self.rows)
         spaces = tuple(self._sizes(groups) for groups in self.spaces)
         nest = Nest(rows, spaces, tuple(code), tuple(stores), self.report, self.tiled)
-        return ScheduledNest(nest, self.words.sources, self.columns)
+        return ScheduledNest(nest, self.args.sources, self.columns)
 
     def _sizes(self, groups: Sequence[_CoalescedAxis]) -> tuple[Quantity, ...]:
         """Inner sizes are constants of the code, unless the nest is one flat elementwise loop."""
@@ -202,7 +202,7 @@ class _Scheduler:
     def _quantity(self, value: Dim, constant: bool) -> Quantity:
         if isinstance(value, int) and (constant or value == 0):
             return value
-        return self.words.new(value)
+        return self.args.new(value)
 
     def _level(self, axes: frozenset[int]) -> int:
         outer = {a for g in self.rows for a in g.axes}
@@ -227,7 +227,7 @@ class _Scheduler:
         )
 
     def _access(self, buffer: Buffer, dtype: DType, index_map: Affine, level: int) -> Access:
-        pointer = self.words.address(buffer, index_map.constant, dtype.bytes)
+        pointer = self.args.address(buffer, index_map.constant, dtype.bytes)
         gathered = tuple((-1 - k, self._quantity(c, True)) for k, c in index_map.terms if k < 0)
         return Access(pointer, dtype, self._strides(index_map, level), gathered)
 
@@ -252,8 +252,8 @@ class _Scheduler:
 
     def bounds_check(self, i: TracedInstruction, level: int) -> Instruction:
         if self.report is None:
-            self.report = BoundsReport(self.words.new(REPORT), self.words.new(NODE))
-        return BoundsCheck(i.dtype, level, i.args[0], self.words.new(i.size))
+            self.report = BoundsReport(self.args.new(REPORT), self.args.new(NODE))
+        return BoundsCheck(i.dtype, level, i.args[0], self.args.new(i.size))
 
     def reduce(self, i: TracedInstruction, level: int) -> Instruction:
         position = i.args[1] if len(i.args) > 1 else None

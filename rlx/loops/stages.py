@@ -7,7 +7,7 @@ from dataclasses import field
 
 from rlx.ir.dtype import DType, c64
 from rlx.loops.nest import ROW, Access, Apply, BoundsCheck, Iota, Load, Nest, Reduce, Store
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # Up to so many instructions an element is computed again: a spill costs a store and a load.
 REMATERIALIZE_COST = 6

@@ -14,7 +14,7 @@ from rlx.loops.index_map import ZERO, Affine, axis
 from rlx.loops.partition import TracedKernel, TracedStore, as_bits
 from rlx.loops.schedule import ScheduledNest, schedule
 from rlx.loops.trace import Buffer, TracedInstruction
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

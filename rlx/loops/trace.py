@@ -19,14 +19,14 @@ from rlx.ir.op import Op, lookup
 from rlx.loops.index_map import (
     ZERO,
     Affine,
-    Inseparable,
+    NotAffine,
     SplitAxis,
     axis,
     linear,
     quotient,
     unravel,
 )
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Index = tuple[Affine, ...]
 
@@ -39,9 +39,6 @@ class Buffer:
     kind: str  # operand, result, temporary, table
     number: int = 0
     data: bytes = b""
-
-
-Place = Buffer  # the name that index_rules uses
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ class Trace:
             if node.op.is_elementwise:
                 args = [self.value(x, broadcast(index, x.shape.dims)) for x in node.inputs]
                 return self.apply(node.op, args, v.shape.dtype)
-        except Inseparable:
+        except NotAffine:
             raise MustMaterialize(node.inputs[0] if node.inputs else v) from None
         raise UnsupportedError(
             "cannot be part of a region", where=node.op.name, got=repr(node), origin=node.origin
@@ -182,7 +179,7 @@ class Trace:
         """An index as an i64 value."""
         args = tuple(-1 - k for k in index.keys if k < 0)
         if args:
-            raise Inseparable
+            raise NotAffine
         return self.add(TracedInstruction("iota", i64, self.axes_of(index), address=index))
 
     def literal(self, value: Any, dtype: DType) -> int:
@@ -254,7 +251,7 @@ class Trace:
             try:
                 index = unravel(linear([axis(a) for a in inner], sizes), dims, self.sizes)
                 made = (self._space_of(inner), tuple(index))
-            except Inseparable:
+            except NotAffine:
                 pass
         if made is None:
             first = len(self.sizes)
@@ -267,9 +264,6 @@ class Trace:
         if axes not in self.spaces:
             self.spaces.append(axes)
         return self.spaces.index(axes)
-
-    # names that index_rules uses
-    use, number, count, check, fold = apply, literal, iota, bounds_check, reduce
 
 
 Rule = Callable[[Trace, Node, Any, Index], int]  # node, its op, result index → instruction

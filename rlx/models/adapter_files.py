@@ -1,5 +1,5 @@
-"""Adapters as PEFT writes them (adapter_config.json, adapter_model.safetensors), and as llama.cpp
-does (one GGUF file), for weights by our names. Hostile until checked."""
+"""Readers of LoRA adapters: PEFT's folders (adapter_config.json, adapter_model.safetensors) and
+llama.cpp's GGUF files. Hostile until checked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 
 from rlx.errors import FormatError, InputError, OptionError, UnsupportedError
 from rlx.formats.gguf import GgufFile
-from rlx.formats.jsonfile import read_object
-from rlx.formats.names import close_names
+from rlx.formats.json_file import read_object
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.ir.op import Array
 from rlx.models.adapters import Adapter, LowRank
-from rlx.models.build import ModelFile
 from rlx.models.config_gguf import GGUF_NAMES
+from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import pairs_apart, pairs_together
 from rlx.models.weights import Weights
+from rlx.support.suggestions import close_names
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
@@ -44,7 +44,7 @@ def add_adapter(
     model: ModelFile,
     name: str | None = None,
 ) -> str:
-    """Put an adapter among others; the name to ask for it by, its file's own unless given."""
+    """Read an adapter into `adapters`; returns its name, the file's own unless given."""
     place = Path(path).resolve()
     name = (place.stem if place.is_file() else place.name) if name is None else name
     if name in adapters:
@@ -54,7 +54,7 @@ def add_adapter(
 
 
 def open_adapter(path: str | os.PathLike[str], model: ModelFile) -> Adapter:
-    """An adapter for a model; an error where it is not one for this model."""
+    """Read an adapter; an error unless it fits the model."""
     place = Path(path)
     if place.is_dir():
         if not (place / _CONFIG).is_file():
@@ -79,14 +79,15 @@ class _Reader:
         self.weights: Weights = model.weights()
 
     def read(self, pattern: re.Pattern[str], ours: Mapping[str, str], scale: Scale) -> Adapter:
-        """Pairs of tensors whose names `pattern` divides; `ours` translates what they adapt."""
+        """The adapter in a file; `pattern` splits names of tensors, `ours` translates those of
+        weights."""
         pairs: dict[str, dict[str, str]] = {}
         for tensor in self.file.tensors:
             found = pattern.fullmatch(tensor)
             if found is None:
                 raise UnsupportedError(
-                    "a tensor that is no low-rank product", where=str(self.place), got=tensor,
-                    expected="lora_A and lora_B of matrices",
+                    "a tensor that is not half of a low-rank pair", where=str(self.place),
+                    got=tensor, expected="lora_A and lora_B of matrices",
                 )  # fmt: skip
             pairs.setdefault(found[1], {})[found[2].lower()] = tensor
         if not pairs:
@@ -96,12 +97,14 @@ class _Reader:
             name = self._name(theirs, ours)
             if pair.keys() != {"a", "b"}:
                 (half,) = pair.values()
-                raise FormatError("half of a product is missing", where=str(self.place), got=half)
+                raise FormatError(
+                    "half of a low-rank pair is missing", where=str(self.place), got=half
+                )
             parts[name] = self._part(theirs, name, pair, scale)
         return Adapter(self.place, parts)
 
     def _name(self, theirs: str, ours: Mapping[str, str]) -> str:
-        """Our name of a weight that can be adapted."""
+        """Our name of an adapted weight."""
         name = theirs if self.is_gguf else ours.get(f"{theirs}.weight", "")
         known = (n.removesuffix(".weight") for n in ours)
         if name not in self.weights:
@@ -111,7 +114,9 @@ class _Reader:
             )  # fmt: skip
         if len(self.weights.get(name).shape) != 2 or not name.startswith(("blk.", "output.")):
             raise UnsupportedError(
-                "only products with matrices are adapted", where=str(self.place), got=theirs
+                "only matrices of layers and the head are adapted",
+                where=str(self.place),
+                got=theirs,
             )
         return name
 
@@ -137,7 +142,7 @@ class _Reader:
         return self.file.array(tensor)
 
     def _rows(self, name: str, b: Array) -> Array:
-        """Rows in the order that the model's file has them in."""
+        """Rows in the order of the model's file."""
         c = self.model.config
         if self.is_gguf == self.weights.is_gguf:
             return b
@@ -153,7 +158,7 @@ class _Reader:
 
 
 def _by_hf_name(model: ModelFile) -> dict[str, str]:
-    """Our names by those of Hugging Face, of weights that are as they are there."""
+    """Hugging Face's names → ours, of weights that are stored as they are used."""
     return dict(_translated(model))
 
 
@@ -192,7 +197,7 @@ def _peft_scale(config: Mapping[str, Any], where: str) -> Scale:
 
 
 def _pattern(config: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """Values of some modules, by the ends of their names; expressions are not run."""
+    """Values by the ends of module names; regular expressions are refused."""
     found = config.get(key) or {}
     plain = isinstance(found, dict) and all(re.fullmatch(r"[\w.]+", name) for name in found)
     if not plain:

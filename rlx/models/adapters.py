@@ -1,8 +1,8 @@
-"""LoRA adapters: y + (x · A) · B beside the product with a weight, chosen for each request.
+"""LoRA adapters: y + (x · A) · B beside the matmul with a weight, chosen for each request.
 
-A and B are states of the graph, bound before a run: executables are made for the weights that are
-adapted and for a rank, rounded up to a power of two, so that adapters of the same form share them,
-and a change of adapter is a change of pointers. Or A · B is added to plain weights once: `merged`.
+A and B are states of the graph, bound before a run. Executables are made for the set of adapted
+weights and for a rank, rounded up to a power of two: adapters of one shape share them, and a change
+of adapter is a change of pointers. Or A · B is added to float weights once: `merged`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from pathlib import Path
 
 import numpy as np
 
+from rlx.backends.buffer import Allocator, Buffer
 from rlx.errors import OptionError
 from rlx.ir.op import Array
-from rlx.records import dataclass
 from rlx.specialize.key import make_key
+from rlx.support.records import dataclass
 
 _LEAST_RANK = 8
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to a weight [out, in]: b · a."""
+    """The low-rank update of a weight [out, in]: b · a."""
 
     a: Array  # f32 [rank, in]
     b: Array  # f32 [out, rank], with the adapter's scale in it
 
 
 @dataclass(frozen=True)
-class AdapterForm:
-    """What executables depend on: the names of the weights that are adapted, and a rank."""
+class AdapterShape:
+    """What executables depend on: the names of the adapted weights, and a rank."""
 
     weights: tuple[str, ...]
     rank: int
@@ -50,13 +51,13 @@ class Adapter:
     parts: Mapping[str, LowRank]  # by the names of weights
 
     @cached_property
-    def form(self) -> AdapterForm:
+    def shape(self) -> AdapterShape:
         rank = max(_LEAST_RANK, *(len(part.a) for part in self.parts.values()))
-        return AdapterForm(tuple(sorted(self.parts)), 1 << (rank - 1).bit_length())
+        return AdapterShape(tuple(sorted(self.parts)), 1 << (rank - 1).bit_length())
 
     @cached_property
     def digest(self) -> str:
-        """Of what it adds to which weights."""
+        """A hash of its updates."""
         found = sha256()
         for weight, part in sorted(self.parts.items()):
             found.update(f"{weight} {part.a.shape} {part.b.shape}".encode())
@@ -65,34 +66,46 @@ class Adapter:
 
     @cached_property
     def states(self) -> dict[str, Array]:
-        """A [in, rank] and B [rank, out] of each weight; ranks above its own are zeros."""
-        found = stacked([self], self.form)
+        """A [in, rank] and B [rank, out] of each weight, padded to the rank with zeros."""
+        found = stacked([self], self.shape)
         return {name: array[1] for name, array in found.items()}
 
+    def buffers(self, allocator: Allocator) -> dict[str, Buffer]:
+        """`states` in a device's memory, copied there once."""
+        if allocator not in self._buffers:
+            put = allocator.put
+            self._buffers[allocator] = {name: put(array) for name, array in self.states.items()}
+        return self._buffers[allocator]
 
-def common_form(adapters: Sequence[Adapter]) -> AdapterForm:
-    """The form of executables that run with any of them."""
+    @cached_property
+    def _buffers(self) -> dict[Allocator, dict[str, Buffer]]:
+        return {}
+
+
+def common_shape(adapters: Sequence[Adapter]) -> AdapterShape:
+    """The shape that all of them fit."""
     weights = {name for adapter in adapters for name in adapter.parts}
-    return AdapterForm(tuple(sorted(weights)), max(adapter.form.rank for adapter in adapters))
+    return AdapterShape(tuple(sorted(weights)), max(adapter.shape.rank for adapter in adapters))
 
 
-def stacked(adapters: Sequence[Adapter], form: AdapterForm) -> dict[str, Array]:
-    """A [1 + adapters, in, rank] and B [1 + adapters, rank, out] of each weight of a form. Zeros
-    are the first of each, and what an adapter does not have: weights, and ranks above its own."""
+def stacked(adapters: Sequence[Adapter], shape: AdapterShape) -> dict[str, Array]:
+    """A [1 + adapters, in, rank] and B [1 + adapters, rank, out] of each weight of a shape.
+
+    The first of each is zero, and so are weights and ranks that an adapter does not have."""
     found: dict[str, Array] = {}
     for i, adapter in enumerate(adapters):
         for weight, part in adapter.parts.items():
             rank, (out, inner) = len(part.a), (len(part.b), part.a.shape[1])
             first, second = state_names(weight)
             many = 1 + len(adapters)
-            a = found.setdefault(first, np.zeros((many, inner, form.rank), np.float32))
-            b = found.setdefault(second, np.zeros((many, form.rank, out), np.float32))
+            a = found.setdefault(first, np.zeros((many, inner, shape.rank), np.float32))
+            b = found.setdefault(second, np.zeros((many, shape.rank, out), np.float32))
             a[1 + i, :, :rank], b[1 + i, :rank] = part.a.T, part.b.T
     return found
 
 
 def find_adapter(adapters: Mapping[str, Adapter], name: str | None) -> Adapter | None:
-    """The adapter of a name among those that are loaded; None where none is asked for."""
+    """The loaded adapter of this name; None for None."""
     if name is None:
         return None
     if name not in adapters:
@@ -108,7 +121,7 @@ def state_names(weight: str) -> tuple[str, str]:
 
 
 def merged(adapters: Sequence[Adapter]) -> dict[str, Callable[[Array], Array]]:
-    """What becomes of the weights that adapters are merged into, by name."""
+    """Functions that merge adapters into weights, by the name of the weight."""
     names = {name for adapter in adapters for name in adapter.parts}
     parts = {n: [a.parts[n] for a in adapters if n in a.parts] for n in names}
     return {name: partial(_sum, parts[name]) for name in names}

@@ -1,4 +1,4 @@
-"""`rlx compile`: everything a model file needs to run where there is no compiler, in one file."""
+"""`rlx compile`: a bundle of a model's executables, for machines without a compiler."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
-from rlx.models.batch.pool import Pool
-from rlx.models.build import ModelFile
-from rlx.models.encoders.build import EncoderFile, is_encoder
-from rlx.models.encoders.embed import EncoderModel
-from rlx.models.encoders.engine import EncoderEngine
-from rlx.models.engine import CHUNK, Engine
-from rlx.models.kv import CacheType
-from rlx.models.shipped import Plan, ship
+from rlx.models.batch.kv_pool import KVPool
+from rlx.models.bundle import BundlePlan, write_bundle
+from rlx.models.config import KVCacheType
+from rlx.models.decoder_runner import CHUNK, DecoderRunner
+from rlx.models.encoder_model import EncoderModel
+from rlx.models.encoder_runner import EncoderRunner
+from rlx.models.model_file import ModelFile, is_encoder
 from rlx.specialize.options import CompileOptions
 
 
@@ -37,13 +36,13 @@ def compile_model(
     cache_tokens: int | None = None,
     weights: bool = False,
     counted: Callable[[str, int], Callable[[], object]] | None = None,
-) -> Plan:
+) -> BundlePlan:
     """Compile a language model or an encoder into a file for `rlx.load(…, artifact=…)`.
 
-    A prompt runs in parts of `chunk` tokens. `steps` are the lengths of an encoder's texts that get
-    an executable, each with how many run together. With `speculate` so many tokens can be guessed
-    ahead; with `requests` the file also serves `rlx.Engine(…, artifact=…)`, with `cache_tokens` for
-    all of them together. With `weights` the packed ones go along.
+    A prompt is prefilled in chunks of `chunk` tokens. `steps` are the buckets of an encoder:
+    lengths, each with the most texts of a batch. `speculate` is the number of draft tokens of
+    speculative decoding. With `requests` the file also serves `rlx.Engine(…, artifact=…)`, whose
+    requests share a KV cache of `cache_tokens`. With `weights` the packed weights go along.
     `counted(what, total)` gives a function that is called after each executable.
     """
     path = resolve(model)
@@ -54,22 +53,22 @@ def compile_model(
             for name, value in (("speculate", speculate), ("requests", requests)):
                 if value:
                     raise OptionError("for language models only", where=name, got=value)
-            encoder = _encoder(EncoderFile.of(path, file), device, context, threads, quant, steps)
+            encoder = _encoder(ModelFile.of(path, file), device, context, threads, quant, steps)
             plan, options = encoder.plan(), encoder.options
         else:
             if steps:
                 raise OptionError("for encoders only", where="steps", got=dict(steps))
             opened = ModelFile.of(path, file, quant)
-            CacheType.of(kv, opened.config.head_dim)
-            engine = Engine(opened, device=device, context=context, kv=kv, chunk=chunk)
-            plan = engine.plan(speculate)
+            KVCacheType.of(kv, opened.config.head_dim)
+            runner = DecoderRunner(opened, device=device, context=context, kv=kv, chunk=chunk)
+            plan = runner.plan(speculate)
             if requests is not None:
-                pool = Pool.of(
+                pool = KVPool.of(
                     opened, requests=requests, context=context, cache_tokens=cache_tokens, kv=kv
                 )
                 plan = plan.joined(pool.plan(), requests=requests, cache_tokens=pool.slots)
         done = None if counted is None else counted(path.name, plan.count)
-        ship(
+        write_bundle(
             Path(out), plan, target=target, device=device, options=options, weights=weights,
             done=done,
         )  # fmt: skip
@@ -77,9 +76,9 @@ def compile_model(
 
 
 def _encoder(
-    model: EncoderFile, device: str, context: int | None, threads: int | None, quant: str | None,
+    model: ModelFile, device: str, context: int | None, threads: int | None, quant: str | None,
     steps: Mapping[int, int] | None,
-) -> EncoderEngine:  # fmt: skip
+) -> EncoderRunner:  # fmt: skip
     longest = EncoderModel(model, context=context).max_tokens
     too_long = [bound for bound in steps or () if bound > longest]
     if too_long:
@@ -89,6 +88,6 @@ def _encoder(
             got=too_long[0],
             expected=f"1 … {longest}",
         )
-    return EncoderEngine(
+    return EncoderRunner(
         model, longest=longest, device=device, threads=threads, quant=quant, steps=steps
     )

@@ -1,4 +1,4 @@
-"""A model's numbers from the metadata of a GGUF file."""
+"""A model's configuration from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
+from rlx.formats.tensor_file import TensorInfo
 from rlx.models.config import (
-    RAW_SCORES,
+    UNNORMALIZED_ROUTERS,
+    EncoderConfig,
     ExpertConfig,
     LatentConfig,
     ModelConfig,
     RecurrentConfig,
+    activation_named,
 )
 from rlx.models.rope_tables import RopeConfig
 
-# model_type of what GGUF calls otherwise
+# general.architecture → model_type, where they differ
 GGUF_NAMES = {
     "deepseek2": "deepseek_v2",
     "gpt-oss": "gpt_oss",
@@ -27,11 +30,16 @@ GGUF_NAMES = {
     "qwen35": "qwen3_5",
     "qwen35moe": "qwen3_5_moe",
 }
+# general.architecture → the page in arch/encoders/
+GGUF_ENCODERS = {"bert": "bert", "nomic-bert": "nomic_bert", "modern-bert": "modernbert"}
+_RANK = 4  # pooling_type of rerankers
 
 
 def from_gguf(file: GgufFile) -> ModelConfig:
     """The configuration in a GGUF file's metadata."""
     arch = file.need("general.architecture", str)
+    if arch in GGUF_ENCODERS:
+        return _gguf_encoder(file, arch)
     name = GGUF_NAMES.get(arch, arch)
 
     def need(name: str) -> int:
@@ -47,16 +55,13 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     if recurrent is not None and not heads:  # a model without attention
         heads, ffn = recurrent.heads, recurrent.inner
     head_dim = get("attention.key_length", hidden // max(heads, 1))
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise FormatError("no token embedding", where=file.name, expected="token_embd.weight")
     eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon", 1e-5))
     scale = get("attention.scale", 0.0)
     config = ModelConfig(
         arch=name,
-        vocab=embedding.shape[0],
+        vocab=_embedding(file).shape[0],
         hidden=hidden,
-        layers=need("block_count") - get("nextn_predict_layers", 0),  # those only guess ahead
+        layers=need("block_count") - get("nextn_predict_layers", 0),  # they only draft tokens
         heads=heads,
         kv_heads=get("attention.head_count_kv", heads),
         head_dim=head_dim,
@@ -79,6 +84,13 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     return config.check(file.name)
 
 
+def _embedding(file: GgufFile) -> TensorInfo:
+    found = file.tensors.get("token_embd.weight")
+    if found is None:
+        raise FormatError("no token embedding", where=file.name, expected="token_embd.weight")
+    return found
+
+
 def _gguf_experts(file: GgufFile, arch: str) -> ExpertConfig | None:
     def get(name: str, default: Any) -> Any:
         return file.get(f"{arch}.expert_{name}", type(default), default)
@@ -94,7 +106,7 @@ def _gguf_experts(file: GgufFile, arch: str) -> ExpertConfig | None:
         raise UnsupportedError(
             "unknown scoring of experts", where=file.name, got=gating, expected="softmax"
         )
-    normalize = get("weights_norm", GGUF_NAMES.get(arch, arch) not in RAW_SCORES)
+    normalize = get("weights_norm", GGUF_NAMES.get(arch, arch) not in UNNORMALIZED_ROUTERS)
     return ExpertConfig(count, get("used_count", 1), normalize, get("weights_scale", 1.0) or 1.0)
 
 
@@ -102,13 +114,13 @@ def _gguf_latent(file: GgufFile, arch: str) -> LatentConfig | None:
     def get(name: str, default: int = 0) -> int:
         return file.get(f"{arch}.{name}", int, default)
 
-    rank, turned = get("attention.kv_lora_rank"), get("rope.dimension_count")
+    rank, rope_dim = get("attention.kv_lora_rank"), get("rope.dimension_count")
     if not rank:
         return None
-    # newer files state the sizes of the latent attention itself as key_length and value_length
+    # in newer files key_length and value_length are sizes of the compressed vector
     key = get("attention.key_length_mla", get("attention.key_length"))
     value = get("attention.value_length_mla", get("attention.value_length"))
-    return LatentConfig(rank, key - turned, turned, value)
+    return LatentConfig(rank, key - rope_dim, rope_dim, value)
 
 
 def _gguf_recurrent(file: GgufFile, arch: str) -> RecurrentConfig | None:
@@ -133,4 +145,61 @@ def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
         original_context=get("scaling.original_context_length", 0),
         attention_factor=get("scaling.attn_factor", 0.0),
         log_factor=get("scaling.yarn_log_multiplier", 0.0) * 10,
+    )
+
+
+def _gguf_encoder(file: GgufFile, kind: str) -> ModelConfig:
+    def need(name: str) -> int:
+        return file.need(f"{kind}.{name}", int)
+
+    def get(name: str, default: Any) -> Any:
+        return file.get(f"{kind}.{name}", type(default), default)
+
+    embedding, arch = _embedding(file), GGUF_ENCODERS[kind]
+    hidden, heads, context = (
+        need(n) for n in ("embedding_length", "attention.head_count", "context_length")
+    )
+    positions = file.tensors.get("position_embd.weight")
+    activation = get("hidden_activation", "silu" if arch == "nomic_bert" else "gelu")
+    local = RopeConfig(theta=get("rope.freq_base_swa", 10000.0)) if arch == "modernbert" else None
+    config = ModelConfig(
+        arch=arch,
+        vocab=embedding.shape[0],
+        hidden=hidden,
+        layers=need("block_count"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // max(heads, 1),
+        ffn=need("feed_forward_length"),
+        context=context if positions is None else min(context, positions.shape[0]),
+        eps=get("attention.layer_norm_epsilon", 1e-12),
+        activation=activation_named(activation, file.name),
+        rope=RopeConfig(theta=get("rope.freq_base", 10000.0)),
+        local_rope=local,
+        encoder=_gguf_encoder_parts(file, kind, arch),
+    )
+    return config.check(file.name)
+
+
+def _gguf_encoder_parts(file: GgufFile, kind: str, arch: str) -> EncoderConfig:
+    def get(name: str, default: int) -> int:
+        return file.get(f"{kind}.{name}", int, default)
+
+    classifier = file.tensors.get("cls.output.weight")
+    if classifier is None and get("pooling_type", 1) == _RANK:
+        raise UnsupportedError(
+            "a reranker without the last layer of its classifier", where=file.name,
+            expected="cls.output.weight", hint="load the folder that the file was made of",
+        )  # fmt: skip
+    labels = 0 if classifier is None else classifier.shape[0]
+    if arch != "modernbert":
+        return EncoderConfig(rotary=arch != "bert", labels=labels)
+    every, layers = get("attention.sliding_window_pattern", 3), get("block_count", 0)
+    return EncoderConfig(
+        rotary=True,
+        labels=labels,
+        window=get("attention.sliding_window", 128) // 2,
+        local_layers=frozenset(i for i in range(layers) if i % max(every, 1)),
+        classifier_activation="gelu",
+        classifier_pooling="cls" if get("classifier.pooling_type", 1) == 2 else "mean",
     )

@@ -1,4 +1,7 @@
-"""A model's numbers from a Hugging Face config.json."""
+"""A model's configuration from a Hugging Face config.json.
+
+What config.json says of an encoder is read by `read_config` of its own page, with `HfSettings`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,37 @@ from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.hf import HfFolder
+from rlx.models.arch import encoder_architecture
 from rlx.models.config import (
-    RAW_SCORES,
+    UNNORMALIZED_ROUTERS,
+    EncoderConfig,
     ExpertConfig,
     LatentConfig,
     ModelConfig,
     RecurrentConfig,
+    activation_named,
 )
 from rlx.models.rope_tables import RopeConfig
 
+# model_type → the page in arch/encoders/
+HF_ENCODERS = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "mpnet": "mpnet",
+    "distilbert": "distilbert",
+    "nomic_bert": "nomic_bert",
+    "modernbert": "modernbert",
+    "electra": "electra",
+    "albert": "albert",
+    "gte": "gte",
+    "new": "gte",
+    "jina_embeddings_v3": "jina_embeddings_v3",
+    "deberta-v2": "deberta_v2",
+}
 _EXPERT_SIZE = "moe_intermediate_size"
-_DELTA = ("qwen3_next", "qwen3_5")  # with layers of a gated delta rule
+_DELTA = ("qwen3_next", "qwen3_5")  # with gated delta rule layers
 
 
 def from_hf(folder: HfFolder) -> ModelConfig:
@@ -28,7 +51,14 @@ def from_hf(folder: HfFolder) -> ModelConfig:
     arch = c.get("model_type")
     if not isinstance(arch, str):
         raise FormatError("no model_type in config.json", where=folder.name)
-    arch = arch.removesuffix("_text")  # of a model that also sees
+    if folder.config.get("model_type") == arch and arch in HF_ENCODERS:
+        page = encoder_architecture(HF_ENCODERS[arch])
+        config: ModelConfig = page.read_config(HfSettings(folder.config, folder.name))
+        return config.check(folder.name)
+    return _language(c, arch.removesuffix("_text"), folder)  # of a multimodal model
+
+
+def _language(c: Mapping[str, Any], arch: str, folder: HfFolder) -> ModelConfig:
     if arch == "gpt2":
         return _hf_gpt2(c).check(folder.name)
     if arch == "mamba2":
@@ -81,7 +111,7 @@ def _hf_experts(c: Mapping[str, Any], arch: str, folder: HfFolder) -> ExpertConf
             "unknown way to choose experts", where=folder.name, got=c["topk_method"],
             expected="greedy",
         )  # fmt: skip
-    normalize = c.get("norm_topk_prob", arch not in RAW_SCORES)
+    normalize = c.get("norm_topk_prob", arch not in UNNORMALIZED_ROUTERS)
     scale = c.get("routed_scaling_factor") or 1.0
     return ExpertConfig(count, _need(c, "num_experts_per_tok", folder), bool(normalize), scale)
 
@@ -120,7 +150,7 @@ def _hf_mamba2(c: Mapping[str, Any], folder: HfFolder) -> ModelConfig:
         kv_heads=heads,
         head_dim=head_dim,
         ffn=heads * head_dim,
-        context=1 << 20,  # as GGUF has it: there is no limit
+        context=1 << 20,  # as in GGUF: there is no limit
         eps=float(c.get("layer_norm_epsilon", 1e-5)),
         recurrent=RecurrentConfig(taps, groups, heads, state, heads * head_dim),
     )
@@ -151,7 +181,7 @@ def _hf_window(c: Mapping[str, Any]) -> int:
 
 def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
     given = c.get("rope_parameters") or c.get("rope_scaling") or {}
-    if "full_attention" in given:  # one table per kind of layer
+    if "full_attention" in given:  # one for each kind of layer
         given = given["full_attention"]
     kind = given.get("rope_type", given.get("type", "none"))
     theta = given.get("rope_theta", c.get("rope_theta", c.get("rotary_emb_base", 10000.0)))
@@ -160,12 +190,12 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
         or c.get("original_max_position_embeddings")
         or c.get("max_position_embeddings", 0)
     )
-    # longrope states how far it stretches by the two lengths
+    # the factor of longrope is the ratio of the two lengths
     longest = c.get("max_position_embeddings", 0)
     stretch = longest / original if original and "long_factor" in given else 1.0
-    whole = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # where nothing is said
-    turned = c.get("partial_rotary_factor", c.get("rotary_pct", whole))
-    share = given.get("partial_rotary_factor", turned)
+    default = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # the default
+    outer = c.get("partial_rotary_factor", c.get("rotary_pct", default))
+    share = given.get("partial_rotary_factor", outer)
     factor = float(given.get("factor") or stretch)
     return RopeConfig(
         theta=float(theta),
@@ -186,7 +216,7 @@ def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
 
 
 def _hf_sharpness(given: Mapping[str, Any], factor: float) -> float:
-    """yarn's factor of all angles where it is stated by two numbers; else 0."""
+    """yarn's attention factor where it is given as two numbers; else 0."""
     mscale, of_scores = given.get("mscale"), given.get("mscale_all_dim")
     if not mscale or not of_scores:
         return 0.0
@@ -195,7 +225,7 @@ def _hf_sharpness(given: Mapping[str, Any], factor: float) -> float:
 
 
 def _refuse(c: Mapping[str, Any], folder: HfFolder) -> None:
-    """Raise for what would change results and is not built."""
+    """Raise for settings that would change results and are not built."""
     for name in ("clip_qkv", "qk_layernorm"):
         if c.get(name):
             raise UnsupportedError(f"{name} is not supported", where=folder.name, got=c[name])
@@ -206,3 +236,98 @@ def _need(c: Mapping[str, Any], name: str, folder: HfFolder) -> int:
     if not isinstance(value, int):
         raise FormatError("config.json lacks a number", where=folder.name, got=value, expected=name)
     return value
+
+
+class HfSettings:
+    """A config.json whose keys may have several names."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    def get(self, *names: str, default: Any) -> Any:
+        for name in names:
+            value = self.values.get(name)
+            if value is not None:
+                if isinstance(default, float) and type(value) is int and abs(value) < 1 << 62:
+                    value = float(value)
+                # true is no number, though Python says so
+                if not isinstance(value, type(default)) or (
+                    isinstance(value, bool) and not isinstance(default, bool)
+                ):
+                    raise FormatError(
+                        f"{name} of config.json has the wrong type", where=self.where,
+                        got=repr(value)[:40], expected=type(default).__name__,
+                    )  # fmt: skip
+                return value
+        return default
+
+    def need(self, *names: str) -> int:
+        found: int = self.get(*names, default=-1)
+        if found < 0:
+            raise FormatError(
+                "config.json lacks a size", where=self.where, expected=" or ".join(names)
+            )
+        return found
+
+    def inside(self, name: str) -> HfSettings:
+        """A nested object; empty where there is none."""
+        return HfSettings(self.get(name, default={}), self.where)
+
+    def require(self, name: str, default: Any, expected: Any) -> None:
+        """Raise for a value that would change results and is not built."""
+        got = self.get(name, default=default)
+        if got != expected:
+            raise UnsupportedError(
+                f"{name} of this kind is not known here", where=self.where, got=got,
+                expected=expected,
+            )  # fmt: skip
+
+    def activation(self, *names: str, default: str) -> str:
+        return activation_named(self.get(*names, default=default), self.where)
+
+    def rope(self, theta: float) -> RopeConfig:
+        """Rotary embedding in new or old keys; only GTE scales it."""
+        new, old = self.inside("rope_parameters"), self.inside("rope_scaling")
+        theta = new.get("rope_theta", default=self.get("rope_theta", default=theta))
+        kind = new.get("rope_type", default=old.get("rope_type", "type", default="default"))
+        if kind not in ("default", "ntk") or theta <= 0 or old.values.get("mixed_b") is not None:
+            raise UnsupportedError(
+                "a rotation that is not known here", where=self.where, got=f"{kind}, theta {theta}",
+                expected="default, ntk",
+            )  # fmt: skip
+        if kind == "default":
+            return RopeConfig(theta)
+        return RopeConfig(theta, scaling="ntk", factor=old.get("factor", default=1.0))
+
+    def encoder(
+        self, arch: str, parts: Mapping[str, Any] | None = None, **changes: Any
+    ) -> ModelConfig:
+        """An encoder; `parts` are fields of its EncoderConfig, `changes` of the ModelConfig."""
+        hidden = self.need("hidden_size", "dim", "n_embd")
+        heads = self.need("num_attention_heads", "n_heads", "n_head")
+        values: dict[str, Any] = {
+            "arch": arch,
+            "vocab": self.need("vocab_size"),
+            "hidden": hidden,
+            "layers": self.need("num_hidden_layers", "n_layers", "n_layer"),
+            "heads": heads,
+            "kv_heads": heads,
+            "head_dim": hidden // max(heads, 1),
+            "ffn": self.need("intermediate_size", "hidden_dim", "n_inner"),
+            "context": self.need("max_position_embeddings", "n_positions"),
+            "eps": self.get("layer_norm_eps", "norm_eps", "layer_norm_epsilon", default=1e-12),
+            "activation": self.activation(
+                "hidden_act", "hidden_activation", "activation", "activation_function",
+                default="gelu",
+            ),
+            "encoder": EncoderConfig(
+                rotary="rope" in changes, labels=self._labels(), **(parts or {})
+            ),
+        }  # fmt: skip
+        return ModelConfig(**(values | changes))
+
+    def _labels(self) -> int:
+        kinds = self.get("architectures", default=[])
+        if not any(str(k).endswith("ForSequenceClassification") for k in kinds):
+            return 0
+        return len(self.get("id2label", default={})) or self.get("num_labels", default=2)

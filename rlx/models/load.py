@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
-from rlx.models.encoders.build import EncoderFile, is_encoder
-from rlx.models.encoders.embed import EncoderModel
-from rlx.models.shipped import Shipped
+from rlx.models.bundle import ModelBundle
+from rlx.models.config import KVCacheType
+from rlx.models.encoder_model import EncoderModel
+from rlx.models.model_file import ModelFile, is_encoder
 
 if TYPE_CHECKING:
-    from rlx.models.language import LanguageModel
+    from rlx.models.language_model import LanguageModel
 
 
 def load(
@@ -31,38 +32,45 @@ def load(
     draft: str | os.PathLike[str] | None = None,
     adapters: Sequence[str | os.PathLike[str]] = (),
     merge: bool = False,
+    warm: bool = False,
 ) -> LanguageModel | EncoderModel:
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
-    `context` limits how many tokens are read at once. `kv` is the type of a language model's cache.
-    `quant` ("int8", "Q8_0", "Q4_K_M", …) packs weights that are floats in the file, `dtype`
-    ("bf16", "f16") says how those of an encoder are kept otherwise. `artifact` is a file that
-    `rlx compile` made of this model: then nothing is compiled here. It is code. `draft` is a
-    smaller model of the same vocabulary, which guesses tokens that this one checks. `adapters` are
-    loaded, to be asked for by name (`load_adapter`), or with `merge` added to the weights for good.
+    `context` limits the tokens of a sequence. `kv` is the element type of the KV cache. `quant`
+    ("int8", "Q8_0", "Q4_K_M", …) packs weights that are floats in the file, `dtype` ("bf16", "f16")
+    is what an encoder's float weights are cast to. `artifact` is a bundle that `rlx compile` made
+    of this model: then nothing is compiled here. It is code. `draft` is a smaller model of the same
+    vocabulary, for speculative decoding. `adapters` are LoRA adapters, chosen by name in each call,
+    or with `merge` added to the weights. With `warm` code is made now; otherwise it is made with
+    the first token, or the first text of some length.
     """
     path = resolve(path_or_name)
     file = open_model(path)
-    shipped = None if artifact is None else Shipped.open(Path(artifact))
+    bundle = None if artifact is None else ModelBundle.open(Path(artifact))
+    loaded: LanguageModel | EncoderModel
     if is_encoder(file):
-        other_kv = None if kv == "f16" else kv
-        asked = {"kv": other_kv, "draft": draft, "adapters": adapters, "merge": merge}
-        for name, given in asked.items():
-            if given:
-                raise OptionError("for language models only", where=name, got=given)
-        return _encoder(EncoderFile.of(path, file), device, context, threads, dtype, quant, shipped)
-    if merge and shipped is not None:
-        raise OptionError("an artifact has weights of its own", where="merge", got=merge)
-    if dtype is not None:
-        raise OptionError("for encoders only", where="dtype", got=dtype)
-    smaller = None if draft is None else _draft(draft, device, context, threads, kv)
-    # late: an encoder starts without all of this
-    from rlx.models.load_language import load_language
+        given = {"kv": None if kv == "f16" else kv, "draft": draft, "adapters": adapters}
+        _refuse({**given, "merge": merge}, "for language models only")
+        model = ModelFile.of(path, file)
+        loaded = _encoder(model, device, context, threads, dtype, quant, bundle)
+    else:
+        if merge and bundle is not None:
+            raise OptionError("an artifact has weights of its own", where="merge", got=merge)
+        _refuse({"dtype": dtype}, "for encoders only")
+        smaller = None if draft is None else _draft(draft, device, context, threads, kv)
+        loaded = _language(
+            path, file, device=device, context=context, threads=threads, kv=kv, quant=quant,
+            bundle=bundle, draft=smaller, adapters=adapters, merge=merge,
+        )  # fmt: skip
+    if warm:
+        loaded.warm()
+    return loaded
 
-    return load_language(
-        path, file, device=device, context=context, threads=threads, kv=kv, quant=quant,
-        shipped=shipped, draft=smaller, adapters=adapters, merge=merge,
-    )  # fmt: skip
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    for name, given in options.items():
+        if given:
+            raise OptionError(why, where=name, got=given)
 
 
 def _draft(
@@ -74,15 +82,53 @@ def _draft(
     return found
 
 
+def _language(
+    path: Path,
+    file: Any,
+    *,
+    device: str,
+    context: int | None,
+    threads: int | None,
+    kv: str,
+    quant: str | None,
+    bundle: ModelBundle | None,
+    draft: LanguageModel | None,
+    adapters: Sequence[str | os.PathLike[str]],
+    merge: bool,
+) -> LanguageModel:
+    # late: an encoder starts without all of this
+    from rlx.models.adapter_files import open_adapter
+    from rlx.models.decoder_runner import CHUNK, DecoderRunner
+    from rlx.models.language_model import LanguageModel
+
+    chunk = CHUNK
+    if bundle is not None:
+        bundle.require_kind("language")
+        context, chunk = bundle.setting("context", context), bundle.setting("chunk", None)
+        kv = bundle.setting("kv", None if kv == "f16" else kv)  # f16 is also what nobody asked for
+        quant = bundle.setting("quant", quant)
+    model = ModelFile.of(path, file, quant)
+    if merge:
+        model.merged = tuple(open_adapter(adapter, model) for adapter in adapters)
+    KVCacheType.of(kv, model.config.head_dim)  # an error now, not with the first token
+    runner = DecoderRunner(
+        model, device=device, context=context, kv=kv, threads=threads, chunk=chunk, bundle=bundle
+    )
+    made = LanguageModel(model, runner, draft)
+    for adapter in () if merge else adapters:
+        made.load_adapter(adapter)
+    return made
+
+
 def _encoder(
-    model: EncoderFile, device: str, context: int | None, threads: int | None, dtype: str | None,
-    quant: str | None, shipped: Shipped | None,
+    model: ModelFile, device: str, context: int | None, threads: int | None, dtype: str | None,
+    quant: str | None, bundle: ModelBundle | None,
 ) -> EncoderModel:  # fmt: skip
-    if shipped is not None:
-        shipped.require_kind("encoder")
-        context = shipped.setting("context", context)
-        dtype, quant = shipped.setting("dtype", dtype), shipped.setting("quant", quant)
+    if bundle is not None:
+        bundle.require_kind("encoder")
+        context = bundle.setting("context", context)
+        dtype, quant = bundle.setting("dtype", dtype), bundle.setting("quant", quant)
     return EncoderModel(
         model, device=device, context=context, threads=threads, dtype=dtype, quant=quant,
-        shipped=shipped,
+        bundle=bundle,
     )  # fmt: skip

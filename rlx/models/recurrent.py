@@ -1,8 +1,7 @@
-"""States that layers carry from token to token, and the convolution that comes before them.
+"""Recurrent layers: f32 states that every run replaces, and the causal convolution before them.
 
-Beside the cache a sequence has states of f32, which every run replaces as a whole. They cannot be
-rewound to an earlier token. Who runs the first tokens of a sequence sets them to zeros before: to
-ask in the graph whether it has begun would cost more in each step than the step itself.
+A state cannot be rewound to an earlier token. The runner zeroes it at the start of a sequence: a
+test in the graph would cost more per token than the layer.
 """
 
 from __future__ import annotations
@@ -11,40 +10,40 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.ir.op import Array
-from rlx.models.blocks import Net, Tensor
 from rlx.models.config import ModelConfig, RecurrentConfig
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
-CARRIED = "carried."  # what the names of such states begin with
+CARRIED = "carried."  # prefix of the names of these states
 
 
 def recurrence(config: ModelConfig) -> RecurrentConfig:
-    """The sizes of a model's recurrent layers, which its page relies on."""
+    """The sizes of a model's recurrent layers."""
     if config.recurrent is None:
         raise FormatError("no sizes of recurrent layers", where=config.arch)
     return config.recurrent
 
 
-def carried(net: Net, name: str, dims: tuple[int, ...]) -> Tensor:
-    """A state as it is before the tokens of a run."""
+def carried(net: DecoderBuilder, name: str, dims: tuple[int, ...]) -> Tensor:
+    """A state before the tokens of a run."""
     return net.g.state(f"{CARRIED}{name}", list(dims), "f32")
 
 
-def carry(net: Net, state: Tensor, last: Tensor) -> None:
-    """What the state is for the next run."""
-    net.g.hir_mir("state_update", [state, last])
+def carry(net: DecoderBuilder, state: Tensor, last: Tensor) -> None:
+    """Set the state for the next run."""
+    net.g.state_update(state, last)
 
 
-def convolved(net: Net, x: Tensor, i: int) -> Tensor:
-    """silu of each channel of x [1, seq, channels] convolved with the tokens before."""
+def convolved(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
+    """silu of the causal depthwise convolution of x [1, seq, channels]."""
     g, (_, seq, channels) = net.g, x.shape.dims
     weight = net.param(f"blk.{i}.ssm_conv1d.weight")
     before = weight.shape.dims[1] - 1
     state = carried(net, f"conv.{i}", (1, before, channels))
     y = g.depthwise_conv1d_causal(x, weight, state)
-    joined = g.hir_mir("concat", [state, x], axis=1)
-    carry(net, state, g.hir_mir("narrow", [joined], axis=1, start=seq, length=before))
+    joined = g.concat([state, x], axis=1)
+    carry(net, state, joined.narrow(axis=1, start=seq, length=before))
     bias = f"blk.{i}.ssm_conv1d.bias"
-    return g.hir_mir("silu", [y + net.param(bias) if bias in net.weights else y])
+    return g.silu(y + net.param(bias) if bias in net.weights else y)
 
 
 def squeezed(config: ModelConfig, taps: Array) -> Array:
@@ -56,23 +55,21 @@ def decay(config: ModelConfig, logarithm: Array) -> Array:
     return -np.exp(logarithm.astype(np.float32))
 
 
-def each(net: Net, x: Tensor, count: int, width: int) -> Tensor:
-    """[1, seq, heads · width] -> [1, seq, heads · count, width]: each head `count` times."""
+def each(net: DecoderBuilder, x: Tensor, count: int, width: int) -> Tensor:
+    """[1, seq, heads · width] → [1, seq, heads · count, width]: repeat each head `count` times."""
     heads = x.shape.dims[2] // width
     return _expanded(net, x, (heads, 1, width), (heads, count, width))
 
 
-def all_of(net: Net, x: Tensor, count: int, width: int) -> Tensor:
-    """The same in another order: all heads, and all again."""
+def all_of(net: DecoderBuilder, x: Tensor, count: int, width: int) -> Tensor:
+    """Tile all heads `count` times."""
     heads = x.shape.dims[2] // width
     return _expanded(net, x, (1, heads, width), (count, heads, width))
 
 
 def _expanded(
-    net: Net, x: Tensor, once: tuple[int, int, int], often: tuple[int, int, int]
+    net: DecoderBuilder, x: Tensor, once: tuple[int, int, int], often: tuple[int, int, int]
 ) -> Tensor:
-    g, seq = net.g, x.shape.dims[1]
-    x = g.hir_mir(
-        "expand", [g.hir_mir("reshape", [x], dims=(1, seq, *once))], dims=(1, seq, *often)
-    )
-    return g.hir_mir("reshape", [x], dims=(1, seq, often[0] * often[1], often[2]))
+    seq = x.shape.dims[1]
+    x = x.reshape(1, seq, *once).expand(1, seq, *often)
+    return x.reshape(1, seq, often[0] * often[1], often[2])

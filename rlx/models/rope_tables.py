@@ -1,4 +1,4 @@
-"""Angles of rotary embedding: cosines and sines by position, for every way of stretching them."""
+"""Rotary position embedding: tables of cosines and sines, with every kind of context scaling."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from rlx.errors import UnsupportedError
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Table = Any  # f32 [positions, n_rot / 2]
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding: base, how many dimensions turn, and how long contexts are stretched."""
+    """Base, number of rotated dimensions, and context scaling."""
 
     theta: float = 10000.0
     n_rot: int = 0  # 0: the whole head
@@ -29,8 +29,8 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 0.0  # 0: what the scaling's own formula says
-    whole_steps: bool = True  # yarn blends from a whole dimension to another
-    log_factor: float = 0.0  # of log(factor) / 10, by which yarn makes latent attention sharper
+    whole_steps: bool = True  # yarn rounds the bounds of its ramp to whole dimensions
+    log_factor: float = 0.0  # of log(factor) / 10 in the scale of latent attention with yarn
     long_factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
 
@@ -38,27 +38,27 @@ class RopeConfig:
 def rope_tables(
     rope: RopeConfig, head_dim: int, context: int, factors: Any = None
 ) -> tuple[Table, Table]:
-    """cos and sin for positions below `context`; `factors` of a file divide the frequencies."""
-    turned = rope.n_rot or head_dim
-    frequencies = _plain(rope, turned)
-    frequencies, scale = _scaled(rope, frequencies, turned, context, factors)
+    """cos and sin for positions below `context`; `factors` divide the frequencies."""
+    n_rot = rope.n_rot or head_dim
+    frequencies = _frequencies(rope, n_rot)
+    frequencies, scale = _scaled(rope, frequencies, n_rot, context, factors)
     angles = np.arange(context, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
 
 
-def stretching(rope: RopeConfig, head_dim: int) -> Any:
-    """What the scaling divides each frequency by, within the original context."""
-    turned = rope.n_rot or head_dim
-    plain = _plain(rope, turned)
-    return plain / _scaled(rope, plain, turned, rope.original_context, None)[0]
+def frequency_factors(rope: RopeConfig, head_dim: int) -> Any:
+    """The factor that divides each frequency, within the original context."""
+    n_rot = rope.n_rot or head_dim
+    frequencies = _frequencies(rope, n_rot)
+    return frequencies / _scaled(rope, frequencies, n_rot, rope.original_context, None)[0]
 
 
-def _plain(rope: RopeConfig, turned: int) -> Any:
-    return rope.theta ** (-np.arange(0, turned, 2, dtype=np.float64) / turned)
+def _frequencies(rope: RopeConfig, n_rot: int) -> Any:
+    return rope.theta ** (-np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
 
 
 def _scaled(
-    rope: RopeConfig, frequencies: Any, turned: int, context: int, factors: Any
+    rope: RopeConfig, frequencies: Any, n_rot: int, context: int, factors: Any
 ) -> tuple[Any, float]:
     if factors is not None:
         return frequencies / np.asarray(factors, np.float64), 1.0
@@ -66,13 +66,13 @@ def _scaled(
         return frequencies, 1.0
     if rope.scaling == "linear":
         return frequencies / rope.factor, 1.0
-    if rope.scaling == "ntk":  # a larger base, and everything a little slower
-        steps = np.arange(2, turned + 2, 2, dtype=np.float64) / turned
+    if rope.scaling == "ntk":  # a larger base
+        steps = np.arange(2, n_rot + 2, 2, dtype=np.float64) / n_rot
         return frequencies / rope.factor**steps, 1.0
     if rope.scaling == "llama3":
         return _llama3(rope, frequencies), 1.0
     if rope.scaling == "yarn":
-        return _yarn(rope, frequencies, turned)
+        return _yarn(rope, frequencies, n_rot)
     if rope.scaling == "longrope":
         return _longrope(rope, frequencies, context)
     known = "none, linear, ntk, llama3, yarn, longrope"
@@ -80,7 +80,7 @@ def _scaled(
 
 
 def _llama3(rope: RopeConfig, frequencies: Any) -> Any:
-    """Long waves are stretched, short ones kept, those between blended."""
+    """Low frequencies are divided, high ones kept, those between interpolated."""
     waves = 2 * math.pi / frequencies
     low = rope.original_context / rope.low_freq_factor
     high = rope.original_context / rope.high_freq_factor
@@ -92,18 +92,18 @@ def _llama3(rope: RopeConfig, frequencies: Any) -> Any:
     return np.where((waves <= low) & (waves >= high), between, stretched)
 
 
-def _yarn(rope: RopeConfig, frequencies: Any, turned: int) -> tuple[Any, float]:
-    """Dimensions that turn often in the original context are kept, slow ones stretched."""
+def _yarn(rope: RopeConfig, frequencies: Any, n_rot: int) -> tuple[Any, float]:
+    """High frequencies are kept, low ones divided, with a ramp between."""
 
     def dimension(turns: float) -> float:
         wave = rope.original_context / (turns * 2 * math.pi)
-        return turned * math.log(wave) / (2 * math.log(rope.theta))
+        return n_rot * math.log(wave) / (2 * math.log(rope.theta))
 
     first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.whole_steps:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, turned - 1)
-    ramp = (np.arange(turned // 2) - first) / max(last - first, 0.001)
+    first, last = max(first, 0), min(last, n_rot - 1)
+    ramp = (np.arange(n_rot // 2) - first) / max(last - first, 0.001)
     kept = 1 - np.clip(ramp, 0, 1)
     scale = rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0
     return frequencies / rope.factor * (1 - kept) + frequencies * kept, scale
@@ -119,12 +119,12 @@ def _longrope(rope: RopeConfig, frequencies: Any, context: int) -> tuple[Any, fl
 
 
 def pairs_together(rows: Array, heads: int) -> Array:
-    """The two numbers that turn together become neighbours, not half a head apart."""
+    """Rows from half-split to interleaved pairs."""
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def pairs_apart(rows: Array, heads: int) -> Array:
-    """The other way round."""
+    """Rows from interleaved to half-split pairs."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

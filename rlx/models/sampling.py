@@ -1,4 +1,4 @@
-"""How the next token is chosen, and what a generation may ask for."""
+"""Sampling settings of a generation, and penalties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.models.build_graph import EntryPoint
+from rlx.support.records import dataclass
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -34,7 +35,7 @@ def _is_whole(value: object) -> bool:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Temperature 0 takes the likeliest token; `seed` None draws one at random."""
+    """Temperature 0 is greedy; `seed` None takes a random one."""
 
     max_tokens: int = 256
     temperature: float = 0.8
@@ -49,12 +50,13 @@ class GenerationSettings:
     stop_tokens: frozenset[int] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int = 0
-    overflow: str = "error"  # or "shift": drop the older half of the context and go on
-    speculate: int | None = None  # tokens guessed ahead, from the text so far or by a draft model
-    adapter: str | None = None  # the name of one that is loaded
-    json_schema: Mapping[str, Any] | str | None = None  # the answer is JSON that fits the schema
-    regex: str | None = None  # the answer matches
-    grammar: str | None = None  # the answer is of the language of a GBNF (or Lark) grammar
+    overflow: str = "error"  # or "shift": drop the older half of the context and continue
+    speculate: int | None = None  # speculative decoding: draft tokens per run
+    adapter: str | None = None  # the name of a loaded LoRA adapter
+    # structured output, one of:
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None  # GBNF or Lark
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -72,9 +74,9 @@ class GenerationSettings:
             raise OptionError(
                 "unknown policy", where="overflow", got=self.overflow, expected="error or shift"
             )
-        forms = [n for n in ("json_schema", "regex", "grammar") if getattr(self, n) is not None]
-        if len(forms) > 1:
-            raise OptionError("one form of the answer only", got=" and ".join(forms))
+        given = [n for n in ("json_schema", "regex", "grammar") if getattr(self, n) is not None]
+        if len(given) > 1:
+            raise OptionError("one kind of structured output only", got=" and ".join(given))
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", tuple(s for s in stop if s))
         object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
@@ -104,8 +106,8 @@ class GenerationSettings:
         return GenerationSettings(**options)
 
     @property
-    def adjusts(self) -> bool:
-        """Whether logits change before the draw, which needs inputs of their size."""
+    def has_penalties(self) -> bool:
+        """Whether penalties or biases change the logits, which needs inputs of their size."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty
@@ -114,8 +116,8 @@ class GenerationSettings:
         )
 
     @property
-    def constrains(self) -> bool:
-        """Whether the answer must have a form."""
+    def is_structured(self) -> bool:
+        """Whether a schema, expression or grammar constrains the output."""
         return not (self.json_schema is None and self.regex is None and self.grammar is None)
 
     def row(self) -> Any:
@@ -128,19 +130,19 @@ class GenerationSettings:
 
 
 class Penalties:
-    """What repeated tokens cost, per token of the vocabulary.
+    """Penalties and biases, for each token of the vocabulary.
 
-    A logit above zero is divided by `factor`, one below multiplied; then `bias` is added. The
-    repetition penalty counts prompt and answer, presence and frequency the answer alone.
+    A positive logit is divided by `factor`, a negative one multiplied; then `bias` is added. The
+    repetition penalty counts prompt and output, presence and frequency the output alone.
     """
 
     def __init__(self, settings: GenerationSettings, vocab: int, prompt: Sequence[int]) -> None:
         self.settings = settings
         self.factor = np.ones(vocab, np.float32)
         self.bias = np.zeros(vocab, np.float32)
-        self.use = "adjust"  # of the model: see `describe`
+        self.entry_point = EntryPoint("sample", penalties=True)
         self.inputs: dict[str, Any] = {"factor": self.factor, "bias": self.bias}
-        self._answered: set[int] = set()
+        self._generated: set[int] = set()
         for token, value in settings.logit_bias.items():
             if not 0 <= token < vocab:
                 raise OptionError(
@@ -152,7 +154,7 @@ class Penalties:
     def count(self, token: int) -> None:
         """A token was generated."""
         self.factor[token] = self.settings.repetition_penalty
-        if token not in self._answered:
-            self._answered.add(token)
+        if token not in self._generated:
+            self._generated.add(token)
             self.bias[token] -= self.settings.presence_penalty
         self.bias[token] -= self.settings.frequency_penalty

@@ -1,25 +1,39 @@
-"""A Hugging Face folder as GGUF has it: names, metadata, and the few weights that differ."""
+"""Quantises a model into a GGUF file. A Hugging Face folder becomes one first: names, metadata, and
+the few weights that are stored differently."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import FormatError, UnsupportedError
+from rlx.formats import open_model
+from rlx.formats.gguf import GgufFile
+from rlx.formats.gguf.quantized import (
+    QuantizeOptions,
+    SourceTensor,
+    WrittenTensor,
+    quantize_gguf,
+    write_quantized,
+)
 from rlx.formats.hf import HfFolder
-from rlx.formats.quantize import Source
-from rlx.formats.tensor import scheme_of
-from rlx.formats.tokenizer_to_gguf import tokenizer_metadata
+from rlx.formats.quant_presets import QuantPreset
+from rlx.formats.tensor_file import scheme_of
+from rlx.formats.tokenizer.to_gguf import tokenizer_metadata
+from rlx.formats.wheel import Progress, silent
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant.scheme import GGUF_SCHEMES
-from rlx.models.build import ModelFile
 from rlx.models.config import ModelConfig
-from rlx.models.rope_tables import pairs_together, stretching
+from rlx.models.model_file import ModelFile, is_encoder
+from rlx.models.rope_tables import frequency_factors, pairs_together
 from rlx.models.weights import Weight
+from rlx.support.cores import worker_count
 
 # model_type → general.architecture
 _WRITTEN = {
@@ -36,8 +50,34 @@ _REORDERED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 _FREQUENCIES = "rope_freqs.weight"
 
 
-def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, Source]]:
-    """Metadata and tensors of a GGUF file that says the same as the folder."""
+def quantize_model(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    preset: QuantPreset | str,
+    *,
+    threads: int | None = None,
+    requantize: bool = False,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> list[WrittenTensor]:
+    """Quantise the model at `path` into the GGUF file `out`. Returns what became of each tensor."""
+    preset = QuantPreset.parse(preset) if isinstance(preset, str) else preset
+    options = QuantizeOptions(preset, worker_count(threads), requantize, overwrite, progress)
+    with open_model(Path(path)) as file:
+        if isinstance(file, GgufFile):
+            return quantize_gguf(file, out, options)
+        if is_encoder(file):
+            raise UnsupportedError(
+                "an encoder is not written as GGUF here", where=file.name,
+                hint="rlx.load(..., quant=) packs its weights",
+            )  # fmt: skip
+    model = ModelFile.open(file.path)
+    metadata, sources = gguf_of(model)
+    return write_quantized(out, metadata, sources, options, model.file.name)
+
+
+def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
+    """Metadata and tensors of a GGUF file equal to the folder."""
     assert isinstance(model.file, HfFolder)
     arch = _WRITTEN.get(model.config.arch)
     if arch is None or model.config.rope.scaling == "longrope":
@@ -87,7 +127,7 @@ def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
             yield "rope.scaling.attn_factor", rope.attention_factor
 
 
-def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
+def _sources(model: ModelFile, arch: str) -> dict[str, SourceTensor]:
     weights, found = model.weights(), {}
     for pattern in model.arch.HF_NAMES:
         layers = range(model.config.layers) if "{i}" in pattern else (0,)
@@ -97,13 +137,13 @@ def _sources(model: ModelFile, arch: str) -> dict[str, Source]:
     if "token_embd.weight" not in found:
         raise FormatError("no token embedding", where=model.file.name)
     if model.config.rope.scaling == "llama3":
-        factors = stretching(model.config.rope, model.config.head_dim).astype(np.float32)
-        found[_FREQUENCIES] = Source(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
+        factors = frequency_factors(model.config.rope, model.config.head_dim).astype(np.float32)
+        found[_FREQUENCIES] = SourceTensor(factors.shape, GGUF_SCHEMES["F32"], lambda: factors)
     return found
 
 
-def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
-    """Vectors and tables of positions are f32 in GGUF."""
+def _source(weight: Weight, change: Callable[[Array], Array] | None) -> SourceTensor:
+    """Vectors and position tables are f32 in GGUF."""
     wide = len(weight.shape) < 2 or weight.name == "position_embd.weight"
     dtype = f32 if wide else DType.of(weight.array.dtype)
     scheme = scheme_of(dtype)
@@ -116,11 +156,11 @@ def _source(weight: Weight, change: Callable[[Array], Array] | None) -> Source:
         array = weight.array.astype(np.float32) if wide else weight.array
         return np.ascontiguousarray(array if change is None else change(array))
 
-    return Source(weight.shape, scheme, read)
+    return SourceTensor(weight.shape, scheme, read)
 
 
 def _change(name: str, c: ModelConfig, arch: str) -> Callable[[Array], Array] | None:
-    """What GGUF stores otherwise than the folder."""
+    """The function from the folder's tensor to GGUF's, where they differ."""
     if c.norm_offset and name.endswith("norm.weight"):
         return partial(np.add, np.float32(c.norm_offset))
     if arch == "llama" and name.endswith(_REORDERED):

@@ -1,8 +1,8 @@
 """Weights by one set of names, whatever file they are in.
 
 Names are those of GGUF (`blk.0.attn_q.weight`); a Hugging Face folder's are translated, the table
-of each architecture in its own file. Arrays are mapped from disk, never copied here, unless a
-weight must be put together from several tensors: that waits until it is wanted.
+of each architecture in its own page. Arrays are mapped from disk and not copied, unless a weight is
+made of several tensors: then it is made when it is first used.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 from rlx.errors import FormatError, InputError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
-from rlx.formats.mixture import Mixture
-from rlx.formats.names import close_names
-from rlx.formats.tensor import TensorInfo
+from rlx.formats.quant_presets import QuantPreset
+from rlx.formats.tensor_file import TensorInfo
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.records import dataclass
 from rlx.runtime.params import Deferred
+from rlx.support.records import dataclass
+from rlx.support.suggestions import close_names
 
 
 @dataclass(frozen=True)
-class Made:
+class Derived:
     """A weight made of tensors of the file: `make(config, *arrays)`.
 
-    One that is made `by_expert`, each from the same entry of all tensors, waits until it is wanted.
+    With `by_expert` each expert is made of the same entry of all tensors, when it is first used.
     """
 
     names: tuple[str, ...]
@@ -40,25 +40,25 @@ class Made:
     by_expert: bool = False
 
 
-Source = str | Made
-# our name → the file's, with {i} for the layer, {e} for an expert (all of them are one weight);
-# several where files differ
+Source = str | Derived
+# our name → the file's: {i} is the layer, {e} an expert (all of them are one weight); a tuple where
+# files differ
 Names = Mapping[str, Source | tuple[Source, ...]]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor: rows of out features, last axis the in features."""
+    """One tensor, [out, in]."""
 
     name: str
     array: Any  # an array, or a Deferred one
     shape: tuple[int, ...]
-    scheme: QuantScheme | None  # None: plain elements
-    wanted: QuantScheme | None = None  # plain elements are packed so when the model is prepared
+    scheme: QuantScheme | None  # None: floats
+    wanted: QuantScheme | None = None  # floats are packed to this when the model is prepared
 
 
 class Weights:
-    """The tensors of a model file; plain matrices of layers are cast to `element` if given, those
+    """The tensors of a model file. Float matrices of layers are cast to `element` if given, those
     that `quant` picks are packed once."""
 
     def __init__(
@@ -68,28 +68,28 @@ class Weights:
         transposed: tuple[str, ...] = (),
         element: DType | None = None,
         config: Any = None,
-        quant: Mixture | None = None,
+        quant: QuantPreset | None = None,
         changes: Mapping[str, Callable[[Array], Array]] | None = None,
     ) -> None:
-        """`changes` are made to plain weights by name, where adapters are merged into them."""
+        """`changes` are functions of float weights by name: merged adapters."""
         self._changes = changes or {}
         self.file, self._config, self._quant = file, config, quant
         self.is_gguf = isinstance(file, GgufFile)
         self._names, self._element = names or {}, element
-        self._transposed = () if self.is_gguf else transposed  # kept as [in, out] in the file
+        self._transposed = () if self.is_gguf else transposed  # stored as [in, out]
         self.used: dict[str, Weight] = {}
 
     def __contains__(self, name: str) -> bool:
         return any(self._has(s) for s in self._sources(name))
 
     def get(self, name: str) -> Weight:
-        """The weight `name`; an error names what the file has instead."""
+        """The weight `name`; the error for a missing one names similar tensors."""
         found = self.used.get(name)
         if found is None:
             sources = self._sources(name)
             source = next((s for s in sources if self._has(s)), sources[0])
-            if isinstance(source, Made):
-                found = self._made(name, source)
+            if isinstance(source, Derived):
+                found = self._derived(name, source)
             elif "{e}" in source:
                 found = self._stacked(name, source)
             else:
@@ -113,7 +113,7 @@ class Weights:
             return weight
         if weight.scheme is not None:
             raise UnsupportedError(
-                "an adapter cannot be merged into packed weights", where=self.file.name,
+                "an adapter cannot be merged into quantised weights", where=self.file.name,
                 got=f"{weight.name}: {weight.scheme}", expected="floats",
                 hint="leave out merge=True: the adapter then runs beside them",
             )  # fmt: skip
@@ -122,7 +122,7 @@ class Weights:
         return replace(weight, array=changed)
 
     def _to_be_packed(self, weight: Weight) -> Weight:
-        """The weight, marked with what `quant` picks for it."""
+        """The weight, with the scheme that `quant` picks for it."""
         if self._quant is None:
             return weight
         tied, layers = "output.weight" not in self, self._config.layers
@@ -138,7 +138,7 @@ class Weights:
         )  # fmt: skip
 
     def _stacked(self, name: str, stored: str) -> Weight:
-        """One weight of all experts."""
+        """The weights of all experts as one."""
         first, count = self._info(stored.replace("{e}", "0")), 0
         while stored.replace("{e}", str(count)) in self.file.tensors:
             count += 1
@@ -147,7 +147,7 @@ class Weights:
         array = Deferred(shape, first.dtype, lambda: np.stack([self.file.array(n) for n in names]))
         return Weight(name, array, shape, None)
 
-    def _made(self, name: str, source: Made) -> Weight:
+    def _derived(self, name: str, source: Derived) -> Weight:
         arrays = [self.file.array(self._info(n).name) for n in source.names]
         make = partial(source.make, self._config)
         array: Any = make(*(a[:1] for a in arrays)) if source.by_expert else make(*arrays)
@@ -160,7 +160,7 @@ class Weights:
         return Weight(name, array, shape, source.scheme)
 
     def _has(self, source: Source) -> bool:
-        names = source.names if isinstance(source, Made) else (source.replace("{e}", "0"),)
+        names = source.names if isinstance(source, Derived) else (source.replace("{e}", "0"),)
         return all(n in self.file.tensors for n in names)
 
     def _info(self, stored: str) -> TensorInfo:
@@ -176,7 +176,7 @@ class Weights:
         return self.get(name) if name in self else None
 
     def _sources(self, name: str) -> tuple[Source, ...]:
-        """What the file may have the weight as."""
+        """What the weight may be stored as."""
         if self.is_gguf:
             return (name,)
         head, _, rest = name.partition(".")
@@ -188,7 +188,7 @@ class Weights:
 
 
 def inside(part: str, names: Names) -> Names:
-    """Names of a model, also where it is a `part` of another: `model.x` or `model.part.x`."""
+    """Names of a model that may be a `part` of another: `model.x` or `model.part.x`."""
     found: dict[str, tuple[Source, ...]] = {}
     for ours, sources in names.items():
         several = sources if isinstance(sources, tuple) else (sources,)

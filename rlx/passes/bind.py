@@ -1,4 +1,4 @@
-"""Sizes for symbols: a template becomes a variant."""
+"""Binding: symbols of a template get sizes, or stay dynamic up to a bound."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def bind_graph(
 ) -> Graph:
     """A copy with symbols replaced by sizes: ids, edges, names and outputs unchanged.
 
-    Attributes and nested graphs are bound too. Live symbols stay, and the graph remembers their
-    bounds; symbols the binding does not mention stay as they are. `symbols` are those the graph
-    uses, where that is known already.
+    Attributes and nested graphs are bound too. Dynamic symbols stay, and the graph keeps their
+    upper bounds; symbols the binding does not mention stay as they are. `symbols` are those the
+    graph uses, where that is known already.
     """
     if not isinstance(binding, DimBinding):
         binding = DimBinding(binding)
@@ -35,7 +35,7 @@ def bind_graph(
         if found is None:
             bound = tuple([s.bind(sizes) for s in shapes])
             # a dimension given as −1 cannot be found again once others are 0
-            exact = op.replace(dims=shapes[0].dims) if op.name == "reshape" else op
+            exact = op.replace(shape=shapes[0].dims) if op.name == "reshape" else op
             found = done[key] = bind_op(exact, sizes), bound
         return found
 
@@ -48,7 +48,7 @@ def bind_graph(
 
 
 def require_bound(graph: Graph) -> None:
-    """Raise unless every symbol is live; the error lists the symbols and their nodes."""
+    """Raise unless every symbol is dynamic; the error lists the symbols and their nodes."""
     free = {
         s
         for s in graph.symbols()
@@ -64,6 +64,6 @@ def require_bound(graph: Graph) -> None:
     shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
     raise BindingError(
         "unbound symbols", where=graph.name, got=", ".join(sorted(free)),
-        expected="a size, or an upper bound to leave them live", origin=f"nodes {shown}",
+        expected="a size, or an upper bound to leave them dynamic", origin=f"nodes {shown}",
         hint='DimBinding(batch=1, seq=128), or .set_live("past_seq", 4096)',
     )  # fmt: skip

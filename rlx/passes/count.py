@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass

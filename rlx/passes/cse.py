@@ -8,7 +8,6 @@ from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op import Op
-from rlx.passes.pattern import COMMUTATIVE
 from rlx.passes.rewrite import Editor
 
 
@@ -21,7 +20,7 @@ def cse(graph: Graph) -> Graph:
         if op.has_effect or (op.is_source and op.name != "constant") or _has_effect_inside(op):
             continue
         inputs = node.inputs
-        if op.name in COMMUTATIVE and id(inputs[0]) > id(inputs[1]):
+        if op.is_commutative and id(inputs[0]) > id(inputs[1]):
             key: Any = (op, inputs[1], inputs[0])
         else:
             key = (op, *inputs)

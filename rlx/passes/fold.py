@@ -6,7 +6,7 @@ from rlx.errors import RlxError
 from rlx.ir.attrs import Data
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.passes.fixed import size_of
+from rlx.passes.param_only import size_of
 from rlx.passes.rewrite import Editor
 
 MOST_BYTES = 1 << 16  # of a result larger than its operands; `prepare` has no such bound

@@ -1,4 +1,4 @@
-"""Rewrites a graph for a backend: what has no kernel of its own becomes its common body."""
+"""Rewrites a graph for a backend: an op without a kernel becomes its decomposition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op import Op
-from rlx.passes.common import COMMON
 from rlx.passes.report import DispatchReport
 from rlx.passes.rewrite import GONE, Editor
 
@@ -50,7 +49,7 @@ def _unsupported(report: DispatchReport) -> UnsupportedError:
     error = UnsupportedError(
         "ops that the device cannot run", where="legalize", got=kinds,
         origin=report.places[report.unsupported[0].kind], excerpt=str(report),
-        hint="allow common bodies (RLX_KERNEL_DISPATCH, force_native_kinds), or use another device",
+        hint="allow decompositions (RLX_KERNEL_DISPATCH, force_native_kinds), or change device",
     )  # fmt: skip
     error.report = report  # type: ignore[attr-defined]
     return error
@@ -73,9 +72,9 @@ class _Legalizer:
         return editor.finish()
 
     def _visit(self, editor: Editor, node: Node) -> list[Node]:
-        """Settle one node; gives the nodes of its body, which are still to be settled."""
+        """Legalise one node; gives the nodes of its decomposition, which are still to be done."""
         kind, origin = node.op.name, node.origin
-        has_native, has_common = self.native(node), kind in COMMON
+        has_native, has_common = self.native(node), node.op.has_decomposition()
         choice = self.choose(kind, has_native, has_common)
         if choice == "common":
             new = _expand(editor, node)
@@ -106,9 +105,8 @@ class _Legalizer:
 
 
 def _expand(editor: Editor, node: Node) -> list[Node] | None:
-    """Put the common body in the place of a node; None when there is none for these attributes."""
-    body = COMMON[node.op.name]
-    result, new = editor.build(node, lambda: body(editor.graph, node.op, node.inputs))
+    """Put the decomposition in the place of a node; None where its attributes have none."""
+    result, new = editor.build(node, lambda: node.op.decompose(editor.graph, *node.inputs))
     if result is None:
         editor.drop(new)
         return None
@@ -121,6 +119,6 @@ def _expand(editor: Editor, node: Node) -> list[Node] | None:
 
 def _why_not(choice: str, has_native: bool, has_common: bool) -> str:
     if not has_native and not has_common:
-        return "no native kernel and no common body"
-    missing = "native kernel" if not has_native else "common body"
+        return "no native kernel and no decomposition"
+    missing = "native kernel" if not has_native else "decomposition"
     return f"the dispatch policy asks for a {missing}, which there is not"

@@ -3,6 +3,7 @@
     op("mul", "x", op("sigmoid", "x"))            the same x in both places
     op("add", op("matmul", "a", "b", name="p"), "bias")
     op(("gelu", "silu"), "x")                     one of several kinds
+    op(activation_kinds, "x")                     the kinds that a function gives, now and later
     op("mul", "x", 1)                             the number 1, in any element type
     op("mul", "x", const("c"))                    any constant, captured
     op("mean", "x", when=lambda o: o.keepdims)    a condition on the attributes
@@ -21,23 +22,23 @@ import numpy as np
 
 from rlx.errors import OptionError
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Op
+from rlx.ir.op import REGISTRY, Op
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.passes.rewrite import Editor
 
-_ARITHMETIC = ("add", "mul", "maximum", "minimum", "eq", "ne")
-_LOGIC = ("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
-COMMUTATIVE = frozenset((*_ARITHMETIC, *_LOGIC))
-
 Part = Any  # a Pattern, a capture name, or a number
+Kinds = str | Iterable[str] | Callable[[], frozenset[str]]
 
 
 class Pattern:
     """Base of the pieces a pattern is made of."""
 
     kinds: frozenset[str] | None = None  # of nodes it can match; None means any
+
+    def refresh(self) -> None:
+        """Ask again for kinds that a function gives: ops were registered since."""
 
 
 class Capture(Pattern):
@@ -66,15 +67,21 @@ class OpPattern(Pattern):
 
     def __init__(
         self,
-        kinds: frozenset[str],
+        kinds: Kinds,
         parts: tuple[Pattern, ...],
         name: str,
         when: Callable[[Any], bool] | None,
         having: str,
     ) -> None:
-        self.kinds: frozenset[str] = kinds
+        self.given = kinds
+        self.kinds: frozenset[str] = _kinds(kinds)
         self.parts, self.name, self.when, self.having = parts, name, when, having
-        self.swaps = len(parts) == 2 and kinds <= COMMUTATIVE
+        self.swaps = len(parts) == 2 and all(map(_is_commutative, self.kinds))
+
+    def refresh(self) -> None:
+        self.kinds = _kinds(self.given)
+        for part in self.parts:
+            part.refresh()
 
     @property
     def needs(self) -> tuple[frozenset[str], ...]:
@@ -85,16 +92,26 @@ class OpPattern(Pattern):
         return tuple(sorted(dict.fromkeys(known), key=len))
 
 
+def _kinds(given: Kinds) -> frozenset[str]:
+    if callable(given):
+        return given()
+    return frozenset({given} if isinstance(given, str) else given)
+
+
+def _is_commutative(kind: str) -> bool:
+    known = REGISTRY.get(kind)
+    return known is not None and known.is_commutative
+
+
 def op(
-    kinds: str | Iterable[str],
+    kinds: Kinds,
     *parts: Part,
     name: str = "",
     when: Callable[[Any], bool] | None = None,
     having: str = "",
 ) -> OpPattern:
     """A node of kind `kinds` on operands `parts`; without parts any operands do."""
-    chosen = frozenset({kinds} if isinstance(kinds, str) else kinds)
-    return OpPattern(chosen, tuple(map(_part, parts)), name, when, having)
+    return OpPattern(kinds, tuple(map(_part, parts)), name, when, having)
 
 
 def const(name: str = "", number: float | None = None) -> Const:

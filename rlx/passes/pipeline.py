@@ -10,9 +10,10 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlx.errors import OptionError
+from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.lowering import FusionPolicy
 from rlx.ir.node import Node
@@ -27,15 +28,14 @@ from rlx.passes.fold import fold
 from rlx.passes.fuse import FUSIONS
 from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
 from rlx.passes.lower_hir import lower_hir
-from rlx.passes.nested import with_bodies
-from rlx.passes.order import order_phases
 from rlx.passes.precision import lower_precision
 from rlx.passes.prepare import split_prepare
 from rlx.passes.quantize import quantize_weights
 from rlx.passes.report import DispatchReport, FusionReport
 from rlx.passes.rewrite import OnFire
+from rlx.passes.schedule import schedule_phases
 from rlx.passes.simplify import simplify
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass
@@ -64,7 +64,7 @@ def _precision(graph: Graph, context: Context) -> Graph:
     """Casts around products, and those of neighbours cancelled."""
     if context.precision == "f32":
         return graph
-    return with_bodies(lambda g: simplify(lower_precision(g, context.precision)))(graph)
+    return recursive(lambda g: simplify(lower_precision(g, context.precision)))(graph)
 
 
 def _quantize(graph: Graph, context: Context) -> Graph:
@@ -74,13 +74,13 @@ def _quantize(graph: Graph, context: Context) -> Graph:
 
 
 def _simplify(graph: Graph, context: Context) -> Graph:
-    return with_bodies(lambda g: simplify(g, context.on_fire))(graph)
+    return recursive(lambda g: simplify(g, context.on_fire))(graph)
 
 
 def _fusion(name: str) -> Pass:
     def run(graph: Graph, context: Context) -> Graph:
         fuse = FUSIONS[name]
-        return with_bodies(lambda g: fuse(g, context.fusion, context.on_fire))(graph)
+        return recursive(lambda g: fuse(g, context.fusion, context.on_fire))(graph)
 
     return Pass(f"fuse.{name}", run)
 
@@ -110,10 +110,10 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("lower_hir", lambda g, c: lower_hir(g, c.policy), required=True),
     Pass("quantize", _quantize, required=True),
     Pass("simplify", _simplify),
-    Pass("fold", lambda g, c: with_bodies(fold)(g)),
+    Pass("fold", lambda g, c: recursive(fold)(g)),
     Pass("simplify", _simplify),  # what folding made visible
-    Pass("cse", lambda g, c: with_bodies(cse)(g)),
-    Pass("dce", lambda g, c: with_bodies(dce)(g)),
+    Pass("cse", lambda g, c: recursive(cse)(g)),
+    Pass("dce", lambda g, c: recursive(dce)(g)),
     *(_fusion(name) for name in FUSIONS if name != "regions"),
     Pass("precision", _precision, required=True),
     Pass("legalize", _legalize, required=True),
@@ -122,7 +122,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("lower", _lower, required=True),
     Pass("prepare", _prepare),
     Pass("dce", lambda g, c: dce(g)),
-    Pass("order", lambda g, c: order_phases(g), required=True),
+    Pass("order", lambda g, c: schedule_phases(g), required=True),
 )
 
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(["fuse", *(p.name for p in PIPELINE)]))
@@ -217,3 +217,45 @@ def _selected(passes: Sequence[str] | None) -> list[Pass]:
         for p in PIPELINE
         if p.required or p.name in wanted or (p.name.startswith("fuse.") and "fuse" in wanted)
     ]
+
+
+# -- subgraphs -----------------------------------------------------------------------------------
+
+Change = Callable[[Graph], Graph]
+
+
+def recursive(change: Change) -> Change:
+    """The pass `change`, applied to the bodies of control flow first and then to the graph."""
+
+    def changed(graph: Graph) -> Graph:
+        _Bodies(changed).run(graph)
+        return change(graph)
+
+    return changed
+
+
+class _Bodies:
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.done: dict[Body, Body] = {}
+
+    def run(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.op.is_control_flow:
+                node.op = self._op(node.op)
+
+    def _op(self, op: Op) -> Op:
+        changes: dict[str, Any] = {}
+        for name in op.fields:
+            body = getattr(op, name)
+            if isinstance(body, Body):
+                new = self._body(body)
+                if new is not body:
+                    changes[name] = new
+        return op.replace(**changes) if changes else op
+
+    def _body(self, body: Body) -> Body:
+        if body not in self.done:
+            new = self.change(body.graph.copy())
+            self.done[body] = body if new.same_as(body.graph) else Body(new)
+        return self.done[body]

@@ -1,72 +1,59 @@
-"""Memory: a bound graph becomes LIR.
+"""Memory planning: a bound graph becomes LIR.
 
-Values whose lifetimes do not meet share bytes; a result takes over the memory of an operand that
-dies there when the op allows it; views need none. Inputs and outputs keep their place for the whole
-run, so that a caller can write and read them at the manifest's offsets. Sizes are those of the
-upper bounds of live dimensions. What lives when does not depend on sizes: it is found in one walk
-over the nodes, near-linear, and then placed.
+There is one planner, by node classes. A `PlanTemplate` is the structure of a planned graph: its
+nodes, their classes, which values are views of others. Sizes turn it into a `Variant`, at the cost
+of some work per class and a layout of the arena. `plan` does both for a single graph; `plan_cache`
+keeps templates for many variants. Sizes are those of the upper bounds of dynamic dimensions.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 from rlx.ir.graph import Graph
-from rlx.ir.lir import ALIGNMENT, Lir, Slot, View, aligned
+from rlx.ir.lir import Argument, Lir, Slot
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Op, lookup
-from rlx.ir.phase import PhaseSchedule, derive_phases
-from rlx.ir.shape import Shape
+from rlx.ir.op import lookup
+from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
+from rlx.ir.verify import verify
 from rlx.passes.bind import require_bound
 from rlx.passes.count import counters
-from rlx.passes.views import Placed, find_views, is_plain
+from rlx.passes.liveness import ArenaLayout, Lifetimes, same_layout, works_in_place
+from rlx.passes.node_classes import BoundClasses, NodeClasses, rows_of
+from rlx.passes.views import Alias, find_views
 
-Live = Mapping[str, int]
-Scratch = Callable[[Node], int]  # bytes of working memory a backend wants while a node runs
+Scratch = Callable[[Node], int]  # bytes of scratch memory a backend wants while a node runs
+
+_MAX_SIZES = 4096
 
 
 def plan(
     graph: Graph,
     *,
     prepare: Graph | None = None,
-    phases: PhaseSchedule | None = None,
     scratch: Scratch | None = None,
     nested: bool = False,
-) -> Lir:
-    """The graph with a place for every value. `graph` gains copies of outputs that are views.
+) -> Variant:
+    """Give every value of a bound graph a place. `graph` gains copies of outputs that are views.
 
-    `phases` are those of the graph's nodes, where they are known already. Inputs and outputs of a
-    `nested` graph get no place: they lie where the node around it has them.
+    Inputs and outputs of a `nested` graph get no place: they lie where the node around it has them.
     """
-    counters.plans += 1
     require_bound(graph)
-    views, nodes, live = find_views(graph.nodes), len(graph), graph.live
-    own_outputs(graph, views)
-    if phases is None or len(graph) != nodes:
-        phases = derive_phases(graph)
-
-    def fits(node: Node) -> list[bool]:
-        if not writes_where_it_reads(node.op):
-            return []
-        result, found = node.output.shape, []
-        for v in node.inputs:
-            root, view = views.get(v) or (v, None)
-            alike = root.shape.upper_bytes(live) == result.upper_bytes(live)
-            found.append(alike and lies_like(v.shape, view, result))
-        return found
-
-    lives = Lifetimes(graph, {v: root for v, (root, _) in views.items()}, fits, nested)
-    sizes = [v.shape.upper_bytes(live) for v in lives.values]
-    wanted = [0 if n.op.is_source or scratch is None else scratch(n) for n in graph.nodes]
-    placed = lives.place(sizes, wanted)
-    looks = [views[v][1] if v in views else None for v in lives.values]
-    slots = lives.slots(lives.values, looks, sizes, placed.offsets)
-    return Lir(graph, slots, placed.size, phases, prepare, placed.scratch)
+    own_outputs(graph, find_views(graph.nodes))
+    classes = NodeClasses.of(graph)
+    template = PlanTemplate(graph, classes, prepare, nested=nested)
+    made = template.plan(BoundClasses(classes, {}, graph.live), scratch or _no_scratch)
+    made.graph = graph
+    return made
 
 
-def own_outputs(graph: Graph, views: dict[Value, Placed]) -> None:
+def _no_scratch(node: Node) -> int:
+    return 0
+
+
+def own_outputs(graph: Graph, views: dict[Value, Alias]) -> None:
     """Give every output memory of its own: views, sources and repeated outputs are copied.
 
     The copy stands right behind what it copies, so that a later write to a state is not seen.
@@ -82,193 +69,187 @@ def own_outputs(graph: Graph, views: dict[Value, Placed]) -> None:
         seen.add(graph.outputs[i])
 
 
-class _Arena:
-    """Free gaps kept in order of offset; the smallest gap that fits is taken."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.gaps: list[tuple[int, int]] = []  # offset, size
-
-    def take(self, size: int) -> int:
-        best = -1
-        for i, (_, room) in enumerate(self.gaps):
-            if room >= size and (best < 0 or room < self.gaps[best][1]):
-                best = i
-        if best >= 0:
-            offset, room = self.gaps.pop(best)
-            if room > size:
-                self.gaps.insert(best, (offset + size, room - size))
-            return offset
-        if self.gaps and sum(self.gaps[-1]) == self.size:  # grow the gap at the end
-            offset, _ = self.gaps.pop()
-        else:
-            offset = self.size
-        self.size = offset + size
-        return offset
-
-    def give(self, offset: int, size: int) -> None:
-        if not size:
-            return
-        i = bisect_left(self.gaps, (offset, size))
-        if i < len(self.gaps) and offset + size == self.gaps[i][0]:
-            size += self.gaps.pop(i)[1]
-        if i and sum(self.gaps[i - 1]) == offset:
-            offset, before = self.gaps.pop(i - 1)
-            size, i = size + before, i - 1
-        self.gaps.insert(i, (offset, size))
-
-
-class Placement(NamedTuple):
-    """Where a variant's values lie in the arena, by their numbers."""
-
-    offsets: list[int | None]  # None: not in the arena
-    scratch: dict[int, tuple[int, int]]  # node id → offset, size
-    size: int
-
-
-class Lifetimes:
-    """Which memory lives when, whatever the sizes; values are numbered in the order of the nodes.
-
-    `fits` says of a node with one result which operands it may write over: those of its size that
-    lie like it, where it `writes_where_it_reads`.
-    """
+class PlanTemplate:
+    """What variants of one structure have in common: nodes, classes, views, phases."""
 
     def __init__(
         self,
         graph: Graph,
-        roots: Mapping[Value, Value],
-        fits: Callable[[Node], Sequence[bool]],
-        nested: bool,
+        classes: NodeClasses,
+        prepare: Graph | None,
+        *,
+        phases: PhaseSchedule | None = None,
+        nested: bool = False,
     ) -> None:
-        self.graph, self.fits, self.nested = graph, fits, nested
+        self.graph, self.classes, self.prepare, self.nested = graph, classes, prepare, nested
+        self.phases = derive_phases(graph) if phases is None else phases
         self.values = [v for node in graph.nodes for v in node.outputs]
         self.numbers = {v: i for i, v in enumerate(self.values)}
-        self.roots = [self.numbers[roots.get(v, v)] for v in self.values]
-        self.kinds = [""] * len(self.values)
-        self.spans = [(0, 0)] * len(self.values)  # positions that define and last read a value
-        self.events: list[tuple[int, int, int]] = []
-        self._last = self._last_uses()
-        self._dying: dict[int, list[int]] = {}
-        self._outputs = {self.numbers[v] for v in graph.outputs}
-        for node in graph.sources("input"):
-            self._begin(self.numbers[node.output], node, "input")
-        for node in graph.nodes:
-            self._visit(node)
+        self._lifetimes_known: dict[tuple[tuple[bool, ...], ...], Lifetimes] = {}
+        self._scratch_known: dict[tuple[Any, ...], int] = {}
 
-    def _last_uses(self) -> dict[int, int]:
-        last: dict[int, int] = {}
-        for node in self.graph.nodes:
-            for v in node.inputs:
-                last[self._root(v)] = node.id
-        for v in self.graph.outputs:
-            last[self._root(v)] = len(self.graph.nodes)
-        return last
+    @cached_property
+    def _roots(self) -> dict[Value, Value]:
+        return {v: root for v, (root, _) in find_views(self.graph.nodes).items()}
 
-    def _root(self, value: Value) -> int:
-        return self.roots[self.numbers[value]]
+    @cached_property
+    def _is_view(self) -> list[bool]:
+        return [v in self._roots for v in self.values]
 
-    def _visit(self, node: Node) -> None:
-        if node.op.is_source:
-            if node.op.name != "input":
-                value = self.numbers[node.output]
-                self.kinds[value] = node.op.name
-                self.spans[value] = (node.id, self._last.get(value, node.id))
-            return
-        for v in node.outputs:
-            value = self.numbers[v]
-            root = self.roots[value]
-            if root != value:
-                self.kinds[value] = "alias"
-                self.spans[value] = (node.id, self._last[root])
-            else:
-                self._begin(value, node, "output" if value in self._outputs else "arena")
-        self.events.append((_SCRATCH, node.id, 0))
-        gone = self._dying.pop(node.id, ())
-        self.events += [(_GIVE, value, 0) for value in gone if self._has_place(value)]
+    def fits(self, bound: BoundClasses) -> bool:
+        """Whether the values that are views with these sizes are those of this structure."""
+        views = bound.views
+        return [views[c] is not None for c in self.classes.of_value] == self._is_view
 
-    def _begin(self, value: int, node: Node, kind: str) -> None:
-        self.kinds[value] = kind
-        first, end = (0 if kind == "input" else node.id), len(self.graph.nodes)
-        last = self._last.get(value, first) if kind == "arena" else end
-        self.spans[value] = (first, last)
-        old = self._predecessor(node) if kind == "arena" else None
-        if old is not None:
-            self._dying[node.id].remove(old)
-            self.events.append((_INHERIT, value, old))
-        elif self._has_place(value):
-            self.events.append((_TAKE, value, 0))
-        self._dying.setdefault(last, []).append(value)
+    def plan(self, bound: BoundClasses, scratch: Scratch) -> Variant:
+        """The variant of these sizes."""
+        counters.plans += 1
+        of_value, of_node = self.classes.of_value, self.classes.of_node
+        lifetimes = self._lifetimes(bound)
+        sizes = [bound.bytes[c] for c in of_value]
+        wanted = [self._scratch(bound, c, scratch) for c in range(len(self.classes.nodes))]
+        arena = lifetimes.lay_out(sizes, [wanted[c] for c in of_node])
+        return Variant(self, bound, lifetimes, sizes, arena)
 
-    def _has_place(self, value: int) -> bool:
-        return self.kinds[value] == "arena" or not self.nested
+    def _lifetimes(self, bound: BoundClasses) -> Lifetimes:
+        fits = tuple([_overwritable(bound, c) for c in range(len(self.classes.nodes))])
+        found = self._lifetimes_known.get(fits)
+        if found is None:
+            of_node = self.classes.of_node
+            found = self._lifetimes_known[fits] = Lifetimes(
+                self.graph, self._roots, lambda n: fits[of_node[n.id]], self.nested
+            )
+        return found
 
-    def _predecessor(self, node: Node) -> int | None:
-        """An operand that dies here, lies like the result, and is read only where it is written."""
-        dying = self._dying.get(node.id)
-        if not dying or len(node.outputs) != 1:
-            return None
-        for operand, fits in zip(node.inputs, self.fits(node), strict=False):
-            root = self._root(operand)
-            if (
-                fits
-                and root in dying
-                and self.kinds[root] == "arena"
-                and all(v is operand or self._root(v) != root for v in node.inputs)
-            ):
-                return root
-        return None
+    def _scratch(self, bound: BoundClasses, number: int, scratch: Scratch) -> int:
+        if self.classes.nodes[number].op.is_source:
+            return 0
+        key = bound.key(number)
+        found = self._scratch_known.get(key)
+        if found is None:
+            if len(self._scratch_known) >= _MAX_SIZES:
+                self._scratch_known.clear()
+            found = self._scratch_known[key] = scratch(bound.node(number))
+        return found
 
-    def place(self, sizes: Sequence[int], scratch: Sequence[int]) -> Placement:
-        """Offsets for values of these sizes and for the working memory of the nodes, in bytes."""
-        room = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-        offsets: list[int | None] = [None] * len(sizes)
-        working: dict[int, tuple[int, int]] = {}
-        arena = _Arena()
-        for event, number, old in self.events:
-            if event == _TAKE:
-                offsets[number] = arena.take(room[number])
-            elif event == _GIVE:
-                arena.give(offsets[number], room[number])  # type: ignore[arg-type]
-            elif event == _INHERIT:
-                offsets[number] = offsets[old]
-            elif scratch[number]:
-                size = aligned(scratch[number])
-                offset = arena.take(size)
-                arena.give(offset, size)
-                working[number] = (offset, size)
-        return Placement(offsets, working, arena.size)
-
-    def slots(
-        self,
-        values: Sequence[Value],
-        views: Sequence[View | None],
-        sizes: Sequence[int],
-        offsets: Sequence[int | None],
-    ) -> dict[Value, Slot]:
-        """The slots of `values`, which are those of a graph of this structure."""
-        made: dict[Value, Slot] = {}
-        rows = zip(values, self.kinds, sizes, offsets, self.roots, views, self.spans, strict=True)
-        for i, (value, kind, size, offset, root, view, span) in enumerate(rows):
-            owner = None if root == i else values[root]
-            made[value] = Slot(kind, size, offset, owner, None if root == i else view, *span)
-        return made
+    @cached_property
+    def arguments(self) -> list[tuple[str, str, int]]:
+        """Role, name and value number of everything that callers bring or get."""
+        graph, numbers = self.graph, self.numbers
+        roles = ("input", "param", "state")
+        found = [(r, n.name, numbers[n.output]) for r in roles for n in graph.sources(r)]
+        outputs = zip(graph.output_names, graph.outputs, strict=True)
+        return found + [("output", name, numbers[v]) for name, v in outputs]
 
 
-_TAKE, _GIVE, _INHERIT, _SCRATCH = range(4)
-
-
-def lies_like(operand: Shape, view: View | None, result: Shape) -> bool:
-    """Whether the elements of an operand lie where those of a result in its memory would."""
-    return (
-        operand.dims == result.dims
-        and operand.dtype.bytes == result.dtype.bytes
-        and (view is None or (view.offset == 0 and is_plain(view, operand)))
+def _overwritable(bound: BoundClasses, number: int) -> tuple[bool, ...]:
+    """For each operand of a node class, whether the result may be written over it."""
+    c = bound.classes.nodes[number]
+    if len(c.results) != 1 or not works_in_place(c.op):
+        return ()
+    result = c.results[0]
+    return tuple(
+        [
+            bound.bytes[bound.root(k)] == bound.bytes[result]
+            and same_layout(bound.shapes[k], bound.views[k], bound.shapes[result])
+            for k in c.operands
+        ]
     )
 
 
-def writes_where_it_reads(op: Op) -> bool:
-    """Whether each element of the one result depends on the operands' same element alone."""
-    if op.name == "elementwise_region":
-        body: Graph = op.body.graph  # type: ignore[attr-defined]
-        return all(n.op.is_elementwise or n.op.is_source for n in body.nodes)
-    return op.is_elementwise
+class Variant(Lir):
+    """A plan by value numbers. Its graph and slots are made when somebody looks: a run does not."""
+
+    def __init__(
+        self,
+        template: PlanTemplate,
+        bound: BoundClasses,
+        lifetimes: Lifetimes,
+        sizes: list[int],
+        arena: ArenaLayout,
+    ) -> None:
+        self.template, self.bound, self.sizes = template, bound, sizes
+        self.slot_kinds, self.roots = lifetimes.slot_kinds, lifetimes.roots
+        self.offsets, self.scratch, self.arena_size = arena
+        self.phases, self.prepare = template.phases, template.prepare
+        self._lifetimes = lifetimes
+
+    @staticmethod
+    def of(lir: Lir) -> Variant:
+        """Any plan by value numbers, also one that was read from text or from disk."""
+        return lir if isinstance(lir, Variant) else _ReadVariant(lir)
+
+    @cached_property
+    def graph(self) -> Graph:  # type: ignore[override]
+        bound, classes = self.bound, iter(self.template.classes.of_node)
+
+        def bind(op: Any, shapes: Any) -> Any:
+            number = next(classes)
+            results = self.template.classes.nodes[number].results
+            return bound.ops[number], tuple([bound.shapes[c] for c in results])
+
+        made = self.template.graph.rebuild(bind)
+        made.live = dict(bound.dynamic)
+        verify(made, after="plan")
+        return made
+
+    @cached_property
+    def slots(self) -> dict[Value, Slot]:  # type: ignore[override]
+        values = [v for node in self.graph.nodes for v in node.outputs]
+        views = [self.bound.views[c] for c in self.template.classes.of_value]
+        return self._lifetimes.slots(values, views, self.sizes, self.offsets)
+
+    @cached_property
+    def value_numbers(self) -> dict[Value, int]:
+        """Numbers of the graph's values."""
+        values = [v for node in self.graph.nodes for v in node.outputs]
+        return {v: i for i, v in enumerate(values)}
+
+    @property
+    def name(self) -> str:
+        return self.template.graph.name
+
+    @property
+    def live(self) -> dict[str, int]:
+        return self.bound.dynamic
+
+    @property
+    def output_phases(self) -> list[Phase]:
+        return [self.phases.get(v) or Phase.STEADY_STATE for v in self.template.graph.outputs]
+
+    def arguments(self) -> list[Argument]:
+        shapes, of_value = self.bound.shapes, self.template.classes.of_value
+        sizes, offsets, roots = self.sizes, self.offsets, self.roots
+        return [
+            Argument(role, name, shapes[of_value[i]], sizes[i], offsets[i], roots[i] != i)
+            for role, name, i in self.template.arguments
+        ]
+
+    def class_nodes(self) -> list[Node]:
+        """One bound node of each class, with the origin of the first."""
+        made = []
+        for number, c in enumerate(self.template.classes.nodes):
+            node = self.bound.node(number)
+            node.origin = self.template.graph.nodes[c.first].origin
+            made.append(node)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.template.graph)
+
+
+class _ReadVariant(Variant):
+    """A plan whose graph and slots are given."""
+
+    def __init__(self, lir: Lir) -> None:
+        self.graph, self.slots = lir.graph, lir.slots
+        slots = [lir.slots[v] for node in lir.graph.nodes for v in node.outputs]
+        classes = NodeClasses(rows_of(lir.graph.nodes, {}), [slot.view for slot in slots])
+        self.template = PlanTemplate(lir.graph, classes, lir.prepare, phases=lir.phases)
+        self.bound = BoundClasses(classes, {}, lir.live)
+        self.sizes, self.offsets = [s.size for s in slots], [s.offset for s in slots]
+        self.slot_kinds = [slot.kind for slot in slots]
+        numbers = self.template.numbers
+        self.roots = [i if s.root is None else numbers[s.root] for i, s in enumerate(slots)]
+        self.phases, self.prepare = lir.phases, lir.prepare
+        self.scratch, self.arena_size = lir.scratch, lir.arena_size

@@ -14,12 +14,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.passes.rewrite import GONE, Editor
 
-PRODUCTS = frozenset((
-    "matmul", "dot_general", "lora_matmul", "grouped_matmul", "fused_matmul_bias_act",
-    "fused_swiglu", "attention", "conv", "conv_transpose", "dequant_matmul",
-    "dequant_grouped_matmul", "fused_attention_block", "fused_transformer_layer",
-))  # fmt: skip
-
 
 def lower_precision(graph: Graph, precision: str = "f32") -> Graph:
     """Run f32 products in `precision`; the types of inputs, params and outputs do not change."""
@@ -31,7 +25,8 @@ def lower_precision(graph: Graph, precision: str = "f32") -> Graph:
     editor = Editor(graph, "precision")
     casts: dict[Value, Value] = {}
     for node in list(graph.nodes):
-        if node.op.name in PRODUCTS and node.id != GONE and node.output.shape.dtype is dt.f32:
+        lowers = node.op.runs_in_low_precision and node.id != GONE
+        if lowers and node.output.shape.dtype is dt.f32:
             _lower(editor, node, element, casts)
     return editor.finish()
 
@@ -48,7 +43,7 @@ def _lower(editor: Editor, node: Node, element: DType, casts: dict[Value, Value]
 
     def make() -> Value:
         result = g.append(node.op, [narrowed(v) for v in node.inputs])
-        return g.cast(result, dtype=dt.f32)  # type: ignore[no-any-return]
+        return g.cast(result, dtype=dt.f32)
 
     result, _ = editor.build(node, make)
     editor.replace(node.output, result)

@@ -1,4 +1,4 @@
-"""Work on parameters alone, split off to run once.
+"""Param-only work, split off to run once (prepacking).
 
 `split_prepare` gives the main graph and a prepare graph. What the prepare graph returns, the main
 graph takes as params named `prepared.<kind>.<digest>`; the digest is that of the subexpression, so
@@ -16,7 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
 from rlx.passes.dce import dce
-from rlx.passes.fixed import fixed_nodes, size_of
+from rlx.passes.param_only import param_only_nodes, size_of
 from rlx.passes.rewrite import Editor
 
 PREFIX = "prepared."
@@ -29,8 +29,8 @@ MOST_TABLE = 1 << 26
 
 
 def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
-    """The graph with its fixed work taken out, and a graph of that work."""
-    fixed = fixed_nodes(graph.nodes)
+    """The graph without its param-only work, and a graph of that work."""
+    fixed = param_only_nodes(graph.nodes)
     wanted = _boundary(graph, fixed)
     prepared = Graph(f"{graph.name}.prepare")
     if not wanted:
@@ -54,7 +54,7 @@ def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
 
 
 def _boundary(graph: Graph, fixed: set[Node]) -> list[Value]:
-    """Fixed values that the rest of the graph takes and that are worth keeping."""
+    """Param-only values that the rest of the graph takes and that are worth keeping."""
     asked: dict[Value, None] = {}
     for node in graph.nodes:
         if node not in fixed:

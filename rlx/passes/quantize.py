@@ -1,7 +1,7 @@
 """Weights of products packed by a scheme, where the component or the options ask for it.
 
 x·w becomes dequant_matmul(x, quantize_weight(wᵀ)) for every weight that is made of parameters
-alone; `prepare` packs it once. What holds several products is taken apart first.
+alone; `prepare` packs it once. Ops that hold products are decomposed first.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.quantize import QuantizeWeight
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.passes.common import COMMON
 from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import GONE, Editor
 
 NAME = "quantize"
 _PRODUCTS = frozenset(["matmul", "grouped_matmul"])
-_COMPOSED = frozenset(
-    ["fused_matmul_bias_act", "fused_swiglu", "lora_matmul", "fused_attention_block",
-     "fused_transformer_layer"]
-)  # fmt: skip
 
 
 def quantize_weights(graph: Graph, scheme: QuantScheme, report: FusionReport) -> Graph:
@@ -35,9 +30,8 @@ def quantize_weights(graph: Graph, scheme: QuantScheme, report: FusionReport) ->
         node = todo.pop()
         if node.id == GONE or editor.is_fixed(node.outputs[0]):
             continue
-        if node.op.name in _COMPOSED and _has_weight(editor, node):
-            body = COMMON[node.op.name]
-            result, new = editor.build(node, lambda n=node, b=body: b(graph, n.op, n.inputs))  # type: ignore[misc]
+        if node.op.holds_weights and _has_weight(editor, node):
+            result, new = editor.build(node, lambda n=node: n.op.decompose(graph, *n.inputs))  # type: ignore[misc]
             _replace(editor, node, result)
             todo.extend(reversed(new))
         elif node.op.name in _PRODUCTS and _fits(editor, node, scheme, report):
@@ -74,7 +68,7 @@ def _fits(editor: Editor, node: Node, scheme: QuantScheme, report: FusionReport)
 def _packed(g: Graph, node: Node, scheme: QuantScheme) -> Any:
     x, w, *rest = node.inputs
     axes = (1, 0) if w.shape.rank == 2 else (0, 2, 1)
-    made: Any = g.append(QuantizeWeight(scheme), [g.transpose(w, perm=axes)])
+    made: Any = g.append(QuantizeWeight(scheme), [g.transpose(w, axes=axes)])
     packed, *sides = made if isinstance(made, tuple) else (made,)
     if node.op.name == "grouped_matmul":
         y: Value = g.dequant_grouped_matmul(x, packed, *rest, *sides, scheme=scheme)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from rlx.ir.graph import Graph
 from rlx.ir.origin import Origin
 from rlx.ir.text.printer import bodies
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 class Missed(NamedTuple):
@@ -101,7 +101,7 @@ class DispatchReport:
         for node in graph.nodes:
             if not node.op.is_source:
                 self.add(node.op.name, "native", "", node.origin)
-                if node.op.name in ("cond", "while_loop", "scan"):
+                if node.op.is_control_flow:
                     for body in bodies(node.op):
                         self._count(body.graph)
 

@@ -18,10 +18,11 @@ from typing import Any
 from rlx.errors import RlxError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.passes.fixed import fixed_nodes, is_fixed_node
+from rlx.ir.op import registrations
+from rlx.passes.param_only import is_param_only, param_only_nodes
 from rlx.passes.pattern import Match, OpPattern, matches
 from rlx.passes.report import FusionReport
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Result = Any  # a Value, a tuple of them (one per result of the root), or None
 OnFire = Callable[[str, "Rule", Node, Sequence[Node]], None]  # pass, rule, replaced node, new nodes
@@ -69,7 +70,7 @@ class Editor:
     def is_fixed(self, value: Value) -> bool:
         """Whether a value depends on params and constants alone: `prepare` will compute it once."""
         if self._fixed is None:
-            self._fixed = fixed_nodes(n for n in self.graph.nodes if n.id != GONE)
+            self._fixed = param_only_nodes([n for n in self.graph.nodes if n.id != GONE])
         return value.node in self._fixed
 
     def depends(self, node: Node, on: Node) -> bool:
@@ -113,7 +114,7 @@ class Editor:
         for node in new:
             node.id = root.id
             self._enter(node)
-            if self._fixed is not None and is_fixed_node(node, self._fixed):
+            if self._fixed is not None and is_param_only(node, self._fixed):
                 self._fixed.add(node)
             if self.updates:
                 self._note_stale(node)
@@ -263,19 +264,20 @@ def apply(
 
 
 Entry = tuple[Rule, tuple[frozenset[str], ...]]
-_tables: dict[tuple[int, int], tuple[Sequence[Rule], dict[str, list[Entry]]]] = {}
+_tables: dict[tuple[int, int], tuple[Sequence[Rule], dict[str, list[Entry]], int]] = {}
 
 
 def _indexed(rules: Sequence[Rule]) -> dict[str, list[Entry]]:
     """Rules by the kind of their root, each with the kinds that its operands must be among."""
-    kept = _tables.get((id(rules), len(rules)))
-    if kept is not None and kept[0] is rules:
+    kept, known = _tables.get((id(rules), len(rules))), registrations()
+    if kept is not None and kept[0] is rules and kept[2] == known:
         return kept[1]
     index: dict[str, list[Entry]] = {}
     for rule in rules:
+        rule.pattern.refresh()
         for kind in rule.pattern.kinds:
             index.setdefault(kind, []).append((rule, rule.pattern.needs))
-    _tables[id(rules), len(rules)] = (rules, index)
+    _tables[id(rules), len(rules)] = (rules, index, known)
     return index
 
 

@@ -31,7 +31,7 @@ def _integer_zero(m: Match) -> Result:
     shape = m.root.output.shape
     if not shape.dtype.is_integer:
         return None  # NaN · 0 is NaN, inf − inf too
-    return m.g.expand(m.g.constant(0, shape.dtype), dims=shape.dims)
+    return m.g.expand(m.g.constant(0, shape.dtype), shape=shape.dims)
 
 
 def _square(m: Match) -> Result:
@@ -84,22 +84,22 @@ def _chosen(m: Match) -> Result:
     value = m.a if flags.all() else m.b if not flags.any() else None
     if value is None or value.shape.dtype is not shape.dtype:
         return None
-    return m.if_same(value) or m.g.expand(value, dims=shape.dims)
+    alike = m.if_same(value)
+    return m.g.expand(value, shape=shape.dims) if alike is None else alike
 
 
 def _without_expand(m: Match) -> Result:
     """An operand that broadcasting stretches need not be stretched before."""
     operands = list(m.root.inputs)
+    is_shorter = False
     wanted = m.root.output.shape
     for i, value in enumerate(operands):
         if value.node.op.name == "expand":
             shorter = [*operands[:i], value.node.inputs[0], *operands[i + 1 :]]
             dims = broadcast_dims(*[v.shape.dims for v in shorter])
             if Shape(dims, wanted.dtype).same_dims(wanted):
-                operands = shorter
-    if operands == list(m.root.inputs):
-        return None
-    return m.g.append(m.root.op, operands)
+                operands, is_shorter = shorter, True
+    return m.g.append(m.root.op, operands) if is_shorter else None
 
 
 # A cast is exact when every value of the first type is one of the second.

@@ -16,23 +16,24 @@ def _same(m: Match) -> Result:
 
 def _reshape(m: Match) -> Result:
     dims = m.root.output.shape.dims
-    return m.if_same(m.x) or m.g.reshape(m.x, dims=dims)
+    alike = m.if_same(m.x)
+    return m.g.reshape(m.x, shape=dims) if alike is None else alike
 
 
 def _identity_transpose(m: Match) -> Result:
-    return m.x if m.op().perm == tuple(range(m.x.shape.rank)) else None
+    return m.x if m.op().axes == tuple(range(m.x.shape.rank)) else None
 
 
 def _transpose(m: Match) -> Result:
-    inner, outer = m.op("y").perm, m.op().perm
+    inner, outer = m.op("y").axes, m.op().axes
     perm = tuple([inner[p] for p in outer])
     if perm == tuple(range(len(perm))):
         return m.x
-    return m.g.transpose(m.x, perm=perm)
+    return m.g.transpose(m.x, axes=perm)
 
 
 def _expand(m: Match) -> Result:
-    return m.g.expand(m.x, dims=m.root.output.shape.dims)
+    return m.g.expand(m.x, shape=m.root.output.shape.dims)
 
 
 def _narrow(m: Match) -> Result:
@@ -78,9 +79,9 @@ def _concat(m: Match) -> Result:
     if len(parts) == 1:
         return m.if_same(parts[0])
     whole = parts[0].node.inputs[0] if parts[0].node.op.name == "narrow" else None
-    if whole is None or any(p.node.inputs[:1] != (whole,) for p in parts):
+    if whole is None or any(p.node.op.name != "narrow" for p in parts):
         return None
-    if any(p.node.op.name != "narrow" for p in parts):
+    if any(p.node.inputs[0] is not whole for p in parts):
         return None
     axis = normalize_axis(m.op().axis, whole.shape.rank)
     first = parts[0].node.op.start  # type: ignore[attr-defined]
@@ -90,8 +91,10 @@ def _concat(m: Match) -> Result:
         if normalize_axis(piece.axis, whole.shape.rank) != axis or not same(piece.start, at):  # type: ignore[attr-defined]
             return None
         at = at + part.shape.dims[axis]
-    same_value = m.if_same(whole)
-    return same_value or m.g.narrow(whole, axis=axis, start=first, length=at - first)
+    alike = m.if_same(whole)
+    if alike is not None:
+        return alike
+    return m.g.narrow(whole, axis=axis, start=first, length=at - first)
 
 
 def _flat_concat(m: Match) -> Result:
@@ -117,11 +120,12 @@ def _reduced_ones(m: Match) -> Result:
     source, result = m.x.shape, m.root.output.shape
     if source.dtype is not result.dtype or source.dtype.kind not in ("float", "int", "uint"):
         return None
-    axes = m.op().axes
+    axes = m.op().axis
     reduced = range(source.rank) if axes is None else [a % source.rank for a in axes]
     if not all(same(source.dims[a], 1) for a in reduced):
         return None
-    return m.if_same(m.x) or m.g.reshape(m.x, dims=result.dims)
+    alike = m.if_same(m.x)
+    return m.g.reshape(m.x, shape=result.dims) if alike is None else alike
 
 
 def _no_padding(m: Match) -> Result:
@@ -131,7 +135,7 @@ def _no_padding(m: Match) -> Result:
 
 def _same_axes(m: Match) -> Result:
     rank = m.x.shape.rank
-    once, again = ({a % rank for a in record.axes} for record in (m.op("y"), m.op()))
+    once, again = ({a % rank for a in record.axis} for record in (m.op("y"), m.op()))
     return m.x if once == again else None
 
 

@@ -19,12 +19,11 @@ from pathlib import Path
 
 from rlx.errors import OptionError, RlxError
 from rlx.ir.op import Array
-from rlx.llvm.disk_cache import default_directory
-from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
-from rlx.settings import debug, mebibytes
-from rlx.support.trusted_files import own_directory, sweep
+from rlx.support.files import cache_directory, make_trusted_directory, remove_stale
+from rlx.support.records import dataclass
+from rlx.support.settings import debug, mebibytes
 
 ARTIFACT, WEIGHTS = ".rlx", ".weights"
 _OUTDATED = "made by another version of the compiler"
@@ -66,7 +65,7 @@ class AotCache:
     @staticmethod
     def default() -> AotCache | None:
         """The cache in the user's directory; None where RLX_CACHE=0 turns it off."""
-        root = default_directory("artifacts")
+        root = cache_directory("artifacts")
         return None if root is None else AotCache(root)
 
     def path(self, name: str, suffix: str = ARTIFACT) -> Path:
@@ -145,7 +144,7 @@ class AotCache:
 
     def _write(self, path: Path, parts: Mapping[str, bytes], tensors: Mapping[str, Array]) -> bool:
         try:
-            own_directory(self.root)
+            make_trusted_directory(self.root)
             container.write(path, parts, tensors)
         except OSError as error:
             text = f"[aot] not written: {path}: {error}"
@@ -153,7 +152,7 @@ class AotCache:
             return False
         self.counters.stores += 1
         debug(1, f"wrote {path}")
-        sweep(self.root)
+        remove_stale(self.root)
         self.trim(keep=path)
         return True
 
@@ -192,7 +191,7 @@ class AotCache:
         entries = self.entries()
         for entry in entries:
             entry.path.unlink(missing_ok=True)
-        sweep(self.root)
+        remove_stale(self.root)
         return len(entries)
 
     def verify(self) -> dict[Path, str]:

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rlx.backends.base import Backend, Executable, Parts, Stored
+from rlx.backends.base import Backend, Executable, Parts, PlanInfo
 from rlx.errors import FormatError, OptionError
 from rlx.ir import serial
 from rlx.ir.binding import DimBinding, UpTo
@@ -22,10 +22,10 @@ from rlx.ir.lir import Lir
 from rlx.ir.phase import Phase
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
-from rlx.records import dataclass
 from rlx.runtime.variants import Signature
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 
 ABOUT, LIR, STAMP = "about", "lir", "stamp"
 _COMPILER = ("ir", "passes", "specialize", "loops", "llvm", "backends")
@@ -70,10 +70,10 @@ class Artifact:
         device: str, signature: Signature, binding: DimBinding, lir: Lir, parts: Parts,
         material: bytes = b"",
     ) -> Artifact:  # fmt: skip
-        stored = Stored.of(lir)
+        info = PlanInfo.of(lir)
         return Artifact(
-            device, compiler_stamp(), material.hex(), signature, binding, stored.manifest,
-            tuple(stored.output_phases), parts, serial.to_bytes(lir),
+            device, compiler_stamp(), material.hex(), signature, binding, info.manifest,
+            tuple(info.output_phases), parts, serial.to_bytes(lir),
         )  # fmt: skip
 
     # -- bytes ------------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ class Artifact:
         return found
 
     def executable(self, backend: Backend, options: CompileOptions) -> Executable:
-        stored = Stored(self.manifest, self.output_phases, lambda: self.lir)
-        return backend.restore(self.parts, stored, options)
+        info = PlanInfo(self.manifest, self.output_phases, lambda: self.lir)
+        return backend.restore(self.parts, info, options)
 
 
 def _row(entry: ManifestEntry) -> tuple[Any, ...]:

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from rlx.backends.buffer import Buffer
 from rlx.backends.registry import Device
 from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
@@ -71,7 +70,7 @@ class BucketedCompileCache:
         self.cache: CompileCache[CompiledGraph] = CompileCache(capacity, eviction)
         self._template = Session(device).template(graph, options)
         self.signature = self._template.signature
-        self._states: dict[str, Array] = {}
+        self._states: dict[str, Buffer] = {}
         if symbol not in self._template.open_symbols:
             raise BindingError(
                 "not a symbol that is open", where=self.signature.name, got=symbol,
@@ -103,8 +102,8 @@ class BucketedCompileCache:
                 compiled.bind_state(name, self._state(name, shape))
         return compiled
 
-    def _state(self, name: str, shape: Shape) -> Array:
-        made = np.zeros(shape.static_dims, shape.dtype.numpy)
+    def _state(self, name: str, shape: Shape) -> Buffer:
+        made = self._template.backend.allocator.alloc(shape.static_dims, shape.dtype.numpy)
         return self._states.setdefault(name, made)  # buckets may be compiled at the same time
 
     def run(

@@ -20,7 +20,6 @@ from rlx.backends.registry import Device
 from rlx.errors import FormatError, InputError, OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.op import Array
-from rlx.records import dataclass
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.compiled import CompiledGraph
@@ -30,6 +29,7 @@ from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 Wanted = ModelComponent | ModelVariant | DimBinding
 _VARIANT, _EXTRA, _PARAM, _PREPARED = "variant/", "extra/", "param/", "prepared/"
@@ -114,8 +114,9 @@ class BundleMaker:
         """The parameters of a variant, prepared as its program wants them."""
         template, names = specialized.template, specialized.manifest.param_names
         params.ensure(names, template.prepare, template.backend)
+        prepared = params.prepared_names
         for name in names:
-            kind = _PREPARED if name in params.prepared else _PARAM
+            kind = _PREPARED if name in prepared else _PARAM
             self._kept[kind][name] = params.get(name)
 
     def write(
@@ -167,7 +168,7 @@ class Bundle(Mapping[str, CompiledGraph]):
         for state in artifact.manifest.states:
             for other in self._made.values():
                 if other.template.signature.states.get(state.name) is state.shape:
-                    compiled.bind_state(state.name, other.read_state(state.name))
+                    compiled.bind_state(state.name, other.state_buffer(state.name))
                     break
         return compiled
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Generic, TypeVar
 
-from rlx.collector import without_gc
 from rlx.errors import OptionError
-from rlx.records import dataclass
-from rlx.settings import debug, debug_level
+from rlx.support.gc_pause import without_gc
+from rlx.support.records import dataclass
+from rlx.support.settings import debug, debug_level
 
 T = TypeVar("T")
 Material = Mapping[str, object]

@@ -10,32 +10,33 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Executable, Span
-from rlx.backends.chain import Chain, Links
+from rlx.backends.buffer import Allocator, Buffer, HostBuffer
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Profile, Recording
 from rlx.errors import BindingError, InputError, OptionError
 from rlx.ir.bind import infer_sizes
-from rlx.ir.dim import upper_bound
+from rlx.ir.html import card
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
-from rlx.runtime.params import Deferred, ParamStore, as_array
+from rlx.runtime.params import Deferred, ParamStore, as_argument, as_array
+from rlx.runtime.states import StateStore
+from rlx.runtime.variant_cache import VariantCache
 from rlx.runtime.variants import Variants
-from rlx.settings import check_nan, debug, debug_level
 from rlx.specialize.manifest import BindingManifest
-
-Sizes = tuple[tuple[str, int], ...]
-# an executable, the live sizes of the run, and dims and element type of each output
-_Chosen = tuple[Executable, dict[str, int], tuple[tuple[tuple[int, ...], Any], ...]]
-_REMEMBERED = 1024
-_MOST_VARIANTS = 64  # each has an arena of its own
+from rlx.support.settings import check_nan, debug, debug_level
 
 
 class CompiledGraph:
     """What `Session.compile` gives. Safe to call from several threads; runs of one take turns.
 
-    Symbols that the options bound are fixed, live ones arrive with each run, and those left open
-    follow the inputs: the first run with new sizes specialises the template, which takes
-    milliseconds, later ones find it.
+    Symbols that the options bind are fixed, dynamic ones arrive with each run, and those left open
+    follow the inputs. Code for a variant is made when its sizes are known: now, where no symbol is
+    open, else by `warm` or by the first run with these sizes. That takes milliseconds; later runs
+    find it.
+
+    Arrays are NumPy's. On a device with memory of its own, `run` copies inputs to the device and
+    outputs back; on the host nothing is copied.
     """
 
     def __init__(
@@ -45,22 +46,18 @@ class CompiledGraph:
         executable: Executable | Callable[[], Executable] | None = None,
         manifest: BindingManifest | None = None,
     ) -> None:
-        """`executable` is that of a template without open symbols, or makes it when it is needed;
-        where it is left out, such a template is compiled now. `manifest` is that of an executable
+        """`executable` is that of a template without open symbols, or a function that makes it on
+        first use; without it, such a template is compiled now. `manifest` is that of an executable
         not made yet."""
         self.template = template
         self.params = params if params is not None else ParamStore()
         self._signature = template.signature
-        self._inputs, self._params = self._signature.inputs, self._signature.params
-        self._states = self._signature.states
-        self._made, self._manifest = executable, manifest
-        self._arrays: dict[str, Array] = {}
-        self._executables: dict[Sizes, Executable] = {}
-        self._attached: dict[Executable, tuple[int, int]] = {}
-        self._states_version = 0
+        self._inputs, self._manifest = self._signature.inputs, manifest
+        self.allocator: Allocator = template.backend.allocator
+        self._on_host = self.allocator.is_host
+        self._states = StateStore(self.allocator)
+        self._variants = VariantCache(template, executable)
         self._watched = debug_level() >= 2 or check_nan()
-        self._chosen: dict[tuple[Any, ...], _Chosen] = {}
-        self._orders: dict[Executable, list[int]] = {}
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
         if not callable(executable) and not template.open_symbols:
@@ -69,9 +66,12 @@ class CompiledGraph:
     # -- parameters and states ----------------------------------------------------------------
 
     def set_param(self, name: str, array: Any) -> CompiledGraph:
-        """Give one parameter; it is used in place and shared by every variant."""
-        shape = self._known(self._params, name, "parameter")
-        checked = array if isinstance(array, Deferred) else as_array(name, array, shape)
+        """Give one parameter, an array or a buffer of the device; it is used in place and shared
+        by every variant."""
+        shape = self._known(self._signature.params, name, "parameter")
+        checked = array
+        if not isinstance(array, Deferred):
+            checked = as_argument(name, array, shape, self.allocator)
         infer_sizes([(name, shape, checked.shape)], self.template.binding.sizes)
         with self._lock:
             self.params.set(name, checked)
@@ -79,41 +79,56 @@ class CompiledGraph:
 
     def set_params(self, arrays: Mapping[str, Any]) -> CompiledGraph:
         for name in arrays:
-            self._known(self._params, name, "parameter")
+            self._known(self._signature.params, name, "parameter")
         for name, array in arrays.items():
             self.set_param(name, array)
         return self
 
     def prepare(self) -> CompiledGraph:
-        """Compute now what the current variant needs of its parameters, not with the first run."""
+        """Prepare the parameters of the current variant now, and put them on the device, not with
+        the first run."""
         with self._lock:
-            self._prepare(self._selected()[0])
+            for name in self._prepare(self._selected()[0]):
+                self.params.buffer(name, self.allocator)
         return self
 
     def bind_state(self, name: str, array: Any) -> CompiledGraph:
-        """Use `array` itself as the buffer of a state, to share it or to begin from it."""
-        shape = self._known(self._states, name, "state")
-        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-            raise InputError(
-                "a state is a C-ordered NumPy array", where=name, got=type(array).__name__
-            )
-        if not array.flags.writeable:
-            raise InputError("a state must be writeable", where=name)
-        as_array(name, array, shape)
-        infer_sizes([(name, shape, array.shape)], self.template.binding.sizes)
+        """Use a Buffer, or in host memory an array, as the memory of a state: to share it, or to
+        begin from it. A device with memory of its own begins from a copy of an array."""
+        shape = self._known(self._signature.states, name, "state")
         with self._lock:
-            self._arrays[name] = array
-            self._states_version += 1
+            self._states.bind(name, array, shape, self.template.binding.sizes)
         return self
 
     def read_state(self, name: str) -> Array:
-        """The state as it is now; writing to the array changes it."""
-        shape = self._known(self._states, name, "state")
-        if name not in self._arrays:
+        """The state as it is now. In host memory it is the memory itself: writing to the array
+        changes the state. On a device with memory of its own it is a copy."""
+        self.state_buffer(name)
+        return self._states.read(name)
+
+    def state_buffer(self, name: str) -> Buffer:
+        """The memory of a state, to share it with another graph, to clear or to write it."""
+        shape = self._known(self._signature.states, name, "state")
+        if name not in self._states.buffers:
             if not shape.is_static and self._current is None:
                 raise InputError("state has no size yet", where=name, expected="a run before")
             self._allocate_states(self._current[0] if self._current else None)
-        return self._arrays[name]
+        return self._states.buffers[name]
+
+    def warm(self, sizes: Mapping[str, int] | None = None, /, **named: int) -> CompiledGraph:
+        """Make the code for these sizes of the open symbols now, not with the first run."""
+        given = {**(sizes or {}), **named}
+        unknown = given.keys() - self.template.open_symbols
+        missing = self.template.open_symbols - given.keys()
+        if unknown or missing:
+            raise BindingError(
+                "sizes to warm are those of the open symbols", where=self._signature.name,
+                got=", ".join(sorted(given)) or "none",
+                expected=", ".join(sorted(self.template.open_symbols)) or "none",
+            )  # fmt: skip
+        with self._lock:
+            self._current = (self._variants.executable(given), {})
+        return self
 
     # -- running ------------------------------------------------------------------------------
 
@@ -130,93 +145,149 @@ class CompiledGraph:
         """
         span = _span(phase, until)
         arrays = self._take({**inputs, **named} if inputs else named)
-        seen = (
-            (*[a.shape for a in arrays], *sorted(sizes.items()))
-            if sizes
-            else tuple([a.shape for a in arrays])
-        )
+        shapes = tuple([a.shape for a in arrays])
+        key = (*shapes, *sorted(sizes.items())) if sizes else shapes
         with self._lock:
-            chosen = self._chosen.get(seen)
-            if chosen is None:
-                chosen = self._choose(arrays, sizes, seen)
-            executable, live, shapes = chosen
+            choice = self._variants.choices.get(key)
+            if choice is None:
+                choice = self._variants.choose(shapes, sizes, key)
+            executable, live, made, order = choice
             self._current = (executable, live)
             self._attach(executable)
-            results = tuple([np.empty(dims, element) for dims, element in shapes])
-            given = [arrays[i] for i in self._order(executable)]
+            given = [arrays[i] for i in order]
             if span is not None:
                 return self._run_part(executable, given, live, span)
+            if not self._on_host:
+                return self._run_copied(executable, given, live)
+            results = tuple([np.empty(dims, element) for dims, element in made])
+            given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
             if self._watched:
-                self._run_watched(executable, given, results, live)
+                self._run_watched(executable, given, outputs, live)
             else:
-                executable.run(given, results, live)
+                executable.run(given, outputs, live)
         return results
+
+    def __call__(
+        self, *arrays: Any, sizes: Mapping[str, int] | None = None, **named: Any
+    ) -> Array | tuple[Array, ...]:
+        """Run once: inputs in their order, by name, or as one mapping of names.
+
+        Gives the array itself where there is one output, a tuple in order where there are more.
+        """
+        if len(arrays) == 1 and isinstance(arrays[0], Mapping):
+            given = dict(arrays[0])
+        else:
+            if len(arrays) > len(self._inputs):
+                raise InputError(
+                    "too many inputs", where=self._signature.name, got=len(arrays),
+                    expected=", ".join(self._inputs) or "none",
+                )  # fmt: skip
+            given = dict(zip(self._inputs, arrays, strict=False))
+        twice = given.keys() & named.keys()
+        if twice:
+            raise InputError("given twice", where=self._signature.name, got=", ".join(twice))
+        results = self.run({**given, **named}, sizes=sizes)
+        return results[0] if len(results) == 1 else results
+
+    def _run_copied(
+        self, executable: Executable, arrays: Sequence[Any], live: Mapping[str, int]
+    ) -> tuple[Array, ...]:
+        """Copy inputs to the arena, run, and copy outputs from it."""
+        outputs = executable.manifest.outputs
+        given = self._inputs_of(executable, arrays, live)
+        if self._watched:
+            self._run_watched(executable, given, (None,) * len(outputs), live)
+        else:
+            executable.run(given, (None,) * len(outputs), live)
+        return tuple([executable.slot(entry, live).copy_out() for entry in outputs])
+
+    def _inputs_of(
+        self, executable: Executable, arrays: Sequence[Any], live: Mapping[str, int]
+    ) -> list[Buffer | None]:
+        """Inputs for `Executable.run`: arrays in place, or copied to their arena slots."""
+        if self._on_host:
+            return [None if a is None else HostBuffer(a) for a in arrays]
+        given: list[Buffer | None] = []
+        for entry, array in zip(executable.manifest.inputs, arrays, strict=True):
+            is_buffer = isinstance(array, Buffer)
+            given.append(array if is_buffer else None)
+            if array is not None and not is_buffer:
+                executable.slot(entry, live).copy_in(array)
+        return given
 
     def _run_watched(
         self,
         executable: Executable,
-        inputs: Sequence[Array | None],
-        results: Sequence[Array | None],
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
         live: Mapping[str, int],
     ) -> None:
         """A run under RLX_DEBUG ≥ 2 (times of every kernel) or RLX_CHECK_NAN."""
         if check_nan():
-            executable.run_checked(inputs, results, live)
+            executable.run_checked(inputs, outputs, live)
         if debug_level() >= 2:
             with executable.recording() as recording:
-                executable.run(inputs, results, live)
+                executable.run(inputs, outputs, live)
+                self.allocator.synchronize()
             debug(2, f"{self._signature.name}\n{recording.profile()}")
         elif not check_nan():
-            executable.run(inputs, results, live)
+            executable.run(inputs, outputs, live)
 
     def _run_part(
         self,
         executable: Executable,
-        inputs: Sequence[Array],
+        arrays: Sequence[Any],
         live: Mapping[str, int],
         span: Span,
     ) -> tuple[Any, ...]:
         """Outputs stay in the arena, where later phases may read them; the caller gets copies."""
         outputs = executable.manifest.outputs
-        executable.run(inputs, (None,) * len(outputs), live, span)
+        given = self._inputs_of(executable, arrays, live)
+        executable.run(given, (None,) * len(outputs), live, span)
         phases = zip(outputs, executable.output_phases, strict=True)
         inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
-        return tuple([None if e is None else executable.slot(e, live).copy() for e in inside])
+        return tuple([None if e is None else executable.slot(e, live).copy_out() for e in inside])
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
-        """The fastest way: arrays by position, or None for what lies in the arena already.
+        """Run by position, the fastest way: None for an input that lies in the arena already.
 
         Nothing is returned: outputs are in the arena, at the offsets of `manifest`; see `slot`.
-        Element types and shapes are taken on trust.
+        Element types and shapes are not checked.
         """
         with self._lock:
             executable, live = self._selected()
             self._attach(executable)
-            given = inputs or (None,) * len(self._inputs)
+            given: Sequence[Buffer | None] = (None,) * len(self._inputs)
+            if inputs:
+                given = self._inputs_of(executable, inputs, sizes or live)
             results = (None,) * len(self._signature.output_names)
             if self._watched:
                 self._run_watched(executable, given, results, sizes or live)
             else:
                 executable.run(given, results, sizes or live)
 
-    def chain(self, links: Links) -> Chain:
-        """For `run_chain`: runs of the current variant that feed each other."""
+    def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
+        """A loop over the current variant, for `run_loop`."""
         executable, _ = self._selected()
         if not self._watched:
-            return executable.chain(links)
+            return executable.decode_loop(spec)
         given = (None,) * len(executable.manifest.inputs)
         results = (None,) * len(executable.manifest.outputs)
-        return Chain(
-            executable, links, lambda live: self._run_watched(executable, given, results, live)
+        return DecodeLoop(
+            executable, spec, lambda live: self._run_watched(executable, given, results, live)
         )
 
-    def run_chain(
-        self, chain: Chain, sizes: Mapping[str, int], count: int, ends: Collection[int]
+    def run_loop(
+        self, loop: DecodeLoop, sizes: Mapping[str, int], count: int, stop: Collection[int]
     ) -> list[int]:
-        """Several runs for the price of one call; see `Chain.run`."""
+        """Several runs in one call; see `DecodeLoop.run`."""
         with self._lock:
-            self._attach(chain.executable)
-            return chain.run(sizes, count, ends)
+            self._attach(loop.executable)
+            return loop.run(sizes, count, stop)
+
+    def synchronize(self) -> None:
+        """Wait for queued runs: `run_slots` may return before a device is done."""
+        self.allocator.synchronize()
 
     def profile(
         self, inputs: Mapping[str, Any] | None = None, /, *,
@@ -224,14 +295,16 @@ class CompiledGraph:
     ) -> Profile:  # fmt: skip
         """Run several times and say where the time goes, kernel by kernel (medians)."""
         self.run(inputs, sizes=sizes, **named)  # chooses the variant, attaches, warms up
-        arrays = self._take({**(inputs or {}), **named})
+        arrays = dict(zip(self._inputs, self._take({**(inputs or {}), **named}), strict=True))
         with self._lock:
             executable, live = self._selected()
-            given = [arrays[i] for i in self._order(executable)]
+            ordered = [arrays[entry.name] for entry in executable.manifest.inputs]
+            given = self._inputs_of(executable, ordered, live)
             results = [None] * len(executable.manifest.outputs)
             with executable.recording() as recording:
                 for _ in range(max(1, repeat)):
                     executable.run(given, results, live)
+                self.allocator.synchronize()
         return recording.profile()
 
     def recording(self) -> AbstractContextManager[Recording]:
@@ -240,7 +313,12 @@ class CompiledGraph:
         return self.executable.recording()
 
     def slot(self, name: str) -> Array:
-        """The arena memory of an input or output of the current variant, as an array."""
+        """The arena memory of an input or output of the current variant, as an array; in host
+        memory only."""
+        return self.slot_buffer(name).array
+
+    def slot_buffer(self, name: str) -> Buffer:
+        """The arena memory of an input or output of the current variant."""
         executable, live = self._selected()
         entry = executable.manifest.find(name)
         if entry.arena_offset is None:
@@ -266,12 +344,12 @@ class CompiledGraph:
     def output_names(self) -> list[str]:
         return list(self._signature.output_names)
 
-    # -- choosing a variant -------------------------------------------------------------------
+    # -- arguments and variants ---------------------------------------------------------------
 
     def _selected(self) -> tuple[Executable, dict[str, int]]:
         if self._current is None and not self.template.open_symbols:
             with self._lock:
-                self._current = (self._executable({}), {})
+                self._current = (self._variants.executable({}), {})
         if self._current is None:
             raise InputError(
                 "sizes are still open", where=self._signature.name,
@@ -280,7 +358,7 @@ class CompiledGraph:
             )  # fmt: skip
         return self._current
 
-    def _take(self, given: Mapping[str, Any]) -> list[Array]:
+    def _take(self, given: Mapping[str, Any]) -> list[Any]:
         """The arrays in the order of the inputs, checked."""
         if len(given) != len(self._inputs) or given.keys() != self._inputs.keys():
             for name in given:
@@ -288,7 +366,10 @@ class CompiledGraph:
             missing = [n for n in self._inputs if n not in given]
             shapes = ", ".join(f"{n} {self._inputs[n]}" for n in missing)
             raise InputError("missing inputs", where=self._signature.name, expected=shapes)
-        return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
+        if self._on_host:
+            return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
+        own = self.allocator
+        return [as_argument(n, given[n], shape, own) for n, shape in self._inputs.items()]
 
     def _known(self, table: Mapping[str, Shape], name: str, what: str) -> Shape:
         if name not in table:
@@ -298,80 +379,16 @@ class CompiledGraph:
             )
         return table[name]
 
-    def _choose(
-        self, arrays: Sequence[Array], sizes: Mapping[str, int] | None, seen: tuple[Any, ...]
-    ) -> _Chosen:
-        """The variant for these shapes; remembered, so that a repeated run pays for a lookup."""
-        named = zip(self._inputs.items(), arrays, strict=True)
-        shown = [(n, shape, a.shape) for (n, shape), a in named]
-        fixed = self.template.binding.sizes
-        known = infer_sizes(shown, {**fixed, **(sizes or {})})
-        live = {s: self._live(s, bound, known) for s, bound in self.template.live.items()}
-        missing = self.template.open_symbols - known.keys()
-        if missing:
-            raise BindingError(
-                "sizes that no input shows", where=self._signature.name,
-                got=", ".join(sorted(missing)), hint="pass sizes={…} to run",
-            )  # fmt: skip
-        executable = self._executable({s: known[s] for s in sorted(self.template.open_symbols)})
-        shapes = tuple(
-            (e.shape.bind(live).static_dims, e.shape.dtype.numpy)
-            for e in executable.manifest.outputs
-        )
-        if len(self._chosen) >= _REMEMBERED:
-            self._chosen.pop(next(iter(self._chosen)))
-        self._chosen[seen] = chosen = (executable, live, shapes)
-        return chosen
-
-    def _order(self, executable: Executable) -> list[int]:
-        """Which of the inputs the executable still reads: passes may have dropped some."""
-        found = self._orders.get(executable)
-        if found is None:
-            places = {name: i for i, name in enumerate(self._inputs)}
-            found = [places[e.name] for e in executable.manifest.inputs]
-            self._orders[executable] = found
-        return found
-
-    def _live(self, symbol: str, bound: int, known: Mapping[str, int]) -> int:
-        if symbol not in known:
-            raise BindingError(
-                "a live size is missing", where=symbol, expected=f"0 … {bound}",
-                hint=f"pass sizes={{{symbol!r}: n}} to run",
-            )  # fmt: skip
-        if not 0 <= known[symbol] <= bound:
-            raise BindingError(
-                "a value beyond its live bound", where=symbol, got=known[symbol],
-                expected=f"0 … {bound}",
-            )  # fmt: skip
-        return known[symbol]
-
-    def _executable(self, open_sizes: Mapping[str, int]) -> Executable:
-        key = tuple(sorted(open_sizes.items()))
-        executable = self._executables.pop(key, None)
-        if executable is None:
-            made = None if key else self._made
-            executable = made() if callable(made) else made
-        if executable is None:
-            executable = self.template.specialize(open_sizes)
-        self._executables[key] = executable
-        if len(self._executables) > _MOST_VARIANTS:
-            self._forget(self._executables.pop(next(iter(self._executables))))
-        return executable
-
-    def _forget(self, executable: Executable) -> None:
-        self._attached.pop(executable, None)
-        self._orders.pop(executable, None)
-        self._chosen = {k: c for k, c in self._chosen.items() if c[0] is not executable}
-
     def _attach(self, executable: Executable) -> None:
         """Hand over parameters and states, unless the executable has the latest already."""
-        latest = (self.params.version, self._states_version)
-        if self._attached.get(executable) == latest:
+        latest = (self.params.version, self._states.version)
+        if self._variants.attached.get(executable) == latest:
             return
         names = self._prepare(executable)
         self._allocate_states(executable)
-        executable.attach({n: self.params.get(n) for n in names}, self._arrays)
-        self._attached[executable] = latest
+        buffer, allocator = self.params.buffer, self.allocator
+        executable.attach({n: buffer(n, allocator) for n in names}, self._states.buffers)
+        self._variants.attached[executable] = latest
 
     def _prepare(self, executable: Executable) -> list[str]:
         """See that all parameters are there, those computed from others included; their names."""
@@ -381,16 +398,21 @@ class CompiledGraph:
         return names
 
     def _allocate_states(self, executable: Executable | None) -> None:
-        shapes: Mapping[str, Shape] = self._states
+        shapes = self._signature.states
         if executable is not None:
             shapes = {e.name: e.shape for e in executable.manifest.states}
-        for name, shape in shapes.items():
-            if name not in self._arrays:
-                dims = [upper_bound(d, self.template.live) for d in shape.dims]
-                self._arrays[name] = np.zeros(dims, shape.dtype.numpy)
+        self._states.allocate(shapes, self.template.live)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self._signature.name} on {self.template.backend.name}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: inputs and outputs, params, states and variants."""
+        rows: dict[str, object] = {f"input {n}": shape for n, shape in self._inputs.items()}
+        rows |= {f"state {n}": shape for n, shape in self._signature.states.items()}
+        rows |= {"params": len(self._signature.params), "outputs": ", ".join(self.output_names)}
+        title = f"{self._signature.name} on {self.template.backend.name}"
+        return card(title, rows | {"variants": len(self._variants)})
 
 
 def _span(phase: Phase | str | None, until: Phase | str | None) -> Span | None:

@@ -28,8 +28,8 @@ from rlx.ir.op import Array
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
-from rlx.support.trusted_files import open_own, write_whole
+from rlx.support.files import open_trusted, write_atomic
+from rlx.support.records import dataclass
 
 MAGIC = b"\x89RLXA\r\n\n"
 VERSION = 1
@@ -74,7 +74,7 @@ def write(
         file.seek(0)
         file.write(head.pack(sums))
 
-    write_whole(path, fill, safe=not head.arrays)
+    write_atomic(path, fill, durable=not head.arrays)
 
 
 class _Pieces:
@@ -175,7 +175,7 @@ def read(path: Path, *, system: bool = False, check: bool = True) -> Container:
 
     FormatError when anything about it is wrong; `check=False` leaves the tensors unchecked.
     """
-    with open_own(path, system=system) as file:
+    with open_trusted(path, system=system) as file:
         try:
             return _read(file, check)
         except FormatError as error:

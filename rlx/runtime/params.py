@@ -1,4 +1,4 @@
-"""Parameters: loaded once, prepared once, shared by all variants of a model."""
+"""Parameters: loaded once, prepared once, put on each device once, shared by all variants."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Backend
+from rlx.backends.buffer import Allocator, Buffer, DeviceBuffer, HostBuffer
 from rlx.errors import InputError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 PREPARED = "prepared."
 
@@ -24,6 +25,10 @@ def as_array(name: str, value: Any, expected: Shape) -> Array:
     """`value` as a C-ordered array of the expected element type; no copy where none is needed."""
     if type(value) is np.ndarray and value.dtype == expected.dtype.numpy:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+    if isinstance(value, Buffer):
+        if not isinstance(value, HostBuffer):
+            raise InputError("a buffer of another device", where=name, got=repr(value))
+        value = value.array
     if not isinstance(value, np.ndarray):
         if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
             value = np.from_dlpack(value)
@@ -35,6 +40,18 @@ def as_array(name: str, value: Any, expected: Shape) -> Array:
             hint=f"convert it with .astype({expected.dtype.numpy.name!r})",
         )  # fmt: skip
     return np.ascontiguousarray(value) if value.ndim else value
+
+
+def as_argument(name: str, value: Any, expected: Shape, allocator: Allocator) -> Any:
+    """`value` as an array, or as a buffer where it lies in the device's own memory."""
+    is_foreign = not isinstance(value, np.ndarray | Buffer) and hasattr(value, "__dlpack__")
+    if is_foreign and not allocator.is_host:
+        value = allocator.from_dlpack(value) or value
+    if not isinstance(value, DeviceBuffer) or value.allocator is not allocator:
+        return as_array(name, value, expected)
+    if value.dtype != expected.dtype.numpy:
+        raise InputError("wrong element type", where=name, got=value.dtype, expected=expected.dtype)
+    return value
 
 
 def _in_order(array: Any) -> Array:
@@ -64,15 +81,17 @@ class Deferred:
 
 
 class ParamStore:
-    """Arrays by name, and what was computed from them once.
+    """Arrays by name, what was prepared (packed, concatenated) from them, and their buffers.
 
     Arrays are kept as they are given (a memory map stays one). Prepared ones are named by what they
-    compute, so that every variant that needs the same packed weight finds the same array.
+    compute, so that every variant that needs the same packed weight finds the same array. A device
+    with memory of its own gets one copy of each parameter that its executables use.
     """
 
     def __init__(self, arrays: Mapping[str, Any] | None = None) -> None:
-        self._arrays: dict[str, Array | Deferred] = {}
-        self._prepared: dict[str, Array] = {}
+        self._arrays: dict[str, Array | Buffer | Deferred] = {}
+        self._prepared: dict[str, Array | Buffer] = {}
+        self._buffers: dict[Allocator, dict[str, Buffer]] = {}
         self._lock = threading.RLock()
         self.version = 0
         self.preparations = 0  # how often something was prepared
@@ -85,11 +104,37 @@ class ParamStore:
             raise InputError("a name kept for prepared parameters", got=name)
         with self._lock:
             if name in self._arrays:  # a new one cannot have been used yet
+                for prepared in self._prepared:
+                    self._drop_buffer(prepared)
                 self._prepared.clear()
-            self._arrays[name] = array if isinstance(array, Deferred) else _in_order(array)
+            self._drop_buffer(name)
+            as_given = isinstance(array, Deferred | Buffer)
+            self._arrays[name] = array if as_given else _in_order(array)
             self.version += 1
 
     def get(self, name: str) -> Array:
+        """The parameter in host memory; one that is on a device is copied out."""
+        return _host_array(self._find(name))
+
+    def buffer(self, name: str, allocator: Allocator) -> Buffer:
+        """The parameter in a device's memory, copied there the first time."""
+        own = self._buffers.setdefault(allocator, {})
+        buffer = own.get(name)
+        if buffer is None:
+            with self._lock:
+                buffer = own[name] = self._put(name, allocator)
+        return buffer
+
+    def _put(self, name: str, allocator: Allocator) -> Buffer:
+        given = self._arrays.get(name)
+        if isinstance(given, Deferred) and not allocator.is_host:
+            return allocator.put(given.copy())  # what the host made is let go again
+        found = self._find(name)
+        if isinstance(found, Buffer) and found.allocator is allocator:
+            return found
+        return allocator.put(_host_array(found))
+
+    def _find(self, name: str) -> Array | Buffer:
         if name in self._prepared:
             return self._prepared[name]
         if name not in self._arrays:
@@ -98,6 +143,10 @@ class ParamStore:
         if isinstance(array, Deferred):  # used as it is: then it stays
             array = self._arrays[name] = array.copy()
         return array
+
+    def _drop_buffer(self, name: str) -> None:
+        for own in self._buffers.values():
+            own.pop(name, None)
 
     def ensure(self, names: Sequence[str], prepare: Graph | None, backend: Backend) -> None:
         """See that all parameters of these names are there: prepare those that are not yet, by the
@@ -132,23 +181,29 @@ class ParamStore:
 
     def _prepare(self, part: Graph, backend: Backend) -> None:
         given = {n.name: self._arrays[n.name] for n in part.sources("param")}
-        arrays = {n: a.copy() if isinstance(a, Deferred) else a for n, a in given.items()}
-        self.adopt(backend.prepare(part, arrays))
+        self.adopt(backend.prepare(part, {n: _host_array(a) for n, a in given.items()}))
 
-    def adopt(self, prepared: Mapping[str, Array], *, instead: bool = False) -> None:
-        """Take prepared parameters, made here or mapped from disk; those that are there stay, or
-        give way to the same numbers in another place."""
+    def adopt(self, prepared: Mapping[str, Array | Buffer], *, instead: bool = False) -> None:
+        """Take prepared parameters, made here or mapped from disk. Those that are there stay, or
+        with `instead` give way to the same numbers in another place."""
         with self._lock:
             if instead:
                 self._prepared |= prepared
+                for own in (own for of, own in self._buffers.items() if of.is_host):
+                    for name in prepared:  # copies on devices are as good as before
+                        own.pop(name, None)
                 self.version += 1
             for name, array in prepared.items():
                 self._prepared.setdefault(name, array)
 
     @property
+    def prepared_names(self) -> frozenset[str]:
+        return frozenset(self._prepared)
+
+    @property
     def prepared(self) -> dict[str, Array]:
-        """What was prepared so far."""
-        return dict(self._prepared)
+        """What was prepared so far, in host memory."""
+        return {name: _host_array(array) for name, array in dict(self._prepared).items()}
 
     def require(self, names: list[str]) -> None:
         """Raise an error that lists every name that was not given."""
@@ -172,6 +227,14 @@ class ParamStore:
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+
+def _host_array(value: Array | Buffer | Deferred) -> Array:
+    if isinstance(value, Deferred):
+        return value.copy()
+    if isinstance(value, HostBuffer):
+        return value.array
+    return value.copy_out() if isinstance(value, Buffer) else value
 
 
 def _only(graph: Graph, names: Sequence[str]) -> Graph:

@@ -16,7 +16,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
 from rlx.ir.serial import canonical
-from rlx.records import dataclass
 from rlx.runtime.aot import AotCache
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.cache import CompileCache
@@ -28,6 +27,7 @@ from rlx.specialize.component import CompilationMode, ModelComponent
 from rlx.specialize.key import encode, make_key
 from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.passes.pipeline import PipelineResult
@@ -200,10 +200,11 @@ class ModelCompilePipeline:
 
         `model_key` names the contents of the model, for callers who know them before building:
         then a hit does not even call `build_hir`. `on_plan` is told of a variant that is about to
-        be compiled, to begin what need not wait for its code. Where the disk cache is off, the
-        variant is compiled and kept in memory only.
+        be compiled, to begin what need not wait for its code. Where the disk cache is off, or the
+        device cannot export programs, the variant is compiled and kept in memory only.
         """
-        disk = cache or self.aot or AotCache.default()
+        can_export = self.session.device.backend.can_export
+        disk = cache or self.aot or AotCache.default() if can_export else None
 
         def make() -> CompiledGraph:
             chosen = CompileOptions.of(options).for_component(component)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.registry import Device
+from rlx.ir.binding import DimBinding, UpTo
 from rlx.ir.graph import Graph
 from rlx.ir.module import GraphModule
 from rlx.runtime.compiled import CompiledGraph
@@ -28,16 +30,31 @@ class Session:
         options: CompileOptions | Mapping[str, Any] | None = None,
         *,
         params: ParamStore | None = None,
+        binding: DimBinding | Mapping[str, int | UpTo] | None = None,
     ) -> CompiledGraph:
-        """An executable form of `graph`; `params` may be shared with other compiled graphs."""
-        return CompiledGraph(self.template(graph, options), params)
+        """Run the passes on `graph`; `params` may be shared with other compiled graphs.
+
+        Machine code is made when sizes are known: now, where the options leave no symbol open, or
+        where `binding` gives the open ones; else by the first run with new sizes. After a
+        `binding` other sizes may still be run; a bound `UpTo` in it holds for all of them.
+        """
+        sizes = {} if binding is None else dict(binding.items())
+        chosen = CompileOptions.of(options)
+        for symbol, size in sizes.items():
+            if isinstance(size, UpTo):
+                bound = chosen.binding.with_size(symbol, size)
+                chosen = replace(chosen, binding=bound)
+        compiled = CompiledGraph(self.template(graph, chosen), params)
+        if binding is not None:
+            compiled.warm({s: n for s, n in sizes.items() if isinstance(n, int)})
+        return compiled
 
     def template(
         self,
         graph: Graph | GraphModule,
         options: CompileOptions | Mapping[str, Any] | None = None,
     ) -> Template:
-        """Lowered, fused and legalised, sizes still open."""
+        """Lowered, fused and legalised, with symbolic sizes."""
         # all passes with their rules: a start from an artifact does without them
         from rlx.runtime.template import make_template
 

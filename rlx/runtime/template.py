@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
-from rlx.collector import without_gc
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.dim import DERIVED
@@ -16,13 +15,14 @@ from rlx.ir.lir import Lir
 from rlx.ir.module import FusionPolicy, GraphModule
 from rlx.ir.node import Node
 from rlx.ir.text import inspect_graph, inspect_lir
-from rlx.passes.mould import Moulds
 from rlx.passes.pipeline import PipelineResult, run_pipeline
+from rlx.passes.plan_cache import PlanCache
 from rlx.passes.rewrite import Rule
-from rlx.records import dataclass
 from rlx.runtime.variants import Signature
-from rlx.settings import debug, debug_level
 from rlx.specialize.options import CompileOptions
+from rlx.support.gc_pause import without_gc
+from rlx.support.records import dataclass
+from rlx.support.settings import debug, debug_level
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Template:
 
     @property
     def live(self) -> dict[str, int]:
-        """Live symbols that the graph uses, and their bounds."""
+        """Dynamic symbols that the graph uses, and their upper bounds."""
         return {s: b for s, b in self.binding.live.items() if s in self._symbols}
 
     def with_options(self, options: CompileOptions) -> Template:
         """The same template with other sizes; what was found out about it is kept."""
         made = replace(self, options=options)
-        for fact in ("_symbols", "signature", "_moulds"):
+        for fact in ("_symbols", "signature", "_plans"):
             made.__dict__[fact] = getattr(self, fact)
         return made
 
@@ -56,10 +56,10 @@ class Template:
         return frozenset(found)
 
     @cached_property
-    def _moulds(self) -> Moulds:
+    def _plans(self) -> PlanCache:
         device = self.backend
         graph, prepare = self.result.graph, self.prepare
-        return Moulds(graph, self._symbols, prepare, device.lower_bound, device.scratch)
+        return PlanCache(graph, self._symbols, prepare, device.rewrite_variant, device.scratch)
 
     @cached_property
     def open_symbols(self) -> frozenset[str]:
@@ -80,7 +80,7 @@ class Template:
         binding = DimBinding(dict(self.binding.items()))
         for symbol, size in open_sizes.items():
             binding.set(symbol, size)
-        lir = self._moulds.plan(binding)
+        lir = self._plans.plan(binding)
         if debug_level() >= 4:
             debug(4, inspect_lir(lir))
         return lir
@@ -100,7 +100,7 @@ def make_template(graph: Graph | GraphModule, options: CompileOptions, device: B
         on_fire=_show_rule if debug_level() >= 6 else None,
         has_native=backend.has_native,
         choose=options.dispatch.choose,
-        lower=backend.lower,
+        lower=backend.rewrite_template,
         passes=options.profile.passes,
         precision=options.profile.precision,
         quant=options.quant,

@@ -9,7 +9,7 @@ from rlx.backends.base import Backend, Executable
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

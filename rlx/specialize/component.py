@@ -11,11 +11,11 @@ from typing import Any
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.records import dataclass
+from rlx.specialize.compile_profile import CompileProfile, register_profile
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key
-from rlx.specialize.profile import CompileProfile, register_profile
 from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
 
 
 class CompilationMode(Enum):
@@ -36,7 +36,7 @@ class CompilationMode(Enum):
 
 @dataclass(frozen=True)
 class LayerComposition:
-    """What a layer stack is made of: one kind of layer, n alike, or two in turn."""
+    """A layer stack: a single layer, `count` equal ones, or a pair that alternates."""
 
     kind: str
     layers: tuple[str, ...]
@@ -61,7 +61,7 @@ class LayerComposition:
 
     @property
     def key(self) -> str:
-        """A hash of the contents; from now on a component may name the composition by it."""
+        """A content hash; it registers the composition, so that components can name it."""
         made = make_key("composition", self)
         _compositions[made] = self
         return made
@@ -131,7 +131,7 @@ class ModelComponent:
         return self._key
 
     @cached_property
-    def _key(self) -> str:  # kept: a hit in a cache must not cost a hash
+    def _key(self) -> str:  # cached: a cache hit must not cost a hash
         return make_key("component", self)
 
     def aot_disk_base(self) -> str:

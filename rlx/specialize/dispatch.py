@@ -1,4 +1,4 @@
-"""Native kernel or common body: who decides, for each kind of op."""
+"""Kernel dispatch: a native kernel or a decomposition (`common`), for each op."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
-from rlx.settings import setting
+from rlx.support.records import dataclass
+from rlx.support.settings import setting
 
 
 class KernelPolicy(Enum):
@@ -39,7 +39,7 @@ class KernelDispatchConfig:
         """`native` or `common` when that is what will run, `unsupported` when nothing can.
 
         PREFER_NATIVE takes what there is. What is forced and absent is unsupported, except that
-        FORCE_COMMON leaves primitive ops native: they are what common bodies are made of.
+        FORCE_COMMON leaves primitive ops native: decompositions are made of them.
         """
         if kind in self.force_native_kinds:
             return "native" if has_native else "unsupported"
@@ -79,5 +79,5 @@ def parse_policy(value: object) -> KernelPolicy:
 
 def _kinds(kinds: Iterable[str]) -> frozenset[str]:
     if isinstance(kinds, str):
-        raise OptionError("a set of op kinds is expected", got=repr(kinds), hint=f"[{kinds!r}]")
+        raise OptionError("expected a set of op names", got=repr(kinds), hint=f"[{kinds!r}]")
     return frozenset(kinds)

@@ -1,4 +1,4 @@
-"""The one place that makes keys.
+"""Cache keys, made in this one place.
 
 A key is a SHA-256 over a tagged, length-prefixed encoding: different contents never share an
 encoding, and the same contents encode the same way in every process, machine and Python version.
@@ -16,13 +16,13 @@ from rlx.errors import OptionError
 
 @runtime_checkable
 class Keyed(Protocol):
-    """Something that knows what makes it different from others of its kind."""
+    """An object that lists what its key is made of."""
 
     def key_material(self) -> Mapping[str, object]: ...
 
 
 def encode(value: object) -> bytes:
-    """Tag, length, contents. 1, 1.0, True and "1" all differ; mappings are taken in key order."""
+    """Tag, length, contents. 1, 1.0, True and "1" all differ; mappings are sorted by key."""
     if value is None:
         return b"n"
     if value is True or value is False:
@@ -53,5 +53,5 @@ def _framed(tag: bytes, contents: bytes) -> bytes:
 
 
 def make_key(kind: str, material: object) -> str:
-    """64 hex digits that name `material` among keys of this kind."""
+    """The SHA-256 of `material`, as 64 hex digits; keys of other kinds differ."""
     return hashlib.sha256(encode(("rlx", kind, material))).hexdigest()

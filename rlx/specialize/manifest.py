@@ -8,11 +8,11 @@ from typing import NamedTuple
 from rlx.errors import InputError
 from rlx.ir.lir import Argument, Lir
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 class ManifestEntry(NamedTuple):
-    """One input, param, state or output. Sizes are those of the upper bounds of live dimensions."""
+    """One input, param, state or output. Dynamic dims count at their bounds."""
 
     role: str  # input, param, state, output
     name: str

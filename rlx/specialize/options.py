@@ -1,4 +1,4 @@
-"""How to compile: every setting has a default."""
+"""Compile options; every one has a default."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.records import dataclass
+from rlx.specialize.compile_profile import CompileProfile, profile_of
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.dispatch import KernelDispatchConfig
 from rlx.specialize.key import make_key
-from rlx.specialize.profile import CompileProfile, profile_of
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a compilation is asked for. `binding` may leave symbols open: they follow the inputs."""
+    """How to compile. Symbols that `binding` leaves out are bound by the inputs of each run."""
 
     binding: DimBinding = field(default_factory=DimBinding)
     dispatch: KernelDispatchConfig = field(default_factory=KernelDispatchConfig.from_environment)
@@ -52,7 +52,7 @@ class CompileOptions:
         raise OptionError("not compile options", got=repr(value))
 
     def for_component(self, component: ModelComponent) -> CompileOptions:
-        """These options with what the component says applied."""
+        """These options with the component's own applied."""
         key = component.profile_key
         own = not key or key == self.profile.profile_key
         return replace(
@@ -64,7 +64,7 @@ class CompileOptions:
         )
 
     def template_material(self) -> Mapping[str, object]:
-        """What a template depends on: all but the sizes."""
+        """What a template depends on: all but the binding."""
         return {
             "dispatch": self.dispatch,
             "profile": self.profile,

@@ -1,4 +1,4 @@
-"""One concrete use of a model: this batch, this length, prefill or decode."""
+"""Variants: one concrete use of a model, by batch, sequence length and phase."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import Enum
 
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding, Size, UpTo
-from rlx.records import dataclass
 from rlx.specialize.key import make_key
+from rlx.support.records import dataclass
 
 
 class ModelPhase(Enum):
@@ -21,7 +21,7 @@ class ModelPhase(Enum):
 
 @dataclass(frozen=True)
 class ModelVariant:
-    """What a binding is made of. Sizes may be live (`UpTo(4096)`)."""
+    """The sizes of one use, and its phase. A size may be dynamic with a bound (`UpTo(4096)`)."""
 
     batch: Size = 1
     seq: Size = 1
@@ -48,7 +48,7 @@ class ModelVariant:
         return replace(self, extra=(*self.extra, (symbol, size)))
 
     def dim_binding(self) -> DimBinding:
-        """Decode binds batch, past and the new tokens as seq; the others batch and seq."""
+        """Decode binds batch, past_seq, and seq to the new tokens; other phases batch and seq."""
         binding = DimBinding(batch=self.batch, seq=self.seq)
         if self.phase is ModelPhase.DECODE:
             binding.set("past_seq", self.past_seq)

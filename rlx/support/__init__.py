@@ -1,0 +1,1 @@
+"""What every folder may use: settings, files, dataclasses, optional libraries, name suggestions."""

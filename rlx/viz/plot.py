@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Point = tuple[float, float]
 
@@ -32,7 +32,7 @@ circle { stroke-width: 2; }
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines by name. Sizes stand at equal distances: they usually grow by factors."""
+    """Lines by name. Positions on the x axis are equidistant: sizes usually grow by factors."""
 
     title: str
     x_label: str

@@ -18,7 +18,7 @@ _RUNS = 0  # the row above the workers'
 
 
 def write_trace(path: Path | str, recorded: Mapping[str, Sequence[Slice]]) -> None:
-    """Write the slices of several recordings, each under the name of what ran."""
+    """Write the slices of several recordings, by name."""
     text = json.dumps({"traceEvents": trace_events(recorded), "displayTimeUnit": "ns"})
     Path(path).write_text(text + "\n", encoding="utf-8")
 

@@ -17,7 +17,8 @@ from playwright.sync_api import Locator, Page, expect
 
 import rlx
 from rlx.formats.fetch import fetch
-from rlx.models.build import ModelFile, describe
+from rlx.models.build_graph import SAMPLE, build_graph
+from rlx.models.model_file import ModelFile
 from rlx.viz.report import make_report, write_page
 
 LAYERS, CONTEXT = 30, 4096
@@ -106,7 +107,7 @@ def test_a_layer_folds_and_opens(open_page: Any, report: Path) -> None:
 def test_a_tensor_has_its_offset(open_page: Any, report: Path) -> None:
     """The offset on the page is that of a plan made here."""
     model = ModelFile.open(fetch("smollm2-135m"))
-    module = describe(model, model.weights(), CONTEXT, "f16", "sample").module
+    module = build_graph(model, model.weights(), SAMPLE, context=CONTEXT, kv="f16").module
     binding = rlx.DimBinding(seq=1, past_seq=rlx.UpTo(CONTEXT - 1))
     lir = rlx.Session("cpu").template(module, {"binding": binding}).plan({})
     wanted, offset = next(

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from rlx.cli import console, opening
+from rlx.cli import console, load_model
 from rlx.cli.app import app
 from rlx.cli.options import Sampling
 from rlx.errors import InputError
@@ -189,12 +189,12 @@ def test_sizes_read_well() -> None:
     ],
 )
 def test_what_counts_as_a_model(text: str, expected: bool) -> None:
-    assert opening.is_model(text) is expected
+    assert load_model.is_model(text) is expected
 
 
 def test_a_file_counts_as_a_model(tiny: Path, tmp_path: Path) -> None:
-    assert opening.is_model(str(tiny))
-    assert opening.is_model(str(tmp_path))
+    assert load_model.is_model(str(tiny))
+    assert load_model.is_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(

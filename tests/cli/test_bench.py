@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from cli_support import CONTEXT, HIDDEN, VOCAB
 
-from rlx.cli.peers.llama import start_llama_cpp
-from rlx.cli.peers.pipe import PeerMissing
+from rlx.cli.peers import PeerMissing, start_llama_cpp
 from rlx.formats.gguf import GgufFile
 from rlx.viz.plot import Chart, draw
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rlx as api
-from rlx.cli.lines import read_message
+from rlx.cli.prompt import read_message
 
 CHAT = ("--device", "reference", "--seed", "5", "-n", "4")
 
@@ -34,11 +34,11 @@ def test_only_what_is_new_is_run(rlx: Any, tiny: Path) -> None:
     always = ("--logit-bias", "104=1000")  # an answer that reads back as the same tokens
     done = talk(rlx, tiny, "Hi", "And?", "/stats", more=always)
     before = len("<user\nHi>\n<assistant\nhhh")  # a mark is one token; the last token has not run
-    assert f"after {before} kept" in done.stdout
+    assert f"after {before} reused" in done.stdout
     assert "messages     4" in done.stdout
 
 
-def test_saved_conversations_go_on(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+def test_saved_conversations_decode_n(rlx: Any, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     talk(rlx, tiny, "/system Be brief.", "Hi", f"/save {file}")
     held = json.loads(file.read_text())

@@ -39,7 +39,7 @@ def test_it_is_made_described_and_run_without_llvmlite(
     assert told.exit_code == 0, told.stderr
 
 
-def test_many_requests_and_guesses_go_along(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+def test_batching_and_speculation_go_along(rlx: Any, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "many.rlx"
     made = rlx(
         "compile", tiny, "--out", file, "--context", "64", "--requests", "2", "--cache-tokens",
@@ -48,8 +48,8 @@ def test_many_requests_and_guesses_go_along(rlx: Any, tiny: Path, tmp_path: Path
     assert made.exit_code == 0, made.stderr
     told = json.loads(made.stdout)
     assert (told["requests"], told["cache_tokens"]) == (2, 128), "whole pages"
-    assert {"requests", "guess 4", "draw adjust"} <= set(told["uses"])
-    assert {"any", "guess 4", "decode"} <= told["variants"].keys()
+    assert {"requests", "verify-4", "row-sample-penalties"} <= set(told["uses"])
+    assert {"any", "verify-4", "decode"} <= told["variants"].keys()
     words = ("bench", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1")
     measured = rlx(*words, "--batch", "1", "--batch", "2", "--json")
     assert measured.exit_code == 0, measured.stderr
@@ -77,7 +77,7 @@ def test_encoders_and_what_is_said_about_it(rlx: Any, encoder: Path, tmp_path: P
         (("--variant", "prefill:2x16"), "one sequence at a time"),
         (("--variant", "encoder:1x16"), "for encoders only"),
         (("--variant", "encoder:1"), "a length is missing"),
-        (("--variant", "inference:1"), "not a way to run a model"),
+        (("--variant", "inference:1"), "not a phase of this model"),
         (("--cpu", "z80"), "unknown target"),
         (("--context", "100000"), "context out of range"),
         (("--kv", "f17"), "unknown cache type"),

@@ -178,7 +178,7 @@ def test_the_default_encoder(rlx: Any, encoder: Path, monkeypatch: pytest.Monkey
 def test_the_wrong_kind_of_model(rlx: Any, encoder: Path, tiny: Path) -> None:
     done = rlx("run", encoder, "Hi", *REFERENCE)
     assert done.exit_code == 1
-    assert "an encoder does not write text" in done.stderr
+    assert "an encoder does not generate text" in done.stderr
     assert rlx("embed", encoder, *REFERENCE, input="").exit_code == 2
 
 
@@ -199,7 +199,7 @@ def test_a_language_model_gives_vectors(rlx: Any, tiny: Path, encoder: Path) -> 
     for option, model, part in (
         (("--dimensions", "3"), tiny, "--dimensions is for encoders"),
         (("--pooling", "first"), tiny, "unknown pooling"),
-        (("--pooling", "last"), encoder, "an encoder pools as it was trained to"),
+        (("--pooling", "last"), encoder, "the pooling of an encoder is fixed"),
     ):
         done = rlx("embed", model, "the cat", *REFERENCE, *option)
         assert done.exit_code == 2

@@ -11,7 +11,7 @@ import pytest
 from cli_support import CONTEXT, KV_HEADS, LAYERS
 
 import rlx as api
-from rlx.cli.variants import parse_bindings, parse_variant
+from rlx.cli.programs import parse_bindings, parse_variant
 from rlx.errors import OptionError
 from rlx.ir import serial
 
@@ -71,7 +71,7 @@ def test_one_block(rlx: Any, tiny: Path) -> None:
 
 def test_native_stages(rlx: Any, tiny: Path) -> None:
     program = rlx("inspect", tiny, "--stage", "program").stdout
-    head = re.match(r"program llama: (\d+) steps, (\d+) kernels, (\d+) barriers", program)
+    head = re.match(r"program llama: (\d+) launches, (\d+) kernels, (\d+) barriers", program)
     assert head is not None
     assert program.count("\n  #") == int(head[1])
     llvm = rlx("inspect", tiny, "--stage", "llvm").stdout
@@ -157,7 +157,7 @@ def test_mistakes(rlx: Any, program: Path, arguments: list[str], code: int, text
 def test_files_that_are_nothing(rlx: Any, tiny: Path, tmp_path: Path) -> None:
     junk = tmp_path / "junk.bin"
     junk.write_bytes(b"\xff\xfe\x00junk")
-    assert "neither a model nor a program" in rlx("inspect", junk).stderr
+    assert "neither a model nor IR" in rlx("inspect", junk).stderr
     text = tmp_path / "junk.mir"
     text.write_text("graph x { what }")
     assert rlx("inspect", text).exit_code == 1
@@ -173,7 +173,7 @@ def test_the_summary(rlx: Any, tiny: Path, program: Path) -> None:
         tensors = model.model.file.tensors.values()
         assert found["weights"] == {"F32": sum(t.nbytes for t in tensors)}
         assert found["parameters"] == sum(t.nbytes for t in tensors) // 4
-    assert found["kernels"] <= found["steps"]
+    assert found["kernels"] <= found["launches"]
     shown = rlx("inspect", tiny).stdout
     assert re.search(r"^architecture +llama$", shown, re.MULTILINE)
     assert "residual + norm: " in shown

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli_support import CONTEXT, KV_HEADS, LAYERS
 
+from rlx.backends.registry import Device
 from rlx.llvm.disk_cache import DiskCache
 from rlx.runtime import machine
 
@@ -26,6 +27,12 @@ def test_doctor_knows_the_machine(rlx: Any, own_cache: Path) -> None:
     assert found["machine"]["int8_products"] in ("vpdpbusd", "pmaddubsw", "sdot", "as floats")
     assert found["cache"]["kernels_directory"] == str(own_cache / "kernels")
     assert "native code" in rlx("doctor").stdout
+
+
+def test_a_device_without_native_code() -> None:
+    shown = Device.of("reference").backend.inspection()
+    assert (shown.has_native_code, shown.runs_here, shown.targets()) == (False, True, ["host"])
+    assert (shown.machine(), shown.roofline(1), shown.cached_kernels()) == ({}, [], [])
 
 
 def test_doctor_measures_a_model(rlx: Any, tiny: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cli_support import FFN, HIDDEN, KV_HEADS, LAYERS, VOCAB
 
 import rlx as api
-from rlx.models.measuring import LanguageRuns
+from rlx.models.benchmark import LanguageRuns
 
 HEAD = 8
 
@@ -26,7 +26,7 @@ def test_a_table_for_each_part(rlx: Any, tiny: Path) -> None:
         shares = [float(n) for n in re.findall(r"([\d.]+)%", part)]
         assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))  # each is rounded
         assert "blk.*.attention" in part
-        assert "between steps" in part
+        assert "at barriers" in part
 
 
 def test_flops_of_a_token(rlx: Any, tiny: Path) -> None:

@@ -41,7 +41,7 @@ def test_as_json(rlx: Any, tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, code, message",
     [
-        (["--type", "Q4_M"], 2, "no such type"),
+        (["--type", "Q4_M"], 2, "no such quant preset"),
         (["--type", "Q8_0"], 1, "--force"),
         (["--threads", "0", "--force"], 2, "number of threads"),
     ],

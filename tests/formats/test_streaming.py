@@ -5,8 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.formats.pieces import Spelling, byte_level, with_spaces
-from rlx.formats.streaming import StreamDecoder, WindowDecoder
+from rlx.formats.tokenizer.detokenizer import (
+    StreamDecoder,
+    TokenDecoder,
+    WindowDecoder,
+    byte_level,
+    metaspace,
+)
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:
@@ -67,8 +72,8 @@ def test_a_window_gives_what_the_whole_would() -> None:
 def test_spellings() -> None:
     assert byte_level("ĠHÃ©Ċ") == " Hé\n".encode()
     assert byte_level("<｜end▁of▁sentence｜>") == "<｜end▁of▁sentence｜>".encode()
-    assert with_spaces("▁a▁") == b" a "
-    assert with_spaces("<0xe9>") == b"\xe9"
-    assert with_spaces("<0xE9> ") == b"<0xE9> "
-    words = Spelling("continued", tidy=True).speller
+    assert metaspace("▁a▁") == b" a "
+    assert metaspace("<0xe9>") == b"\xe9"
+    assert metaspace("<0xE9> ") == b"<0xE9> "
+    words = TokenDecoder("wordpiece", cleanup=True).to_bytes
     assert [words(t) for t in ("##ing", "a", ".", "do not")] == [b"ing", b" a", b".", b" don't"]

@@ -15,8 +15,8 @@ import tokenizers
 import vocab_files as v
 
 from rlx.errors import FormatError, InputError, UnsupportedError
-from rlx.formats.pretokenizers import _BY_NAME, cut_named, pre_tokenizer
-from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.pretokenizers import _BY_NAME, find_split, make_pre_tokenizer
 
 MARKS: list[v.Token] = [("<unk>", v.UNKNOWN, 0), ("<s>", v.CONTROL, 0), ("</s>", v.CONTROL, 0)]
 
@@ -332,7 +332,7 @@ def test_how_text_is_cut(name: str) -> None:
 
 
 def words(name: str, text: str) -> list[str]:
-    cut = pre_tokenizer(cut_named(name, "test"), tokenizers)
+    cut = make_pre_tokenizer(find_split(name, "test"), tokenizers)
     byte_of = {c: b for b, c in enumerate(v.byte_characters())}
     return [bytes(byte_of[c] for c in w).decode() for w, _ in cut.pre_tokenize_str(text)]
 

@@ -12,7 +12,7 @@ import tokenizers as lib
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_json import tokenizer_from_file
+from rlx.formats.tokenizer.from_json import tokenizer_from_file
 
 TEXTS = ["the cat sat", "a cat, an é", "日本 🦙 sat", "  two  spaces ", "don't do not."]
 
@@ -114,12 +114,12 @@ def test_ids_and_texts_are_those_of_the_library(tmp_path: Path, kind: str) -> No
 
 
 def test_the_kinds_are_recognised(tmp_path: Path) -> None:
-    found = {k: loaded(tmp_path, make()).vocabulary.spelling.kind for k, make in KINDS.items()}
+    found = {k: loaded(tmp_path, make()).vocabulary.decoder.kind for k, make in KINDS.items()}
     assert found == {
-        "bytes": "bytes",
-        "spaces": "spaces",
-        "metaspace": "spaces",
-        "words": "continued",
+        "bytes": "byte_level",
+        "spaces": "metaspace",
+        "metaspace": "metaspace",
+        "words": "wordpiece",
         "odd": "library",
     }
 

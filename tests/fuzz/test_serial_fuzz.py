@@ -32,7 +32,7 @@ GRAPH = """graph everything {
   %7 "packed": [16, 18] u8 = param
   %8 = dequant_matmul(%0, %7; scheme=quant.Q4_0)
   %9:2 = top_k(%5; k=2)
-  %10 = reshape(%5; dims=[batch * seq, 4, 8])
+  %10 = reshape(%5; shape=[batch * seq, 4, 8])
   %11 = elementwise_region(%10; body=graph region {
     %0 "v": [batch * seq, 4, 8] f32 = input
     %1 = tanh(%0)

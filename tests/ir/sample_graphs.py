@@ -47,9 +47,9 @@ def reductions() -> Graph:
     g = Graph("reductions")
     x = g.input("x", ["rows", 8, 16])
     values, indices = g.top_k(g.softmax(x, axis=1), k=3, largest=False, name="best")
-    total = g.sum(values, axes=(0, -1), keepdims=True)
+    total = g.sum(values, axis=(0, -1), keepdims=True)
     token, rng = g.sample(
-        g.mean(x, axes=[1]), g.input("rng", [2], "u64"), temperature=0.5, top_k=40, top_p=0.9
+        g.mean(x, axis=[1]), g.input("rng", [2], "u64"), temperature=0.5, top_k=40, top_p=0.9
     )
     return g.set_outputs(total, g.argmax(x), indices, g.cumsum(x, reverse=True), token, rng)
 
@@ -63,7 +63,7 @@ def layouts() -> Graph:
     padded = g.pad(turned, low=(0, 1, 0), high=(0, 0, 2), value=-0.0)
     edge = g.pad(turned, low=(0, 1, 0), high=(0, 0, 2), value=float("-inf"), mode="constant")
     joined = g.concat([padded, edge], axis=0)
-    rows = g.gather(flat, g.iota(dims=[4], dtype="i32"), axis=0)
+    rows = g.gather(flat, g.iota(shape=[4], dtype="i32"), axis=0)
     count = g.dim_value(dim="batch * seq", dtype="i64")
     return g.set_outputs(part, joined, rows, count, g.slice(rows, (0, 0, 1), (4, 2, 3)))
 
@@ -233,7 +233,7 @@ def lowered() -> Graph:
     scheme = QuantScheme.parse("Q8_0")
     packed = g.dequant_matmul(x, g.param("q", [32, scheme.row_bytes(64)], "u8"), scheme=scheme)
     g.set_outputs(plain, packed)
-    return CpuBackend(Target.named("x86-64-v3")).lower(g)
+    return CpuBackend(Target.named("x86-64-v3")).rewrite_template(g)
 
 
 def empty() -> Graph:

@@ -23,6 +23,7 @@ from rlx.errors import (
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, Block, HirModule, block
 from rlx.ir.interp import evaluate
+from rlx.ir.methods import BlockMethods, ValueMethods
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, make_op
 
@@ -97,13 +98,13 @@ def test_mir_reaches_the_op_behind_a_block(m: HirModule) -> None:
     assert m.mir("rms_norm", (x, gamma)).node.kind == "rms_norm"
     assert m.mir("exp", x).node.kind == "exp"
     assert m.mir("concat", [x, x], axis=1).shape.dims == (2, 8)
-    assert m.mir(make_op("sum", {"axes": (0,)}), x, shape=[4]).shape.dims == (4,)
-    assert m.mir("iota", dims=(3,)).shape.dims == (3,)
+    assert m.mir(make_op("sum", {"axis": (0,)}), x, shape=[4]).shape.dims == (4,)
+    assert m.mir("iota", shape=(3,)).shape.dims == (3,)
     for op, hint in (("hir.linear", "linear"), ("input", "input")):
         with pytest.raises(InputError, match=rf"(?s)not a MIR op.*call \.{hint}"):
             m.mir(op, [x])
     with pytest.raises(InputError, match="a record has its attributes"):
-        m.mir(make_op("sum", {}), x, axes=(0,))
+        m.mir(make_op("sum", {}), x, axis=(0,))
     with pytest.raises(OptionError, match="unknown op"):
         m.mir("nonsense", x)
 
@@ -288,14 +289,15 @@ def test_a_block_of_ones_own(m: HirModule) -> None:
             block("scaled_sum")(type("Other", (Block,), {"fusable": lambda self, g, a: a}))
     finally:
         del REGISTRY["hir.scaled_sum"], REGISTERED["scaled_sum"]
-        del HirModule.scaled_sum
+        del BlockMethods.scaled_sum, ValueMethods.scaled_sum
 
 
 # -- the package ------------------------------------------------------------------------------
 
 
 def test_type_checkers_see_the_names_that_are_there() -> None:
-    tree = ast.parse(Path(rlx.__file__).read_text(encoding="utf-8"))
+    stub = Path(rlx.__file__).with_suffix(".pyi")
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
     stated = {
         alias.asname: node.module
         for node in ast.walk(tree)

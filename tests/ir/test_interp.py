@@ -90,7 +90,7 @@ def test_sizes_from_plain_symbols_and_then_from_expressions() -> None:
 def test_rows_follow_batch_and_seq() -> None:
     g = Graph()
     x = g.input("x", ["batch", "seq", 2])
-    g.set_outputs(g.reshape(x, dims=("rows", 2)))
+    g.set_outputs(g.reshape(x, shape=("rows", 2)))
     (y,) = evaluate(g, [np.zeros((2, 3, 2), np.float32)])
     assert y.shape == (6, 2)
 

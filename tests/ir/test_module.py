@@ -197,7 +197,7 @@ def test_hir_mir_is_the_way_out() -> None:
     x = m.input("x", [2, 4])
     assert m.rms_norm(x, m.param("g", [4])).node.kind == "hir.rms_norm"
     assert m.hir_mir("rms_norm", [x, m.find("g")], eps=1e-3).node.op.eps == 1e-3
-    assert m.hir_mir(rlx.ir.ops.reduce.Sum(axes=(1,)), x).shape.dims == (2,)
+    assert m.hir_mir(rlx.ir.ops.reduce.Sum(axis=(1,)), x).shape.dims == (2,)
     lowered = m.finish_hir(m.exp(x)).lower()
     assert lowered.rms_norm(lowered.find("x"), lowered.find("g")).node.kind == "rms_norm"
 

@@ -133,19 +133,19 @@ def test_indices_out_of_range(name: str, more: tuple[Any, ...]) -> None:
 
 
 def test_iota() -> None:
-    assert run("iota", dims=[4]).tolist() == [0, 1, 2, 3]
-    assert run("iota", dims=[2, 3], axis=-1, start=5).tolist() == [[5, 6, 7]] * 2
-    assert run("iota", dims=[2, 3], dtype="bf16").tolist() == [[0] * 3, [1] * 3]
-    assert run("iota", dims=[3], dtype="u8", start=254).tolist() == [254, 255, 0]
-    assert run("iota", dims=[0, 2]).shape == (0, 2)
-    assert shape_of("iota", dims=["batch", "seq"], axis=1, start="past_seq") == "[batch, seq] i32"
-    for attributes in ({"dims": []}, {"dims": [2], "axis": 1}):
+    assert run("iota", shape=[4]).tolist() == [0, 1, 2, 3]
+    assert run("iota", shape=[2, 3], axis=-1, start=5).tolist() == [[5, 6, 7]] * 2
+    assert run("iota", shape=[2, 3], dtype="bf16").tolist() == [[0] * 3, [1] * 3]
+    assert run("iota", shape=[3], dtype="u8", start=254).tolist() == [254, 255, 0]
+    assert run("iota", shape=[0, 2]).shape == (0, 2)
+    assert shape_of("iota", shape=["batch", "seq"], axis=1, start="past_seq") == "[batch, seq] i32"
+    for attributes in ({"shape": []}, {"shape": [2], "axis": 1}):
         with pytest.raises(ShapeError, match="out of range"):
             shape_of("iota", **attributes)
     with pytest.raises(DTypeError):
-        shape_of("iota", dims=[2], dtype="bool")
+        shape_of("iota", shape=[2], dtype="bool")
     with pytest.raises(BindingError):
-        make_op("iota", {"dims": ["n"]}).reference()
+        make_op("iota", {"shape": ["n"]}).reference()
 
 
 def test_dim_value() -> None:

@@ -49,7 +49,7 @@ COUNT = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     ],
 )
 def test_reshape_shows_counts_equal(start: str, dims: list[Any], expected: str) -> None:
-    assert shape_of("reshape", start, dims=dims) == f"{expected} f32"
+    assert shape_of("reshape", start, shape=dims) == f"{expected} f32"
 
 
 @pytest.mark.parametrize(
@@ -62,21 +62,21 @@ def test_reshape_shows_counts_equal(start: str, dims: list[Any], expected: str) 
 )  # fmt: skip
 def test_reshape_that_cannot_be_shown(start: str, dims: list[Any]) -> None:
     with pytest.raises(ShapeError, match=r"cannot be (shown|found)"):
-        shape_of("reshape", start, dims=dims)
+        shape_of("reshape", start, shape=dims)
 
 
 @pytest.mark.parametrize("dims", [[-1, -1], [-2, 3]])
 def test_reshape_attributes(dims: list[int]) -> None:
     with pytest.raises(AttributeValueError, match="not dims"):
-        make_op("reshape", {"dims": dims})
+        make_op("reshape", {"shape": dims})
 
 
 def test_reshape_keeps_the_order() -> None:
-    found = run("reshape", COUNT, dims=[4, -1])
+    found = run("reshape", COUNT, shape=[4, -1])
     assert found.tolist() == [list(range(6 * i, 6 * i + 6)) for i in range(4)]
-    across = run("reshape", COUNT.transpose(2, 0, 1), dims=[24])
+    across = run("reshape", COUNT.transpose(2, 0, 1), shape=[24])
     assert across.tolist() == [4 * i + j for j in range(4) for i in range(6)]
-    assert run("reshape", np.zeros((0, 5, 2), np.int8), dims=[0, -1]).shape == (0, 10)
+    assert run("reshape", np.zeros((0, 5, 2), np.int8), shape=[0, -1]).shape == (0, 10)
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 3), st.integers(1, 4))
@@ -87,7 +87,7 @@ def test_symbolic_and_bound_reshapes_agree(a: int, b: int, past: int, k: int) ->
     sizes = {"batch": a, "seq": b, "past_seq": past}
     bound = start.bind(sizes)
     for dims in ([-1, 2], ["batch", -1], [f"past_seq + {k} * seq", -1, 3], ["6 * batch", -1]):
-        symbolic = make_op("reshape", {"dims": dims}).infer(start)
+        symbolic = make_op("reshape", {"shape": dims}).infer(start)
         concrete = [-1 if d == -1 else Shape([d]).bind(sizes).dims[0] for d in dims]
         expected = np.empty(bound.static_dims).reshape(concrete).shape  # type: ignore[arg-type]
         assert tuple(evaluate(d, sizes) for d in symbolic.dims) == expected
@@ -97,18 +97,18 @@ def test_symbolic_and_bound_reshapes_agree(a: int, b: int, past: int, k: int) ->
 
 
 def test_transpose() -> None:
-    found = run("transpose", COUNT, perm=[2, 0, 1])
+    found = run("transpose", COUNT, axes=[2, 0, 1])
     assert all(
         found[k, i, j] == COUNT[i, j, k] for i in range(2) for j in range(3) for k in range(4)
     )
-    assert shape_of("transpose", "[batch, seq, 8]", perm=[0, -1, 1]) == "[batch, 8, seq] f32"
-    assert make_op("transpose", {"perm": [0, -1]}) == make_op("transpose", {"perm": (0, 1)})
-    assert run("transpose", np.array(3), perm=[]).tolist() == 3
+    assert shape_of("transpose", "[batch, seq, 8]", axes=[0, -1, 1]) == "[batch, 8, seq] f32"
+    assert make_op("transpose", {"axes": [0, -1]}) == make_op("transpose", {"axes": (0, 1)})
+    assert run("transpose", np.array(3), axes=[]).tolist() == 3
     for perm in ([0, 0], [0, 2], [1], [-3, 0]):
         with pytest.raises(AttributeValueError, match="permutation"):
-            make_op("transpose", {"perm": perm})
+            make_op("transpose", {"axes": perm})
     with pytest.raises(ShapeError, match="wrong rank"):
-        shape_of("transpose", "[2, 3, 4]", perm=[1, 0])
+        shape_of("transpose", "[2, 3, 4]", axes=[1, 0])
 
 
 def test_narrow() -> None:
@@ -200,11 +200,11 @@ def test_slice_errors() -> None:
 
 
 def test_expand() -> None:
-    found = run("expand", array([[1], [2]]), dims=[3, 2, 4])
+    found = run("expand", array([[1], [2]]), shape=[3, 2, 4])
     same(found, [[[1] * 4, [2] * 4]] * 3)
-    assert shape_of("expand", "[1, 8] i8", dims=["batch", "seq", 8]) == "[batch, seq, 8] i8"
-    assert shape_of("expand", "[rows]", dims=["batch * seq"]) == "[batch * seq] f32"
-    assert run("expand", np.float32(2), dims=[0, 2]).shape == (0, 2)
+    assert shape_of("expand", "[1, 8] i8", shape=["batch", "seq", 8]) == "[batch, seq, 8] i8"
+    assert shape_of("expand", "[rows]", shape=["batch * seq"]) == "[batch * seq] f32"
+    assert run("expand", np.float32(2), shape=[0, 2]).shape == (0, 2)
     for start, dims in (
         ("[3]", [4]),
         ("[n]", ["m"]),
@@ -213,14 +213,14 @@ def test_expand() -> None:
         ("[4]", [4, 1]),
     ):
         with pytest.raises(ShapeError, match="cannot be broadcast"):
-            shape_of("expand", start, dims=dims)
+            shape_of("expand", start, shape=dims)
     with pytest.raises(AttributeValueError, match="negative"):
-        make_op("expand", {"dims": [-1]})
+        make_op("expand", {"shape": [-1]})
 
 
 def test_views_cost_nothing() -> None:
     cases: dict[str, dict[str, Any]] = {
-        "reshape": {"dims": [-1]}, "transpose": {"perm": [1, 0]}, "expand": {"dims": [5, 4, 6]},
+        "reshape": {"shape": [-1]}, "transpose": {"axes": [1, 0]}, "expand": {"shape": [5, 4, 6]},
         "narrow": {"axis": 0, "start": 1, "length": 2},
         "slice": {"starts": [0, 0], "stops": [2, 6]},
     }  # fmt: skip
@@ -308,10 +308,10 @@ def test_pad_errors() -> None:
 
 
 def test_flip() -> None:
-    assert run("flip", COUNT, axes=[-1]).tolist() == COUNT[:, :, ::-1].tolist()
-    assert run("flip", COUNT, axes=[0, 1]).tolist() == COUNT[::-1, ::-1].tolist()
-    assert run("flip", array([1, 2], "bf16"), axes=[0]).dtype == ml_dtypes.bfloat16
-    assert shape_of("flip", "[n, 2]", axes=[0]) == "[n, 2] f32"
+    assert run("flip", COUNT, axis=[-1]).tolist() == COUNT[:, :, ::-1].tolist()
+    assert run("flip", COUNT, axis=[0, 1]).tolist() == COUNT[::-1, ::-1].tolist()
+    assert run("flip", array([1, 2], "bf16"), axis=[0]).dtype == ml_dtypes.bfloat16
+    assert shape_of("flip", "[n, 2]", axis=[0]) == "[n, 2] f32"
     for axes in ([2], [0, 0], [0, -2]):
         with pytest.raises(ShapeError):
-            shape_of("flip", "[n, 2]", axes=axes)
+            shape_of("flip", "[n, 2]", axis=axes)

@@ -46,9 +46,9 @@ def test_reductions_over_any_axes(name: str, axes: tuple[int, ...] | None) -> No
     normal = tuple(range(3)) if axes is None else tuple(a % 3 for a in axes)
     expected = folded(x, normal, SUMS[name])
     # sums, products and extremes of small whole numbers are exact; a mean rounds once to f32
-    kept = run(name, x, axes=axes, keepdims=True)
+    kept = run(name, x, axis=axes, keepdims=True)
     np.testing.assert_array_equal(kept, expected.astype(kept.dtype))
-    dropped = run(name, x, axes=axes)
+    dropped = run(name, x, axis=axes)
     np.testing.assert_array_equal(dropped, kept.reshape(dropped.shape))
     assert dropped.ndim == 3 - len(normal)
 
@@ -61,7 +61,7 @@ def test_floats_round_once(name: str, element: str) -> None:
     # f64 accumulation is off by at most 40 · 1.1e-16, so only a tie of rounding could differ
     rtol = 1e-14 if element == "f64" else 0
     np.testing.assert_allclose(
-        run(name, x, axes=[1], keepdims=True).astype(np.float64),
+        run(name, x, axis=[1], keepdims=True).astype(np.float64),
         expected.astype(np.float64),
         rtol=rtol,
     )
@@ -86,21 +86,21 @@ def test_integers_wrap_in_their_own_type() -> None:
 
 def test_bools_are_counted() -> None:
     x = np.array([[True, True, False], [False, False, False]])
-    assert run("sum", x, axes=1).tolist() == [2, 0]
-    assert run("prod", x, axes=1).tolist() == [0, 0]
+    assert run("sum", x, axis=1).tolist() == [2, 0]
+    assert run("prod", x, axis=1).tolist() == [0, 0]
     assert run("cumsum", x).tolist() == [[1, 2, 2], [0, 0, 0]]
-    same(run("mean", x, axes=[0]), [0.5, 0.5, 0])
-    assert run("any", x, axes=1).tolist() == [True, False]
-    assert run("all", x, axes=1).tolist() == [False, False]
-    assert shape_of("sum", "[n, 4] bool", axes=0) == "[4] i32"
+    same(run("mean", x, axis=[0]), [0.5, 0.5, 0])
+    assert run("any", x, axis=1).tolist() == [True, False]
+    assert run("all", x, axis=1).tolist() == [False, False]
+    assert shape_of("sum", "[n, 4] bool", axis=0) == "[4] i32"
 
 
 def test_nan_and_infinity() -> None:
     x = array([[1, NAN, 3], [-INF, 2, INF]])
     for name in ("max", "min"):
-        assert math.isnan(run(name, x, axes=1)[0])
-    assert run("max", x, axes=1)[1] == INF and run("min", x, axes=1)[1] == -INF
-    assert all(math.isnan(v) for v in run("sum", x, axes=1))
+        assert math.isnan(run(name, x, axis=1)[0])
+    assert run("max", x, axis=1)[1] == INF and run("min", x, axis=1)[1] == -INF
+    assert all(math.isnan(v) for v in run("sum", x, axis=1))
     assert run("argmax", x).tolist() == [1, 2] and run("argmin", x).tolist() == [1, 0]
     assert run("any", array([NAN])).tolist() is True
 
@@ -115,15 +115,15 @@ def test_complex_sums() -> None:
 
 def test_empty_axes() -> None:
     x = np.zeros((2, 0), np.float32)
-    same(run("sum", x, axes=1), [0, 0])
-    same(run("prod", x, axes=1), [1, 1])
-    same(run("mean", x, axes=1), [NAN, NAN])
-    assert run("any", x, axes=1).tolist() == [False, False]
-    assert run("all", x, axes=1).tolist() == [True, True]
-    assert run("max", x, axes=0).shape == (0,)
+    same(run("sum", x, axis=1), [0, 0])
+    same(run("prod", x, axis=1), [1, 1])
+    same(run("mean", x, axis=1), [NAN, NAN])
+    assert run("any", x, axis=1).tolist() == [False, False]
+    assert run("all", x, axis=1).tolist() == [True, True]
+    assert run("max", x, axis=0).shape == (0,)
     for name in ("max", "min"):
         with pytest.raises(ShapeError, match="empty axis"):
-            shape_of(name, "[2, 0]", axes=1)
+            shape_of(name, "[2, 0]", axis=1)
         with pytest.raises(ShapeError, match="empty axis"):
             make_op(name, {}).reference(x)  # a size that was symbolic when the op was built
     for name in ("argmax", "argmin"):
@@ -242,10 +242,10 @@ def test_top_k_errors() -> None:
 
 
 def test_symbolic_reductions() -> None:
-    assert shape_of("sum", "[batch, seq, 64] f16", axes=-1) == "[batch, seq] f16"
-    assert shape_of("mean", "[batch, seq] i32", axes=[0], keepdims=True) == "[1, seq] f32"
+    assert shape_of("sum", "[batch, seq, 64] f16", axis=-1) == "[batch, seq] f16"
+    assert shape_of("mean", "[batch, seq] i32", axis=[0], keepdims=True) == "[1, seq] f32"
     assert shape_of("max", "[batch, seq]") == "[] f32"
-    assert shape_of("all", "[n] f32", axes=[]) == "[n] bool"
+    assert shape_of("all", "[n] f32", axis=[]) == "[n] bool"
     assert shape_of("softmax", "[n, m] i8", axis=0) == "[n, m] f32"
 
 
@@ -253,11 +253,11 @@ def test_symbolic_reductions() -> None:
 def test_axes_out_of_range_or_twice(name: str) -> None:
     for axes in ((2,), (-3,), (0, 5)):
         with pytest.raises(ShapeError, match="out of range"):
-            shape_of(name, "[n, 3]", axes=axes)
+            shape_of(name, "[n, 3]", axis=axes)
     with pytest.raises(ShapeError, match="twice"):
-        shape_of(name, "[n, 3]", axes=(1, -1))
+        shape_of(name, "[n, 3]", axis=(1, -1))
     with pytest.raises(AttributeValueError, match="not an int"):
-        shape_of(name, "[n, 3]", axes=(1.0,))
+        shape_of(name, "[n, 3]", axis=(1.0,))
 
 
 @pytest.mark.parametrize("name", ["argmax", "argmin", "softmax", "log_softmax", "cumsum"])
@@ -286,7 +286,7 @@ def test_element_types_not_taken(name: str, element: str) -> None:
 
 def test_cost_counts_what_is_read() -> None:
     n = shape("[n]").dims[0]
-    assert cost_of("sum", "[n, 8] f16", axes=1) == (n * 8, n * 16 + n * 2)
+    assert cost_of("sum", "[n, 8] f16", axis=1) == (n * 8, n * 16 + n * 2)
     assert cost_of("argmax", "[2, 8]") == (16, 64 + 8)
     assert cost_of("top_k", "[2, 8]", k=2).flops == 16
     assert cost_of("softmax", "[2, 8]").flops > 16

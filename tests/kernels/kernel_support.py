@@ -18,11 +18,11 @@ RUNNABLE = [
 ]
 
 
-def run_module(module: Module, words: list[object], tid: int = 0, nth: int = 1) -> None:
-    """Compile and call `kernel` with arrays (as pointers) and integers as words."""
+def run_module(module: Module, args: list[object], tid: int = 0, nth: int = 1) -> None:
+    """Compile and call `kernel` with arrays (as pointers) and integers as args."""
     kernel = compile_unit(Unit(module.text(), module.target))
     call = kernel.function("kernel", None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-    table = np.array([w.ctypes.data if isinstance(w, np.ndarray) else w for w in words], np.int64)
+    table = np.array([w.ctypes.data if isinstance(w, np.ndarray) else w for w in args], np.int64)
     call(table.ctypes.data, tid, nth)
 
 
@@ -39,8 +39,8 @@ def apply(
     module = Module(target)
     f: Function = module.kernel()
     lanes = lanes or target.lanes(32)
-    pointers = [f.word(f["words"], i) for i in range(len(arrays) + 1)]
-    count = f.word(f["words"], len(arrays) + 1, i64)
+    pointers = [f.arg(f["args"], i) for i in range(len(arrays) + 1)]
+    count = f.arg(f["args"], len(arrays) + 1, i64)
     for i in f.range(0, count, lanes):
         loaded = [
             f.load(f.gep(p, i, t), vec(lanes, t)) for p, t in zip(pointers, types, strict=False)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 import rlx.ir.ops  # noqa: F401
-from rlx.backends.cpu.assemble import Assembled, assemble
-from rlx.backends.cpu.copies import insert_copies
+from rlx.backends.cpu.compiler import Compiler
+from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.executor import emit
 from rlx.backends.cpu.kernels import registry  # noqa: F401
 from rlx.backends.cpu.kernels.spec import unit_of
-from rlx.backends.cpu.lowering import TABLE, Context
+from rlx.backends.cpu.link import link
+from rlx.backends.cpu.lowering import TABLE, Context, lower_graph
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
@@ -37,7 +38,7 @@ class Native:
         binding = DimBinding()
         for symbol, bound in live.items():
             binding = binding.set_live(symbol, bound)
-        bound = insert_copies(bind_graph(graph, binding))
+        bound = insert_contiguous(bind_graph(graph, binding))
 
         def scratch(node: object) -> int:
             entry = TABLE.get(node.op.name)  # type: ignore[attr-defined]
@@ -45,25 +46,27 @@ class Native:
             return wants(node, target, workers) if wants else 0  # type: ignore[arg-type]
 
         self.lir = plan(bound, scratch=scratch)
-        self.made: Assembled = assemble(self.lir, target, workers)
+        self.launches = lower_graph(Context(self.lir, target, workers))
+        self.made = link(*Compiler(target).compile_program(self.lir, workers))
         self.workers = workers
 
     def prepare(
         self, inputs: Arrays, outputs: Sequence[np.ndarray], sizes: Mapping[str, int]
     ) -> None:
-        """Fill in the words of one run: addresses of operands and results, and live sizes."""
-        words = self.made.words
+        """Fill in the args of one run: addresses of operands and results, and dynamic sizes."""
         addresses = {
             ("output", n): a.ctypes.data for n, a in zip(self._outputs, outputs, strict=True)
         }
         for node in [*self.lir.inputs, *self.lir.params, *self.lir.states]:
             addresses[node.op.name, node.name] = inputs[node.name].ctypes.data
-        for word, base, offset in words.late:
-            self.made.program.words[word] = addresses[base] + offset
+        for arg, external, addend in self.made.relocatable.relocations:
+            self.made.program.args[arg] = addresses[external] + addend
         symbols = sorted(self.lir.live)
         values = [sizes[s] for s in symbols]
-        words.filler(symbols)(
-            memoryview(self.made.program.live), [addresses[b] for b in words.bases()], *values
+        self.made.filler(symbols)(
+            memoryview(self.made.program.live),
+            [addresses[b] for b in self.made.externals()],
+            *values,
         )
         self.made.arena[:] = 0xFF  # NaN in every float type
 
@@ -74,15 +77,15 @@ class Native:
     def step_by_step(self) -> None:
         """What the executor does, in one thread: every worker's share of a step, then the next."""
         program = self.made.program
-        for word, source in program.patches:
-            program.words[word] = program.live[source]
+        for arg, source in program.patches:
+            program.args[arg] = program.live[source]
         call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
         at = 0
         while at < len(program.steps):
             step = program.steps[at]
             share = 1 if step["flags"] & emit.ALONE else self.workers
-            words = int(step["words"])
-            gave = {call(int(step["fn"]))(words, tid, share) for tid in range(share)}
+            args = int(step["args"])
+            gave = {call(int(step["fn"]))(args, tid, share) for tid in range(share)}
             if step["flags"] & emit.JUMP:
                 assert len(gave) == 1, "workers go different ways"
             at += gave.pop() if step["flags"] & emit.JUMP else 1
@@ -160,7 +163,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # the number an ELF header has for t
 def kernels_for(graph: Graph, target_name: str) -> int:
     """Compile every kernel of the graph for a target; gives their number."""
     target = Target.named(target_name)
-    lir = plan(insert_copies(bind_graph(graph, DimBinding())), scratch=lambda n: 64)
+    lir = plan(insert_contiguous(bind_graph(graph, DimBinding())), scratch=lambda n: 64)
     ctx = Context(lir, target, 2)
     specs = set()
     for node in lir.graph.nodes:

@@ -190,13 +190,13 @@ FEW = {
 @pytest.mark.parametrize("name", MANY)
 def test_many_rows(name):
     native = check(**MANY[name])
-    assert {type(s.spec) for s in native.made.steps} == {Prefill, CombineSplitKV}
+    assert {type(s.spec) for s in native.launches} == {Prefill, CombineSplitKV}
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_few_rows(name):
     native = check(**FEW[name])
-    assert {type(s.spec) for s in native.made.steps} == {Decode, CombineSplitKV}
+    assert {type(s.spec) for s in native.launches} == {Decode, CombineSplitKV}
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -244,7 +244,7 @@ def test_one_kernel_where_queries_are_the_keys():
     values = [g.input(n, ["batch", "seq", 2, 32]) for n in "qkv"]
     g.set_outputs(g.attention(*values, num_heads=2, num_kv_heads=2, head_dim=32))
     native = Native(g, HOST, 2, {"batch": 2, "seq": 40})
-    assert [type(s.spec) for s in native.made.steps] == [Prefill, CombineSplitKV]
+    assert [type(s.spec) for s in native.launches] == [Prefill, CombineSplitKV]
     for length in (1, 2, 40):
         arrays = {n: draw(i, 2, length, 2, 32) for i, n in enumerate("qkv")}
         (got,) = native.run(arrays, {"batch": 2, "seq": length})
@@ -313,7 +313,7 @@ def test_strided_operands_are_read_in_place(rows):
     v = g.state("v", [2, 2, 16, 80], dtype="f16")
     out = g.attention(
         g.narrow(joined, axis=2, start=6, length=64), g.narrow(k, axis=2, start=0, length=50),
-        g.transpose(g.narrow(v, axis=3, start=0, length=50), perm=(0, 1, 3, 2)),
+        g.transpose(g.narrow(v, axis=3, start=0, length=50), axes=(0, 1, 3, 2)),
         num_heads=4, num_kv_heads=2, head_dim=16, mask_kind="causal", kv_layout="bhsd",
     )  # fmt: skip
     g.set_outputs(out)
@@ -375,7 +375,7 @@ def cached_step(layout):
     filled = []
     for name, new in (("keys", k), ("values", v)):
         if layout == "bhsd":
-            new = g.transpose(new, perm=(0, 2, 1, 3))
+            new = g.transpose(new, axes=(0, 2, 1, 3))
         dims = [1, 40, 2, 16] if layout == "bshd" else [1, 2, 40, 16]
         state = g.state(name, dims, dtype="f16")
         state = g.state_update(state, g.cast(new, dtype="f16"), axis=axis, start=past)
@@ -511,7 +511,7 @@ def test_packed_keys_and_values(dims, layout, kernel):
     g.set_outputs(out)
     for target, workers in SETUPS:
         native = Native(g, target, workers, {})
-        assert kernel in {type(s.spec) for s in native.made.steps}
+        assert kernel in {type(s.spec) for s in native.launches}
         (got,) = native.run({n: np.ascontiguousarray(a) for n, a in given.items()})
         close(got, want, dim, decoded(v))
 
@@ -519,7 +519,7 @@ def test_packed_keys_and_values(dims, layout, kernel):
 def test_packed_keys_are_not_read_with_gaps():
     g = Graph("gaps")
     q, k = g.input("q", [1, 1, 2, 34]), g.input("k", [1, 34, 1, 9], "u8")
-    turned = g.transpose(k, perm=(0, 3, 2, 1))
+    turned = g.transpose(k, axes=(0, 3, 2, 1))
     rows = g.narrow(q, axis=3, start=0, length=32)
     sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
     g.set_outputs(g.attention(rows, turned, turned, **sizes, kv_scheme="Q8_0"))

@@ -50,7 +50,7 @@ def same(
         ways: list[Callable | None] = [None]
         ways += [get_pool(workers).run] * (get_pool(workers).workers == workers)
         for way in ways:
-            for _ in range(2):  # the second run finds the cells and words of the first
+            for _ in range(2):  # the second run finds the cells and args of the first
                 for got, want in zip(native.run(inputs, sizes, way), expected, strict=True):
                     check(got, want, tolerance)
 
@@ -104,7 +104,7 @@ def test_scan_without_carried_values():
     g = Graph("rows")
     xs, ks = g.input("xs", ["n", "m", 4]), g.input("ks", ["n"], "i32")
     body = make_body(
-        lambda b, x, k: [b.sum(x, axes=(1,)), b.argmax(x, axis=-1) + k, b.gt(k, 1)],
+        lambda b, x, k: [b.sum(x, axis=(1,)), b.argmax(x, axis=-1) + k, b.gt(k, 1)],
         ["m", 4],
         ks.shape.with_dims(()),
     )
@@ -117,11 +117,11 @@ def test_scan_without_carried_values():
 def test_scan_over_views_and_with_views_as_results():
     g = Graph("views")
     x, h = g.input("x", [3, 4, 6]), g.input("h", [6])
-    xs = g.transpose(x, perm=(1, 0, 2))
+    xs = g.transpose(x, axes=(1, 0, 2))
 
     def body(b, h, x):
         half = b.narrow(b.reshape(x, [9, 2]), axis=1, start=1, length=1)
-        return [b.sum(x, axes=(0,)) + h, b.transpose(x, perm=(1, 0)), half]
+        return [b.sum(x, axis=(0,)) + h, b.transpose(x, axes=(1, 0)), half]
 
     made = make_body(body, [6], [3, 6])
     g.set_outputs(*g.scan(h, xs, body=made, n_carry=1, n_xs=1))
@@ -236,7 +236,7 @@ def test_neighbours_of_a_branch_wait_for_it():
     z, f = g.cond(flag, y, e, then=made[0], otherwise=made[1])
     shapes = [e.shape]
     empty = [make_body(lambda b, e: e, *shapes), make_body(lambda b, e: e * 2.0, *shapes)]
-    g.set_outputs(g.sum(z, axes=(0,)), g.cond(flag, f, then=empty[0], otherwise=empty[1]), z * y)
+    g.set_outputs(g.sum(z, axis=(0,)), g.cond(flag, f, then=empty[0], otherwise=empty[1]), z * y)
     same(g, {"x": normal(64, 48), "e": normal(0, 3)})
 
 
@@ -374,9 +374,9 @@ def test_the_body_stands_in_the_program_once():
     lengths = set()
     for n in (2, 1000):
         g = recurrent(False, n)
-        made = Native(g, *SETUPS[0], {}).made
-        lengths.add(len(made.program))
-        labels = [s.label for s in made.steps]
+        native = Native(g, *SETUPS[0], {})
+        lengths.add(len(native.made.program))
+        labels = [s.label for s in native.launches]
         assert labels.count("turn") == 1 and labels.count("matmul") == 1
     assert len(lengths) == 1
 

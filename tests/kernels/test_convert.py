@@ -171,7 +171,7 @@ def test_no_library_is_called(name):
     target = Target.named(name)
     m = Module(target)
     f = m.kernel()
-    p = f.word(f["words"], 0)
+    p = f.arg(f["args"], 0)
     at = 0
     kinds = (f16, bf16, f32, f64, i8, i16, i32, i64)
     for lanes in (1, 8):
@@ -189,7 +189,7 @@ def test_no_library_is_called(name):
 def test_wrong_conversions_are_told():
     f = Module().kernel()
     with pytest.raises(CodegenError, match="convert to"):
-        f["words"].to(i64)
+        f["args"].to(i64)
     with pytest.raises(CodegenError, match="saturating"):
         f.convert_saturating(f.i64(1), i8)
     with pytest.raises(CodegenError, match="bitcast"):

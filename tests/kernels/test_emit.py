@@ -16,8 +16,8 @@ from rlx.llvm.target import Target
 def scale_kernel(target):
     m = Module(target)
     f = m.kernel()
-    x, y = f.word(f["words"], 0), f.word(f["words"], 1)
-    n, a = f.word(f["words"], 2, i64), f.word(f["words"], 3, f32)
+    x, y = f.arg(f["args"], 0), f.arg(f["args"], 1)
+    n, a = f.arg(f["args"], 2, i64), f.arg(f["args"], 3, f32)
     lanes = target.lanes(32)
     v = vec(lanes, f32)
     lo, hi = f.split(n, lanes)
@@ -49,8 +49,8 @@ def test_documented_kernel_with_tail(target, size, workers):
 def test_split_covers_everything_once(total, workers, grain):
     m = Module()
     f = m.kernel()
-    out = f.word(f["words"], 0)
-    lo, hi = f.split(f.word(f["words"], 1, i64), grain)
+    out = f.arg(f["args"], 0)
+    lo, hi = f.split(f.arg(f["args"], 1, i64), grain)
     at = f.gep(out, f["tid"].to(i64), 16)
     f.store(lo, at)
     f.store(hi, at, 8)
@@ -68,11 +68,11 @@ def test_split_covers_everything_once(total, workers, grain):
 def test_loop_carries_values(target):
     m = Module(target)
     f = m.kernel()
-    n = f.word(f["words"], 1, i64)
+    n = f.arg(f["args"], 1, i64)
     one, zero = f.i64(1), f.i64(0)
     a, b = f.loop(0, n, 1, [zero, one], lambda i, a, b: (b, a + b))
-    f.store(a, f.word(f["words"], 0))
-    f.store(b, f.word(f["words"], 0), 8)
+    f.store(a, f.arg(f["args"], 0))
+    f.store(b, f.arg(f["args"], 0), 8)
     for count, fib in ((0, (0, 1)), (1, (1, 1)), (10, (55, 89))):
         out = np.zeros(2, np.int64)
         run_module(m, [out, count])
@@ -93,7 +93,7 @@ def test_constant_loops_vanish():
 def test_if_switch_and_while_give_results(target):
     m = Module(target)
     f = m.kernel()
-    out, x = f.word(f["words"], 0), f.word(f["words"], 1, i64)
+    out, x = f.arg(f["args"], 0), f.arg(f["args"], 1, i64)
     [sign] = f.if_(x < 0, lambda: f.i64(-1), lambda: f.i64(1))
     [picked] = f.switch(
         x, {1: lambda: f.i64(10), 2: lambda: x * 20, -3: lambda: f.i64(30)}, lambda: f.i64(99)
@@ -121,7 +121,7 @@ def test_early_return_in_a_branch(target):
     f.if_(f["x"] > 5, lambda: f.ret(f.i64(1)))
     f.ret(f.i64(2))
     k = m.kernel()
-    k.store(k.call(f, k.word(k["words"], 1, i64)), k.word(k["words"], 0))
+    k.store(k.call(f, k.arg(k["args"], 1, i64)), k.arg(k["args"], 0))
     for x, expected in ((6, 1), (5, 2)):
         out = np.zeros(1, np.int64)
         run_module(m, [out, x])
@@ -167,7 +167,7 @@ def test_min_and_max_keep_nan(target):
 def test_gather_scatter_and_shuffles(target):
     m = Module(target)
     f = m.kernel()
-    src, index, out = (f.word(f["words"], i) for i in range(3))
+    src, index, out = (f.arg(f["args"], i) for i in range(3))
     v = vec(8, f32)
     places = f.load(index, vec(8, i32))
     got = f.gather(src, places, v)
@@ -195,8 +195,8 @@ def test_gather_scatter_and_shuffles(target):
 def test_reductions_and_masks(target):
     m = Module(target)
     f = m.kernel()
-    x = f.load(f.word(f["words"], 0), vec(16, f32))
-    out = f.word(f["words"], 1)
+    x = f.load(f.arg(f["args"], 0), vec(16, f32))
+    out = f.arg(f["args"], 1)
     for i, op in enumerate(("add", "mul", "min", "max")):
         f.store(f.reduce(op, x), out, 4 * i)
     flags = [f.any(x > 15.5), f.any(x > 99.0), f.all(x > 0.5), f.all(x > 1.5)]
@@ -213,7 +213,7 @@ def test_reductions_and_masks(target):
 def test_atomics_alloca_and_tables(target):
     m = Module(target)
     f = m.kernel()
-    cell, out = f.word(f["words"], 0), f.word(f["words"], 1)
+    cell, out = f.arg(f["args"], 0), f.arg(f["args"], 1)
     f.store(f.atomic_rmw("add", cell, f.i64(5)), out)
     old, done = f.compare_exchange(cell, f.i64(15), f.i64(40))
     f.store(old, out, 8)
@@ -251,7 +251,7 @@ def test_wrong_use_is_told_in_python():
     with pytest.raises(CodegenError, match=r"\[gep\]"):
         f.load(y, f32)
     with pytest.raises(CodegenError, match=r"\[loop\].*got \['i64'\]; expected \['float'\]"):
-        f.loop(0, f.word(f["words"], 0, i64), 1, [x], lambda i, acc: i)
+        f.loop(0, f.arg(f["args"], 0, i64), 1, [x], lambda i, acc: i)
     with pytest.raises(CodegenError, match=r"\[call helper\]"):
         f.call(m.function("helper", [("p", ptr)]), y)
     with pytest.raises(CodegenError, match=r"\[shuffle\]"):
@@ -261,7 +261,7 @@ def test_wrong_use_is_told_in_python():
     with pytest.raises(CodegenError, match="two functions"):
         m.function("helper", [])
     with pytest.raises(CodegenError, match="masked_load"):
-        f.masked_load(f["words"], vec(8, f32), f.const(1, vec(4, i1)))
+        f.masked_load(f["args"], vec(8, f32), f.const(1, vec(4, i1)))
     with pytest.raises(CodegenError, match=r"\[select\]"):
         f.select(y, x, x)
 
@@ -269,7 +269,7 @@ def test_wrong_use_is_told_in_python():
 def test_leaving_a_range_early_is_told():
     m = Module()
     f = m.kernel()
-    for _ in f.range(0, f.word(f["words"], 0, i64)):
+    for _ in f.range(0, f.arg(f["args"], 0, i64)):
         break
     with pytest.raises(CodegenError, match="left early"):
         m.text()
@@ -279,7 +279,7 @@ def test_constants_fold_and_print_exactly():
     f = Module().kernel()
     assert (f.i64(6) * 7 + 0).const == 42
     assert (f.const(200, i8) + 100).const == 44
-    x = f.word(f["words"], 0, i64)
+    x = f.arg(f["args"], 0, i64)
     assert (x + 0) is x
     assert (x * 1) is x
     assert (x * 0).const == 0

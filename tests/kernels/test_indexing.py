@@ -51,8 +51,8 @@ def test_an_index_out_of_range_is_reported_and_harmless(wrong: int, workers: int
     updates = plain("f32", 4, 40)
     cases = [
         (lambda g, x, i: g.gather(x, i), arrays),
-        (lambda g, x, i: g.gather(g.transpose(x, perm=(1, 0)), i, axis=1), arrays),
-        (lambda g, x, i: g.take_along(x, g.reshape(i, dims=(4, 1)), axis=0), arrays),
+        (lambda g, x, i: g.gather(g.transpose(x, axes=(1, 0)), i, axis=1), arrays),
+        (lambda g, x, i: g.take_along(x, g.reshape(i, shape=(4, 1)), axis=0), arrays),
         (lambda g, x, i, u: g.scatter(x, i, u), [*arrays, updates]),
         (lambda g, x, i, u: g.scatter_add(x, i, u), [*arrays, updates]),
     ]
@@ -84,9 +84,9 @@ def test_gather_inside_a_region() -> None:
         body = Graph("body")
         xs = [body.input(f"x{i}", v.shape) for i, v in enumerate((table, ids, scale))]
         rows = body.gather(xs[0], xs[1])
-        factors = body.reshape(body.gather(xs[2], xs[1]), dims=(2, 2, 1))
+        factors = body.reshape(body.gather(xs[2], xs[1]), shape=(2, 2, 1))
         scaled = body.mul(rows, factors)
-        body.set_outputs(scaled, body.sum(scaled, axes=(2,)))
+        body.set_outputs(scaled, body.sum(scaled, axis=(2,)))
         return g.elementwise_region([table, ids, scale], body=body)
 
     graph = graph_for(build, arrays)
@@ -135,7 +135,7 @@ def test_concat_of_types_and_views() -> None:
     x = plain("f32", 6, 4)
 
     def build(g, x):
-        turned = g.transpose(x, perm=(1, 0))
+        turned = g.transpose(x, axes=(1, 0))
         return g.concat(turned, g.narrow(turned, axis=1, start=2, length=3), axis=1)
 
     assert assert_close(build, [x])

@@ -37,10 +37,10 @@ FOREIGN = [
 
 
 def adder(number: int, target: Target | None = None) -> Unit:
-    """words[0][0] += number"""
+    """args[0][0] += number"""
     m = Module(target)
     f = m.kernel()
-    p = f.word(f["words"], 0)
+    p = f.arg(f["args"], 0)
     f.store(f.load(p, i64) + number, p)
     return Unit(m.text(), m.target)
 
@@ -254,8 +254,8 @@ def busy_module(target: Target) -> Module:
     [picked] = visible.switch(visible["x"], cases, lambda: visible.i64(-1))
     visible.ret(picked)
     f = m.kernel()
-    out = f.word(f["words"], 0)
-    n = f.word(f["words"], 1, i64)
+    out = f.arg(f["args"], 0)
+    n = f.arg(f["args"], 1, i64)
     f.store(f.call(visible, n), out)
     f.store(f.call(helper, out, n.to(f64)), out, 8)
     lanes = f.splat(n.to(f32), 4) * f.const([1.5, 2.5, 3.5, 4.5], vec(4, f32))
@@ -278,7 +278,7 @@ def test_libc_symbols_of_the_allow_list_are_reachable():
     """The C library lies gigabytes away from the image, further than a call reaches."""
     m = Module()
     f = m.kernel()
-    dst, src = f.word(f["words"], 0), f.word(f["words"], 1)
+    dst, src = f.arg(f["args"], 0), f.arg(f["args"], 1)
     f.intrinsic("memcpy", ptr, dst, src, f.i64(800))
     a, b = np.zeros(100, np.int64), np.arange(100, dtype=np.int64)
     run_module(m, [a, b])
@@ -288,7 +288,7 @@ def test_libc_symbols_of_the_allow_list_are_reachable():
 def test_undefined_symbols_are_refused():
     m = Module()
     f = m.kernel()
-    f.store(f.intrinsic("sinf", f32, f.const(1.0, f32)), f["words"])
+    f.store(f.intrinsic("sinf", f32, f.const(1.0, f32)), f["args"])
     with pytest.raises(CodegenError, match=r"does not exist; got sinf"):
         compile_unit(Unit(m.text(), m.target)).address()
     good = compile_unit(adder(3))

@@ -7,36 +7,36 @@ import pytest
 from test_pool import count_kernel, rotate_kernel, wait_kernel
 
 from rlx.backends.cpu.pool import Pool
-from rlx.backends.cpu.program import Program, Step
+from rlx.backends.cpu.program import Launch, Program
 from rlx.llvm.builder import Module, i32, i64, ptr
 from rlx.llvm.jit import Kernel, Unit, compile_unit
 
 
 def turn_kernel() -> Kernel:
-    """words: counters of the workers, rounds, distance back while rounds are left."""
+    """args: counters of the workers, rounds, distance back while rounds are left."""
     m = Module()
-    f = m.function("kernel", [("words", ptr), ("tid", i32), ("nth", i32)], i64)
-    mine = f.gep(f.word(f["words"], 0), f["tid"].to(i64), 8)
+    f = m.function("kernel", [("args", ptr), ("tid", i32), ("nth", i32)], i64)
+    mine = f.gep(f.arg(f["args"], 0), f["tid"].to(i64), 8)
     done = f.load(mine, i64) + 1
     f.store(done, mine)
-    again = done < f.word(f["words"], 1, i64)
-    f.ret(f.select(again, f.word(f["words"], 2, i64), 1))
+    again = done < f.arg(f["args"], 1, i64)
+    f.ret(f.select(again, f.arg(f["args"], 2, i64), 1))
     return compile_unit(Unit(m.text(), m.target))
 
 
 class Loop:
     """Two steps that hand numbers round, repeated `rounds` times, then one step behind the loop."""
 
-    def __init__(self, workers: int, rounds: int, first: list[Step] | None = None) -> None:
+    def __init__(self, workers: int, rounds: int, first: list[Launch] | None = None) -> None:
         rotate, turn, count = rotate_kernel(), turn_kernel(), count_kernel()
         self.buffers = np.zeros((2, workers), np.int64)
         self.counters, self.after = np.zeros(workers, np.int64), np.zeros(1, np.int64)
         a, b = self.buffers.ctypes.data, self.buffers[1].ctypes.data
-        body = [*(first or []), Step(rotate.address(), (a, b)), Step(rotate.address(), (b, a))]
-        back = Step(
+        body = [*(first or []), Launch(rotate.address(), (a, b)), Launch(rotate.address(), (b, a))]
+        back = Launch(
             turn.address(), (self.counters.ctypes.data, rounds, -len(body)), False, jump=True
         )
-        behind = Step(count.address(), (self.after.ctypes.data, 0))
+        behind = Launch(count.address(), (self.after.ctypes.data, 0))
         self.program = Program([*body, back, behind], keep=(rotate, turn, count, self))
 
 
@@ -54,7 +54,7 @@ def test_a_loop_of_steps_in_lock_step(pool):
 def test_a_long_loop_returns_to_python_and_resumes(pool):
     wait = wait_kernel()
     ticks = int(pool.ticks_per_second * 0.004)
-    loop = Loop(pool.workers, 40, [Step(wait.address(), (ticks,))])
+    loop = Loop(pool.workers, 40, [Launch(wait.address(), (ticks,))])
     native, runs = pool._crew.native.run, []
     pool._crew.native.run = lambda *args: runs.append(native(*args)) or runs[-1]
     try:
@@ -71,7 +71,7 @@ def test_profile_adds_up_the_rounds():
     pool = Pool(2, oversubscribe=True)
     wait = wait_kernel()
     ticks = int(pool.ticks_per_second * 2e-4)
-    loop = Loop(pool.workers, 10, [Step(wait.address(), (ticks,))])
+    loop = Loop(pool.workers, 10, [Launch(wait.address(), (ticks,))])
     runs = loop.program.profile(pool.workers)
     for _ in range(2):  # the second run starts from nothing again
         loop.counters[:] = 0
@@ -86,7 +86,7 @@ def test_profile_adds_up_the_rounds():
 
 def test_the_caller_does_host_steps_inside_a_loop(pool):
     asked = []
-    loop = Loop(pool.workers, 5, [Step(0, host=True)])
+    loop = Loop(pool.workers, 5, [Launch(0, host=True)])
 
     def on_host(step: int) -> None:
         asked.append((step, loop.counters[0]))

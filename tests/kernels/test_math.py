@@ -288,7 +288,7 @@ def test_no_library_is_called(name):
     for kind in (f32, f64):
         m = Module(target)
         f = m.kernel()
-        p = f.word(f["words"], 0)
+        p = f.arg(f["args"], 0)
         x = f.load(p, kind.with_lanes(target.lanes(kind.bits)))
         y = f.load(p, x.type, 64)
         results = [function(x) for function in native.UNARY.values()]
@@ -302,6 +302,6 @@ def test_no_library_is_called(name):
 
 def test_other_types_are_refused():
     f = Module().kernel()
-    half = f.load(f["words"], f16)
+    half = f.load(f["args"], f16)
     with pytest.raises(CodegenError, match=r"\[exp\] works on f32 and f64; got half"):
         native.exp(half)

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import cores
 from rlx.backends.cpu.executor.emit import executor_unit
 from rlx.backends.cpu.pool import Pool, get_pool
-from rlx.backends.cpu.program import Program, Step
+from rlx.backends.cpu.program import Launch, Program
 from rlx.errors import CodegenError, OptionError
 from rlx.llvm.builder import Module, i64
 from rlx.llvm.elf import ObjectFile
 from rlx.llvm.image import ALLOWED
 from rlx.llvm.jit import Kernel, Unit, compile_unit
 from rlx.llvm.target import Target
+from rlx.support import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,7 @@ def rotate_kernel() -> Kernel:
     """dst[tid] = src[(tid + 1) % nth] + 1: wrong unless all workers stay in step."""
 
     def emit(f):
-        src, dst = f.word(f["words"], 0), f.word(f["words"], 1)
+        src, dst = f.arg(f["args"], 0), f.arg(f["args"], 1)
         tid, nth = f["tid"].to(i64), f["nth"].to(i64)
         neighbour = f.load(f.gep(src, (tid + 1) % nth, 8), i64)
         f.store(neighbour + 1, f.gep(dst, tid, 8))
@@ -49,8 +49,8 @@ def count_kernel() -> Kernel:
     """cell += 1000 * nth + by, atomically."""
 
     def emit(f):
-        by = f.word(f["words"], 1, i64)
-        f.atomic_rmw("add", f.word(f["words"], 0), f["nth"].to(i64) * 1000 + by)
+        by = f.arg(f["args"], 1, i64)
+        f.atomic_rmw("add", f.arg(f["args"], 0), f["nth"].to(i64) * 1000 + by)
 
     return compiled(emit)
 
@@ -59,7 +59,7 @@ def wait_kernel() -> Kernel:
     """Keep the worker busy for some ticks."""
 
     def emit(f):
-        ticks, start = f.word(f["words"], 0, i64), f.clock()
+        ticks, start = f.arg(f["args"], 0, i64), f.clock()
         f.while_([start], lambda s: f.clock() - s < ticks, lambda s: s)
 
     return compiled(emit)
@@ -69,7 +69,7 @@ def rotating(pool: Pool, steps: int) -> tuple[Program, np.ndarray]:
     kernel = rotate_kernel()
     buffers = np.zeros((2, pool.workers), np.int64)
     places = buffers.ctypes.data, buffers[1].ctypes.data
-    table = [Step(kernel.address(), (places[i % 2], places[1 - i % 2])) for i in range(steps)]
+    table = [Launch(kernel.address(), (places[i % 2], places[1 - i % 2])) for i in range(steps)]
     return Program(table, keep=(kernel, buffers)), buffers
 
 
@@ -97,18 +97,18 @@ def test_alone_patches_and_limited_workers(pool):
     kernel = count_kernel()
     cell, other = np.zeros(1, np.int64), np.zeros(1, np.int64)
     steps = [
-        Step(kernel.address(), (cell.ctypes.data, 1)),
-        Step(kernel.address(), (0, 0), alone=True, barrier=False),
+        Launch(kernel.address(), (cell.ctypes.data, 1)),
+        Launch(kernel.address(), (0, 0), alone=True, barrier=False),
     ]
     program = Program(steps, [(2, 0), (3, 1)], live=2, keep=kernel)
-    assert program.word_of(1, 1) == 3
+    assert program.arg_number(1, 1) == 3
     for run in range(1, 4):
         program.live[:] = other.ctypes.data, run
         pool.run(program)
     each = 1000 * pool.workers + 1
     assert cell[0] == 3 * pool.workers * each
-    assert other[0] == 1001 + 1002 + 1003, "an ALONE step sees one worker, and patched words"
-    few = Program([Step(kernel.address(), (cell.ctypes.data, 0))], workers=1, keep=kernel)
+    assert other[0] == 1001 + 1002 + 1003, "an ALONE step sees one worker, and patched args"
+    few = Program([Launch(kernel.address(), (cell.ctypes.data, 0))], workers=1, keep=kernel)
     cell[0] = 0
     pool.run(few)
     pool.run(program)
@@ -119,7 +119,10 @@ def test_a_long_run_returns_to_python_and_resumes(pool):
     kernel, counter = wait_kernel(), count_kernel()
     cell = np.zeros(1, np.int64)
     ticks = int(pool.ticks_per_second * 0.02)
-    steps = [Step(kernel.address(), (ticks,)), Step(counter.address(), (cell.ctypes.data, 0))] * 8
+    steps = [
+        Launch(kernel.address(), (ticks,)),
+        Launch(counter.address(), (cell.ctypes.data, 0)),
+    ] * 8
     pool.run(Program(steps, keep=(kernel, counter)))
     assert cell[0] == 8 * pool.workers * pool.workers * 1000
 
@@ -127,7 +130,7 @@ def test_a_long_run_returns_to_python_and_resumes(pool):
 def test_profile_records_each_worker(pool):
     kernel = wait_kernel()
     ticks = int(pool.ticks_per_second * 1e-3)
-    program = Program([Step(kernel.address(), (ticks,)), Step(kernel.address(), (2 * ticks,))])
+    program = Program([Launch(kernel.address(), (ticks,)), Launch(kernel.address(), (2 * ticks,))])
     runs = program.profile(pool.workers)
     pool.run(program)
     [stamps] = runs
@@ -196,9 +199,9 @@ def test_idle_workers_cost_nothing():
 
 def test_bad_patches_are_refused():
     with pytest.raises(CodegenError, match="patch out of range"):
-        Program([Step(1, (1, 2))], [(2, 0)], live=1)
+        Program([Launch(1, (1, 2))], [(2, 0)], live=1)
     with pytest.raises(CodegenError, match="patch out of range"):
-        Program([Step(1, (1, 2))], [(0, 1)], live=1)
+        Program([Launch(1, (1, 2))], [(0, 1)], live=1)
 
 
 def script(body: str, **kwargs) -> subprocess.Popen:
@@ -207,7 +210,7 @@ def script(body: str, **kwargs) -> subprocess.Popen:
         sys.path.insert(0, "tests/kernels")
         import numpy as np
         from test_pool import rotating, wait_kernel
-        from rlx.backends.cpu.program import Program, Step
+        from rlx.backends.cpu.program import Program, Launch
         from rlx.backends.cpu.pool import Pool, get_pool
     """
     return subprocess.Popen(
@@ -267,7 +270,7 @@ def test_interrupt_during_a_long_run():
         pool = Pool(2, oversubscribe=True)
         kernel = wait_kernel()
         ticks = int(pool.ticks_per_second * 0.005)
-        program = Program([Step(kernel.address(), (ticks,))] * 10000, keep=kernel)
+        program = Program([Launch(kernel.address(), (ticks,))] * 10000, keep=kernel)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print("ready", flush=True)
         start = time.perf_counter()

@@ -23,7 +23,7 @@ from rlx.backends.cpu.layouts.quant_tiles import (
 )
 from rlx.backends.cpu.prepare import give_back, prepare_params
 from rlx.errors import InputError
-from rlx.formats.mapped import MappedFile
+from rlx.formats.tensor_file import MappedFile
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate

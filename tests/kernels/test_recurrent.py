@@ -193,7 +193,7 @@ def test_a_state_is_written_where_it_lies(readers):
     g = decode_graph(readers)
     given = {k: v for k, v in arrays.items() if k != "state"} | {"memory": arrays["state"].copy()}
     native = Native(g, HOST, 2, {})
-    written = [s for s in native.made.steps if s.node.op.name == "state_update"]
+    written = [s for s in native.launches if s.node.op.name == "state_update"]
     assert len(written) == (1 if readers else 0)
     plain, _ = delta_net(1, 1, 2, 16)
     o, last = reference(plain, arrays)

@@ -38,7 +38,7 @@ def test_reductions(name: str) -> None:
             # sums cancel, and round at each of their log2(n) levels; products round n times
             within = 0.0 if name in ("max", "min") else EPS.get(dtype.name, 0.0) * 16
             for keep in (False, True) if dtype.name == "f32" else (False,):
-                how = {"axes": axes, "keepdims": keep}
+                how = {"axis": axes, "keepdims": keep}
                 graph = graph_for(lambda g, x, h=how: g.apply(name, x, **h), [x])
                 if graph is not None:
                     compare(graph, named([x]), within, setups=BOTH if dtype.bits == 32 else ONE)
@@ -61,27 +61,27 @@ def test_long_sums_lose_little() -> None:
     # 3·10⁶ terms in f32: one f32 accumulator would be off by some 10⁻³
     x = np.random.default_rng(0).random((3, 1_000_003), np.float32)
     for axes in ((1,), None):
-        graph = graph_for(lambda g, x, a=axes: g.sum(x, axes=a), [x])
+        graph = graph_for(lambda g, x, a=axes: g.sum(x, axis=a), [x])
         compare(graph, named([x]), 3e-7, setups=BOTH)
 
 
 def test_tall_columns() -> None:
     """Reductions over leading axes: column tiles, states in memory, sums in f64."""
     tall = np.random.default_rng(0).random((100_003, 5), np.float32)
-    compare(graph_for(lambda g, x: g.sum(x, axes=(0,)), [tall]), named([tall]), 2e-7)
+    compare(graph_for(lambda g, x: g.sum(x, axis=(0,)), [tall]), named([tall]), 2e-7)
     wide = plain("f32", 3, 100, 1500)
     for build in (
-        lambda g, x: g.sum(x, axes=(1,)),
+        lambda g, x: g.sum(x, axis=(1,)),
         lambda g, x: g.softmax(x, axis=1),
         lambda g, x: g.argmax(x, axis=1),
-        lambda g, x: g.sub(x, g.mean(x, axes=(0, 1), keepdims=True)),
-        lambda g, x: g.any(g.gt(x, 3.0), axes=(1,)),
+        lambda g, x: g.sub(x, g.mean(x, axis=(0, 1), keepdims=True)),
+        lambda g, x: g.any(g.gt(x, 3.0), axis=(1,)),
         lambda g, x: g.l2_norm(x, axis=0),
     ):
         compare(graph_for(build, [wide]), named([wide]), 1e-6)
     for dtype in ("f16", "i8", "c64", "f64"):
         x = plain(dtype, 90, 33)
-        graph = graph_for(lambda g, x: (g.sum(x, axes=(0,)), g.prod(x, axes=(0,))), [x])
+        graph = graph_for(lambda g, x: (g.sum(x, axis=(0,)), g.prod(x, axis=(0,))), [x])
         compare(graph, named([x]), EPS.get(dtype, 0.0) * 90, setups=BOTH)
 
 
@@ -90,17 +90,15 @@ LONG = {
     "log_softmax": lambda g, x: g.log_softmax(x),
     "argmax": lambda g, x: g.argmax(x),
     "layer norm": lambda g, x: fused(g, lambda h, x: _standardized(h, x), x),
-    "all": lambda g, x: (g.sum(x), g.max(x), g.mean(x, axes=(1,))),
-    "columns": lambda g, x: g.softmax(g.reshape(x, dims=(-1, 3)), axis=0),
-    "transposed": lambda g, x: g.sum(
-        g.transpose(g.reshape(x, dims=(-1, 3)), perm=(1, 0)), axes=(1,)
-    ),
+    "all": lambda g, x: (g.sum(x), g.max(x), g.mean(x, axis=(1,))),
+    "columns": lambda g, x: g.softmax(g.reshape(x, shape=(-1, 3)), axis=0),
+    "transposed": lambda g, x: g.sum(g.reshape(x, shape=(-1, 3)).transpose(1, 0), axis=(1,)),
 }
 
 
 def _standardized(h, x):
-    centred = h.sub(x, h.mean(x, axes=(-1,), keepdims=True))
-    scale = h.rsqrt(h.mean(h.square(centred), axes=(-1,), keepdims=True))
+    centred = h.sub(x, h.mean(x, axis=(-1,), keepdims=True))
+    scale = h.rsqrt(h.mean(h.square(centred), axis=(-1,), keepdims=True))
     return h.mul(centred, scale), scale
 
 
@@ -111,7 +109,7 @@ def test_few_long_rows_are_cut_into_parts(name: str) -> None:
         x[0, 77_777] = 9.0
         graph = graph_for(LONG[name], [x])
         compare(graph, named([x]), 1e-6)
-        steps = Native(graph, HOST, 2, {}).made.steps
+        steps = Native(graph, HOST, 2, {}).launches
         assert any(getattr(step.spec, "split", None) for step in steps)
 
 
@@ -132,7 +130,7 @@ def test_extremes_and_nan() -> None:
 
 
 def weights(g, x):
-    peak = g.max(x, axes=(1,), keepdims=True)
+    peak = g.max(x, axis=(1,), keepdims=True)
     return peak, g.exp(g.sub(x, peak))
 
 
@@ -140,9 +138,9 @@ PEAKS = {
     "softmax": lambda g, x: g.softmax(x),
     "log_softmax": lambda g, x: g.log_softmax(x),
     "weights": lambda g, x: weights(g, x)[1],
-    "weights and sum": lambda g, x: (weights(g, x)[1], g.sum(weights(g, x)[1], axes=(1,))),
-    "peak and softmax": lambda g, x: (g.max(x, axes=(1,)), g.softmax(x)),
-    "chosen": lambda g, x: g.where(g.gt(g.sum(weights(g, x)[1], axes=(1,)), 0.0), 1.0, 0.0),
+    "weights and sum": lambda g, x: (weights(g, x)[1], g.sum(weights(g, x)[1], axis=(1,))),
+    "peak and softmax": lambda g, x: (g.max(x, axis=(1,)), g.softmax(x)),
+    "chosen": lambda g, x: g.where(g.gt(g.sum(weights(g, x)[1], axis=(1,)), 0.0), 1.0, 0.0),
     "of a peak": lambda g, x: g.mul(weights(g, x)[0], g.sum(weights(g, x)[1])),
 }
 

@@ -107,15 +107,15 @@ def test_broadcasting(shapes) -> None:
 
 
 VIEWS = {
-    "transpose": lambda g, x: g.transpose(x, perm=(2, 1, 0)),
-    "swap": lambda g, x: g.transpose(x, perm=(0, 2, 1)),
+    "transpose": lambda g, x: g.transpose(x, axes=(2, 1, 0)),
+    "swap": lambda g, x: g.transpose(x, axes=(0, 2, 1)),
     "narrow": lambda g, x: g.narrow(x, axis=2, start=3, length=5),
     "steps": lambda g, x: g.slice(x, (0, 1, None), (None, 5, None), (1, 2, -1)),
-    "flip": lambda g, x: g.flip(x, axes=(0, 2)),
-    "expand": lambda g, x: g.expand(g.narrow(x, axis=0, start=1, length=1), dims=(7, 6, 10)),
-    "flat": lambda g, x: g.reshape(x, dims=(-1,)),
-    "merged": lambda g, x: g.reshape(x, dims=(24, 10)),
-    "moved": lambda g, x: g.reshape(g.transpose(x, perm=(2, 1, 0)), dims=(15, 16)),
+    "flip": lambda g, x: g.flip(x, axis=(0, 2)),
+    "expand": lambda g, x: g.expand(g.narrow(x, axis=0, start=1, length=1), shape=(7, 6, 10)),
+    "flat": lambda g, x: g.reshape(x, shape=(-1,)),
+    "merged": lambda g, x: g.reshape(x, shape=(24, 10)),
+    "moved": lambda g, x: g.reshape(g.transpose(x, axes=(2, 1, 0)), shape=(15, 16)),
 }
 
 
@@ -128,8 +128,8 @@ def test_views(view: str) -> None:
     x = plain("f32", 4, 6, 10)
     assert assert_close(lambda g, x: g.exp(look(g, x)), [x], 2)
     for build in (
-        lambda g, x: g.sum(look(g, x), axes=(-1,)),
-        lambda g, x: g.max(look(g, x), axes=(0,)),
+        lambda g, x: g.sum(look(g, x), axis=(-1,)),
+        lambda g, x: g.max(look(g, x), axis=(0,)),
         lambda g, x: g.sum(look(g, x)),
         lambda g, x: g.softmax(look(g, x)),
         lambda g, x: g.softmax(look(g, x), axis=0),
@@ -154,7 +154,7 @@ def test_views_inside_a_region(view: str) -> None:
 def test_turned_tensors_in_tiles(dtype: str) -> None:
     """Axes longer than a block, and not of whole tiles."""
     x, y = plain(dtype, 3, 70, 133), plain(dtype, 133, 70, seed=1)
-    turn = {"perm": (0, 2, 1)}
+    turn = {"axes": (0, 2, 1)}
     assert assert_close(lambda g, x: g.contiguous(g.transpose(x, **turn)), [x], 0, SETUPS)
     assert assert_close(lambda g, x, y: g.eq(g.transpose(x, **turn), y), [x, y])
     if dtype != "bool":
@@ -167,8 +167,8 @@ def test_turned_tensors_in_tiles(dtype: str) -> None:
 def _row_scaled(h, x, y, w):
     """Two results of one nest, one of them a value per row, and views of row values."""
     total = h.add(x, y)
-    scale = h.rsqrt(h.add(h.mean(h.square(total), axes=(-1,)), 1e-6))
-    spread = h.expand(h.reshape(scale, dims=(*scale.shape.dims, 1)), dims=total.shape.dims)
+    scale = h.rsqrt(h.add(h.mean(h.square(total), axis=(-1,)), 1e-6))
+    spread = h.expand(h.reshape(scale, shape=(*scale.shape.dims, 1)), shape=total.shape.dims)
     return h.mul(h.mul(total, spread), w), total, scale
 
 
@@ -181,8 +181,8 @@ def test_a_region_with_several_results() -> None:
 
 def test_reductions_over_different_rows_need_memory_in_between() -> None:
     def build(h, x):
-        rows = h.sub(x, h.max(x, axes=(1,), keepdims=True))
-        return h.mul(rows, h.sum(x, axes=(0,), keepdims=True)), h.add(rows, h.max(x))
+        rows = h.sub(x, h.max(x, axis=(1,), keepdims=True))
+        return h.mul(rows, h.sum(x, axis=(0,), keepdims=True)), h.add(rows, h.max(x))
 
     x = plain("f32", 9, 50)
     compare(graph_for(lambda g, x: fused(g, build, x), [x]), named([x]), 2e-6, setups=BOTH)
@@ -190,7 +190,7 @@ def test_reductions_over_different_rows_need_memory_in_between() -> None:
 
 def test_a_reduction_of_reductions() -> None:
     def build(h, x):
-        return h.sub(h.sum(h.max(x, axes=(2,)), axes=(1,)), h.min(x))
+        return h.sub(h.sum(h.max(x, axis=(2,)), axis=(1,)), h.min(x))
 
     x = plain("f32", 4, 5, 30)
     compare(graph_for(lambda g, x: fused(g, build, x), [x]), named([x]), 2e-6, setups=BOTH)
@@ -223,14 +223,14 @@ def test_symbolic_sizes(seq: int) -> None:
     sizes, bounds = {"batch": 2, "seq": seq}, {"batch": 3, "seq": 64}
 
     def build(g, x, w):
-        turned = g.transpose(x, perm=(1, 0, 2))
+        turned = g.transpose(x, axes=(1, 0, 2))
         part = g.narrow(x, axis=1, start=0, length="seq")
         return (
             g.rms_norm(x, w),
             g.add(turned, w),
             g.mul(part, 2.0),
-            g.softmax(g.sum(x, axes=(2,))),
-            g.mean(x, axes=(0, 1)),
+            g.softmax(g.sum(x, axis=(2,))),
+            g.mean(x, axis=(0, 1)),
         )
 
     if seq == 0:
@@ -253,13 +253,13 @@ def _nothing(build, arrays, dims, sizes, bounds) -> None:
 
 def test_counting_and_sizes() -> None:
     for dtype in ("i32", "f32", "u8", "i64", "f16"):
-        assert assert_close(lambda g, d=dtype: g.iota(dims=(4, 30), axis=1, dtype=d, start=3), [])
-        assert assert_close(lambda g, d=dtype: g.iota(dims=(70, 2), axis=0, dtype=d), [])
+        assert assert_close(lambda g, d=dtype: g.iota(shape=(4, 30), axis=1, dtype=d, start=3), [])
+        assert assert_close(lambda g, d=dtype: g.iota(shape=(70, 2), axis=0, dtype=d), [])
     x = plain("f32", 5, 3)
     dims = [["seq", 3]]
 
     def build(g, x):
-        count = g.iota(dims=("seq", 3), axis=0, dtype="f32", start="seq + 1")
+        count = g.iota(shape=("seq", 3), axis=0, dtype="f32", start="seq + 1")
         return g.add(x, count), g.dim_value(dim="2 * seq")
 
     assert assert_close(build, [x], dims=dims, sizes={"seq": 5}, bounds={"seq": 9})
@@ -270,7 +270,7 @@ def test_counting_and_sizes() -> None:
 
 def _kernels(build, *arrays) -> set[str]:
     native = Native(graph_for(build, arrays), HOST, 1, {})
-    return {step.spec for step in native.made.steps}
+    return {step.spec for step in native.launches}
 
 
 def test_one_kernel_for_all_outer_sizes_and_layers() -> None:
@@ -291,7 +291,7 @@ def test_compiles_each_distinct_kernel_once() -> None:
     x = plain("f32", 3, 21)
     before = jit.counters.compilations
     native = Native(graph_for(lambda g, x: g.tan(g.tan(g.tan(x))), [x]), HOST, 1, {})
-    assert len(native.made.steps) == 3
+    assert len(native.launches) == 3
     assert jit.counters.compilations - before <= 1
 
 
@@ -304,18 +304,18 @@ def test_other_targets(target: str) -> None:
     results = [
         g.gelu(g.add(x, w)),
         g.layer_norm(x, w, w),
-        g.sum(g.transpose(x, perm=(1, 0)), axes=(1,)),
+        g.sum(g.transpose(x, axes=(1, 0)), axis=(1,)),
         g.argmax(half),
         g.mul(half, half),
         g.cast(g.lt(x, w), bool_),
-        g.contiguous(g.transpose(half, perm=(1, 0))),
+        g.contiguous(g.transpose(half, axes=(1, 0))),
     ]
     assert kernels_for(g.set_outputs(results), target) >= 6
 
 
 def test_every_target_that_runs_here_agrees() -> None:
     x = plain("f32", 20, 300)
-    graph = graph_for(lambda g, x: (g.softmax(x), g.gelu(x), g.sum(x, axes=(0,))), [x])
+    graph = graph_for(lambda g, x: (g.softmax(x), g.gelu(x), g.sum(x, axis=(0,))), [x])
     first, *others = [Native(graph, t, 1, {}).run(named([x])) for t in TARGETS]
     for other in others:
         for a, b in zip(first, other, strict=True):

@@ -85,12 +85,12 @@ class Maker:
         axis = self.random.randrange(max(rank, 1))
         kind = self.random.choice(["transpose", "narrow", "flip", "expand", "gather"])
         if kind == "transpose":
-            return self.g.transpose(x, perm=tuple(self.random.sample(range(rank), rank)))
+            return self.g.transpose(x, axes=tuple(self.random.sample(range(rank), rank)))
         if kind == "flip":
-            return self.g.flip(x, axes=(axis,))
+            return self.g.flip(x, axis=(axis,))
         if kind == "expand":
             wide = [self.random.choice([1, 4]) if d == 1 else d for d in dims]
-            return self.g.expand(x, dims=(self.random.choice([1, 2, 3]), *wide))
+            return self.g.expand(x, shape=(self.random.choice([1, 2, 3]), *wide))
         size = dims[axis] if rank else 0
         if kind == "narrow":
             start = self.random.randrange(max(size, 1))
@@ -105,7 +105,7 @@ class Maker:
             factors = [d for d in range(2, left + 1) if left % d == 0]
             dims.append(self.random.choice([*factors[:6], factors[-1]]))
             left //= dims[-1]
-        return self.g.reshape(x, dims=(*dims, 1))
+        return self.g.reshape(x, shape=(*dims, 1))
 
 
 @pytest.mark.parametrize("seed", range(60))

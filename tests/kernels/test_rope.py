@@ -161,7 +161,7 @@ def test_strided_operands_are_read_in_place():
     """x is a part of a joined product; the tables lie transposed."""
     g = Graph("views")
     joined = g.input("joined", [2, 5, 100])
-    cos, sin = (g.transpose(g.input(n, [16, 40]), perm=(1, 0)) for n in ("cos", "sin"))
+    cos, sin = (g.transpose(g.input(n, [16, 40]), axes=(1, 0)) for n in ("cos", "sin"))
     x = g.narrow(joined, axis=2, start=4, length=96)
     g.set_outputs(g.rope(x, cos, sin, head_dim=32))
     c, s = tables(40, 16)

@@ -55,7 +55,7 @@ def test_sequences(seq):
     delta = g.softplus(mixed)
     a = g.neg(g.exp(g.param("a", (32, 16))))
     y, h = g.selective_scan(mixed, delta, a, b, b, g.param("d", (32,)), has_d=True)
-    q = g.l2_norm(g.reshape(y, dims=("batch", seq, 2, 16)))
+    q = g.l2_norm(g.reshape(y, shape=("batch", seq, 2, 16)))
     gate = g.log(g.sigmoid(g.matmul(y, g.param("gate", (32, 2)))))
     o, s = g.gated_delta_net(q, q, q, gate, g.exp(gate), state_size=16)
     g.set_outputs(y, h, o, s)
@@ -65,7 +65,7 @@ def test_sequences(seq):
 def test_spectra_and_systems():
     g = Graph("spectra")
     x = g.input("x", ("batch", 30, 9))
-    spectrum = g.rfft(g.transpose(x, perm=(0, 2, 1)))  # a view: it is copied first
+    spectrum = g.rfft(g.transpose(x, axes=(0, 2, 1)))  # a view: it is copied first
     power = g.add(g.square(g.real(spectrum)), g.square(g.imag(spectrum)))
     m = g.matmul(power, g.param("w", (16, 9)))
     eye = g.constant(1e3 * np.eye(9, dtype=np.float32))

@@ -8,25 +8,38 @@ from region_support import graph_for, named, plain
 
 from rlx import CompileOptions, Session
 from rlx.backends.cpu import lowering
+from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.kernels import spec
 from rlx.backends.cpu.kernels.loops.nest_kernel import NestKernel
 from rlx.backends.cpu.kernels.rotary.rotary import RotaryEmbedding
+from rlx.backends.registry import get_backend
 from rlx.llvm.target import Target
 
 BUILDS = {
     "gelu": lambda g, x: g.gelu(x),
     "softmax": lambda g, x: g.softmax(x),
-    "layer_norm": lambda g, x: g.layer_norm(x, g.sum(x, axes=(0,))),
-    "two results": lambda g, x: g.fused_residual_rms_norm(x, x, g.sum(x, axes=(0,))),
+    "layer_norm": lambda g, x: g.layer_norm(x, g.sum(x, axis=(0,))),
+    "two results": lambda g, x: g.fused_residual_rms_norm(x, x, g.sum(x, axis=(0,))),
     "narrow": lambda g, x: g.cast(g.mul(x, x), dtype="f16"),
     "flags": lambda g, x: g.gt(x, 0.0),
     "strided": lambda g, x: g.exp(
-        g.transpose(g.reshape(x, dims=(2, -1, x.shape.dims[1])), perm=(1, 0, 2))
+        g.transpose(g.reshape(x, shape=(2, -1, x.shape.dims[1])), axes=(1, 0, 2))
     ),
     "columns": lambda g, x: g.softmax(x, axis=0),
-    "transposed": lambda g, x: g.contiguous(g.transpose(x, perm=(1, 0))),
-    "row values": lambda g, x: (g.sum(x, axes=(1,)), g.neg(x)),
+    "transposed": lambda g, x: g.contiguous(g.transpose(x, axes=(1, 0))),
+    "row values": lambda g, x: (g.sum(x, axis=(1,)), g.neg(x)),
 }
+
+
+@pytest.fixture
+def caches(monkeypatch):
+    """Sets the size of the caches, for launches that are lowered from now on."""
+
+    def set_size(size: int) -> None:
+        monkeypatch.setattr(lowering, "_CACHES", size)
+        monkeypatch.setattr(get_backend("cpu"), "_compiler", Compiler(Target.host()))
+
+    return set_size
 
 
 def results(build, arrays, in_slots, threads):
@@ -43,17 +56,17 @@ def results(build, arrays, in_slots, threads):
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 @pytest.mark.parametrize("size", [(6, 64), (4, 1024), (2, 77), (8, 3), (2, 20000), (0, 64)])
 @pytest.mark.parametrize("in_slots", [True, False])
-def test_streamed_results_are_the_same(monkeypatch, build, size, in_slots) -> None:
+def test_streamed_results_are_the_same(caches, build, size, in_slots) -> None:
     x = plain("f32", *size)
     expected = results(build, [x], in_slots, 1)
-    monkeypatch.setattr(lowering, "_CACHES", 0)
+    caches(0)
     for threads in (1, 2):
         got = results(build, [x], in_slots, threads)
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_array_equal(a, b)
 
 
-def test_only_large_results_are_streamed(monkeypatch) -> None:
+def test_only_large_results_are_streamed(monkeypatch, caches) -> None:
     kinds = (NestKernel, RotaryEmbedding)
 
     def streamed() -> bool:
@@ -71,17 +84,17 @@ def test_only_large_results_are_streamed(monkeypatch) -> None:
         return any(made)
 
     assert not streamed()
-    monkeypatch.setattr(lowering, "_CACHES", 5 * 48 * 4)
+    caches(5 * 48 * 4)
     assert streamed()
 
 
 @pytest.mark.parametrize("head_dim", [64, 32, 6])
-def test_streamed_rotation_is_the_same(monkeypatch, head_dim) -> None:
+def test_streamed_rotation_is_the_same(caches, head_dim) -> None:
     x, angle = plain("f32", 1, 5, 2 * head_dim), plain("f32", 5, head_dim // 2)
 
     def build(g, x, angle):
         return g.rope(x, angle, angle, head_dim=head_dim)
 
     expected = results(build, [x, angle], True, 1)
-    monkeypatch.setattr(lowering, "_CACHES", 0)
+    caches(0)
     np.testing.assert_array_equal(results(build, [x, angle], True, 2)[0], expected[0])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tiny_encoders import CONFIGS, VOCAB, write_folder
 
-from rlx.formats.gguf_write import PackedTensor, write_gguf
+from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.ir.quant.scheme import QuantScheme, encode
-from rlx.models.encoders.build import EncoderFile
+from rlx.models.model_file import ModelFile
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, *string.ascii_lowercase, *(f"##{c}" for c in string.ascii_lowercase)]
@@ -91,7 +91,7 @@ def write_gguf_copy(
 ) -> None:
     """The model of a folder as a GGUF file of llama.cpp's making: its names, its vocabulary with
     spaces where words begin, matrices packed where asked for."""
-    model = EncoderFile.open(folder)
+    model = ModelFile.open(folder)
     c, arch = model.config, model.config.arch
     kind = {"bert": "bert", "nomic_bert": "nomic-bert", "modernbert": "modern-bert"}[arch]
     words = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
@@ -121,12 +121,12 @@ def write_gguf_copy(
         metadata[f"{kind}.rope.freq_base"] = c.rope.theta
     if c.local_rope is not None:
         metadata[f"{kind}.rope.freq_base_swa"] = c.local_rope.theta
-        metadata[f"{kind}.attention.sliding_window"] = 2 * c.window
+        metadata[f"{kind}.attention.sliding_window"] = 2 * c.encoder.window
         metadata[f"{kind}.attention.sliding_window_pattern"] = 3
     write_gguf(path, metadata, _tensors(model, scheme))
 
 
-def _tensors(model: EncoderFile, scheme: str | None) -> dict[str, Any]:
+def _tensors(model: ModelFile, scheme: str | None) -> dict[str, Any]:
     given = model.weights()
     packing = None if scheme is None else QuantScheme.parse(scheme)
     found: dict[str, Any] = {}

@@ -29,7 +29,7 @@ from tiny import (
 
 import rlx
 from rlx.errors import FormatError, InputError, OptionError, RlxError, UnsupportedError
-from rlx.models.build import ModelFile
+from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import pairs_apart, pairs_together
 
 ATTENTION = ("q_proj", "v_proj")
@@ -151,15 +151,15 @@ def test_each_request_has_its_own(folder: Path, tmp_path: Path) -> None:
         assert guessed.tokens == wanted["one"]
 
 
-def test_adapters_of_one_form_share_executables(folder: Path, tmp_path: Path) -> None:
+def test_adapters_of_one_shape_share_executables(folder: Path, tmp_path: Path) -> None:
     with load(folder) as model:
         for name, rank in {"a": 3, "b": 8}.items():
             tensors = low_rank("llama", ATTENTION, rank, seed=rank)
             model.load_adapter(write_peft(tmp_path / name, tensors, rank))
         first = model.logits(PROMPT, adapter="a")
-        made = set(model.engine._uses)
+        made = set(model.runner._by_entry_point)
         second = model.logits(PROMPT, adapter="b")
-        assert set(model.engine._uses) == made
+        assert set(model.runner._by_entry_point) == made
         assert np.abs(first - second).max() > 0.1
         np.testing.assert_array_equal(model.logits(PROMPT, adapter="a"), first)
 

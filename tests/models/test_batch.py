@@ -18,10 +18,10 @@ from test_generate import Letters
 from tiny import VOCAB, write_folder
 
 import rlx
-from rlx.models.batch.net import PAGE
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine as Alone
-from rlx.models.language import LanguageModel
+from rlx.models.batch.paged_builder import PAGE
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.language_model import LanguageModel
+from rlx.models.model_file import ModelFile
 
 ARCHITECTURES = ("llama", "gpt2", "gemma2", "qwen3", "mixtral", "gpt_oss", "deepseek_v2")
 RNG = np.random.default_rng(5)
@@ -51,7 +51,7 @@ def engine(folders: dict[str, Path]) -> Iterator[rlx.Engine]:
 
 def alone(folder: Path, prompt: list[int], **settings: Any) -> rlx.Generation:
     file = ModelFile.open(folder)
-    with LanguageModel(file, Alone(file, kv="f32")) as model:
+    with LanguageModel(file, DecoderRunner(file, kv="f32")) as model:
         found: rlx.Generation = model.generate(prompt, stream=False, **settings)
         return found
 
@@ -207,7 +207,7 @@ def test_a_fault_reaches_those_who_wait(
     engine: rlx.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(engine.model, "run", lambda shares: 1 // 0)
+        broken.setattr(engine.runner, "run", lambda shares: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             engine.submit([1], max_tokens=2).wait()
     assert engine.pages.held == 0

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import VOCAB, write_folder
 
 import rlx
-from rlx.models.build import ModelFile
+from rlx.models.model_file import ModelFile
 
 END = VOCAB - 1
 SCHEMAS = 200
@@ -173,10 +173,10 @@ def test_penalties_count_beside_a_form(model: rlx.LanguageModel) -> None:
         ({"grammar": "root ::= ("}, "not a GBNF grammar"),
         ({"json_schema": "{"}, "not a JSON schema"),
         ({"json_schema": {"type": "nothing"}}, "cannot be followed"),
-        ({"regex": "a", "grammar": "b"}, "one form"),
+        ({"regex": "a", "grammar": "b"}, "one kind of structured output"),
     ],
 )
-def test_forms_that_are_none(
+def test_what_is_no_grammar(
     model: rlx.LanguageModel, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(rlx.OptionError, match=message):

@@ -22,9 +22,10 @@ from tiny_encoders import SENTENCES, batch
 
 import rlx
 from rlx.formats.fetch import cached
-from rlx.models.encoders.build import EncoderFile, Use, describe
-from rlx.models.encoders.engine import BATCH_TOKENS
-from rlx.models.encoders.text import Tokens
+from rlx.models.build_graph import EntryPoint, build_graph
+from rlx.models.encoder_inputs import Tokens
+from rlx.models.encoder_runner import BATCH_TOKENS
+from rlx.models.model_file import ModelFile
 from rlx.passes.count import counters
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
@@ -68,8 +69,8 @@ def test_a_text_in_a_batch_gives_the_vector_it_gives_alone(model: Any) -> None:
 
 def test_vectors_are_the_mean_of_hidden_states(model: Any, folder: Path) -> None:
     text = "the cat sat."
-    file = EncoderFile.open(folder)
-    described = describe(file, file.weights(), Use("hidden", padded=False))
+    file = ModelFile.open(folder)
+    described = build_graph(file, file.weights(), EntryPoint("hidden"))
     f = rlx.Session("reference").compile(described.module).set_params(described.params)
     ids = np.array([[2, *model.tokenizer.encode(text, add_special=False), 3]], np.int32)
     (hidden,) = f.run(ids=ids)
@@ -208,19 +209,19 @@ def test_streams_hold_a_window_and_keep_the_order(model: Any) -> None:
 def test_batches_are_bounded_and_little_padded(model: Any) -> None:
     texts = many(3000)
     tokens = model.reader.read(texts, "", "error")
-    parts = model.engine.batches(tokens, None)
+    parts = model.runner.batches(tokens, None)
     assert sorted(i for p in parts for i in p.places) == list(range(3000))
     used = sum(len(t) for t in tokens)
     room = sum(p.seq * len(p.places) for p in parts)
     assert all(p.seq * len(p.places) <= BATCH_TOKENS for p in parts)
     assert room < 1.03 * used  # lengths of 2 to 40 in some 40 batches
-    limited = [len(p.places) for p in model.engine.batches(tokens[:50], 2)]
+    limited = [len(p.places) for p in model.runner.batches(tokens[:50], 2)]
     assert sum(limited) == 50 and max(limited) == 2
 
 
 def test_few_texts_are_padded_only_where_a_batch_would_cost_more(model: Any) -> None:
     def lengths(*given: int) -> list[list[int]]:
-        parts = model.engine.batches([Tokens([5] * n) for n in given], None)
+        parts = model.runner.batches([Tokens([5] * n) for n in given], None)
         assert {p.padded for p in parts if len({*map(len, p.tokens)}) > 1} <= {True}
         assert len({p.padded for p in parts if p.seq <= 64}) <= 1, "one executable for a step"
         return [[len(t) for t in p.tokens] for p in parts]
@@ -235,25 +236,25 @@ def test_any_shape_runs_on_few_executables(folder: Path) -> None:
     with rlx.load(folder) as model:
         for text in many(40):
             model.embed([text, "cat", text])
-        assert len(model.engine._graphs) <= 4  # two steps of lengths, padded or not
-        assert len(model.engine._executables._uses) <= 2
+        assert len(model.runner._graphs) <= 4  # two steps of lengths, padded or not
+        assert len(model.runner._pipelines) <= 2
 
 
 def test_a_second_start_neither_compiles_nor_packs(tmp_path: Path) -> None:
     write_model(tmp_path, "nomic_bert")
     with rlx.load(tmp_path) as first:
         wanted = first.embed(["the cat", "a"])
-        assert first.engine._executables.params.preparations > 0
+        assert first.runner.params.preparations > 0
     before = counters.passes
     with rlx.load(tmp_path) as second:
         assert np.array_equal(second.embed(["the cat", "a"]), wanted)
-        assert second.engine._executables.params.preparations == 0
+        assert second.runner.params.preparations == 0
     assert counters.passes == before
     stamp = (tmp_path / "model.safetensors").stat()
     os.utime(tmp_path / "model.safetensors", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
     with rlx.load(tmp_path) as changed:  # the file may have other weights now
         changed.embed("a")
-        assert changed.engine._executables.params.preparations > 0
+        assert changed.runner.params.preparations > 0
 
 
 def test_threads_may_share_a_model(model: Any) -> None:
@@ -306,8 +307,8 @@ def test_cross_encoders_score_pairs(name: str, tmp_path: Path) -> None:
         assert model.is_reranker
         got = model.scores(query, texts)
         encode = lambda t: model.tokenizer.encode(t, add_special=False)  # noqa: E731
-    file = EncoderFile.open(tmp_path)
-    described = describe(file, file.weights(), Use("scores", padded=False, typed=name == "bert"))
+    file = ModelFile.open(tmp_path)
+    described = build_graph(file, file.weights(), EntryPoint("scores", typed=name == "bert"))
     f = rlx.Session("reference").compile(described.module).set_params(described.params)
     for text, score in zip(texts, got, strict=True):
         head = [2, *encode(query), 3] + [3] * (name == "roberta")
@@ -358,8 +359,8 @@ def test_modules_of_sentence_transformers_are_followed(tmp_path: Path) -> None:
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
     prompts = {"prompts": {"query": "the "}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    plain = EncoderFile.open(tmp_path)
-    described = describe(plain, plain.weights(), Use("hidden", padded=False))
+    plain = ModelFile.open(tmp_path)
+    described = build_graph(plain, plain.weights(), EntryPoint("hidden"))
     f = rlx.Session("reference").compile(described.module).set_params(described.params)
     with rlx.load(tmp_path) as model:
         assert (model.max_tokens, model.width) == (12, 6)
@@ -438,8 +439,8 @@ def test_gguf_gives_what_the_folder_gives(name: str, tmp_path: Path) -> None:
     write_model(tmp_path, name)
     write_gguf_copy(tmp_path, tmp_path / "model.gguf")
     ids = batch(name)[0][2:].astype(np.int32)
-    file = EncoderFile.open(tmp_path / "model.gguf")
-    described = describe(file, file.weights(), Use("hidden", padded=False))
+    file = ModelFile.open(tmp_path / "model.gguf")
+    described = build_graph(file, file.weights(), EntryPoint("hidden"))
     f = rlx.Session("cpu").compile(described.module).set_params(described.params)
     wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_hidden"][2]
     (got,) = f.run(ids=ids)

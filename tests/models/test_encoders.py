@@ -18,18 +18,20 @@ import rlx
 from rlx import CompileOptions, DimBinding, Session
 from rlx.formats.fetch import cached
 from rlx.ir.attrs import MaskKind
-from rlx.models.encoders.blocks import buckets
-from rlx.models.encoders.build import EncoderFile, Use, describe
-from rlx.models.encoders.deberta_v2 import place_by_distance
+from rlx.models.arch.encoders.deberta_v2 import position_buckets
+from rlx.models.build_graph import EntryPoint, build_graph
+from rlx.models.config import EncoderConfig
+from rlx.models.encoder_builder import buckets
+from rlx.models.model_file import ModelFile
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 SEQ = max(LENGTHS)
 
 
-def compiled(folder: Path, device: str, use: Use) -> Any:
+def compiled(folder: Path, device: str, use: EntryPoint) -> Any:
     """A use of the model, batch and sequence both live."""
-    model = EncoderFile.open(folder)
-    described = describe(model, model.weights(), use)
+    model = ModelFile.open(folder)
+    described = build_graph(model, model.weights(), use)
     binding = DimBinding().set_live("batch", 4).set_live("seq", SEQ + 3)
     return (
         Session(device)
@@ -60,7 +62,7 @@ def test_padded_batches_equal_transformers(name: str, folder: Path, device: str)
     wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_hidden"]
     ids = batch(name)[0].astype(np.int32)
     lengths = np.array(LENGTHS, np.int32)
-    padded = compiled(folder, device, Use("hidden", padded=True))
+    padded = compiled(folder, device, EntryPoint("hidden", padded=True))
     (got,) = padded.run(ids=ids, lengths=lengths)
     real = np.arange(SEQ) < lengths[:, None]
     close(got[real], wanted[real])
@@ -75,7 +77,7 @@ def test_padded_batches_equal_transformers(name: str, folder: Path, device: str)
 
 def test_unpadded_texts_equal_transformers(name: str, folder: Path) -> None:
     wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_hidden"]
-    plain = compiled(folder, "cpu", Use("hidden", padded=False))
+    plain = compiled(folder, "cpu", EntryPoint("hidden"))
     for row, length in enumerate(LENGTHS):
         ids = batch(name)[0][row : row + 1, :length].astype(np.int32)
         (got,) = plain.run(ids=ids)
@@ -86,7 +88,7 @@ def test_unpadded_texts_equal_transformers(name: str, folder: Path) -> None:
 def test_classifiers_equal_transformers(name: str, folder: Path, device: str) -> None:
     wanted = np.load(GOLDENS / "encoders.npz")[f"{name}_logits"]
     typed = CONFIGS[name].get("type_vocab_size", 0) > 1
-    scores = compiled(folder, device, Use("scores", padded=True, typed=typed))
+    scores = compiled(folder, device, EntryPoint("scores", padded=True, typed=typed))
     ids, types = (a.astype(np.int32) for a in batch(name))
     given = {"types": types} if typed else {}
     (got,) = scores.run(ids=ids, lengths=np.array(LENGTHS, np.int32), **given)
@@ -119,7 +121,7 @@ def test_pooling_takes_real_tokens_only(mode: str, padded: bool, tmp_path: Path)
     )
     hidden = np.load(GOLDENS / "encoders.npz")["bert_hidden"].astype(np.float64)
     wanted = [POOLINGS[mode](hidden[row, :length]) for row, length in enumerate(LENGTHS)]
-    f = compiled(tmp_path, "cpu", Use("embedding", padded=padded))
+    f = compiled(tmp_path, "cpu", EntryPoint("embedding", padded=padded))
     ids = batch("bert")[0].astype(np.int32)
     if padded:
         (got,) = f.run(ids=ids, lengths=np.array(LENGTHS, np.int32))
@@ -138,8 +140,9 @@ def test_relative_positions_fall_into_buckets_as_published() -> None:
 
 def test_places_of_distances_as_published() -> None:
     """DeBERTa's rule, by hand: of 256 places a side 128 exact, the rest logarithmic up to 511."""
-    config = SimpleNamespace(context=600, distance_buckets=512, farthest=512)
-    found = place_by_distance(config)  # type: ignore[arg-type]
+    config = SimpleNamespace(context=600)
+    encoder = EncoderConfig(distance_buckets=512, farthest=512)
+    found = position_buckets(config, encoder)  # type: ignore[arg-type]
     far = [math.ceil(math.log(d / 128) / math.log(511 / 128) * 127) + 128 for d in (200, 400)]
     wanted = [256, 257, 384, 256 + far[0], 256 + far[1], 511, 511]
     assert [int(found[599 + d]) for d in (0, 1, 128, 200, 400, 511, 599)] == wanted
@@ -178,7 +181,7 @@ def test_first_published_names_of_nomic_bert(tmp_path: Path) -> None:
         ' "prenorm": false, "rotary_emb_interleaved": false}'
     )
     wanted = np.load(GOLDENS / "encoders.npz")["nomic_bert_hidden"]
-    f = compiled(tmp_path, "cpu", Use("hidden", padded=False))
+    f = compiled(tmp_path, "cpu", EntryPoint("hidden"))
     (got,) = f.run(ids=batch("nomic_bert")[0][2:].astype(np.int32))
     close(got[0], wanted[2])
 
@@ -205,8 +208,10 @@ def test_real_weights_equal_transformers(uncached: None) -> None:
 
 
 def test_dense_layers_ask_for_fewer_multiplications() -> None:
-    file = EncoderFile.open(MINILM)
-    graph = describe(file, file.weights(), Use()).module.into_graph()
+    file = ModelFile.open(MINILM)
+    graph = build_graph(
+        file, file.weights(), EntryPoint("embedding", padded=True)
+    ).module.into_graph()
     records = [n.op for n in graph.nodes if n.op.name == "fused_matmul_bias_act"]
     assert len(records) == 6 * file.config.layers
     assert all(record.strassen for record in records)
@@ -216,13 +221,15 @@ def test_dense_layers_ask_for_fewer_multiplications() -> None:
 def test_local_layers_see_a_window(tmp_path: Path, padded: bool) -> None:
     """A window of its own kind, so that keys outside are never multiplied."""
     write_folder("modernbert", tmp_path)
-    file = EncoderFile.open(tmp_path)
-    graph = describe(file, file.weights(), Use("hidden", padded=padded)).module.into_graph()
+    file = ModelFile.open(tmp_path)
+    graph = build_graph(
+        file, file.weights(), EntryPoint("hidden", padded=padded)
+    ).module.into_graph()
     kinds = [n.op.mask_kind for n in graph.nodes if n.op.name == "attention"]
     whole = MaskKind.CUSTOM if padded else MaskKind.NONE
     local = MaskKind.LOCAL(CONFIGS["modernbert"]["local_attention"] // 2)
     layers = range(file.config.layers)
-    assert kinds == [local if i in file.config.local_layers else whole for i in layers]
+    assert kinds == [local if i in file.config.encoder.local_layers else whole for i in layers]
 
 
 @pytest.mark.parametrize("kept", [{"dtype": "bf16"}, {"quant": "int8"}, {"quant": "Q8_0"}])

@@ -13,15 +13,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import EXPERTS, HIDDEN, VOCAB, write_folder
 
 from rlx import CompileOptions, DimBinding, GraphModule, Session
-from rlx.cli.weights import bytes_per_run
+from rlx.cli.programs import bytes_per_run
 from rlx.errors import FormatError, UnsupportedError
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import decode
-from rlx.models.architectures import architecture, supported
-from rlx.models.blocks import Net
-from rlx.models.build import ModelFile
-from rlx.models.config import ExpertConfig
-from rlx.models.kv import CacheType
+from rlx.models.arch import architecture, supported
+from rlx.models.config import ExpertConfig, KVCacheType
+from rlx.models.decoder_builder import DecoderBuilder
+from rlx.models.model_file import ModelFile
 from rlx.runtime.params import Deferred
 
 TOKENS = 300  # more than a chunk of routed rows for some experts
@@ -39,10 +38,10 @@ def open_model(name: str, folder: Path, scheme: str | None) -> ModelFile:
 
 def run_layer(model: ModelFile, x: np.ndarray, device: str) -> np.ndarray:
     """The network of layer 1 alone."""
-    nets: list[Net] = []
+    nets: list[DecoderBuilder] = []
 
     def build(g: GraphModule) -> Any:
-        nets.append(Net(g, model.config, model.weights(), 8, CacheType.of("f32", 16)))
+        nets.append(DecoderBuilder(g, model.config, model.weights(), 8, KVCacheType.of("f32", 16)))
         return nets[0].ffn(g.input("x", [1, "seq", HIDDEN]), 1)
 
     module = GraphModule.define("experts", build)
@@ -130,9 +129,9 @@ def test_unknown_architectures_are_told_all_known_ones() -> None:
         architecture("gpt_os")
     assert "the nearest is gpt_oss" in str(caught.value)
     assert {"llama", "deepseek_v2", "gemma3"} <= set(supported())
-    assert "blocks" not in supported()
+    assert "encoders" not in supported()
     with pytest.raises(UnsupportedError, match="unknown architecture"):
-        architecture("blocks")
+        architecture("encoders")
 
 
 def test_deferred_parameters_are_made_once_and_let_go() -> None:

@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import PROMPT, STEPS, VOCAB, write_folder
 
 import rlx
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
-from rlx.models.language import LanguageModel
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.generation import StopStrings
+from rlx.models.language_model import LanguageModel
+from rlx.models.model_file import ModelFile
 from rlx.models.sampling import GenerationSettings, Penalties
-from rlx.models.stops import StopWatch
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
     monkeypatch.setattr(ModelFile, "tokenizer", lambda self: Letters())
     file = ModelFile.open(folder)
-    return LanguageModel(file, Engine(file, context=40, kv="f32"))
+    return LanguageModel(file, DecoderRunner(file, context=40, kv="f32"))
 
 
 def text(tokens: Any) -> str:
@@ -80,7 +80,7 @@ def test_a_second_turn_prefills_only_what_is_new(model: LanguageModel) -> None:
     longer = [*PROMPT, *first.tokens[:-1], 7, 8]
     second = model.generate(longer, stream=False, temperature=0.0, max_tokens=5)
     assert second.reused_tokens == len(PROMPT) + 3
-    model.engine.tokens = []  # the same without anything to reuse
+    model.runner.tokens = []  # the same without anything to reuse
     fresh = model.generate(longer, stream=False, temperature=0.0, max_tokens=5)
     assert fresh.reused_tokens == 0
     assert fresh.tokens == second.tokens
@@ -291,11 +291,11 @@ def test_bad_prompts(model: LanguageModel) -> None:
 
 
 def test_stop_strings_across_pieces() -> None:
-    watch = StopWatch(["</s>", "stop"])
+    watch = StopStrings(["</s>", "stop"])
     shown = "".join(watch.push(p) for p in ["a<", "/", "b", "st", "o", "x<", "/s", ">after"])
     assert shown == "a</bstox"
     assert watch.stopped
-    held = StopWatch(["abc"])
+    held = StopStrings(["abc"])
     assert held.push("xab") + held.flush() == "xab"
 
 
@@ -322,8 +322,8 @@ def test_a_prompt_in_chunks_draws_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
-    monkeypatch.setattr("rlx.models.engine.CHUNK", 5)
-    model.engine.tokens = []
+    monkeypatch.setattr("rlx.models.decoder_runner.CHUNK", 5)
+    model.runner.tokens = []
     chunks = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=4)
     assert chunks.tokens == whole.tokens
 
@@ -341,11 +341,11 @@ def test_tokens_drawn_at_once_are_those_drawn_one_by_one(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     answers, calls = [], []
-    plain = model.engine.go_on
-    monkeypatch.setattr(model.engine, "go_on", lambda *a: (calls[-1].append(a[3]), plain(*a))[1])
+    plain = model.runner.decode_n
+    monkeypatch.setattr(model.runner, "decode_n", lambda *a: (calls[-1].append(a[3]), plain(*a))[1])
     for moment in (0.0, 1e9):
-        monkeypatch.setattr("rlx.models.answer.MOMENT", moment)
-        model.engine.tokens = []
+        monkeypatch.setattr("rlx.models.generation.SECONDS_PER_CALL", moment)
+        model.runner.tokens = []
         calls.append([])
         answers.append(model.generate(PROMPT, stream=False, **settings))
     one, many = answers
@@ -358,7 +358,7 @@ def test_tokens_drawn_at_once_are_those_drawn_one_by_one(
 def test_an_end_token_ends_what_is_drawn_at_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlx.models.answer.MOMENT", 1e9)
+    monkeypatch.setattr("rlx.models.generation.SECONDS_PER_CALL", 1e9)
     found = model.generate(PROMPT, stream=False, temperature=0.0, max_tokens=12).tokens
     stop = next(t for i, t in enumerate(found) if i >= 4 and t not in found[:i])
     end = found.index(stop)
@@ -367,4 +367,4 @@ def test_an_end_token_ends_what_is_drawn_at_once(
     )
     assert answer.tokens == found[:end]
     assert answer.finish_reason == "stop"
-    assert model.engine.tokens == [*PROMPT, *found[:end]]  # nothing ran beyond it
+    assert model.runner.tokens == [*PROMPT, *found[:end]]  # nothing ran beyond it

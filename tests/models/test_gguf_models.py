@@ -15,7 +15,7 @@ from test_goldens import GOLDENS, close, compiled
 from tiny import CONFIGS, weights, write_config, write_safetensors
 
 from rlx.ir.quant.scheme import GGUF_SCHEMES
-from rlx.models.build import ModelFile
+from rlx.models.model_file import ModelFile
 
 # GGUF keeps factors of frequencies as tensors, has no key for Gemma's scale of scores, and norms
 # each group of Mamba 2 by itself, as its authors do

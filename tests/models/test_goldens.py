@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import CONFIGS, PROMPT, write_folder
 
 from rlx import CompileOptions, DimBinding, Session
-from rlx.models.build import ModelFile, describe
+from rlx.models.build_graph import LOGITS, build_graph
+from rlx.models.model_file import ModelFile
 from rlx.models.recurrent import CARRIED
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
@@ -26,7 +27,7 @@ def load(name: str, folder: Path, device: str):  # type: ignore[no-untyped-def]
 
 def compiled(model: ModelFile, context: int, device: str):  # type: ignore[no-untyped-def]
     """The model for logits of all tokens, sequence and past both live; f32 cache."""
-    described = describe(model, model.weights(), context, "f32", "logits")
+    described = build_graph(model, model.weights(), LOGITS, context=context, kv="f32")
     binding = DimBinding().set_live("seq", 32).set_live("past_seq", context - 1)
     made = Session(device).compile(described.module, CompileOptions(binding=binding))
     return made.set_params(described.params)

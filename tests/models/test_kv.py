@@ -15,9 +15,10 @@ from tiny import PROMPT, write_folder
 
 import rlx
 from rlx import CompileOptions, DimBinding, Graph, Session
-from rlx.models.build import ModelFile, describe
-from rlx.models.engine import Engine
-from rlx.models.kv import CacheType
+from rlx.models.build_graph import LOGITS, build_graph
+from rlx.models.config import KVCacheType
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.model_file import ModelFile
 
 DEVICES = ["reference", "cpu"]
 # A code is off by half a step of max/127, and a scale in f16 by 2^-11 of itself.
@@ -65,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(folder: Path, device: str, kv: str, parts: list[tuple[int, int]]) -> Any:
     model = ModelFile.open(folder)
-    described = describe(model, model.weights(), 40, kv, "logits")
+    described = build_graph(model, model.weights(), LOGITS, context=40, kv=kv)
     binding = DimBinding().set_live("seq", 32).set_live("past_seq", 39)
     f = Session(device).compile(described.module, CompileOptions(binding=binding))
     f.set_params(described.params)
@@ -92,8 +93,8 @@ def test_the_cache_takes_what_it_says(folder: Path) -> None:
     model = ModelFile.open(folder)
     sizes = {}
     for kv in ("f32", "f16", "bf16", "q8_0"):
-        engine = Engine(model, context=40, kv=kv)
-        engine.use("logits")
+        engine = DecoderRunner(model, context=40, kv=kv)
+        engine.executables(LOGITS)
         sizes[kv] = engine.cache_bytes
     per_token = 3 * 2 * 32  # layers, keys and values, numbers of the one head
     assert sizes["f32"] == 40 * per_token * 4
@@ -105,7 +106,11 @@ def test_the_cache_is_never_unpacked_as_a_whole(folder: Path) -> None:
     model = ModelFile.open(folder)
     arenas = []
     for context in (40, 120):
-        lir = Engine(model, context=context, kv="q8_0").use("logits").decode.executable.lir
+        lir = (
+            DecoderRunner(model, context=context, kv="q8_0")
+            .executables(LOGITS)
+            .decode.executable.lir
+        )
         arenas.append(lir.arena_size)
         kinds = {n.op.name for n in lir.graph.nodes}
         assert "quantize_blocks" in kinds and "dequant_gather" not in kinds
@@ -117,4 +122,4 @@ def test_what_cannot_be_packed(folder: Path, tmp_path: Path) -> None:
         rlx.load(folder, kv="q4_0")
     write_folder("llama", tmp_path)
     with pytest.raises(rlx.OptionError, match=r"heads of 16; expected a multiple of 32 for q8_0"):
-        CacheType.of("q8_0", ModelFile.open(tmp_path).config.head_dim)
+        KVCacheType.of("q8_0", ModelFile.open(tmp_path).config.head_dim)

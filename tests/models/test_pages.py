@@ -6,24 +6,24 @@ import random
 
 import pytest
 
-from rlx.models.batch.pages import Pages
+from rlx.models.batch.page_allocator import PageAllocator
 
 SIZE = 4
 
 
-def begin(pages: Pages, tokens: list[int], most: int = 0) -> list[int]:
+def begin(pages: PageAllocator, tokens: list[int], most: int = 0) -> list[int]:
     found = pages.begin(tokens, most or len(tokens) + 1)
     assert found is not None
     return found
 
 
-def learn_all(pages: Pages, held: list[int], tokens: list[int]) -> None:
+def learn_all(pages: PageAllocator, held: list[int], tokens: list[int]) -> None:
     for number in range(len(tokens) // SIZE):
         pages.learn(held, number, tokens[number * SIZE : (number + 1) * SIZE])
 
 
 def test_equal_beginnings_share_pages() -> None:
-    pages = Pages(8, SIZE)
+    pages = PageAllocator(8, SIZE)
     first = begin(pages, list(range(10)))
     learn_all(pages, first, list(range(10)))
     second = begin(pages, [*range(8), 70, 71])
@@ -32,7 +32,7 @@ def test_equal_beginnings_share_pages() -> None:
 
 
 def test_the_last_token_is_never_taken_from_a_page() -> None:
-    pages = Pages(8, SIZE)
+    pages = PageAllocator(8, SIZE)
     tokens = list(range(8))
     held = begin(pages, tokens)
     learn_all(pages, held, tokens)
@@ -41,7 +41,7 @@ def test_the_last_token_is_never_taken_from_a_page() -> None:
 
 
 def test_contents_survive_their_sequence_until_the_page_is_needed() -> None:
-    pages = Pages(4, SIZE)
+    pages = PageAllocator(4, SIZE)
     tokens = list(range(9))
     held = begin(pages, tokens)
     learn_all(pages, held, tokens)
@@ -53,7 +53,7 @@ def test_contents_survive_their_sequence_until_the_page_is_needed() -> None:
 
 
 def test_too_few_pages_give_nothing_and_take_nothing() -> None:
-    pages = Pages(3, SIZE)
+    pages = PageAllocator(3, SIZE)
     held = begin(pages, [1] * 8)
     assert pages.available == 0
     assert pages.begin([2] * 4, 5) is None
@@ -63,7 +63,7 @@ def test_too_few_pages_give_nothing_and_take_nothing() -> None:
 
 
 def test_idle_pages_that_are_shared_do_not_count_twice() -> None:
-    pages = Pages(2, SIZE)
+    pages = PageAllocator(2, SIZE)
     tokens = list(range(5))
     held = begin(pages, tokens)
     learn_all(pages, held, tokens)
@@ -77,7 +77,7 @@ def test_idle_pages_that_are_shared_do_not_count_twice() -> None:
 def test_a_page_found_for_tokens_always_contains_them(seed: int) -> None:
     """Contents are tracked beside the pool, as a cache would have them, through random use."""
     rng = random.Random(seed)
-    pages = Pages(12, SIZE)
+    pages = PageAllocator(12, SIZE)
     contents: dict[int, list[int]] = {}
     running: list[tuple[list[int], list[int]]] = []
     for _ in range(3000):

@@ -15,9 +15,10 @@ from rlx import Session
 from rlx.errors import InputError, OptionError
 from rlx.formats.gguf import write_gguf
 from rlx.ir.quant.scheme import decode, encode
-from rlx.models.build import ModelFile, describe
+from rlx.models.build_graph import LOGITS, build_graph
 from rlx.models.load import load
-from rlx.models.quantize import quantize_model
+from rlx.models.model_file import ModelFile
+from rlx.models.to_gguf import quantize_model
 from rlx.models.weights import Weights
 
 TOKENS = [3, 14, 15, 9, 26, 5]
@@ -97,7 +98,7 @@ def test_a_folder(tmp_path: Path, name: str) -> None:
     plain = ModelFile.open(tmp_path)
 
     def run(weights: Weights, rounded: bool) -> np.ndarray:
-        described = describe(plain, weights, 32, "f32", "logits")
+        described = build_graph(plain, weights, LOGITS, context=32, kv="f32")
         for each, array in described.params.items() if rounded else ():
             scheme = packed.get(each).wanted if each in packed else None
             if scheme is not None:
@@ -116,14 +117,14 @@ def test_packed_once(floats: Path) -> None:
     """What was packed is kept on disk: the second load finds it."""
     with load(floats, quant="Q4_K_M") as first:
         want = first.logits(TOKENS)
-        assert first.engine._executables.params.preparations
+        assert first.runner.params.preparations
     with load(floats, quant="Q4_K_M") as second:
         np.testing.assert_array_equal(second.logits(TOKENS), want)
-        assert not second.engine._executables.params.preparations
+        assert not second.runner.params.preparations
 
 
 def test_refusals(floats: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="floats are not packed"):
+    with pytest.raises(OptionError, match="a float type is not a quantisation"):
         load(floats, quant="F16")
     with pytest.raises(OptionError, match="unknown quantisation scheme"):
         load(floats, quant="Q9")

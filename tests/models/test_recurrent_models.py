@@ -16,9 +16,9 @@ from tiny import CONFIGS, PROMPT, STEPS, weights, write_folder, write_safetensor
 
 import rlx
 from rlx.errors import FormatError, UnsupportedError
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
-from rlx.models.language import LanguageModel
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.language_model import LanguageModel
+from rlx.models.model_file import ModelFile
 
 NAMES = ("qwen3_next", "qwen3_5", "mamba2")
 
@@ -38,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def load(folder: Path, chunk: int = 512) -> LanguageModel:
     file = ModelFile.open(folder)
-    return LanguageModel(file, Engine(file, context=64, kv="f32", chunk=chunk))
+    return LanguageModel(file, DecoderRunner(file, context=64, kv="f32", chunk=chunk))
 
 
 def greedy(model: LanguageModel, prompt: list[int], count: int = STEPS) -> Any:
@@ -84,10 +84,13 @@ def test_the_text_of_a_model_that_sees(tmp_path: Path) -> None:
         assert greedy(model, PROMPT).tokens == list(wanted)
 
 
-def test_many_requests_and_guesses_are_refused(folders: dict[str, Path]) -> None:
+def test_batching_and_speculation_are_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedError, match="recurrent states"):
         rlx.Engine(folders["mamba2"])
-    with load(folders["mamba2"]) as model, pytest.raises(UnsupportedError, match="guesses"):
+    with (
+        load(folders["mamba2"]) as model,
+        pytest.raises(UnsupportedError, match="speculative decoding"),
+    ):
         model.generate(PROMPT, stream=False, speculate=3)
 
 

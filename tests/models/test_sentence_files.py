@@ -17,7 +17,8 @@ from tiny import write_safetensors
 from tiny_encoders import HIDDEN, batch, weights
 
 import rlx
-from rlx.models.encoders.build import EncoderFile, Use, describe
+from rlx.models.build_graph import EntryPoint, build_graph
+from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import RopeConfig, rope_tables
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
@@ -359,8 +360,8 @@ def test_weights_that_are_no_numbers_give_no_vectors(tmp_path: Path) -> None:
 
 def hidden(folder: Path, name: str) -> Any:
     """What the model makes of the longest text of the golden batch."""
-    file = EncoderFile.open(folder)
-    described = describe(file, file.weights(), Use("hidden", padded=False))
+    file = ModelFile.open(folder)
+    described = build_graph(file, file.weights(), EntryPoint("hidden"))
     f = rlx.Session("reference").compile(described.module).set_params(described.params)
     (got,) = f.run(ids=batch(name)[0][2:].astype(np.int32))
     return got[0]

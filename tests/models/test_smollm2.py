@@ -24,7 +24,7 @@ from smollm2_prompts import PROMPTS, STEPS, TEXT
 
 import rlx
 from rlx.formats.fetch import cached
-from rlx.models.language import LanguageModel
+from rlx.models.language_model import LanguageModel
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 SMOLLM2 = cached("smollm2-135m")

@@ -1,4 +1,4 @@
-"""Guessed tokens: the same answers with fewer runs, whoever guesses and however badly."""
+"""Speculative decoding: the same tokens in fewer runs, whatever drafts them and however badly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from test_generate import Letters
 from tiny import VOCAB, write_folder
 
 import rlx
-from rlx.models.build import ModelFile
-from rlx.models.engine import Engine
-from rlx.models.language import LanguageModel
-from rlx.models.speculate import Lookup
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.language_model import LanguageModel
+from rlx.models.model_file import ModelFile
+from rlx.models.speculative import PromptLookup
 
 PROMPT = [5, 9, 7, 3, 5, 9, 7, 3, 5, 9]
 
@@ -39,13 +39,13 @@ def model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LanguageMod
 
 def made(folder: Path, draft: LanguageModel | None = None) -> LanguageModel:
     file = ModelFile.open(folder)
-    return LanguageModel(file, Engine(file, context=120, kv="f32"), draft)
+    return LanguageModel(file, DecoderRunner(file, context=120, kv="f32"), draft)
 
 
 def runs_of(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each run of the model has from now on."""
     counts: list[int] = []
-    feed, check = model.engine.feed, model.engine.check_guesses
+    feed, check = model.runner.step, model.runner.verify_draft
 
     def counted_feed(tokens: Any, *rest: Any) -> Any:
         counts.append(len(tokens))
@@ -55,8 +55,8 @@ def runs_of(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(tokens))
         return check(tokens, *rest)
 
-    monkeypatch.setattr(model.engine, "feed", counted_feed)
-    monkeypatch.setattr(model.engine, "check_guesses", counted_check)
+    monkeypatch.setattr(model.runner, "step", counted_feed)
+    monkeypatch.setattr(model.runner, "verify_draft", counted_check)
     return counts
 
 
@@ -67,7 +67,7 @@ def tokens(model: LanguageModel, **settings: Any) -> list[int]:
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.2, "seed": 7}])
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_guesses_do_not_change_an_answer(
+def test_drafts_do_not_change_the_tokens(
     model: LanguageModel, settings: dict[str, Any], count: int
 ) -> None:
     assert tokens(model, speculate=count, **settings) == tokens(model, **settings)
@@ -77,7 +77,7 @@ def test_repetitive_text_takes_fewer_runs(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bias makes the model say one token over and over, which is easy to guess."""
-    monkeypatch.setattr(model.engine, "check_guesses", lambda ids, *_: [*ids[1:], ids[-1]])
+    monkeypatch.setattr(model.runner, "verify_draft", lambda ids, *_: [*ids[1:], ids[-1]])
     counts = runs_of(model, monkeypatch)
     assert len(tokens(model, speculate=4, temperature=0)) == 60
     assert len(counts) < 30
@@ -116,14 +116,14 @@ def test_distributions_are_equal(model: LanguageModel) -> None:
 
 
 def test_lookup_finds_the_longest_match(model: LanguageModel) -> None:
-    lookup = Lookup(model.engine, 3)
+    lookup = PromptLookup(model.runner, 3)
     assert lookup.find([1, 2, 3], None, None) == []
     seen = [1, 2, 8, 9, 7, 1, 2, 6, 2, 8, 4, 1, 2]
     assert lookup.find(seen, None, None) == [6, 2, 8]  # the last place after 1, 2
     assert lookup.find([*seen, 8, 9], None, None) == [7, 1, 2]
 
 
-def test_stops_and_limits_hold_among_guesses(model: LanguageModel) -> None:
+def test_stops_and_limits_hold_among_drafts(model: LanguageModel) -> None:
     plain = model.generate(PROMPT, stream=False, max_tokens=60, temperature=0)
     for count in (5, 6, 7):
         short = model.generate(PROMPT, stream=False, max_tokens=count, temperature=0, speculate=4)
@@ -133,7 +133,7 @@ def test_stops_and_limits_hold_among_guesses(model: LanguageModel) -> None:
     assert (full.tokens, full.finish_reason) == (same.tokens, same.finish_reason)
 
 
-def test_what_cannot_be_guessed_with(folder: Path, tmp_path: Path, model: LanguageModel) -> None:
+def test_models_that_cannot_draft(folder: Path, tmp_path: Path, model: LanguageModel) -> None:
     with pytest.raises(rlx.OptionError, match="speculate"):
         model.generate(PROMPT, speculate=17)
     with made(folder) as other:

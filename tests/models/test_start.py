@@ -20,10 +20,11 @@ from encoder_files import write_model
 import rlx
 from rlx.llvm import jit as compiling
 from rlx.llvm.jit import counters as jit
-from rlx.models.batch.pool import Pool
-from rlx.models.build import ModelFile
+from rlx.models.batch.kv_pool import KVPool
+from rlx.models.build_graph import SAMPLE
 from rlx.models.compile import compile_model
-from rlx.models.engine import Engine
+from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.model_file import ModelFile
 from rlx.passes.count import counters
 from rlx.runtime.aot import AotCache
 from rlx.runtime.params import ParamStore
@@ -46,7 +47,7 @@ def answer(path: Path, **options: object) -> tuple[list[int], int]:
     """Tokens of a greedy answer, and how often weights were packed for it."""
     with rlx.load(path, **options) as model:
         told = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
-        return told.tokens, model.engine._executables.params.preparations
+        return told.tokens, model.runner.params.preparations
 
 
 def test_a_second_start_runs_no_pass_and_packs_nothing(tiny: Path) -> None:
@@ -125,9 +126,9 @@ def test_what_is_kept_of_weights_can_be_limited(
 
 def test_packed_weights_are_maps_and_the_file_is_let_go(tiny: Path) -> None:
     model = ModelFile.open(tiny)
-    engine = Engine(model, context=32)
-    engine.use("sample")
-    for array in engine._executables.params.prepared.values():
+    engine = DecoderRunner(model, context=32)
+    engine.executables(SAMPLE)
+    for array in engine.params.prepared.values():
         assert not array.flags.writeable, "packed weights lie in the file of the cache"
     resident = [line for line in mapped(tiny) if line.startswith("Rss:")]
     assert resident and all(line.split()[1] == "0" for line in resident)
@@ -188,10 +189,21 @@ def test_weights_are_packed_while_code_is_made(
     monkeypatch.setattr(compiling.Unit, "compile", compile)
     with rlx.load(encoder) as model:
         model.embed("the cat")
-        assert model.engine._executables.params.preparations == 1
+        assert model.runner.params.preparations == 1
     cache = AotCache.default()
     assert cache is not None
     assert {e.path.suffix for e in cache.entries()} == {".rlx", ".weights"}
+
+
+def test_notebooks_show_models(tiny: Path, encoder: Path) -> None:
+    with rlx.load(tiny) as model:
+        page = model._repr_html_()
+    assert page.startswith("<div><b>LanguageModel llama</b><table>")
+    for row in ("layers", "hidden", "vocabulary", "context"):
+        assert f">{row}</td>" in page
+    with rlx.load(encoder) as model:
+        page = model._repr_html_()
+    assert page.startswith("<div><b>EncoderModel bert</b><table>") and ">mean</td>" in page
 
 
 def test_what_fails_while_packing_is_told(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +214,24 @@ def test_what_fails_while_packing_is_told(encoder: Path, monkeypatch: pytest.Mon
     with rlx.load(encoder) as model, pytest.raises(MemoryError, match="no room to pack"):
         model.embed("the cat")
     assert not [t for t in threading.enumerate() if t.name == "rlx-pack"]
+
+
+def test_code_is_made_with_the_first_token_or_when_asked(tiny: Path, encoder: Path) -> None:
+    with rlx.load(tiny) as model:
+        assert not model.runner._by_entry_point
+        model.warm()
+        assert [*model.runner._by_entry_point] == ["sample"]
+    for path in (tiny, encoder):
+        with rlx.load(path, warm=True) as model:
+            made, compiled = model.runner.params.preparations, jit.compilations
+            graphs = len(model.runner._pipelines)
+            if path is tiny:
+                model.generate(PROMPT, temperature=0, max_tokens=4, stream=False)
+            else:
+                model.embed(["the cat", "a", "the cat " * 12])
+            assert jit.compilations == compiled
+            assert model.runner.params.preparations == made
+            assert len(model.runner._pipelines) == graphs
 
 
 _LEAN = """
@@ -219,8 +249,8 @@ def test_an_encoder_on_disk_starts_without_what_others_need(encoder: Path) -> No
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
     spare = {"asyncio", "concurrent.futures", "llvmlite", "subprocess", "tomllib", "zipfile",
-             "rlx.backends.cpu.compiler", "rlx.llvm.parallel_compile", "rlx.models.config",
-             "rlx.models.language", "rlx.passes.pipeline"}  # fmt: skip
+             "rlx.backends.cpu.compiler", "rlx.llvm.parallel_compile", "rlx.models.decoder_builder",
+             "rlx.models.language_model", "rlx.passes.pipeline"}  # fmt: skip
     assert not spare & {*run.stdout.split()}
 
 
@@ -235,13 +265,13 @@ def mapped(path: Path) -> list[str]:
     return found
 
 
-# -- shipped --------------------------------------------------------------------------------------
+# -- bundles --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", [False, True])
 def test_an_artifact_runs_without_llvmlite(tiny: Path, tmp_path: Path, weights: bool) -> None:
     plan = compile_model(tiny, tmp_path / "tiny.rlx", context=64, weights=weights)
-    assert plan.facts["context"] == 64 and plan.count == 12
+    assert plan.settings["context"] == 64 and plan.count == 12
     wanted, _ = answer(tiny, context=64)
     found = in_a_process(tiny, artifact=tmp_path / "tiny.rlx", bias=True)
     assert found == [*map(str, wanted), "|", "3", "3"]
@@ -258,7 +288,7 @@ def test_chunks_are_those_it_was_made_with(tiny: Path, tmp_path: Path) -> None:
     for chunk in (1, 2):
         compile_model(tiny, tmp_path / "c.rlx", context=64, chunk=chunk)
         with rlx.load(tiny, artifact=tmp_path / "c.rlx") as model:
-            assert model.engine.chunk == chunk and model.engine.context == 64
+            assert model.runner.chunk == chunk and model.runner.context == 64
             told = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
             assert told.tokens == wanted
 
@@ -288,7 +318,7 @@ def test_encoders_ship_too(tmp_path: Path) -> None:
     with rlx.load(folder) as model:
         wanted = model.embed(["the cat", "a"])
     plan = compile_model(folder, tmp_path / "e.rlx", steps={8: 4, 16: 2})
-    assert plan.facts["steps"] == [(8, 4), (16, 2)]
+    assert plan.settings["steps"] == [(8, 4), (16, 2)]
     before = counters.passes
     with rlx.load(folder, artifact=tmp_path / "e.rlx") as model:
         assert model.max_tokens == 16
@@ -313,7 +343,7 @@ def answers(path: Path, **options: object) -> tuple[list[list[int]], int]:
         found = [g.tokens for p in MANY for g in engine.generate([p], temperature=0, max_tokens=4)]
         told = engine.generate(MANY, temperature=0, max_tokens=4, presence_penalty=0.5)
         found += [g.tokens for g in told]
-        return found, engine.model.executables.params.preparations
+        return found, engine.runner.params.preparations
 
 
 def test_a_second_engine_runs_no_pass_and_packs_nothing(tiny: Path) -> None:
@@ -343,13 +373,13 @@ def test_an_engine_uses_the_weights_that_a_model_packed(tiny: Path) -> None:
 
 def test_little_memory_gives_the_same_pool_at_every_start(tiny: Path) -> None:
     model = ModelFile.open(tiny)
-    whole = Pool.of(model, requests=8, context=256)
+    whole = KVPool.of(model, requests=8, context=256)
     assert whole.slots == 8 * 256
     for share in (0.5, 0.6, 0.9):  # of what all requests could fill
         memory = int(share * whole.slots * whole.token_bytes)
-        assert Pool.of(model, requests=8, context=256, memory=memory).slots == 4 * 256
+        assert KVPool.of(model, requests=8, context=256, memory=memory).slots == 4 * 256
     with pytest.raises(rlx.InputError, match="memory would not suffice"):
-        Pool.of(model, requests=8, context=256, cache_tokens=8 * 256, memory=memory)
+        KVPool.of(model, requests=8, context=256, cache_tokens=8 * 256, memory=memory)
 
 
 _ENGINE = """
@@ -366,13 +396,13 @@ with rlx.load({path!r}, artifact={artifact!r}) as model:
 """
 
 
-def test_an_artifact_serves_requests_and_guesses_without_llvmlite(
+def test_an_artifact_serves_batching_and_speculation_without_llvmlite(
     tiny: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "many.rlx"
     plan = compile_model(tiny, file, context=64, requests=3, speculate=2, weights=True)
-    assert {"requests", "draw sample", "guess 3"} <= plan.uses.keys()
-    assert plan.facts["cache_tokens"] == 3 * 64
+    assert {"requests", "row-sample", "verify-3"} <= plan.entry_points.keys()
+    assert plan.settings["cache_tokens"] == 3 * 64
     with rlx.Engine(tiny, requests=3, context=64) as engine:
         wanted = [g.tokens for g in engine.generate(MANY, temperature=0, max_tokens=4)]
     code = _ENGINE.format(path=str(tiny), artifact=str(file), prompts=MANY)

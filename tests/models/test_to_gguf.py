@@ -18,10 +18,11 @@ from rlx import CompileOptions, DimBinding, Session
 from rlx.errors import UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer_gguf import tokenizer_from_gguf
-from rlx.formats.tokenizer_json import tokenizer_from_file
-from rlx.models.build import ModelFile, describe
-from rlx.models.quantize import quantize_model
+from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.from_json import tokenizer_from_file
+from rlx.models.build_graph import LOGITS, build_graph
+from rlx.models.model_file import ModelFile
+from rlx.models.to_gguf import quantize_model
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 NAMES = [
@@ -83,7 +84,7 @@ def test_the_same_logits(name: str, tmp_path: Path) -> None:
     golden = np.load(GOLDENS / f"logits_{name}.npz")
     tokens, want = golden["tokens"].astype(np.int32), golden["logits"]
     model = ModelFile.open(tmp_path / "out.gguf")
-    described = describe(model, model.weights(), 40, "f32", "logits")
+    described = build_graph(model, model.weights(), LOGITS, context=40, kv="f32")
     binding = DimBinding().set_live("seq", 32).set_live("past_seq", 39)
     compiled = Session("cpu").compile(described.module, CompileOptions(binding=binding))
     compiled.set_params(described.params)
@@ -122,7 +123,7 @@ def test_the_same_tokens(name: str, tmp_path: Path) -> None:
 
 def test_what_gguf_has_no_words_for(tmp_path: Path) -> None:
     odd = byte_level(tokenizers.pre_tokenizers.Punctuation())
-    with pytest.raises(UnsupportedError, match="cut text into words that cannot be written"):
+    with pytest.raises(UnsupportedError, match="a pre-tokenizer that cannot be written"):
         both(tmp_path, odd)
     other = byte_level()
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex("[a-z]"), "isolated")

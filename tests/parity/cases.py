@@ -238,13 +238,13 @@ def reductions() -> Iterator[Case]:
                 # a sum of 67·40 terms of size 2 in several accumulators: a few units of the total
                 yield Case(
                     kind, f"{t}-axes{''.join(map(str, axes))}", {"x": arg},
-                    lambda g, x, kind=kind, axes=axes: g.apply(kind, x, axes=axes),
+                    lambda g, x, kind=kind, axes=axes: g.apply(kind, x, axis=axes),
                     0 if exact else 16, "sum", sizes,
                 )  # fmt: skip
     for kind in ("any", "all"):
         yield Case(
             kind, "bool", {"x": Arg(("n", 40), "bool")},
-            lambda g, x, kind=kind: g.apply(kind, x, axes=(-1,)),
+            lambda g, x, kind=kind: g.apply(kind, x, axis=(-1,)),
         )  # fmt: skip
     for kind in ("argmax", "argmin"):
         for t in ("f32", "f16", "i32"):

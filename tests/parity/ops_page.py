@@ -12,7 +12,6 @@ from rlx.backends.cpu.backend import CpuBackend
 from rlx.ir.graph import Graph
 from rlx.ir.op import REGISTRY
 from rlx.llvm.target import Target
-from rlx.passes.common import COMMON
 
 HEAD = """# Ops
 
@@ -33,7 +32,7 @@ def how(case: Case, backend: CpuBackend) -> str:
         return "view, or copy"
     if nodes and backend.has_native(nodes[0]):
         return "native"
-    return "common body" if case.op in COMMON else "unsupported"
+    return "decomposition" if REGISTRY[case.op].has_decomposition() else "unsupported"
 
 
 def tolerance(group: list[Case]) -> str:

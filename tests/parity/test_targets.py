@@ -12,7 +12,7 @@ from cases import cases
 
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.kernels.spec import KernelSpec, unit_of
-from rlx.backends.cpu.lowering import Context, steps_of
+from rlx.backends.cpu.lowering import Context, lower_graph
 from rlx.ir.binding import DimBinding
 from rlx.llvm.target import Target
 from rlx.passes.bind import bind_graph
@@ -28,11 +28,11 @@ def specs_for(target: Target) -> dict[KernelSpec, str]:
     found: dict[KernelSpec, str] = {}
     for case in cases():
         graph = case.graph()
-        result = run_pipeline(graph, has_native=backend.has_native, lower=backend.lower)
+        result = run_pipeline(graph, has_native=backend.has_native, lower=backend.rewrite_template)
         binding = DimBinding().set_live("n", 67)
-        bound = backend.lower_bound(bind_graph(result.graph, binding))
+        bound = backend.rewrite_variant(bind_graph(result.graph, binding))
         lir = plan(bound, prepare=result.prepare, scratch=backend.scratch)
-        for step in steps_of(Context(lir, target, 2)):
+        for step in lower_graph(Context(lir, target, 2)):
             if step.spec is not None:
                 found.setdefault(step.spec, case.id)
     return found

@@ -11,7 +11,7 @@ from rlx.ir.verify import verify
 from rlx.passes.cse import cse
 from rlx.passes.dce import dce
 from rlx.passes.fold import fold
-from rlx.passes.nested import with_bodies
+from rlx.passes.pipeline import recursive
 from rlx.passes.simplify import simplify
 
 X = '%x "x": [n, 4] f32 = input\n'
@@ -49,7 +49,7 @@ def test_known_sizes_fold_and_symbolic_ones_stay() -> None:
 
 
 def test_a_result_beyond_the_bound_is_not_stored() -> None:
-    text = "%a: [] f32 = constant(1.0)\n%b = expand(%a; dims=[512, 512])\nreturn %b"
+    text = "%a: [] f32 = constant(1.0)\n%b = expand(%a; shape=[512, 512])\nreturn %b"
     assert_stays(fold, text)
     assert kinds(fold(parsed(text), most_bytes=1 << 20)) == []
 
@@ -62,7 +62,7 @@ def test_a_result_no_larger_than_its_operands_is_stored_whatever_its_size() -> N
 
 def test_iotas_stay_for_masks_to_be_recognised() -> None:
     assert_stays(
-        fold, "%a = iota(; dims=[4])\n%b: [] i32 = constant(1)\n%c = le(%a, %b)\nreturn %c"
+        fold, "%a = iota(; shape=[4])\n%b: [] i32 = constant(1)\n%c = le(%a, %b)\nreturn %c"
     )
 
 
@@ -108,7 +108,7 @@ def test_constants_are_one_by_content_and_type() -> None:
 
 
 def test_attributes_tell_ops_apart() -> None:
-    assert_stays(cse, X + "%a = sum(%x; axes=[0])\n%b = sum(%x; axes=[1])\nreturn %a, %b")
+    assert_stays(cse, X + "%a = sum(%x; axis=[0])\n%b = sum(%x; axis=[1])\nreturn %a, %b")
 
 
 def test_sources_of_equal_shape_are_not_one() -> None:
@@ -165,7 +165,7 @@ def test_passes_reach_into_loops() -> None:
     start, xs = g.input("start", [4]), g.input("xs", [3, 4])
     g.set_outputs(*g.scan(start, xs, body=Body(body), n_carry=1, n_xs=1))
     before = g.copy()
-    after = with_bodies(lambda h: dce(simplify(h)))(g)
+    after = recursive(lambda h: dce(simplify(h)))(g)
     verify(after, after="test")
     inner = after.nodes[2].op.body.graph  # type: ignore[attr-defined]
     assert kinds(inner) == ["add"]

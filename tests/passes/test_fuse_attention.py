@@ -25,7 +25,7 @@ def heads(g: Graph, keys: object = "seq", kv: int = H, dtype: str = "f32") -> tu
 
 
 def scores(g: Graph, q: Value, k: Value, scale: float | None = None) -> Value:
-    product = g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2)))
+    product = g.matmul(q, g.transpose(k, axes=(0, 1, 3, 2)))
     return product * (1 / math.sqrt(D) if scale is None else scale)
 
 
@@ -66,10 +66,10 @@ def test_16_bit_attention_with_softmax_in_f32(dtype: str) -> None:
 
 SCALES: dict[str, Callable[[Graph, Value, Value], Value]] = {
     "after": lambda g, q, k: scores(g, q, k, 0.3),
-    "divided": lambda g, q, k: g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2))) / (1 / 0.3),
-    "on q": lambda g, q, k: g.matmul(q * 0.3, g.transpose(k, perm=(0, 1, 3, 2))),
-    "on k": lambda g, q, k: g.matmul(q, g.transpose(k, perm=(0, 1, 3, 2)) * 0.3),
-    "on both": lambda g, q, k: g.matmul(q * 0.6, g.transpose(k, perm=(0, 1, 3, 2)) * 0.5),
+    "divided": lambda g, q, k: g.matmul(q, g.transpose(k, axes=(0, 1, 3, 2))) / (1 / 0.3),
+    "on q": lambda g, q, k: g.matmul(q * 0.3, g.transpose(k, axes=(0, 1, 3, 2))),
+    "on k": lambda g, q, k: g.matmul(q, g.transpose(k, axes=(0, 1, 3, 2)) * 0.3),
+    "on both": lambda g, q, k: g.matmul(q * 0.6, g.transpose(k, axes=(0, 1, 3, 2)) * 0.5),
 }
 
 
@@ -101,18 +101,18 @@ def test_softcap() -> None:
 def flags(g: Graph, rows: object, keys: Any, form: str) -> Value:
     """Keys at or before the query, in one of the ways it is written."""
     shift = g.dim_value(dim=keys - rows) if not isinstance(keys - rows, int) else keys - rows  # type: ignore[operator]
-    row, column = g.iota(dims=(rows,)), g.iota(dims=(keys,))
-    at = g.reshape(row, dims=(rows, 1)) + shift
+    row, column = g.iota(shape=(rows,)), g.iota(shape=(keys,))
+    at = g.reshape(row, shape=(rows, 1)) + shift
     if form == "le":
         return g.le(column, at)  # type: ignore[no-any-return]
     if form == "ge":
-        return g.ge(at, g.reshape(column, dims=(1, keys)))  # type: ignore[no-any-return]
+        return g.ge(at, g.reshape(column, shape=(1, keys)))  # type: ignore[no-any-return]
     if form == "lt":
         return g.lt(column, at + 1)  # type: ignore[no-any-return]
     if form == "difference":
         return g.ge(at - column, 0)  # type: ignore[no-any-return]
     if form == "full iotas":
-        rows2, keys2 = (g.iota(dims=(rows, keys), axis=a) for a in (0, 1))
+        rows2, keys2 = (g.iota(shape=(rows, keys), axis=a) for a in (0, 1))
         return g.le(keys2, rows2 + shift)  # type: ignore[no-any-return]
     assert form == "not above"
     return g.logical_not(g.gt(column, at))  # type: ignore[no-any-return]
@@ -167,8 +167,8 @@ def test_sliding_windows(width: int) -> None:
     g = Graph("window")
     q, k, v = heads(g)
     rows = q.shape.dims[2]
-    at = g.reshape(g.iota(dims=(rows,)), dims=(rows, 1))
-    column = g.iota(dims=(rows,))
+    at = g.reshape(g.iota(shape=(rows,)), shape=(rows, 1))
+    column = g.iota(shape=(rows,))
     keep = g.logical_and(g.le(column, at), g.gt(column, at - width))
     g.set_outputs(attended(g, g.where(keep, scores(g, q, k), -math.inf), v))
     check(g, mask_kind=MaskKind.SLIDING_WINDOW(width))
@@ -179,8 +179,8 @@ def test_one_query_sees_every_key() -> None:
     q = g.input("q", ["batch", H, 1, D])
     k, v = (g.input(n, ["batch", H, "n", D]) for n in "kv")
     keys = k.shape.dims[2]
-    at = g.iota(dims=(1,), start=keys - 1)
-    keep = g.le(g.iota(dims=(keys,)), g.reshape(at, dims=(1, 1)))
+    at = g.iota(shape=(1,), start=keys - 1)
+    keep = g.le(g.iota(shape=(keys,)), g.reshape(at, shape=(1, 1)))
     g.set_outputs(attended(g, g.where(keep, scores(g, q, k), -math.inf), v))
     check(g, mask_kind=MaskKind.CAUSAL)
 
@@ -189,8 +189,8 @@ def test_an_iota_mask_that_is_not_causal_is_a_custom_one() -> None:
     g = Graph("shifted")
     q, k, v = heads(g)
     rows = q.shape.dims[2]
-    at = g.reshape(g.iota(dims=(rows,), start=1), dims=(rows, 1))  # sees one key ahead
-    keep = g.le(g.iota(dims=(rows,)), at)
+    at = g.reshape(g.iota(shape=(rows,), start=1), shape=(rows, 1))  # sees one key ahead
+    keep = g.le(g.iota(shape=(rows,)), at)
     g.set_outputs(attended(g, g.where(keep, scores(g, q, k), -math.inf), v))
     check(g, mask_kind=MaskKind.CUSTOM)
 
@@ -199,7 +199,7 @@ def test_flags_given_as_a_tensor() -> None:
     g = Graph("flags")
     q, k, v = heads(g)
     keep = g.input("keep", ["batch", 1, 1, "seq"], "bool")
-    one = g.logical_or(keep, g.eq(g.iota(dims=("seq",)), 0))  # no row without a key
+    one = g.logical_or(keep, g.eq(g.iota(shape=("seq",)), 0))  # no row without a key
     g.set_outputs(attended(g, g.where(one, scores(g, q, k), -math.inf), v))
     after, _ = fused(g, "attention")
     (node,) = [n for n in after.nodes if n.op.name == "attention"]
@@ -248,9 +248,9 @@ def repeated(g: Graph, x: Value, axis: int, how: str) -> Value:
     group = H // KV
     if how == "gather":
         return g.gather(x, g.constant(np.repeat(np.arange(KV), group)), axis=axis)  # type: ignore[no-any-return]
-    one = g.reshape(x, dims=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
-    wide = g.expand(one, dims=(*dims[: axis + 1], group, *dims[axis + 1 :]))
-    return g.reshape(wide, dims=(*dims[:axis], H, *dims[axis + 1 :]))  # type: ignore[no-any-return]
+    one = g.reshape(x, shape=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
+    wide = g.expand(one, shape=(*dims[: axis + 1], group, *dims[axis + 1 :]))
+    return g.reshape(wide, shape=(*dims[:axis], H, *dims[axis + 1 :]))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("how", ["expand", "gather"])
@@ -266,16 +266,16 @@ def test_repeated_heads(how: str) -> None:
 @pytest.mark.parametrize("before", [True, False], ids=["repeat, transpose", "transpose, repeat"])
 def test_repeated_heads_in_the_layout_of_projections(how: str, before: bool) -> None:
     g = Graph("bshd")
-    q = g.transpose(g.input("q", ["batch", "seq", H, D]), perm=(0, 2, 1, 3))
+    q = g.transpose(g.input("q", ["batch", "seq", H, D]), axes=(0, 2, 1, 3))
     parts = []
     for name in "kv":
         x = g.input(name, ["batch", "seq", KV, D])
         if before:
-            parts.append(g.transpose(repeated(g, x, 2, how), perm=(0, 2, 1, 3)))
+            parts.append(g.transpose(repeated(g, x, 2, how), axes=(0, 2, 1, 3)))
         else:
-            parts.append(repeated(g, g.transpose(x, perm=(0, 2, 1, 3)), 1, how))
+            parts.append(repeated(g, g.transpose(x, axes=(0, 2, 1, 3)), 1, how))
     y = attended(g, scores(g, q, parts[0]), parts[1])
-    g.set_outputs(g.transpose(y, perm=(0, 2, 1, 3)))
+    g.set_outputs(g.transpose(y, axes=(0, 2, 1, 3)))
     after, _ = fused(g, "attention", "views")
     assert kinds(after) == ["attention"]
     node = after.outputs[0].node
@@ -298,7 +298,7 @@ def test_groups_as_an_axis_of_their_own() -> None:
     g = Graph("five")
     q = g.input("q", ["batch", KV, H // KV, "seq", D])
     k, v = (g.input(n, ["batch", KV, 1, "seq", D]) for n in "kv")
-    s = g.matmul(q, g.transpose(k, perm=(0, 1, 2, 4, 3))) / math.sqrt(D)
+    s = g.matmul(q, g.transpose(k, axes=(0, 1, 2, 4, 3))) / math.sqrt(D)
     rows = q.shape.dims[3]
     keep = flags(g, rows, rows, "le")
     g.set_outputs(attended(g, g.where(keep, s, -math.inf), v))
@@ -318,7 +318,7 @@ def test_single_heads(rank: int) -> None:
     outer = ["batch"][: rank - 2]
     q, k, v = (g.input(n, [*outer, "seq", D]) for n in "qkv")
     swap = (0, 2, 1) if rank == 3 else (1, 0)
-    s = g.matmul(q, g.transpose(k, perm=swap)) / math.sqrt(D)
+    s = g.matmul(q, g.transpose(k, axes=swap)) / math.sqrt(D)
     if rank == 3:
         s = s + g.input("bias", ["batch", "seq", "seq"])
     g.set_outputs(attended(g, s, v))

@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 from pass_support import assert_same_results, fused, kinds, reasons
 
+import rlx.passes.fuse as fuse_package
+from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
+from rlx.ir.op import REGISTRY, Op
+from rlx.ir.op import op as op_record
 from rlx.ir.quant.scheme import QuantScheme, encode
-from rlx.passes.fuse import FUSIONS
+from rlx.ir.shape import Shape
+from rlx.passes.fuse import FUSIONS, add_rules, fuse
+from rlx.passes.fuse.activation import ACTIVATION, formula_pattern
+from rlx.passes.pattern import Capture, Match, OpPattern, op
 from rlx.passes.prepare import split_prepare
+from rlx.passes.rewrite import Rule
 
 Build = Callable[[Graph, Value], Any]
 
@@ -374,7 +382,7 @@ def test_a_weight_used_elsewhere_is_not_kept_twice() -> None:
     g = Graph("tied")
     table = g.param("table", [10, 8])
     x = g.gather(table, g.input("ids", ["n"], "i32"))
-    logits = g.matmul(x, g.transpose(table, perm=(1, 0)))
+    logits = g.matmul(x, g.transpose(table, axes=(1, 0)))
     g.set_outputs(logits, g.matmul(x, g.param("w", [8, 3])), g.matmul(x, g.param("v", [8, 3])))
     after, report = fused(g, "shared_input")
     assert kinds(after).count("matmul") == 2
@@ -385,7 +393,7 @@ def test_a_weight_used_elsewhere_is_not_kept_twice() -> None:
 def test_transposed_weights_join() -> None:
     g = Graph("hf")
     x = g.input("x", ["n", 8])
-    g.set_outputs([g.matmul(x, g.transpose(g.param(n, [4, 8]), perm=(1, 0))) for n in "ab"])
+    g.set_outputs([g.matmul(x, g.transpose(g.param(n, [4, 8]), axes=(1, 0))) for n in "ab"])
     after, _ = fused(g, "shared_input")
     assert kinds(after).count("matmul") == 1
     main, _ = split_prepare(after)
@@ -404,3 +412,55 @@ def test_products_stay_what_they_were_asked_to_be() -> None:
     records = [n.op for n in after.nodes if n.op.name == "fused_matmul_bias_act"]
     found = {(r.activation, r.has_residual, r.strassen) for r in records}
     assert found == {("relu", True, True), ("none", False, True), ("none", False, False)}
+
+
+# -- rules that are made of the registry ------------------------------------------------------
+
+
+def test_rules_of_a_fusion_can_be_added() -> None:
+    def doubled(m: Match) -> Any:
+        return m.g.mul(m.x, 2.0)
+
+    with pytest.raises(OptionError, match="no such table"):
+        add_rules("nothing", Rule("x + x", op("add", "x", "x"), doubled))
+    add_rules("linear", Rule("test: x + x", op("add", "x", "x"), doubled))
+    try:
+        g = Graph("twice")
+        x = g.input("x", [4])
+        g.set_outputs(g.add(x, x))
+        assert [n.op.name for n in fuse(g).nodes][-1] == "mul"
+    finally:
+        fuse_package._added.clear()
+        fuse_package._joined.cache_clear()
+
+
+def test_the_pattern_of_an_activation_is_its_formula() -> None:
+    pattern = formula_pattern(REGISTRY["gelu_quick"]())
+    assert pattern.kinds == {"mul"} and pattern.swaps
+    x, gate = pattern.parts
+    assert isinstance(x, Capture) and isinstance(gate, OpPattern)
+    assert gate.kinds == {"sigmoid"}
+
+
+def test_attributes_are_part_of_a_formula() -> None:
+    @op_record("test_hard_tanh", is_elementwise=True, fuses_formula=True)
+    class HardTanh(Op):
+        """x limited to −1 … 1"""
+
+        def infer(self, x: Shape) -> Shape:
+            return x
+
+        def reference(self, x: Any) -> Any:
+            return np.clip(x, -1, 1)
+
+        def decompose(self, g: Graph, x: Value) -> Any:
+            return g.clamp(x, low=-1.0, high=1.0)
+
+    try:
+        g = Graph("limits")
+        x = g.input("x", [4])
+        g.set_outputs(g.clamp(x, low=-1.0, high=1.0), g.clamp(x, low=-2.0, high=2.0))
+        assert kinds(fuse(g, only=["activations"])) == ["test_hard_tanh", "clamp"]
+    finally:
+        del REGISTRY["test_hard_tanh"]
+        ACTIVATION.pop()

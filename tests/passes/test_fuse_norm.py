@@ -13,7 +13,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 
 Build = Callable[[Graph, Value, Value], Any]
-LAST: dict[str, Any] = {"axes": (-1,), "keepdims": True}
+LAST: dict[str, Any] = {"axis": (-1,), "keepdims": True}
 
 
 def rms(g: Graph, x: Value, gamma: Value) -> Any:
@@ -76,7 +76,7 @@ def test_a_norm_in_f32_of_16_bit_operands_reads_them_as_they_are() -> None:
 def test_l2_norm_written_out() -> None:
     g = Graph("l2")
     x = g.input("x", ["n", 6])
-    g.set_outputs(x * g.rsqrt(g.sum(g.square(x), axes=(0,), keepdims=True) + 1e-6))
+    g.set_outputs(x * g.rsqrt(g.sum(g.square(x), axis=(0,), keepdims=True) + 1e-6))
     after, _ = fused(g, "activations")
     assert kinds(after) == ["l2_norm"]
 
@@ -85,7 +85,7 @@ def test_l2_norm_written_out() -> None:
 def test_softmax_written_out(axis: int) -> None:
     g = Graph("softmax")
     x = g.input("x", ["n", 6])
-    how: dict[str, Any] = {"axes": (axis,), "keepdims": True}
+    how: dict[str, Any] = {"axis": (axis,), "keepdims": True}
     low = x - g.max(x, **how)
     e = g.exp(low)
     g.set_outputs(e / g.sum(e, **how))
@@ -97,11 +97,11 @@ def test_softmax_written_out(axis: int) -> None:
 
 
 def _other_axis(g: Graph, x: Value, w: Value) -> Any:
-    return x * g.rsqrt(g.mean(g.square(x), axes=(1,), keepdims=True) + 1e-6) * w
+    return x * g.rsqrt(g.mean(g.square(x), axis=(1,), keepdims=True) + 1e-6) * w
 
 
 def _two_axes(g: Graph, x: Value, w: Value) -> Any:
-    return x * g.rsqrt(g.mean(g.square(x), axes=(1, 2), keepdims=True) + 1e-6) * w
+    return x * g.rsqrt(g.mean(g.square(x), axis=(1, 2), keepdims=True) + 1e-6) * w
 
 
 def _other_x(g: Graph, x: Value, w: Value) -> Any:
@@ -216,7 +216,7 @@ def test_gamma_that_depends_on_the_sum_would_make_a_cycle() -> None:
     g = Graph("cycle")
     x, r = (g.input(n, [1, 6]) for n in "xr")
     total = x + r
-    gamma = g.reshape(g.exp(total), dims=(6,))
+    gamma = g.reshape(g.exp(total), shape=(6,))
     g.set_outputs(g.rms_norm(total, gamma))
     after, report = fused(g, "residual")
     assert kinds(after) == ["add", "exp", "reshape", "rms_norm"]
@@ -231,7 +231,7 @@ def rotated(
 ) -> Any:
     """Rotary embedding in primitives, as the HIR block spells it."""
     block = Rope(
-        head_dim=8, n_rot=n_rot, interleaved=interleaved, offset=0 if positions else 2,
+        head_dim=8, n_rot=n_rot, interleaved=interleaved, offset=2 if positions is None else 0,
         layout=layout,
     )  # fmt: skip
     half = (n_rot or 8) // 2
@@ -272,8 +272,8 @@ def test_views_between_norm_and_rope_go_before_both() -> None:
     x = g.input("x", ["batch", "seq", 3, 8])
     tables = [g.param(n, [16, 4]) for n in ("cos", "sin")]
     normed = g.rms_norm(x, g.param("gamma", [8]))
-    flat = g.reshape(normed, dims=("batch", "seq", 24))
-    turned = g.transpose(normed, perm=(0, 2, 1, 3))
+    flat = g.reshape(normed, shape=("batch", "seq", 24))
+    turned = g.transpose(normed, axes=(0, 2, 1, 3))
     g.set_outputs(g.rope(flat, *tables, head_dim=8))
     assert kinds(fused(g, "rope")[0]) == ["reshape", "fused_qk_norm_rope"]
     g.set_outputs(g.rope(turned, *tables, head_dim=8, layout="bhsd"))
@@ -289,7 +289,7 @@ def test_a_norm_with_another_user_or_over_all_heads_stays() -> None:
     after, report = fused(g, "rope")
     assert kinds(after) == ["rms_norm", "rope"]
     assert reasons(report, "qk norm + rope") == ["the norm is not of each head"]
-    normed = g.rms_norm(g.reshape(x, dims=("batch", "seq", 3, 8)), g.param("gamma", [8]))
+    normed = g.rms_norm(g.reshape(x, shape=("batch", "seq", 3, 8)), g.param("gamma", [8]))
     g.set_outputs(g.rope(normed, *tables, head_dim=8), normed)
     after, report = fused(g, "rope")
     assert "fused_qk_norm_rope" not in kinds(after)
@@ -300,7 +300,7 @@ def test_rotations_that_are_not_rope() -> None:
     g = Graph("wrong")
     x = g.input("x", ["batch", "seq", 2, 8])
     a, b = (g.narrow(x, axis=3, start=s, length=4) for s in (0, 4))
-    cos, sin = (g.reshape(g.param(n, [5, 4]), dims=(1, 5, 1, 4)) for n in ("cos", "sin"))
+    cos, sin = (g.reshape(g.param(n, [5, 4]), shape=(1, 5, 1, 4)) for n in ("cos", "sin"))
     x5 = g.input("y", [2, 5, 2, 8])
     c, d = (g.narrow(x5, axis=3, start=s, length=4) for s in (0, 4))
     wrong_sign = g.concat(c * cos + d * sin, d * cos - c * sin, axis=3)

@@ -12,7 +12,7 @@ from rlx.ir.node import Value
 from rlx.ir.verify import verify
 from rlx.passes.fuse.region import MOST_NODES, fuse_regions
 
-LAST: dict[str, Any] = {"axes": (-1,), "keepdims": True}
+LAST: dict[str, Any] = {"axis": (-1,), "keepdims": True}
 
 
 def regions(graph: Graph) -> tuple[Graph, list[Graph]]:
@@ -38,15 +38,15 @@ def test_indices_are_counted_inside() -> None:
     g = Graph("mask")
     x = g.input("x", ["n", "m"])
     n, m = x.shape.dims
-    row = g.reshape(g.iota(dims=(n,)), dims=(n, 1)) + g.dim_value(dim=m - n)
-    g.set_outputs(g.where(g.le(g.iota(dims=(m,)), row), x * 2.0, -1.0))
+    row = g.reshape(g.iota(shape=(n,)), shape=(n, 1)) + g.dim_value(dim=m - n)
+    g.set_outputs(g.where(g.le(g.iota(shape=(m,)), row), x * 2.0, -1.0))
     after, (body,) = regions(g)
     assert kinds(after) == ["elementwise_region"]
     assert kinds(body).count("iota") == 2
     assert [v.node.name for v in after.outputs[0].node.inputs] == ["x"]
     flat = Graph("flat")
     x = flat.input("x", ["n", 4])
-    at = flat.reshape(flat.iota(dims=("n",)), dims=("n", 1))
+    at = flat.reshape(flat.iota(shape=("n",)), shape=("n", 1))
     flat.set_outputs(flat.exp(x) * flat.cast(at, "f32"))
     after, (body,) = regions(flat)
     assert kinds(after) == ["elementwise_region"]
@@ -83,8 +83,8 @@ def test_reductions_over_the_last_axis_with_what_follows_them(build: Any) -> Non
 def test_a_reduction_without_keepdims_and_the_reshape_after_it() -> None:
     g = Graph("short")
     x = g.input("x", ["n", 3, 4])
-    total = g.sum(g.square(x), axes=(2,))
-    g.set_outputs(x / g.reshape(g.sqrt(total), dims=("n", 3, 1)))
+    total = g.sum(g.square(x), axis=(2,))
+    g.set_outputs(x / g.reshape(g.sqrt(total), shape=("n", 3, 1)))
     after, _ = regions(g)
     assert kinds(after) == ["elementwise_region"]
 
@@ -156,7 +156,7 @@ def test_one_number_per_row_belongs_to_the_rows() -> None:
 def test_other_reductions_stay_outside() -> None:
     g = Graph("outer sum")
     x = g.input("x", ["n", 3, 4])
-    g.set_outputs(g.exp(g.sum(g.square(x), axes=(0,)) + 1.0), g.neg(g.mean(g.exp(x))))
+    g.set_outputs(g.exp(g.sum(g.square(x), axis=(0,)) + 1.0), g.neg(g.mean(g.exp(x))))
     after, found = regions(g)
     assert "sum" in kinds(after)
     assert "mean" in kinds(after)
@@ -166,10 +166,10 @@ def test_other_reductions_stay_outside() -> None:
 def test_reductions_over_different_axes_are_two_regions() -> None:
     g = Graph("axes")
     x = g.input("x", ["n", 3, 4])
-    a = g.exp(x) * g.sum(g.exp(x), axes=(2,), keepdims=True)
-    g.set_outputs(a / g.sum(a, axes=(1, 2), keepdims=True))
+    a = g.exp(x) * g.sum(g.exp(x), axis=(2,), keepdims=True)
+    g.set_outputs(a / g.sum(a, axis=(1, 2), keepdims=True))
     _, found = regions(g)
-    assert all(len({n.op.axes for n in b.nodes if n.op.name == "sum"}) <= 1 for b in found)  # type: ignore[attr-defined]
+    assert all(len({n.op.axis for n in b.nodes if n.op.name == "sum"}) <= 1 for b in found)  # type: ignore[attr-defined]
 
 
 def test_work_on_parameters_is_left_to_prepare() -> None:

@@ -56,13 +56,13 @@ def test_names_come_from_the_structure_alone() -> None:
 def test_views_and_what_grows_stay_in_the_main_graph() -> None:
     g = Graph("views")
     x, w = g.input("x", ["n", 4]), g.param("w", [6, 4])
-    g.set_outputs(g.matmul(x, g.transpose(w, perm=(1, 0))))
+    g.set_outputs(g.matmul(x, g.transpose(w, axes=(1, 0))))
     main, prepared = split_prepare(g)
     assert kinds(main) == ["transpose", "matmul"]
     assert not prepared.outputs
     h = Graph("grow")
     x, a = h.input("x", [2048, 2048]), h.param("a", [2048, 1])
-    outer = h.exp(a) * h.reshape(h.sin(a), dims=(1, 2048))  # 16 MB from 8 kB
+    outer = h.exp(a) * h.reshape(h.sin(a), shape=(1, 2048))  # 16 MB from 8 kB
     h.set_outputs(x + outer)
     main, prepared = split_prepare(h)
     assert kinds(main) == ["reshape", "mul", "add"]
@@ -72,8 +72,8 @@ def test_views_and_what_grows_stay_in_the_main_graph() -> None:
 def test_what_depends_on_a_size_of_the_variant_is_not_fixed() -> None:
     g = Graph("symbolic")
     x, w = g.input("x", ["n", 4]), g.param("w", [1, 4])
-    wide = g.exp(g.expand(w, dims=("n", 4)))
-    g.set_outputs(x + wide, g.sum(g.iota(dims=("n",))))
+    wide = g.exp(g.expand(w, shape=("n", 4)))
+    g.set_outputs(x + wide, g.sum(g.iota(shape=("n",))))
     main, prepared = split_prepare(g)
     assert not prepared.outputs
     assert "exp" in kinds(main)

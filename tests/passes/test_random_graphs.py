@@ -20,7 +20,6 @@ from rlx.ir.interp import evaluate
 from rlx.ir.serial import from_bytes, to_bytes
 from rlx.ir.text import parse_graph, print_graph
 from rlx.passes.bind import bind_graph
-from rlx.passes.common import COMMON
 from rlx.passes.pipeline import run_pipeline
 from rlx.specialize.options import CompileOptions
 
@@ -66,11 +65,11 @@ def test_every_pass_preserves_results(graph: Graph, sizes: dict[str, int]) -> No
 @given(graphs(max_ops=6), SIZES)
 @QUIET
 def test_common_bodies_compute_the_same(graph: Graph, sizes: dict[str, int]) -> None:
-    """A device without any op that has a common body gets primitives only."""
+    """A device without any op that has a decomposition gets primitives only."""
     data = arguments(graph, sizes)
     result = run_pipeline(
         graph,
-        has_native=lambda node: node.op.name not in COMMON or node.op.name == "scan",
+        has_native=lambda node: not node.op.has_decomposition() or node.op.name == "scan",
         passes=["dce"],
     )
     needed = {n.name for n in result.graph.nodes if n.op.is_source}

@@ -84,7 +84,7 @@ def test_a_dropped_build_leaves_no_trace() -> None:
 def test_a_replacement_of_another_shape_or_type_is_an_error_that_shows_both() -> None:
     g = Graph("shapes")
     x = g.input("x", [2, 3])
-    y = g.sum(x, axes=(1,))
+    y = g.sum(x, axis=(1,))
     z = g.cast(x, "f64")
     g.set_outputs(y, z)
     editor = Editor(g, "test")
@@ -188,7 +188,7 @@ def test_a_result_that_cannot_be_built_is_a_miss_and_leaves_the_graph_alone() ->
     g = chain()
     before = g.copy()
     report = FusionReport()
-    rules = [Rule("wrong", op("exp", "x"), lambda m: m.g.matmul(m.g.neg(m.x), m.g.exp(m.x)[0]))]
+    rules = [Rule("wrong", op("exp", "x"), lambda m: m.g.matmul(m.g.neg(m.x), m.g.exp(m.x)(0)))]
     broken = [Rule("wrong", op("exp", "x"), lambda m: m.g.add(m.g.neg(m.x), m.g.iota([7])))]
     assert apply(g, broken, "test", report).same_as(before)
     assert "[add] dimensions cannot be shown equal" in report.missed[0].reason
@@ -285,7 +285,7 @@ def test_numbers_match_up_to_the_rounding_of_their_type() -> None:
 def test_conditions_on_attributes_and_kinds() -> None:
     g = Graph("when")
     x = g.input("x", [2, 3])
-    g.set_outputs(g.sum(x, axes=(1,), keepdims=True))
+    g.set_outputs(g.sum(x, axis=(1,), keepdims=True))
     assert found(op(("sum", "max"), "x", when=lambda o: o.keepdims), g)
     assert not found(op("sum", "x", when=lambda o: not o.keepdims), g)
 

@@ -24,12 +24,12 @@ RULES: dict[str, tuple[str, str, str]] = {
     "x * 0": (
         I,
         "%c: [] i32 = constant(0)\n%y = mul(%x, %c)\nreturn %y",
-        "%c: [] i32 = constant(0)\n%y = expand(%c; dims=[n, 4])\nreturn %y",
+        "%c: [] i32 = constant(0)\n%y = expand(%c; shape=[n, 4])\nreturn %y",
     ),
     "x - x": (
         I,
         "%y = sub(%x, %x)\nreturn %y",
-        "%c: [] i32 = constant(0)\n%y = expand(%c; dims=[n, 4])\nreturn %y",
+        "%c: [] i32 = constant(0)\n%y = expand(%c; shape=[n, 4])\nreturn %y",
     ),
     "x * -1": (
         X,
@@ -108,7 +108,7 @@ RULES: dict[str, tuple[str, str, str]] = {
     ),
     "operand expanded in vain": (
         X,
-        '%b "b": [4] f32 = input\n%e = expand(%b; dims=[n, 4])\n%y = add(%x, %e)\nreturn %y',
+        '%b "b": [4] f32 = input\n%e = expand(%b; shape=[n, 4])\n%y = add(%x, %e)\nreturn %y',
         '%b "b": [4] f32 = input\n%y = add(%x, %b)\nreturn %y',
     ),
     "dot_general as matmul": (
@@ -119,32 +119,32 @@ RULES: dict[str, tuple[str, str, str]] = {
     ),
     "relu twice": (X, "%a = relu(%x)\n%y = relu(%a)\nreturn %y", "%a = relu(%x)\nreturn %a"),
     "neg undone": (X, "%a = neg(%x)\n%y = neg(%a)\nreturn %y", "return %x"),
-    "reshape to itself": (X, "%y = reshape(%x; dims=[n, 4])\nreturn %y", "return %x"),
+    "reshape to itself": (X, "%y = reshape(%x; shape=[n, 4])\nreturn %y", "return %x"),
     "reshape of reshape": (
         X,
-        "%a = reshape(%x; dims=[n, 2, 2])\n%y = reshape(%a; dims=[4 * n])\nreturn %y",
-        "%y = reshape(%x; dims=[4 * n])\nreturn %y",
+        "%a = reshape(%x; shape=[n, 2, 2])\n%y = reshape(%a; shape=[4 * n])\nreturn %y",
+        "%y = reshape(%x; shape=[4 * n])\nreturn %y",
     ),
     "reshape there and back": (
         X,
-        "%a = reshape(%x; dims=[n, 2, 2])\n%y = reshape(%a; dims=[n, 4])\nreturn %y",
+        "%a = reshape(%x; shape=[n, 2, 2])\n%y = reshape(%a; shape=[n, 4])\nreturn %y",
         "return %x",
     ),
     "transpose of transpose": (
         X,
-        "%a = reshape(%x; dims=[n, 2, 2])\n%b = transpose(%a; perm=[1, 2, 0])\n"
-        "%y = transpose(%b; perm=[1, 0, 2])\nreturn %y",
-        "%a = reshape(%x; dims=[n, 2, 2])\n%y = transpose(%a; perm=[2, 1, 0])\nreturn %y",
+        "%a = reshape(%x; shape=[n, 2, 2])\n%b = transpose(%a; axes=[1, 2, 0])\n"
+        "%y = transpose(%b; axes=[1, 0, 2])\nreturn %y",
+        "%a = reshape(%x; shape=[n, 2, 2])\n%y = transpose(%a; axes=[2, 1, 0])\nreturn %y",
     ),
     "transpose there and back": (
         X,
-        "%a = transpose(%x; perm=[1, 0])\n%y = transpose(%a; perm=[1, 0])\nreturn %y",
+        "%a = transpose(%x; axes=[1, 0])\n%y = transpose(%a; axes=[1, 0])\nreturn %y",
         "return %x",
     ),
     "expand of expand": (
         '%x "x": [1, 4] f32 = input\n',
-        "%a = expand(%x; dims=[3, 4])\n%y = expand(%a; dims=[2, 3, 4])\nreturn %y",
-        "%y = expand(%x; dims=[2, 3, 4])\nreturn %y",
+        "%a = expand(%x; shape=[3, 4])\n%y = expand(%a; shape=[2, 3, 4])\nreturn %y",
+        "%y = expand(%x; shape=[2, 3, 4])\nreturn %y",
     ),
     "narrow to all": (X, "%y = narrow(%x; axis=0, start=0, length=n)\nreturn %y", "return %x"),
     "narrow of narrow": (
@@ -186,13 +186,13 @@ RULES: dict[str, tuple[str, str, str]] = {
     "concat of one": (X, "%y = concat(%x; axis=1)\nreturn %y", "return %x"),
     "reduction of one": (
         '%x "x": [n, 1, 4] f32 = input\n',
-        "%y = mean(%x; axes=[1])\nreturn %y",
-        "%y = reshape(%x; dims=[n, 4])\nreturn %y",
+        "%y = mean(%x; axis=[1])\nreturn %y",
+        "%y = reshape(%x; shape=[n, 4])\nreturn %y",
     ),
     "pad by nothing": (X, "%y = pad(%x; low=[0, 0], high=[0, 0])\nreturn %y", "return %x"),
     "flip of flip": (
         X,
-        "%a = flip(%x; axes=[1])\n%y = flip(%a; axes=[-1])\nreturn %y",
+        "%a = flip(%x; axis=[1])\n%y = flip(%a; axis=[-1])\nreturn %y",
         "return %x",
     ),
 }
@@ -214,7 +214,7 @@ KEPT: dict[str, str] = {
     "an integer cast through a float saturates": '%x "x": [4] i8 = input\n'
     "%a = cast(%x; dtype=f32)\n%y = cast(%a; dtype=u8)\nreturn %y",
     "an expand that is needed": '%x "x": [1, 4] f32 = input\n%b "b": [4] f32 = input\n'
-    "%e = expand(%x; dims=[3, 4])\n%y = add(%e, %b)\nreturn %y",
+    "%e = expand(%x; shape=[3, 4])\n%y = add(%e, %b)\nreturn %y",
     "pieces in another order": X + "%a = narrow(%x; axis=1, start=2, length=2)\n"
     "%b = narrow(%x; axis=1, start=0, length=2)\n%y = concat(%a, %b; axis=1)\nreturn %y",
     "a narrow across two parts": X + "%a = concat(%x, %x; axis=1)\n"
@@ -229,7 +229,7 @@ KEPT: dict[str, str] = {
     "dot_general with another contraction": X
     + '%w "w": [5, 4] f32 = param\n%y = dot_general(%x, %w; '
     "lhs_contract=[1], rhs_contract=[1])\nreturn %y",
-    "a sum of bools counts": '%x "x": [n, 1] bool = input\n%y = sum(%x; axes=[1])\nreturn %y',
+    "a sum of bools counts": '%x "x": [n, 1] bool = input\n%y = sum(%x; axis=[1])\nreturn %y',
 }
 
 

@@ -223,7 +223,7 @@ def test_an_outdated_artifact_is_renewed_without_a_word(tmp_path: Path) -> None:
 
 def test_code_for_another_cpu_is_never_loaded(tmp_path: Path) -> None:
     from rlx.backends.cpu.executor.control_block import ABI
-    from rlx.backends.cpu.stored import read_target
+    from rlx.backends.cpu.relocatable import read_target
     from rlx.ir.serial.writer import Writer
     from rlx.llvm.target import Target
 

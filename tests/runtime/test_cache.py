@@ -11,6 +11,7 @@ from small_model import CLOSE, WIDTH, build, expected, inputs, weights
 
 import rlx
 from rlx import BindingError, BucketedCompileCache, CompileCache, OptionError
+from rlx.backends.buffer import HOST
 
 
 def filled(eviction: str, capacity: int = 2, **more: int) -> CompileCache[str]:
@@ -141,7 +142,8 @@ def test_only_live_rows_are_computed() -> None:
     long = min(_seconds(f, x) for _ in range(5))
     assert short < long / 20  # 512 times fewer rows, and what a run costs at least
     out = np.full((1, 4096, 8), np.nan, np.float32)
-    f.get(8).executable.run([np.ascontiguousarray(x[:, :8])], [out], {"seq": 8})
+    given = HOST.put(np.ascontiguousarray(x[:, :8]))
+    f.get(8).executable.run([given], [HOST.put(out)], {"seq": 8})
     np.testing.assert_allclose(out[:, :8], expected(x[:, :8], weights()), **CLOSE)
     assert np.isnan(out[:, 8:]).all()
 

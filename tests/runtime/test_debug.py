@@ -7,7 +7,7 @@ import pytest
 
 import rlx
 from rlx import Session
-from rlx.settings import SETTINGS, debug_level
+from rlx.support.settings import SETTINGS, debug_level
 
 
 def network() -> rlx.Graph:

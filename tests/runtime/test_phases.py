@@ -7,7 +7,7 @@ import pytest
 
 import rlx
 from rlx import CompileOptions, DimBinding, Graph, Phase, Session, derive_phases
-from rlx.passes.order import order_phases
+from rlx.passes.schedule import schedule_phases
 
 DEVICES = ["reference", "cpu"]
 
@@ -42,7 +42,7 @@ def compiled(device: str) -> rlx.CompiledGraph:
 
 
 def test_the_epilogue_is_put_last() -> None:
-    g = order_phases(chooser())
+    g = schedule_phases(chooser())
     rlx.verify(g)
     orders = [derive_phases(g).get(n).order for n in g.nodes if not n.op.is_source]  # type: ignore[union-attr]
     assert orders == sorted(orders)
@@ -57,7 +57,7 @@ def test_a_read_before_a_write_stays_before_it() -> None:
     x = g.reshape(g.matmul(g.input("x", [1, 4]), g.param("w", [4, 4])), [4])
     new = g.state_update(state, x, axis=0, start=0)
     g.set_outputs({"old": old, "new": g.top_k(new, k=1)[0]})
-    ordered = order_phases(g)
+    ordered = schedule_phases(g)
     rlx.verify(ordered)
     f = Session("cpu").compile(g, {"threads": 1}).set_param("w", np.eye(4, dtype=np.float32))
     row = np.array([[1, 5, 2, 3]], np.float32)

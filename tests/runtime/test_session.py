@@ -58,12 +58,12 @@ def test_slots_are_where_the_manifest_says() -> None:
     assert entry.arena_offset is not None
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     raw = x.tobytes()
-    f.executable.arena[entry.arena_offset : entry.arena_offset + len(raw)] = list(raw)
+    f.executable.arena.array[entry.arena_offset : entry.arena_offset + len(raw)] = list(raw)
     f.run_slots()
     out = f.manifest.outputs[0]
     assert out.arena_offset is not None
-    got = f.executable.arena[out.arena_offset : out.arena_offset + out.num_bytes].view(np.float32)
-    np.testing.assert_allclose(got.reshape(2, 3), x @ W + 1)
+    got = f.executable.arena.view(out.arena_offset, (2, 3), np.float32).array
+    np.testing.assert_allclose(got, x @ W + 1)
     f.slot("x")[...] = 0
     f.run_slots()
     np.testing.assert_array_equal(f.slot(out.name), np.ones((2, 3), np.float32))
@@ -98,6 +98,53 @@ def test_states_can_be_shared_and_are_zero_at_first() -> None:
     prefill.run(x=np.ones((1, 2, 2), np.float32), sizes={"past_seq": 0})
     (total,) = decode.run(x=np.full((1, 1, 2), 5, np.float32), sizes={"past_seq": 2})
     assert np.array_equal(total, [[7, 7]])
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_host_memory_is_used_in_place(device: str) -> None:
+    """Arrays bound as states and given as parameters are the memory that runs work on."""
+    options = CompileOptions(binding=DimBinding(seq=1).set_live("past_seq", 7))
+    f = Session(device).compile(counter(), options)
+    cache = np.zeros((1, 8, 2), np.float32)
+    assert f.bind_state("cache", cache).read_state("cache") is cache
+    f.run(x=np.full((1, 1, 2), 3, np.float32), sizes={"past_seq": 4})
+    assert cache[0, :, 0].tolist() == [0, 0, 0, 0, 3, 0, 0, 0]
+    f.state_buffer("cache").zero()
+    assert not cache.any()
+    w = W.copy()
+    g = Session(device).compile(linear())
+    g.set_params({"w": w, "b": np.zeros(3, np.float32)}).run(x=X)
+    assert g.params.buffer("w", g.allocator).array is w
+    with pytest.raises(rlx.InputError, match="must be writeable"):
+        cache.flags.writeable = False
+        f.bind_state("cache", cache)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_code_is_made_when_sizes_are_known(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    backend = type(rlx.Device(device).backend)
+    plain = backend.compile
+
+    def compile(self: object, lir: rlx.Lir, options: CompileOptions) -> object:
+        made.append(lir.arena_size)
+        return plain(self, lir, options)
+
+    monkeypatch.setattr(backend, "compile", compile)
+    given = {"w": W, "b": np.ones(3, np.float32)}
+    f = Session(device).compile(linear()).set_params(given)
+    assert not made  # the batch is open
+    f.run(x=X)
+    assert len(made) == 1
+    Session(device).compile(linear(), CompileOptions(binding=DimBinding(batch=2)))
+    assert len(made) == 2  # nothing is open
+    g = Session(device).compile(linear(), binding={"batch": 2}).set_params(given)
+    assert len(made) == 3
+    np.testing.assert_array_equal(g.run(x=X)[0], f.run(x=X)[0])
+    assert len(made) == 3
+    g.warm(batch=5)
+    g.run(x=np.zeros((5, 4), np.float32))
+    assert len(made) == 4
 
 
 def test_a_write_past_the_state_is_refused() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from rlx.errors import OptionError
 from rlx.ir.binding import UpTo
+from rlx.specialize.compile_profile import CompileProfile
 from rlx.specialize.component import CompilationMode, LayerComposition, ModelComponent
 from rlx.specialize.dispatch import KernelDispatchConfig, KernelPolicy
 from rlx.specialize.key import encode, make_key
-from rlx.specialize.profile import CompileProfile
 from rlx.specialize.variant import ModelPhase, ModelVariant
 
 HERE = os.path.dirname(__file__)

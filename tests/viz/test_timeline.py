@@ -92,7 +92,7 @@ def test_kernels_and_the_blocks_they_serve() -> None:
     assert mul == KernelTime("mul", ("blk.*.norm",), 4, 3.0, 6_000_000_000, 3_000_000_000)
     assert (mul.gb_per_second, mul.gflop_per_second) == (1.0, 2.0)
     assert (add.kernel, add.blocks, profile.waiting) == ("add", (), 3.0)
-    assert "between steps" in str(profile)
+    assert "at barriers" in str(profile)
     assert block_pattern("blk.12") == "blk.*"
     assert block_pattern("encoder.3.attention.q8") == "encoder.*.attention.q8"
 

@@ -6,23 +6,25 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.backends.base import Backend, Parts, Stored
-from rlx.backends.cpu.cores import usable_cores, worker_count
+from rlx.backends.base import Backend, Parts, PlanInfo
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.place import place
+from rlx.backends.cpu.link import link
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.stored import read_parts, write_parts
+from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
-from rlx.llvm.jit import has_compiler
+from rlx.llvm.jit import counters, has_compiler
 from rlx.llvm.target import Target
+from rlx.llvm.trim_memory import trim_compiler_memory
 from rlx.specialize.options import CompileOptions
+from rlx.support.cores import usable_cores, worker_count
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.compiler import Compiler
+    from rlx.backends.cpu.inspection import CpuInspection
 
 
 class CpuBackend(Backend):
@@ -39,7 +41,7 @@ class CpuBackend(Backend):
 
         return Compiler(self.target)
 
-    # -- what a target has ------------------------------------------------------------------------
+    # -- target and process -----------------------------------------------------------------------
 
     def for_target(self, name: str) -> CpuBackend:
         wanted = Target.named(name)
@@ -54,16 +56,23 @@ class CpuBackend(Backend):
     def workers(self, options: CompileOptions) -> int:
         return worker_count(options.threads)
 
+    @property
+    def compile_count(self) -> int:
+        return counters.compilations
+
+    def trim_memory(self) -> None:
+        trim_compiler_memory()
+
     # -- making code ------------------------------------------------------------------------------
 
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
 
-    def lower(self, graph: Graph) -> Graph:
-        return self._compiler.lower(graph)
+    def rewrite_template(self, graph: Graph) -> Graph:
+        return self._compiler.rewrite_template(graph)
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        return self._compiler.lower_bound(graph)
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        return self._compiler.rewrite_variant(graph)
 
     def scratch(self, node: Node) -> int:
         # for as many workers as a compilation can ask for; what is not touched costs nothing
@@ -77,20 +86,19 @@ class CpuBackend(Backend):
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
-        listed = self._compiler.list_program(lir, self.workers(options))
-        made = place(listed.listing, listed.kernels)
-        return CpuExecutable(made, Stored.of(lir), get_pool(listed.listing.workers))
+        program, kernels = self._compiler.compile_program(lir, self.workers(options))
+        return CpuExecutable(link(program, kernels), PlanInfo.of(lir), get_pool(program.workers))
 
     # -- programs on disk -------------------------------------------------------------------------
 
     def export(self, lir: Lir, options: CompileOptions) -> Parts:
-        listed = self._compiler.list_program(lir, self.workers(options))
-        return write_parts(listed.listing, listed.kernels, self.target)
+        program, kernels = self._compiler.compile_program(lir, self.workers(options))
+        return write_parts(program, kernels, self.target)
 
-    def restore(self, parts: Parts, stored: Stored, options: CompileOptions) -> CpuExecutable:
-        listing, kernels = read_parts(parts)
-        workers = min(listing.workers, self.workers(options))
-        return CpuExecutable(place(listing, kernels), stored, get_pool(workers))
+    def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> CpuExecutable:
+        program, kernels = read_parts(parts)
+        workers = min(program.workers, self.workers(options))
+        return CpuExecutable(link(program, kernels), info, get_pool(workers))
 
     def _require_host(self) -> None:
         if not self.target.runs_on(Target.host()):
@@ -98,6 +106,11 @@ class CpuBackend(Backend):
                 "code for another CPU cannot run here", where="target", got=self.target.key,
                 expected=Target.host().key, hint="write it to a bundle and load that over there",
             )  # fmt: skip
+
+    def inspection(self) -> CpuInspection:
+        from rlx.backends.cpu.inspection import CpuInspection
+
+        return CpuInspection(self)
 
 
 def make_backend() -> Backend:

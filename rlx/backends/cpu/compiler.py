@@ -1,22 +1,55 @@
-"""The part of the CPU device that makes code; a program from disk runs without importing it."""
+"""The part of the CPU device that makes code; a program from disk runs without importing it.
+
+One path leads from a plan to a program: node classes are lowered to launch templates
+(`lowering_cache`), a program layout puts those of all nodes in order (`program_layout`), and their
+distinct kernels become machine code. The result is a relocatable program, which can be stored, and
+which `link` prepares for a run.
+"""
 
 from __future__ import annotations
 
-from rlx.backends.cpu.assemble import Listed, list_program
-from rlx.backends.cpu.copies import insert_copies
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from rlx.backends.cpu.bounds_checks import bounds_checks_of
+from rlx.backends.cpu.contiguous import insert_contiguous
+from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.kernels import registry
-from rlx.backends.cpu.lowering import TABLE, scratch_of
+from rlx.backends.cpu.kernels.spec import compile_specs
+from rlx.backends.cpu.lowering import TABLE, KernelLaunch, scratch_of
+from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
+from rlx.backends.cpu.program import launch_flags
+from rlx.backends.cpu.program_layout import ProgramLayout
+from rlx.backends.cpu.relocatable import Mark, RelocatableProgram
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
+from rlx.llvm.jit import Kernel
 from rlx.llvm.target import Target
+from rlx.passes.plan import PlanTemplate, Variant
+
+_MAX_LAYOUTS = 64  # of a plan template
+
+
+class CompiledProgram(NamedTuple):
+    """A relocatable program, and the code of its kernels by content key."""
+
+    program: RelocatableProgram
+    kernels: dict[str, Kernel]
 
 
 class Compiler:
-    """Lowers and lists programs for one target."""
+    """Lowers graphs and makes programs for one target."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self._lowering = LoweringCache(target)
+        self._layouts: WeakKeyDictionary[PlanTemplate, dict[tuple[int, ...], ProgramLayout]] = (
+            WeakKeyDictionary()
+        )
 
     def has_native(self, node: Node) -> bool:
         if node.op.is_view:
@@ -24,16 +57,90 @@ class Compiler:
         entry = TABLE.get(node.op.name)
         return entry is not None and (entry.when is None or entry.when(node))
 
-    def lower(self, graph: Graph) -> Graph:
+    def rewrite_template(self, graph: Graph) -> Graph:
         for rewrite in registry.REWRITES:
             graph = rewrite(graph, self.target)
         return graph
 
-    def lower_bound(self, graph: Graph) -> Graph:
-        return insert_copies(graph)
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        return insert_contiguous(graph)
 
     def scratch(self, node: Node, workers: int) -> int:
         return scratch_of(node, self.target, workers)
 
-    def list_program(self, lir: Lir, workers: int) -> Listed:
-        return list_program(lir, self.target, workers)
+    def compile_program(self, lir: Lir, workers: int) -> CompiledProgram:
+        """The program for up to so many workers, also where the target is another machine."""
+        variant = Variant.of(lir)
+        lowered = self._lowering.lower(variant, workers)
+        layout = self._layout(variant, lowered)
+        launches = [t.launch for c in lowered for t in c.launches]
+        hosts = [t.host for c in lowered for t in c.launches]
+        code = _Code(launches, self.target, layout.first)
+        args = layout.args(variant, lowered)
+        barriers = np.array(layout.barriers(variant), np.int32) * np.int32(control_block.BARRIER)
+        program = RelocatableProgram(
+            kernels=code.keys,
+            calls=code.calls[layout.row_numbers],
+            starts=layout.arg_starts,
+            flags=code.flags[layout.row_numbers] | barriers,
+            phases=layout.phases,
+            bases=layout.bases,
+            addends=args.addends,
+            dynamic_args=args.dynamic,
+            relocations=args.relocations,
+            patches=args.patches,
+            constants=layout.constants,
+            symbols=sorted(variant.live),
+            bounds_checks=bounds_checks_of(variant.class_nodes()) if variant.live else [],
+            arena_size=variant.arena_size,
+            workers=workers,
+            reports=layout.reports(variant),
+            hosts={i: call for i, row in enumerate(layout.rows) if (call := hosts[row])},
+            marks=_Marks(launches, layout.rows, layout.nodes),
+        )
+        return CompiledProgram(program, code.kernels)
+
+    def _layout(self, variant: Variant, lowered: Sequence[LoweredClass]) -> ProgramLayout:
+        known = self._layouts.setdefault(variant.template, {})
+        key = tuple([c.layout for c in lowered])
+        found = known.get(key)
+        if found is None:
+            if len(known) >= _MAX_LAYOUTS:
+                known.clear()
+            found = known[key] = ProgramLayout(variant, lowered)
+        return found
+
+
+class _Code:
+    """Kernels of launches, numbered in the order in which they are first called."""
+
+    def __init__(
+        self, launches: Sequence[KernelLaunch], target: Target, order: Iterable[int]
+    ) -> None:
+        specs = [launches[i].spec for i in order]
+        made = compile_specs([spec for spec in specs if spec is not None], target)
+        self.kernels = {kernel.key: kernel for kernel in made.values()}
+        self.keys = list(self.kernels)
+        places = {key: i for i, key in enumerate(self.keys)}
+        numbers = {spec: places[kernel.key] for spec, kernel in made.items()}
+        calls = [-1 if s.spec is None else numbers[s.spec] for s in launches]
+        flags = [launch_flags(False, s.solo, s.jump, s.spec is None) for s in launches]
+        self.calls, self.flags = np.array(calls, np.int32), np.array(flags, np.int32)
+
+
+class _Marks(Sequence[Mark]):
+    """Marks of launches, made when somebody looks: a variant that only runs needs none."""
+
+    def __init__(
+        self, launches: Sequence[KernelLaunch], rows: Sequence[int], nodes: Sequence[int]
+    ) -> None:
+        self.launches, self.rows, self.nodes = launches, rows, nodes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        launch = self.launches[self.rows[index]]
+        return Mark(launch.label, self.nodes[index], launch.flops, launch.bytes)

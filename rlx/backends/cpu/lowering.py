@@ -1,16 +1,15 @@
-"""From nodes to steps: the table of lowerings, one per kind of op, that kernel families fill.
+"""From nodes to kernel launches: the table of lowerings, one per op, that kernel families fill.
 
     @lowers("matmul")
-    def lower_matmul(node: Node, ctx: Context) -> list[Step]: ...
+    def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]: ...
 
-A step is a kernel and the words it reads: pointers to values, sizes, scratch.
+A launch is a kernel and its args: pointers to values, sizes, scratch memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Protocol
 
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.errors import UnsupportedError
@@ -20,7 +19,7 @@ from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.llvm.target import Target
 from rlx.passes.views import is_plain, plain_view
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,19 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Status:
-    """The address of an i64 in which a kernel leaves a node's `Number` when it meets bad data, such
+    """The address of an i64 in which a kernel leaves the node's number when it meets bad data, such
     as an index out of range; the run then raises an error that names the node."""
 
 
 @dataclass(frozen=True)
-class Number:
+class NodeNumber:
     """The number of a node, for `Status`."""
 
     node: Node
 
 
 @dataclass(frozen=True)
-class Fixed:
+class ConstantPointer:
     """The address of constant data, plus `shift` bytes."""
 
     data: Data
@@ -62,28 +61,28 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class WordOf:
-    """The address of a word of a step, for kernels that change what others will read."""
+class ArgAddress:
+    """The address of an arg of a launch, for kernels that change the args of others."""
 
-    step: Step = field(repr=False)
+    launch: KernelLaunch = field(repr=False)
     index: int
 
 
 # A Dim becomes an i64: a constant, or evaluated with each run.
-Word = Pointer | Scratch | Status | Number | Fixed | WordOf | Dim
+KernelArg = Pointer | Scratch | Status | NodeNumber | ConstantPointer | ArgAddress | Dim
 
 
 @dataclass
-class Step:
+class KernelLaunch:
     """One call of a kernel by every worker (or by the first alone when `solo`).
 
-    A `jump` kernel returns how many steps further the program goes on. A step without a kernel is
-    Python's: it runs the reference of the node `host` on the words, addresses of plain operands and
-    results. After a `fence` comes a barrier, whatever the step shares with others.
+    A `jump` kernel returns how many launches further the program goes on. A launch without a kernel
+    is a host call: Python runs the reference of the node `host` on the args, the addresses of
+    row-major operands and results. A barrier follows a `fence` in any case.
     """
 
     spec: KernelSpec | None
-    words: Sequence[Word]
+    args: Sequence[KernelArg]
     reads: Sequence[Value] = ()
     writes: Sequence[Value] = ()
     solo: bool = False
@@ -125,18 +124,18 @@ class Context:
         return upper_bound(dim, self.lir.live)
 
     def outgrows_caches(self, value: Value) -> bool:
-        """Whether a later step would find little of the value in any cache."""
+        """Whether a later launch would find little of the value in any cache."""
         return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
-Lowering = Callable[[Node, Context], list[Step]]
+Lowering = Callable[[Node, Context], list[KernelLaunch]]
 Condition = Callable[[Node], bool]
 ScratchSize = Callable[[Node, Target, int], int]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a kind of op becomes native: steps, when it applies, scratch it wants.
+    """How an op is lowered: its launches, when that applies, the scratch memory it wants.
 
     `strided` says whether the kernel (for this node) reads operands that are strided views; where
     it does not, a copy is put in front of it.
@@ -160,7 +159,7 @@ def lowers(
     scratch: ScratchSize | None = None,
     strided: bool | Condition = False,
 ) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for op kinds; `when` limits it to nodes it can do."""
+    """Register a lowering for ops by name; `when` limits it to nodes it can do."""
 
     def register(function: Lowering) -> Lowering:
         for kind in kinds:
@@ -176,66 +175,67 @@ def scratch_of(node: Node, target: Target, threads: int) -> int:
     return entry.scratch(node, target, threads) if entry is not None and entry.scratch else 0
 
 
-class Lowerer(Protocol):
-    """Gives the steps of a node by the lowering of its kind."""
-
-    def lower(self, node: Node, lowering: Lowering) -> list[Step]: ...
-
-
-def steps_of(ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
-    """The steps of all nodes, in schedule order."""
-    steps: list[Step] = []
+def lower_graph(ctx: Context) -> list[KernelLaunch]:
+    """The launches of all nodes, in schedule order."""
+    launches: list[KernelLaunch] = []
     for node in ctx.lir.graph.nodes:
         if node.op.is_source or (node.op.is_view and ctx.lir.slots[node.output].kind == "alias"):
             continue
-        steps += lower_node(node, ctx, lowerer)
-    return steps
+        launches += lower_node(node, ctx)
+    return launches
 
 
-def lower_node(node: Node, ctx: Context, lowerer: Lowerer | None = None) -> list[Step]:
+def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
+    """The launches of one node."""
     entry = TABLE.get(node.op.name)
     if entry is None:
         raise UnsupportedError(
             "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
-            hint="legalize should have rewritten it through its common body",
+            hint="legalize should have rewritten it by its decomposition",
         )  # fmt: skip
-    made = lowerer.lower(node, entry.lower) if lowerer else entry.lower(node, ctx)
-    for step in made:
-        if step.node is not node:  # else told after one of a node alike, complete
-            step.node = node
-            step.label = step.label or (node.op.name if step.spec is None else step.spec.label)
-            # steps of one node may count on being shared by as many workers each
-            step.solo = step.solo or (len(made) == 1 and _is_small(step, node))
+    made = entry.lower(node, ctx)
+    for launch in made:
+        launch.node = node
+        launch.label = launch.label or (node.op.name if launch.spec is None else launch.spec.label)
+        # launches of one node may rely on each being shared by as many workers
+        launch.solo = launch.solo or (len(made) == 1 and _is_small(launch, node))
     return made
 
 
-def _is_small(step: Step, node: Node) -> bool:
-    """Whether the work takes no longer than to share it: workers that wait for each other, and
-    fetch what the other one wrote. A run of such steps needs no barriers at all."""
-    if step.spec is None or step.jump:
+def _is_small(launch: KernelLaunch, node: Node) -> bool:
+    """Whether the work takes no longer than sharing it would: workers wait for each other, and
+    fetch what the other one wrote. A sequence of such launches needs no barriers."""
+    if launch.spec is None or launch.jump:
         return False
-    work: tuple[Dim, Dim] = step.flops, step.bytes
+    work: tuple[Dim, Dim] = launch.flops, launch.bytes
     if not any(work):
         cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
         work = cost.flops, cost.bytes
     return all(isinstance(size, int) and size <= _SMALL for size in work)
 
 
+@lowers("custom")
+def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
+    """An op of the user's is run by Python, in the midst of a native run."""
+    args = [Pointer(v) for v in (*node.inputs, *node.outputs)]
+    return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
+
+
 __all__ = [
     "TABLE",
+    "ArgAddress",
+    "ConstantPointer",
     "Context",
     "Entry",
-    "Fixed",
-    "Number",
+    "KernelArg",
+    "KernelLaunch",
+    "NodeNumber",
     "Pointer",
     "Scratch",
     "Status",
-    "Step",
-    "Word",
-    "WordOf",
     "contiguous_strides",
+    "lower_graph",
     "lower_node",
     "lowers",
     "scratch_of",
-    "steps_of",
 ]

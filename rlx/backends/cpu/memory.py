@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.buffer import Buffer
 from rlx.ir.dim import evaluate
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Value
 from rlx.ir.op import Array
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass
@@ -20,9 +21,9 @@ class RunMemory:
 
     lir: Lir
     arena: Array
-    attached: Mapping[str, Array]  # params and states
-    inputs: Mapping[str, Array | None]
-    outputs: Sequence[Array | None]
+    attached: Mapping[str, Buffer]  # params and states
+    inputs: Mapping[str, Buffer | None]
+    outputs: Sequence[Buffer | None]
     sizes: Mapping[str, int]
 
     def array(self, value: Value) -> Array:
@@ -47,15 +48,17 @@ class RunMemory:
         return raw.view(root.shape.dtype.numpy)
 
     def _given(self, root: Value) -> Array | None:
+        """The array of a value that is not in the arena."""
         kind, name = self.lir.slots[root].kind, root.node.name
-        if kind in ("param", "state"):
-            return self.attached[name]
         if kind == "constant":
             constant: Any = root.node.op
             return constant.data.array
-        if kind == "input":
-            return self.inputs[name]
-        if kind == "output":
+        found: Buffer | None = None
+        if kind in ("param", "state"):
+            found = self.attached[name]
+        elif kind == "input":
+            found = self.inputs[name]
+        elif kind == "output":
             pairs = zip(self.outputs, self.lir.outputs, strict=True)
-            return next(out for out, v in pairs if v is root)
-        return None
+            found = next(out for out, v in pairs if v is root)
+        return None if found is None else found.array

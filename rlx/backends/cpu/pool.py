@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import MAX_WORKERS, usable_cores, worker_count
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.executor.select import get_executor
 from rlx.backends.cpu.program import Program
+from rlx.support.cores import MAX_WORKERS, usable_cores, worker_count
 
 SPIN = 20e-6
 """Seconds of waiting without letting other threads run."""
@@ -194,8 +194,8 @@ class Pool:
                 program.record(at, begin, self._crew.native.now())
                 at += 1
 
-    def run_chain(self, program: Program, header: int) -> None:
-        """Run a decode loop of a program without host steps; Ctrl-C stops it like a run."""
+    def run_loop(self, program: Program, header: int) -> None:
+        """Run the decode loop of a program without host steps; Ctrl-C stops it like a run."""
         program.begin_run()
         again = 1
         while again:

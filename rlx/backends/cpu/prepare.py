@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
+from rlx.backends.buffer import HOST
 from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.quant_ops import PackQuant
-from rlx.backends.cpu.place import address_of, aligned_bytes
+from rlx.backends.cpu.link import address_of
 from rlx.backends.cpu.pool import get_pool
-from rlx.backends.cpu.program import Program, Step
+from rlx.backends.cpu.program import Launch, Program
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.node import Node
@@ -64,14 +66,14 @@ class NativePack(PackQuant):
     def reference(self, w: Array, scale: Array | None = None, zp: Array | None = None) -> Array:
         parts = [np.ascontiguousarray(a) for a in (w, scale, zp) if a is not None]
         made = self.infer(*[Shape(a.shape, a.dtype) for a in parts])
-        out = aligned_bytes(made.size_bytes).reshape(made.static_dims)  # type: ignore[arg-type]
+        out = HOST.alloc_arena(prod(made.static_dims)).array.reshape(made.static_dims)
         spec = RepackColumnTiles(self.scheme)
         kernel = compile_specs([spec], Target.host())[spec]
         *outer, rows, width = parts[0].shape
         sizes = spec.sizes(int(np.prod(outer)), rows, self.scheme.row_elements(width), self.pair)
         places = [address_of(a) for a in parts] + [0] * (3 - len(parts))
-        words = [*places, address_of(out), *sizes]
-        program = Program([Step(kernel.address(), words)], keep=(kernel, parts))  # type: ignore[arg-type]
+        args = [*places, address_of(out), *sizes]
+        program = Program([Launch(kernel.address(), args)], keep=(kernel, parts))  # type: ignore[arg-type]
         get_pool().run(program)
         return out
 

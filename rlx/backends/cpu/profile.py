@@ -64,7 +64,7 @@ class CpuRecording(Recording):
         return Profile(tuple(rows), float(median_of(elapsed)))
 
     def _timing(self, step: int, seconds: float, rounds: int, run: int) -> Timing:
-        mark, sizes = self._executable.listing.marks[step], self.sizes[run]
+        mark, sizes = self._executable.relocatable.marks[step], self.sizes[run]
         flops: Dim = mark.flops
         moved: Dim = mark.bytes
         if mark.node >= 0 and not flops and not moved:
@@ -76,7 +76,7 @@ class CpuRecording(Recording):
         return Timing(label, name, block, float(seconds), done, touched, rounds)
 
     def _names(self, step: int) -> Names:
-        mark = self._executable.listing.marks[step]
+        mark = self._executable.relocatable.marks[step]
         if mark.node < 0:
             return mark.label, "", ""
         node = self._executable.lir.graph.nodes[mark.node]
@@ -87,8 +87,8 @@ class CpuRecording(Recording):
     def slices(self) -> list[Slice]:
         """Steps of every worker, and its waiting at barriers. The rounds of a loop are one slice:
         the driver keeps their sum."""
-        names = [self._names(i) for i in range(len(self._executable.listing))]
-        waits = (self._executable.listing.flags & BARRIER) != 0
+        names = [self._names(i) for i in range(len(self._executable.relocatable))]
+        waits = (self._executable.relocatable.flags & BARRIER) != 0
         found: list[Slice] = []
         for run, stamps in enumerate(self.stamps):
             _, ends, rounds = _spans(stamps)

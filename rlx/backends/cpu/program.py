@@ -10,27 +10,27 @@ import numpy.typing as npt
 
 from rlx.backends.cpu.executor import control_block as driver
 from rlx.errors import CodegenError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _STEP = np.dtype(
     {
-        "names": ["fn", "words", "flags", "phase"],
+        "names": ["fn", "args", "flags", "phase"],
         "formats": [np.uint64, np.uint64, np.int32, np.int32],
-        "offsets": [driver.STEP_FN, driver.STEP_WORDS, driver.STEP_FLAGS, driver.STEP_PHASE],
+        "offsets": [driver.STEP_FN, driver.STEP_ARGS, driver.STEP_FLAGS, driver.STEP_PHASE],
         "itemsize": driver.STEP_BYTES,
     }
 )
 
 
 @dataclass(frozen=True)
-class Step:
-    """One kernel call. `words` are 64-bit numbers: addresses, and sizes known now.
+class Launch:
+    """One kernel launch. `args` are 64-bit numbers: addresses, and sizes known now.
 
-    The kernel of a `jump` says where to go on; a `host` step has none and is left to the caller.
+    The kernel of a `jump` says where to go on; a `host` call has none and is left to the caller.
     """
 
     fn: int
-    words: Sequence[int] = ()
+    args: Sequence[int] = ()
     barrier: bool = True
     alone: bool = False
     phase: int = 0
@@ -39,17 +39,16 @@ class Step:
 
     @property
     def flags(self) -> int:
-        return step_flags(self.barrier, self.alone, self.jump, self.host)
+        return launch_flags(self.barrier, self.alone, self.jump, self.host)
 
 
-def step_flags(barrier: bool, alone: bool, jump: bool, host: bool) -> int:
+def launch_flags(barrier: bool, alone: bool, jump: bool, host: bool) -> int:
     return driver.BARRIER * barrier | driver.ALONE * alone | driver.JUMP * jump | driver.HOST * host
 
 
 @dataclass(frozen=True)
-class StepTable:
-    """Steps as columns; the words of step i begin at word `starts[i]`, behind the last one's they
-    end at `starts[-1]`."""
+class LaunchTable:
+    """Launches as columns; the args of launch i are those from `starts[i]` to `starts[i + 1]`."""
 
     fns: npt.NDArray[np.uint64]
     starts: npt.NDArray[np.int64]
@@ -57,9 +56,9 @@ class StepTable:
     phases: npt.NDArray[np.int32]
 
     @staticmethod
-    def of(steps: Sequence[Step]) -> StepTable:
-        lengths = [0, *(len(step.words) for step in steps)]
-        return StepTable(
+    def of(steps: Sequence[Launch]) -> LaunchTable:
+        lengths = [0, *(len(step.args) for step in steps)]
+        return LaunchTable(
             np.array([step.fn for step in steps], np.uint64),
             np.cumsum(lengths, dtype=np.int64),
             np.array([step.flags for step in steps], np.int32),
@@ -68,28 +67,28 @@ class StepTable:
 
 
 class Program:
-    """The tables of a sequence of steps, ready to be run by a pool.
+    """The tables of a sequence of launches, ready to be run by a thread pool.
 
-    `patches` are (word, source) pairs: before a run, `live[source]` is copied into that word, words
-    being numbered through all steps (`word_of(step, index)`). `keep` holds whatever the addresses
-    in the tables point into. A program may be run by one thread at a time.
+    `patches` are (arg, source) pairs: before a run, `live[source]` is copied into that arg, args
+    being numbered through all launches (see `arg_number`). `keep` holds whatever the addresses in
+    the tables point into. A program may be run by one thread at a time.
     """
 
     def __init__(
         self,
-        steps: Sequence[Step] | StepTable,
+        steps: Sequence[Launch] | LaunchTable,
         patches: Iterable[tuple[int, int]] | npt.NDArray[np.int32] = (),
         live: int = 0,
         workers: int = 0,
         keep: object = None,
     ) -> None:
         self.keep = keep
-        table = steps if isinstance(steps, StepTable) else StepTable.of(steps)
+        table = steps if isinstance(steps, LaunchTable) else LaunchTable.of(steps)
         self._starts, count = table.starts, len(table.flags)
-        self.words = np.zeros(max(int(self._starts[-1]), 1), np.int64)
-        if not isinstance(steps, StepTable):
-            flat = [word for step in steps for word in step.words]
-            self.words[: len(flat)] = _signed(flat)
+        self.args = np.zeros(max(int(self._starts[-1]), 1), np.int64)
+        if not isinstance(steps, LaunchTable):
+            flat = [arg for step in steps for arg in step.args]
+            self.args[: len(flat)] = _signed(flat)
         self.live = np.zeros(max(live, 1), np.int64)
         pairs = patches if isinstance(patches, np.ndarray) else list(patches)
         self.patches = np.ascontiguousarray(np.array(pairs, np.int32).reshape(-1, 2))
@@ -97,13 +96,13 @@ class Program:
         self.steps = np.zeros(count, _STEP)
         self.steps["fn"], self.steps["flags"] = table.fns, table.flags
         self.steps["phase"] = table.phases
-        self.steps["words"] = self._starts[:-1] * 8 + self.words.ctypes.data
+        self.steps["args"] = self._starts[:-1] * 8 + self.args.ctypes.data
         self._profile: list[npt.NDArray[np.int64]] | None = None
         self._header = np.zeros(driver.HEADER_BYTES // 8, np.int64)
         self._set(driver.STEPS, self.steps.ctypes.data)
         self._set(driver.PATCHES, self.patches.ctypes.data)
         self._set(driver.PATCH_COUNT, len(self.patches))
-        self._set(driver.WORDS, self.words.ctypes.data)
+        self._set(driver.ARGS, self.args.ctypes.data)
         self._set(driver.LIVE, self.live.ctypes.data)
         self._set(driver.STEP_COUNT, count)
         self._set(driver.USE_WORKERS, workers)
@@ -119,23 +118,23 @@ class Program:
                 "patch out of range",
                 where="program",
                 got=self.patches.tolist(),
-                expected=f"words below {limits[0]}, sources below {limits[1]}",
+                expected=f"args below {limits[0]}, sources below {limits[1]}",
             )
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def word_of(self, step: int, index: int) -> int:
-        """Number of a step's word, for the patch table."""
+    def arg_number(self, step: int, index: int) -> int:
+        """Number of a launch's arg, for the patch table."""
         return int(self._starts[step]) + index
 
-    def words_of(self, step: int) -> list[int]:
-        """The words of a step as they stand now."""
-        return [int(w) for w in self.words[self._starts[step] : self._starts[step + 1]]]
+    def args_of(self, step: int) -> list[int]:
+        """The args of a launch as they stand now."""
+        return [int(w) for w in self.args[self._starts[step] : self._starts[step + 1]]]
 
-    def word_address(self, word: int) -> int:
-        """Where a word lies, for steps that change those of others."""
-        return int(self.words.ctypes.data) + 8 * word
+    def arg_address(self, arg: int) -> int:
+        """Where an arg lies, for kernels that change the args of others."""
+        return int(self.args.ctypes.data) + 8 * arg
 
     def profile(self, workers: int) -> list[npt.NDArray[np.int64]]:
         """Ask for time stamps: every run adds an array [worker, step, (begin, end, rounds)].
@@ -169,7 +168,7 @@ class Program:
         self._profile = None
 
 
-def _signed(words: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Words as 64 bits each; addresses and masks above 2^63 wrap."""
-    wrapped: list[Any] = [(w + (1 << 63)) % (1 << 64) - (1 << 63) for w in words]
+def _signed(args: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Args as 64 bits each; addresses and masks above 2^63 wrap."""
+    wrapped: list[Any] = [(w + (1 << 63)) % (1 << 64) - (1 << 63) for w in args]
     return np.array(wrapped, np.int64)

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType, f32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-
-
-def wide(g: Graph, x: Value) -> Value:
-    """`x` in the precision that fused ops compute in: 16- and 8-bit floats as f32."""
-    narrow = x.shape.dtype.is_float and x.shape.dtype.bytes < 4
-    return cast(g, x, f32) if narrow else x
-
-
-def cast(g: Graph, x: Value, dtype: DType) -> Value:
-    """`x` in `dtype`; no op where it has that type."""
-    return x if x.shape.dtype is dtype else g.cast(x, dtype)
-
-
-def activate(g: Graph, x: Value, activation: str | None) -> Value:
-    return x if activation in (None, "none") else g.apply(activation, x)
+from rlx.ir.ops._decompose import activate
 
 
 def weight(g: Graph, w: Value, transposed: bool) -> Value:
     """A weight as [K, N], also where it was given as [N, K]."""
-    return g.transpose(w, perm=(1, 0)) if transposed else w
+    return g.transpose(w, axes=(1, 0)) if transposed else w
 
 
 def product(

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 from rlx.errors import ShapeError
 from rlx.ir.attrs import MaskKind
-from rlx.ir.blocks._parts import cast, wide
-from rlx.ir.blocks.rope import split_heads
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
+from rlx.ir.ops._decompose import cast
 from rlx.ir.ops.attention import Attention as AttentionOp
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import normalize_axis
-
-_MASKED = float("-inf")
 
 
 @block("attention")
@@ -67,7 +62,8 @@ class Attention(Block):
         sinks: Value | None = None,
     ) -> Value:  # fmt: skip
         given = tuple(t for t in (mask, sinks) if t is not None)
-        return g.append(self.op(q, self._mask(given)), (q, k, v, *given))
+        made: Value = g.append(self.op(q, self._mask(given)), (q, k, v, *given))
+        return made
 
     def _mask(self, given: tuple[Value, ...]) -> Value | None:
         return given[0] if len(given) > self.has_sinks else None
@@ -78,83 +74,7 @@ class Attention(Block):
     ) -> Value:  # fmt: skip
         given = tuple(t for t in (mask, sinks) if t is not None)
         op = self.op(q, self._mask(given))
-        mask, sinks = op.extras(*given)
-        k, v = (_unpacked(g, t, op) for t in (k, v))
-        rows = _by_head(g, q, op.head_dim, op.q_layout)
-        keys, values = (_repeated(g, _by_head(g, t, op.head_dim, op.kv_layout), op) for t in (k, v))
-        scores = g.mul(g.matmul(rows, g.transpose(keys, perm=(0, 1, 3, 2))), op.score_scale)
-        if op.softcap:
-            scores = g.mul(g.tanh(g.div(scores, op.softcap)), op.softcap)
-        y = g.matmul(_weights(g, scores, mask, op.mask_kind, sinks), values)
-        if op.q_layout == "bshd":
-            y = g.reshape(g.transpose(y, perm=(0, 2, 1, 3)), dims=q.shape.dims)
-        return cast(g, y, q.shape.dtype)
-
-
-def _unpacked(g: Graph, x: Value, op: AttentionOp) -> Value:
-    """Packed keys or values as f32."""
-    if op.kv_scheme is None:
-        return x
-    rows = g.reshape(x, dims=(-1, op.row_width()))
-    numbers = g.dequant_gather(rows, g.iota(dims=rows.shape.dims[:1]), scheme=op.kv_scheme)
-    return g.reshape(numbers, dims=(*x.shape.dims[:-1], op.head_dim))
-
-
-def _by_head(g: Graph, x: Value, head_dim: int, layout: str) -> Value:
-    """[B, H, S, D], wide."""
-    x = split_heads(g, wide(g, x), head_dim)
-    return g.transpose(x, perm=(0, 2, 1, 3)) if layout == "bshd" else x
-
-
-def _repeated(g: Graph, x: Value, op: AttentionOp) -> Value:
-    """Every key head once per query head of its group."""
-    group = op.num_heads // op.num_kv_heads
-    if group == 1:
-        return x
-    batch, heads, length, width = x.shape.dims
-    x = g.reshape(x, dims=(batch, heads, 1, length, width))
-    x = g.expand(x, dims=(batch, heads, group, length, width))
-    return g.reshape(x, dims=(batch, op.num_heads, length, width))
-
-
-def _weights(
-    g: Graph, scores: Value, mask: Value | None, kind: MaskKind, sinks: Value | None
-) -> Value:
-    """softmax over the keys to keep; zeros in a row without any."""
-    if kind == MaskKind.NONE:
-        return _softmax(g, scores, sinks)
-    if kind == MaskKind.BIAS:
-        assert mask is not None  # the op's inference asks for it
-        scores = g.add(scores, wide(g, mask))
-        keep = g.ne(scores, _MASKED)
-    else:
-        keep = _visible(g, scores, kind, mask)
-        scores = g.where(keep, scores, _MASKED)
-    # a row of -inf alone is NaN after softmax; the flags turn it into zeros
-    return g.where(keep, _softmax(g, scores, sinks), 0.0)
-
-
-def _softmax(g: Graph, scores: Value, sinks: Value | None) -> Value:
-    """softmax over the keys, and over the sink of each head where there are sinks."""
-    if sinks is None:
-        return g.softmax(scores, axis=-1)
-    *outer, keys = scores.shape.dims
-    more = g.reshape(wide(g, sinks), dims=(outer[1], 1, 1))
-    joined = g.concat(scores, g.expand(more, dims=(*outer, 1)), axis=3)
-    return g.narrow(g.softmax(joined, axis=-1), axis=3, start=0, length=keys)
-
-
-def _visible(g: Graph, scores: Value, kind: MaskKind, mask: Value | None) -> Value:
-    """Flags of the keys inside each query's window that the mask keeps."""
-    rows, keys = scores.shape.dims[2:]
-    at = g.reshape(g.iota(dims=(rows,), start=keys - rows), dims=(rows, 1))
-    key = g.iota(dims=(keys,))
-    kept = [] if mask is None else [mask]
-    if kind.ahead is not None:
-        kept.append(g.le(key, g.add(at, kind.ahead) if kind.ahead else at))
-    if kind.behind is not None:
-        kept.append(g.ge(key, g.sub(at, kind.behind)))
-    return reduce(g.logical_and, kept)
+        return op.decompose(g, q, k, v, *given)
 
 
 @block("cache_append", has_effect=True)
@@ -166,6 +86,7 @@ class CacheAppend(Block):
 
     def fusable(self, g: Graph, state: Value, update: Value) -> Value:
         axis = normalize_axis(self.axis, state.shape.rank)
-        written = g.state_update(state, cast(g, update, state.shape.dtype), axis, self.start)
+        fitting = cast(g, update, state.shape.dtype)
+        written = g.state_update(state, fitting, axis=axis, start=self.start)
         filled = self.start + update.shape.dims[axis]
         return g.narrow(written, axis=axis, start=0, length=filled)

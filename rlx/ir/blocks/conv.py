@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rlx.errors import ShapeError
-from rlx.ir.blocks._parts import activate, cast, wide
-from rlx.ir.dtype import promote
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import require_rank
+from rlx.ir.ops._decompose import activate
 from rlx.ir.ops.activation import require_activation
+from rlx.ir.ops.conv import DepthwiseConv1dCausal as DepthwiseOp
 
 
 class _Conv(Block):
@@ -34,7 +34,7 @@ class _Conv(Block):
         y = self._conv(g, x, w)
         if bias is not None:
             require_rank(bias.shape, 1, "bias")
-            y = g.add(y, g.reshape(bias, dims=(bias.shape.dims[0], *[1] * self.rank)))
+            y = g.add(y, g.reshape(bias, shape=(bias.shape.dims[0], *[1] * self.rank)))
         return activate(g, y, self.activation)
 
     def direct(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:
@@ -84,13 +84,4 @@ class DepthwiseConv1dCausal(Block):
         return g.depthwise_conv1d_causal(x, weight, left_pad)
 
     def fusable(self, g: Graph, x: Value, weight: Value, left_pad: Value) -> Value:
-        channels, taps = weight.shape.dims
-        length = x.shape.dims[1]
-        joined = g.concat(wide(g, left_pad), wide(g, x), axis=1)
-        y = None
-        for j in range(int(taps)):  # type: ignore[arg-type]  # the op sees that it is an int
-            tap = g.reshape(g.narrow(wide(g, weight), axis=1, start=j, length=1), dims=(channels,))
-            term = g.mul(g.narrow(joined, axis=1, start=j, length=length), tap)
-            y = term if y is None else g.add(y, term)
-        dtypes = [v.shape.dtype for v in (x, weight, left_pad)]
-        return cast(g, y, promote(*dtypes))  # type: ignore[arg-type]
+        return DepthwiseOp().decompose(g, x, weight, left_pad)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from rlx.ir.blocks._parts import activate, product, product_parts, weight
+from rlx.ir.blocks._parts import product, product_parts, weight
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
+from rlx.ir.ops._decompose import activate
 from rlx.ir.ops.activation import require_activation
 from rlx.ir.quant.scheme import QuantScheme
 

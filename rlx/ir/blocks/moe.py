@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from rlx.errors import AttributeValueError
-from rlx.ir.blocks._parts import activate, cast, leading, wide
+from rlx.ir.blocks._parts import leading
 from rlx.ir.dtype import promote
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import require_rank
+from rlx.ir.ops._decompose import activate, cast, wide
 from rlx.ir.ops.activation import require_activation
 
 
@@ -40,19 +41,21 @@ class MoeFfn(Block):
     ) -> Value:
         require_rank(router_w.shape, 2, "router_w")
         tokens, width = leading(x), x.shape.dims[-1]
-        flat = g.reshape(x, dims=(tokens, width))
+        flat = g.reshape(x, shape=(tokens, width))
         scores, chosen = self._routes(g, flat, router_w)
         slots = tokens * self.top_k
-        rows = g.expand(g.reshape(flat, dims=(tokens, 1, width)), dims=(tokens, self.top_k, width))
-        rows = g.reshape(rows, dims=(slots, width))
-        expert = g.reshape(chosen, dims=(slots,))
+        rows = g.expand(
+            g.reshape(flat, shape=(tokens, 1, width)), shape=(tokens, self.top_k, width)
+        )
+        rows = g.reshape(rows, shape=(slots, width))
+        expert = g.reshape(chosen, shape=(slots,))
         gate = activate(g, g.grouped_matmul(rows, gate_w, expert), self.activation)
         hidden = g.mul(gate, g.grouped_matmul(rows, up_w, expert))
         y = g.grouped_matmul(hidden, down_w, expert)
-        y = g.reshape(wide(g, y), dims=(tokens, self.top_k, y.shape.dims[1]))
-        y = g.sum(g.mul(y, g.reshape(scores, dims=(tokens, self.top_k, 1))), axes=(1,))
+        y = g.reshape(wide(g, y), shape=(tokens, self.top_k, y.shape.dims[1]))
+        y = g.sum(g.mul(y, g.reshape(scores, shape=(tokens, self.top_k, 1))), axis=(1,))
         dtype = promote(*[v.shape.dtype for v in (x, up_w, gate_w, down_w)])
-        return cast(g, g.reshape(y, dims=(*x.shape.dims[:-1], y.shape.dims[1])), dtype)
+        return cast(g, g.reshape(y, shape=(*x.shape.dims[:-1], y.shape.dims[1])), dtype)
 
     def _routes(self, g: Graph, flat: Value, router_w: Value) -> tuple[Value, Value]:
         """(scores, expert numbers), both [tokens, top_k]."""
@@ -60,7 +63,7 @@ class MoeFfn(Block):
         every = g.softmax(logits, axis=-1) if self.scoring == "softmax" else g.sigmoid(logits)
         scores, chosen = g.top_k(every, k=self.top_k, axis=-1)
         if self.normalize:
-            scores = g.div(scores, g.sum(scores, axes=(-1,), keepdims=True))
+            scores = g.div(scores, g.sum(scores, axis=(-1,), keepdims=True))
         if self.scale != 1.0:
             scores = g.mul(scores, self.scale)
         return scores, chosen

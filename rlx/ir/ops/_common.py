@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, InputError, ShapeError
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape, normalize_axis
 
@@ -41,6 +41,11 @@ def rounded(array: Array, dtype: DType) -> Array:
 def quiet() -> Any:
     """A context in which NumPy computes without warning."""
     return np.errstate(all="ignore")
+
+
+def result_type(*operands: Any) -> DType:
+    """The promoted element type of the shapes or values that are there."""
+    return promote(*[t.dtype for t in operands if t is not None])
 
 
 def require_float(shape: Shape, what: str) -> None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rlx.errors import AttributeValueError, RlxError
 from rlx.ir.dim import Dim
-from rlx.ir.op import REGISTRY, Array, Op
+from rlx.ir.op import REGISTRY, Array, Op, registrations
 from rlx.ir.shape import Shape
 
 
 def activations() -> list[str]:
     """Their names; "none" is the identity."""
-    return ["none", *(name for name, cls in REGISTRY.items() if _fits(cls))]
+    return ["none", *(name for name in REGISTRY if name in activation_kinds())]
+
+
+def activation_kinds() -> frozenset[str]:
+    """The ops that fused kernels may apply: those registered so far."""
+    return _kinds(registrations())
+
+
+@lru_cache(maxsize=1)
+def _kinds(registered: int) -> frozenset[str]:
+    return frozenset(name for name, cls in REGISTRY.items() if _fits(cls))
+
+
+def is_default(record: Op) -> bool:
+    """Whether an activation has its default attributes: its name alone says all of it."""
+    return not record.fields or record == REGISTRY[record.name]()
 
 
 def _fits(cls: type[Op]) -> bool:

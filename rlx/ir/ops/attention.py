@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,13 @@ from rlx.ir.ops._common import (
     rounded,
     upcast,
 )
+from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.shape import Shape, broadcast_dims
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 LAYOUTS = ("bshd", "bhsd")
 
@@ -93,7 +99,7 @@ def check_heads(op: Any) -> None:
         raise AttributeValueError("not a finite number", where=f"{op.name}.scale", got=op.scale)
 
 
-@op("attention")
+@op("attention", is_anchor=True, runs_in_low_precision=True)
 class Attention(Op):
     """softmax(scale · q kᵀ, masked) v per head; query head h uses key head h // (heads/kv_heads).
 
@@ -239,6 +245,42 @@ class Attention(Op):
         keep = ahead <= kind.ahead
         return keep if kind.behind is None else keep & (ahead >= -kind.behind)
 
+    def decompose(
+        self, g: Graph, q: Value, k: Value, v: Value, mask: Value | None = None,
+        sinks: Value | None = None,
+    ) -> Any:  # fmt: skip
+        mask, sinks = self.extras(mask, sinks)
+        k, v = (self._unpacked(g, t) for t in (k, v))
+        rows = _transposed_heads(g, q, self.head_dim, self.q_layout)
+        keys, values = (
+            self._shared(g, _transposed_heads(g, t, self.head_dim, self.kv_layout)) for t in (k, v)
+        )
+        scores = g.mul(g.matmul(rows, g.transpose(keys, axes=(0, 1, 3, 2))), self.score_scale)
+        if self.softcap:
+            scores = g.mul(g.tanh(g.div(scores, self.softcap)), self.softcap)
+        y = g.matmul(_masked_softmax(g, scores, mask, self.mask_kind, sinks), values)
+        if self.q_layout == "bshd":
+            y = g.reshape(g.transpose(y, axes=(0, 2, 1, 3)), shape=q.shape.dims)
+        return cast(g, y, q.shape.dtype)
+
+    def _unpacked(self, g: Graph, x: Value) -> Any:
+        """Packed keys or values as f32."""
+        if self.kv_scheme is None:
+            return x
+        rows = g.reshape(x, shape=(-1, self.row_width()))
+        numbers = g.dequant_gather(rows, g.iota(shape=rows.shape.dims[:1]), scheme=self.kv_scheme)
+        return g.reshape(numbers, shape=(*x.shape.dims[:-1], self.head_dim))
+
+    def _shared(self, g: Graph, x: Value) -> Any:
+        """Every key head once per query head of its group."""
+        group = self.num_heads // self.num_kv_heads
+        if group == 1:
+            return x
+        batch, heads, length, width = x.shape.dims
+        x = g.reshape(x, shape=(batch, heads, 1, length, width))
+        x = g.expand(x, shape=(batch, heads, group, length, width))
+        return g.reshape(x, shape=(batch, self.num_heads, length, width))
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Two products per visible pair of query and key: half of them under a causal mask."""
         batch, rows, _ = head_sizes(inputs[0], self.head_dim, self.q_layout, "q")
@@ -293,3 +335,62 @@ def _softmax(scores: Array) -> Array:
     weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
     total = weights.sum(axis=-1, keepdims=True)
     return weights / np.where(total == 0, 1, total)
+
+
+# -- decomposition ----------------------------------------------------------------------------
+
+_MASKED = float("-inf")
+
+
+def by_head(g: Graph, x: Value, head_dim: int) -> Any:
+    """[B, S, H*D] as [B, S, H, D]; rank 4 as it is."""
+    if x.shape.rank == 4:
+        return x
+    batch, seq, width = x.shape.dims
+    return g.reshape(x, shape=(batch, seq, width // head_dim, head_dim))
+
+
+def _transposed_heads(g: Graph, x: Value, head_dim: int, layout: str) -> Any:
+    """[B, H, S, D], wide."""
+    x = by_head(g, wide(g, x), head_dim)
+    return g.transpose(x, axes=(0, 2, 1, 3)) if layout == "bshd" else x
+
+
+def _masked_softmax(
+    g: Graph, scores: Value, mask: Value | None, kind: MaskKind, sinks: Value | None
+) -> Any:
+    """softmax over the keys to keep; zeros in a row without any."""
+    if kind == MaskKind.NONE:
+        return _softmax_value(g, scores, sinks)
+    if kind == MaskKind.BIAS:
+        assert mask is not None  # inference asks for it
+        scores = g.add(scores, wide(g, mask))
+        keep = g.ne(scores, _MASKED)
+    else:
+        keep = _visible_keys(g, scores, kind, mask)
+        scores = g.where(keep, scores, _MASKED)
+    # a row of -inf alone is NaN after softmax; the flags turn it into zeros
+    return g.where(keep, _softmax_value(g, scores, sinks), 0.0)
+
+
+def _softmax_value(g: Graph, scores: Value, sinks: Value | None) -> Any:
+    """softmax over the keys, and over the sink of each head where there are sinks."""
+    if sinks is None:
+        return g.softmax(scores, axis=-1)
+    *outer, keys = scores.shape.dims
+    more = g.reshape(wide(g, sinks), shape=(outer[1], 1, 1))
+    joined = g.concat(scores, g.expand(more, shape=(*outer, 1)), axis=3)
+    return g.narrow(g.softmax(joined, axis=-1), axis=3, start=0, length=keys)
+
+
+def _visible_keys(g: Graph, scores: Value, kind: MaskKind, mask: Value | None) -> Any:
+    """Flags of the keys inside each query's window that the mask keeps."""
+    rows, keys = scores.shape.dims[2:]
+    at = g.reshape(g.iota(shape=(rows,), start=keys - rows), shape=(rows, 1))
+    key = g.iota(shape=(keys,))
+    kept = [] if mask is None else [mask]
+    if kind.ahead is not None:
+        kept.append(g.le(key, g.add(at, kind.ahead) if kind.ahead else at))
+    if kind.behind is not None:
+        kept.append(g.ge(key, g.sub(at, kind.behind)))
+    return reduce(g.logical_and, kept)

@@ -66,9 +66,17 @@ class FloatBinary(Binary):
         return f32 if met.kind in ("int", "uint", "bool") else met
 
 
-def _define(base: type[Binary], name: str, function: Callable[[Any, Any], Any], doc: str) -> None:
-    space = {"apply": lambda self, a, b: function(a, b), "__doc__": doc}
-    op(name, group="elementwise")(type(name.title().replace("_", ""), (base,), space))
+def _binary(
+    name: str,
+    numpy: Callable[[Any, Any], Any],
+    doc: str,
+    base: type[Binary] = Binary,
+    **traits: Any,
+) -> None:
+    """Register an elementwise op of two tensors: all of them are primitive."""
+    space = {"apply": lambda self, a, b: numpy(a, b), "__doc__": doc, "__module__": __name__}
+    made = type(name.title().replace("_", ""), (base,), space)
+    op(name, group="elementwise", **traits)(made)
 
 
 # -- arithmetic -------------------------------------------------------------------------------
@@ -104,16 +112,16 @@ class _Angle(FloatBinary):
     weight = 16
 
 
-_define(_Numeric, "add", np.add, "a + b")
-_define(_Numeric, "sub", np.subtract, "a − b")
-_define(_Numeric, "mul", np.multiply, "a · b")
-_define(_NumericFloat, "div", np.true_divide, "a / b; of integers an f32")
-_define(Binary, "maximum", np.maximum, "the greater of a and b; NaN if either is")
-_define(Binary, "minimum", np.minimum, "the lesser of a and b; NaN if either is")
-_define(Binary, "mod", np.mod, "a − b · floor(a / b): the sign is b's; 0 where an integer b is 0")
-_define(Binary, "floor_div", np.floor_divide, "floor(a / b); 0 where an integer b is 0")
-_define(_Power, "pow", _pow, "a^b; integers wrap, and towards 0 for a negative b")
-_define(_Angle, "atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis")
+_binary("add", np.add, "a + b", _Numeric, is_commutative=True)
+_binary("sub", np.subtract, "a − b", _Numeric)
+_binary("mul", np.multiply, "a · b", _Numeric, is_commutative=True)
+_binary("div", np.true_divide, "a / b; of integers an f32", _NumericFloat)
+_binary("maximum", np.maximum, "the greater of a and b; NaN if either is", is_commutative=True)
+_binary("minimum", np.minimum, "the lesser of a and b; NaN if either is", is_commutative=True)
+_binary("mod", np.mod, "a − b · floor(a / b): the sign is b's; 0 where an integer b is 0")
+_binary("floor_div", np.floor_divide, "floor(a / b); 0 where an integer b is 0")
+_binary("pow", _pow, "a^b; integers wrap, and towards 0 for a negative b", _Power)
+_binary("atan2", _wide(np.arctan2), "the angle of the point (b, a) from the x axis", _Angle)
 
 
 # -- bits -------------------------------------------------------------------------------------
@@ -127,14 +135,14 @@ class _Shift(Binary):
     takes = ("int", "uint")
 
 
-_define(_Bits, "bitwise_and", np.bitwise_and, "a & b")
-_define(_Bits, "bitwise_or", np.bitwise_or, "a | b")
-_define(_Bits, "bitwise_xor", np.bitwise_xor, "a ^ b")
-_define(_Shift, "shift_left", np.left_shift, "a << b; 0 where b is not in 0 … bits − 1")
-_define(_Shift, "shift_right", np.right_shift, "a >> b, arithmetic; all sign where b is too far")
+_binary("bitwise_and", np.bitwise_and, "a & b", _Bits, is_commutative=True)
+_binary("bitwise_or", np.bitwise_or, "a | b", _Bits, is_commutative=True)
+_binary("bitwise_xor", np.bitwise_xor, "a ^ b", _Bits, is_commutative=True)
+_binary("shift_left", np.left_shift, "a << b; 0 where b is not in 0 … bits − 1", _Shift)
+_binary("shift_right", np.right_shift, "a >> b, arithmetic; all sign where b is too far", _Shift)
 
 
-# -- questions --------------------------------------------------------------------------------
+# -- comparisons and logic -------------------------------------------------------------------
 
 
 class Compare(Binary):
@@ -163,15 +171,15 @@ class Logical(Binary):
         return rounded(self.apply(compute(a) != 0, compute(b) != 0), bool_)
 
 
-_define(_Equality, "eq", np.equal, "a = b; false where either is NaN")
-_define(_Equality, "ne", np.not_equal, "a ≠ b; true where either is NaN")
-_define(Compare, "lt", np.less, "a < b")
-_define(Compare, "le", np.less_equal, "a ≤ b")
-_define(Compare, "gt", np.greater, "a > b")
-_define(Compare, "ge", np.greater_equal, "a ≥ b")
-_define(Logical, "logical_and", np.logical_and, "a and b")
-_define(Logical, "logical_or", np.logical_or, "a or b")
-_define(Logical, "logical_xor", np.logical_xor, "a or b, not both")
+_binary("eq", np.equal, "a = b; false where either is NaN", _Equality, is_commutative=True)
+_binary("ne", np.not_equal, "a ≠ b; true where either is NaN", _Equality, is_commutative=True)
+_binary("lt", np.less, "a < b", Compare)
+_binary("le", np.less_equal, "a ≤ b", Compare)
+_binary("gt", np.greater, "a > b", Compare)
+_binary("ge", np.greater_equal, "a ≥ b", Compare)
+_binary("logical_and", np.logical_and, "a and b", Logical, is_commutative=True)
+_binary("logical_or", np.logical_or, "a or b", Logical, is_commutative=True)
+_binary("logical_xor", np.logical_xor, "a or b, not both", Logical, is_commutative=True)
 
 
 @op("where", group="elementwise")

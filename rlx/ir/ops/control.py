@@ -75,7 +75,7 @@ def _body_cost(body: Body) -> Cost:
     return Cost(flops, traffic)
 
 
-@op("cond")
+@op("cond", is_control_flow=True, depends_on_neighbours=True)
 class Cond(Op):
     """The results of `then` on the operands where the predicate holds, of `otherwise` elsewhere.
 
@@ -105,7 +105,7 @@ class Cond(Op):
         return a
 
 
-@op("while_loop")
+@op("while_loop", is_control_flow=True, depends_on_neighbours=True)
 class WhileLoop(Op):
     """Runs `body` on the carried values while `condition` of them holds; gives the last ones.
 
@@ -157,7 +157,7 @@ class WhileLoop(Op):
         return Cost((a.flops + b.flops) * rounds, (a.bytes + b.bytes) * rounds)
 
 
-@op("scan")
+@op("scan", is_control_flow=True, depends_on_neighbours=True)
 class Scan(Op):
     """Runs `body` once per index of axis 0 of the scanned operands, handing carried values on.
 

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,12 @@ from rlx.ir.ops._common import (
     rounded,
     upcast,
 )
+from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 class Window(NamedTuple):
@@ -120,7 +125,27 @@ def _add_bias(y: Array, bias: Array | None) -> Array:
     return y + compute(bias).reshape(len(bias), *[1] * (y.ndim - 2))
 
 
-@op("conv")
+def padded(g: Graph, x: Value, window: Window, fill: float) -> Value:
+    """`x [B, C, *n]` with its spatial axes padded."""
+    low, high = (0, 0, *window.low), (0, 0, *window.high)
+    return g.pad(x, low=low, high=high, value=fill) if any(low + high) else x
+
+
+def window_taps(g: Graph, x: Value, window: Window) -> Iterator[Value]:
+    """For each place in the kernel, the elements that meet it: [B, C, *counts]."""
+    for tap in product(*map(range, window.kernel)):
+        starts: list[int] = [0, 0]
+        stops: list[int | None] = [None, None]
+        for place, spacing, span in zip(tap, window.dilation, window.span, strict=True):
+            start = place * spacing
+            rest = span - 1 - start  # what the later places reach over
+            starts.append(start)
+            stops.append(-rest if rest else None)
+        steps = (1, 1, *window.stride)
+        yield g.slice(x, starts=tuple(starts), stops=tuple(stops), steps=steps)
+
+
+@op("conv", runs_in_low_precision=True)
 class Conv(Op):
     """`x [B, C, *n]` with `w [O, C/groups, *kernel]`, plus bias `[O]`; 1-D and 2-D."""
 
@@ -161,13 +186,55 @@ class Conv(Op):
         y = y.reshape(self.groups, batch, prod(counts), per_group).transpose(1, 0, 3, 2)
         return rounded(_add_bias(y.reshape(batch, out, *counts), bias), dtype)
 
+    def decompose(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Any:
+        """One product with all windows: [B, G, C/G, taps, places] · [G, O/G, C/G·taps]."""
+        window = self.window(w.shape.dims)
+        result = _result_type(x, w, bias)
+        taps = list(window_taps(g, padded(g, wide(g, x), window, 0.0), window))
+        batch, _, *counts = taps[0].shape.dims
+        places = taps[0].shape.with_dims(counts).num_elements
+        out, per_group = w.shape.dims[:2]
+        shifted = [g.reshape(t, shape=(batch, self.groups, per_group, 1, places)) for t in taps]
+        joined = g.concat(*shifted, axis=3)
+        joined = g.reshape(joined, shape=(batch, self.groups, per_group * len(taps), places))
+        dims = (self.groups, out // self.groups, per_group * prod(window.kernel))
+        weight = g.reshape(wide(g, w), shape=dims)
+        y = g.reshape(g.matmul(weight, joined), shape=(batch, out, *counts))
+        if bias is not None:
+            y = g.add(y, g.reshape(wide(g, bias), shape=(out, *[1] * len(counts))))
+        return cast(g, y, result)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """A multiplication and an addition per output element and tap."""
         taps = prod(inputs[1].dims[1:], start=1)
         return Cost(outputs[0].num_elements * taps * 2, _traffic(inputs, outputs))
 
 
-@op("conv_transpose")
+def _stretched(g: Graph, x: Value, axis: int, step: int) -> Value:
+    """`step - 1` zeros between neighbours along an axis."""
+    if step == 1:
+        return x
+    dims = x.shape.dims
+    n = dims[axis]
+    y = g.reshape(x, shape=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
+    high = tuple(step - 1 if i == axis + 1 else 0 for i in range(x.shape.rank + 1))
+    y = g.pad(y, low=(0,) * len(high), high=high)
+    y = g.reshape(y, shape=(*dims[:axis], n * step, *dims[axis + 1 :]))
+    return g.narrow(y, axis=axis, start=0, length=n * step - (step - 1))
+
+
+def _fringed(g: Graph, x: Value, axis: int, low: int, high: int) -> Value:
+    """Zeros added at both ends of an axis, or elements taken away where a count is negative."""
+    zeros = [tuple(max(n, 0) if i == axis else 0 for i in range(x.shape.rank)) for n in (low, high)]
+    if any(map(any, zeros)):
+        x = g.pad(x, low=zeros[0], high=zeros[1])
+    if low < 0 or high < 0:
+        length = x.shape.dims[axis] + min(low, 0) + min(high, 0)
+        x = g.narrow(x, axis=axis, start=max(-low, 0), length=length)
+    return x
+
+
+@op("conv_transpose", runs_in_low_precision=True)
 class ConvTranspose(Op):
     """The transpose of `conv`: every element of `x [B, C, *n]` stamps the kernel on the output.
 
@@ -230,6 +297,25 @@ class ConvTranspose(Op):
         crop = [slice(win.low[a], full[a] - win.high[a]) for a in range(rank)]
         return rounded(_add_bias(y[(..., *crop)], bias), dtype)
 
+    def decompose(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Any:
+        """A plain convolution with the kernel flipped, over x with zeros between its elements."""
+        rank = x.shape.rank - 2
+        window, extra = self.window(w.shape.dims), self.extra(rank)
+        result = _result_type(x, w, bias)
+        y = wide(g, x)
+        for i, step in enumerate(window.stride):
+            reach = window.span[i] - 1
+            y = _stretched(g, y, i + 2, step)
+            y = _fringed(g, y, i + 2, reach - window.low[i], reach - window.high[i] + extra[i])
+        c, out, *kernel = w.shape.dims
+        weight = g.flip(wide(g, w), axis=tuple(range(2, 2 + rank)))
+        weight = g.reshape(weight, shape=(self.groups, c // self.groups, out, *kernel))
+        weight = g.transpose(weight, axes=(0, 2, 1, *range(3, 3 + rank)))
+        weight = g.reshape(weight, shape=(out * self.groups, c // self.groups, *kernel))
+        rest = [] if bias is None else [wide(g, bias)]
+        made = g.conv(y, weight, *rest, dilation=window.dilation, groups=self.groups)
+        return cast(g, made, result)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """A multiplication and an addition per input element and tap it stamps."""
         taps = prod(inputs[1].dims[1:], start=1)
@@ -264,6 +350,17 @@ class DepthwiseConv1dCausal(Op):
         for j in range(w.shape[1]):
             y += joined[:, j : j + x.shape[1]] * w[:, j]
         return rounded(y, dtype)
+
+    def decompose(self, g: Graph, x: Value, w: Value, left_pad: Value) -> Any:
+        channels, taps = w.shape.dims
+        length = x.shape.dims[1]
+        joined = g.concat(wide(g, left_pad), wide(g, x), axis=1)
+        y: Any = None
+        for j in range(int(taps)):  # type: ignore[arg-type]  # inference sees that it is an int
+            tap = g.reshape(g.narrow(wide(g, w), axis=1, start=j, length=1), shape=(channels,))
+            term = g.mul(g.narrow(joined, axis=1, start=j, length=length), tap)
+            y = term if y is None else g.add(y, term)
+        return cast(g, y, _result_type(x, w, left_pad))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return Cost(outputs[0].num_elements * inputs[1].dims[1] * 2, _traffic(inputs, outputs))
@@ -300,7 +397,7 @@ def _require_bias(bias: Shape | None, channels: Dim) -> None:
         require_same(bias.dims[0], channels, "bias")
 
 
-def _result_type(*tensors: Shape | Array | None) -> DType:
+def _result_type(*tensors: Shape | Value | Array | None) -> DType:
     return promote(*[DType.of(t.dtype) for t in tensors if t is not None])
 
 

@@ -7,12 +7,13 @@ along the K inputs. `scale` and `zp` are operands where the scheme keeps them be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType, f32
+from rlx.ir.dtype import DType, f32, i32
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
     quiet,
@@ -23,9 +24,14 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
-from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
+from rlx.ir.ops._decompose import cast
+from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, row_products, widened
 from rlx.ir.quant.scheme import QuantScheme, decode
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 def packed_columns(scheme: QuantScheme, w: Shape, scale: Shape | None, zp: Shape | None) -> int:
@@ -76,7 +82,7 @@ def _decode_at(
     return decode(scheme, w[index], scale, zp)
 
 
-@op("dequant_matmul", group="matmul")
+@op("dequant_matmul", group="matmul", is_anchor=True, runs_in_low_precision=True)
 class DequantMatMul(Op):
     """x [..., K] · dequant(w)ᵀ with w packed [N, row]; the result has the element type of x."""
 
@@ -101,11 +107,19 @@ class DequantMatMul(Op):
             wide, weights = widened(dtype, x, decode(self.scheme, w, scale, zp))
             return rounded(wide @ weights.T, dtype)
 
+    def decompose(self, g: Graph, x: Value, *packed: Value) -> Any:
+        """The weight as the only expert, unpacked to [K, N]."""
+        parts = [g.reshape(p, shape=(1, *p.shape.dims)) for p in packed]
+        first = g.constant([0], i32)
+        weights = g.dequant_moe_weights(parts[0], first, *parts[1:], scheme=self.scheme)
+        weight = g.reshape(weights, shape=weights.shape.dims[1:])
+        return cast(g, g.matmul(_computed(g, x), weight), x.shape.dtype)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return product_cost(inputs, outputs, inputs[0].dims[-1])
 
 
-@op("dequant_grouped_matmul", group="matmul")
+@op("dequant_grouped_matmul", group="matmul", is_anchor=True, runs_in_low_precision=True)
 class DequantGroupedMatMul(Op):
     """Row t of x [T, K] · dequant(w[expert[t]])ᵀ; w packed [E, N, row] -> [T, N]."""
 
@@ -146,11 +160,15 @@ class DequantGroupedMatMul(Op):
                 out[rows] = wide[rows] @ weights.T
         return rounded(out, dtype)
 
+    def decompose(self, g: Graph, x: Value, w: Value, expert: Value, *sides: Value) -> Any:
+        weights = g.dequant_moe_weights(w, expert, *sides, scheme=self.scheme)
+        return cast(g, row_products(g, _computed(g, x), weights), x.shape.dtype)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return grouped_cost(inputs, outputs)
 
 
-@op("dequant_moe_weights", group="matmul")
+@op("dequant_moe_weights", group="matmul", is_anchor=True)
 class DequantMoeWeights(Op):
     """The weights of the chosen experts: w packed [E, N, row], expert [T] -> f32 [T, K, N]."""
 
@@ -171,6 +189,22 @@ class DequantMoeWeights(Op):
         with quiet():
             weights = _decode_at(self.scheme, expert, w, scale, zp)
         return np.ascontiguousarray(weights.transpose(0, 2, 1))
+
+    def decompose(self, g: Graph, w: Value, expert: Value, *sides: Value) -> Any:
+        """Of schemes whose scales lie beside the weights; the blocks of GGUF need a kernel."""
+        scheme = self.scheme
+        if scheme.ggml_type is not None or not scheme.has_scale:
+            return None
+        packed, scale, *zero = (g.gather(v, expert, axis=0) for v in (w, *sides))
+        q = cast(g, _nibbles(g, packed) if scheme.bits_per_element == 4 else packed, f32)
+        tokens, n, k = q.shape.dims
+        q = g.reshape(q, shape=(tokens, n, scale.shape.dims[2], -1))
+        if scheme.has_zero_point:
+            q = g.sub(q, _per_group(g, cast(g, zero[0], f32)))
+        elif scheme.bits_per_element == 4:
+            q = g.sub(q, 8.0)  # symmetric nibbles are stored with 8 added
+        q = g.mul(q, _per_group(g, scale))
+        return g.transpose(g.reshape(q, shape=(tokens, n, k)), axes=(0, 2, 1))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return lookup_cost(inputs, outputs)
@@ -197,6 +231,14 @@ class DequantGather(Op):
         with quiet():
             return _decode_at(self.scheme, ids, table, scale, zp)
 
+    def decompose(self, g: Graph, table: Value, ids: Value, *sides: Value) -> Any:
+        """Every row of the table as an expert of one output."""
+        rows = (table, *sides)
+        parts = [g.reshape(p, shape=(p.shape.dims[0], 1, *p.shape.dims[1:])) for p in rows]
+        flat = g.reshape(ids, shape=(ids.shape.num_elements,))
+        found = g.dequant_moe_weights(parts[0], flat, *parts[1:], scheme=self.scheme)
+        return g.reshape(found, shape=(*ids.shape.dims, found.shape.dims[1]))
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return lookup_cost(inputs, outputs)
 
@@ -208,3 +250,25 @@ def lookup_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
     for part in (inputs[0], *inputs[2:]):
         traffic = traffic + part.with_dims(part.dims[1:]).size_bytes * chosen.num_elements
     return Cost(outputs[0].num_elements * 2, traffic)
+
+
+# -- decomposition ----------------------------------------------------------------------------
+
+
+def _computed(g: Graph, x: Value) -> Value:
+    return x if x.shape.dtype.bytes > 4 else cast(g, x, f32)
+
+
+def _per_group(g: Graph, side: Value) -> Value:
+    return g.reshape(side, shape=(*side.shape.dims, 1))
+
+
+def _nibbles(g: Graph, packed: Value) -> Value:
+    """[..., n] bytes as [..., 2n] numbers 0 … 15, the low nibble first."""
+    element = packed.shape.dtype
+    low = g.bitwise_and(packed, g.constant(15, element))
+    high = g.shift_right(packed, g.constant(4, element))
+    pairs = [g.reshape(v, shape=(*v.shape.dims, 1)) for v in (low, high)]
+    *outer, n = packed.shape.dims
+    joined = g.concat(*pairs, axis=packed.shape.rank)
+    return g.reshape(joined, shape=(*outer, n * 2))

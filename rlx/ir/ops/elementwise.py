@@ -1,10 +1,23 @@
-"""Ops of one tensor, element by element; those of two are in binary.py."""
+"""Ops of one tensor, element by element: a table with one row an op. Those of two are in binary.py.
+
+    unary(
+        "mish",
+        lambda x: x * np.tanh(np.logaddexp(x, 0)),
+        "x · tanh(softplus(x))",
+        lambda g, x: x * g.tanh(g.softplus(x)),
+    )
+
+A row has the op's name, its NumPy function (the reference), what it computes, and its decomposition
+into other elementwise ops; a primitive op has none and needs a kernel on every device. An op with
+attributes is a class with the same parts: `apply` and `formula`.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +25,15 @@ from rlx.errors import AttributeValueError, DTypeError
 from rlx.ir.dtype import DType, bool_, f32
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import ANY, NUMERIC, REAL, compute, quiet, require_kind, rounded
+from rlx.ir.ops._decompose import as_real, cast, real_type, wide
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
+
+NumpyFunction = Callable[[Any], Any]
+Formula = Callable[["Graph", "Value"], Any]  # the same function, built on graph values
 
 
 class Unary(Op):
@@ -22,9 +43,22 @@ class Unary(Op):
     takes: ClassVar[Sequence[str]] = REAL
     weight: ClassVar[int] = 1  # operations per element, for the cost
 
+    derivative: ClassVar[Formula | None] = None  # d result / d x, for differentiation
+
     def apply(self, x: Array) -> Array:
         """The function itself, on an array in compute precision."""
         raise NotImplementedError
+
+    def formula(self, g: Graph, x: Value) -> Any:
+        """The function itself, built of other ops on a value in compute precision."""
+        return None
+
+    @classmethod
+    def has_decomposition(cls) -> bool:
+        return cls.formula is not Unary.formula
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        return self.formula(g, x)
 
     def result(self, element: DType) -> DType:
         """The element type of the result."""
@@ -53,7 +87,11 @@ class FloatUnary(Unary):
     weight = 8
 
     def result(self, element: DType) -> DType:
-        return element if element.is_float else f32
+        return real_type(element)
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        y = self.formula(g, as_real(g, x))
+        return None if y is None else cast(g, y, self.result(x.shape.dtype))
 
     def reference(self, x: Array) -> Array:
         element = self.result(DType.of(x.dtype))
@@ -61,22 +99,41 @@ class FloatUnary(Unary):
             return rounded(self.apply(rounded(x, element).astype(np.float64)), element)
 
 
-class Question(Unary):
-    """A question about each element, answered with a bool."""
+class Predicate(Unary):
+    """A test of each element; the result is bool."""
 
     def result(self, element: DType) -> DType:
         return bool_
 
 
-def _define(base: type[Unary], name: str, function: Callable[[Any], Any], doc: str) -> None:
-    space = {"apply": lambda self, x: function(x), "__doc__": doc}
-    op(name)(type(name.title().replace("_", ""), (base,), space))
+def unary(
+    name: str,
+    numpy: NumpyFunction,
+    doc: str,
+    formula: Formula | None = None,
+    *,
+    base: type[Unary] = FloatUnary,
+    derivative: Formula | None = None,
+    **traits: Any,
+) -> type[Unary]:
+    """Register an elementwise op of one tensor; gives its class.
+
+    `numpy` and `formula` are the same function, on arrays and on graph values; an op without a
+    formula is primitive. `base` says which element types it takes and gives.
+    """
+    space: dict[str, Any] = {"apply": lambda self, x: numpy(x), "__doc__": doc}
+    space["__module__"] = sys._getframe(1).f_globals["__name__"]
+    if formula is not None:
+        space["formula"] = lambda self, g, x: formula(g, x)
+    if derivative is not None:
+        space["derivative"] = staticmethod(derivative)
+    return op(name, **traits)(type(name.title().replace("_", ""), (base,), space))
 
 
-# -- functions of real numbers: name, NumPy function, what it is ------------------------------
+# -- functions of real numbers ----------------------------------------------------------------
 
 
-def _each(function: Callable[[float], float]) -> Callable[[Any], Any]:
+def _each(function: Callable[[float], float]) -> NumpyFunction:
     """A function of `math` over an array: as exact as the C library, without SciPy."""
 
     def over(x: Any) -> Any:
@@ -86,7 +143,28 @@ def _each(function: Callable[[float], float]) -> Callable[[Any], Any]:
     return over
 
 
-_erf, _erfc = _each(math.erf), _each(math.erfc)
+_erfc = _each(math.erfc)
+_SQRT_HALF, _SQRT_2_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
+
+unary("exp", np.exp, "e^x")
+unary("expm1", np.expm1, "e^x − 1, exact near 0")
+unary("log", np.log, "ln x; −inf at 0, NaN below")
+unary("log1p", np.log1p, "ln(1 + x), exact near 0")
+unary("sqrt", np.sqrt, "√x; NaN below 0")
+unary("sin", np.sin, "sin x, x in radians")
+unary("cos", np.cos, "cos x, x in radians")
+unary("tanh", np.tanh, "tanh x")
+unary("erf", _each(math.erf), "the error function, 2/√π ∫₀ˣ e^(−t²) dt")
+
+unary(
+    "rsqrt", lambda x: 1.0 / np.sqrt(x), "1 / √x; inf at 0, NaN below",
+    lambda g, x: 1.0 / g.sqrt(x),
+)  # fmt: skip
+unary("reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0", lambda g, x: 1.0 / x)
+unary("tan", np.tan, "tan x, x in radians", lambda g, x: g.sin(x) / g.cos(x))
+
+
+# -- activations ------------------------------------------------------------------------------
 
 
 def _sigmoid(x: Any) -> Any:
@@ -94,39 +172,39 @@ def _sigmoid(x: Any) -> Any:
     return np.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
+def _sigmoid_formula(g: Graph, x: Value) -> Any:
+    small = g.exp(-g.abs(x))  # never overflows
+    top = g.where(g.ge(x, 0.0), g.constant(1.0, x.shape.dtype), small)
+    return top / (small + 1.0)
+
+
 def _gelu_tanh(x: Any) -> Any:
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
     # (1 + tanh z) / 2 is sigmoid(2z), which keeps its digits where tanh is near −1
-    return x * _sigmoid(2 * inner)
+    return x * _sigmoid(2 * _SQRT_2_PI * (x + 0.044715 * x * x * x))
 
 
-def _softplus(x: Any) -> Any:
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+def _gelu_tanh_formula(g: Graph, x: Value) -> Any:
+    return x * g.sigmoid((x + x * (x * x) * 0.044715) * (2 * _SQRT_2_PI))
 
 
-_FLOAT: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
-    ("exp", np.exp, "e^x"),
-    ("expm1", np.expm1, "e^x − 1, exact near 0"),
-    ("log", np.log, "ln x; −inf at 0, NaN below"),
-    ("log1p", np.log1p, "ln(1 + x), exact near 0"),
-    ("sqrt", np.sqrt, "√x; NaN below 0"),
-    ("rsqrt", lambda x: 1.0 / np.sqrt(x), "1 / √x; inf at 0, NaN below"),
-    ("reciprocal", lambda x: 1.0 / x, "1 / x; ±inf at ±0"),
-    ("sin", np.sin, "sin x, x in radians"),
-    ("cos", np.cos, "cos x, x in radians"),
-    ("tan", np.tan, "tan x, x in radians"),
-    ("tanh", np.tanh, "tanh x"),
-    ("erf", _erf, "the error function, 2/√π ∫₀ˣ e^(−t²) dt"),
-    ("sigmoid", _sigmoid, "1 / (1 + e^−x)"),
-    ("silu", lambda x: x * _sigmoid(x), "x · sigmoid(x)"),
-    ("gelu", lambda x: 0.5 * x * _erfc(x * -math.sqrt(0.5)), "x · (1 + erf(x / √2)) / 2"),
-    ("gelu_tanh", _gelu_tanh, "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2"),
-    ("gelu_quick", lambda x: x * _sigmoid(1.702 * x), "x · sigmoid(1.702 x)"),
-    ("softplus", _softplus, "ln(1 + e^x)"),
-)
-
-for _name, _function, _doc in _FLOAT:
-    _define(FloatUnary, _name, _function, _doc)
+unary("sigmoid", _sigmoid, "1 / (1 + e^−x)", _sigmoid_formula)
+unary(
+    "silu", lambda x: x * _sigmoid(x), "x · sigmoid(x)",
+    lambda g, x: x * g.sigmoid(x), fuses_formula=True,
+)  # fmt: skip
+unary(
+    "gelu", lambda x: 0.5 * x * _erfc(x * -_SQRT_HALF), "x · (1 + erf(x / √2)) / 2",
+    lambda g, x: x * 0.5 * (g.erf(x * _SQRT_HALF) + 1.0), fuses_formula=True,
+)  # fmt: skip
+unary("gelu_tanh", _gelu_tanh, "x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2", _gelu_tanh_formula)
+unary(
+    "gelu_quick", lambda x: x * _sigmoid(1.702 * x), "x · sigmoid(1.702 x)",
+    lambda g, x: x * g.sigmoid(x * 1.702), fuses_formula=True,
+)  # fmt: skip
+unary(
+    "softplus", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), "ln(1 + e^x)",
+    lambda g, x: g.maximum(x, 0.0) + g.log1p(g.exp(-g.abs(x))),
+)  # fmt: skip
 
 
 @op("leaky_relu")
@@ -138,6 +216,9 @@ class LeakyRelu(FloatUnary):
     def apply(self, x: Array) -> Array:
         return np.where(x >= 0, x, self.alpha * x)
 
+    def formula(self, g: Graph, x: Value) -> Any:
+        return g.where(g.ge(x, 0.0), x, x * self.alpha)
+
 
 @op("elu")
 class Elu(FloatUnary):
@@ -147,6 +228,9 @@ class Elu(FloatUnary):
 
     def apply(self, x: Array) -> Array:
         return np.where(x >= 0, x, self.alpha * np.expm1(x))
+
+    def formula(self, g: Graph, x: Value) -> Any:
+        return g.where(g.ge(x, 0.0), x, g.expm1(x) * self.alpha)
 
 
 # -- functions that keep the element type; integers wrap --------------------------------------
@@ -167,15 +251,27 @@ class _Bits(Unary):
     takes = ("int", "uint", "bool")
 
 
-_define(_Numeric, "neg", np.negative, "−x")
-_define(_Numeric, "square", lambda x: x * x, "x²")
-_define(Unary, "sign", np.sign, "−1, 0 or 1; NaN of NaN")
-_define(Unary, "relu", lambda x: np.maximum(x, 0), "max(x, 0); NaN of NaN")
-_define(_Rounding, "floor", np.floor, "the next whole number towards −inf")
-_define(_Rounding, "ceil", np.ceil, "the next whole number towards +inf")
-_define(_Rounding, "round", np.rint, "the nearest whole number, halves to the even one")
-_define(_Rounding, "trunc", np.trunc, "the next whole number towards 0")
-_define(_Bits, "bitwise_not", np.invert, "every bit flipped; logical not of a bool")
+def _sign_formula(g: Graph, x: Value) -> Any:
+    element = x.shape.dtype
+    zero, one = g.constant(0, element), g.constant(1, element)
+    if element.kind == "uint":
+        return g.where(g.gt(x, zero), one, zero)
+    below = g.where(g.lt(x, zero), g.constant(-1, element), x)  # 0 and NaN stay
+    return g.where(g.gt(x, zero), one, below)
+
+
+unary("neg", np.negative, "−x", base=_Numeric)
+unary("square", lambda x: x * x, "x²", lambda g, x: x * x, base=_Numeric)
+unary("sign", np.sign, "−1, 0 or 1; NaN of NaN", _sign_formula, base=Unary)
+unary(
+    "relu", lambda x: np.maximum(x, 0), "max(x, 0); NaN of NaN",
+    lambda g, x: g.maximum(x, g.constant(0, x.shape.dtype)), base=Unary,
+)  # fmt: skip
+unary("floor", np.floor, "the next whole number towards −inf", base=_Rounding)
+unary("ceil", np.ceil, "the next whole number towards +inf", base=_Rounding)
+unary("round", np.rint, "the nearest whole number, halves to the even one", base=_Rounding)
+unary("trunc", np.trunc, "the next whole number towards 0", base=_Rounding)
+unary("bitwise_not", np.invert, "every bit flipped; logical not of a bool", base=_Bits)
 
 
 @op("abs")
@@ -216,6 +312,10 @@ class Clamp(Unary):
         low, high = self.bounds(DType.of(x.dtype))
         return np.minimum(np.maximum(x, x.dtype.type(low)), x.dtype.type(high))
 
+    def formula(self, g: Graph, x: Value) -> Any:
+        low, high = (g.constant(b, x.shape.dtype) for b in self.bounds(x.shape.dtype))
+        return g.minimum(g.maximum(x, low), high)
+
     def bounds(self, element: DType) -> tuple[float, float]:
         """The bounds as numbers of that type: for an integer type, ints inside its range."""
         if not element.is_integer:
@@ -229,21 +329,28 @@ class Clamp(Unary):
         return fit(self.low), fit(self.high)
 
 
-# -- questions --------------------------------------------------------------------------------
+# -- predicates -------------------------------------------------------------------------------
 
 
-class _AnyQuestion(Question):
+class _AnyPredicate(Predicate):
     takes = ANY
 
 
-def _of_floats(test: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _of_floats(test: NumpyFunction) -> NumpyFunction:
     """Integers are neither NaN nor infinite."""
     return lambda x: test(x) if x.dtype.kind == "f" else np.zeros(x.shape, np.bool_)
 
 
-_define(Question, "is_nan", _of_floats(np.isnan), "whether x is NaN")
-_define(Question, "is_inf", _of_floats(np.isinf), "whether x is +inf or −inf")
-_define(_AnyQuestion, "logical_not", lambda x: x == 0, "whether x is zero (NaN is not)")
+def _is_inf_formula(g: Graph, x: Value) -> Any:
+    return g.eq(g.abs(wide(g, x)), math.inf) if x.shape.dtype.is_float else g.ne(x, x)
+
+
+unary("is_nan", _of_floats(np.isnan), "whether x is NaN", lambda g, x: g.ne(x, x), base=Predicate)
+unary("is_inf", _of_floats(np.isinf), "whether x is +inf or −inf", _is_inf_formula, base=Predicate)
+unary(
+    "logical_not", lambda x: x == 0, "whether x is zero (NaN is not)",
+    lambda g, x: g.eq(x, g.constant(0, x.shape.dtype)), base=_AnyPredicate,
+)  # fmt: skip
 
 
 # -- cast -------------------------------------------------------------------------------------

@@ -1,38 +1,46 @@
-"""Several ops as one. Everything between operands and results stays in f32 (f64 for f64)."""
+"""Several ops as one. Everything between operands and results stays in f32 (f64 for f64).
+
+Each is a check of its operands and a decomposition; the reference and the cost follow from that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlx.errors import ShapeError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType
-from rlx.ir.interp import evaluate
-from rlx.ir.op import Array, Cost, Inferred, Op, op
-from rlx.ir.ops._common import quiet, require_float, rounded, upcast
-from rlx.ir.ops.activation import activate, activation_flops, require_activation
+from rlx.ir.op import Cost, Inferred, op
+from rlx.ir.ops._common import require_float, result_type
+from rlx.ir.ops._decompose import activate, cast, wide
+from rlx.ir.ops.activation import require_activation
+from rlx.ir.ops.attention import by_head
+from rlx.ir.ops.composite import Composite, graph_flops, traffic
 from rlx.ir.ops.control import body_results
-from rlx.ir.ops.matmul import MatMul, product_cost, result_type, widened
+from rlx.ir.ops.matmul import MatMul
 from rlx.ir.ops.norm import (
     LayerNorm,
     RmsNorm,
     RowNorm,
     affine,
-    common_type,
     elementwise_cost,
     require_eps,
     require_gain,
+    rms_scaled,
 )
 from rlx.ir.ops.rope import Rope, check_rotation
 from rlx.ir.shape import Shape
 
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
+
 _T = TypeVar("_T")
 
 
-@op("fused_matmul_bias_act")
-class FusedMatMulBiasAct(Op):
+@op("fused_matmul_bias_act", is_anchor=True, runs_in_low_precision=True, holds_weights=True)
+class FusedMatMulBiasAct(Composite):
     """activation(x·w + bias) + residual; bias [N] and residual are there where the flags say so.
 
     `strassen`: a device may multiply sums of blocks, fewer of them. Results are then as exact as
@@ -74,27 +82,18 @@ class FusedMatMulBiasAct(Op):
             require_float(residual, "residual")
             if not residual.same_dims(out):
                 raise ShapeError("residual does not fit the product", got=residual, expected=out)
-        return out.with_dtype(result_type(*[s for s in (out, bias, residual) if s is not None]))
+        return out.with_dtype(result_type(out, bias, residual))
 
-    def reference(
-        self, x: Array, w: Array, bias: Array | None = None, residual: Array | None = None
-    ) -> Array:
-        bias, residual = self.extras(bias, residual)
-        dtype = common_type(x, w, bias, residual)
-        with quiet():
-            out = MatMul().reference(*widened(dtype, x, w))
-            if bias is not None:
-                out = out + widened(dtype, bias)[0]
-            out = activate(self.activation, out)
-            if residual is not None:
-                out = out + widened(dtype, residual)[0]
-        return rounded(out, dtype)
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        product = product_cost(inputs, outputs, inputs[0].dims[-1])
-        after = outputs[0].num_elements * (self.has_bias + self.has_residual)
-        after = after + activation_flops(self.activation, outputs[0])
-        return Cost(product.flops + after, product.bytes)
+    def decompose(self, g: Graph, x: Value, w: Value, *rest: Value) -> Any:
+        bias, residual = self.extras(*rest)
+        result = result_type(x, w, *rest)
+        y = g.matmul(wide(g, x), wide(g, w))
+        if bias is not None:
+            y = g.add(y, wide(g, bias))
+        y = activate(g, y, self.activation)
+        if residual is not None:
+            y = g.add(y, wide(g, residual))
+        return cast(g, y, result)
 
 
 def _sum_shape(x: Shape, residual: Shape) -> Shape:
@@ -105,9 +104,10 @@ def _sum_shape(x: Shape, residual: Shape) -> Shape:
     return x.with_dtype(result_type(x, residual))
 
 
-class _ResidualNorm(Op):
+class _ResidualNorm(Composite):
     """(norm(x + residual), x + residual)"""
 
+    runs_as_region = True
     eps: float
     norm: ClassVar[type[RowNorm]]
 
@@ -120,16 +120,13 @@ class _ResidualNorm(Op):
         total = _sum_shape(x, residual)
         return self.norm().infer(total, gamma, beta), total
 
-    def reference(
-        self, x: Array, residual: Array, gamma: Array, beta: Array | None = None
-    ) -> tuple[Array, Array]:
-        with quiet():
-            total = sum(upcast(x, residual))
-            normed = affine(self.norm.scaled(total, self.eps), gamma, beta)
-        return (
-            rounded(normed, common_type(x, residual, gamma, beta)),
-            rounded(total, common_type(x, residual)),
-        )
+    def decompose(
+        self, g: Graph, x: Value, residual: Value, gamma: Value, beta: Value | None = None
+    ) -> Any:
+        total = g.add(wide(g, x), wide(g, residual))
+        y = affine(g, self.norm.scaled(g, total, self.eps), gamma, beta)
+        summed = result_type(x, residual)
+        return cast(g, y, result_type(x, residual, gamma, beta)), cast(g, total, summed)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return elementwise_cost(inputs, outputs, self.norm.work + 1)
@@ -151,8 +148,8 @@ class FusedResidualLayerNorm(_ResidualNorm):
     norm = LayerNorm
 
 
-@op("fused_swiglu")
-class FusedSwiGlu(Op):
+@op("fused_swiglu", runs_in_low_precision=True, holds_weights=True)
+class FusedSwiGlu(Composite):
     """activation(x · w_gate) * (x · w_up)"""
 
     activation: str = "silu"
@@ -167,20 +164,15 @@ class FusedSwiGlu(Op):
             raise ShapeError("w_gate and w_up differ in shape", got=w_gate, expected=w_up)
         return MatMul().infer(x, w_up).with_dtype(result_type(x, w_gate, w_up))
 
-    def reference(self, x: Array, w_gate: Array, w_up: Array) -> Array:
-        dtype = common_type(x, w_gate, w_up)
-        x, w_gate, w_up = widened(dtype, x, w_gate, w_up)
-        with quiet():
-            return rounded(activate(self.activation, x @ w_gate) * (x @ w_up), dtype)
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        product = product_cost(inputs, outputs, inputs[0].dims[-1] * 2)
-        after = outputs[0].num_elements + activation_flops(self.activation, outputs[0])
-        return Cost(product.flops + after, product.bytes)
+    def decompose(self, g: Graph, x: Value, w_gate: Value, w_up: Value) -> Any:
+        result = result_type(x, w_gate, w_up)
+        x, w_gate, w_up = (wide(g, v) for v in (x, w_gate, w_up))
+        gate = activate(g, g.matmul(x, w_gate), self.activation)
+        return cast(g, g.mul(gate, g.matmul(x, w_up)), result)
 
 
-@op("fused_gated_act")
-class FusedGatedAct(Op):
+@op("fused_gated_act", runs_as_region=True)
+class FusedGatedAct(Composite):
     """activation(first half of the last axis) * second half: [..., 2N] -> [..., N]"""
 
     activation: str = "silu"
@@ -195,20 +187,16 @@ class FusedGatedAct(Op):
             raise ShapeError("the last axis has no two halves", got=joined, expected="[..., 2*N]")
         return joined.with_dims((*joined.dims[:-1], half))
 
-    def reference(self, joined: Array) -> Array:
-        half = joined.shape[-1] // 2
-        gate, up = upcast(joined[..., :half], joined[..., half:])
-        with quiet():
-            return rounded(activate(self.activation, gate) * up, DType.of(joined.dtype))
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        plain = elementwise_cost(inputs, outputs, 0)
-        after = outputs[0].num_elements + activation_flops(self.activation, outputs[0])
-        return Cost(after, plain.bytes)
+    def decompose(self, g: Graph, joined: Value) -> Any:
+        axis = joined.shape.rank - 1
+        half = joined.shape.dims[axis] // 2
+        gate, up = (g.narrow(joined, axis=axis, start=s, length=half) for s in (0, half))
+        y = g.mul(activate(g, wide(g, gate), self.activation), wide(g, up))
+        return cast(g, y, joined.shape.dtype)
 
 
 @op("fused_qk_norm_rope")
-class FusedQkNormRope(Op):
+class FusedQkNormRope(Composite):
     """rope(rms_norm of each head · gamma [head_dim]); operands and layouts as for rope."""
 
     head_dim: int
@@ -232,13 +220,14 @@ class FusedQkNormRope(Op):
         rotated = self.rotation().infer(x, cos, sin, positions)
         return rotated.with_dtype(result_type(x, gamma))
 
-    def reference(
-        self, x: Array, gamma: Array, cos: Array, sin: Array, positions: Array | None = None
-    ) -> Array:
-        dtype = common_type(x, gamma)
-        wide, gain = widened(dtype, x, gamma)
-        normed = head_norm(wide, gain, self.head_dim, self.eps)
-        return rounded(self.rotation().reference(normed, cos, sin, positions), dtype)
+    def decompose(
+        self, g: Graph, x: Value, gamma: Value, cos: Value, sin: Value,
+        positions: Value | None = None,
+    ) -> Any:  # fmt: skip
+        heads = by_head(g, wide(g, x), self.head_dim)
+        normed = affine(g, rms_scaled(g, heads, self.eps), gamma, None)
+        y = self.rotation().rotate(g, normed, cos, sin, positions)
+        return cast(g, g.reshape(y, shape=x.shape.dims), result_type(x, gamma))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         x, gamma, *tables = inputs
@@ -246,15 +235,8 @@ class FusedQkNormRope(Op):
         return Cost(turning.flops + x.num_elements * 4, turning.bytes + gamma.size_bytes)
 
 
-def head_norm(x: Array, gamma: Array, head_dim: int, eps: float) -> Array:
-    """rms_norm of every head of [..., H*D] or [..., D]."""
-    heads = x.reshape(*x.shape[:-1], x.shape[-1] // head_dim, head_dim)
-    normed: Array = RmsNorm(eps).reference(heads, gamma).reshape(x.shape)
-    return normed
-
-
 @op("elementwise_region")
-class ElementwiseRegion(Op):
+class ElementwiseRegion(Composite):
     """A nested graph of elementwise, broadcast, reduction, layout and gather ops, run as one."""
 
     body: Body
@@ -265,17 +247,18 @@ class ElementwiseRegion(Op):
             raise ShapeError("a region gives at least one result", got=0)
         return results
 
-    def reference(self, *xs: Array) -> tuple[Array, ...]:
-        return tuple(evaluate(self.body.graph, xs))
+    def decompose(self, g: Graph, *xs: Value) -> Any:
+        """The nodes of the region, one by one."""
+        given = iter(xs)
+        values: dict[Value, Value] = {}
+        for node in self.body.graph.nodes:
+            if node.op.name == "input":
+                values[node.output] = next(given)
+                continue
+            new = g.append_node(node.op, [values[v] for v in node.inputs])
+            values.update(zip(node.outputs, new.outputs, strict=True))
+        return tuple([values[v] for v in self.body.graph.outputs])
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """The arithmetic of the nodes; only operands and results touch memory."""
-        work: Dim = 0
-        for node in self.body.graph.nodes:
-            if not node.op.is_source:
-                shapes = [v.shape for v in node.inputs], [v.shape for v in node.outputs]
-                work = work + node.op.cost(*shapes).flops
-        traffic: Dim = 0
-        for shape in (*inputs, *outputs):
-            traffic = traffic + shape.size_bytes
-        return Cost(work, traffic)
+        """The arithmetic of the nodes, casts included; only operands and results touch memory."""
+        return Cost(graph_flops(self.body.graph), traffic(inputs, outputs))

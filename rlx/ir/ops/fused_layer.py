@@ -1,42 +1,43 @@
 """Whole sub-layers of a transformer as one op: attention with what surrounds it, and the layer.
 
 Both see the full sequence at once (no cached keys). What is optional has a flag; operands come in
-the order of `operand_names`, absent ones leaving no gap.
+the order of `operand_names`, absent ones leaving no gap. Each op is its decomposition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType, promote
-from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import quiet, require_float, require_rank, rounded
+from rlx.ir.dtype import DType
+from rlx.ir.op import op
+from rlx.ir.ops._common import require_float, require_rank, result_type
+from rlx.ir.ops._decompose import activate, cast, wide
 from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.attention import Attention
-from rlx.ir.ops.fused import FusedMatMulBiasAct, head_norm
-from rlx.ir.ops.matmul import widened
-from rlx.ir.ops.norm import LayerNorm, RmsNorm, elementwise_cost, require_eps
+from rlx.ir.ops.composite import Composite
+from rlx.ir.ops.norm import require_eps
 from rlx.ir.ops.rope import Rope
 from rlx.ir.shape import Shape
-from rlx.records import dataclass
+from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 _T = TypeVar("_T")
 _UNPROMOTED = ("cos", "sin", "mask")  # as in rope and attention, they leave the type alone
 
 
-def _dense(x: Array, w: Array, bias: Array | None, activation: str = "none") -> Array:
-    rest = () if bias is None else (bias,)
-    return FusedMatMulBiasAct(activation, has_bias=bias is not None).reference(x, w, *rest)
+def _dense(g: Graph, x: Value, w: Value, bias: Value | None, activation: str = "none") -> Any:
+    y = g.matmul(x, w)
+    return activate(g, y if bias is None else g.add(y, bias), activation)
 
 
 @dataclass(frozen=True, repr=False)
-class _Sublayer(Op):
+class _Sublayer(Composite):
     """What the attention block and the whole layer share: everything up to the first residual."""
 
     num_heads: int
@@ -114,11 +115,10 @@ class _Sublayer(Op):
             "out_bias": (width,),
         }  # fmt: skip
 
-    def _checked(self, *given: Shape) -> Shape:
+    def check_operands(self, *given: Shape) -> None:
         parts = self._named(*given)
-        x = parts["x"]
-        require_rank(x, 3, "x")
-        for name, dims in {"x": x.dims, **self._widths(parts)}.items():
+        require_rank(parts["x"], 3, "x")
+        for name, dims in {"x": parts["x"].dims, **self._widths(parts)}.items():
             if name not in parts:
                 continue
             shape = parts[name]
@@ -126,65 +126,49 @@ class _Sublayer(Op):
             if shape.rank != len(dims) or not all(map(same, shape.dims, dims)):
                 expected = f"[{', '.join(map(str, dims))}]"
                 raise ShapeError(f"{name} does not fit", got=shape, expected=expected)
-        q, k = (
-            x.with_dims((*x.dims[:2], heads * self.head_dim))
-            for heads in (self.num_heads, self.num_kv_heads)
-        )
-        if rope := self.rope():
-            rope.infer(q, parts["cos"], parts["sin"])
-        self.attention().infer(q, k, k, parts.get("mask"))
-        return x.with_dtype(_result_type({n: s.dtype for n, s in parts.items()}))
 
-    def _wide(self, *given: Array) -> tuple[DType, dict[str, Array]]:
+    def _wide(self, g: Graph, given: tuple[Value, ...]) -> tuple[DType, dict[str, Value]]:
         """The result type, and the operands in the precision everything is computed in."""
         parts = self._named(*given)
-        dtype = _result_type({n: DType.of(a.dtype) for n, a in parts.items()})
-        mask = {"mask": parts.pop("mask")} if self.mask_kind == MaskKind.CUSTOM else {}
-        wide = widened(dtype, *parts.values())
-        return dtype, {**dict(zip(parts, wide, strict=True)), **mask}
+        result = result_type(*[v for name, v in parts.items() if name not in _UNPROMOTED])
+        for name, v in parts.items():
+            if name != "mask" or self.mask_kind != MaskKind.CUSTOM:
+                parts[name] = wide(g, v) if result.bytes < 4 else cast(g, v, result)
+        return result, parts
 
-    def _normed(self, x: Array, gamma: Array, beta: Array | None) -> Array:
-        norm = RmsNorm(self.eps) if self.norm == "rms" else LayerNorm(self.eps)
-        return norm.reference(x, gamma, beta)
+    def _normed(self, g: Graph, x: Value, gamma: Value, beta: Value | None) -> Any:
+        kind = "rms_norm" if self.norm == "rms" else "layer_norm"
+        return g.apply(kind, x, gamma, beta, eps=self.eps)
 
-    def _attended(self, parts: dict[str, Array]) -> Array:
+    def _attended(self, g: Graph, parts: dict[str, Value]) -> Any:
         """x + attention of the normed x."""
         x = parts["x"]
-        normed = self._normed(x, parts["gamma"], parts.get("beta"))
-        joined = _dense(normed, parts["wqkv"], parts.get("qkv_bias"))
+        normed = self._normed(g, x, parts["gamma"], parts.get("beta"))
+        joined = _dense(g, normed, parts["wqkv"], parts.get("qkv_bias"))
         inner, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        q, k, v = np.split(joined, [inner, inner + kv], axis=-1)
-        if self.has_qk_norm:
-            q = head_norm(q, parts["q_gamma"], self.head_dim, self.eps)
-            k = head_norm(k, parts["k_gamma"], self.head_dim, self.eps)
-        if rope := self.rope():
-            q, k = (rope.reference(t, parts["cos"], parts["sin"]) for t in (q, k))
-        mixed = self.attention().reference(q, k, v, parts.get("mask"))
-        return x + _dense(mixed, parts["wo"], parts.get("out_bias"))
-
-    def _weights(self) -> tuple[str, ...]:
-        return ("wqkv", "wo")
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """The products and the attention; every operand touched once."""
-        parts = self._named(*inputs)
-        x = parts["x"]
-        work: Dim = 0
-        for name in self._weights():
-            work = work + x.dims[0] * x.dims[1] * parts[name].num_elements * 2
-        q, k = (
-            x.with_dims((*x.dims[:2], heads * self.head_dim))
-            for heads in (self.num_heads, self.num_kv_heads)
+        q, k, v = (
+            g.narrow(joined, axis=2, start=start, length=length)
+            for start, length in ((0, inner), (inner, kv), (inner + kv, kv))
         )
-        attention = self.attention().cost([q, k, k], [q])
-        return Cost(work + attention.flops, elementwise_cost(inputs, outputs, 0).bytes)
+        q, k = self._turned(g, q, parts, "q_gamma"), self._turned(g, k, parts, "k_gamma")
+        mask = [parts["mask"]] if "mask" in parts else []
+        mixed = g.append(self.attention(), [q, k, v, *mask])
+        return g.add(x, _dense(g, mixed, parts["wo"], parts.get("out_bias")))
+
+    def _turned(self, g: Graph, x: Value, parts: dict[str, Value], gamma: str) -> Any:
+        """Queries or keys, each head normed and rotated where the flags say so."""
+        batch, length, width = x.shape.dims
+        if gamma in parts:
+            heads = g.reshape(x, shape=(batch, length, width // self.head_dim, self.head_dim))
+            x = g.reshape(g.rms_norm(heads, parts[gamma], eps=self.eps), shape=x.shape.dims)
+        rope = self.rope()
+        return x if rope is None else g.append(rope, [x, parts["cos"], parts["sin"]])
 
 
-def _result_type(types: dict[str, DType]) -> DType:
-    return promote(*[t for name, t in types.items() if name not in _UNPROMOTED])
+_TRAITS = {"is_anchor": True, "runs_in_low_precision": True, "holds_weights": True}
 
 
-@op("fused_attention_block", group="fused")
+@op("fused_attention_block", group="fused", **_TRAITS)
 class FusedAttentionBlock(_Sublayer):
     """x + attention(norm(x)): norm, joined q/k/v projection, qk-norm, rope, attention, output.
 
@@ -193,16 +177,14 @@ class FusedAttentionBlock(_Sublayer):
     over D], [out_bias], [mask, where mask_kind takes one].
     """
 
-    def infer(self, x: Shape, wqkv: Shape, wo: Shape, gamma: Shape, *rest: Shape) -> Shape:
-        return self._checked(x, wqkv, wo, gamma, *rest)
-
-    def reference(self, x: Array, wqkv: Array, wo: Array, gamma: Array, *rest: Array) -> Array:
-        dtype, parts = self._wide(x, wqkv, wo, gamma, *rest)
-        with quiet():
-            return rounded(self._attended(parts), dtype)
+    def decompose(
+        self, g: Graph, x: Value, wqkv: Value, wo: Value, gamma: Value, *rest: Value
+    ) -> Any:
+        result, parts = self._wide(g, (x, wqkv, wo, gamma, *rest))
+        return cast(g, self._attended(g, parts), result)
 
 
-@op("fused_transformer_layer", group="fused")
+@op("fused_transformer_layer", group="fused", **_TRAITS)
 class FusedTransformerLayer(_Sublayer):
     """h + ffn(norm(h)) with h = fused_attention_block(x): a layer of a transformer.
 
@@ -238,24 +220,15 @@ class FusedTransformerLayer(_Sublayer):
             "up_bias": (hidden,), "down_bias": (width,),
         }  # fmt: skip
 
-    def _weights(self) -> tuple[str, ...]:
-        gate = ("w_gate",) if self.gated else ()
-        return (*super()._weights(), *gate, "w_up", "w_down")
-
-    def infer(self, x: Shape, wqkv: Shape, wo: Shape, gamma: Shape, *rest: Shape) -> Shape:
-        return self._checked(x, wqkv, wo, gamma, *rest)
-
-    def reference(self, x: Array, wqkv: Array, wo: Array, gamma: Array, *rest: Array) -> Array:
-        dtype, parts = self._wide(x, wqkv, wo, gamma, *rest)
-        with quiet():
-            h = self._attended(parts)
-            return rounded(h + self._fed_forward(h, parts), dtype)
-
-    def _fed_forward(self, h: Array, parts: dict[str, Array]) -> Array:
-        normed = self._normed(h, parts["ffn_gamma"], parts.get("ffn_beta"))
+    def decompose(
+        self, g: Graph, x: Value, wqkv: Value, wo: Value, gamma: Value, *rest: Value
+    ) -> Any:
+        result, parts = self._wide(g, (x, wqkv, wo, gamma, *rest))
+        h = self._attended(g, parts)
+        normed = self._normed(g, h, parts["ffn_gamma"], parts.get("ffn_beta"))
         plain = "none" if self.gated else self.activation
-        hidden = _dense(normed, parts["w_up"], parts.get("up_bias"), plain)
+        hidden = _dense(g, normed, parts["w_up"], parts.get("up_bias"), plain)
         if self.gated:
-            gate = _dense(normed, parts["w_gate"], parts.get("gate_bias"), self.activation)
-            hidden = gate * hidden
-        return _dense(hidden, parts["w_down"], parts.get("down_bias"))
+            gate = _dense(g, normed, parts["w_gate"], parts.get("gate_bias"), self.activation)
+            hidden = g.mul(gate, hidden)
+        return cast(g, g.add(h, _dense(g, hidden, parts["w_down"], parts.get("down_bias"))), result)

@@ -141,21 +141,21 @@ class ScatterAdd(_Write):
 
 @op("iota", group="layout")
 class Iota(Op):
-    """start, start + 1, … along one axis of `dims`, the same on all others."""
+    """start, start + 1, … along one axis of `shape`, the same on all others."""
 
-    dims: tuple[Dim, ...]
+    shape: tuple[Dim, ...]
     axis: int = 0
     dtype: DType = i32
     start: Dim = 0
 
     def infer(self) -> Shape:
-        normalize_axis(self.axis, len(self.dims))
-        shape = Shape(self.dims, self.dtype)
+        normalize_axis(self.axis, len(self.shape))
+        shape = Shape(self.shape, self.dtype)
         require_kind(shape, REAL, "counting")
         return shape
 
     def reference(self) -> Array:
-        dims = tuple(evaluate(d, {}) for d in self.dims)
+        dims = tuple(evaluate(d, {}) for d in self.shape)
         axis = normalize_axis(self.axis, len(dims))
         count = np.arange(dims[axis]) + evaluate(self.start, {})
         along = [-1 if i == axis else 1 for i in range(len(dims))]

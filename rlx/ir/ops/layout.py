@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dim import Dim, Expr, Monomial, expand, same
-from rlx.ir.dtype import DType, promote
+from rlx.ir.dtype import DType, i64, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import normalize_axes, rounded
+from rlx.ir.ops._decompose import size_value
 from rlx.ir.shape import Shape, normalize_axis
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 class View(Op):
@@ -56,15 +61,15 @@ def _surely_negative(value: Dim) -> bool:
 
 @op("reshape")
 class Reshape(View):
-    """The elements in the same order under other dims; one of them may be −1: what remains."""
+    """The elements in the same order under another shape; one size may be −1: what remains."""
 
-    dims: tuple[Dim, ...]
+    shape: tuple[Dim, ...]
 
     def check(self) -> None:
-        unknown = sum(d == -1 for d in self.dims)
-        if unknown > 1 or any(isinstance(d, int) and d < -1 for d in self.dims):
+        unknown = sum(d == -1 for d in self.shape)
+        if unknown > 1 or any(isinstance(d, int) and d < -1 for d in self.shape):
             raise AttributeValueError(
-                "not dims to reshape to", where=self.name, got=_shown(self.dims),
+                "not dims to reshape to", where=self.name, got=_shown(self.shape),
                 expected="sizes, at most one of them −1",
             )  # fmt: skip
 
@@ -73,21 +78,21 @@ class Reshape(View):
 
     def resolved(self, dims: Sequence[Dim]) -> tuple[Dim, ...]:
         """The new dims for an operand of `dims`, −1 replaced by its size."""
-        known = [d for d in self.dims if d != -1]
-        if len(known) < len(self.dims):
+        known = [d for d in self.shape if d != -1]
+        if len(known) < len(self.shape):
             rest = _remainder(dims, known)
             if rest is None:
                 raise ShapeError(
-                    "the size of −1 cannot be found", got=f"{_shown(dims)} to {_shown(self.dims)}",
+                    "the size of −1 cannot be found", got=f"{_shown(dims)} to {_shown(self.shape)}",
                     expected=f"{prod(known, start=1)} to divide {prod(dims, start=1)}",
                 )  # fmt: skip
-            return tuple(rest if d == -1 else d for d in self.dims)
+            return tuple(rest if d == -1 else d for d in self.shape)
         if not same(prod(dims, start=1), prod(known, start=1)):
             raise ShapeError(
                 "element counts cannot be shown equal", got=_shown(dims), expected=_shown(known),
                 hint="a dimension given as −1 takes what remains",
             )  # fmt: skip
-        return self.dims
+        return self.shape
 
     def reference(self, x: Array) -> Array:
         return x.reshape(self.resolved(x.shape))
@@ -137,26 +142,26 @@ def _leading(value: Dim) -> tuple[Monomial, int]:
 
 @op("transpose")
 class Transpose(View):
-    """Axes reordered: axis i of the result is axis perm[i] of x."""
+    """Axes reordered: axis i of the result is axis axes[i] of x."""
 
-    perm: tuple[int, ...]
+    axes: tuple[int, ...]
 
     def check(self) -> None:
-        rank = len(self.perm)
-        perm = tuple(p + rank if p < 0 else p for p in self.perm)
-        if sorted(perm) != list(range(rank)):
+        rank = len(self.axes)
+        axes = tuple(p + rank if p < 0 else p for p in self.axes)
+        if sorted(axes) != list(range(rank)):
             raise AttributeValueError(
-                "not a permutation", where=self.name, got=self.perm, expected="each axis once"
+                "not a permutation", where=self.name, got=self.axes, expected="each axis once"
             )
-        object.__setattr__(self, "perm", perm)  # readers never meet a negative axis
+        object.__setattr__(self, "axes", axes)  # readers never meet a negative axis
 
     def infer(self, x: Shape) -> Shape:
-        if x.rank != len(self.perm):
-            raise ShapeError("wrong rank", got=x, expected=f"rank {len(self.perm)}")
-        return x.with_dims([x.dims[p] for p in self.perm])
+        if x.rank != len(self.axes):
+            raise ShapeError("wrong rank", got=x, expected=f"rank {len(self.axes)}")
+        return x.with_dims([x.dims[p] for p in self.axes])
 
     def reference(self, x: Array) -> Array:
-        return x.transpose(self.perm)
+        return x.transpose(self.axes)
 
 
 @op("narrow")
@@ -251,27 +256,27 @@ class Slice(View):
 
 @op("expand")
 class Expand(View):
-    """Broadcast to `dims`: new leading axes, and axes of size 1 repeated."""
+    """Broadcast to `shape`: new leading axes, and axes of size 1 repeated."""
 
-    dims: tuple[Dim, ...]
+    shape: tuple[Dim, ...]
 
     def check(self) -> None:
-        if any(map(_surely_negative, self.dims)):
-            raise AttributeValueError("negative size", where=self.name, got=_shown(self.dims))
+        if any(map(_surely_negative, self.shape)):
+            raise AttributeValueError("negative size", where=self.name, got=_shown(self.shape))
 
     def infer(self, x: Shape) -> Shape:
-        new = len(self.dims) - x.rank
+        new = len(self.shape) - x.rank
         if new < 0 or not all(
-            d == 1 or same(d, e) for d, e in zip(x.dims, self.dims[new:], strict=True)
+            d == 1 or same(d, e) for d, e in zip(x.dims, self.shape[new:], strict=True)
         ):
             raise ShapeError(
-                "cannot be broadcast", got=x, expected=_shown(self.dims),
+                "cannot be broadcast", got=x, expected=_shown(self.shape),
                 hint="an axis of size 1 repeats; others must be shown equal",
             )  # fmt: skip
-        return x.with_dims(self.dims)
+        return x.with_dims(self.shape)
 
     def reference(self, x: Array) -> Array:
-        return np.broadcast_to(x, self.dims)  # type: ignore[arg-type]
+        return np.broadcast_to(x, self.shape)  # type: ignore[arg-type]
 
 
 # -- copies -----------------------------------------------------------------------------------
@@ -365,16 +370,52 @@ class Pad(Move):
         result[tuple(slice(n, n + d) for n, d in zip(self.low, x.shape, strict=True))] = x
         return result
 
+    def decompose(self, g: Graph, x: Value) -> Any:
+        """Joined with blocks of the constant, or gathered at indices that stay inside."""
+        for axis, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+            if low or high:
+                take = self._joined if self.mode == "constant" else self._gathered
+                x = take(g, x, axis, low, high)
+        return x
+
+    def _joined(self, g: Graph, x: Value, axis: int, low: int, high: int) -> Any:
+        filler = g.constant(self.value, x.shape.dtype)
+
+        def block(size: int) -> list[Value]:
+            dims = [size if i == axis else d for i, d in enumerate(x.shape.dims)]
+            return [g.expand(filler, shape=tuple(dims))] if size else []
+
+        return g.concat(*block(low), x, *block(high), axis=axis)
+
+    def _gathered(self, g: Graph, x: Value, axis: int, low: int, high: int) -> Any:
+        """Rows of x at indices that stop at the border, or turn round there."""
+        n = x.shape.dims[axis]
+        at = g.sub(g.iota(shape=(n + low + high,), dtype=i64), g.constant(low, i64))
+        last = g.sub(size_value(g, n, at), g.constant(1, i64))
+        if self.mode == "edge":
+            at = g.minimum(g.maximum(at, g.constant(0, i64)), last)
+        else:
+            at = g.sub(last, g.abs(g.sub(last, g.abs(at))))
+        return g.gather(x, at, axis=axis)
+
 
 @op("flip")
 class Flip(Move):
     """The order of elements reversed along axes."""
 
-    axes: tuple[int, ...]
+    axis: tuple[int, ...]
 
     def infer(self, x: Shape) -> Shape:
-        normalize_axes(self.axes, x.rank)
+        normalize_axes(self.axis, x.rank)
         return x
 
     def reference(self, x: Array) -> Array:
-        return np.flip(x, self.axes)
+        return np.flip(x, self.axis)
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        for axis in normalize_axes(self.axis, x.shape.rank):
+            n: Dim = x.shape.dims[axis]
+            count = g.iota(shape=(n,), dtype=i64)
+            last = g.sub(size_value(g, n, count), g.constant(1, i64))
+            x = g.gather(x, g.sub(last, count), axis=axis)
+        return x

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log2
-from typing import Any
+from math import log2, pi
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,12 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import compute, require_float, require_same, rounded
+from rlx.ir.ops._decompose import cast, size_value, wide
 from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 def _require_transformable(x: Shape, axis: int, *, real: bool) -> int:
@@ -33,6 +38,37 @@ def _fft_cost(points: Dim, elements: Dim, traffic: Dim) -> Cost:
     # 5 n log2 n is the customary count; a symbolic length is taken for 4096
     steps = max(1, round(log2(points))) if isinstance(points, int) and points else 12
     return Cost(elements * (5 * steps), traffic)
+
+
+def _waves(g: Graph, rows: Dim, columns: Dim, n: Dim) -> tuple[Value, Value]:
+    """cos and sin of 2π·jk/n for j in rows and k in columns; f64, rounded to f32 at the end."""
+    j = g.iota(shape=(rows, columns), axis=0, dtype=dt.i64)
+    k = g.iota(shape=(rows, columns), axis=1, dtype=dt.i64)
+    turn = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), dt.f64)
+    angle = g.mul(turn, g.div(g.constant(2 * pi, dt.f64), size_value(g, n, turn)))
+    return cast(g, g.cos(angle), dt.f32), cast(g, g.sin(angle), dt.f32)
+
+
+def _moved(g: Graph, x: Value, axis: int) -> Value:
+    """`axis` exchanged with the last one; doing it again undoes it."""
+    rank = x.shape.rank
+    axis = normalize_axis(axis, rank)
+    perm = list(range(rank))
+    perm[axis], perm[-1] = perm[-1], perm[axis]
+    return g.transpose(x, axes=tuple(perm)) if axis != rank - 1 else x
+
+
+def _spectrum(g: Graph, x: Value, axis: int, terms: Dim, sign: float) -> tuple[Value, Value]:
+    """(re, im) of Σ x·exp(sign·2πi·jk/n) as products with the matrix of the transform, axis last"""
+    parts = [g.real(x), g.imag(x)] if x.shape.dtype is dt.c64 else [wide(g, x)]
+    parts = [_moved(g, p, axis) for p in parts]
+    n = parts[0].shape.dims[-1]
+    cos, sin = _waves(g, n, terms, n)
+    re, im = g.matmul(parts[0], cos), g.mul(g.matmul(parts[0], sin), sign)
+    if len(parts) == 2:
+        re = g.sub(re, g.mul(g.matmul(parts[1], sin), sign))
+        im = g.add(im, g.matmul(parts[1], cos))
+    return re, im
 
 
 class _Transform(Op):
@@ -61,6 +97,13 @@ class Fft(_Transform):
         transform = np.fft.ifft if self.inverse else np.fft.fft
         return transform(wide, axis=self.axis).astype(np.complex64)
 
+    def decompose(self, g: Graph, x: Value) -> Any:
+        n = x.shape.dims[self.axis]
+        re, im = _spectrum(g, x, self.axis, n, 1.0 if self.inverse else -1.0)
+        if self.inverse:
+            re, im = (g.div(v, size_value(g, n, v)) for v in (re, im))
+        return _moved(g, g.complex(re, im), self.axis)
+
 
 @op("rfft")
 class Rfft(_Transform):
@@ -76,6 +119,10 @@ class Rfft(_Transform):
 
     def reference(self, x: Array) -> Array:
         return np.fft.rfft(compute(x).astype(np.float64), axis=self.axis).astype(np.complex64)
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        re, im = _spectrum(g, x, self.axis, x.shape.dims[self.axis] // 2 + 1, -1.0)
+        return _moved(g, g.complex(re, im), self.axis)
 
 
 @op("irfft")
@@ -104,6 +151,18 @@ class Irfft(_Transform):
     def reference(self, x: Array) -> Array:
         n: Any = self.n
         return np.fft.irfft(x.astype(np.complex128), n, axis=self.axis).astype(np.float32)
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        """x[j] = (Σ_k w_k (re_k·cos − im_k·sin)) / n, w = 2 for terms that have a mirror image."""
+        re, im = (_moved(g, part, self.axis) for part in (g.real(x), g.imag(x)))
+        terms = re.shape.dims[-1]
+        cos, sin = _waves(g, terms, self.n, self.n)
+        k = g.iota(shape=(terms,), dtype=dt.i64)
+        twice = g.mul(k, g.constant(2, dt.i64))
+        first, last = g.eq(k, g.constant(0, dt.i64)), g.eq(twice, size_value(g, self.n, twice))
+        weight = g.where(g.logical_or(first, last), g.constant(1.0), g.constant(2.0))
+        y = g.sub(g.matmul(g.mul(re, weight), cos), g.matmul(g.mul(im, weight), sin))
+        return _moved(g, g.div(y, size_value(g, self.n, y)), self.axis)
 
 
 @op("real", is_elementwise=True)

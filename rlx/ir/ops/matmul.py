@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +21,16 @@ from rlx.ir.ops._common import (
     require_kind,
     require_rank,
     require_same,
+    result_type,
     rounded,
 )
+from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops.composite import Composite
 from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 def accumulator(result: DType) -> Any:
@@ -56,11 +63,7 @@ def grouped_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
     return Cost(cost.flops, cost.bytes - unread)
 
 
-def result_type(*operands: Shape) -> DType:
-    return promote(*[s.dtype for s in operands])
-
-
-@op("matmul")
+@op("matmul", is_anchor=True, runs_in_low_precision=True)
 class MatMul(Op):
     """a · b by NumPy's rules: batch axes broadcast, a 1-D operand is a row or a column."""
 
@@ -87,8 +90,8 @@ class MatMul(Op):
         return product_cost(inputs, outputs, inputs[0].dims[-1])
 
 
-@op("dot_general")
-class DotGeneral(Op):
+@op("dot_general", is_anchor=True, runs_in_low_precision=True)
+class DotGeneral(Composite):
     """Sums over pairs of contracted axes; batch axes come first, then the free ones of a, of b."""
 
     lhs_contract: tuple[int, ...]
@@ -123,17 +126,18 @@ class DotGeneral(Op):
             _split_axes(self.rhs_batch, self.rhs_contract, b_rank, "rhs"),
         )
 
-    def reference(self, a: Array, b: Array) -> Array:
-        dtype = promote(DType.of(a.dtype), DType.of(b.dtype))
-        a, b = widened(dtype, a, b)
-        (batch, contract, free), (b_batch, b_contract, b_free) = self.axes(a.ndim, b.ndim)
-        sizes = [a.shape[i] for i in batch]
-        rows, columns = [a.shape[i] for i in free], [b.shape[j] for j in b_free]
-        terms = prod(a.shape[i] for i in contract)
-        lhs = a.transpose(batch + free + contract).reshape(*sizes, prod(rows), terms)
-        rhs = b.transpose(b_batch + b_contract + b_free).reshape(*sizes, terms, prod(columns))
-        with quiet():
-            return rounded(np.matmul(lhs, rhs).reshape([*sizes, *rows, *columns]), dtype)
+    def decompose(self, g: Graph, a: Value, b: Value) -> Any:
+        """Transposed and reshaped to one batched matmul."""
+        left, right = self.axes(a.shape.rank, b.shape.rank)
+        (batch, contract, free), (b_batch, b_contract, b_free) = left, right
+        sizes = [a.shape.dims[i] for i in batch]
+        rows, columns = [a.shape.dims[i] for i in free], [b.shape.dims[j] for j in b_free]
+        terms = a.shape.with_dims([a.shape.dims[i] for i in contract]).num_elements
+        lhs = g.transpose(a, axes=batch + free + contract)
+        lhs = g.reshape(lhs, shape=(*sizes, a.shape.with_dims(rows).num_elements, terms))
+        rhs = g.transpose(b, axes=b_batch + b_contract + b_free)
+        rhs = g.reshape(rhs, shape=(*sizes, terms, b.shape.with_dims(columns).num_elements))
+        return g.reshape(g.matmul(lhs, rhs), shape=(*sizes, *rows, *columns))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         _, contract, _ = self.axes(inputs[0].rank, inputs[1].rank)[0]
@@ -155,8 +159,8 @@ def _split_axes(
     return first, second, tuple(i for i in range(rank) if i not in taken)
 
 
-@op("lora_matmul")
-class LoraMatMul(Op):
+@op("lora_matmul", is_anchor=True, runs_in_low_precision=True, holds_weights=True)
+class LoraMatMul(Composite):
     """x·w + scale · (x·a)·b: a weight [K, N] with an adapter a [K, R], b [R, N] beside it."""
 
     scale: float = 1.0
@@ -174,22 +178,21 @@ class LoraMatMul(Op):
         require_same(b.dims[1], w.dims[1], "columns of b against columns of w")
         return Shape((*x.dims[:-1], w.dims[1]), result_type(x, w, a, b))
 
-    def reference(self, x: Array, w: Array, a: Array, b: Array) -> Array:
-        dtype = promote(*[DType.of(t.dtype) for t in (x, w, a, b)])
-        x, w, a, b = widened(dtype, x, w, a, b)
-        with quiet():
-            return rounded(x @ w + (x @ a @ b) * x.dtype.type(self.scale), dtype)
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        x, _, a, _ = inputs
-        base = product_cost(inputs, outputs, x.dims[-1])
-        rows = x.with_dims(x.dims[:-1]).num_elements
-        down = rows * x.dims[-1] * a.dims[1] * 2
-        up = outputs[0].num_elements * (a.dims[1] * 2 + 2)
-        return Cost(base.flops + down + up, base.bytes)
+    def decompose(self, g: Graph, x: Value, w: Value, a: Value, b: Value) -> Any:
+        result = result_type(x, w, a, b)
+        x, w, a, b = (wide(g, v) for v in (x, w, a, b))
+        adapter = g.mul(g.matmul(g.matmul(x, a), b), self.scale)
+        return cast(g, g.add(g.matmul(x, w), adapter), result)
 
 
-@op("grouped_matmul")
+def row_products(g: Graph, x: Value, weights: Value) -> Any:
+    """x [T, K] with weights [T, K, N], row by row."""
+    tokens, k = x.shape.dims
+    rows = g.matmul(g.reshape(x, shape=(tokens, 1, k)), weights)
+    return g.reshape(rows, shape=(tokens, weights.shape.dims[2]))
+
+
+@op("grouped_matmul", is_anchor=True, runs_in_low_precision=True)
 class GroupedMatMul(Op):
     """Row t of x [T, K] times the weight of its expert: w [E, K, N], expert [T] -> [T, N]."""
 
@@ -212,6 +215,10 @@ class GroupedMatMul(Op):
                 rows = expert == e
                 out[rows] = x[rows] @ w[e].astype(x.dtype, copy=False)
         return rounded(out, dtype)
+
+    def decompose(self, g: Graph, x: Value, w: Value, expert: Value) -> Any:
+        """Every row with a copy of its expert's weight."""
+        return row_products(g, x, g.gather(w, expert, axis=0))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return grouped_cost(inputs, outputs)

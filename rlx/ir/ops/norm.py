@@ -1,19 +1,25 @@
-"""Normalisations. Means and sums run in f32 (f64 for f64); the result promotes all operands."""
+"""Normalisations. Means and sums run in f32 (f64 for f64); the result promotes all operands.
+
+Costs are the customary counts: so many operations for an element, what is done once a row left out.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dim import Dim, same
-from rlx.ir.dtype import DType, promote
-from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import compute, quiet, require_float, rounded
+from rlx.ir.op import Cost, op
+from rlx.ir.ops._common import require_float, result_type
+from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops.composite import Composite, traffic
 from rlx.ir.shape import Shape, normalize_axis
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 def require_eps(eps: float, where: str) -> None:
@@ -28,76 +34,62 @@ def require_gain(shape: Shape, size: Dim, what: str) -> None:
         raise ShapeError(f"{what} does not fit x", got=shape, expected=f"[{size}]")
 
 
-def _normed_shape(x: Shape, gamma: Shape, beta: Shape | None) -> Shape:
-    """The result of a norm over the last axis."""
-    require_float(x, "x")
-    if x.rank == 0:
-        raise ShapeError("x is a scalar", got=x, expected="[..., C]")
-    require_gain(gamma, x.dims[-1], "gamma")
-    if beta is not None:
-        require_gain(beta, x.dims[-1], "beta")
-    return x.with_dtype(promote(*[s.dtype for s in (x, gamma, beta) if s is not None]))
+def rms_scaled(g: Graph, x: Value, eps: float, axes: tuple[int, ...] = (-1,)) -> Any:
+    """x · rsqrt(mean(x²) + eps)"""
+    power = g.mean(g.square(x), axis=axes, keepdims=True)
+    return g.mul(x, g.rsqrt(g.add(power, eps)))
 
 
-def common_type(*arrays: Array | None) -> DType:
-    """The promoted element type of the operands that are there."""
-    return promote(*[DType.of(a.dtype) for a in arrays if a is not None])
+def standardized(g: Graph, x: Value, eps: float, axes: tuple[int, ...] = (-1,)) -> Any:
+    """(x - mean) · rsqrt(variance + eps)"""
+    return rms_scaled(g, g.sub(x, g.mean(x, axis=axes, keepdims=True)), eps, axes)
 
 
-def _mean(x: Array, axes: tuple[int, ...]) -> Array:
-    # not np.mean, which warns of empty axes where there is nothing to normalise either
-    return x.sum(axis=axes, keepdims=True) / x.dtype.type(math.prod(x.shape[a] for a in axes))
-
-
-def standardized(x: Array, eps: float, axes: tuple[int, ...] = (-1,)) -> Array:
-    """(x - mean) / sqrt(variance + eps) of a widened array."""
-    centred = x - _mean(x, axes)
-    return centred / np.sqrt(_mean(np.square(centred), axes) + x.dtype.type(eps))
-
-
-def rms_scaled(x: Array, eps: float) -> Array:
-    """x / sqrt(mean(x²) + eps) of a widened array, over the last axis."""
-    return x / np.sqrt(_mean(np.square(x), (-1,)) + x.dtype.type(eps))
-
-
-def affine(x: Array, gamma: Array, beta: Array | None) -> Array:
-    """x · gamma (+ beta), widened."""
-    scaled = x * compute(gamma)
-    return scaled if beta is None else scaled + compute(beta)
+def affine(g: Graph, x: Value, gamma: Value, beta: Value | None) -> Any:
+    """x · gamma (+ beta)"""
+    y = g.mul(x, wide(g, gamma))
+    return y if beta is None else g.add(y, wide(g, beta))
 
 
 def elementwise_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -> Cost:
     """So many operations per element of the first operand; every tensor touched once."""
-    traffic: Dim = 0
-    for shape in (*inputs, *outputs):
-        traffic = traffic + shape.size_bytes
-    return Cost(inputs[0].num_elements * per_element, traffic)
+    return Cost(inputs[0].num_elements * per_element, traffic(inputs, outputs))
 
 
-class RowNorm(Op):
-    """A norm over the last axis: rows scaled, then gamma (+ beta)."""
+class Norm(Composite):
+    """A normalisation: elementwise work around a reduction, so one region."""
 
+    runs_as_region = True
     eps: float
     work: ClassVar[int]  # operations for an element
-
-    @staticmethod
-    def scaled(x: Array, eps: float) -> Array:
-        """The rows of a widened array before gamma and beta."""
-        raise NotImplementedError
 
     def check(self) -> None:
         require_eps(self.eps, self.name)
 
-    def infer(self, x: Shape, gamma: Shape, beta: Shape | None = None) -> Shape:
-        return _normed_shape(x, gamma, beta)
-
-    def reference(self, x: Array, gamma: Array, beta: Array | None = None) -> Array:
-        dtype = common_type(x, gamma, beta)
-        with quiet():
-            return rounded(affine(self.scaled(compute(x), self.eps), gamma, beta), dtype)
-
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return elementwise_cost(inputs, outputs, self.work)
+
+
+class RowNorm(Norm):
+    """A norm over the last axis: rows scaled, then gamma (+ beta)."""
+
+    @staticmethod
+    def scaled(g: Graph, x: Value, eps: float) -> Any:
+        """The rows of a wide value before gamma and beta."""
+        raise NotImplementedError
+
+    def infer(self, x: Shape, gamma: Shape, beta: Shape | None = None) -> Shape:
+        require_float(x, "x")
+        if x.rank == 0:
+            raise ShapeError("x is a scalar", got=x, expected="[..., C]")
+        require_gain(gamma, x.dims[-1], "gamma")
+        if beta is not None:
+            require_gain(beta, x.dims[-1], "beta")
+        return x.with_dtype(result_type(x, gamma, beta))
+
+    def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value | None = None) -> Any:
+        y = affine(g, self.scaled(g, wide(g, x), self.eps), gamma, beta)
+        return cast(g, y, result_type(x, gamma, beta))
 
 
 @op("layer_norm")
@@ -117,14 +109,15 @@ class RmsNorm(RowNorm):
 
 
 @op("group_norm")
-class GroupNorm(Op):
+class GroupNorm(Norm):
     """x [B, C, ...] standardised over C/groups channels and all places, then gamma, beta [C]."""
 
+    work = 8
     groups: int
     eps: float = 1e-5
 
     def check(self) -> None:
-        require_eps(self.eps, self.name)
+        super().check()
         if self.groups < 1:
             raise AttributeValueError(
                 "not a number of groups", where=f"{self.name}.groups", got=self.groups
@@ -142,32 +135,25 @@ class GroupNorm(Op):
             )  # fmt: skip
         require_gain(gamma, channels, "gamma")
         require_gain(beta, channels, "beta")
-        return x.with_dtype(promote(x.dtype, gamma.dtype, beta.dtype))
+        return x.with_dtype(result_type(x, gamma, beta))
 
-    def reference(self, x: Array, gamma: Array, beta: Array) -> Array:
-        dtype = common_type(x, gamma, beta)
-        wide = compute(x)
-        batch, channels, *places = x.shape
-        grouped = wide.reshape(batch, self.groups, channels // self.groups, *places)
-        per_channel = (channels,) + (1,) * len(places)
-        with quiet():
-            normed = standardized(grouped, self.eps, tuple(range(2, grouped.ndim)))
-            gain, shift = gamma.reshape(per_channel), beta.reshape(per_channel)
-            return rounded(affine(normed.reshape(x.shape), gain, shift), dtype)
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return elementwise_cost(inputs, outputs, 8)
+    def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value) -> Any:
+        batch, channels, *places = x.shape.dims
+        dims = (batch, self.groups, channels // self.groups, *places)
+        y = standardized(g, g.reshape(wide(g, x), shape=dims), self.eps, tuple(range(2, len(dims))))
+        per_channel = (channels, *[1] * len(places))
+        gain, shift = (g.reshape(wide(g, v), shape=per_channel) for v in (gamma, beta))
+        y = affine(g, g.reshape(y, shape=x.shape.dims), gain, shift)
+        return cast(g, y, result_type(x, gamma, beta))
 
 
 @op("l2_norm")
-class L2Norm(Op):
+class L2Norm(Norm):
     """x / sqrt(sum(x²) + eps) along `axis`."""
 
+    work = 4
     axis: int = -1
     eps: float = 1e-6
-
-    def check(self) -> None:
-        require_eps(self.eps, self.name)
 
     def infer(self, x: Shape) -> Shape:
         require_float(x, "x")
@@ -176,11 +162,7 @@ class L2Norm(Op):
         normalize_axis(self.axis, x.rank)
         return x
 
-    def reference(self, x: Array) -> Array:
-        wide = compute(x)
-        with quiet():
-            length = np.square(wide).sum(axis=self.axis, keepdims=True)
-            return rounded(wide / np.sqrt(length + wide.dtype.type(self.eps)), DType.of(x.dtype))
-
-    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return elementwise_cost(inputs, outputs, 4)
+    def decompose(self, g: Graph, x: Value) -> Any:
+        real = wide(g, x)
+        total = g.sum(g.square(real), axis=(self.axis,), keepdims=True)
+        return cast(g, g.mul(real, g.rsqrt(g.add(total, self.eps))), x.shape.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +22,13 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
+from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.ops.attention import attention_weights, check_heads, require_sinks
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 @op("paged_attention", group="attention")
@@ -110,6 +116,44 @@ class PagedAttention(Op):
                 scores = self.softcap * np.tanh(scores / self.softcap)
             by_head = scores.reshape(1, self.num_heads, 1, -1)
             return attention_weights(by_head, sinks).reshape(scores.shape) @ v
+
+    def decompose(
+        self, g: Graph, q: Value, k: Value, v: Value, table: Value, rows: Value, positions: Value,
+        sinks: Value | None = None,
+    ) -> Any:  # fmt: skip
+        """Keys and values of each token's sequence gathered, then plain attention."""
+        tokens, most = q.shape.dims[1], table.shape.dims[1] * self.page
+        keys, values = self._gathered(g, k, v, table, rows)
+        dims = (tokens, self.num_kv_heads, self._group, self.head_dim)
+        heads = g.transpose(g.reshape(wide(g, q), shape=dims), axes=(1, 0, 2, 3))
+        scores = g.mul(g.matmul(heads, g.transpose(keys, axes=(0, 1, 3, 2))), self.score_scale)
+        if self.softcap:
+            scores = g.mul(g.tanh(g.div(scores, self.softcap)), self.softcap)
+        at = g.reshape(positions, shape=(tokens, 1, 1))
+        place = g.iota(shape=(most,), dtype=positions.shape.dtype)
+        keep = g.le(place, at)
+        if self.window:
+            keep = g.logical_and(keep, g.gt(place, g.sub(at, self.window)))
+        scores = g.where(keep, scores, float("-inf"))
+        if sinks is not None:
+            more = g.reshape(wide(g, sinks), shape=(self.num_kv_heads, 1, self._group, 1))
+            more = g.expand(more, shape=(self.num_kv_heads, tokens, self._group, 1))
+            joined = g.softmax(g.concat(scores, more, axis=3), axis=-1)
+            weights = g.narrow(joined, axis=3, start=0, length=most)
+        else:
+            weights = g.softmax(scores, axis=-1)
+        mixed = g.transpose(g.matmul(weights, values), axes=(1, 0, 2, 3))
+        return cast(g, g.reshape(mixed, shape=q.shape.dims), q.shape.dtype)
+
+    def _gathered(self, g: Graph, k: Value, v: Value, table: Value, rows: Value) -> list[Value]:
+        """Keys and values of every token's pages: [KV, T, slots of a sequence, D]."""
+        tokens, pages = rows.shape.dims[0], table.shape.dims[1]
+        places = g.iota(shape=(self.page,), dtype=table.shape.dtype)
+        own = g.reshape(g.gather(table, rows, axis=0), shape=(tokens, pages, 1))
+        slots = g.add(g.mul(own, self.page), places)
+        slots = g.reshape(slots, shape=(tokens * (pages * self.page),))
+        dims = (self.num_kv_heads, tokens, pages * self.page, self.head_dim)
+        return [g.reshape(g.gather(wide(g, x), slots, axis=2), shape=dims) for x in (k, v)]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """As if every token saw half of the longest sequence: the truth is in the data."""

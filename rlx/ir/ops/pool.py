@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dim import Dim
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, f64, i64
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import compute, require_float, rounded
+from rlx.ir.ops._decompose import cast, size_value, wide
 from rlx.ir.ops.conv import (
     Window,
     make_window,
+    padded,
     require_positive,
     spatial_axes,
     window_counts,
+    window_taps,
     windows,
 )
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 class _Pool(Op):
@@ -79,6 +87,11 @@ class MaxPool(_Pool):
         view = windows(wide, self.window(rank), lowest)
         return view.max(axis=tuple(range(-rank, 0))).astype(x.dtype)
 
+    def decompose(self, g: Graph, x: Value) -> Any:
+        window, element = self.window(x.shape.rank - 2), x.shape.dtype
+        lowest = float(np.iinfo(element.numpy).min) if element.is_integer else -np.inf
+        return reduce(g.maximum, window_taps(g, padded(g, x, window, lowest), window))
+
 
 @op("avg_pool")
 class AvgPool(_Pool):
@@ -103,6 +116,22 @@ class AvgPool(_Pool):
             inside = np.ones((1, 1, *x.shape[2:]), wide.dtype)
             number = windows(inside, window, 0).sum(axis=axes)
         return rounded(total / number, DType.of(x.dtype))
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        real = wide(g, x)
+        window, element = self.window(x.shape.rank - 2), real.shape.dtype
+        total = reduce(g.add, window_taps(g, padded(g, real, window, 0.0), window))
+        number: Any = g.constant(prod(window.kernel), element)
+        if not self.count_include_pad:
+            ones = g.expand(g.constant(1, element), shape=(1, 1, *x.shape.dims[2:]))
+            number = reduce(g.add, window_taps(g, padded(g, ones, window, 0.0), window))
+        return cast(g, g.div(total, number), x.shape.dtype)
+
+
+def _nearest(g: Graph, x: Value, axis: int, size: Dim) -> Any:
+    place = g.iota(shape=(size,), dtype=i64)
+    n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
+    return g.gather(x, g.floor_div(g.mul(place, n), count), axis=axis)
 
 
 @op("resize")
@@ -157,6 +186,31 @@ class Resize(Op):
         above = np.minimum(below + 1, max(n - 1, 0))
         part = (at - below).astype(x.dtype).reshape(-1, *[1] * (x.ndim - axis - 1))
         return np.take(x, below, axis=axis) * (1 - part) + np.take(x, above, axis=axis) * part
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        nearest = self.mode == "nearest"
+        y = x if nearest else wide(g, x)
+        for axis, size in enumerate(self.sizes, start=2):
+            y = _nearest(g, y, axis, size) if nearest else self._linear(g, y, axis, size)
+        return cast(g, y, x.shape.dtype)
+
+    def _linear(self, g: Graph, x: Value, axis: int, size: Dim) -> Any:
+        """Between the elements below and above each position, which is f64."""
+        place = cast(g, g.iota(shape=(size,), dtype=i64), f64)
+        n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
+        one = g.constant(1, f64)
+        last = g.maximum(g.sub(n, one), g.constant(0, f64))
+        if self.align_corners:
+            at = g.mul(place, g.div(g.sub(n, one), g.maximum(g.sub(count, one), one)))
+        else:
+            at = g.sub(g.div(g.mul(g.add(place, 0.5), n), g.maximum(count, one)), 0.5)
+            at = g.minimum(g.maximum(at, g.constant(0, f64)), last)
+        below = g.minimum(g.floor(at), last)
+        above = g.minimum(g.add(below, one), last)
+        dims = (size, *[1] * (x.shape.rank - axis - 1))
+        part = g.reshape(cast(g, g.sub(at, below), x.shape.dtype), shape=dims)
+        low, high = (g.gather(x, cast(g, i, i64), axis=axis) for i in (below, above))
+        return g.add(g.mul(low, g.sub(1.0, part)), g.mul(high, part))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Copies for nearest; three operations per element and axis for linear."""

@@ -9,6 +9,7 @@ A plain weight becomes a packed one: put in where quantising is asked for, run b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +19,14 @@ from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import compute, quiet, require_float, rounded, upcast
+from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, encode
 from rlx.ir.shape import Shape, normalize_axis
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
+
 
 TARGETS = (dt.i8, dt.u8, dt.i16, dt.u16, dt.i32, dt.f8e4m3, dt.f8e5m2)
 LARGEST = {dt.f8e4m3: 448.0, dt.f8e5m2: 57344.0}
@@ -88,6 +95,38 @@ def _decode(q: Array, scale: Array, zp: Array | None, axis: int | None) -> Array
     return q.astype(scale.dtype) * _along(scale, axis, q.ndim)
 
 
+def _along_value(g: Graph, v: Value, axis: int | None, rank: int) -> Value:
+    """A scale or zero point, shaped to broadcast against a tensor of that rank."""
+    after = 0 if axis is None else rank - 1 - axis % rank
+    dims = () if axis is None else (v.shape.dims[0], *[1] * after)
+    return g.reshape(v, shape=dims)
+
+
+def _encoded(
+    g: Graph, op: Quantize | FakeQuantize, x: Value, scale: Value, zp: Value | None
+) -> Value:
+    rank = x.shape.rank
+    steps = g.div(wide(g, x), _along_value(g, wide(g, scale), op.axis, rank))
+    if op.dtype.is_float:
+        limit = float(LARGEST[op.dtype])
+        return g.cast(g.clamp(steps, low=-limit, high=limit), op.dtype)
+    # f64 holds every value and bound of i32 exactly
+    whole = g.round(cast(g, steps, dt.f64))
+    whole = g.where(g.is_nan(whole), g.constant(0.0, dt.f64), whole)
+    if zp is not None:
+        whole = g.add(whole, cast(g, _along_value(g, zp, op.axis, rank), dt.f64))
+    bounds = np.iinfo(op.dtype.numpy)
+    whole = g.clamp(whole, low=float(bounds.min), high=float(bounds.max))
+    return g.cast(whole, op.dtype)
+
+
+def _decoded(g: Graph, op: Any, q: Value, scale: Value, zp: Value | None) -> Value:
+    rank = q.shape.rank
+    if zp is not None:
+        q = g.sub(cast(g, q, dt.i64), cast(g, _along_value(g, zp, op.axis, rank), dt.i64))
+    return g.mul(cast(g, q, scale.shape.dtype), _along_value(g, scale, op.axis, rank))
+
+
 def _cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -> Cost:
     traffic = outputs[0].size_bytes
     for shape in inputs:
@@ -95,7 +134,7 @@ def _cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -
     return Cost(outputs[0].num_elements * per_element, traffic)
 
 
-@op("quantize")
+@op("quantize", runs_as_region=True)
 class Quantize(Op):
     """clamp(round(x / scale) + zp) to `dtype`; ties go to the even neighbour, NaN to zp."""
 
@@ -115,11 +154,14 @@ class Quantize(Op):
         with quiet():
             return _encode(x, scale, zp, self.axis, self.dtype)
 
+    def decompose(self, g: Graph, x: Value, scale: Value, zp: Value | None = None) -> Any:
+        return _encoded(g, self, x, scale, zp)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return _cost(inputs, outputs, 4)
 
 
-@op("dequantize")
+@op("dequantize", runs_as_region=True)
 class Dequantize(Op):
     """(x - zp) * scale, in the element type of the scale."""
 
@@ -139,11 +181,14 @@ class Dequantize(Op):
         with quiet():
             return rounded(_decode(x, scale, zp, self.axis), dtype)
 
+    def decompose(self, g: Graph, x: Value, scale: Value, zp: Value | None = None) -> Any:
+        return cast(g, _decoded(g, self, x, wide(g, scale), zp), scale.shape.dtype)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return _cost(inputs, outputs, 2)
 
 
-@op("fake_quantize")
+@op("fake_quantize", runs_as_region=True)
 class FakeQuantize(Op):
     """dequantize(quantize(x)): x with the error that storing it as `dtype` would bring."""
 
@@ -164,6 +209,10 @@ class FakeQuantize(Op):
         with quiet():
             q = _encode(x, scale, zp, self.axis, self.dtype)
             return rounded(_decode(q, scale, zp, self.axis), dtype)
+
+    def decompose(self, g: Graph, x: Value, scale: Value, zp: Value | None = None) -> Any:
+        q = _encoded(g, self, x, scale, zp)
+        return cast(g, _decoded(g, self, q, wide(g, scale), zp), x.shape.dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return _cost(inputs, outputs, 6)

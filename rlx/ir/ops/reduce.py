@@ -7,7 +7,7 @@ counts in i32. NaN wins every comparison: it is the maximum and the minimum, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,13 @@ from rlx.ir.ops._common import (
     require_kind,
     rounded,
 )
+from rlx.ir.ops._decompose import as_real, cast, real_type, size_value, wide
+from rlx.ir.ops.control import make_body
 from rlx.ir.shape import Shape, normalize_axis
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 def _wide(x: Array) -> Array:
@@ -60,9 +66,10 @@ class _PerInput(Op):
 class Reduction(_PerInput):
     """Axes folded into one element each; they go, or stay as size 1 with `keepdims`."""
 
+    is_reduction = True
     takes: ClassVar[Sequence[str]] = REAL
     needs_elements: ClassVar[bool] = False
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -74,13 +81,13 @@ class Reduction(_PerInput):
 
     def infer(self, x: Shape) -> Shape:
         require_kind(x, self.takes, "operand")
-        axes = normalize_axes(self.axes, x.rank)
+        axes = normalize_axes(self.axis, x.rank)
         if self.needs_elements:
             _require_elements(x.dims, axes)
         return Shape(_remaining(x.dims, axes, self.keepdims), self.result(x.dtype))
 
     def reference(self, x: Array) -> Array:
-        axes = normalize_axes(self.axes, x.ndim)
+        axes = normalize_axes(self.axis, x.ndim)
         if self.needs_elements:
             _require_elements(x.shape, axes)
         with quiet():
@@ -99,7 +106,7 @@ class _Accumulation(Reduction):
 class Sum(_Accumulation):
     """The sum of the elements; 0 of none. Of bools: how many are true."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -111,7 +118,7 @@ class Sum(_Accumulation):
 class Prod(_Accumulation):
     """The product of the elements; 1 of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -128,7 +135,7 @@ class Mean(Reduction):
     """The sum over the number of elements; NaN of none. Integers give f32."""
 
     takes = ANY
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def result(self, element: DType) -> DType:
@@ -139,13 +146,21 @@ class Mean(Reduction):
         count = np.prod([x.shape[a] for a in how["axis"]], dtype=np.float64)
         return np.sum(wide, **how) / count  # np.mean warns of an empty axis
 
+    def decompose(self, g: Graph, x: Value) -> Any:
+        if x.shape.dtype.kind == "complex":
+            return g.complex(*[g.append(self, [part]) for part in (g.real(x), g.imag(x))])
+        dims = [x.shape.dims[a] for a in normalize_axes(self.axis, x.shape.rank)]
+        total = g.sum(as_real(g, x), axis=self.axis, keepdims=self.keepdims)
+        count = size_value(g, x.shape.with_dims(dims).num_elements, total)
+        return cast(g, g.div(total, count), self.result(x.shape.dtype))
+
 
 @op("max")
 class Max(Reduction):
     """The greatest element; NaN if there is one."""
 
     needs_elements = True
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -157,7 +172,7 @@ class Min(Reduction):
     """The least element; NaN if there is one."""
 
     needs_elements = True
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -175,7 +190,7 @@ class _Quantifier(Reduction):
 class Any_(_Quantifier):
     """Whether one element is not zero; false of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -186,7 +201,7 @@ class Any_(_Quantifier):
 class All(_Quantifier):
     """Whether no element is zero; true of none."""
 
-    axes: tuple[int, ...] | None = None
+    axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
     def fold(self, x: Array, **how: Any) -> Array:
@@ -241,6 +256,7 @@ class ArgMin(_Position):
 
 
 class _Normalised(Op):
+    runs_as_region = True
     axis: int = -1
 
     def infer(self, x: Shape) -> Shape:
@@ -253,6 +269,11 @@ class _Normalised(Op):
         wide = x.astype(np.float64)
         low = wide - np.max(wide, self.axis, keepdims=True, initial=-np.inf)
         return low, np.sum(np.exp(low), self.axis, keepdims=True)
+
+    def shifted_value(self, g: Graph, x: Value) -> Any:
+        """x − max along the axis, as a value."""
+        real = as_real(g, x)
+        return g.sub(real, g.max(real, axis=(self.axis,), keepdims=True))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         plain = super().cost(inputs, outputs)
@@ -270,6 +291,12 @@ class Softmax(_Normalised):
             low, total = self.shifted(x)
             return rounded(np.exp(low) / total, self.infer(Shape(x.shape, x.dtype)).dtype)
 
+    def decompose(self, g: Graph, x: Value) -> Any:
+        e = g.exp(self.shifted_value(g, x))
+        # one division a row: the sum is 1 or more, so its reciprocal is as good as it is
+        share = g.reciprocal(g.sum(e, axis=(self.axis,), keepdims=True))
+        return cast(g, g.mul(e, share), real_type(x.shape.dtype))
+
 
 @op("log_softmax")
 class LogSoftmax(_Normalised):
@@ -281,6 +308,11 @@ class LogSoftmax(_Normalised):
         with quiet():
             low, total = self.shifted(x)
             return rounded(low - np.log(total), self.infer(Shape(x.shape, x.dtype)).dtype)
+
+    def decompose(self, g: Graph, x: Value) -> Any:
+        low = self.shifted_value(g, x)
+        total = g.sum(g.exp(low), axis=(self.axis,), keepdims=True)
+        return cast(g, g.sub(low, g.log(total)), real_type(x.shape.dtype))
 
 
 @op("cumsum")
@@ -313,8 +345,30 @@ class CumSum(Op):
             total = total[..., ::-1]
         return rounded(np.moveaxis(total, -1, self.axis), element)
 
+    def decompose(self, g: Graph, x: Value) -> Any:
+        """A loop along the axis that carries the sum so far."""
+        if x.shape.dtype.kind == "complex":
+            return g.complex(*[g.append(self, [part]) for part in (g.real(x), g.imag(x))])
+        result = i32 if x.shape.dtype is bool_ else x.shape.dtype
+        x = wide(g, cast(g, x, result))
+        rank = x.shape.rank
+        axis = normalize_axis(self.axis, rank)
+        perm = (axis, *(i for i in range(rank) if i != axis))
+        rows = g.transpose(x, axes=perm)
+        row = rows.shape.with_dims(rows.shape.dims[1:])
+        start = g.expand(g.constant(0, row.dtype), shape=row.dims)
 
-@op("top_k")
+        def step(b: Graph, total: Value, part: Value) -> list[Value]:
+            new = b.add(total, part)
+            return [new, total if self.exclusive else new]
+
+        body = make_body(step, row, row, name="cumsum_step")
+        _, sums = g.scan(start, rows, body=body, n_carry=1, n_xs=1, reverse=self.reverse)
+        back = tuple(perm.index(i) for i in range(rank))
+        return cast(g, g.transpose(sums, axes=back), result)
+
+
+@op("top_k", is_choice=True)
 class TopK(_PerInput):
     """The k greatest (or least) elements along an axis in order, and their indices (i32).
 

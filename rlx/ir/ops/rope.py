@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,21 @@ from rlx.ir.ops._common import (
     rounded,
     upcast,
 )
-from rlx.ir.ops.attention import Heads, head_sizes, join_heads, require_layout, split_heads
+from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops.attention import (
+    Heads,
+    by_head,
+    head_sizes,
+    join_heads,
+    require_layout,
+    split_heads,
+)
 from rlx.ir.ops.norm import elementwise_cost
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 def check_rotation(head_dim: int, n_rot: int, offset: Dim, layout: str, where: str) -> None:
@@ -124,6 +136,61 @@ class Rope(Op):
         out[..., first] = x[..., first] * cos - x[..., second] * sin
         out[..., second] = x[..., second] * cos + x[..., first] * sin
         return out
+
+    def decompose(
+        self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None = None
+    ) -> Any:
+        y = self.rotate(g, by_head(g, wide(g, x), self.head_dim), cos, sin, positions)
+        return cast(g, g.reshape(y, shape=x.shape.dims), x.shape.dtype)
+
+    def rotate(self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None) -> Any:
+        """The rotation of wide heads of rank 4."""
+        turned = self.rotated
+        cos, sin = (self._angles(g, x, t, positions) for t in (cos, sin))
+        rotated = g.narrow(x, axis=3, start=0, length=turned)
+        first, second = self._pairs(g, rotated, turned // 2)
+        parts = (
+            g.sub(g.mul(first, cos), g.mul(second, sin)),
+            g.add(g.mul(second, cos), g.mul(first, sin)),
+        )
+        y = self._joined(g, parts, rotated)
+        if turned == self.head_dim:
+            return y
+        rest = g.narrow(x, axis=3, start=turned, length=self.head_dim - turned)
+        return g.concat(y, rest, axis=3)
+
+    def _angles(self, g: Graph, x: Value, table: Value, positions: Value | None) -> Value:
+        """Rows of a table for the tokens of x, ready to meet its heads."""
+        token_axis = 1 if self.layout == "bshd" else 2
+        length = x.shape.dims[token_axis]
+        table = wide(g, table)
+        if positions is None:
+            rows = g.narrow(table, axis=0, start=self.offset, length=length)
+        else:
+            rows = g.gather(table, positions, axis=0)
+        batch = rows.shape.dims[0] if rows.shape.rank == 3 else 1
+        dims: list[Dim] = [batch, 1, 1, rows.shape.dims[-1]]
+        dims[token_axis] = length
+        return g.reshape(rows, shape=tuple(dims))
+
+    def _pairs(self, g: Graph, x: Value, half: int) -> tuple[Value, Value]:
+        """The two members of every pair."""
+        if not self.interleaved:
+            return (
+                g.narrow(x, axis=3, start=0, length=half),
+                g.narrow(x, axis=3, start=half, length=half),
+            )
+        outer = x.shape.dims[:3]
+        pairs = g.reshape(x, shape=(*outer, half, 2))
+        first, second = (g.narrow(pairs, axis=4, start=i, length=1) for i in (0, 1))
+        dims = (*outer, half)
+        return g.reshape(first, shape=dims), g.reshape(second, shape=dims)
+
+    def _joined(self, g: Graph, parts: tuple[Value, Value], like: Value) -> Value:
+        if not self.interleaved:
+            return g.concat(*parts, axis=3)
+        first, second = (g.reshape(p, shape=(*p.shape.dims, 1)) for p in parts)
+        return g.reshape(g.concat(first, second, axis=4), shape=like.shape.dims)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Of the tables only the rows of the tokens are read."""

@@ -44,7 +44,7 @@ class Settings(NamedTuple):
         return Settings(t, int(min(k, 2**31)) if k > 0 else 0, p, m)
 
 
-@op("sample")
+@op("sample", is_choice=True)
 class Sample(Op):
     """Temperature → top-k → softmax → top-p → min-p → draw; gives (tokens, the next rng).
 

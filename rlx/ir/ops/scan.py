@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,13 @@ from rlx.ir.ops._common import (
     rounded,
     upcast,
 )
+from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops.control import make_body
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.ir.node import Value
 
 
 def _require_dims(shape: Shape, dims: Sequence[Dim], what: str) -> None:
@@ -43,7 +49,7 @@ def _traffic(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Dim:
     return total
 
 
-@op("selective_scan")
+@op("selective_scan", depends_on_neighbours=True)
 class SelectiveScan(Op):
     """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; gives (y, the last h).
 
@@ -106,12 +112,35 @@ class SelectiveScan(Op):
                 y = y + u * compute(d)
         return rounded(y, y_type), rounded(h, h_type)
 
+    def decompose(
+        self, g: Graph, u: Value, delta: Value, a: Value, b: Value, c: Value, *rest: Value
+    ) -> Any:
+        """A loop over the tokens."""
+        d, state = self._optional(*rest, *[None] * (2 - len(rest)))
+        parts = [wide(g, v) for v in (u, delta, a, b, c, state) if v is not None]
+        inner = promote(*[v.shape.dtype for v in parts])
+        parts = [cast(g, v, inner) for v in parts]
+        batch, _, width = u.shape.dims
+        dims = (batch, width, a.shape.dims[1])
+        start = parts[5] if state is not None else g.expand(g.constant(0, inner), shape=dims)
+        xs = [g.transpose(parts[i], axes=(1, 0, 2)) for i in (0, 1, 3, 4)]
+        slices = [x.shape.with_dims(x.shape.dims[1:]) for x in xs]
+        body = make_body(
+            _scan_step, start.shape, *slices, parts[2].shape, name="selective_scan_step"
+        )
+        last, y = g.scan(start, *xs, parts[2], body=body, n_carry=1, n_xs=4)
+        y = g.transpose(y, axes=(1, 0, 2))
+        if d is not None:
+            y = g.add(y, g.mul(parts[0], wide(g, d)))
+        kept = promote(u.shape.dtype, a.shape.dtype, dt.f32) if state is None else state.dtype
+        return cast(g, y, u.shape.dtype), cast(g, last, kept)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Per element of the state and step: exp, four products, two sums."""
         return Cost(inputs[0].num_elements * inputs[2].dims[1] * 7, _traffic(inputs, outputs))
 
 
-@op("gated_delta_net")
+@op("gated_delta_net", is_anchor=True, depends_on_neighbours=True)
 class GatedDeltaNet(Op):
     """Per step and head: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS.
 
@@ -166,7 +195,60 @@ class GatedDeltaNet(Op):
                 o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], s)
         return rounded(o, out), rounded(s, kept)
 
+    def decompose(
+        self, graph: Graph, q: Value, k: Value, v: Value, g: Value, beta: Value,
+        state: Value | None = None,
+    ) -> Any:  # fmt: skip
+        """A loop over the tokens."""
+        out = promote(*[x.shape.dtype for x in (q, k, v)])
+        given = [wide(graph, x) for x in (q, k, v, g, beta, state) if x is not None]
+        inner = promote(*[x.shape.dtype for x in given])
+        given = [cast(graph, x, inner) for x in given]
+        batch, _, heads, n = q.shape.dims
+        start = given[5] if state is not None else graph.constant(0.0, inner)
+        if state is None:
+            start = graph.expand(start, shape=(batch, heads, n, n))
+        xs = [graph.transpose(x, axes=(1, 0, *range(2, x.shape.rank))) for x in given[:5]]
+        slices = [x.shape.with_dims(x.shape.dims[1:]) for x in xs]
+        body = make_body(_delta_step, start.shape, *slices, name="gated_delta_step")
+        last, o = graph.scan(start, *xs, body=body, n_carry=1, n_xs=5)
+        kept = promote(out, dt.f32) if state is None else state.shape.dtype
+        o = graph.transpose(o, axes=(1, 0, 2, 3))
+        return cast(graph, o, out), cast(graph, last, kept)
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Per element of the state and step: the decay, and three products with their sums."""
         n = inputs[0].dims[3]
         return Cost(inputs[0].num_elements * n * 7, _traffic(inputs, outputs))
+
+
+# -- one token of each recurrence -------------------------------------------------------------
+
+
+def _scan_step(
+    b: Graph, h: Value, u: Value, delta: Value, b_: Value, c: Value, a: Value
+) -> list[Value]:
+    """h ← exp(delta·a)·h + delta·b·u; y = Σ c·h"""
+    batch, width = u.shape.dims
+    n = b_.shape.dims[1]
+    step, x = (b.reshape(v, shape=(batch, width, 1)) for v in (delta, u))
+    b_, c = (b.reshape(v, shape=(batch, 1, n)) for v in (b_, c))
+    h = b.add(b.mul(b.exp(b.mul(step, a)), h), b.mul(b.mul(step, b_), x))
+    return [h, b.sum(b.mul(h, c), axis=(2,))]
+
+
+def _delta_step(
+    b: Graph, state: Value, q: Value, k: Value, v: Value, g: Value, beta: Value
+) -> list[Value]:
+    """(state, q, k, v, g, beta) -> (state, o)"""
+    batch, heads, n = q.shape.dims
+    row, column = (batch, heads, 1, n), (batch, heads, n, 1)
+    single = (batch, heads, 1, 1)
+    state = b.mul(state, b.reshape(b.exp(g), shape=single))
+    seen = b.matmul(b.reshape(k, shape=row), state)
+    change = b.sub(b.reshape(v, shape=row), seen)
+    change = b.mul(change, b.reshape(beta, shape=single))
+    state = b.add(state, b.mul(b.reshape(k, shape=column), change))
+    scaled = b.mul(q, 1.0 / sqrt(n))  # type: ignore[arg-type]  # N is an int
+    o = b.matmul(b.reshape(scaled, shape=row), state)
+    return [state, b.reshape(o, shape=(batch, heads, n))]

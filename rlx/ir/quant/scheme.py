@@ -19,7 +19,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rlx.errors import DTypeError, OptionError, ShapeError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -31,7 +31,7 @@ from rlx.ir.verify import verify
 __all__ = ["VERSION", "canonical", "from_bytes", "load", "save", "to_bytes"]
 
 MAGIC = b"\x89RLX\r\n\x1a\n"  # shows transfers that changed line ends or cut the eighth bit
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("<8sHHQ32s")
 _KINDS: dict[int, str] = {1: "graph", 2: "HIR module", 3: "LIR", 4: "module"}
 

@@ -4,9 +4,9 @@
 
     def scale_kernel(target):                     # y[i] = a * x[i]
         m = Module(target)
-        f = m.kernel()                            # void kernel(ptr words, i32 tid, i32 nth)
-        x, y = f.word(f["words"], 0), f.word(f["words"], 1)      # operand pointers
-        n, a = f.word(f["words"], 2, i64), f.word(f["words"], 3, f32)
+        f = m.kernel()                            # void kernel(ptr args, i32 tid, i32 nth)
+        x, y = f.arg(f["args"], 0), f.arg(f["args"], 1)      # operand pointers
+        n, a = f.arg(f["args"], 2, i64), f.arg(f["args"], 3, f32)
         lanes = target.lanes(32)
         v = vec(lanes, f32)
         lo, hi = f.split(n, lanes)                # this worker's share, in whole vectors

@@ -8,7 +8,7 @@ from rlx.errors import CodegenError
 from rlx.llvm.builder.convert import ConvertOps
 from rlx.llvm.builder.core import Value, mismatch
 from rlx.llvm.builder.types import Type, i1, i64
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Results = Value | Sequence[Value] | None
 

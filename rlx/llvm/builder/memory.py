@@ -218,17 +218,17 @@ class MemoryOps(VectorOps):
     def fence(self, order: str = "seq_cst") -> None:
         self.effect(f"fence {order}")
 
-    def word(self, words: Value, index: int, type_: Type = ptr) -> Value:
+    def arg(self, args: Value, index: int, type_: Type = ptr) -> Value:
         """Operand `index` of a kernel: a pointer, or an i64 (any other type is read from it)."""
         if type_ is ptr or type_ is i64 or type_.bits == 64:
-            return self.load(words, type_, 8 * index)
-        raw = self.load(words, i64, 8 * index)
+            return self.load(args, type_, 8 * index)
+        raw = self.load(args, i64, 8 * index)
         narrow = self.instr(f"trunc i64 {raw.name} to i32", i32)
         if type_ is i32:
             return narrow
         if type_ is f32:
             return self.bitcast(narrow, f32)
-        raise CodegenError("a word holds 64-bit values, i32 or f32", where="word", got=type_.name)
+        raise CodegenError("an arg holds 64-bit values, i32 or f32", where="arg", got=type_.name)
 
     def bitcast(self, value: Value, type_: Type) -> Value:
         """The same bits as another type of the same size."""

@@ -151,11 +151,11 @@ class Module:
         return made
 
     def kernel(self, name: str = "kernel", result: Type = void) -> Function:
-        """Begin a function that a program can run: (ptr words, i32 tid, i32 nth).
+        """Begin a function that a program can run: (ptr args, i32 tid, i32 nth).
 
         It returns void, or an i64 if it is a jump: the distance to the next step.
         """
-        return self.function(name, [("words", ptr), ("tid", i32), ("nth", i32)], result)
+        return self.function(name, [("args", ptr), ("tid", i32), ("nth", i32)], result)
 
     def declare(self, name: str, result: Type, params: Sequence[Type]) -> None:
         """Declare an intrinsic or an external function."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rlx.errors import CodegenError
 from rlx.llvm.builder import Type, Value, f32, f64, i32, i64, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)

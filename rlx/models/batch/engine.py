@@ -1,12 +1,12 @@
-"""Many requests at once: tokens of all of them in each run, new ones admitted between runs.
+"""Continuous batching: each run has tokens of all requests; new ones are admitted between runs.
 
     with rlx.Engine("model.gguf", requests=8) as engine:
         replies = [engine.submit(prompt, max_tokens=64) for prompt in prompts]
         for reply in replies:
             print(reply.wait().text)
 
-One thread runs the model. A step takes one token of every request that generates and, for those
-whose prompt is not in the cache yet, as much of it as fits. All tokens go through the products
+One thread runs the model. A run takes one token of every request that decodes and, of prompts that
+are not in the KV cache yet, as much as fits (chunked prefill). All tokens go through the matmuls
 together, so weights are read once for all requests.
 """
 
@@ -19,20 +19,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlx.backends.registry import get_backend
 from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.answer import Generation
-from rlx.models.batch.draw import Sampler
-from rlx.models.batch.model import BatchModel, Share
-from rlx.models.batch.net import PAGE
-from rlx.models.batch.pages import Pages
-from rlx.models.batch.pool import BETWEEN, CHUNK, Pool
+from rlx.models.batch.batch_runner import BatchRunner, ScheduledTokens
+from rlx.models.batch.kv_pool import CHUNK, MIXED_CHUNK, KVPool
+from rlx.models.batch.page_allocator import PageAllocator
+from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Reply, Request
-from rlx.models.build import ModelFile
+from rlx.models.bundle import ModelBundle
+from rlx.models.generation import Generation
+from rlx.models.model_file import ModelFile
 from rlx.models.sampling import GenerationSettings
-from rlx.models.shipped import Shipped
 from rlx.runtime.machine import free_memory
 
 
@@ -55,40 +55,41 @@ class Engine:
         adapters: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         """`requests` (8) run at once, `waiting` more may queue; `context` is the most tokens of
-        one, `cache_tokens` of all together (prompt and answer). `kv` ("f16"), `quant` and
+        one, `cache_tokens` of all together (prompt and output). `kv` ("f16"), `quant` and
         `artifact` are those of `rlx.load`; the artifact is made for a number of requests. Each
-        request may ask for one of the `adapters` by name; tokens of all run together."""
+        request may name one of the `adapters`; tokens of all run together."""
         if waiting < 1:
             raise OptionError("must be positive", where="waiting", got=waiting)
-        shipped = None if artifact is None else Shipped.open(Path(artifact))
+        bundle = None if artifact is None else ModelBundle.open(Path(artifact))
         asked: dict[str, Any] = {"requests": requests, "context": context}
         asked |= {"cache_tokens": cache_tokens, "kv": kv}
-        if shipped is not None:
-            quant = _require_requests(shipped).setting("quant", quant)
-            asked = {name: shipped.setting(name, value) for name, value in asked.items()}
+        if bundle is not None:
+            quant = _require_requests(bundle).setting("quant", quant)
+            asked = {name: bundle.setting(name, value) for name, value in asked.items()}
         file = ModelFile.open(resolve(path_or_name), quant)
         self.adapters: dict[str, Adapter] = {}
         for path in adapters:
             add_adapter(self.adapters, path, file)
         asked["adapters"] = [*self.adapters.values()]
-        pool = Pool.of(file, **asked, memory=free_memory() // 2)
-        self.model = BatchModel(pool, device, threads, shipped)
+        on_device = get_backend(device).allocator.free_bytes()
+        memory = (free_memory() if on_device is None else on_device) // 2
+        pool = KVPool.of(file, **asked, memory=memory)
+        self.runner = BatchRunner(pool, device, threads, bundle)
         self.tokenizer = file.tokenizer()
-        self.pages = Pages(pool.slots // PAGE, PAGE)
+        self.pages = PageAllocator(pool.slots // PAGE, PAGE)
         self._most_waiting = waiting
-        self._sampler = Sampler(file.config.vocab, self.model.executables)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._rows = list(range(pool.requests))  # of the table, that nobody uses
+        self._rows = list(range(pool.requests))  # of the page table, that are free
         self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="rlx-engine", daemon=True)
         self._thread.start()
 
-    # -- what callers do --------------------------------------------------------------------------
+    # -- called by users ----------------------------------------------------------------------
 
     def submit(self, prompt: str | Sequence[int], **settings: Any) -> Reply:
-        """Continue a prompt; the reply gives pieces of text as they are made."""
+        """Continue a prompt; the reply streams its text."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._submit(tokens, GenerationSettings.of(settings))
 
@@ -97,19 +98,19 @@ class Engine:
         return self._submit(self.tokenizer.encode_chat(messages), GenerationSettings.of(settings))
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[Generation]:
-        """All answers, in the order of the prompts."""
+        """All generations, in the order of the prompts."""
         replies = [self.submit(prompt, **settings) for prompt in prompts]
         return [reply.wait() for reply in replies]
 
     def _submit(self, tokens: list[int], settings: GenerationSettings) -> Reply:
         adapter = find_adapter(self.adapters, settings.adapter)
         number = 0 if adapter is None else 1 + [*self.adapters.values()].index(adapter)
-        vocab, context = self.model.config.vocab, self.model.pool.context
+        vocab, context = self.runner.config.vocab, self.runner.pool.context
         request = Request(tokens, settings, self.tokenizer, vocab, context, number)
         self._check(request)
         with self._wake:
             if self._closed:
-                raise InputError("the engine is closed", where=str(self.model.file.path))
+                raise InputError("the engine is closed", where=str(self.runner.model.path))
             if len(self._waiting) >= self._most_waiting:
                 raise InputError(
                     "too many requests wait already", got=len(self._waiting),
@@ -123,20 +124,20 @@ class Engine:
         return Reply(request, self._notify)
 
     def _check(self, request: Request) -> None:
-        self.model.check(request.tokens)
+        self.runner.check(request.tokens)
         if request.settings.speculate:
             raise OptionError(
-                "tokens are guessed for one request at a time", where="speculate",
+                "speculative decoding is for one request at a time", where="speculate",
                 got=request.settings.speculate, hint="load the model with rlx.load",
             )  # fmt: skip
         if request.settings.overflow != "error":
             raise OptionError(
-                "pages of several requests cannot shift", where="overflow",
+                "pages of a shared KV cache cannot shift", where="overflow",
                 got=request.settings.overflow, expected="error",
             )  # fmt: skip
         if self.pages.needed(request.most) > self.pages.count:
             raise InputError(
-                "the cache would not suffice for this request alone",
+                "the KV cache would not suffice for this request alone",
                 got=f"{request.most} tokens", expected=f"at most {self.pages.count * PAGE}",
                 hint="lower max_tokens, or make the engine with more cache_tokens=",
             )  # fmt: skip
@@ -146,14 +147,13 @@ class Engine:
             self._wake.notify()
 
     def close(self) -> None:
-        """Cancel what runs, end the thread, free memory. A second call does nothing."""
+        """Cancel all requests, end the thread, free memory. A second call does nothing."""
         with self._wake:
             again, self._closed = self._closed, True
             self._wake.notify()
         self._thread.join()
         if not again:
-            self._sampler.close()
-            self.model.close()
+            self.runner.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -163,9 +163,9 @@ class Engine:
 
     def __repr__(self) -> str:
         running, waiting = len(self._running), len(self._waiting)
-        return f"<Engine {self.model.config.arch}, {running} running, {waiting} waiting>"
+        return f"<Engine {self.runner.config.arch}, {running} running, {waiting} waiting>"
 
-    # -- what the thread does ---------------------------------------------------------------------
+    # -- the scheduler: its own thread --------------------------------------------------------
 
     def _serve(self) -> None:
         while True:
@@ -176,8 +176,8 @@ class Engine:
                 if self._closed:
                     break
             try:
-                self._step()
-            except BaseException as error:  # it belongs to those who wait for an answer
+                self._run_once()
+            except BaseException as error:  # it belongs to those who wait for a reply
                 for request in list(self._running):
                     self._leave(request)
                     request.fail(error)
@@ -185,7 +185,7 @@ class Engine:
             request.finish("cancelled")
 
     def _admit(self) -> None:
-        """Requests leave the queue in order, as pages and rows allow."""
+        """Admit requests from the queue in order, as pages and rows allow."""
         while self._waiting and self._rows:
             request = self._waiting[0]
             if not request.cancelled:
@@ -201,7 +201,7 @@ class Engine:
         shared = len(self.pages.shared(request.tokens, request.adapter)) * PAGE
         request.pages, request.row, request.done = pages, self._rows.pop(), shared
         request.result.reused_tokens = shared
-        self.model.table[request.row, : len(pages)] = pages
+        self.runner.page_table[request.row, : len(pages)] = pages
         self._running.append(request)
 
     def _leave(self, request: Request) -> None:
@@ -209,46 +209,46 @@ class Engine:
         self._rows.append(request.row)
         self._running.remove(request)
 
-    def _step(self) -> None:
+    def _run_once(self) -> None:
         for request in [r for r in self._running if r.cancelled]:
             self._leave(request)
             request.finish("cancelled")
-        shares = self._shares()
-        if not shares:
+        scheduled = self._schedule()
+        if not scheduled:
             return
-        picked = [share.request for share in shares if share.completes]
-        rows = self.model.run(shares)
-        for share in shares:
-            self._learn(share)
+        picked = [part.request for part in scheduled if part.completes]
+        rows = self.runner.run(scheduled)
+        for part in scheduled:
+            self._cache_pages(part)
         for number, request in enumerate(picked):
-            token = self._sampler.draw(request, rows[number : number + 1])
+            token = self.runner.sample(request, rows[number : number + 1])
             if request.receive(token, rows[number]):
                 self._leave(request)
 
-    def _shares(self) -> list[Share]:
-        """What of each request runs now: single tokens first, then prompts as far as they fit."""
-        single = [r for r in self._running if r.pending == 1]
-        room = (BETWEEN if single else CHUNK) + len(single)
-        shares = [Share(r, 1) for r in single]
+    def _schedule(self) -> list[ScheduledTokens]:
+        """The tokens of the next run: decodes first, then prompts as far as they fit."""
+        decodes = [r for r in self._running if r.pending == 1]
+        room = (MIXED_CHUNK if decodes else CHUNK) + len(decodes)
+        scheduled = [ScheduledTokens(r, 1) for r in decodes]
         for request in self._running:
-            left = room - sum(s.count for s in shares)
+            left = room - sum(s.count for s in scheduled)
             if request.pending > 1 and left > 0:
-                shares.append(Share(request, min(request.pending, left)))
-        return shares
+                scheduled.append(ScheduledTokens(request, min(request.pending, left)))
+        return scheduled
 
-    def _learn(self, share: Share) -> None:
-        """The cache holds the share now; pages that it filled may serve other requests."""
-        request = share.request
-        first, request.done = request.done // PAGE, request.done + share.count
+    def _cache_pages(self, part: ScheduledTokens) -> None:
+        """The KV cache holds these tokens now; pages that they filled may serve other requests."""
+        request = part.request
+        first, request.done = request.done // PAGE, request.done + part.count
         for number in range(first, request.done // PAGE):
-            part = request.tokens[number * PAGE : (number + 1) * PAGE]
-            self.pages.learn(request.pages, number, part, request.adapter)
+            tokens = request.tokens[number * PAGE : (number + 1) * PAGE]
+            self.pages.learn(request.pages, number, tokens, request.adapter)
 
 
-def _require_requests(shipped: Shipped) -> Shipped:
-    if "requests" not in shipped.require_kind("language").facts:
+def _require_requests(bundle: ModelBundle) -> ModelBundle:
+    if "requests" not in bundle.require_kind("language").settings:
         raise OptionError(
-            "the artifact was not made for many requests", where="artifact", got=shipped.path.name,
+            "the artifact was not made for many requests", where="artifact", got=bundle.path.name,
             hint="make another: rlx compile MODEL --out FILE --requests N",
         )  # fmt: skip
-    return shipped
+    return bundle

@@ -1,4 +1,4 @@
-"""A request: its tokens, the pages it holds, and the reply its reader waits on."""
+"""A request: its tokens, its pages of the KV cache, and the reply that its caller reads."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from queue import SimpleQueue
 from typing import Any
 
 from rlx.formats.tokenizer import Tokenizer
-from rlx.models.answer import Answer, Generation
-from rlx.models.constraint import adjustment
+from rlx.models.generation import Generation, GenerationState
 from rlx.models.sampling import GenerationSettings
+from rlx.models.structured_output import penalties_for
 
-_END = None  # what closes the queue of a reply
+_END = None  # ends the queue of a reply
 
 
 class Request:
-    """What the engine knows of a request. Its thread alone changes anything but `cancelled`."""
+    """A request of the engine, whose thread alone changes anything but `cancelled`."""
 
     def __init__(
         self, prompt: list[int], settings: GenerationSettings, tokenizer: Tokenizer, vocab: int,
         context: int, adapter: int = 0,
     ) -> None:  # fmt: skip
-        self.settings, self.adapter = settings, adapter  # its number; 0 is none
-        self.tokens = list(prompt)  # prompt and answer
-        self.done = 0  # how many of them the cache holds
+        self.settings, self.adapter = settings, adapter  # a number; 0 is none
+        self.tokens = list(prompt)  # prompt and output
+        self.done = 0  # how many of them the KV cache holds
         self.pages: list[int] = []
-        self.row = -1  # of the table of pages, while it runs
+        self.row = -1  # of the page table, while it runs
         self.cancelled = False
         self.result = Generation(prompt_tokens=len(prompt))
         self.pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
         self.rng, self.sampling = settings.rng(), settings.row()
-        self.penalties = adjustment(settings, tokenizer, vocab, prompt)
-        self.most = min(len(prompt) + settings.max_tokens, context)  # tokens that the cache holds
-        self._answer = Answer(tokenizer, settings, self.result)
+        self.penalties = penalties_for(settings, tokenizer, vocab, prompt)
+        self.most = min(len(prompt) + settings.max_tokens, context)  # tokens in the KV cache
+        self._state = GenerationState(tokenizer, settings, self.result)
 
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.done
 
     def receive(self, token: int, logits: Any) -> bool:
-        """A token was drawn from `logits`; whether the answer ends with it."""
-        self._say(self._answer.push(token, logits))
+        """Add a token that was drawn from `logits`; whether the generation has ended."""
+        self._emit(self._state.push(token, logits))
         self.tokens.append(token)
         if self.penalties is not None:
             self.penalties.count(token)
-        if not self._answer.ended and len(self.tokens) > self.most:
-            self._say(self._answer.end("length"))
-        if self._answer.ended:
+        if not self._state.ended and len(self.tokens) > self.most:
+            self._emit(self._state.end("length"))
+        if self._state.ended:
             self.pieces.put(_END)
-        return self._answer.ended
+        return self._state.ended
 
     def finish(self, reason: str) -> None:
-        """End the answer here."""
-        self._say(self._answer.end(reason))
+        """End the generation here."""
+        self._emit(self._state.end(reason))
         self.pieces.put(_END)
 
     def fail(self, error: BaseException) -> None:
         self.result.finish_reason = "error"
         self.pieces.put(error)
 
-    def _say(self, piece: str) -> None:
+    def _emit(self, piece: str) -> None:
         if piece:
             self.pieces.put(piece)
 
 
 class Reply(Iterator[str]):
-    """Pieces of the answer as they are made. `result` fills along; `close()` cancels."""
+    """Text as it is generated. `result` fills along; `close()` cancels."""
 
     def __init__(self, request: Request, wake: Callable[[], None]) -> None:
         self._request, self._wake = request, wake
@@ -88,13 +88,13 @@ class Reply(Iterator[str]):
         raise StopIteration
 
     def wait(self) -> Generation:
-        """The whole answer."""
+        """The finished generation."""
         for _ in self:
             pass
         return self.result
 
     def close(self) -> None:
-        """Nobody wants the rest."""
+        """Cancel the request."""
         self._request.cancelled = True
         self._wake()
 

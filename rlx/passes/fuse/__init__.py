@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
+from rlx.errors import OptionError
 from rlx.ir.graph import Graph
+from rlx.ir.op import registrations
 from rlx.passes.fuse.activation import ACTIVATION
 from rlx.passes.fuse.attention import ATTENTION
 from rlx.passes.fuse.glu import GLU
@@ -21,21 +24,46 @@ from rlx.passes.simplify_layout import LAYOUT
 Fusion = Callable[[Graph, FusionReport | None, OnFire | None], Graph]
 
 
-def _table(*rules: Sequence[Rule]) -> Fusion:
-    joined = tuple([rule for table in rules for rule in table])
-    return lambda graph, report, on_fire: apply(graph, joined, "fuse", report, on_fire)
+_added: dict[str, list[Rule]] = {}
 
+
+def add_rules(fusion: str, *rules: Rule) -> None:
+    """Add rules to the fusion of that name, behind its own: for ops from outside the package."""
+    if fusion not in _TABLES:
+        expected = ", ".join(_TABLES)
+        raise OptionError("no such table of rules", got=repr(fusion), expected=expected)
+    _added.setdefault(fusion, []).extend(rules)
+    _joined.cache_clear()
+
+
+@lru_cache(maxsize=64)
+def _joined(fusion: str, registered: int) -> tuple[Rule, ...]:
+    """The rules of a fusion; tables of activations grow with the registry of ops."""
+    tables = (*_TABLES[fusion], _added.get(fusion, ()))
+    return tuple([rule for table in tables for rule in table])
+
+
+def _rules(name: str) -> Fusion:
+    def run(graph: Graph, report: FusionReport | None, on_fire: OnFire | None) -> Graph:
+        return apply(graph, _joined(name, registrations()), "fuse", report, on_fire)
+
+    return run
+
+
+_TABLES: dict[str, tuple[Sequence[Rule], ...]] = {
+    "activations": (ACTIVATION, NORM),
+    "attention": (ATTENTION,),
+    "rope": (ROPE,),
+    "glu": (GLU,),
+    "residual": (RESIDUAL,),
+    "precision": (PRECISION,),
+    "linear": (LINEAR,),
+}
 
 # First what ops were written out is recognised, then those ops are joined with their neighbours,
 # and what is left over becomes regions.
 FUSIONS: dict[str, Fusion] = {
-    "activations": _table(ACTIVATION, NORM),
-    "attention": _table(ATTENTION),
-    "rope": _table(ROPE),
-    "glu": _table(GLU),
-    "residual": _table(RESIDUAL),
-    "precision": _table(PRECISION),
-    "linear": _table(LINEAR),
+    **{name: _rules(name) for name in _TABLES},
     "views": lambda graph, _, on_fire: apply(graph, LAYOUT, "fuse", on_fire=on_fire),
     "shared_input": share_inputs,
     "regions": lambda graph, report, _: fuse_regions(graph, report),

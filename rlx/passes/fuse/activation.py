@@ -1,27 +1,21 @@
-"""Activations written in primitives become the op that computes them."""
+"""Activations written in primitives become the op that computes them.
+
+The formula of an op's row is one way to write it; the others that are in use stand here.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-from rlx.ir.op import REGISTRY, Op
-from rlx.ir.ops.activation import activations
-from rlx.passes.pattern import Match, OpPattern, op
+from rlx.ir.dtype import f32
+from rlx.ir.node import Value
+from rlx.ir.op import REGISTRY, Op, on_register
+from rlx.ir.ops.composite import decomposed
+from rlx.ir.shape import Shape
+from rlx.passes.pattern import Match, OpPattern, Part, number, op
 from rlx.passes.rewrite import Result, Rule
-
-
-@lru_cache(maxsize=1)
-def activation_kinds() -> frozenset[str]:
-    """Ops that fused kernels may apply to a product."""
-    return frozenset(activations()) - {"none"}
-
-
-def is_default(record: Op) -> bool:
-    """Whether an activation has its default attributes: its name alone says all of it."""
-    return not record.fields or record == REGISTRY[record.name]()
 
 
 def _becomes(kind: str) -> Callable[[Match], Result]:
@@ -68,26 +62,46 @@ def _rules(name: str, kind: str, patterns: list[OpPattern]) -> list[Rule]:
     return [Rule(name, p, _becomes(kind), owns=True) for p in patterns]
 
 
-ACTIVATION: tuple[Rule, ...] = (
-    *_rules(
-        "sigmoid written out",
-        "sigmoid",
-        [op("reciprocal", _ONE_PLUS_EXP), op("div", 1, _ONE_PLUS_EXP)],
-    ),
-    *_rules(
-        "silu written out",
-        "silu",
-        [op("mul", "x", op("sigmoid", "x")), op("div", "x", _ONE_PLUS_EXP)],
-    ),
-    *_rules("gelu written out", "gelu", [p for gate in _ERF_GATES for p in _half_of_x_times(gate)]),
-    *_rules(
-        "gelu_tanh written out",
-        "gelu_tanh",
-        [p for gate in _TANH_GATES for p in _half_of_x_times(gate)],
-    ),
-    *_rules(
-        "gelu_quick written out",
-        "gelu_quick",
-        [op("mul", "x", op("sigmoid", op("mul", "x", 1.702)))],
-    ),
-)
+_OTHERS: dict[str, list[OpPattern]] = {
+    "sigmoid": [op("reciprocal", _ONE_PLUS_EXP), op("div", 1, _ONE_PLUS_EXP)],
+    "silu": [op("div", "x", _ONE_PLUS_EXP)],
+    "gelu": [p for gate in _ERF_GATES for p in _half_of_x_times(gate)],
+    "gelu_tanh": [p for gate in _TANH_GATES for p in _half_of_x_times(gate)],
+}
+
+
+def formula_pattern(record: Op) -> OpPattern:
+    """The decomposition of an elementwise op of one real tensor, as a pattern of `x`."""
+    graph = decomposed(record, (Shape([1], f32),))
+    assert graph is not None
+
+    def part(value: Value) -> Part:
+        node = value.node
+        if node.op.name == "input":
+            return "x"
+        known = number(value)
+        if known is not None:
+            return known
+        same = node.op.__eq__ if node.op.fields else None  # attributes are part of the formula
+        return op(node.op.name, *map(part, node.inputs), when=same)
+
+    pattern = part(graph.outputs[0])
+    assert isinstance(pattern, OpPattern)
+    return pattern
+
+
+def _rules_for(kind: str) -> list[Rule]:
+    own = [formula_pattern(REGISTRY[kind]())] if REGISTRY[kind].fuses_formula else []
+    return _rules(f"{kind} written out", kind, own + _OTHERS.get(kind, []))
+
+
+# A list: ops that are registered later add their rules.
+ACTIVATION: list[Rule] = [rule for kind in _OTHERS for rule in _rules_for(kind)]
+
+
+def _add_rules(cls: type[Op]) -> None:
+    if cls.fuses_formula and cls.name not in _OTHERS:
+        ACTIVATION.extend(_rules_for(cls.name))
+
+
+on_register(_add_rules)

@@ -17,7 +17,7 @@ from rlx.ir.node import Value
 from rlx.passes.fuse.causal import hidden_scores, mask_kind, sees_itself
 from rlx.passes.pattern import Match, number, op
 from rlx.passes.rewrite import Result, Rule
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 FAR = -1e8  # a score this low vanishes beside any other, and swallows what is added to it
 
@@ -166,11 +166,11 @@ def _transposed(m: Match, value: Value, perm: tuple[int, ...]) -> Value:
     """`value` with its axes in another order; views of views are merged."""
     node = value.node
     if node.op.name == "transpose":
-        inner: tuple[int, ...] = node.op.perm  # type: ignore[attr-defined]
+        inner: tuple[int, ...] = node.op.axes  # type: ignore[attr-defined]
         perm, value = tuple([inner[p] for p in perm]), node.inputs[0]
     if perm == tuple(range(len(perm))):
         return value
-    return m.g.transpose(value, perm=perm)
+    return m.g.transpose(value, axes=perm)
 
 
 def _rank_four(m: Match, value: Value) -> Value:
@@ -182,7 +182,7 @@ def _rank_four(m: Match, value: Value) -> Value:
         dims = (*(1,) * (3 - len(dims)), *dims[:-2], 1, *dims[-2:])
     else:
         dims = (dims[0], dims[1] * dims[2], *dims[3:])
-    return m.g.reshape(value, dims=dims)
+    return m.g.reshape(value, shape=dims)
 
 
 def _heads(m: Match, value: Value, repeated: bool) -> _Heads:
@@ -191,7 +191,7 @@ def _heads(m: Match, value: Value, repeated: bool) -> _Heads:
     while True:
         node = found.value.node
         record: Any = node.op
-        if record.name == "transpose" and record.perm == (0, 2, 1, 3):
+        if record.name == "transpose" and record.axes == (0, 2, 1, 3):
             found.value = node.inputs[0]
             found.layout = "bshd" if found.layout == "bhsd" else "bhsd"
             continue
@@ -222,7 +222,7 @@ def _unrepeated(m: Match, found: _Heads) -> tuple[Value, int] | None:
         inner = source.node.inputs[0] if source.node.op.name == "reshape" else None
         if inner is not None and inner.shape.same_dims(source.shape.with_dims(kept)):
             return inner, group
-        return m.g.reshape(source, dims=tuple(kept)), group
+        return m.g.reshape(source, shape=tuple(kept)), group
     if node.op.name == "gather" and node.op.axis % 4 == axis:  # type: ignore[attr-defined]
         return _ungathered(node.inputs[0], node.inputs[1], axis)
     return None
@@ -303,14 +303,15 @@ def _build(m: Match, scores: _Scores, given: tuple[Value, Value, Value], rank: i
     default = abs(scores.scale * math.sqrt(head_dim) - 1) < 1e-6  # type: ignore[arg-type]
     out = m.g.attention(
         queries.value, keys.value, vals.value, *extra,
-        num_heads=queries.heads, num_kv_heads=keys.heads, head_dim=head_dim, mask_kind=kind,
+        num_heads=queries.heads, num_kv_heads=keys.heads, head_dim=head_dim,  # type: ignore[arg-type]
+        mask_kind=kind,
         scale=None if default else scores.scale, softcap=scores.softcap,
         q_layout=queries.layout, kv_layout=keys.layout,
     )  # fmt: skip
     if queries.layout == "bshd":
-        out = m.g.transpose(out, perm=(0, 2, 1, 3))
+        out = m.g.transpose(out, axes=(0, 2, 1, 3))
     if out.shape.rank != rank:
-        out = m.g.reshape(out, dims=m.root.output.shape.dims)
+        out = m.g.reshape(out, shape=m.root.output.shape.dims)
     return m.if_same(out)
 
 
@@ -364,9 +365,9 @@ def _mask_of_rank_four(m: Match, mask: Value, rank: int) -> Value:
     """A mask of scores [B, Sq, Sk] or [B, KV, G, Sq, Sk] for scores [B, H, Sq, Sk]."""
     dims = mask.shape.dims
     if rank == 3 and len(dims) == 3:
-        return m.g.reshape(mask, dims=(dims[0], 1, *dims[1:]))
+        return m.g.reshape(mask, shape=(dims[0], 1, *dims[1:]))
     if rank == 5 and len(dims) >= 3:  # no difference between heads, as was checked
-        return m.g.reshape(mask, dims=(*dims[:-4], 1, *dims[-2:]))
+        return m.g.reshape(mask, shape=(*dims[:-4], 1, *dims[-2:]))
     return mask
 
 

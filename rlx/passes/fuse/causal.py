@@ -131,7 +131,7 @@ def _linear(value: Value) -> _Linear | None:
         return _linear(node.inputs[0])
     if kind == "reshape":
         return _of_reshape(node)
-    if kind == "transpose" and record.perm == (1, 0):
+    if kind == "transpose" and record.axes == (1, 0):
         inner = _linear(node.inputs[0])
         return None if inner is None else _Linear(inner.column, inner.row, inner.offset)
     return None
@@ -142,9 +142,9 @@ def _record(node: Node) -> Any:
 
 
 def _of_iota(record: Any) -> _Linear | None:
-    rank = len(record.dims)
+    rank = len(record.shape)
     place = rank - record.axis % rank  # counted from the end
-    if same(record.dims[record.axis], 1):
+    if same(record.shape[record.axis], 1):
         return _Linear(0, 0, record.start)
     if place > 2:
         return None

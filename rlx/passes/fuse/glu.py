@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.ir.dim import same
 from rlx.ir.node import Value
-from rlx.passes.fuse.activation import activation_kinds, is_default
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.passes.fuse.linear import as_vector, is_linear
 from rlx.passes.fuse.shared_input import joinable
 from rlx.passes.pattern import Match, op
@@ -85,21 +85,21 @@ def _halves(m: Match) -> Result:
     gate, up = m.op("gate"), m.op("up")
     half = x.shape.dims[-1] // 2
     fits = (
-        activation is not None
-        and gate.axis % rank == up.axis % rank == rank - 1
+        gate.axis % rank == up.axis % rank == rank - 1
         and same(gate.start, 0)
         and same(up.start, half)
         and same(gate.length, half)
         and same(half * 2, x.shape.dims[-1])
         and x.shape.dtype.is_float
     )
-    return m.if_same(m.g.fused_gated_act(x, activation=activation)) if fits else None
+    if activation is None or not fits:
+        return None
+    return m.if_same(m.g.fused_gated_act(x, activation=activation))
 
 
 def _table(name: str, gate: Any, up: Any, result: Any, bare: bool) -> list[Rule]:
     """The rule with an activation on the gate, and for products also the one without."""
-    kinds = activation_kinds()
-    rules = [Rule(name, op("mul", op(kinds, gate, name="act"), up), result, owns=True)]
+    rules = [Rule(name, op("mul", op(activation_kinds, gate, name="act"), up), result, owns=True)]
     if bare:
         rules.append(Rule(name, op("mul", gate, up), result, owns=True))
     return rules

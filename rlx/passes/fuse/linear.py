@@ -6,8 +6,8 @@ from typing import Any
 
 from rlx.ir.dim import same
 from rlx.ir.node import Value
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.ir.ops.fused import FusedMatMulBiasAct
-from rlx.passes.fuse.activation import activation_kinds, is_default
 from rlx.passes.pattern import Match, const, op
 from rlx.passes.rewrite import Result, Rule
 
@@ -33,7 +33,7 @@ def as_vector(m: Match, value: Value, size: Any) -> Value | None:
     dims = value.shape.dims
     if not dims or not same(dims[-1], size) or any(not same(d, 1) for d in dims[:-1]):
         return None
-    return value if len(dims) == 1 else m.g.reshape(value, dims=(size,))
+    return value if len(dims) == 1 else m.g.reshape(value, shape=(size,))
 
 
 def _bias(m: Match) -> Result:
@@ -98,7 +98,7 @@ def _conv_bias(m: Match) -> Result:
     after = dims[len(dims) - spatial :]
     if not same(size, channels) or any(not same(d, 1) for d in (*before, *after)):
         return None
-    bias = m.g.reshape(m.bias, dims=(channels,))
+    bias = m.g.reshape(m.bias, shape=(channels,))
     return m.if_same(m.g.append(m.op("p"), [x, w, bias]))
 
 
@@ -113,7 +113,7 @@ _LORA = op(
 LINEAR: tuple[Rule, ...] = (
     Rule("lora written out", _LORA, _lora, owns=True),
     Rule("matmul + bias", op("add", op("matmul", name="p"), "bias"), _bias, owns=True),
-    Rule("matmul + activation", op(activation_kinds(), op(_PRODUCTS, name="p")), _activation, True),
+    Rule("matmul + activation", op(activation_kinds, op(_PRODUCTS, name="p")), _activation, True),
     Rule("matmul + residual", op("add", op(_PRODUCTS, name="p"), "residual"), _residual, True),
     Rule("conv + bias", op("add", op("conv", name="p"), "bias"), _conv_bias, owns=True),
 )

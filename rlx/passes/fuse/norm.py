@@ -15,7 +15,7 @@ def _last_axis(value: Value) -> bool:
     """Whether a reduction is over the last axis of its operand, which stays as size 1."""
     record: Any = value.node.op
     rank = value.node.inputs[0].shape.rank
-    axes = record.axes
+    axes = record.axis
     if axes is None:
         return rank == 1 and bool(record.keepdims)
     return len(axes) == 1 and axes[0] % rank == rank - 1 and bool(record.keepdims)
@@ -28,7 +28,7 @@ def _mean(m: Match) -> Result:
     """sum / n = mean where n is the number of elements summed."""
     record: Any = m.op("s")
     source = m.x.shape
-    axes = range(source.rank) if record.axes is None else record.axes
+    axes = range(source.rank) if record.axis is None else record.axis
     count = source.with_dims([source.dims[a] for a in axes]).num_elements
     number = m.number("n")
     if not isinstance(count, int) or not count or number is None or not source.dtype.is_float:
@@ -36,7 +36,7 @@ def _mean(m: Match) -> Result:
     wanted = float(count) if m.op().name == "div" else 1.0 / count
     if abs(number - wanted) > 1e-6 * wanted:
         return None
-    return m.if_same(m.g.mean(m.x, axes=record.axes, keepdims=record.keepdims))
+    return m.if_same(m.g.mean(m.x, axis=record.axis, keepdims=record.keepdims))
 
 
 # -- x · rsqrt(mean(x²) + eps) · gamma -------------------------------------------------------
@@ -91,7 +91,7 @@ def _beta(m: Match) -> Result:
 
 def _l2(m: Match) -> Result:
     eps = _eps(m)
-    axes = m.op("power").axes
+    axes = m.op("power").axis
     if eps is None or axes is None or len(axes) != 1 or not m.op("power").keepdims:
         return None
     if not m.x.shape.dtype.is_float:
@@ -105,11 +105,11 @@ def _l2(m: Match) -> Result:
 def _softmax(kind: str) -> Callable[[Match], Result]:
     def result(m: Match) -> Result:
         tops, sums = m.op("top"), m.op("total")
-        if tops.axes is None or len(tops.axes) != 1 or not tops.keepdims or not sums.keepdims:
+        if tops.axis is None or len(tops.axis) != 1 or not tops.keepdims or not sums.keepdims:
             return None
         rank = m.x.shape.rank
-        axis = tops.axes[0] % rank
-        if sums.axes is None or [a % rank for a in sums.axes] != [axis]:
+        axis = tops.axis[0] % rank
+        if sums.axis is None or [a % rank for a in sums.axis] != [axis]:
             return None
         if not m.x.shape.dtype.is_float:
             return None

@@ -21,7 +21,6 @@ from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import Editor
 
 NAME = "elementwise region"
-REDUCTIONS = frozenset(("sum", "mean", "max", "min", "prod", "any", "all"))
 MOST_NODES = 64
 MOST_SPAN = 400  # nodes between the first and the last member: further apart, values live too long
 
@@ -100,7 +99,7 @@ class _Grouping:
         if op.is_elementwise:
             dims = node.outputs[0].shape.dims
             reduced = 0
-        elif op.name in REDUCTIONS:
+        elif op.is_reduction:
             dims = node.inputs[0].shape.dims
             reduced = _trailing(op, len(dims))
             if not reduced:
@@ -125,7 +124,7 @@ class _Grouping:
         space = _space(mine, other)
         if space is None or not self._small(mine, other, views):
             return
-        if node.op.name in REDUCTIONS and not _same_dims(value.shape.dims, space[0]):
+        if node.op.is_reduction and not _same_dims(value.shape.dims, space[0]):
             return
         members = mine.nodes | other.nodes | set(views)
         if not self._is_convex(members, min(mine.first, other.first)):
@@ -164,7 +163,7 @@ class _Grouping:
 
 def _trailing(op: Any, rank: int) -> int:
     """How many of the last axes a reduction folds; 0 when it folds others, or all of several."""
-    axes = range(rank) if op.axes is None else sorted(a % rank for a in op.axes)
+    axes = range(rank) if op.axis is None else sorted(a % rank for a in op.axis)
     count = len(axes)
     if count == rank > 1:
         return 0  # one row alone: no outer axis to divide among workers

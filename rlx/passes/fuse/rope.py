@@ -113,7 +113,9 @@ def _passes_through(rest: tuple[Value, ...], x: Value, n_rot: int, head_dim: Dim
     if not rest:
         return bool(n_rot == head_dim)
     piece = _piece(rest[0])
-    return piece == (x, n_rot, 1) and same(rest[0].shape.dims[-1] + n_rot, head_dim)
+    if piece is None or piece.x is not x or piece[1:] != (n_rot, 1):
+        return False
+    return same(rest[0].shape.dims[-1] + n_rot, head_dim)
 
 
 def _build(m: Match, x: Value, cos: Value, sin: Value, how: tuple[Any, ...]) -> Value | None:
@@ -125,7 +127,7 @@ def _build(m: Match, x: Value, cos: Value, sin: Value, how: tuple[Any, ...]) -> 
         if not same(angles.shape.dims[axis], x.shape.dims[axis]):
             return None
     c, s = (_angles(m, v, x.shape.dims[axis]) for v in (cos, sin))
-    if c is None or s is None or c[1:] != s[1:]:
+    if c is None or s is None or c.positions is not s.positions or c.offset != s.offset:
         return None
     tokens = (x.shape.dims[0], x.shape.dims[axis])
     if c.positions is not None and c.positions.shape.dims not in (tokens, tokens[1:]):
@@ -168,7 +170,8 @@ def _part_of_head(m: Match) -> Result:
     if (
         start is None
         or end is None
-        or start != (end.x, 0, 1)
+        or start.x is not end.x
+        or (start.start, start.step) != (0, 1)
         or (end.start, end.step) != (n_rot, 1)
     ):
         return None

@@ -132,7 +132,7 @@ def _product_of(g: Graph, x: Value, w: Value, group: list[_Product]) -> Any:
     # a product without a bias gets one of zeros
     biases = [
         p.bias if p.bias is not None
-        else g.expand(g.constant(0.0, given[0].shape.dtype), dims=(p.size,))
+        else g.expand(g.constant(0.0, given[0].shape.dtype), shape=(p.size,))
         for p in group
     ]  # fmt: skip
     bias = g.concat(*biases, axis=0)

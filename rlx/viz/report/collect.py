@@ -1,4 +1,4 @@
-"""From what the compiler made to the records of a report."""
+"""Collects nodes, blocks, pass times, fusions and dispatch for a report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEGMENT = re.compile(r"\.(?!\d+(?:\.|$))")  # `blk.0.rope` is rope in blk.0
 def statements(
     graph: Graph, lir: Lir | None = None, seconds: Mapping[int, float] | None = None
 ) -> list[Statement]:
-    """The nodes of a graph; with the plan that holds it, also where results live."""
+    """The nodes of a graph; with its plan, also the slots of results."""
     return [_statement(node, lir, (seconds or {}).get(node.id, 0.0)) for node in graph.nodes]
 
 
@@ -60,7 +60,7 @@ def _result(value: Value, lir: Lir | None) -> Result:
 
 
 def blocks(name: str, stages: Mapping[str, Graph]) -> list[Block]:
-    """The blocks of all stages as one tree, each where it is first met."""
+    """The blocks of all stages as one tree."""
     found = [Block(name, "", -1)]
     known = {"": 0}
     for stage, graph in stages.items():
@@ -80,7 +80,7 @@ def _block(path: str, found: list[Block], known: dict[str, int]) -> int:
 
 
 def spent_in_passes(result: PipelineResult) -> list[Spent]:
-    """A row for each pass, with how it changed the number of nodes."""
+    """Time and change in the number of nodes, pass by pass."""
     found, before = [], None
     for stage in result.trace:
         change = "" if before in (None, stage.nodes) else f" ({stage.nodes - before:+d})"
@@ -90,7 +90,7 @@ def spent_in_passes(result: PipelineResult) -> list[Spent]:
 
 
 def fusions(report: FusionReport) -> list[Fused]:
-    """What was fused, the most frequent first, then what nearly was."""
+    """Fusions, the most frequent first, then near misses."""
     done = [
         Fused(rule, len(origins), patterns(report.blocks(rule)))
         for rule, origins in report.fused.items()
@@ -110,7 +110,7 @@ def _by_count(fused: Fused) -> int:
 
 
 def patterns(blocks: Iterable[str]) -> list[str]:
-    """Each block once; of those that differ in a number only, one for all."""
+    """Each block pattern once; layer numbers become `*`."""
     return [b for b in dict.fromkeys(map(block_pattern, blocks)) if b]
 
 

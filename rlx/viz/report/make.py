@@ -1,4 +1,4 @@
-"""A module becomes a report: compiled, run and written down."""
+"""Makes the report of a module: compile, run, collect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlx.passes.bind import bind_graph
 from rlx.specialize.options import CompileOptions
 from rlx.viz.arena import arena_plan
 from rlx.viz.report.collect import blocks, dispatches, fusions, statements
-from rlx.viz.report.measure import Compiled, compile_watched, run_watched
+from rlx.viz.report.measure import Compiled, compile_timed, run_timed
 from rlx.viz.report.records import Arena, Report
 
 
@@ -26,14 +26,14 @@ def make_report(
     name: str = "",
     facts: Sequence[tuple[str, str]] = (),
 ) -> Report:
-    """Compile and run the variant that the options' binding says, and tell all about it.
+    """Compile and run the variant of the options' binding, and report on it.
 
     Parameters that are not given are zeros. `facts` are shown at the top, label and value.
     """
     chosen = CompileOptions.of(options)
     backend = device if isinstance(device, Backend) else Device.of(device).backend
-    made = compile_watched(module, backend, chosen)
-    measured = run_watched(made, params) if made.executable is not None else None
+    made = compile_timed(module, backend, chosen)
+    measured = run_timed(made, params) if made.executable is not None else None
     stages = _stages(module, made)
     title = name or module.name
     return Report(
@@ -65,7 +65,7 @@ def _facts(made: Compiled) -> list[tuple[str, str]]:
     ]
     if sizes:
         found.append(("sizes", ", ".join(sizes)))
-    if made.steps:
+    if made.launches:
         found.append(("workers", str(template.backend.workers(template.options))))
-        found.append(("program", f"{made.steps} steps of {made.kernels} kernels"))
+        found.append(("program", f"{made.launches} launches of {made.kernels} kernels"))
     return found

@@ -1,17 +1,16 @@
-"""Compile a module step by step with a watch in hand, run it, and keep what was seen."""
+"""Compiles a module stage by stage, runs it, and measures both."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from rlx.backends.base import Backend, Executable
-from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.inspection import Inspection
 from rlx.backends.timing import Profile, Timing
 from rlx.errors import OptionError
 from rlx.ir.lir import Lir
@@ -19,36 +18,34 @@ from rlx.ir.module import GraphModule
 from rlx.ir.node import Node
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
-from rlx.llvm.jit import counters
-from rlx.llvm.target import Target
-from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import PREPARED, ParamStore
 from rlx.runtime.template import Template, make_template
 from rlx.specialize.options import CompileOptions
+from rlx.support.records import dataclass
 from rlx.viz.report.collect import patterns, spent_in_passes
-from rlx.viz.report.records import KernelUse, Measured, Roof, Spent
+from rlx.viz.report.records import KernelUse, Measured, Spent
 
-_MOST = 512  # a live size in the runs that are measured, where its bound allows
+_MOST = 512  # size of a dynamic dim in the measured runs, where its bound allows
 _REPEAT = 9
 _Made = TypeVar("_Made")
 
 
 @dataclass
 class Compiled:
-    """All that compiling made, and what each part of it took."""
+    """A compiled variant, and the time that each stage took."""
 
     template: Template
     lir: Lir
     spent: list[Spent]
     executable: Executable | None = None  # None: code for another machine
-    steps: int = 0
+    launches: int = 0
     kernels: int = 0
     seconds: dict[int, float] = field(default_factory=dict)  # of a run, by node of the plan
 
 
-def compile_watched(module: GraphModule, backend: Backend, options: CompileOptions) -> Compiled:
-    """Passes, plan, code and tables, none of them taken from a cache."""
+def compile_timed(module: GraphModule, backend: Backend, options: CompileOptions) -> Compiled:
+    """Passes, plan, kernels and program, none of them from a cache."""
     template = make_template(module, options, backend)
     if template.open_symbols:
         raise OptionError(
@@ -58,36 +55,34 @@ def compile_watched(module: GraphModule, backend: Backend, options: CompileOptio
     lir, planning = _timed(lambda: module.as_lir() or template.plan({}))
     spent = [*spent_in_passes(template.result), Spent("plan", "bind sizes and plan", planning)]
     made = Compiled(template, lir, spent)
-    if isinstance(backend, CpuBackend):
-        _watch_kernels(made, backend, options)
-    if not isinstance(backend, CpuBackend) or backend.target.runs_on(Target.host()):
-        before = counters.seconds
-        made.executable, listing = _timed(lambda: backend.compile(lir, options))
-        listing -= counters.seconds - before  # told kernel by kernel already
-        spent.append(Spent("program", "list and place the program", max(0.0, listing)))
+    inspection = backend.inspection()
+    if inspection.has_native_code:
+        _time_kernels(made, inspection, options)
+    if inspection.runs_here:
+        before = inspection.compile_seconds()
+        made.executable, linking = _timed(lambda: backend.compile(lir, options))
+        linking -= inspection.compile_seconds() - before  # the rows of the kernels have it
+        spent.append(Spent("program", "lower and link the program", max(0.0, linking)))
     return made
 
 
-def _watch_kernels(made: Compiled, backend: CpuBackend, options: CompileOptions) -> None:
-    """Emit the IR of every distinct kernel and give it to LLVM, one after the other."""
-    from rlx.backends.cpu.kernels.spec import unit_of
-    from rlx.backends.cpu.lowering import Context, steps_of
-
-    context = Context(made.lir, backend.target, backend.workers(options))
-    steps, choosing = _timed(lambda: steps_of(context))
-    made.spent.append(Spent("code", "choose kernels", choosing, f"{len(steps)} steps"))
-    labels = {s.spec: s.label for s in steps if s.spec is not None}
+def _time_kernels(made: Compiled, inspection: Inspection, options: CompileOptions) -> None:
+    """Emit the IR of every distinct kernel and compile it, one after the other."""
+    program, choosing = _timed(lambda: inspection.program(made.lir, options))
+    count = len(program.launches)
+    made.spent.append(Spent("code", "choose kernels", choosing, f"{count} launches"))
+    labels = {x.kernel: x.label for x in program.launches if x.kernel is not None}
     emitting = 0.0
     rows = []
-    for spec, label in labels.items():
-        unit, spent = _timed(partial(unit_of, spec, backend.target))
+    for kernel, label in labels.items():
+        unit, spent = _timed(kernel.emit)
         emitting += spent
         code, spent = _timed(unit.compile)
         rows.append(Spent("llvm", label, spent, f"{unit.text.count(chr(10))} lines of IR, "
                                                 f"{len(code)} bytes of object"))  # fmt: skip
     made.spent.append(Spent("code", "emit LLVM IR", emitting, f"{len(labels)} distinct kernels"))
     made.spent += sorted(rows, key=lambda r: -r.seconds)
-    made.steps, made.kernels = len(steps), len(labels)
+    made.launches, made.kernels = count, len(labels)
 
 
 def _timed(make: Callable[[], _Made]) -> tuple[_Made, float]:
@@ -96,22 +91,22 @@ def _timed(make: Callable[[], _Made]) -> tuple[_Made, float]:
     return made, time.perf_counter() - start
 
 
-def run_watched(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
-    """Run the variant some times; `made` learns what each of its nodes took."""
+def run_timed(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
+    """Run the variant several times; fills in `made.seconds`."""
     assert made.executable is not None
     template, given = made.template, params or {}
     graph = CompiledGraph(template, ParamStore(), made.executable)
     sizes = {symbol: min(bound, _MOST) for symbol, bound in template.live.items()}
     fixed, signature = template.binding.sizes, template.signature
     for name, shape in signature.params.items():
-        if name.startswith(PREPARED):  # of a plan that was read from a file
+        if name.startswith(PREPARED):  # of a plan read from a file
             graph.params.adopt({name: _zeros(shape, fixed)})
         else:
             graph.set_param(name, given[name] if name in given else _zeros(shape, fixed))
     inputs = {name: _zeros(s, {**fixed, **sizes}) for name, s in signature.inputs.items()}
     _, first = _timed(lambda: graph.run(inputs, sizes=sizes))
     profile = graph.profile(inputs, sizes=sizes, repeat=_REPEAT)
-    made.spent.append(Spent("weights", "pack weights", max(0.0, first - profile.seconds)))
+    made.spent.append(Spent("weights", "prepack weights", max(0.0, first - profile.seconds)))
     for row in profile.rows:
         number = _node_of(row)
         made.seconds[number] = made.seconds.get(number, 0.0) + row.seconds
@@ -120,7 +115,7 @@ def run_watched(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
         ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items()),
         "those of the model" if given else "zeros" if signature.params else "none",
         kernel_uses(profile, made.lir),
-        _roofs(made),
+        template.backend.inspection().roofline(template.backend.workers(template.options)),
     )
 
 
@@ -130,12 +125,12 @@ def _zeros(shape: Shape, sizes: Mapping[str, int]) -> Array:
 
 
 def _node_of(row: Timing) -> int:
-    """The node of the plan that a row is about; −1: none."""
+    """The node id of a row; −1: none."""
     return int(row.node.partition(" ")[0].removeprefix("%")) if row.node else -1
 
 
 def kernel_uses(profile: Profile, lir: Lir) -> list[KernelUse]:
-    """Rows of one kernel and equal work together, the costliest first."""
+    """Rows grouped by kernel and amount of work, the most expensive first."""
     groups: dict[tuple[str, int, int], list[Timing]] = {}
     for row in profile.rows:
         if row.calls:
@@ -156,25 +151,10 @@ def _use(rows: list[Timing], lir: Lir) -> KernelUse:
         sum(r.seconds for r in rows),
         sum(r.flops for r in rows),
         sum(r.bytes for r in rows),
-        node is not None and _multiplies_bytes(node),
+        node is not None and _is_int8(node),
     )
 
 
-def _multiplies_bytes(node: Node) -> bool:
-    """Products of quantised rows with quantised weights are sums of bytes."""
+def _is_int8(node: Node) -> bool:
+    """Whether a node is an int8 GEMM."""
     return "matmul" in node.op.name and node.inputs[0].shape.dtype.name in ("i8", "u8")
-
-
-def _roofs(made: Compiled) -> list[Roof]:
-    """What this machine gives as many workers as the program has."""
-    if not isinstance(made.template.backend, CpuBackend):
-        return []
-    from rlx.backends.cpu.limits import measure_limits
-
-    found = measure_limits(made.template.backend.workers(made.template.options))
-    roofs = [
-        Roof("memory", gb=found.memory_gb),
-        Roof("cache", gb=found.cache_gb),
-        Roof("f32", gflops=found.gflops),
-    ]
-    return roofs if found.int8_gops is None else [*roofs, Roof("int8", gflops=found.int8_gops)]

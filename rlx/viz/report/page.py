@@ -1,7 +1,7 @@
 """A report as one HTML file: styles, scripts, charting library and data inside, nothing fetched.
 
-Names in models are anybody's text. The data stands in the page as JSON that cannot end its element,
-the script writes it as text only, and the page's policy lets no other script run.
+Names in models are untrusted. The data is JSON that cannot close its element, the script inserts it
+as text only, and the content security policy lets no other script run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 from string import Template
 
-from rlx.formats.atomic import atomic_file
-from rlx.formats.optional import library
+from rlx.support.files import atomic_file
+from rlx.support.optional import library
 from rlx.viz.report.records import Report
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -26,7 +26,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def write_page(path: str | os.PathLike[str], report: Report) -> None:
-    """Write the page; it appears whole or not at all."""
+    """Write the page atomically."""
     data = page(report).encode("utf-8", "xmlcharrefreplace")
     with atomic_file(path) as file:
         file.write(data)

@@ -1,20 +1,21 @@
-"""What a report says, as plain records: the page is drawn from their JSON and nothing else."""
+"""The contents of a report as dataclasses; the page is drawn from their JSON alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
 
-from rlx.records import dataclass
-from rlx.viz.arena import Placed
+from rlx.backends.inspection import Roof
+from rlx.support.records import dataclass
+from rlx.viz.arena import Allocation
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a result of the plan lives, and from which position of the schedule to which."""
+    """The slot of a result and its liveness, as positions in the schedule."""
 
     kind: str  # arena, input, output, param, state, constant, alias
-    size: int  # bytes, at the upper bounds of live sizes
+    size: int  # bytes, at the bounds of dynamic dims
     first: int
     last: int
     offset: int | None = None  # bytes from the start of the arena
@@ -60,12 +61,12 @@ class Block:
 class Arena:
     size: int
     positions: int  # of the schedule
-    values: Sequence[Placed]
+    values: Sequence[Allocation]
 
 
 @dataclass(frozen=True)
 class KernelUse:
-    """All calls of a kernel that do the same amount of work."""
+    """All launches of a kernel with the same amount of work."""
 
     kernel: str
     op: str
@@ -75,16 +76,7 @@ class KernelUse:
     seconds: float
     flops: int
     bytes: int
-    integer: bool  # multiplies bytes: its roof is that of integer products
-
-
-@dataclass(frozen=True)
-class Roof:
-    """A limit of this machine: so many GFLOP/s, or so many GB/s."""
-
-    name: str
-    gflops: float = 0.0
-    gb: float = 0.0
+    integer: bool  # an int8 GEMM: its roof is that of integer dot products
 
 
 @dataclass(frozen=True)
@@ -92,8 +84,8 @@ class Measured:
     """Runs of this variant on this machine."""
 
     seconds: float  # of one run, the median
-    sizes: str  # the live sizes it ran with
-    weights: str  # which values the parameters had
+    sizes: str  # the dynamic dims it ran with
+    weights: str  # where the params came from
     kernels: Sequence[KernelUse]
     roofs: Sequence[Roof]
 

@@ -20,10 +20,10 @@ CPUS = 512  # an i32 per worker: the core it was on at the end of its last run
 STATE_BYTES = CPUS + 4 * 256
 
 # A program: byte offsets of its header, and of one step.
-STEPS, PATCHES, PATCH_COUNT, WORDS, LIVE, PROFILE, STEP_COUNT, USE_WORKERS = range(0, 64, 8)
+STEPS, PATCHES, PATCH_COUNT, ARGS, LIVE, PROFILE, STEP_COUNT, USE_WORKERS = range(0, 64, 8)
 HEADER_BYTES = 64
 STEP_BYTES = 24
-STEP_FN, STEP_WORDS, STEP_FLAGS, STEP_PHASE = 0, 8, 16, 20
+STEP_FN, STEP_ARGS, STEP_FLAGS, STEP_PHASE = 0, 8, 16, 20
 
 # A profile has a record of three i64 for each worker and step.
 BEGIN, END, ROUNDS = 0, 8, 16

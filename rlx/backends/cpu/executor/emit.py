@@ -1,9 +1,9 @@
 """The native executor: worker threads that run a program, a table of kernel launches, in lock step.
 
-A kernel is `void kernel(ptr words, i32 tid, i32 nth)`; `words` holds its 8-byte arguments (pointers
+A kernel is `void kernel(ptr args, i32 tid, i32 nth)`; `args` holds its 8-byte arguments (pointers
 and i64 scalars), and worker `tid` of `nth` does its share.
 
-A program is a table of steps {kernel, words, flags, phase}. Before the first step the executor
+A program is a table of steps {kernel, args, flags, phase}. Before the first step the executor
 copies `live` values (sizes of this run, addresses of inputs and outputs) into the arguments that
 the patch table names, so a run costs Python one call, whatever the number of steps. Flag BARRIER:
 all workers finish this step before any begins the next. Flag ALONE: worker 0 runs the step by
@@ -37,6 +37,7 @@ from rlx.backends.cpu.executor.barrier import (
 )
 from rlx.backends.cpu.executor.control_block import (
     ALONE,
+    ARGS,
     BARRIER,
     BEGIN,
     BUDGET,
@@ -58,16 +59,15 @@ from rlx.backends.cpu.executor.control_block import (
     ROUNDS,
     SLEEPERS,
     STAMP_BYTES,
+    STEP_ARGS,
     STEP_BYTES,
     STEP_COUNT,
     STEP_FLAGS,
     STEP_FN,
-    STEP_WORDS,
     STEPS,
     STOP,
     USE_WORKERS,
     WAKE,
-    WORDS,
     WORKERS,
     YIELD_AT,
 )
@@ -168,7 +168,7 @@ def _launch(
         f.prefetch(stamps, STAMP_BYTES - 8)
     start = f.clock() if timed else None
     nth = f.select(alone, f.i32(1), f["nth"])
-    call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_WORDS), f["tid"], nth
+    call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_ARGS), f["tid"], nth
 
     def plain() -> Value:
         f.call_pointer(call[0], void, *call[1:])
@@ -295,11 +295,11 @@ def _emit_crowding(f: Function, nth: Value) -> None:
 
 def _emit_patches(f: Function, program: Value) -> None:
     pairs, count = f.load(program, ptr, PATCHES), f.load(program, i64, PATCH_COUNT)
-    words, live = f.load(program, ptr, WORDS), f.load(program, ptr, LIVE)
+    args, live = f.load(program, ptr, ARGS), f.load(program, ptr, LIVE)
     for i in f.range(0, count):
         pair = f.gep(pairs, i, 8)
-        word, source = f.load(pair, i32).to(i64), f.load(pair, i32, 4).to(i64)
-        f.store(f.load(f.gep(live, source, 8), i64), f.gep(words, word, 8))
+        arg, source = f.load(pair, i32).to(i64), f.load(pair, i32, 4).to(i64)
+        f.store(f.load(f.gep(live, source, 8), i64), f.gep(args, arg, 8))
 
 
 def _new_epoch(f: Function, nth: Value, futex: bool) -> None:

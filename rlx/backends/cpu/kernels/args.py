@@ -1,4 +1,4 @@
-"""The words of a kernel by name, for kernels that have many."""
+"""The args of a kernel by name, for kernels that have many."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rlx.llvm.builder import Function, Value, i64, ptr
 
 
 class Operands:
-    """Words read where they are first asked for; `o["name"]` is a pointer or an i64.
+    """Args read where they are first asked for; `o["name"]` is a pointer or an i64.
 
-    Ask for a word in a block that comes before all its uses: at the start of a function, usually by
+    Ask for an arg in a block that comes before all its uses: at the start of a function, usually by
     making the object with every name the function needs.
     """
 
@@ -25,7 +25,7 @@ class Operands:
         for index, name in enumerate(order):
             if wanted is None or name in wanted:
                 type_ = ptr if name in pointers else i64
-                self.values[name] = f.word(f["words"], index, type_)
+                self.values[name] = f.arg(f["args"], index, type_)
 
     def __getitem__(self, name: str) -> Value:
         return self.values[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu import host  # noqa: F401
 from rlx.backends.cpu.kernels.attention import (
     lower_attention,  # noqa: F401
     paged_attention,  # noqa: F401

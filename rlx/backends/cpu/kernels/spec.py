@@ -2,14 +2,14 @@
 
     @dataclass(frozen=True)
     class Scale(KernelSpec):
-        '''words: x, y, n'''
+        '''args: x, y, n'''
         dtype: DType
 
         def emit(self, m: Module) -> None:
             f = m.kernel()
             ...
 
-The docstring lists the words the kernel reads, in order; whoever makes steps for it must give them.
+The docstring lists the args the kernel reads, in order; whoever makes steps for it must give them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import ClassVar
 from rlx.llvm.builder import Module
 from rlx.llvm.jit import Kernel, Unit, compile_many, counters
 from rlx.llvm.target import Target
-from rlx.settings import debug, debug_level
+from rlx.support.settings import debug, debug_level
 
 
 class KernelSpec(ABC):
@@ -32,7 +32,7 @@ class KernelSpec(ABC):
 
     @abstractmethod
     def emit(self, m: Module) -> None:
-        """Define `kernel` in the module: void kernel(ptr words, i32 tid, i32 nth)."""
+        """Define `kernel` in the module: void kernel(ptr args, i32 tid, i32 nth)."""
 
     @property
     def label(self) -> str:

@@ -250,7 +250,7 @@ def _sum_blocks(blocks: tuple[Array, Array, Array, Array], out: Array) -> list[A
 # -- ops on packed weights ------------------------------------------------------------------------
 
 
-@op("packed_matmul")
+@op("packed_matmul", is_anchor=True)
 class PackedMatMul(Op):
     """activation(scale · x·w + bias) + residual, or activation(x·gate) · (x·up) of a pair.
 
@@ -329,7 +329,7 @@ class PackedMatMul(Op):
         return Cost(gemm.flops + after, gemm.bytes)
 
 
-@op("packed_grouped_matmul")
+@op("packed_grouped_matmul", is_anchor=True)
 class PackedGroupedMatMul(Op):
     """Row t of x [T, K] times the packed weight of its expert: packed [E, P, K, W], expert [T]."""
 

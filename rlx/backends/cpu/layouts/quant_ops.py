@@ -91,7 +91,7 @@ class QuantizeRows(Op):
         return Cost(inputs[0].num_elements * 6, inputs[0].size_bytes + outputs[0].size_bytes)
 
 
-@op("packed_dequant_matmul")
+@op("packed_dequant_matmul", is_anchor=True)
 class PackedDequantMatMul(Op):
     """activation(x·w + bias) + residual, or activation(x·gate) · (x·up) of a pair.
 
@@ -181,7 +181,7 @@ def _require_column_tiles(scheme: QuantScheme, packed: Shape, column_tiles: int,
         raise ShapeError("not the column tiles of this weight", got=packed, expected=list(expected))
 
 
-@op("packed_dequant_grouped")
+@op("packed_dequant_grouped", is_anchor=True)
 class PackedDequantGrouped(Op):
     """Row t of x [T, K] times the weight of its expert: tiles [E, tiles, bytes], expert [T].
 

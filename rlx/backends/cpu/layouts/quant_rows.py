@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import AttributeValueError
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Array = npt.NDArray[Any]
 

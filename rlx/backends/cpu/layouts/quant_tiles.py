@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Array = npt.NDArray[Any]
 

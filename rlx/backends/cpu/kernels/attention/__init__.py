@@ -1,7 +1,7 @@
 """Attention after FlashAttention: online softmax over KV blocks, split-KV between workers.
 
 lower_attention     the op to kernels: decode or prefill, strides, combine
-problem             what is constant in the code, kernel words, GQA rows and visible keys
+problem             what is constant in the code, kernel args, GQA rows and visible keys
 prefill             many rows: query blocks against KV blocks
 tiles, pack_qkv     its tiles and micro-kernels (QKᵀ, PV), its packed operands
 decode              a few rows: flash decoding at memory speed

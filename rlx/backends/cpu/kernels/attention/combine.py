@@ -15,13 +15,13 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Module, Value, i64, ptr, vec
 from rlx.llvm.storage import load, memory_type, store
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 def partial_of(f: Function, kernel: AttentionKernel, worker: Value, number: Value | int) -> Value:
     """Partial result `number` of a worker: 0 for items of its own, 1 for one that an earlier worker
     began, 2 for one that a later worker continues."""
-    base = f.gep(Rows(f, kernel.problem).words["scratch"], worker, kernel.worker_bytes(f.target))
+    base = f.gep(Rows(f, kernel.problem).args["scratch"], worker, kernel.worker_bytes(f.target))
     return f.gep(base, number, kernel.partial_bytes(f.target))
 
 
@@ -40,7 +40,7 @@ def workspace_of(f: Function, kernel: AttentionKernel) -> Value:
 
 
 class _Item:
-    """The rows of an item's results, in a function with `words`, `batch`, `head` and `row`."""
+    """The rows of an item's results, in a function with `args`, `batch`, `head` and `row`."""
 
     def __init__(self, f: Function, kernel: AttentionKernel) -> None:
         self.f, self.kernel, self.problem = f, kernel, kernel.problem
@@ -67,7 +67,7 @@ class _Item:
             return total
         head, inside = self.place(row)
         number = head * self.problem.gqa_group + self.rows.place(inside)[1]
-        at = self.f.gep(self.rows.words["sinks"], number, memory_type(dtype))
+        at = self.f.gep(self.rows.args["sinks"], number, memory_type(dtype))
         sink = self.f.extract(load(self.f, at, dtype, 1, self.type), 0)
         return total + math.exp(sink - finite_max(row_max))  # a sink may exceed every score
 
@@ -93,8 +93,8 @@ _ITEM_PARAMS = [("batch", i64), ("head", i64), ("row", i64)]
 
 
 def emit_normalize(m: Module, kernel: AttentionKernel) -> Function:
-    """void normalize(words, batch, head, row, partial): the output of an item that is not split."""
-    f = m.function("normalize", [("words", ptr), *_ITEM_PARAMS, ("partial", ptr)], internal=True)
+    """void normalize(args, batch, head, row, partial): the output of an item that is not split."""
+    f = m.function("normalize", [("args", ptr), *_ITEM_PARAMS, ("partial", ptr)], internal=True)
     item = _Item(f, kernel)
     for r in f.range(0, item.count):
         total, row_max = (
@@ -118,7 +118,7 @@ def safe_inverse(total: Value) -> Value:
 
 @dataclass(frozen=True)
 class CombineSplitKV(KernelSpec):
-    """words: problem.WORDS. Combines the partial results of items that were split between workers.
+    """args: problem.ARGS. Combines the partial results of items that were split between workers.
 
     Every worker visits every boundary and combines some rows of the item there.
     """
@@ -164,7 +164,7 @@ class CombineSplitKV(KernelSpec):
         first_row = f["tid"].to(i64) + worker * split.kernel.partial_rows(f.target)
         f.call(
             combine,
-            f["words"],
+            f["args"],
             *split.place(group),
             block * split.block,
             partial_of(f, self.kernel, worker - 1, 2),
@@ -176,13 +176,13 @@ class CombineSplitKV(KernelSpec):
 
 
 def _emit_combine(m: Module, kernel: AttentionKernel) -> Function:
-    """void combine(words, batch, head, row, first, others, count, start, step)
+    """void combine(args, batch, head, row, first, others, count, start, step)
 
     Rows start, start + step, ... of an item. Partial result 0 is at `first`, i > 0 at
     others + (i - 1) * the bytes of a worker.
     """
     parts = [("first", ptr), ("others", ptr), ("count", i64), ("start", i64), ("step", i64)]
-    f = m.function("combine", [("words", ptr), *_ITEM_PARAMS, *parts], internal=True)
+    f = m.function("combine", [("args", ptr), *_ITEM_PARAMS, *parts], internal=True)
     item = _Item(f, kernel)
     for r in f.range(f["start"], item.count, f["step"]):
         scale = safe_inverse(_weigh_partials(f, item, r))

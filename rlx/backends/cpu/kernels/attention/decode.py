@@ -21,15 +21,15 @@ from rlx.backends.cpu.kernels.attention.combine import (
     partial_of_span,
     workspace_of,
 )
-from rlx.backends.cpu.kernels.attention.problem import AttentionKernel, Rows, Words
+from rlx.backends.cpu.kernels.attention.problem import Args, AttentionKernel, Rows
 from rlx.backends.cpu.kernels.attention.q8_cache import load_q8
 from rlx.backends.cpu.kernels.attention.softmax import RowSoftmax
 from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit
 from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
-from rlx.llvm.horizontal import fold
+from rlx.llvm.horizontal import reduce_lanes
 from rlx.llvm.storage import load, memory_type
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MAX_ROWS = 8  # of a KV head: queries times GQA group
 _BLOCK = 64  # keys of a KV block of one head
@@ -38,7 +38,7 @@ _PREFETCHED = 32 << 10  # bytes of keys, and as many of values, prefetched for a
 
 @dataclass(frozen=True)
 class Decode(AttentionKernel):
-    """words: problem.WORDS. `rows` is the number of rows of a KV head, at most MAX_ROWS; `heads`,
+    """args: problem.ARGS. `rows` is the number of rows of a KV head, at most MAX_ROWS; `heads`,
     1 or all of them, the number of KV heads of a work item."""
 
     rows: int = 1
@@ -82,29 +82,29 @@ class Decode(AttentionKernel):
             workspace = workspace_of(f, self)
             following = _next_item(f, self, span, first)
             arguments = (*item, span.first, span.last, following)
-            f.call(attend, f["words"], workspace, partial, *arguments)
-            f.if_(span.whole, lambda: discard(f.call(normalize, f["words"], *item, partial)))
+            f.call(attend, f["args"], workspace, partial, *arguments)
+            f.if_(span.whole, lambda: discard(f.call(normalize, f["args"], *item, partial)))
 
         split.each_span(work)
 
 
 def _next_item(f: Function, kernel: Decode, span: KVSpan, first: Value) -> Value:
     """Where the keys of the next item begin, for prefetching; it need not exist."""
-    words, problem = Words(f), kernel.problem
+    args, problem = Args(f), kernel.problem
     head = span.head + kernel.heads_per_item
     wraps = head.eq(problem.kv_heads)
     batch, head = span.batch + wraps.to(i64), f.select(wraps, f.i64(0), head)
-    return f.gep(words.head("k", problem, batch, head), first * words.row_bytes("k", problem))
+    return f.gep(args.head("k", problem, batch, head), first * args.row_bytes("k", problem))
 
 
 def emit_attend(m: Module, kernel: Decode, body: type[DecodeAttend] | None = None) -> Function:
-    """void attend(words, workspace, partial, batch, head, row, first, last, following)
+    """void attend(args, workspace, partial, batch, head, row, first, last, following)
 
     The partial result of all rows over keys [first, last). `following` are the keys to prefetch
     after them.
     """
     item = [("batch", i64), ("head", i64), ("row", i64), ("first", i64), ("last", i64)]
-    params = [("words", ptr), ("workspace", ptr), ("partial", ptr), *item, ("following", ptr)]
+    params = [("args", ptr), ("workspace", ptr), ("partial", ptr), *item, ("following", ptr)]
     f = m.function("attend", params, internal=True)
     (body or DecodeAttend)(f, kernel).emit()
     return f
@@ -116,15 +116,15 @@ class DecodeAttend:
 
     def __init__(self, f: Function, kernel: Decode) -> None:
         self.f, self.kernel, self.problem, self.rows = f, kernel, kernel.problem, kernel.rows
-        self.words, self.type, self.block = Words(f), kernel.problem.acc, kernel.block
+        self.args, self.type, self.block = Args(f), kernel.problem.acc, kernel.block
         self.row_map = Rows(f, kernel.problem)
         size = self.type.bytes
         self.head_bytes = self.rows * self.problem.head_dim * size
         self.scores = f.gep(f["workspace"], kernel.heads * self.head_bytes)
         self.factors = f.gep(self.scores, self.rows * self.block * size)
-        self.bases = {n: self.words.head(n, self.problem, f["batch"], f["head"]) for n in "kv"}
-        self.row_bytes = {n: self.words.row_bytes(n, self.problem) for n in "kv"}
-        self.head_stride_bytes = {n: self.words.row_bytes(n, self.problem, "head") for n in "kv"}
+        self.bases = {n: self.args.head(n, self.problem, f["batch"], f["head"]) for n in "kv"}
+        self.row_bytes = {n: self.args.row_bytes(n, self.problem) for n in "kv"}
+        self.head_stride_bytes = {n: self.args.row_bytes(n, self.problem, "head") for n in "kv"}
         self.lanes = {n: self.problem.vector_width(n, f.target) for n in "kv"}
         self.width = self._width()
         whole = self.width * self.lanes["v"] == self.problem.head_dim
@@ -209,7 +209,7 @@ class DecodeAttend:
         """Scale and widen the queries; clear the partial result."""
         f, p = self.f, self.problem
         lanes = p.vector_width("q", f.target)
-        step = self.words.row_bytes("q", p, "step")
+        step = self.args.row_bytes("q", p, "step")
         for r in f.range(0, self.rows):
             row = self.row_map.address("q", f["batch"], self.head, f["row"] + r)
             for d in f.range(0, p.head_dim, lanes):
@@ -227,7 +227,7 @@ class DecodeAttend:
         if self.problem.q8_kv:
             return load_q8(f, row, at + offset, lanes, self.type)
         if name in self.problem.strided:
-            step = self.words.row_bytes(name, self.problem, "step")
+            step = self.args.row_bytes(name, self.problem, "step")
             return load(f, f.gep(row, (at + offset) * step), dtype, lanes, self.type)
         size = memory_type(dtype).bytes
         return load(f, f.gep(row, at, size), dtype, lanes, self.type, offset * size)
@@ -243,7 +243,7 @@ class DecodeAttend:
         qk = self._qk_streaming if self.streams else self._qk_prefetching
         for j in f.range(0, count, keys_at_once, guard=False):
             dots = qk(k, j, count - 1, keys_at_once)
-            for r, row in enumerate(fold(f, dots, keys_at_once)):
+            for r, row in enumerate(reduce_lanes(f, dots, keys_at_once)):
                 f.store(row, f.gep(self.scores, j + r * self.block, self.type))
 
     def _qk_streaming(self, k: Value, j: Value, last: Value, keys_at_once: int) -> list[Value]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from rlx.backends.cpu.kernels.attention.combine import CombineSplitKV
 from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode
 from rlx.backends.cpu.kernels.attention.prefill import Prefill
-from rlx.backends.cpu.kernels.attention.problem import WORDS, AttentionKernel, Problem
+from rlx.backends.cpu.kernels.attention.problem import ARGS, AttentionKernel, Problem
 from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0, QuantizeBlocks
 from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, same
 from rlx.ir.lir import contiguous_strides
@@ -79,7 +79,7 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("attention", scratch=_scratch, strided=True)
-def lower_attention(node: Node, ctx: Context) -> list[Step]:
+def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     problem = _problem(node, ctx.target)
     strides = _strides(node, ctx)
     strided = "".join(n for n in "qkv" if problem.head_dim > 1 and strides[f"{n}_step"] != 1)
@@ -92,11 +92,13 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
     problem = replace(
         problem, strided=strided, mask_rows=mask_rows, bf16_pairs=problem.bf16_pairs and not strided
     )
-    words = _words(node, strides)
+    args = _args(node, strides)
     steps = []
     for kernel in _kernels(node, problem, ctx.target, _heads_per_item(problem, strides)):
         specs = [kernel, CombineSplitKV(kernel)] if ctx.threads > 1 else [kernel]
-        steps += [Step(s, words, node.inputs, node.outputs, uses_scratch=True) for s in specs]
+        steps += [
+            KernelLaunch(s, args, node.inputs, node.outputs, uses_scratch=True) for s in specs
+        ]
     for step in steps:
         step.bytes = node.output.shape.size_bytes  # combining moves no more than the result
     cost = node.op.cost([v.shape for v in node.inputs], [node.output.shape])
@@ -106,12 +108,16 @@ def lower_attention(node: Node, ctx: Context) -> list[Step]:
 
 
 @lowers("quantize_blocks")
-def lower_quantize_blocks(node: Node, ctx: Context) -> list[Step]:
+def lower_quantize_blocks(node: Node, ctx: Context) -> list[KernelLaunch]:
     (x,) = node.inputs
-    words: list[Word] = [Pointer(x), Pointer(node.output), x.shape.num_elements // Q8_0.block_size]
+    args: list[KernelArg] = [
+        Pointer(x),
+        Pointer(node.output),
+        x.shape.num_elements // Q8_0.block_size,
+    ]
     cost = node.op.cost([x.shape], [node.output.shape])
     spec = QuantizeBlocks(x.dtype)
-    return [Step(spec, words, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
+    return [KernelLaunch(spec, args, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
 
 
 def _heads_per_item(problem: Problem, strides: dict[str, Dim]) -> int:
@@ -121,18 +127,18 @@ def _heads_per_item(problem: Problem, strides: dict[str, Dim]) -> int:
     return problem.kv_heads if contiguous else 1
 
 
-def _words(node: Node, strides: dict[str, Dim]) -> list[Word]:
+def _args(node: Node, strides: dict[str, Dim]) -> list[KernelArg]:
     op = node.op
     assert isinstance(op, Attention)
     given = (*node.inputs[:3], *op.extras(*node.inputs[3:]))
     names = ("q", "k", "v", "mask", "sinks")
-    found: dict[str, Word] = {
+    found: dict[str, KernelArg] = {
         n: 0 if x is None else Pointer(x) for n, x in zip(names, given, strict=True)
     }
     found |= {"out": Pointer(node.output), "scratch": Scratch(node)}
     found |= {"batch": _sizes(node, "q").batch, "queries": _sizes(node, "q").length}
     found |= {"keys": _sizes(node, "k").length, **strides}
-    return [found[name] for name in WORDS]
+    return [found[name] for name in ARGS]
 
 
 def _strides(node: Node, ctx: Context) -> dict[str, Dim]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rlx.backends.cpu.kernels.attention.problem import Problem, Rows, Words
+from rlx.backends.cpu.kernels.attention.problem import Args, Problem, Rows
 from rlx.backends.cpu.kernels.attention.q8_cache import load_q8
 from rlx.backends.cpu.kernels.attention.tiles import Tiling, interleave_bf16, to_bf16
 from rlx.ir.dtype import DType
@@ -81,10 +81,10 @@ def _read(
 
 
 def emit_pack_q(m: Module, problem: Problem, t: Tiling) -> Function:
-    """void pack(words, batch, head, row, dst): a query panel, scaled, as [head_dim][rows] (bf16
+    """void pack(args, batch, head, row, dst): a query panel, scaled, as [head_dim][rows] (bf16
     pairs: [head_dim / 2][rows]). Rows beyond the last repeat it."""
     item = [(name, i64) for name in ("batch", "head", "row")]
-    f = m.function("pack", [("words", ptr), *item, ("dst", ptr)], internal=True)
+    f = m.function("pack", [("args", ptr), *item, ("dst", ptr)], internal=True)
     if "q" in problem.strided or problem.head_dim % 4 or t.panel % 4:
         _pack_scalar(f, problem, t)
     else:
@@ -100,7 +100,7 @@ def _row_address(f: Function, problem: Problem) -> Callable[[Value], Value]:
 
 
 def _pack_scalar(f: Function, problem: Problem, t: Tiling) -> None:
-    strided, step = "q" in problem.strided, Words(f).row_bytes("q", problem, "step")
+    strided, step = "q" in problem.strided, Args(f).row_bytes("q", problem, "step")
     address = _row_address(f, problem)
     for r in f.range(0, t.panel):
         row = address(r)

@@ -10,17 +10,26 @@ from __future__ import annotations
 
 from rlx.backends.cpu.kernels.attention.combine import emit_normalize, partial_of
 from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode, DecodeAttend, emit_attend
-from rlx.backends.cpu.kernels.attention.problem import POINTERS, WORDS, Problem, Rows, Words
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.kernels.attention.problem import ARGS, POINTERS, Args, Problem, Rows
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lowers,
+)
 from rlx.ir.attrs import MaskKind
 from rlx.ir.node import Node
 from rlx.ir.ops.paged import PagedAttention
 from rlx.llvm.builder import Function, Module, Value, i32, i64
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
-PAGED_WORDS = (
-    *WORDS,
+PAGED_ARGS = (
+    *ARGS,
     "table",
     "rows",
     "positions",
@@ -32,11 +41,11 @@ PAGED_WORDS = (
 )
 
 
-class PagedWords(Words):
+class PagedArgs(Args):
     """`table` is i32 [sequences, pages], `rows` and `positions` are i32 [queries]; the cache has
     `cache_pages` pages. A row, position or page out of range leaves `node` in `status`."""
 
-    names = PAGED_WORDS
+    names = PAGED_ARGS
     pointers = (*POINTERS, "table", "rows", "positions", "status")
 
     def number(self, name: str, at: Value) -> Value:
@@ -46,7 +55,7 @@ class PagedWords(Words):
 
 @dataclass(frozen=True)
 class Paged(Decode):
-    """words: PAGED_WORDS. For runs of `tokens` tokens (1: for single tokens)."""
+    """args: PAGED_ARGS. For runs of `tokens` tokens (1: for single tokens)."""
 
     page: int = 64
     tokens: int = 1
@@ -64,44 +73,44 @@ class Paged(Decode):
         attend = emit_attend(m, self, PagedAttend)
         normalize = emit_normalize(m, self)
         f = m.kernel()
-        words, heads = PagedWords(f), self.problem.kv_heads
-        count, nth, tid = words["queries"], f["nth"].to(i64), f["tid"].to(i64)
+        args, heads = PagedArgs(f), self.problem.kv_heads
+        count, nth, tid = args["queries"], f["nth"].to(i64), f["tid"].to(i64)
 
         def walk(token: Value, item: Value) -> list[Value]:
-            whole = self._is_run(f, words, token, count)
+            whole = self._is_run(f, args, token, count)
             taken = f.select(whole, f.i64(self.run_length), f.i64(1))
             mine = whole if self.tokens > 1 else ~whole if self.run_length > 1 else f.i64(1).eq(1)
-            f.if_(mine, lambda: self._item(f, words, attend, normalize, token, (item, nth, tid)))
+            f.if_(mine, lambda: self._item(f, args, attend, normalize, token, (item, nth, tid)))
             return [token + taken, item + f.select(mine, f.i64(heads), f.i64(0))]
 
         f.while_([f.i64(0), f.i64(0)], lambda token, _: token < count, walk)
 
-    def _is_run(self, f: Function, words: PagedWords, token: Value, count: Value) -> Value:
+    def _is_run(self, f: Function, args: PagedArgs, token: Value, count: Value) -> Value:
         """Whether `run_length` consecutive tokens of one sequence begin here."""
         if self.run_length == 1:
             return f.i64(0).ne(0)
         fits = token + self.run_length <= count
 
         def is_consecutive() -> list[Value]:
-            row, position = words.number("rows", token), words.number("positions", token)
+            row, position = args.number("rows", token), args.number("positions", token)
             good = f.i64(0).eq(0)
             for i in range(1, self.run_length):
-                good = good & words.number("rows", token + i).eq(row)
-                good = good & words.number("positions", token + i).eq(position + i)
+                good = good & args.number("rows", token + i).eq(row)
+                good = good & args.number("positions", token + i).eq(position + i)
             return [good]
 
         return f.if_(fits, is_consecutive, lambda: [f.i64(0).ne(0)])[0]
 
     def _item(
-        self, f: Function, words: PagedWords, attend: Function, normalize: Function, token: Value,
+        self, f: Function, args: PagedArgs, attend: Function, normalize: Function, token: Value,
         share: tuple[Value, Value, Value],
     ) -> None:  # fmt: skip
         """This worker's heads of a run."""
         item, nth, tid = share
-        row, position = words.number("rows", token), words.number("positions", token)
+        row, position = args.number("rows", token), args.number("positions", token)
         end = position + self.tokens
-        known = row.ult(words["sequences"]) & position.ult(words["pages"] * self.page)
-        known = known & (end <= words["pages"] * self.page)
+        known = row.ult(args["sequences"]) & position.ult(args["pages"] * self.page)
+        known = known & (end <= args["pages"] * self.page)
         first = f.i64(0)
         if self.problem.kind.behind is not None:
             first = f.max(position - self.problem.kind.behind, 0)
@@ -114,12 +123,12 @@ class Paged(Decode):
 
                 def one(head: Value = head) -> None:
                     place = (batch, head, first_row)
-                    f.call(attend, f["words"], workspace, partial, *place, first, end, words["k"])
-                    f.call(normalize, f["words"], *place, partial)
+                    f.call(attend, f["args"], workspace, partial, *place, first, end, args["k"])
+                    f.call(normalize, f["args"], *place, partial)
 
                 f.if_((item + head).urem(nth).eq(tid), one)
 
-        f.if_(known, work, lambda: f.store(words["node"], words["status"]))
+        f.if_(known, work, lambda: f.store(args["node"], args["status"]))
 
 
 class PagedRows(Rows):
@@ -128,8 +137,8 @@ class PagedRows(Rows):
     def __init__(self, f: Function, kernel: Paged) -> None:
         super().__init__(f, kernel.problem)
         token = f["row"].udiv(kernel.problem.gqa_group)
-        words = PagedWords(f)
-        self.past = words.number("positions", token) - token  # as if query 0 were in this run
+        args = PagedArgs(f)
+        self.past = args.number("positions", token) - token  # as if query 0 were in this run
 
     def kv_end(self, row: Value) -> Value:
         return self.past + self.place(row)[0] + 1
@@ -140,16 +149,16 @@ class PagedAttend(DecodeAttend):
 
     def __init__(self, f: Function, kernel: Paged) -> None:
         super().__init__(f, kernel)
-        self.words = words = PagedWords(f)
+        self.args = args = PagedArgs(f)
         self.row_map = PagedRows(f, kernel)
-        row = words.number("rows", f["row"].udiv(kernel.problem.gqa_group))
-        self.table = f.gep(words["table"], row * words["pages"], i32)
+        row = args.number("rows", f["row"].udiv(kernel.problem.gqa_group))
+        self.table = f.gep(args["table"], row * args["pages"], i32)
 
     def first_row(self, name: str, key: Value) -> Value:
         f, page = self.f, self.kernel.page
         number = f.load(f.gep(self.table, key.udiv(page), i32), i32).to(i64, signed=True)
-        good = number.ult(self.words["cache_pages"])
-        f.if_(good, lambda: None, lambda: f.store(self.words["node"], self.words["status"]))
+        good = number.ult(self.args["cache_pages"])
+        f.if_(good, lambda: None, lambda: f.store(self.args["node"], self.args["status"]))
         slot = f.select(good, number, f.i64(0)) * page + key.urem(page)
         return f.gep(self.bases[name], slot * self.row_bytes[name])
 
@@ -190,35 +199,35 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("paged_attention", when=_is_supported, scratch=_scratch)
-def lower_paged(node: Node, ctx: Context) -> list[Step]:
+def lower_paged(node: Node, ctx: Context) -> list[KernelLaunch]:
     op = node.op
     assert isinstance(op, PagedAttention)
-    words = _words(node, op)
+    args = _args(node, op)
     cost = op.cost([v.shape for v in node.inputs], [node.output.shape])
     steps = [
-        Step(kernel, words, node.inputs, node.outputs, uses_scratch=True)
+        KernelLaunch(kernel, args, node.inputs, node.outputs, uses_scratch=True)
         for kernel in _kernels(node)
     ]
     steps[0].flops, steps[0].bytes = cost.flops, cost.bytes
     return steps
 
 
-def _words(node: Node, op: PagedAttention) -> list[Word]:
+def _args(node: Node, op: PagedAttention) -> list[KernelArg]:
     q, k, v, table, rows, positions, *sinks = node.inputs
     slots, dim = k.shape.dims[2], op.head_dim
-    found: dict[str, Word] = {
+    found: dict[str, KernelArg] = {
         "q": Pointer(q), "k": Pointer(k), "v": Pointer(v), "mask": 0,
         "sinks": Pointer(sinks[0]) if sinks else 0, "out": Pointer(node.output),
         "scratch": Scratch(node), "batch": 1, "queries": q.shape.dims[1], "keys": slots,
         "table": Pointer(table), "rows": Pointer(rows), "positions": Pointer(positions),
-        "status": Status(), "node": Number(node), "sequences": table.shape.dims[0],
+        "status": Status(), "node": NodeNumber(node), "sequences": table.shape.dims[0],
         "pages": table.shape.dims[1], "cache_pages": slots // op.page,
     }  # fmt: skip
     token, key = (0, op.num_heads * dim, dim, 1), (0, dim, slots * dim, 1)
     for name, strides in (("q", token), ("k", key), ("v", key), ("out", token)):
         axes = zip(("batch", "row", "head", "step"), strides, strict=True)
         found |= {f"{name}_{axis}": stride for axis, stride in axes}
-    return [found.get(name, 0) for name in PAGED_WORDS]
+    return [found.get(name, 0) for name in PAGED_ARGS]
 
 
-__all__ = ["PAGED_WORDS", "Paged"]
+__all__ = ["PAGED_ARGS", "Paged"]

@@ -18,10 +18,10 @@ from rlx.backends.cpu.kernels.attention.combine import (
 )
 from rlx.backends.cpu.kernels.attention.pack_qkv import emit_copy_kv, emit_pack_q
 from rlx.backends.cpu.kernels.attention.problem import (
+    Args,
     AttentionKernel,
     Problem,
     Rows,
-    Words,
     finite_max,
     softmax_exp,
 )
@@ -32,18 +32,18 @@ from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import LINE, memory_type, store
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 def emit_panel(m: Module, kernel: Prefill) -> Function:
-    """void panel(words, workspace, partial, batch, head, row, p, key, count, is_first, is_last, q,
+    """void panel(args, workspace, partial, batch, head, row, p, key, count, is_first, is_last, q,
     k, v)
 
     Adds the KV block of `count` keys from `key` on to the partial result of panel p of an item.
     Where the output is written directly, `is_first` and `is_last` mark the first and the last KV
     block. Rows at `q`, `k` and `v` come next and are prefetched into the L2 cache.
     """
-    params = [("words", ptr), ("workspace", ptr), ("partial", ptr)]
+    params = [("args", ptr), ("workspace", ptr), ("partial", ptr)]
     numbers = ("batch", "head", "row", "p", "key", "count", "is_first", "is_last")
     params += [(name, i64) for name in numbers]
     f = m.function("panel", [*params, *((name, ptr) for name in "qkv")], internal=True)
@@ -71,7 +71,7 @@ class _PanelEmitter:
             for at in (kernel.max_offset(f.target), kernel.sum_offset(f.target))
         )
         self.result = Rows(f, self.problem).addresses("out", f["batch"], f["head"])
-        self.row_bytes = {n: Words(f).row_bytes(n, self.problem) for n in "qkv"}
+        self.row_bytes = {n: Args(f).row_bytes(n, self.problem) for n in "qkv"}
 
     def workspace(self, offset: int) -> Value:
         return self.f.gep(self.f["workspace"], offset)
@@ -267,7 +267,7 @@ _ITEM_PARAMS = [("batch", i64), ("head", i64), ("row", i64)]
 
 @dataclass(frozen=True)
 class Prefill(AttentionKernel):
-    """words: problem.WORDS. `rows` is the most rows a KV head has (0: unknown)."""
+    """args: problem.ARGS. `rows` is the most rows a KV head has (0: unknown)."""
 
     rows: int = 0
 
@@ -301,10 +301,10 @@ class Prefill(AttentionKernel):
             workspace = workspace_of(f, self)
             whole = span.whole
             keys = (span.first, span.last, whole.to(i64))
-            f.call(attend, f["words"], workspace, partial, *item, *keys)
+            f.call(attend, f["args"], workspace, partial, *item, *keys)
             if self.writes_output(m.target):
                 whole = whole & (span.first >= span.last)  # no key, and so no last block
-            f.if_(whole, lambda: discard(f.call(normalize, f["words"], *item, partial)))
+            f.if_(whole, lambda: discard(f.call(normalize, f["args"], *item, partial)))
 
         WorkSplit(f, self).each_span(work)
 
@@ -313,7 +313,7 @@ _tiling = lru_cache(maxsize=None)(Tiling.of)
 
 
 def _emit_attend(m: Module, kernel: Prefill) -> Function:
-    """void attend(words, workspace, partial, batch, head, row, first, last, whole)
+    """void attend(args, workspace, partial, batch, head, row, first, last, whole)
 
     The partial result of a query block over keys [first, last), or its output if that is `whole`.
     """
@@ -323,12 +323,12 @@ def _emit_attend(m: Module, kernel: Prefill) -> Function:
     panel = emit_panel(m, kernel)
     buffers = [("workspace", ptr), ("partial", ptr)]
     keys = [("first", i64), ("last", i64), ("whole", i64)]
-    f = m.function("attend", [("words", ptr), *buffers, *_ITEM_PARAMS, *keys], internal=True)
-    words, layout = Words(f), WorkspaceLayout.of(t)
+    f = m.function("attend", [("args", ptr), *buffers, *_ITEM_PARAMS, *keys], internal=True)
+    args, layout = Args(f), WorkspaceLayout.of(t)
     left = Rows(f, problem).count - f["row"]
     panels = f.min(f.ceil_div(left, t.panel), t.panels)
     item = [f[name] for name, _ in _ITEM_PARAMS]
-    f.call(prepare, f["words"], f["workspace"], *item, panels)
+    f.call(prepare, f["args"], f["workspace"], *item, panels)
     if kernel.writes_output(m.target):
         f.if_(f["first"] >= f["last"], lambda: _clear_partial(f, kernel, panels))
     else:
@@ -336,21 +336,21 @@ def _emit_attend(m: Module, kernel: Prefill) -> Function:
     for key in f.range(f["first"], f["last"], t.kv_block):
         count = f.min(f["last"] - key, t.kv_block)
         for name, place in (("k", layout.keys), ("v", layout.values)):
-            row = words.row_bytes(name, problem)
-            src = f.gep(words.head(name, problem, f["batch"], f["head"]), key * row)
-            step = words.row_bytes(name, problem, "step")
+            row = args.row_bytes(name, problem)
+            src = f.gep(args.head(name, problem, f["batch"], f["head"]), key * row)
+            step = args.row_bytes(name, problem, "step")
             f.call(copies[name], src, row, step, count, f.gep(f["workspace"], place))
         is_first, is_last = key.eq(f["first"]).to(i64), (key + t.kv_block >= f["last"]).to(i64)
         block = (key, count, is_first, is_last & f["whole"], *_next_rows(f, kernel, key))
         for p in f.range(0, panels, guard=False):
-            f.call(panel, f["words"], f["workspace"], f["partial"], *item, p, *block)
+            f.call(panel, f["args"], f["workspace"], f["partial"], *item, p, *block)
     return f
 
 
 def _next_rows(f: Function, kernel: Prefill, key: Value) -> list[Value]:
     """The rows of q, k and v to prefetch during a KV block: those of the next KV block or of the
     next item. They need not exist."""
-    problem, rows, words = kernel.problem, Rows(f, kernel.problem), Words(f)
+    problem, rows, args = kernel.problem, Rows(f, kernel.problem), Args(f)
     row = f["row"] + kernel.block_rows(f.target)
     ends = row >= rows.count
     row, head = f.select(ends, f.i64(0), row), f["head"] + ends.to(i64)
@@ -358,18 +358,18 @@ def _next_rows(f: Function, kernel: Prefill, key: Value) -> list[Value]:
     head, batch = f.select(wraps, f.i64(0), head), f["batch"] + wraps.to(i64)
     after, found = key + kernel.tiling(f.target).kv_block, []
     for name in "kv":
-        size = words.row_bytes(name, problem)
-        here = f.gep(words.head(name, problem, f["batch"], f["head"]), after * size)
-        there = f.gep(words.head(name, problem, batch, head), rows.kv_start(row) * size)
+        size = args.row_bytes(name, problem)
+        here = f.gep(args.head(name, problem, f["batch"], f["head"]), after * size)
+        there = f.gep(args.head(name, problem, batch, head), rows.kv_start(row) * size)
         found.append(f.select(after < f["last"], here, there))
     return [rows.address("q", batch, head, row), *found]
 
 
 def _emit_prepare(m: Module, kernel: Prefill) -> Function:
-    """void prepare(words, workspace, batch, head, row, panels): row tables and packed queries."""
+    """void prepare(args, workspace, batch, head, row, panels): row tables and packed queries."""
     problem, t = kernel.problem, kernel.tiling(m.target)
     pack = emit_pack_q(m, problem, t)
-    params = [("words", ptr), ("workspace", ptr), *_ITEM_PARAMS, ("panels", i64)]
+    params = [("args", ptr), ("workspace", ptr), *_ITEM_PARAMS, ("panels", i64)]
     f = m.function("prepare", params, internal=True)
     layout, workspace, item = WorkspaceLayout.of(t), f["workspace"], (f["batch"], f["head"])
     if problem.mask is not None or problem.right_bounded:
@@ -377,7 +377,7 @@ def _emit_prepare(m: Module, kernel: Prefill) -> Function:
             _fill_row_tables(f, problem, layout, r)
     for p in f.range(0, f["panels"]):
         packed = f.gep(f.gep(workspace, layout.queries), p, t.q_panel_bytes)
-        f.call(pack, f["words"], *item, f["row"] + p * t.panel, packed)
+        f.call(pack, f["args"], *item, f["row"] + p * t.panel, packed)
     return f
 
 

@@ -1,4 +1,4 @@
-"""The attention problem that all kernels share: constants, kernel words, rows and visible keys.
+"""The attention problem that all kernels share: constants, kernel args, rows and visible keys.
 
 With grouped-query attention (GQA) the query heads of one KV head are processed together: row r of a
 KV head is query r // gqa_group and head r % gqa_group of its group. A work item is a query block
@@ -21,7 +21,7 @@ from rlx.llvm import math
 from rlx.llvm.builder import Function, Type, Value, f32, f64, i64, ptr
 from rlx.llvm.storage import memory_type
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ STRIDES = (
     *(f"mask_{axis}" for axis in ("batch", "head", "row", "step")),
     *(f"out_{axis}" for axis in ("batch", "row", "head")),
 )
-WORDS = (*POINTERS, *SIZES, *STRIDES)
-"""The words of every attention kernel. Strides count elements; `step` is that of the last axis;
+ARGS = (*POINTERS, *SIZES, *STRIDES)
+"""The args of every attention kernel. Strides count elements; `step` is that of the last axis;
 `mask` is any address when there is no mask."""
 
 
-class Words:
-    """A kernel's words, read where they are used."""
+class Args:
+    """A kernel's args, read where they are used."""
 
-    names: ClassVar[tuple[str, ...]] = WORDS
+    names: ClassVar[tuple[str, ...]] = ARGS
     pointers: ClassVar[tuple[str, ...]] = POINTERS
 
     def __init__(self, f: Function) -> None:
@@ -103,7 +103,7 @@ class Words:
 
     def __getitem__(self, name: str) -> Value:
         kind = ptr if name in self.pointers else i64
-        return self.f.word(self.f["words"], self.names.index(name), kind)
+        return self.f.arg(self.f["args"], self.names.index(name), kind)
 
     def row_bytes(self, name: str, problem: Problem, axis: str = "row") -> Value:
         """Bytes from one row (or step) of an operand to the next."""
@@ -176,12 +176,12 @@ def _to_cache_lines(size: int) -> int:
 
 
 class Rows:
-    """Addresses of a query block's rows and the keys they see, in a function with `words`."""
+    """Addresses of a query block's rows and the keys they see, in a function with `args`."""
 
     def __init__(self, f: Function, problem: Problem) -> None:
-        self.f, self.problem, self.words = f, problem, Words(f)
-        self.count = self.words["queries"] * problem.gqa_group
-        self.past = self.words["keys"] - self.words["queries"]
+        self.f, self.problem, self.args = f, problem, Args(f)
+        self.count = self.args["queries"] * problem.gqa_group
+        self.past = self.args["keys"] - self.args["queries"]
 
     def place(self, row: Value) -> tuple[Value, Value]:
         """(query, head within the GQA group) of a row of a KV head."""
@@ -196,9 +196,9 @@ class Rows:
 
     def addresses(self, name: str, batch: Value, head: Value) -> Callable[[Value], Value]:
         """`address` for several rows of a KV head."""
-        first = self.words.head(name, self.problem, batch, head * self.problem.gqa_group)
+        first = self.args.head(name, self.problem, batch, head * self.problem.gqa_group)
         row_bytes, head_bytes = (
-            self.words.row_bytes(name, self.problem, axis) for axis in ("row", "head")
+            self.args.row_bytes(name, self.problem, axis) for axis in ("row", "head")
         )
 
         def address(row: Value) -> Value:
@@ -213,12 +213,12 @@ class Rows:
     def mask_offset(self, batch: Value, head: Value, row: Value) -> Value:
         """The mask element of a row and key 0."""
         query, member = self.place(row)
-        at = batch * self.words["mask_batch"] + query * self.words["mask_row"]
-        return at + (head * self.problem.gqa_group + member) * self.words["mask_head"]
+        at = batch * self.args["mask_batch"] + query * self.args["mask_row"]
+        return at + (head * self.problem.gqa_group + member) * self.args["mask_head"]
 
     def kv_end(self, row: Value) -> Value:
         """One past the last key that the row sees."""
-        keys = self.words["keys"]
+        keys = self.args["keys"]
         ahead = self.problem.kind.ahead
         if ahead is None:
             return keys

@@ -7,7 +7,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.llvm.builder import Function, Module, Type, Value, f16, f32, i8, i32, i64, vec
 from rlx.llvm.storage import load, memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Q8_0 = GGUF_SCHEMES["Q8_0"]
 _SIZE, _CODES = Q8_0.block_size, 2  # elements of a block; byte offset of its codes
@@ -24,14 +24,14 @@ def load_q8(f: Function, row: Value, at: Value, lanes: int, compute: Type) -> Va
 
 @dataclass(frozen=True)
 class QuantizeBlocks(KernelSpec):
-    """x to Q8_0; its rows are contiguous blocks. words: x, out, blocks."""
+    """x to Q8_0; its rows are contiguous blocks. args: x, out, blocks."""
 
     x: DType
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        x, out = f.word(f["words"], 0), f.word(f["words"], 1)
-        lo, hi = f.split(f.word(f["words"], 2, i64))
+        x, out = f.arg(f["args"], 0), f.arg(f["args"], 1)
+        lo, hi = f.split(f.arg(f["args"], 2, i64))
         for block in f.range(lo, hi):
             source = f.gep(x, block, _SIZE * memory_type(self.x).bytes)
             self._block(f, source, f.gep(out, block, Q8_0.bytes_per_block))

@@ -6,18 +6,18 @@ Probabilities are exp(score - running max), not yet divided by the running sum.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.attention.problem import Problem, Rows, Words, finite_max, softmax_exp
+from rlx.backends.cpu.kernels.attention.problem import Args, Problem, Rows, finite_max, softmax_exp
 from rlx.backends.cpu.kernels.attention.tiles import Tiling, interleave_bf16, split_bf16
 from rlx.ir.attrs import MaskKind
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Type, Value, i32, i64, vec
 from rlx.llvm.storage import memory_type, widen
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class PanelSoftmax:
-    """A query panel's scores against a KV block, inside a function that has `words`.
+    """A query panel's scores against a KV block, inside a function that has `args`.
 
     Per row of the panel: `ends` and `starts` (i32) bound the keys that it sees, `masks` (i64) is
     its first mask element.
@@ -77,15 +77,15 @@ class PanelSoftmax:
 
     def _mask(self, key: Value, vector: int) -> Value:
         """The mask's elements for a key and a vector of rows."""
-        f, t, words = self.f, self.tiling, Words(self.f)
+        f, t, args = self.f, self.tiling, Args(self.f)
         assert self.problem.mask is not None
         element = memory_type(self.problem.mask)
-        at = (self.key + key) * words["mask_step"]
+        at = (self.key + key) * args["mask_step"]
         if not self.problem.mask_rows:
             first = f.load(self.masks, i64)
-            return f.splat(f.load(f.gep(words["mask"], first + at, element), element), t.lanes)
+            return f.splat(f.load(f.gep(args["mask"], first + at, element), element), t.lanes)
         rows = f.load(self.masks, vec(t.lanes, i64), vector * t.lanes * 8)
-        return f.gather(words["mask"], rows + f.splat(at, t.lanes), vec(t.lanes, element))
+        return f.gather(args["mask"], rows + f.splat(at, t.lanes), vec(t.lanes, element))
 
     def mask_invisible(self, first: Value, last: Value) -> None:
         """-inf where a row does not see a key of [first, last): causal or window mask."""
@@ -148,7 +148,7 @@ class PanelSoftmax:
 class RowSoftmax:
     """The scores of `rows` rows of a KV head against a KV block.
 
-    Inside a function that has `words`, `batch` and `row` (the first row); `visible` bounds the keys
+    Inside a function that has `args`, `batch` and `row` (the first row); `visible` bounds the keys
     that a row sees.
     """
 
@@ -219,13 +219,13 @@ class RowSoftmax:
         return f.loop(0, self.count, self.lanes, [lowest], step, guard=False)[0]
 
     def _with_mask(self, score: Value, mask: Value, j: Value) -> Value:
-        f, p, lanes, words = self.f, self.problem, self.lanes, Words(self.f)
+        f, p, lanes, args = self.f, self.problem, self.lanes, Args(self.f)
         assert p.mask is not None
         # lanes beyond the last key read its entry again
         numbers = f.iota(vec(lanes, i64)) + f.splat(j, lanes)
         numbers = f.min(numbers, f.splat(self.count - 1, lanes)) + f.splat(self.key, lanes)
-        at = numbers * f.splat(words["mask_step"], lanes) + f.splat(mask, lanes)
-        raw = f.gather(words["mask"], at, vec(lanes, memory_type(p.mask)))
+        at = numbers * f.splat(args["mask_step"], lanes) + f.splat(mask, lanes)
+        raw = f.gather(args["mask"], at, vec(lanes, memory_type(p.mask)))
         if p.kind == MaskKind.BIAS:
             return score + widen(f, raw, p.mask, self.type)
         return f.select(raw.ne(0), score, float("-inf"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from rlx.backends.cpu.kernels.attention.problem import Problem
 from rlx.llvm.builder import Function, Type, Value, bf16, i16, vec
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _LANES = 16  # of the bf16 dot product
 _SMALL_HEAD = 4  # registers of a head up to which tiles pad fewer rows: PV is short

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.kernels.attention.problem import AttentionKernel, Rows
 from rlx.llvm.builder import Function, Module, Value, i64, ptr
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class KVSpan:
 
 
 def _emit_kv_range(m: Module, kernel: AttentionKernel) -> tuple[Function, Function]:
-    """i64 first_key(words, block), i64 last_key(words, block): keys that a query block sees."""
+    """i64 first_key(args, block), i64 last_key(args, block): keys that a query block sees."""
     made = []
     for name in ("first_key", "last_key"):
-        f = m.function(name, [("words", ptr), ("block", i64)], i64, internal=True)
+        f = m.function(name, [("args", ptr), ("block", i64)], i64, internal=True)
         rows, size = Rows(f, kernel.problem), kernel.block_rows(f.target)
         first = f["block"] * size
         last = f.min(first + size, rows.count) - 1
@@ -57,7 +57,7 @@ class WorkSplit:
             0, self.blocks, 1, [f.i64(0)], lambda block, total: total + self.units(block)
         )
         self.groups = kernel.problem.kv_heads // kernel.heads_per_item
-        total = self.units_per_group * (self.rows.words["batch"] * self.groups)
+        total = self.units_per_group * (self.rows.args["batch"] * self.groups)
         self.total = self._if_mine(total)
         nth = f["nth"].to(i64)
         self._per_worker = self.total.udiv(nth)
@@ -65,7 +65,7 @@ class WorkSplit:
 
     def _if_mine(self, total: Value) -> Value:
         """0 when the other kernel handles this number of queries."""
-        queries, wanted = self.rows.words["queries"], self.kernel.queries
+        queries, wanted = self.rows.args["queries"], self.kernel.queries
         if wanted == "any":
             return total
         mine = queries.eq(1) if wanted == "one" else queries.ne(1)
@@ -73,7 +73,7 @@ class WorkSplit:
 
     def kv_range(self, block: Value) -> tuple[Value, Value]:
         """The keys that some row of the block sees."""
-        first, last = (self.f.call(key, self.f["words"], block) for key in self._kv_range)
+        first, last = (self.f.call(key, self.f["args"], block) for key in self._kv_range)
         return first, last
 
     def units(self, block: Value) -> Value:

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.kernels.control.flow_kernels import Begin, Choose, Copies, Goto, Turn
 from rlx.backends.cpu.kernels.control.subgraphs import Move, Nest, Place, Source, plan_body
 from rlx.backends.cpu.kernels.spec import KernelSpec
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, WordOf, lowers
+from rlx.backends.cpu.lowering import (
+    ArgAddress,
+    Context,
+    KernelArg,
+    KernelLaunch,
+    Pointer,
+    Scratch,
+    lowers,
+)
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.control import Scan, WhileLoop
 from rlx.llvm.target import Target
+from rlx.support.cores import usable_cores
 
 _FOREVER = (1 << 63) - 1
 
@@ -25,22 +33,22 @@ def _most(threads: int) -> int:
     return max(threads, usable_cores())
 
 
-def _jump(spec: KernelSpec, words: Sequence[Word], fence: bool = False) -> Step:
-    return Step(spec, words, jump=True, fence=fence, bytes=8 * len(words))
+def _jump(spec: KernelSpec, args: Sequence[KernelArg], fence: bool = False) -> KernelLaunch:
+    return KernelLaunch(spec, args, jump=True, fence=fence, bytes=8 * len(args))
 
 
-def _opens(step: Step, node: Node) -> Step:
+def _opens(step: KernelLaunch, node: Node) -> KernelLaunch:
     """The first step of a node stands for all of them when barriers are placed around it."""
     step.reads, step.writes, step.uses_scratch = node.inputs, node.outputs, True
     return step
 
 
-def _copies(copies: Sequence[tuple[Word, Word, Dim]]) -> Step:
+def _copies(copies: Sequence[tuple[KernelArg, KernelArg, Dim]]) -> KernelLaunch:
     """Ends every node of control flow, with a barrier: until there, memory has not been watched."""
-    words: list[Word] = [len(copies)]
+    args: list[KernelArg] = [len(copies)]
     for copy in copies:
-        words += copy
-    return Step(Copies(), words, fence=True, bytes=8 * len(words))
+        args += copy
+    return KernelLaunch(Copies(), args, fence=True, bytes=8 * len(args))
 
 
 # -- branches ---------------------------------------------------------------------------------
@@ -53,14 +61,14 @@ def _cond_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("cond", scratch=_cond_scratch)
-def lower_cond(node: Node, ctx: Context) -> list[Step]:
+def lower_cond(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     flag, *operands = (Pointer(v) for v in node.inputs)
     results = [Pointer(v) for v in node.outputs]
 
-    def branch(body: Body) -> list[Step]:
+    def branch(body: Body) -> list[KernelLaunch]:
         lir = plan_body(body, node, ctx.target, _most(ctx.threads))
-        return Nest(node, lir, 0, operands, results).steps(ctx)
+        return Nest(node, lir, 0, operands, results).launches(ctx)
 
     then, otherwise = branch(op.then), branch(op.otherwise)
     choose = _jump(Choose(), [flag, len(then) + 2])
@@ -120,7 +128,7 @@ class _Loop:
         return [*carried, *(Source(len(self.xs) + i) for i in range(len(self.ys)))]
 
     def _swap(self, position: int) -> int:
-        """Number of the source from which the changed value of that position is read."""
+        """NodeNumber of the source from which the changed value of that position is read."""
         return len(self.xs) + len(self.ys) + 2 * position
 
     def nest(self, name: str, outputs: Sequence[Place]) -> Nest:
@@ -128,43 +136,45 @@ class _Loop:
 
     def around(
         self,
-        inside: list[Step],
+        inside: list[KernelLaunch],
         moves: list[Move],
         rounds: Dim,
-        slides: Sequence[tuple[Word, Word]] = (),
-    ) -> list[Step]:
+        slides: Sequence[tuple[KernelArg, KernelArg]] = (),
+    ) -> list[KernelLaunch]:
         """The steps of one round, made a loop."""
         settle = self._settle(moves)
-        cells: list[Word] = [Scratch(self.node), self.each]
-        begin = Step(Begin(), cells, bytes=16)
-        words = [*cells, rounds, len(inside) + 2, *self._turn_words(slides, moves)]
+        cells: list[KernelArg] = [Scratch(self.node), self.each]
+        begin = KernelLaunch(Begin(), cells, bytes=16)
+        args = [*cells, rounds, len(inside) + 2, *self._turn_args(slides, moves)]
         back = _jump(Goto(), [-len(inside) - 1], fence=True)
-        return [_opens(begin, self.node), _jump(Turn(), words), *inside, back, settle]
+        return [_opens(begin, self.node), _jump(Turn(), args), *inside, back, settle]
 
-    def _settle(self, moves: list[Move]) -> Step:
+    def _settle(self, moves: list[Move]) -> KernelLaunch:
         """Carried values become results; most are there already."""
-        copies: list[tuple[Word, Word, Dim]] = []
+        copies: list[tuple[KernelArg, KernelArg, Dim]] = []
         for i in range(self.n_carry):
             value, result = self.node.inputs[i], self.node.outputs[i]
             copies.append((Pointer(result), Pointer(value), result.shape.size_bytes))
         settle = _copies(copies)
-        words = list(settle.words)
+        args = list(settle.args)
         for position, i in enumerate(self.changed):
-            words[2 + 3 * i] = 0
+            args[2 + 3 * i] = 0
             moves.append(Move(settle, 2 + 3 * i, self._swap(position), 0))
-        settle.words = words
+        settle.args = args
         return settle
 
-    def _turn_words(self, slides: Sequence[tuple[Word, Word]], moves: Sequence[Move]) -> list[Word]:
-        words: list[Word] = [len(slides), len(self.changed), len(moves)]
+    def _turn_args(
+        self, slides: Sequence[tuple[KernelArg, KernelArg]], moves: Sequence[Move]
+    ) -> list[KernelArg]:
+        args: list[KernelArg] = [len(slides), len(self.changed), len(moves)]
         for slide in slides:
-            words += slide
+            args += slide
         for i in self.changed:
             first, last = self.node.inputs[i], self.node.outputs[i]
-            words += [Pointer(first), Pointer(last), Scratch(self.node, self.spare[i])]
+            args += [Pointer(first), Pointer(last), Scratch(self.node, self.spare[i])]
         for move in moves:
-            words += [WordOf(move.step, move.index), move.source, move.offset]
-        return words
+            args += [ArgAddress(move.launch, move.index), move.source, move.offset]
+        return args
 
 
 def _loop_scratch(node: Node, target: Target, threads: int) -> int:
@@ -172,12 +182,12 @@ def _loop_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("while_loop", scratch=_loop_scratch)
-def lower_while(node: Node, ctx: Context) -> list[Step]:
+def lower_while(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     loop = _Loop(node, ctx.target, ctx.threads)
     flag = Scratch(node, loop.flag)
     test, body = loop.nest("condition", [flag]), loop.nest("body", loop.written)
-    asked, done = test.steps(ctx), body.steps(ctx)
+    asked, done = test.launches(ctx), body.launches(ctx)
     asked[-1].fence = True
     leave = _jump(Choose(), [flag, len(done) + 2])
     inside = [*asked, leave, *done]
@@ -185,16 +195,16 @@ def lower_while(node: Node, ctx: Context) -> list[Step]:
 
 
 @lowers("scan", scratch=_loop_scratch)
-def lower_scan(node: Node, ctx: Context) -> list[Step]:
+def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     loop = _Loop(node, ctx.target, ctx.threads)
     length: Dim = loop.xs[0].shape.dims[0] if loop.xs else op.length
     slides = [_slide(v, length, op.reverse) for v in (*loop.xs, *loop.ys)]
     body = loop.nest("body", loop.written)
-    return loop.around(body.steps(ctx), body.moves, length, slides)
+    return loop.around(body.launches(ctx), body.moves, length, slides)
 
 
-def _slide(value: Value, length: Dim, reverse: bool) -> tuple[Word, Word]:
+def _slide(value: Value, length: Dim, reverse: bool) -> tuple[KernelArg, KernelArg]:
     """Where the first round's slice is, and the bytes from one round's to the next one's."""
     step: Dim = 1
     for d in value.shape.dims[1:]:

@@ -14,12 +14,12 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, vec
 from rlx.llvm.storage import compute_type, load, memory_type, narrow
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class Depthwise(KernelSpec):
-    """words: x, w, out, bias (if any), planes, filters, multiple, then GEOMETRY
+    """args: x, w, out, bias (if any), planes, filters, multiple, then GEOMETRY
 
     out[b, o] = Σ w[o, i, j] · in[b, o / multiple] under tap (i, j), + bias; `planes` are the
     filters of all images.
@@ -34,7 +34,7 @@ class Depthwise(KernelSpec):
     stride: int  # as in RowLoads
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = ["x", "w", "out", *["bias"] * (self.bias is not None)]
         return [*names, "planes", "filters", "multiple", *GEOMETRY]
 
@@ -46,7 +46,7 @@ class Depthwise(KernelSpec):
 class _Depthwise(Windows):
     def __init__(self, spec: Depthwise, f: Function) -> None:
         self.spec, self.sums = spec, compute_type(spec.out)
-        o = Operands(f, spec.words, ("x", "w", "out", "bias"))
+        o = Operands(f, spec.args, ("x", "w", "out", "bias"))
         loads = RowLoads(spec.x, self.sums, f.target.lanes(self.sums.bits), spec.stride)
         super().__init__(f, o, loads, spec.out, spec.taps_x, spec.dilation_x)
 
@@ -77,7 +77,7 @@ class _Depthwise(Windows):
 
 @dataclass(frozen=True)
 class CausalDepthwise(KernelSpec):
-    """words: x [B, S, C], w [C, K], history [B, K-1, C], out [B, S, C], batch, seq,
+    """args: x [B, S, C], w [C, K], history [B, K-1, C], out [B, S, C], batch, seq,
     channels, segment
 
     out[b, s, c] = Σ_j w[c, j] · (history ⧺ x)[b, s + j, c]. A work item is `segment` tokens of a

@@ -13,23 +13,23 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.activations import activate
 from rlx.backends.cpu.kernels.args import Operands
 from rlx.backends.cpu.kernels.conv.row_loads import RowLoads, store_masked
+from rlx.backends.cpu.kernels.loops.elements import activate
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
 from rlx.llvm.storage import compute_type, load, memory_type, narrow
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 CHANNEL_BLOCK = 32  # channels packed together, so that all segments find their rows cached
 SEGMENT_BYTES = 24  # of a segment: input row, input column, offset in the panel
 
 
 def emit_pack(m: Module, spec: DirectConv, sums: Type, lanes: int) -> Function:
-    """void pack(ptr words, ptr image, i64 pixel, i64 count, ptr panel)"""
-    params = [("words", ptr), ("image", ptr), ("pixel", i64), ("count", i64), ("panel", ptr)]
+    """void pack(ptr args, ptr image, i64 pixel, i64 count, ptr panel)"""
+    params = [("args", ptr), ("image", ptr), ("pixel", i64), ("count", i64), ("panel", ptr)]
     f = m.function("pack", params, internal=True)
     _Pack(f, spec, sums, lanes).emit()
     return f
@@ -39,7 +39,7 @@ class _Pack:
     def __init__(self, f: Function, spec: DirectConv, sums: Type, lanes: int) -> None:
         self.f, self.spec, self.sums, self.lanes = f, spec, sums, lanes
         pointers = ("x", "filters", "out", "bias", "scratch")
-        self.o = Operands(f, spec.words, pointers)
+        self.o = Operands(f, spec.args, pointers)
         self.row_bytes = spec.panel_bytes(f.target)
         self.loads = RowLoads(spec.x, sums, lanes, spec.stride)
         self.size = memory_type(spec.x).bytes
@@ -129,7 +129,7 @@ def tile_rows(target: Target, filters: int) -> int:
 
 @dataclass(frozen=True)
 class DirectConv(KernelSpec):
-    """words: as `self.words` lists them.
+    """args: as `self.args` lists them.
 
     out[b, g·rows + o, y, x] =
         activation(Σ filters[o, c, i, j] · in[c, y·stride_y + start_y + i·dilation_y, …] + bias)
@@ -148,7 +148,7 @@ class DirectConv(KernelSpec):
     activation: str = "none"
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = [
             "x",
             "filters",
@@ -187,7 +187,7 @@ class _DirectConv:
         self.microkernels = {v: self._emit_microkernel(m, v) for v in range(1, VECTORS + 1)}
         self.store = self._emit_strided_store(m) if spec.strided_output else self._emit_store(m)
         self.f = m.kernel()
-        self.o = Operands(self.f, spec.words, POINTERS)
+        self.o = Operands(self.f, spec.args, POINTERS)
 
     def emit(self) -> None:
         f, o = self.f, self.o
@@ -218,7 +218,7 @@ class _DirectConv:
         source = f.gep(o["x"], image * o["channels"] * o["height"] * o["width"], size)
         for at in f.range(0, count, self.width):
             n = f.min(count - at, self.width)
-            f.call(self.pack, f["words"], source, first + at, n, self._panel(at))
+            f.call(self.pack, f["args"], source, first + at, n, self._panel(at))
 
     def _panel(self, at: Value) -> Value:
         number = at.udiv(self.width)
@@ -247,7 +247,7 @@ class _DirectConv:
                 partial(microkernel, VECTORS),
             )
             bias = group * o["rows"] + row
-            f.call(self.store, f["words"], sums, bias, channel, used, first + at, n)
+            f.call(self.store, f["args"], sums, bias, channel, used, first + at, n)
 
     def _emit_microkernel(self, m: Module, vectors: int) -> Function:
         """void microkernel(i64 terms, ptr a, ptr b, ptr sums)"""
@@ -273,11 +273,11 @@ class _DirectConv:
         return f
 
     def _store_function(self, m: Module) -> tuple[Function, Operands]:
-        """void store(ptr words, ptr sums, i64 bias, i64 channel, i64 rows, i64 pixel, i64 n)"""
+        """void store(ptr args, ptr sums, i64 bias, i64 channel, i64 rows, i64 pixel, i64 n)"""
         names = ["bias", "channel", "rows", "pixel", "n"]
-        params = [("words", ptr), ("sums", ptr), *((name, i64) for name in names)]
+        params = [("args", ptr), ("sums", ptr), *((name, i64) for name in names)]
         f = m.function("store", params, internal=True)
-        return f, Operands(f, self.spec.words, POINTERS)
+        return f, Operands(f, self.spec.args, POINTERS)
 
     def _emit_store(self, m: Module) -> Function:
         """Store the rows of a tile to contiguous pixels."""
@@ -333,7 +333,7 @@ class _DirectConv:
 
 @dataclass(frozen=True)
 class PackFilters(KernelSpec):
-    """words: w, to, then the sizes and strides (in elements) that `words` names.
+    """args: w, to, then the sizes and strides (in elements) that `args` names.
 
     to[group, tile, i, j, channel, row] = w at group·stride_group + filter·stride_row +
     channel·stride_channel + i·stride_y + j·stride_x, and 0 where the last tile has no filter.
@@ -343,12 +343,12 @@ class PackFilters(KernelSpec):
     out: DType
     tile: int
 
-    words = ("w", "to", "groups", "tiles", "rows", "channels", "taps_y", "taps_x",
+    args = ("w", "to", "groups", "tiles", "rows", "channels", "taps_y", "taps_x",
              "stride_group", "stride_row", "stride_channel", "stride_y", "stride_x")  # fmt: skip
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        o = Operands(f, self.words, ("w", "to"))
+        o = Operands(f, self.args, ("w", "to"))
         sums = compute_type(self.out)
         terms = o["taps_y"] * o["taps_x"] * o["channels"]
         lo, hi = f.split(o["groups"] * o["tiles"] * terms)

@@ -6,23 +6,30 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.kernels.activations import ACTIVATIONS
 from rlx.backends.cpu.kernels.conv.depthwise import CausalDepthwise, Depthwise
 from rlx.backends.cpu.kernels.conv.direct import DirectConv, PackFilters, tile_rows
 from rlx.backends.cpu.kernels.conv.row_loads import MAX_SHUFFLED_STRIDE
 from rlx.backends.cpu.layouts.pack_conv import Axis, packed_sizes, phases
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    Pointer,
+    Scratch,
+    lowers,
+)
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f32, f64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.ir.ops.conv import ConvTranspose
 from rlx.ir.shape import Shape
 from rlx.llvm.target import Target
 from rlx.passes.rewrite import Editor
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MIN_PACKED_FILTERS = 4  # with fewer per channel, packing does not pay
 CAUSAL_SEGMENT = 128  # tokens of a work item of the causal kernel
@@ -49,8 +56,7 @@ def _activation(node: Node, editor: Editor) -> Node | None:
     if editor.uses(node.output) != 1 or not editor.users[node.output]:
         return None
     user = editor.users[node.output][0]
-    op = user.op
-    plain = op.name in ACTIVATIONS and op.is_elementwise and op.attributes() == op.defaults
+    plain = user.op.name in activation_kinds() and is_default(user.op)
     return user if plain and user.output.shape is node.output.shape else None
 
 
@@ -121,7 +127,7 @@ def _image(x: Shape) -> tuple[Dim, Dim]:
     return (1, x.dims[2]) if x.rank == 3 else (x.dims[2], x.dims[3])
 
 
-def image_words(x: Shape, out: Shape, down: Axis, right: Axis) -> dict[str, Word]:
+def image_args(x: Shape, out: Shape, down: Axis, right: Axis) -> dict[str, KernelArg]:
     """The geometry arguments of a kernel over windows."""
     height, width = _image(x)
     lines, columns = _image(out)
@@ -160,21 +166,21 @@ def _is_fixed_size(node: Node) -> bool:
 
 
 @lowers("conv", "conv_transpose", "packed_conv", when=_is_fixed_size, scratch=_scratch)
-def lower_conv(node: Node, ctx: Context) -> list[Step]:
+def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
     problem = _problem(node)
     if problem.is_depthwise:
         return [_depthwise(node, problem)]
     packed = node.op.name == "packed_conv"
     tile = getattr(node.op, "tile", 0) or tile_rows(ctx.target, problem.filters)
-    steps: list[Step] = []
+    steps: list[KernelLaunch] = []
     start = 0
     for axes, size in packed_sizes(problem.record, problem.w.static_dims, tile):
-        filters: Word = Scratch(node, start * problem.packed.bytes)
+        filters: KernelArg = Scratch(node, start * problem.packed.bytes)
         if packed:
             filters = Pointer(node.inputs[1], start)
         else:
-            steps.insert(0, _pack_step(node, problem, axes, tile, filters))
-        steps.append(_conv_step(node, problem, axes, tile, filters, ctx))
+            steps.insert(0, _pack_launch(node, problem, axes, tile, filters))
+        steps.append(_conv_launch(node, problem, axes, tile, filters, ctx))
         start += size
     return steps
 
@@ -183,14 +189,14 @@ def _two_axes(axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
     return (_UNIT_AXIS, axes[0]) if len(axes) == 1 else (axes[0], axes[1])
 
 
-def _conv_step(
+def _conv_launch(
     node: Node,
     problem: _ConvProblem,
     axes: tuple[Axis, ...],
     tile: int,
-    filters: Word,
+    filters: KernelArg,
     ctx: Context,
-) -> Step:
+) -> KernelLaunch:
     down, right = _two_axes(axes)
     x, out = problem.x.shape, problem.out.shape
     height, width = _image(x)
@@ -202,7 +208,7 @@ def _conv_step(
     )
     scratch_bytes = spec.scratch(ctx.target, problem.terms)
     lines, columns = _image(out)
-    words: dict[str, Word] = {
+    args: dict[str, KernelArg] = {
         "x": Pointer(problem.x), "filters": filters, "out": Pointer(problem.out),
         "scratch": Scratch(node, _filter_bytes(node, ctx.target)), "scratch_bytes": scratch_bytes,
         "batch": x.dims[0], "groups": problem.record.groups, "channels": problem.channels,
@@ -217,17 +223,17 @@ def _conv_step(
         "out_stride_y": down.out_step, "out_stride_x": right.out_step,
     }  # fmt: skip
     if problem.bias is not None:
-        words["bias"] = Pointer(problem.bias)
+        args["bias"] = Pointer(problem.bias)
     cost = problem.record.cost([x, problem.w], [out])
-    return Step(
-        spec, [words[name] for name in spec.words], list(node.inputs), [problem.out],
+    return KernelLaunch(
+        spec, [args[name] for name in spec.args], list(node.inputs), [problem.out],
         uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
 
-def _pack_step(
-    node: Node, problem: _ConvProblem, axes: tuple[Axis, ...], tile: int, to: Word
-) -> Step:
+def _pack_launch(
+    node: Node, problem: _ConvProblem, axes: tuple[Axis, ...], tile: int, to: KernelArg
+) -> KernelLaunch:
     down, right = _two_axes(axes)
     w = node.inputs[1]
     row_size = problem.w.static_dims[-1]
@@ -235,7 +241,7 @@ def _pack_step(
     filter_stride, channel_stride = problem.channels * taps, taps
     if isinstance(problem.record, ConvTranspose):
         filter_stride, channel_stride = taps, problem.filters * taps
-    words: dict[str, Word] = {
+    args: dict[str, KernelArg] = {
         "w": Pointer(w, down.start * row_size + right.start), "to": to,
         "groups": problem.record.groups, "tiles": -(-problem.filters // tile),
         "rows": problem.filters, "channels": problem.channels,
@@ -244,10 +250,10 @@ def _pack_step(
         "stride_channel": channel_stride, "stride_y": down.skip * row_size, "stride_x": right.skip,
     }  # fmt: skip
     spec = PackFilters(w.shape.dtype, problem.packed, tile)
-    return Step(spec, [words[name] for name in spec.words], [w], [], uses_scratch=True)
+    return KernelLaunch(spec, [args[name] for name in spec.args], [w], [], uses_scratch=True)
 
 
-def _depthwise(node: Node, problem: _ConvProblem) -> Step:
+def _depthwise(node: Node, problem: _ConvProblem) -> KernelLaunch:
     down, right = _two_axes(phases(problem.record, problem.w.dims)[0])
     x, out = problem.x.shape, problem.out.shape
     bias = problem.bias.shape.dtype if problem.bias is not None else None
@@ -260,30 +266,30 @@ def _depthwise(node: Node, problem: _ConvProblem) -> Step:
         right.tap,
         constant_stride(right.step),
     )
-    words: dict[str, Word] = {
+    args: dict[str, KernelArg] = {
         "x": Pointer(problem.x), "w": Pointer(node.inputs[1]), "out": Pointer(problem.out),
         "planes": x.dims[0] * problem.w.static_dims[0], "filters": problem.w.static_dims[0],
         "multiple": problem.filters,
     }  # fmt: skip
-    words |= image_words(x, out, down, right)
+    args |= image_args(x, out, down, right)
     if problem.bias is not None:
-        words["bias"] = Pointer(problem.bias)
+        args["bias"] = Pointer(problem.bias)
     cost = problem.record.cost([x, problem.w], [out])
-    return Step(
-        spec, [words[name] for name in spec.words], list(node.inputs), [problem.out],
+    return KernelLaunch(
+        spec, [args[name] for name in spec.args], list(node.inputs), [problem.out],
         flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
 
 @lowers("depthwise_conv1d_causal")
-def lower_causal(node: Node, ctx: Context) -> list[Step]:
+def lower_causal(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w, before = node.inputs
     batch, seq, channels = x.shape.dims
     taps = w.shape.dims[1]
     assert isinstance(taps, int)
     out = node.output
     spec = CausalDepthwise(x.shape.dtype, w.shape.dtype, before.shape.dtype, out.shape.dtype, taps)
-    words: list[Word] = [Pointer(v) for v in (x, w, before, out)]
-    words += [batch, seq, channels, CAUSAL_SEGMENT]
+    args: list[KernelArg] = [Pointer(v) for v in (x, w, before, out)]
+    args += [batch, seq, channels, CAUSAL_SEGMENT]
     cost = node.op.cost([v.shape for v in node.inputs], [out.shape])
-    return [Step(spec, words, [x, w, before], [out], flops=cost.flops, bytes=cost.bytes)]
+    return [KernelLaunch(spec, args, [x, w, before], [out], flops=cost.flops, bytes=cost.bytes)]

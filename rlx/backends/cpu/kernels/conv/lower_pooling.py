@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cpu.kernels.conv.lower_conv import constant_stride, image_words
+from rlx.backends.cpu.kernels.conv.lower_conv import constant_stride, image_args
 from rlx.backends.cpu.kernels.conv.pooling import Pool
 from rlx.backends.cpu.kernels.conv.resize import Resize
 from rlx.backends.cpu.layouts.pack_conv import Axis
-from rlx.backends.cpu.lowering import Context, Pointer, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, lowers
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
 from rlx.ir.node import Node
@@ -18,7 +18,7 @@ _UINT = {1: DType.of("u8"), 2: DType.of("u16"), 4: DType.of("u32"), 8: DType.of(
 
 
 @lowers("max_pool", "avg_pool")
-def lower_pool(node: Node, ctx: Context) -> list[Step]:
+def lower_pool(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     x, out = node.inputs[0].shape, node.output.shape
     window = op.window(x.rank - 2)
@@ -32,21 +32,21 @@ def lower_pool(node: Node, ctx: Context) -> list[Step]:
         kind = "mean" if op.count_include_pad else "inner_mean"
     within_window = right.taps > ctx.upper(out.dims[-1])
     spec = Pool(x.dtype, kind, right.taps, constant_stride(right.step), within_window)
-    words: dict[str, Word] = {
+    args: dict[str, KernelArg] = {
         "x": Pointer(node.inputs[0]), "out": Pointer(node.output), "planes": x.dims[0] * x.dims[1],
     }  # fmt: skip
-    words |= image_words(x, out, down, right)
+    args |= image_args(x, out, down, right)
     cost = op.cost([x], [out])
     return [
-        Step(
-            spec, [words[name] for name in spec.words], [node.inputs[0]], [node.output],
+        KernelLaunch(
+            spec, [args[name] for name in spec.args], [node.inputs[0]], [node.output],
             flops=cost.flops, bytes=cost.bytes,
         )
     ]  # fmt: skip
 
 
 @lowers("resize")
-def lower_resize(node: Node, ctx: Context) -> list[Step]:
+def lower_resize(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     x, out = node.inputs[0].shape, node.output.shape
     sizes: tuple[Dim, ...] = (*x.dims[2:], *out.dims[2:])
@@ -57,11 +57,11 @@ def lower_resize(node: Node, ctx: Context) -> list[Step]:
         dtype = _UINT[dtype.bytes]
     elif op.align_corners:
         mode = "corners"
-    words: list[Word] = [Pointer(node.inputs[0]), Pointer(node.output), x.dims[0] * x.dims[1]]
+    args: list[KernelArg] = [Pointer(node.inputs[0]), Pointer(node.output), x.dims[0] * x.dims[1]]
     cost = op.cost([x], [out])
     return [
-        Step(
-            Resize(dtype, mode), [*words, *sizes], [node.inputs[0]], [node.output],
+        KernelLaunch(
+            Resize(dtype, mode), [*args, *sizes], [node.inputs[0]], [node.output],
             flops=cost.flops, bytes=cost.bytes,
         )
     ]  # fmt: skip

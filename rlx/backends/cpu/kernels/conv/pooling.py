@@ -9,12 +9,12 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, i32, vec
 from rlx.llvm.storage import compute_type, memory_type, store
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class Pool(KernelSpec):
-    """words: x, out, planes, then GEOMETRY
+    """args: x, out, planes, then GEOMETRY
 
     `kind` is "max" (NaN propagates), "mean" (padding counts as zeros) or "inner_mean" (padding does
     not count). `within_window`: vectors are along the rows of one window instead of across
@@ -27,11 +27,11 @@ class Pool(KernelSpec):
     stride: int  # as in RowLoads
     within_window: bool = False
 
-    words = ("x", "out", "planes", *GEOMETRY)
+    args = ("x", "out", "planes", *GEOMETRY)
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        o = Operands(f, self.words, ("x", "out"))
+        o = Operands(f, self.args, ("x", "out"))
         reduction = _Reduction(f, self)
         if self.within_window:
             _emit_within_window(f, o, self, reduction)

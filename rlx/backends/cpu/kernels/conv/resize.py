@@ -14,14 +14,14 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f64, i32, i64, vec
 from rlx.llvm.storage import compute_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _BLOCK = 256  # output columns whose source columns are on the stack
 
 
 @dataclass(frozen=True)
 class Resize(KernelSpec):
-    """words: x, out, planes, height, width, lines, columns
+    """args: x, out, planes, height, width, lines, columns
 
     `mode` is "nearest", "linear" or "corners" (linear with align_corners). Elements of
     "nearest" are only copied, so a type of the same size may stand for any other.
@@ -30,7 +30,7 @@ class Resize(KernelSpec):
     dtype: DType
     mode: str
 
-    words = ("x", "out", "planes", "height", "width", "out_height", "out_width")
+    args = ("x", "out", "planes", "height", "width", "out_height", "out_width")
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
@@ -44,7 +44,7 @@ class _Resize(ABC):
         self.type = compute_type(spec.dtype)
         self.lanes = f.target.lanes(max(self.type.bits, 32))
         self.size = spec.dtype.bytes
-        self.o = Operands(f, spec.words, ("x", "out"))
+        self.o = Operands(f, spec.args, ("x", "out"))
         self.below = f.alloca(_BLOCK * 4)
 
     def emit(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Type, Value, i32, vec
 from rlx.llvm.storage import memory_type, narrow, widen
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MAX_SHUFFLED_STRIDE = 4  # up to this, whole vectors are loaded and shuffled; beyond, gathered
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.gemm.gemm import batch_count, batch_start, batch_words
+from rlx.backends.cpu.kernels.gemm.gemm import batch_args, batch_count, batch_start
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class ComplexGemm(KernelSpec):
-    """words: x, w, out, m, n, k, x_stride_m, x_stride_k, w_stride_n, w_stride_k, then size,
+    """args: x, w, out, m, n, k, x_stride_m, x_stride_k, w_stride_n, w_stride_k, then size,
     x_batch, w_batch of each batch axis. x and w are c64; strides are bytes.
     """
 
@@ -18,7 +18,7 @@ class ComplexGemm(KernelSpec):
     batch: int = 0
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = [
             "x",
             "w",
@@ -31,12 +31,12 @@ class ComplexGemm(KernelSpec):
             "w_stride_n",
             "w_stride_k",
         ]
-        return names + batch_words(self.batch)
+        return names + batch_args(self.batch)
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
         given = {
-            name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(self.words)
+            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(self.args)
         }
         lo, hi = f.split(batch_count(f, given, self.batch) * given["m"])
         for r in f.range(lo, hi):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.activations import activate
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
+from rlx.backends.cpu.kernels.loops.elements import activate
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import load, memory_type, store
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Epilogue:
     scale: float = 1.0
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         """Its operands beside the tile."""
         return ["bias"] * (self.bias is not None) + ["residual"] * (self.residual is not None)
 
@@ -36,30 +36,30 @@ class Epilogue:
         return shape.nr // 2 if self.pair else shape.nr
 
 
-Words = Callable[[Function, str], Value]  # the value of a kernel's word, by name
+Args = Callable[[Function, str], Value]  # the value of a kernel's arg, by name
 
 
 def emit_epilogue(
-    m: Module, shape: TileShape, epilogue: Epilogue, words: Words, routed: bool = False
+    m: Module, shape: TileShape, epilogue: Epilogue, args: Args, routed: bool = False
 ) -> Function:
-    """void epilogue(ptr words, ptr tile, i64 rows, i64 at, i64 column, ptr route)
+    """void epilogue(ptr args, ptr tile, i64 rows, i64 at, i64 column, ptr route)
 
     `at` is the result element of the tile's top left corner. Rows follow each other in the result,
     or are scattered to the row numbers `route` (i32) when `routed`.
     """
-    params = [("words", ptr), ("tile", ptr), ("rows", i64), ("at", i64), ("column", i64)]
+    params = [("args", ptr), ("tile", ptr), ("rows", i64), ("at", i64), ("column", i64)]
     f = m.function("epilogue", [*params, ("route", ptr)], internal=True)
-    _EpilogueEmitter(f, shape, epilogue, words, routed).emit()
+    _EpilogueEmitter(f, shape, epilogue, args, routed).emit()
     return f
 
 
 class _EpilogueEmitter:
     def __init__(
-        self, f: Function, shape: TileShape, epilogue: Epilogue, words: Words, routed: bool
+        self, f: Function, shape: TileShape, epilogue: Epilogue, args: Args, routed: bool
     ) -> None:
         self.f, self.shape, self.epilogue, self.routed = f, shape, epilogue, routed
-        self.bases = {name: words(f, name) for name in ["out", *epilogue.words]}
-        self.n = words(f, "n")
+        self.bases = {name: args(f, name) for name in ["out", *epilogue.args]}
+        self.n = args(f, "n")
         self.columns = epilogue.columns(shape)
         self.left = self.n - f["column"]
         self.is_edge = self.left < self.columns

@@ -20,7 +20,7 @@ from rlx.ir.dtype import DType, f32
 from rlx.llvm.builder import Function, Module, Value, i64, ptr
 from rlx.llvm.storage import LINE, compute_type, memory_type
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MC = 192  # rows of a packed block of x
 KC = 384  # k of a block: packed rows and a panel fit in an L2 cache of 512 kB
@@ -29,8 +29,8 @@ _BLOCK_OVERHEAD = 3  # cost of starting a unit of work, in rows
 _POINTERS = frozenset(["x", "w", "up", "out", "bias", "residual", "scratch", "table"])
 
 
-def batch_words(axes: int) -> list[str]:
-    """Names of the words of `axes` axes, outermost first; strides are bytes, 0 where shared."""
+def batch_args(axes: int) -> list[str]:
+    """Names of the args of `axes` axes, outermost first; strides are bytes, 0 where shared."""
     return [name for i in range(axes) for name in (f"size{i}", f"x_batch{i}", f"w_batch{i}")]
 
 
@@ -60,7 +60,7 @@ def batch_start(
 class Gemm(KernelSpec):
     """out [m, n] = epilogue(x [m, k] · w [k, n]).
 
-    words: as `self.words` lists them. Strides are bytes. `scratch` holds `worker_bytes` bytes for
+    args: as `self.args` lists them. Strides are bytes. `scratch` holds `worker_bytes` bytes for
     each worker.
     """
 
@@ -74,12 +74,12 @@ class Gemm(KernelSpec):
     single_row: bool = False  # m is 1
 
     @property
-    def words(self) -> list[str]:
-        names = ["x", "w", "out", *self.epilogue.words, "scratch", "worker_bytes", "m", "n", "k"]
+    def args(self) -> list[str]:
+        names = ["x", "w", "out", *self.epilogue.args, "scratch", "worker_bytes", "m", "n", "k"]
         names += ["x_stride_m", "x_stride_k"]
         if not self.packed:
             names += ["w_stride_n", "w_stride_k"] + ["up"] * self.epilogue.pair
-        return names + batch_words(self.batch)
+        return names + batch_args(self.batch)
 
     @property
     def panel(self) -> DType:
@@ -156,16 +156,16 @@ class GemmEmitter:
             compute = None if spec.panel is spec.w else memory_type(spec.panel)
             unit = "n" if spec.packed else spec.w_unit
             self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit)
-        self.epilogue = emit_epilogue(m, g, spec.epilogue, self.word, routed)
+        self.epilogue = emit_epilogue(m, g, spec.epilogue, self.arg, routed)
         self.f = m.kernel()
-        self.given = {name: self.word(self.f, name) for name in spec.words}
+        self.given = {name: self.arg(self.f, name) for name in spec.args}
         if spec.single_row:
             self.given["m"] = self.f.i64(1)
         self.routed, self.route = routed, self.f.null()
 
-    def word(self, f: Function, name: str) -> Value:
-        index = self.spec.words.index(name)
-        return f.word(f["words"], index, ptr if name in _POINTERS else i64)
+    def arg(self, f: Function, name: str) -> Value:
+        index = self.spec.args.index(name)
+        return f.arg(f["args"], index, ptr if name in _POINTERS else i64)
 
     def __getitem__(self, name: str) -> Value:
         return self.given[name]
@@ -297,7 +297,7 @@ class GemmEmitter:
     def _run_epilogue(
         self, tile: Value, rows: Value, at: Value, column: Value, route: Value
     ) -> None:
-        self.f.call(self.epilogue, self.f["words"], tile, rows, at, column, route)
+        self.f.call(self.epilogue, self.f["args"], tile, rows, at, column, route)
 
     def _pack_x(self, x: Value, rows: Value, kc: Value) -> Value:
         f, g = self.f, self.g

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlx.backends.cpu.kernels.gemm.gemm import batch_count, batch_start, batch_words
+from rlx.backends.cpu.kernels.gemm.gemm import batch_args, batch_count, batch_start
 from rlx.backends.cpu.kernels.gemm.microkernel import multiply_add
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Module, Value, i64, ptr, vec
 from rlx.llvm.storage import compute_type, load, memory_type, store
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _COLUMNS = 4  # columns of w that share each load of x
 _UNROLL = 2
@@ -27,7 +27,7 @@ _ROWS = 4  # rows of w added at once
 class GemvDot(KernelSpec):
     """out[n] = dot(x, column n of w); x and the columns of w are contiguous along k.
 
-    words: x, w, out, n, k, w_stride_n, then size, x_batch, w_batch of each batch axis. Strides are
+    args: x, w, out, n, k, w_stride_n, then size, x_batch, w_batch of each batch axis. Strides are
     bytes.
     """
 
@@ -37,8 +37,8 @@ class GemvDot(KernelSpec):
     batch: int = 0
 
     @property
-    def words(self) -> list[str]:
-        return ["x", "w", "out", "n", "k", "w_stride_n", *batch_words(self.batch)]
+    def args(self) -> list[str]:
+        return ["x", "w", "out", "n", "k", "w_stride_n", *batch_args(self.batch)]
 
     def emit(self, m: Module) -> None:
         _GemvDotEmitter(self, m).emit()
@@ -50,7 +50,7 @@ class _GemvDotEmitter:
         self.spec, self.acc = spec, compute_type(spec.out)
         self.lanes = m.target.lanes(self.acc.bits)
         self.given = {
-            name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.words)
+            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
         }
 
     def emit(self) -> None:
@@ -133,7 +133,7 @@ def _sum(values: list[Value]) -> Value:
 class GemvAxpy(KernelSpec):
     """out = sum over k of x[k] * row k of w; the rows of w are contiguous.
 
-    words: x, w, out, n, k, x_stride_k, w_stride_k, then size, x_batch, w_batch of each batch axis.
+    args: x, w, out, n, k, x_stride_k, w_stride_k, then size, x_batch, w_batch of each batch axis.
     Strides are bytes.
     """
 
@@ -143,8 +143,8 @@ class GemvAxpy(KernelSpec):
     batch: int = 0
 
     @property
-    def words(self) -> list[str]:
-        return ["x", "w", "out", "n", "k", "x_stride_k", "w_stride_k", *batch_words(self.batch)]
+    def args(self) -> list[str]:
+        return ["x", "w", "out", "n", "k", "x_stride_k", "w_stride_k", *batch_args(self.batch)]
 
     def emit(self, m: Module) -> None:
         _GemvAxpyEmitter(self, m).emit()
@@ -156,7 +156,7 @@ class _GemvAxpyEmitter:
         self.spec, self.acc = spec, compute_type(spec.out)
         self.lanes = m.target.lanes(self.acc.bits)
         self.given = {
-            name: f.word(f["words"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.words)
+            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
         }
         self.block = f.alloca(_MAX_COLUMNS * self.acc.bytes)
 

@@ -15,7 +15,7 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, i32, i64
 from rlx.llvm.storage import memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 # Fields of a chunk, each an i32: its expert, its first row in sorted order, its number of rows, and
 # the total cost of the chunks before it.
@@ -32,7 +32,7 @@ def table_bytes(rows: int, experts: int) -> int:
 
 @dataclass(frozen=True)
 class Route(KernelSpec):
-    """words: expert, table, m, experts, status, number
+    """args: expert, table, m, experts, status, number
 
     Run by one worker. A row whose expert is out of range leaves `number` in `status` and goes to
     expert 0.
@@ -42,8 +42,8 @@ class Route(KernelSpec):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        expert, table = f.word(f["words"], 0), f.word(f["words"], 1)
-        rows, experts = f.word(f["words"], 2, i64), f.word(f["words"], 3, i64)
+        expert, table = f.arg(f["args"], 0), f.arg(f["args"], 1)
+        rows, experts = f.arg(f["args"], 2, i64), f.arg(f["args"], 3, i64)
         order = row_order(f, table, rows)
         starts = f.gep(order, rows, 4)
         for e in f.range(0, experts + 1):
@@ -66,7 +66,7 @@ class Route(KernelSpec):
         raw = f.load(f.gep(expert, r, memory_type(self.index)), memory_type(self.index))
         e = raw.to(i64, signed=self.index.kind == "int")
         exists = e.ult(experts)
-        status, number = f.word(f["words"], 4), f.word(f["words"], 5, i64)
+        status, number = f.arg(f["args"], 4), f.arg(f["args"], 5, i64)
         f.if_(~exists, lambda: f.store(number, status))
         return f.select(exists, e, 0)
 
@@ -100,12 +100,12 @@ def _write_chunks(f: Function, table: Value, ends: Value, experts: Value) -> Non
 
 @dataclass(frozen=True)
 class GroupedGemm(Gemm):
-    """words: as `self.words` lists them; `table` is what `Route` left, `w_expert` the bytes from
+    """args: as `self.args` lists them; `table` is what `Route` left, `w_expert` the bytes from
     one expert's weight to the next."""
 
     @property
-    def words(self) -> list[str]:
-        return [*super().words, "table", "w_expert"]
+    def args(self) -> list[str]:
+        return [*super().args, "table", "w_expert"]
 
     @property
     def reads_x_in_place(self) -> bool:

@@ -16,14 +16,24 @@ from rlx.backends.cpu.kernels.gemm.gemv import GemvAxpy, GemvDot
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, Route, table_bytes
 from rlx.backends.cpu.kernels.gemm.strassen import Strassen
 from rlx.backends.cpu.kernels.gemm.strassen_twice import StrassenTwice
+from rlx.backends.cpu.kernels.loops.elements import can_activate
 from rlx.backends.cpu.layouts.pack import read_layout
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lowers,
+)
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.dtype import DType, f32, f64
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
 
@@ -55,9 +65,9 @@ class GemmProblem:
             return "n"
         return "k" if same(self.w_stride_k, 1) or same(self.k, 1) else "none"
 
-    def words(self) -> dict[str, Word]:
+    def args(self) -> dict[str, KernelArg]:
         x, w = self.x.dtype.bytes, self.w.dtype.bytes
-        found: dict[str, Word] = {"x": Pointer(self.x), "w": Pointer(self.w)}
+        found: dict[str, KernelArg] = {"x": Pointer(self.x), "w": Pointer(self.w)}
         found |= {"m": self.m, "n": self.n, "k": self.k}
         found |= {"x_stride_m": self.x_stride_m * x, "x_stride_k": self.x_stride_k * x}
         found |= {"w_stride_n": self.w_stride_n * w, "w_stride_k": self.w_stride_k * w}
@@ -143,20 +153,20 @@ def worker_bytes(problem: GemmProblem, spec: Gemm, target: Target, node: Node) -
     return aligned(spec.scratch(target, m, n, k))
 
 
-def gemm_step(
+def gemm_launch(
     node: Node,
     ctx: Context,
     problem: GemmProblem,
     spec: Gemm,
-    given: Mapping[str, Word],
+    given: Mapping[str, KernelArg],
     offset: int = 0,
-) -> Step:
+) -> KernelLaunch:
     each = worker_bytes(problem, spec, ctx.target, node)
-    words: dict[str, Word] = {"scratch": Scratch(node, offset), "worker_bytes": each}
-    words |= {"out": Pointer(node.output)} | problem.words() | dict(given)
+    args: dict[str, KernelArg] = {"scratch": Scratch(node, offset), "worker_bytes": each}
+    args |= {"out": Pointer(node.output)} | problem.args() | dict(given)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    return Step(
-        spec, [words[w] for w in spec.words], node.inputs, node.outputs, uses_scratch=True,
+    return KernelLaunch(
+        spec, [args[w] for w in spec.args], node.inputs, node.outputs, uses_scratch=True,
         flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
 
@@ -176,7 +186,7 @@ def _matmul_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("matmul", scratch=_matmul_scratch, strided=True)
-def lower_matmul(node: Node, ctx: Context) -> list[Step]:
+def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w = node.inputs
     problem = problem_of(node, ctx.strides(x), ctx.strides(w))
     if problem.n == 1 and problem.m != 1:
@@ -190,23 +200,23 @@ def lower_matmul(node: Node, ctx: Context) -> list[Step]:
         kind = GemvAxpy if problem.w_unit == "n" else GemvDot
         spec = kind(problem.x.dtype, problem.w.dtype, node.output.dtype, len(problem.batch))
         return [_scratchless_step(node, problem, spec)]
-    return [gemm_step(node, ctx, problem, spec_of(problem, Epilogue(node.output.dtype)), {})]
+    return [gemm_launch(node, ctx, problem, spec_of(problem, Epilogue(node.output.dtype)), {})]
 
 
 def _scratchless_step(
     node: Node, problem: GemmProblem, spec: ComplexGemm | GemvDot | GemvAxpy
-) -> Step:
+) -> KernelLaunch:
     """A step of a kernel without scratch."""
-    words = problem.words() | {"out": Pointer(node.output)}
+    args = problem.args() | {"out": Pointer(node.output)}
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    return Step(
-        spec, [words[w] for w in spec.words], node.inputs, node.outputs, flops=cost.flops,
+    return KernelLaunch(
+        spec, [args[w] for w in spec.args], node.inputs, node.outputs, flops=cost.flops,
         bytes=cost.bytes,
     )  # fmt: skip
 
 
-def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, Word]]:
-    """Element types of bias and residual, the operands after x and w, and their words."""
+def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, KernelArg]]:
+    """Element types of bias and residual, the operands after x and w, and their args."""
     op: Any = node.op
     names = ["bias"] * op.has_bias + ["residual"] * op.has_residual
     values = dict(zip(names, node.inputs[2:], strict=True))
@@ -214,33 +224,33 @@ def _extras(node: Node) -> tuple[DType | None, DType | None, dict[str, Word]]:
     return bias, residual, {n: Pointer(v) for n, v in values.items()}
 
 
-def _bias_act(node: Node) -> tuple[GemmProblem, Gemm, dict[str, Word]]:
+def _bias_act(node: Node) -> tuple[GemmProblem, Gemm, dict[str, KernelArg]]:
     op: Any = node.op
-    bias, residual, words = _extras(node)
+    bias, residual, args = _extras(node)
     problem = contiguous_problem(node)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual)
-    return problem, spec_of(problem, epilogue), words
+    return problem, spec_of(problem, epilogue), args
 
 
-def _swiglu(node: Node) -> tuple[GemmProblem, Gemm, dict[str, Word]]:
+def _swiglu(node: Node) -> tuple[GemmProblem, Gemm, dict[str, KernelArg]]:
     op: Any = node.op
     problem = contiguous_problem(node)
     epilogue = Epilogue(node.output.dtype, op.activation, pair=True)
     return problem, spec_of(problem, epilogue), {"up": Pointer(node.inputs[2])}
 
 
-def _packed_gemm(node: Node) -> tuple[GemmProblem, Gemm, dict[str, Word]]:
+def _packed_gemm(node: Node) -> tuple[GemmProblem, Gemm, dict[str, KernelArg]]:
     op: Any = node.op
     x, w = node.inputs[:2]
-    bias, residual, words = _extras(node)
+    bias, residual, args = _extras(node)
     rows = x.shape.with_dims(x.shape.dims[:-1]).num_elements
     problem = GemmProblem(x, w, rows, op.n, op.k, op.k, 1)
     layout = read_layout(op.layout, op.name)
     epilogue = Epilogue(node.output.dtype, op.activation, bias, residual, layout.is_pair, op.scale)
     if layout.levels:
         kind = StrassenTwice if layout.levels > 1 else Strassen
-        return problem, kind(x.dtype, w.dtype, epilogue), words
-    return problem, spec_of(problem, epilogue, packed=True), words
+        return problem, kind(x.dtype, w.dtype, epilogue), args
+    return problem, spec_of(problem, epilogue, packed=True), args
 
 
 _FUSED_GEMMS = {
@@ -255,15 +265,17 @@ def _fused_scratch(node: Node, target: Target, threads: int) -> int:
     return worker_bytes(problem, spec, target, node) * threads
 
 
-def _same_weight_dtype(node: Node) -> bool:
-    """Gate and up weights are packed by one function: they have one element type."""
-    return node.op.name != "fused_swiglu" or node.inputs[1].dtype is node.inputs[2].dtype
+def _is_native(node: Node) -> bool:
+    """There is code for the activation, and gate and up weights have one element type."""
+    op: Any = node.op
+    alike = op.name != "fused_swiglu" or node.inputs[1].dtype is node.inputs[2].dtype
+    return alike and can_activate(op.activation)
 
 
-@lowers(*_FUSED_GEMMS, when=_same_weight_dtype, scratch=_fused_scratch)
-def lower_fused_gemm(node: Node, ctx: Context) -> list[Step]:
-    problem, spec, words = _FUSED_GEMMS[node.op.name](node)
-    return [gemm_step(node, ctx, problem, spec, words)]
+@lowers(*_FUSED_GEMMS, when=_is_native, scratch=_fused_scratch)
+def lower_fused_gemm(node: Node, ctx: Context) -> list[KernelLaunch]:
+    problem, spec, args = _FUSED_GEMMS[node.op.name](node)
+    return [gemm_launch(node, ctx, problem, spec, args)]
 
 
 class _Lora:
@@ -297,18 +309,18 @@ def _lora_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("lora_matmul", scratch=_lora_scratch)
-def lower_lora(node: Node, ctx: Context) -> list[Step]:
+def lower_lora(node: Node, ctx: Context) -> list[KernelLaunch]:
     lora = _Lora(node, ctx.target, ctx.threads)
     narrow, added = Scratch(node, lora.narrow), Scratch(node, lora.added)
     size = lora.x_bytes[1]
     (down, first), (up, second), (base, third) = lora.gemms
-    words: list[dict[str, Word]] = [
+    args: list[dict[str, KernelArg]] = [
         {"out": narrow},
         {"x": narrow, "out": added, "x_stride_m": up.x_stride_m * size, "x_stride_k": size},
         {"residual": added},
     ]
-    pairs = zip((down, up, base), (first, second, third), words, strict=True)
-    return [gemm_step(node, ctx, problem, spec, given) for problem, spec, given in pairs]
+    pairs = zip((down, up, base), (first, second, third), args, strict=True)
+    return [gemm_launch(node, ctx, problem, spec, given) for problem, spec, given in pairs]
 
 
 class _Grouped:
@@ -335,12 +347,19 @@ def _grouped_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("grouped_matmul", "packed_grouped_matmul", scratch=_grouped_scratch)
-def lower_grouped(node: Node, ctx: Context) -> list[Step]:
+def lower_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     group = _Grouped(node, ctx.target, ctx.threads)
     table, expert = Scratch(node), Pointer(node.inputs[2])
-    route: list[Word] = [expert, table, group.problem.m, group.experts, Status(), Number(node)]
-    given: dict[str, Word] = {"table": table, "w_expert": group.expert_bytes}
+    route: list[KernelArg] = [
+        expert,
+        table,
+        group.problem.m,
+        group.experts,
+        Status(),
+        NodeNumber(node),
+    ]
+    given: dict[str, KernelArg] = {"table": table, "w_expert": group.expert_bytes}
     return [
-        Step(Route(group.index), route, [node.inputs[2]], solo=True, uses_scratch=True),
-        gemm_step(node, ctx, group.problem, group.spec, given, group.table),
+        KernelLaunch(Route(group.index), route, [node.inputs[2]], solo=True, uses_scratch=True),
+        gemm_launch(node, ctx, group.problem, group.spec, given, group.table),
     ]

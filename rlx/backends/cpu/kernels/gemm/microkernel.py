@@ -14,7 +14,7 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
 from rlx.llvm.storage import LINE, load, memory_type
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MR = 6  # rows of the full tile; remainder rows run in a smaller one
 _MIN_CHAINS = 8  # independent accumulators that keep two FMA units of latency 4 busy

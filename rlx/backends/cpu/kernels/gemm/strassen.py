@@ -29,7 +29,7 @@ from rlx.ir.dtype import DType, f32
 from rlx.llvm.builder import Function, Module, Value, i64, ptr
 from rlx.llvm.storage import compute_type
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MIN_ROWS = 48  # below so many rows plain GEMM is faster: it reads no sums of weights
 MC = 128  # rows of a block, whose S1 to S4 are computed at a time
@@ -59,7 +59,7 @@ def tall_tile(target: Target) -> TileShape:
 
 @dataclass(frozen=True)
 class Strassen(Gemm):
-    """words: as `self.words` lists them. `w` is laid out as `strassenW`: panels, then T1 to T4."""
+    """args: as `self.args` lists them. `w` is laid out as `strassenW`: panels, then T1 to T4."""
 
     def tile_shape(self, target: Target) -> TileShape:
         return tall_tile(target)

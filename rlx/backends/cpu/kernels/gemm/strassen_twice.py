@@ -28,7 +28,7 @@ from rlx.backends.cpu.kernels.gemm.strassen import (
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import LINE
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 PRODUCTS = 7
 RESULTS = 16  # C tiles of a quad of row tiles and a quad of panels
@@ -160,13 +160,13 @@ def _sum_rows(f: Function, g: TileShape, outer: int, done: Value) -> Value:
 
 
 _PARAMS = [
-    ("words", ptr), ("outer_index", i64), ("a", ptr), ("quarter", i64), ("sections", ptr),
+    ("args", ptr), ("outer_index", i64), ("a", ptr), ("quarter", i64), ("sections", ptr),
     ("inner", ptr), ("outer", ptr), ("k", i64), ("is_last", i64), ("at", i64), ("column", i64),
 ]  # fmt: skip
 
 
 class InnerProducts:
-    """void inner_products(ptr words, i64 outer_index, ptr a, i64 quarter, ptr sections, ptr inner,
+    """void inner_products(ptr args, i64 outer_index, ptr a, i64 quarter, ptr sections, ptr inner,
     ptr outer, i64 k, i64 is_last, i64 at, i64 column, ptr state, i64 x_stride, i64 across, i64 kc,
     ptr out)
 
@@ -185,7 +185,7 @@ class InnerProducts:
         self.places = [i * self.wide.bytes for i in range(g.mr * g.vectors)]
         self.zeros = [f.const(0, self.wide)] * len(self.places)
         self.results = f.gep(f["outer"], OUTER_TILES * g.tile_bytes)
-        self.result, self.n = gemm.word(f, "out"), gemm.word(f, "n")
+        self.result, self.n = gemm.arg(f, "out"), gemm.arg(f, "n")
         self.table = m.table(f, _product_table(g))
         first = f["outer_index"] * PRODUCTS
         f.loop(first, first + PRODUCTS, 1, self.zeros, self._product, guard=False)
@@ -301,7 +301,7 @@ class InnerProducts:
         def epilogue() -> None:
             rows, (at, column) = f.i64(self.g.mr), self._tile_corner(step)
             done = f.gep(self.results, step["result"])
-            f.call(self.gemm.epilogue, f["words"], done, rows, at, column, f.null())
+            f.call(self.gemm.epilogue, f["args"], done, rows, at, column, f.null())
 
         f.if_(f["is_last"].ne(0), epilogue)
         return self.zeros
@@ -322,7 +322,7 @@ def suits_twice(target: Target, k: int, n: int) -> bool:
 
 @dataclass(frozen=True)
 class StrassenTwice(Strassen):
-    """words: as `self.words` lists them. `w` is laid out as `twiceW`."""
+    """args: as `self.args` lists them. `w` is laid out as `twiceW`."""
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
         g = self.tile_shape(target)
@@ -421,7 +421,7 @@ class _StrassenTwiceEmitter(StrassenEmitter):
                 column = p * (4 * self.columns)
                 tiles = f.gep(self.outer, p - start, (OUTER_TILES + RESULTS) * g.tile_bytes)
                 f.call(
-                    self.inner_products, f["words"], outer_index, now, self.quarter * g.row_bytes,
+                    self.inner_products, f["args"], outer_index, now, self.quarter * g.row_bytes,
                     self.sections, self.inner, tiles, k, is_last, at + column, column, self.state,
                     *sums, then,
                 )  # fmt: skip

@@ -14,12 +14,12 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f32, f64, i64, vec
 from rlx.llvm.math import cos, sin
 from rlx.llvm.storage import load, memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class Dft(KernelSpec):
-    """words: x, y, outer, n, inner
+    """args: x, y, outer, n, inner
 
     As Fft, with `kind` "complex", "real", "rfft" or "irfft".
     """
@@ -28,7 +28,7 @@ class Dft(KernelSpec):
     dtype: DType
     inverse: bool
 
-    words = ("x", "y", "outer", "n", "inner")
+    args = ("x", "y", "outer", "n", "inner")
 
     def emit(self, m: Module) -> None:
         _Dft(self, m.kernel()).emit()
@@ -37,7 +37,7 @@ class Dft(KernelSpec):
 class _Dft:
     def __init__(self, spec: Dft, f: Function) -> None:
         self.spec, self.f = spec, f
-        self.o = Operands(f, spec.words, ("x", "y"))
+        self.o = Operands(f, spec.args, ("x", "y"))
 
     def emit(self) -> None:
         f, o, spec = self.f, self.o, self.spec

@@ -32,7 +32,7 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Module, Value, f32, i64, vec
 from rlx.llvm.storage import load, memory_type
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _BLOCK = 32  # elements of each signal that are copied before the next signal
 _BUFFER = 4 << 20  # limit of a buffer in bytes; long signals use fewer lanes
@@ -40,7 +40,7 @@ _BUFFER = 4 << 20  # limit of a buffer in bytes; long signals use fewer lanes
 
 @dataclass(frozen=True)
 class Fft(KernelSpec):
-    """words: x, y, scratch, scratch_bytes, outer, inner
+    """args: x, y, scratch, scratch_bytes, outer, inner
 
     `kind`: "complex" and "real" (all n outputs), "rfft" or "irfft", of `n` points along the
     middle axis of [outer, n, inner]. `scratch` holds `scratch_bytes` for each worker.
@@ -53,7 +53,7 @@ class Fft(KernelSpec):
     lanes: int
     single_inner: bool = False  # inner is 1: signals are never interleaved
 
-    words = ("x", "y", "scratch", "scratch_bytes", "outer", "inner")
+    args = ("x", "y", "scratch", "scratch_bytes", "outer", "inner")
 
     @staticmethod
     def make(
@@ -103,7 +103,7 @@ class _Fft:
         for p in self.plan:
             self.passes.of(p.radix)
         self.f = m.kernel()
-        self.o = Operands(self.f, spec.words, ("x", "y", "scratch"))
+        self.o = Operands(self.f, spec.args, ("x", "y", "scratch"))
         self.twiddle_table = m.table(self.f, twiddles(inner_length).tobytes())
 
     def constants(self, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Value:

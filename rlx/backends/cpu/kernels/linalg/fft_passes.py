@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 MAX_RADIX = 61
 Table = npt.NDArray[np.float32]

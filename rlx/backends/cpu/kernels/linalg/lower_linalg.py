@@ -8,7 +8,7 @@ from typing import Any
 from rlx.backends.cpu.kernels.linalg.dft import Dft
 from rlx.backends.cpu.kernels.linalg.fft import Fft
 from rlx.backends.cpu.kernels.linalg.solve import Solve
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
@@ -51,18 +51,20 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("fft", "rfft", "irfft", scratch=_scratch)
-def lower_fft(node: Node, ctx: Context) -> list[Step]:
+def lower_fft(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, y = node.inputs[0], node.output
     outer, n, inner = _axes(node)
     cost = node.op.cost([x.shape], [y.shape])
     spec = _fft(node, ctx.target)
     if spec is None:
-        words: list[Word] = [Pointer(x), Pointer(y), outer, n, inner]
+        args: list[KernelArg] = [Pointer(x), Pointer(y), outer, n, inner]
         kind, inverse = _kind(node)
         dft = Dft(kind, x.shape.dtype, inverse)
-        return [Step(dft, words, [x], [y], flops=cost.flops, bytes=cost.bytes)]
-    words = [Pointer(x), Pointer(y), Scratch(node), spec.scratch, outer, inner]
-    return [Step(spec, words, [x], [y], uses_scratch=True, flops=cost.flops, bytes=cost.bytes)]
+        return [KernelLaunch(dft, args, [x], [y], flops=cost.flops, bytes=cost.bytes)]
+    args = [Pointer(x), Pointer(y), Scratch(node), spec.scratch, outer, inner]
+    return [
+        KernelLaunch(spec, args, [x], [y], uses_scratch=True, flops=cost.flops, bytes=cost.bytes)
+    ]
 
 
 def _solve_sizes(node: Node) -> tuple[int, int]:
@@ -85,18 +87,20 @@ def _solve_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("solve", scratch=_solve_scratch)
-def lower_solve(node: Node, ctx: Context) -> list[Step]:
+def lower_solve(node: Node, ctx: Context) -> list[KernelLaunch]:
     a, b = node.inputs
     x = node.output
     n, m = x.shape.dims[-2:]
     batch = x.shape.dims[:-2]
     spec = Solve(a.shape.dtype, b.shape.dtype, x.shape.dtype, len(batch))
-    words: list[Word] = [Pointer(a), Pointer(b), Pointer(x), Scratch(node)]
-    words += [Solve.scratch(ctx.target, *_solve_sizes(node)), n, m, _rhs_splits(node, ctx.threads)]
+    args: list[KernelArg] = [Pointer(a), Pointer(b), Pointer(x), Scratch(node)]
+    args += [Solve.scratch(ctx.target, *_solve_sizes(node)), n, m, _rhs_splits(node, ctx.threads)]
     for axis, size in enumerate(batch):
-        words += [size, *[_batch_stride(v.shape, axis - len(batch) - 2) for v in (a, b)]]
+        args += [size, *[_batch_stride(v.shape, axis - len(batch) - 2) for v in (a, b)]]
     cost = node.op.cost([a.shape, b.shape], [x.shape])
-    return [Step(spec, words, [a, b], [x], uses_scratch=True, flops=cost.flops, bytes=cost.bytes)]
+    return [
+        KernelLaunch(spec, args, [a, b], [x], uses_scratch=True, flops=cost.flops, bytes=cost.bytes)
+    ]
 
 
 def _batch_stride(shape: Shape, axis: int) -> Dim:

@@ -15,14 +15,14 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f32, f64, i64, vec
 from rlx.llvm.storage import load, memory_type, store
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _PIVOTS = 4
 
 
 @dataclass(frozen=True)
 class Solve(KernelSpec):
-    """words: a, b, x, scratch, scratch_bytes, n, m, splits, then per batch axis its size and the
+    """args: a, b, x, scratch, scratch_bytes, n, m, splits, then per batch axis its size and the
     batch strides of a and b in elements
 
     x with a·x = b, NaN where a is singular. The right-hand sides are split into `splits` work
@@ -35,7 +35,7 @@ class Solve(KernelSpec):
     axes: int
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         names = ["a", "b", "x", "scratch", "scratch_bytes", "n", "m", "splits"]
         for i in range(self.axes):
             names += [f"size{i}", f"a{i}", f"b{i}"]
@@ -56,7 +56,7 @@ class _Solve:
         self.spec, self.f = spec, f
         self.lanes = f.target.lanes(64)
         self.vector = vec(self.lanes, f64)
-        self.o = Operands(f, spec.words, ("a", "b", "x", "scratch"))
+        self.o = Operands(f, spec.args, ("a", "b", "x", "scratch"))
         self.n, self.m = self.o["n"], self.o["m"]
 
     def emit(self) -> None:

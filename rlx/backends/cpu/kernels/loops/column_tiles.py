@@ -86,7 +86,7 @@ class ColumnTileEmitter:
         size = body.number(last)
         blocks = f.ceil_div(size, WIDTH)
         count = body.product(others) * blocks
-        splits = self._word(self.split.count.index) if self.split is not None else f.i64(1)
+        splits = self._arg(self.split.count.index) if self.split is not None else f.i64(1)
         lo, hi = f.split(count * splits)
         for item in f.range(lo, hi):
             tile = item.udiv(splits)
@@ -99,8 +99,8 @@ class ColumnTileEmitter:
             else:
                 self._emit_split(self.split, item - tile * splits, splits, row * size)
 
-    def _word(self, index: int) -> Value:
-        return self.f.word(self.f["words"], index, i64)
+    def _arg(self, index: int) -> Value:
+        return self.f.arg(self.f["args"], index, i64)
 
     def _emit_tile(self) -> None:
         self.ready = set()
@@ -247,7 +247,7 @@ class ColumnTileEmitter:
                 self._finish(pass_, combine)
             self._values(stage)
         f.if_(split_id.eq(0), lambda: self._stores(split.stage - 1))
-        chunk = self._word(split.chunk.index)
+        chunk = self._arg(split.chunk.index)
         for pass_ in self._passes(split.stage):
             size = self.body.number(self.nest.spaces[pass_.space][0])
             start = f.min(split_id * chunk, size)
@@ -277,8 +277,8 @@ class ColumnTileEmitter:
         f = self.f
         position = list(self.states).index((number, component))
         total = self.body.product(self.nest.rows)
-        base = f.load(f["words"], ptr, 8 * split.memory.index)
-        row = f.gep(base, (self._word(split.count.index) * position + split_id) * total, STATE_SLOT)
+        base = f.load(f["args"], ptr, 8 * split.memory.index)
+        row = f.gep(base, (self._arg(split.count.index) * position + split_id) * total, STATE_SLOT)
         found = [a for p in self.stages.passes for n, a in self._accumulators(p) if n == number]
         return f.gep(row, first, found[0].types(1)[component])
 

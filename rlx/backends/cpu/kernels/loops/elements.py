@@ -1,6 +1,8 @@
-"""One elementwise op on elements in registers: the arithmetic of the op's reference.
+"""Vector code of elementwise ops: one table, read by regions and by fused activations alike.
 
-Sums and products are rounded each by itself, as the reference does, so never joined into an fma.
+It is the arithmetic of each op's reference. In regions, sums and products are rounded each by
+itself, as the reference does, so never joined into an fma. An op without a row here gets its code
+from its decomposition.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from rlx.backends.cpu.kernels.loops import complex_numbers, integers
 from rlx.backends.cpu.kernels.loops.registers import (
     Complex,
     Element,
+    constant,
     convert,
     joined,
     lanes_of,
@@ -22,8 +25,10 @@ from rlx.backends.cpu.kernels.loops.registers import (
     spread,
 )
 from rlx.errors import CodegenError
-from rlx.ir.dtype import DType, bool_, promote
-from rlx.ir.op import Op
+from rlx.ir.dtype import DType, bool_, f32, f64, promote
+from rlx.ir.op import Op, lookup
+from rlx.ir.ops.composite import decomposed
+from rlx.ir.shape import Shape
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Value
 
@@ -39,6 +44,57 @@ def apply(f: Function, record: Op, operands: Sequence[Operand], result: DType) -
     if isinstance(made, Value) and result.is_float and (result.bits == 8 or record.name == "cast"):
         return rounded(f, made, result)
     return made
+
+
+def has_vector_code(record: Op | type[Op]) -> bool:
+    """Whether the op has a row in the table; else its decomposition is emitted."""
+    return record.name in NAMES
+
+
+def can_activate(name: str) -> bool:
+    """Whether kernels can apply the activation: by vector code, or by its decomposition."""
+    return name == "none" or name in NAMES or lookup(name).has_decomposition()
+
+
+def activate(name: str, x: Value) -> Value:
+    """The activation called `name` of a float vector, with its default attributes."""
+    if name == "none":
+        return x
+    record: Any = lookup(name)()
+    dtype = f64 if x.type.scalar.bits == 64 else f32
+    if has_vector_code(record):
+        made = _unary(x.fn, record, x, dtype, dtype)
+    else:
+        made = _decomposed(x.fn, record, [(x, dtype)])
+    assert isinstance(made, Value)
+    return made
+
+
+def _decomposed(f: Function, record: Op, operands: Sequence[Operand]) -> Element:
+    """An op by its decomposition, which is elementwise too."""
+    graph = decomposed(record, tuple([Shape([1], dtype) for _, dtype in operands]))
+    if graph is None:
+        raise CodegenError("no code and no decomposition", where=record.name)
+    given = iter([x for x, _ in operands])
+    known: dict[Any, Element] = {}
+    for node in graph.nodes:
+        op: Any = node.op
+        args = [(known[v], v.dtype) for v in node.inputs]
+        if op.name == "input":
+            made = next(given)
+        elif op.name == "constant" and op.data.array.size == 1:
+            made = constant(f, op.data.array.reshape(()).item(), node.output.dtype)
+        elif has_vector_code(op):
+            made = apply(f, op, args, node.output.dtype)
+        elif op.is_elementwise:
+            made = _decomposed(f, op, args)
+        else:
+            raise CodegenError(
+                "the decomposition is not elementwise", where=record.name, got=str(op),
+                expected="elementwise ops and numbers",
+            )  # fmt: skip
+        known[node.output] = made
+    return known[graph.outputs[0]]
 
 
 def _apply(f: Function, record: Op, operands: Sequence[Operand], result: DType) -> Element:
@@ -234,4 +290,4 @@ _ANY: dict[str, Callable[[Function, Value, DType], Value]] = {
 }
 
 NAMES = frozenset([*_BINARY, *_REAL, *_KEEPING, *_ANY, "where", "cast", "complex", "real", "imag"])
-"""The elementwise ops there is code for."""
+"""The elementwise ops with a row in the table."""

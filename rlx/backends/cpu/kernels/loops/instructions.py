@@ -28,6 +28,7 @@ from rlx.loops.nest import (
     ROW,
     Access,
     Apply,
+    Arg,
     BoundsCheck,
     Iota,
     Literal,
@@ -35,9 +36,8 @@ from rlx.loops.nest import (
     Nest,
     Quantity,
     Table,
-    Word,
 )
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass
@@ -71,15 +71,15 @@ class NestBody:
     def __init__(self, f: Function, nest: Nest, columns: bool) -> None:
         self.f, self.nest, self.columns = f, nest, columns
         self.streaming = False  # whether full vectors use streaming (non-temporal) stores
-        self.words = self._read_words()
+        self.args = self._read_args()
         self.levels = self._access_levels()
 
     # -- arguments ----------------------------------------------------------------------------
 
-    def _read_words(self) -> dict[Word, Value]:
+    def _read_args(self) -> dict[Arg, Value]:
         """Load all kernel arguments before the first loop."""
         f, nest = self.f, self.nest
-        pointers = {w.pointer for w in nest.accesses() if isinstance(w.pointer, Word)}
+        pointers = {w.pointer for w in nest.accesses() if isinstance(w.pointer, Arg)}
         numbers: set[Quantity] = {*nest.rows, *(q for space in nest.spaces for q in space)}
         for access in nest.accesses():
             numbers |= {
@@ -95,14 +95,14 @@ class NestBody:
         if nest.report is not None:
             pointers.add(nest.report.address)
             numbers.add(nest.report.node)
-        wanted = [(w.index, w) for w in {*pointers, *numbers} if isinstance(w, Word)]
+        wanted = [(w.index, w) for w in {*pointers, *numbers} if isinstance(w, Arg)]
         return {
-            w: f.word(f["words"], at) if w in pointers else f.word(f["words"], at, i64)
+            w: f.arg(f["args"], at) if w in pointers else f.arg(f["args"], at, i64)
             for at, w in sorted(wanted, key=lambda pair: pair[0])
         }
 
     def number(self, q: Quantity) -> Value:
-        return self.f.i64(q) if isinstance(q, int) else self.words[q]
+        return self.f.i64(q) if isinstance(q, int) else self.args[q]
 
     def product(self, quantities: Sequence[Quantity]) -> Value:
         total = self.f.i64(1)
@@ -136,8 +136,8 @@ class NestBody:
         return IterPoint({w: self._start(w) for w in self.nest.accesses()})
 
     def _start(self, access: Access) -> Value:
-        if isinstance(access.pointer, Word):
-            return self.words[access.pointer]
+        if isinstance(access.pointer, Arg):
+            return self.args[access.pointer]
         table: Table = access.pointer
         base = self.f.module.table(self.f, table.data)
         return self.f.gep(base, table.offset, access.dtype.bytes)
@@ -250,7 +250,7 @@ class NestBody:
     def report(self) -> None:
         report = self.nest.report
         assert report is not None
-        self.f.store(self.words[report.node], self.words[report.address])
+        self.f.store(self.args[report.node], self.args[report.address])
 
     # -- memory -------------------------------------------------------------------------------
 

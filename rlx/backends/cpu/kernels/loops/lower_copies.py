@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rlx.backends.cpu.carry import is_written
 from rlx.backends.cpu.kernels.loops.lower_indexing import write_at
-from rlx.backends.cpu.kernels.loops.lower_region import step_for
-from rlx.backends.cpu.lowering import Context, Step, lowers
+from rlx.backends.cpu.kernels.loops.lower_region import launch_for
+from rlx.backends.cpu.kernels.recurrent.lower_recurrent import is_written
+from rlx.backends.cpu.lowering import Context, KernelLaunch, lowers
 from rlx.ir.dim import Dim
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
@@ -20,9 +20,9 @@ from rlx.loops.trace import Buffer
 _RESULT = Buffer("result")
 
 
-def _steps(node: Node, ctx: Context, kernels: list[ScheduledNest]) -> list[Step]:
+def _launches(node: Node, ctx: Context, kernels: list[ScheduledNest]) -> list[KernelLaunch]:
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    steps = [step_for(node, ctx, k) for k in kernels]
+    steps = [launch_for(node, ctx, k) for k in kernels]
     for step in steps:
         step.bytes = cost.bytes // len(steps)
     return steps
@@ -34,7 +34,7 @@ def _operand(node: Node, ctx: Context, number: int) -> StridedView:
 
 
 @lowers("concat", strided=True)
-def lower_concat(node: Node, ctx: Context) -> list[Step]:
+def lower_concat(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     out = node.output.shape
     at = normalize_axis(op.axis, out.rank)
@@ -47,11 +47,11 @@ def lower_concat(node: Node, ctx: Context) -> list[Step]:
             target = StridedView(_RESULT, out.dtype, strides, start * strides[at])
             kernels.append(copy(dims, _operand(node, ctx, number), target))
         start = start + dims[at]
-    return _steps(node, ctx, kernels)
+    return _launches(node, ctx, kernels)
 
 
 @lowers("state_update", strided=lambda node: len(node.inputs) == 2)
-def lower_state_update(node: Node, ctx: Context) -> list[Step]:
+def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     state, update, *slots = node.inputs
     if 0 in update.shape.dims or is_written(node, ctx):
@@ -61,14 +61,14 @@ def lower_state_update(node: Node, ctx: Context) -> list[Step]:
     strides = ctx.strides(state)
     offset = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
     target = StridedView(Buffer("operand", 0), state.dtype, strides, offset)
-    return _steps(node, ctx, [copy(update.shape.dims, _operand(node, ctx, 1), target)])
+    return _launches(node, ctx, [copy(update.shape.dims, _operand(node, ctx, 1), target)])
 
 
 # -- pad --------------------------------------------------------------------------------------
 
 
 @lowers("pad", strided=True)
-def lower_pad(node: Node, ctx: Context) -> list[Step]:
+def lower_pad(node: Node, ctx: Context) -> list[KernelLaunch]:
     """Copy the operand to the interior, then make the borders axis by axis: those of a later axis
     include the borders of earlier ones."""
     op: Any = node.op
@@ -83,7 +83,7 @@ def lower_pad(node: Node, ctx: Context) -> list[Step]:
         kernels.append(copy(x.dims, _operand(node, ctx, 0), target))
     for at in range(x.rank):
         kernels += _borders(op, x, out, at)
-    return _steps(node, ctx, kernels)
+    return _launches(node, ctx, kernels)
 
 
 def _offset(strides: tuple[Dim, ...], starts: tuple[Dim, ...]) -> Dim:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.kernels.loops.lower_region import step_for
+from rlx.backends.cpu.kernels.loops.lower_region import launch_for
 from rlx.backends.cpu.kernels.loops.scan import CumSum
 from rlx.backends.cpu.kernels.loops.scatter import Scatter
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lowers,
+)
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, c64, f32
 from rlx.ir.lir import contiguous_strides
@@ -44,7 +52,7 @@ def _scatter_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("scatter", "scatter_add", scratch=_scatter_scratch)
-def lower_scatter(node: Node, ctx: Context) -> list[Step]:
+def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     """Copy the operand, then scatter into the copy."""
     op: Any = node.op
     x, indices, updates = node.inputs
@@ -65,29 +73,29 @@ def lower_scatter(node: Node, ctx: Context) -> list[Step]:
         dtypes = (_UINT[dtype.bytes], _UINT[dtype.bytes])
     count = indices.shape.dims[0]
     target = Scratch(node) if f32_sums else Pointer(node.output)
-    words = [target, Pointer(indices), Pointer(updates), outer, size, inner, count]
+    args = [target, Pointer(indices), Pointer(updates), outer, size, inner, count]
     spec = Scatter(*dtypes, indices.dtype, add)
-    write = Step(
-        spec, [*words, Status(), Number(node)], [indices, updates],
+    write = KernelLaunch(
+        spec, [*args, Status(), NodeNumber(node)], [indices, updates],
         [] if f32_sums else node.outputs, uses_scratch=f32_sums, bytes=updates.shape.size_bytes * 2,
     )  # fmt: skip
-    steps = [step_for(node, ctx, start, (0, 0)), write]
+    steps = [launch_for(node, ctx, start, (0, 0)), write]
     steps[0].bytes = x.shape.size_bytes * 2
     if f32_sums:
-        steps.append(step_for(node, ctx, copy(x.shape.dims, sums, result), (0, 0)))
+        steps.append(launch_for(node, ctx, copy(x.shape.dims, sums, result), (0, 0)))
     return steps
 
 
-def write_at(node: Node) -> Step:
+def write_at(node: Node) -> KernelLaunch:
     """Scatter the slices of a `state_update` to its slots."""
     op: Any = node.op
     state, update, slots = node.inputs
     outer, size, inner = _around_axis(state.shape, op.axis)
     bits = _UINT[state.dtype.bytes]
-    words = [Pointer(state), Pointer(slots), Pointer(update), outer, size, inner]
-    return Step(
+    args = [Pointer(state), Pointer(slots), Pointer(update), outer, size, inner]
+    return KernelLaunch(
         Scatter(bits, bits, slots.dtype, add=False),
-        [*words, slots.shape.dims[0], Status(), Number(node)],
+        [*args, slots.shape.dims[0], Status(), NodeNumber(node)],
         [update, slots], [state, *node.outputs], bytes=update.shape.size_bytes * 2,
     )  # fmt: skip
 
@@ -96,7 +104,7 @@ def write_at(node: Node) -> Step:
 
 
 @lowers("cumsum")
-def lower_cumsum(node: Node, ctx: Context) -> list[Step]:
+def lower_cumsum(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     x, result = node.inputs[0], node.output
     outer, size, inner = _around_axis(x.shape, op.axis)
@@ -104,6 +112,6 @@ def lower_cumsum(node: Node, ctx: Context) -> list[Step]:
     if source is c64:  # real and imaginary parts are scanned side by side
         source, target, inner = f32, f32, inner * 2
     spec = CumSum(source, target, op.exclusive, op.reverse, columns=inner != 1)
-    words = [Pointer(x), Pointer(result), outer, size, inner]
+    args = [Pointer(x), Pointer(result), outer, size, inner]
     cost = op.cost([x.shape], [result.shape])
-    return [Step(spec, words, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
+    return [KernelLaunch(spec, args, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]

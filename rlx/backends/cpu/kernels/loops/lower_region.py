@@ -6,27 +6,38 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from rlx.backends.cpu.cores import usable_cores
 from rlx.backends.cpu.kernels.loops.column_tiles import WIDTH
 from rlx.backends.cpu.kernels.loops.elements import NAMES
 from rlx.backends.cpu.kernels.loops.nest_kernel import NestKernel
 from rlx.backends.cpu.kernels.loops.rows import can_stream_stores, scratch_sizes
 from rlx.backends.cpu.kernels.loops.split_rows import STATE_SLOT, Split, last_stage, state_slots
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    TABLE,
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lowers,
+)
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Op
+from rlx.ir.op import Op, on_register
+from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
 from rlx.llvm.target import Target
-from rlx.loops.decompose import WRITTEN_OUT, graph_of
+from rlx.loops.decompose import graph_of, is_decomposed
 from rlx.loops.index_rules import FOLDS, MOVES
+from rlx.loops.nest import Arg as NestArg
 from rlx.loops.nest import Quantity
-from rlx.loops.nest import Word as NestWord
 from rlx.loops.partition import partition
 from rlx.loops.schedule import NODE, REPORT, Address, ArgSource, ScheduledNest, schedule
 from rlx.loops.trace import Buffer, Source
-from rlx.records import dataclass
+from rlx.support.cores import usable_cores
+from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
 
@@ -87,7 +98,7 @@ def _spill_sizes(scheduled: ScheduledNest) -> list[tuple[tuple[Quantity, ...], i
 
 
 def _dim(scheduled: ScheduledNest, size: Quantity) -> Dim:
-    found = size if isinstance(size, int) else scheduled.words[size.index]
+    found = size if isinstance(size, int) else scheduled.args[size.index]
     assert not isinstance(found, (str, Address))
     return found
 
@@ -101,48 +112,63 @@ def _is_empty(node: Node) -> bool:
     return all(0 in v.shape.dims for v in node.outputs)
 
 
-_KINDS = (NAMES | MOVES | FOLDS | WRITTEN_OUT | {"elementwise_region"}) - {"constant"}
+_KINDS = (NAMES | MOVES | FOLDS | {"elementwise_region"}) - {"constant"}
 
 
 @lowers(*sorted(_KINDS), scratch=scratch_bytes, strided=True)
-def lower_region(node: Node, ctx: Context) -> list[Step]:
+def lower_region(node: Node, ctx: Context) -> list[KernelLaunch]:
     if _is_empty(node):
         return []
     shapes = tuple(v.shape for v in node.inputs)
     region = region_kernels(node.op, shapes, tuple(ctx.strides(v) for v in node.inputs))
     offsets = _offsets(region, ctx.lir.live)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    steps = [s for scheduled in region.kernels for s in steps_for(node, ctx, scheduled, offsets)]
+    steps = [s for scheduled in region.kernels for s in launches_for(node, ctx, scheduled, offsets)]
     for step in steps:
         step.flops, step.bytes = cost.flops // len(steps), cost.bytes // len(steps)
     return steps
 
 
-def step_for(
+def _is_region(node: Node) -> bool:
+    """Whether the decomposition covers the node's attributes."""
+    return decomposed(node.op, tuple([v.shape for v in node.inputs])) is not None
+
+
+def _lower_decomposed(cls: type[Op]) -> None:
+    """Ops that regions compute by their decomposition: those there are, and those to come."""
+    if is_decomposed(cls) and cls.has_decomposition() and cls.name not in TABLE:
+        when = None if cls.runs_as_region else _is_region
+        lowers(cls.name, when=when, scratch=scratch_bytes, strided=True)(lower_region)
+
+
+on_register(_lower_decomposed)
+
+
+def launch_for(
     node: Node, ctx: Context, scheduled: ScheduledNest, offsets: Sequence[int] = (0,)
-) -> Step:
+) -> KernelLaunch:
     """The launch of a kernel; `offsets` are those of temporaries in scratch, and the end."""
-    words = [_word(node, source, offsets) for source in scheduled.words]
+    args = [_arg(node, source, offsets) for source in scheduled.args]
     if _streams_stores(node, scheduled, ctx):
-        return _step(node, scheduled, _spec(scheduled, None, streaming=True), words, False)
+        return _launch(node, scheduled, _spec(scheduled, None, streaming=True), args, False)
     scratch = None
     spill = 0 if scheduled.columns else _spill_bytes(scheduled, ctx.lir.live)
     if spill:
-        scratch = (NestWord(len(words)), NestWord(len(words) + 1))
-        words += [Scratch(node, offsets[-1]), spill]
-    return _step(node, scheduled, _spec(scheduled, scratch), words, bool(spill))
+        scratch = (NestArg(len(args)), NestArg(len(args) + 1))
+        args += [Scratch(node, offsets[-1]), spill]
+    return _launch(node, scheduled, _spec(scheduled, scratch), args, bool(spill))
 
 
 @lru_cache(maxsize=4096)
 def _spec(
-    scheduled: ScheduledNest, scratch: tuple[NestWord, NestWord] | None, streaming: bool = False
+    scheduled: ScheduledNest, scratch: tuple[NestArg, NestArg] | None, streaming: bool = False
 ) -> NestKernel:
     return NestKernel(scheduled.nest, scheduled.columns, scratch, streaming=streaming)
 
 
 def _streams_stores(node: Node, scheduled: ScheduledNest, ctx: Context) -> bool:
     """Whether all stores are to results that outgrow the caches."""
-    if scheduled.columns or any(_is_temporary(m) for m in scheduled.words):
+    if scheduled.columns or any(_is_temporary(m) for m in scheduled.args):
         return False
     _, writes = _accessed(node, scheduled)
     return all(map(ctx.outgrows_caches, writes)) and can_stream_stores(scheduled.nest)
@@ -152,13 +178,13 @@ def _is_temporary(source: ArgSource) -> bool:
     return isinstance(source, Address) and source.buffer.kind == "temporary"
 
 
-def _step(
-    node: Node, scheduled: ScheduledNest, spec: NestKernel, words: list[Word], scratch: bool
-) -> Step:
-    buffers = [m.buffer for m in scheduled.words if isinstance(m, Address)]
+def _launch(
+    node: Node, scheduled: ScheduledNest, spec: NestKernel, args: list[KernelArg], scratch: bool
+) -> KernelLaunch:
+    buffers = [m.buffer for m in scheduled.args if isinstance(m, Address)]
     reads, writes = _accessed(node, scheduled)
     uses_scratch = scratch or any(p.kind == "temporary" for p in buffers)
-    return Step(spec, words, reads, writes, uses_scratch=uses_scratch)
+    return KernelLaunch(spec, args, reads, writes, uses_scratch=uses_scratch)
 
 
 # -- few long rows: split over the workers -------------------------------------------------------
@@ -200,23 +226,23 @@ def _split_state_bytes(scheduled: ScheduledNest, live: dict[str, int], threads: 
     return aligned(states * state_slots(nest) * STATE_SLOT)
 
 
-def steps_for(
+def launches_for(
     node: Node, ctx: Context, scheduled: ScheduledNest, offsets: Sequence[int]
-) -> list[Step]:
+) -> list[KernelLaunch]:
     """One launch, or one per stage where rows are split."""
     nest = scheduled.nest
     splits = _row_splits(scheduled, ctx.lir.live, ctx.threads)
     if not splits:
-        return [step_for(node, ctx, scheduled, offsets)]
-    words = [_word(node, source, offsets) for source in scheduled.words]
-    names = [NestWord(len(words) + k) for k in range(3)]
+        return [launch_for(node, ctx, scheduled, offsets)]
+    args = [_arg(node, source, offsets) for source in scheduled.args]
+    names = [NestArg(len(args) + k) for k in range(3)]
     size = _dim(scheduled, nest.spaces[0][0])
     grain = 64 if len(nest.spaces[0]) == 1 and not scheduled.columns else 1
     chunk = (size + (splits * grain - 1)) // (splits * grain) * grain
-    words += [Scratch(node, offsets[-1]), splits, chunk]
+    args += [Scratch(node, offsets[-1]), splits, chunk]
     stages = range(last_stage(nest) + 1)
     specs = [NestKernel(nest, scheduled.columns, None, Split(stage, *names)) for stage in stages]
-    return [_step(node, scheduled, spec, words, True) for spec in specs]
+    return [_launch(node, scheduled, spec, args, True) for spec in specs]
 
 
 def _offsets(region: RegionKernels, live: dict[str, int]) -> list[int]:
@@ -227,11 +253,11 @@ def _offsets(region: RegionKernels, live: dict[str, int]) -> list[int]:
     return offsets
 
 
-def _word(node: Node, source: ArgSource, offsets: Sequence[int]) -> Word:
+def _arg(node: Node, source: ArgSource, offsets: Sequence[int]) -> KernelArg:
     if source == REPORT:
         return Status()
     if source == NODE:
-        return Number(node)
+        return NodeNumber(node)
     if not isinstance(source, Address):
         assert not isinstance(source, str)
         return source
@@ -246,10 +272,10 @@ def _accessed(node: Node, scheduled: ScheduledNest) -> tuple[list[Value], list[V
     """Values that a kernel reads and writes."""
     stored = {s.access.pointer for s in scheduled.nest.stores}
     reads, writes = list[Value](), list[Value]()
-    for number, source in enumerate(scheduled.words):
+    for number, source in enumerate(scheduled.args):
         if not isinstance(source, Address) or source.buffer.kind == "temporary":
             continue
         values = node.inputs if source.buffer.kind == "operand" else node.outputs
-        into = writes if NestWord(number) in stored else reads
+        into = writes if NestArg(number) in stored else reads
         into.append(values[source.buffer.number])
     return reads, writes

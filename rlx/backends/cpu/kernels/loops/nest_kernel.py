@@ -11,20 +11,20 @@ from rlx.backends.cpu.kernels.loops.split_rows import Split, SplitRowEmitter
 from rlx.backends.cpu.kernels.loops.transpose_tiles import TransposeEmitter
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.llvm.builder import Module
-from rlx.loops.nest import Apply, Nest, Reduce, Word
-from rlx.records import dataclass
+from rlx.loops.nest import Apply, Arg, Nest, Reduce
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class NestKernel(KernelSpec):
-    """words: those of the nest; then the scratch address and bytes per worker (`scratch`), or those
+    """args: those of the nest; then the scratch address and bytes per worker (`scratch`), or those
     of `split`.
 
     With `streaming`, results are written by streaming stores."""
 
     nest: Nest
     columns: bool = False
-    scratch: tuple[Word, Word] | None = None
+    scratch: tuple[Arg, Arg] | None = None
     split: Split | None = None
     streaming: bool = False
 

@@ -20,7 +20,7 @@ from rlx.backends.cpu.kernels.loops.row_loops import IndexRange, PassLoops
 from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody
 from rlx.llvm.builder import Function, Module, Value, i64
 from rlx.llvm.storage import is_aligned
-from rlx.loops.nest import Access, Nest, Quantity, Word
+from rlx.loops.nest import Access, Arg, Nest, Quantity
 from rlx.loops.stages import Pass, Stages
 
 CHUNK = 16384  # elements of a long row per work item
@@ -57,7 +57,7 @@ class RowEmitter:
         self,
         m: Module,
         nest: Nest,
-        scratch: tuple[Word, Word] | None = None,
+        scratch: tuple[Arg, Arg] | None = None,
         buffers: bool = True,
         results: bool = True,
     ) -> None:
@@ -71,7 +71,7 @@ class RowEmitter:
         self.vpoints: dict[int, list[VectorPoint]] = {}
         self.buffers = self._buffers(scratch)
 
-    def _buffers(self, scratch: tuple[Word, Word] | None) -> dict[int, Value]:
+    def _buffers(self, scratch: tuple[Arg, Arg] | None) -> dict[int, Value]:
         """Spill buffers of this worker."""
         f, body = self.f, self.body
         sizes = stack_bytes(self.nest, self.stages)
@@ -81,8 +81,8 @@ class RowEmitter:
         ]
         if rest:
             assert scratch is not None
-            step = f.word(f["words"], scratch[1].index, i64)
-            base = f.gep(f.word(f["words"], scratch[0].index), f["tid"].to(i64) * step)
+            step = f.arg(f["args"], scratch[1].index, i64)
+            base = f.gep(f.arg(f["args"], scratch[0].index), f["tid"].to(i64) * step)
             for spill in rest:
                 found[spill.number] = base
                 base = f.gep(base, body.product(self.nest.spaces[spill.space]), spill.bytes)

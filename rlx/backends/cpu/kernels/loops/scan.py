@@ -12,12 +12,12 @@ from rlx.backends.cpu.kernels.loops.registers import (
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f64, i64, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 @dataclass(frozen=True)
 class CumSum(KernelSpec):
-    """words: x, result, outer, size, inner
+    """args: x, result, outer, size, inner
 
     Both are contiguous [outer, size, inner]. With `columns`, vectors are along `inner`.
     """
@@ -34,7 +34,7 @@ class CumSum(KernelSpec):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        outer, inner = f.word(f["words"], 2, i64), f.word(f["words"], 4, i64)
+        outer, inner = f.arg(f["args"], 2, i64), f.arg(f["args"], 4, i64)
         lanes = f.target.lanes(64) if self.columns else 1
         width = lanes * 4
         blocks = f.ceil_div(inner, width)
@@ -52,8 +52,8 @@ class CumSum(KernelSpec):
 
     def _scan_columns(self, f: Function, row: Value, column: Value, lanes: int) -> None:
         """Scan `lanes` neighbouring columns."""
-        x, result = f.word(f["words"], 0), f.word(f["words"], 1)
-        size, inner = f.word(f["words"], 3, i64), f.word(f["words"], 4, i64)
+        x, result = f.arg(f["args"], 0), f.arg(f["args"], 1)
+        size, inner = f.arg(f["args"], 3, i64), f.arg(f["args"], 4, i64)
         base = row * size * inner + column
         sum_type = f64 if self.result.is_float else register_type(self.result)
 

@@ -11,14 +11,14 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, i64, vec
 from rlx.llvm.storage import memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 TILE = 256  # elements of a slice per work item
 
 
 @dataclass(frozen=True)
 class Scatter(KernelSpec):
-    """words: result, indices, updates, outer, size, inner, count, status, node
+    """args: result, indices, updates, outer, size, inner, count, status, node
 
     The result is [outer, size, inner] and updates are [outer, count, inner], both contiguous.
     """
@@ -34,7 +34,7 @@ class Scatter(KernelSpec):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        outer, size, inner = (f.word(f["words"], at, i64) for at in (3, 4, 5))
+        outer, size, inner = (f.arg(f["args"], at, i64) for at in (3, 4, 5))
         tiles = f.ceil_div(inner, TILE)
         lo, hi = f.split(outer * tiles)
         for item in f.range(lo, hi):
@@ -47,9 +47,9 @@ class Scatter(KernelSpec):
         self, f: Function, block: Value, size: Value, inner: Value, start: Value, width: Value
     ) -> None:
         """All updates of one tile of elements."""
-        result, indices, updates = (f.word(f["words"], at) for at in range(3))
-        count = f.word(f["words"], 6, i64)
-        status, node = f.word(f["words"], 7), f.word(f["words"], 8, i64)
+        result, indices, updates = (f.arg(f["args"], at) for at in range(3))
+        count = f.arg(f["args"], 6, i64)
+        status, node = f.arg(f["args"], 7), f.arg(f["args"], 8, i64)
         to = f.gep(result, block * size * inner + start, self.result.bytes)
         source = f.gep(updates, block * count * inner + start, self.updates.bytes)
         lanes = f.target.lanes(max(register_type(d).bits for d in (self.result, self.updates)))

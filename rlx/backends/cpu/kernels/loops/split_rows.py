@@ -15,9 +15,9 @@ from rlx.backends.cpu.kernels.loops.row_loops import PassLoops
 from rlx.backends.cpu.kernels.loops.rows import RowEmitter
 from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
 from rlx.llvm.builder import Module, Value, i64
-from rlx.loops.nest import ROW, Nest, Word
+from rlx.loops.nest import ROW, Arg, Nest
 from rlx.loops.stages import Pass, Stages
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 STATE_SLOT = 8  # bytes of one component of a state in memory
 
@@ -27,9 +27,9 @@ class Split:
     """Extra arguments of a split kernel: scratch memory, number of splits, elements of a split."""
 
     stage: int
-    memory: Word
-    count: Word
-    chunk: Word
+    memory: Arg
+    count: Arg
+    chunk: Arg
 
 
 def last_stage(nest: Nest) -> int:
@@ -44,9 +44,9 @@ class SplitRowEmitter(RowEmitter):
         super().__init__(m, nest, None, buffers=False)
         f = self.f
         self.split = split
-        self.memory = f.word(f["words"], split.memory.index)
-        self.splits = f.word(f["words"], split.count.index, i64)
-        self.chunk = f.word(f["words"], split.chunk.index, i64)
+        self.memory = f.arg(f["args"], split.memory.index)
+        self.splits = f.arg(f["args"], split.count.index, i64)
+        self.chunk = f.arg(f["args"], split.chunk.index, i64)
         self.total = self.body.product(nest.rows)
         self.slot = f.i64(0)  # linear index of (row, split)
 

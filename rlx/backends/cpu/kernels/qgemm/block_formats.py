@@ -14,7 +14,7 @@ from rlx.backends.cpu.layouts.quant_rows import RUN
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Value, f32
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 BIASED = 1.5 * 2.0**23  # the float whose bits are BIAS
 

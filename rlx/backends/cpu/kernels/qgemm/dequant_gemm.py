@@ -24,7 +24,7 @@ from rlx.backends.cpu.kernels.qgemm.dequantize import emit_dequantize
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 FEW_ROWS = 12  # up to so many rows dequantising a column at a time beats transposing panels
 _AT_ONCE = 4  # rows that share the loads of a column, or accumulators of one row
@@ -40,14 +40,14 @@ def dequant_kc(scheme: QuantScheme) -> int:
 
 @dataclass(frozen=True)
 class DequantGemm(Gemm):
-    """words: as `self.words` lists them; `w`, `scale` and `zp` are the weight's, with
+    """args: as `self.args` lists them; `w`, `scale` and `zp` are the weight's, with
     `row`, `scale_row` and `zp_row` bytes to a row."""
 
     scheme: QuantScheme = _F32
 
     @property
-    def words(self) -> list[str]:
-        return [*super().words, "scale", "zp", "row", "scale_row", "zp_row"]
+    def args(self) -> list[str]:
+        return [*super().args, "scale", "zp", "row", "scale_row", "zp_row"]
 
     @property
     def label(self) -> str:
@@ -75,10 +75,10 @@ class _DequantEmitter(GemmEmitter):
     spec: DequantGemm
     dequantize: Function
 
-    def word(self, f: Function, name: str) -> Value:
+    def arg(self, f: Function, name: str) -> Value:
         if name in _POINTERS:
-            return f.word(f["words"], self.spec.words.index(name), ptr)
-        return super().word(f, name)
+            return f.arg(f["args"], self.spec.args.index(name), ptr)
+        return super().arg(f, name)
 
     def lay_out_scratch(self, offset: Value, mc: Value) -> None:
         """Packed rows of x (or x itself, if few), a panel, dequantised rows, and tiles."""
@@ -196,7 +196,7 @@ class DequantGemmEmitter(_DequantEmitter):
 
 @dataclass(frozen=True)
 class DequantGroupedGemm(DequantGemm, GroupedGemm):
-    """words: those of `DequantGemm`, and `table`, `w_expert` as for `GroupedGemm`."""
+    """args: those of `DequantGemm`, and `table`, `w_expert` as for `GroupedGemm`."""
 
     def emit(self, m: Module) -> None:
         _DequantGroupedEmitter(self, m).emit()

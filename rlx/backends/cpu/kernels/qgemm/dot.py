@@ -14,7 +14,7 @@ from typing import ClassVar
 from rlx.errors import CodegenError
 from rlx.llvm.builder import Function, Type, Value, i8, i16, i32, vec
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 Index = Value | int
 

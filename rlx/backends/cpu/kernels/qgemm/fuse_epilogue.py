@@ -7,7 +7,7 @@ from typing import Any
 from rlx.ir.dim import same
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.passes.fuse.activation import activation_kinds, is_default
+from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.passes.fuse.linear import as_vector
 from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Editor, Result, Rule
@@ -82,7 +82,7 @@ def _read(m: Match, body: Graph, place: int) -> tuple[list[Value], dict[str, Any
     extras: list[Value] = []
     changes: dict[str, Any] = {}
     while value is not body.outputs[0]:
-        users = [n for n in left if value in n.inputs]
+        users = [n for n in left if any(v is value for v in n.inputs)]
         if len(users) != 1 or users[0].output.dtype is not value.dtype:
             return None
         node = users[0]
@@ -196,7 +196,7 @@ _GEMM = op(GEMM, name="p")
 EPILOGUES: tuple[Rule, ...] = (
     Rule("quantised GEMM, gated", op("fused_gated_act", _GEMM), _gated, owns=True),
     Rule("quantised GEMM + bias", op("add", _GEMM, "bias"), _bias, owns=True),
-    Rule("quantised GEMM + activation", op(activation_kinds(), _GEMM), _activation, owns=True),
+    Rule("quantised GEMM + activation", op(activation_kinds, _GEMM), _activation, owns=True),
     Rule("quantised GEMM + residual", op("add", _GEMM, "residual"), _residual, owns=True),
     Rule("quantised GEMM + region", op("elementwise_region", having=GEMM), _region),
     Rule("quantised attention", op("quantize_rows", op("attention", name="a")), _coarse, owns=True),

@@ -12,7 +12,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i32, i64
 from rlx.llvm.storage import memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 class _Table:
@@ -21,7 +21,7 @@ class _Table:
 
     def __init__(self, f: Function, scheme: QuantScheme, rows_per_entry: Value, k: Value) -> None:
         self.f = f
-        self.parts = [f.word(f["words"], i) for i in range(3)]
+        self.parts = [f.arg(f["args"], i) for i in range(3)]
         row = k.udiv(scheme.block_size) * scheme.bytes_per_block
         groups = k.udiv(scheme.block) if scheme.block else f.i64(1)
         side = groups if scheme.has_scale else f.i64(0)
@@ -38,18 +38,18 @@ class _Table:
 def checked_index(f: Function, ids: Value, dtype: DType, i: Value, limit: Value) -> Value:
     """ids[i]; an index out of range leaves `number` in `status` and becomes 0.
 
-    `status` and `number` are words 3 and 4 of the kernel.
+    `status` and `number` are args 3 and 4 of the kernel.
     """
     type_ = memory_type(dtype)
     index = f.load(f.gep(ids, i, type_), type_).to(i64, signed=dtype.kind == "int")
     exists = index.ult(limit)
-    f.if_(~exists, lambda: f.store(f.word(f["words"], 4, i64), f.word(f["words"], 3)))
+    f.if_(~exists, lambda: f.store(f.arg(f["args"], 4, i64), f.arg(f["args"], 3)))
     return f.select(exists, index, 0)
 
 
 @dataclass(frozen=True)
 class DequantRows(KernelSpec):
-    """words: table, scale, zp, status, number, ids, out, count, rows, k
+    """args: table, scale, zp, status, number, ids, out, count, rows, k
 
     out[i] = the weights of row ids[i] of a table of `rows` rows.
     """
@@ -64,8 +64,8 @@ class DequantRows(KernelSpec):
     def emit(self, m: Module) -> None:
         dequantize = emit_dequantize(m, self.scheme)
         f = m.kernel()
-        ids, out = (f.word(f["words"], i) for i in (5, 6))
-        count, rows, k = (f.word(f["words"], i, i64) for i in (7, 8, 9))
+        ids, out = (f.arg(f["args"], i) for i in (5, 6))
+        count, rows, k = (f.arg(f["args"], i, i64) for i in (7, 8, 9))
         table = _Table(f, self.scheme, f.i64(1), k)
         lo, hi = f.split(count)
         for i in f.range(lo, hi):
@@ -81,7 +81,7 @@ def has_tile_rows(scheme: QuantScheme) -> bool:
 
 @dataclass(frozen=True)
 class DequantTileRows(KernelSpec):
-    """words: packed, scratch, worker_bytes, status, number, ids, out, count, rows, k,
+    """args: packed, scratch, worker_bytes, status, number, ids, out, count, rows, k,
     column_tile_bytes
 
     `DequantRows` from column tiles: a row is reassembled in `scratch`, of which each worker has
@@ -98,9 +98,9 @@ class DequantTileRows(KernelSpec):
     def emit(self, m: Module) -> None:
         dequantize = emit_dequantize(m, self.scheme)
         f = m.kernel()
-        packed, scratch, ids, out = (f.word(f["words"], i) for i in (0, 1, 5, 6))
+        packed, scratch, ids, out = (f.arg(f["args"], i) for i in (0, 1, 5, 6))
         worker_bytes, count, rows, k, tile_bytes = (
-            f.word(f["words"], i, i64) for i in (2, 7, 8, 9, 10)
+            f.arg(f["args"], i, i64) for i in (2, 7, 8, 9, 10)
         )
         buffer = f.gep(scratch, f["tid"].to(i64) * worker_bytes)
         blocks = k.udiv(self.scheme.block_size)
@@ -144,7 +144,7 @@ TRANSPOSED_ROWS = 16  # rows of a weight that are dequantised, then transposed
 
 @dataclass(frozen=True)
 class DequantExperts(KernelSpec):
-    """words: w, scale, zp, status, number, expert, out, count, experts, k, n, scratch, worker_bytes
+    """args: w, scale, zp, status, number, expert, out, count, experts, k, n, scratch, worker_bytes
 
     out[i] = the weight of expert[i], transposed to [K, N]; `scratch` holds `worker_bytes` bytes
     (`TRANSPOSED_ROWS` rows) per worker.
@@ -160,10 +160,10 @@ class DequantExperts(KernelSpec):
     def emit(self, m: Module) -> None:
         dequantize = emit_dequantize(m, self.scheme)
         f = m.kernel()
-        expert, out = (f.word(f["words"], i) for i in (5, 6))
-        count, experts, k, n = (f.word(f["words"], i, i64) for i in (7, 8, 9, 10))
-        worker_bytes = f.word(f["words"], 12, i64)
-        buffer = f.gep(f.word(f["words"], 11), f["tid"].to(i64) * worker_bytes)
+        expert, out = (f.arg(f["args"], i) for i in (5, 6))
+        count, experts, k, n = (f.arg(f["args"], i, i64) for i in (7, 8, 9, 10))
+        worker_bytes = f.arg(f["args"], 12, i64)
+        buffer = f.gep(f.arg(f["args"], 11), f["tid"].to(i64) * worker_bytes)
         table = _Table(f, self.scheme, n, k)
         groups = f.ceil_div(n, TRANSPOSED_ROWS)
         lo, hi = f.split(count * groups)

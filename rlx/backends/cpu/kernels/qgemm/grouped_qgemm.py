@@ -13,7 +13,7 @@ from rlx.backends.cpu.kernels.qgemm.qgemm import QuantGemm, QuantGemmEmitter
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 
 def routed_rows(rows: int, experts: int, tile: int) -> int:
@@ -29,12 +29,12 @@ def _first_row(chunk: Chunk, tile: int) -> Value:
 
 @dataclass(frozen=True)
 class QuantizeRoutedRows(QuantizeRows):
-    """words: x, out, rows, k, table"""
+    """args: x, out, rows, k, table"""
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        x, out, table = (f.word(f["words"], i) for i in (0, 1, 4))
-        rows, k = (f.word(f["words"], i, i64) for i in (2, 3))
+        x, out, table = (f.arg(f["args"], i) for i in (0, 1, 4))
+        rows, k = (f.arg(f["args"], i, i64) for i in (2, 3))
         size, blocks, bytes_ = self.sizes(f, k)
         # A unit is a block of a row: the blocks of every chunk are divided among the workers.
         for chunk in each_chunk(f, table, rows, blocks):
@@ -51,11 +51,11 @@ class QuantizeRoutedRows(QuantizeRows):
 
 @dataclass(frozen=True)
 class QuantGroupedGemm(QuantGemm):
-    """words: those of `QuantGemm`, then table and the bytes of an expert's weight"""
+    """args: those of `QuantGemm`, then table and the bytes of an expert's weight"""
 
     @property
-    def words(self) -> list[str]:
-        return [*super().words, "table", "w_expert"]
+    def args(self) -> list[str]:
+        return [*super().args, "table", "w_expert"]
 
     def emit(self, m: Module) -> None:
         _GroupedEmitter(self, m).emit()
@@ -64,10 +64,10 @@ class QuantGroupedGemm(QuantGemm):
 class _GroupedEmitter(QuantGemmEmitter):
     routed = True
 
-    def word(self, f: Function, name: str) -> Value:
+    def arg(self, f: Function, name: str) -> Value:
         if name == "table":
-            return f.word(f["words"], self.spec.words.index(name), ptr)
-        return super().word(f, name)
+            return f.arg(f["args"], self.spec.args.index(name), ptr)
+        return super().arg(f, name)
 
     def emit(self) -> None:
         f = self.f

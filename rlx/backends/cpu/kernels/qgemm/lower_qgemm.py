@@ -25,7 +25,16 @@ from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import column_tile_layout
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Scratch, Status, Step, Word, lowers
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lowers,
+)
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.dtype import f32
 from rlx.ir.lir import aligned
@@ -39,17 +48,19 @@ def _rows(shape: Shape) -> Dim:
     return shape.with_dims(shape.dims[:-1]).num_elements
 
 
-def _scale_and_zp(given: Sequence[Value]) -> list[Word]:
-    """Words of the scale and the zero point; 0 for what the scheme does not have."""
-    words: list[Word] = [Pointer(v) for v in given]
-    return words + [0] * (2 - len(words))
+def _scale_and_zp(given: Sequence[Value]) -> list[KernelArg]:
+    """Args of the scale and the zero point; 0 for what the scheme does not have."""
+    args: list[KernelArg] = [Pointer(v) for v in given]
+    return args + [0] * (2 - len(args))
 
 
-def _step(node: Node, spec: KernelSpec, words: Sequence[Word], scratch: bool = False) -> Step:
+def _launch(
+    node: Node, spec: KernelSpec, args: Sequence[KernelArg], scratch: bool = False
+) -> KernelLaunch:
     """The step that does a node's work."""
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    return Step(
-        spec, words, node.inputs, node.outputs, uses_scratch=scratch, flops=cost.flops,
+    return KernelLaunch(
+        spec, args, node.inputs, node.outputs, uses_scratch=scratch, flops=cost.flops,
         bytes=cost.bytes,
     )  # fmt: skip
 
@@ -58,14 +69,19 @@ def _step(node: Node, spec: KernelSpec, words: Sequence[Word], scratch: bool = F
 
 
 @lowers("dequant_gather")
-def lower_gather(node: Node, ctx: Context) -> list[Step]:
+def lower_gather(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     table, ids, *scale_and_zp = node.inputs
     k, count = node.output.shape.dims[-1], ids.shape.num_elements
-    words: list[Word] = [Pointer(table), *_scale_and_zp(scale_and_zp), Status(), Number(node)]
-    words += [Pointer(ids), Pointer(node.output), count, table.shape.dims[0], k]
+    args: list[KernelArg] = [
+        Pointer(table),
+        *_scale_and_zp(scale_and_zp),
+        Status(),
+        NodeNumber(node),
+    ]
+    args += [Pointer(ids), Pointer(node.output), count, table.shape.dims[0], k]
     spec = DequantRows(op.scheme, ids.dtype)
-    return [_step(node, spec, words)]
+    return [_launch(node, spec, args)]
 
 
 def _tile_row_scratch(node: Node, target: Target, threads: int) -> int:
@@ -74,13 +90,13 @@ def _tile_row_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("packed_dequant_gather", scratch=_tile_row_scratch)
-def lower_tile_gather(node: Node, ctx: Context) -> list[Step]:
+def lower_tile_gather(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     packed, ids = node.inputs
-    words: list[Word] = [Pointer(packed), Scratch(node), _tile_row_scratch(node, ctx.target, 1)]
-    words += [Status(), Number(node), Pointer(ids), Pointer(node.output), ids.shape.num_elements]
-    words += [op.n, op.k, packed.shape.dims[-1]]
-    return [_step(node, DequantTileRows(op.scheme, ids.dtype), words, scratch=True)]
+    args: list[KernelArg] = [Pointer(packed), Scratch(node), _tile_row_scratch(node, ctx.target, 1)]
+    args += [Status(), NodeNumber(node), Pointer(ids), Pointer(node.output), ids.shape.num_elements]
+    args += [op.n, op.k, packed.shape.dims[-1]]
+    return [_launch(node, DequantTileRows(op.scheme, ids.dtype), args, scratch=True)]
 
 
 def _experts_scratch(node: Node, target: Target, threads: int) -> int:
@@ -89,15 +105,15 @@ def _experts_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("dequant_moe_weights", scratch=_experts_scratch)
-def lower_moe_weights(node: Node, ctx: Context) -> list[Step]:
+def lower_moe_weights(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     w, expert, *scale_and_zp = node.inputs
     count, k, n = node.output.shape.dims
-    words: list[Word] = [Pointer(w), *_scale_and_zp(scale_and_zp), Status(), Number(node)]
-    words += [Pointer(expert), Pointer(node.output), count, w.shape.dims[0], k, n]
-    words += [Scratch(node), _experts_scratch(node, ctx.target, 1)]
+    args: list[KernelArg] = [Pointer(w), *_scale_and_zp(scale_and_zp), Status(), NodeNumber(node)]
+    args += [Pointer(expert), Pointer(node.output), count, w.shape.dims[0], k, n]
+    args += [Scratch(node), _experts_scratch(node, ctx.target, 1)]
     spec = DequantExperts(op.scheme, expert.dtype)
-    return [_step(node, spec, words, scratch=True)]
+    return [_launch(node, spec, args, scratch=True)]
 
 
 # -- GEMMs that dequantise --------------------------------------------------------------------
@@ -109,7 +125,7 @@ def _is_narrow(node: Node) -> bool:
 
 
 class _DequantProblem:
-    """A GEMM with quantised weights: sizes, words, and scratch of each worker."""
+    """A GEMM with quantised weights: sizes, args, and scratch of each worker."""
 
     def __init__(self, node: Node, target: Target) -> None:
         op: Any = node.op
@@ -124,7 +140,7 @@ class _DequantProblem:
         groups = scale_and_zp[0].shape.dims[-1] if scale_and_zp else 0
         scale, zp = _scale_and_zp(scale_and_zp)
         row = w.shape.dims[-1] * w.dtype.bytes
-        self.words: dict[str, Word] = {
+        self.args: dict[str, KernelArg] = {
             "x": Pointer(x), "w": Pointer(w), "out": Pointer(node.output),
             "m": self.m, "n": self.n, "k": self.k,
             "x_stride_m": self.k * x.dtype.bytes, "x_stride_k": x.dtype.bytes,
@@ -137,11 +153,14 @@ class _DequantProblem:
         self.each = aligned(self.spec.scratch(target, m, n, k))
         self.table = table_bytes(m, upper_bound(w.shape.dims[0], live)) if self.grouped else 0
 
-    def step(self, node: Node) -> Step:
-        scratch: dict[str, Word] = {"scratch": Scratch(node, self.table), "worker_bytes": self.each}
-        words = self.words | scratch | {"table": Scratch(node)}
-        given = [words[w] for w in self.spec.words]
-        return _step(node, self.spec, given, scratch=True)
+    def step(self, node: Node) -> KernelLaunch:
+        scratch: dict[str, KernelArg] = {
+            "scratch": Scratch(node, self.table),
+            "worker_bytes": self.each,
+        }
+        args = self.args | scratch | {"table": Scratch(node)}
+        given = [args[w] for w in self.spec.args]
+        return _launch(node, self.spec, given, scratch=True)
 
 
 def _dequant_scratch(node: Node, target: Target, threads: int) -> int:
@@ -150,56 +169,56 @@ def _dequant_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("dequant_matmul", when=_is_narrow, scratch=_dequant_scratch)
-def lower_dequant(node: Node, ctx: Context) -> list[Step]:
+def lower_dequant(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [_DequantProblem(node, ctx.target).step(node)]
 
 
 @lowers("dequant_grouped_matmul", when=_is_narrow, scratch=_dequant_scratch)
-def lower_dequant_grouped(node: Node, ctx: Context) -> list[Step]:
-    return [_route_step(node), _DequantProblem(node, ctx.target).step(node)]
+def lower_dequant_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
+    return [_route_launch(node), _DequantProblem(node, ctx.target).step(node)]
 
 
-def _route_step(node: Node) -> Step:
+def _route_launch(node: Node) -> KernelLaunch:
     """Builds the routing table at the start of the node's scratch."""
     x, w, expert = node.inputs[:3]
-    words: list[Word] = [Pointer(expert), Scratch(node), x.shape.dims[0], w.shape.dims[0]]
-    words += [Status(), Number(node)]
-    return Step(Route(expert.dtype), words, [expert], solo=True, uses_scratch=True)
+    args: list[KernelArg] = [Pointer(expert), Scratch(node), x.shape.dims[0], w.shape.dims[0]]
+    args += [Status(), NodeNumber(node)]
+    return KernelLaunch(Route(expert.dtype), args, [expert], solo=True, uses_scratch=True)
 
 
 # -- GEMMs with integer dot products ----------------------------------------------------------
 
 
-def _sizes(scheme: QuantScheme, layout: RowLayout, k: int) -> dict[str, Word]:
+def _sizes(scheme: QuantScheme, layout: RowLayout, k: int) -> dict[str, KernelArg]:
     column_tiles = column_tile_layout(scheme, k)
     assert column_tiles is not None
     return {"k": k, "row": layout.row_bytes(k), "column_tile_bytes": column_tiles.tile_bytes}
 
 
 @lowers("pack_quant")
-def lower_pack(node: Node, ctx: Context) -> list[Step]:
+def lower_pack(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     w, *scale_and_zp = node.inputs
     rows, width = w.shape.static_dims[-2:]
     k = op.scheme.row_elements(width)
     spec = RepackColumnTiles(op.scheme)
     sizes = spec.sizes(_rows(w.shape) // rows, rows, k, op.pair)
-    given: list[Word] = [Pointer(w), *_scale_and_zp(scale_and_zp), Pointer(node.output)]
-    return [_step(node, spec, [*given, *sizes])]
+    given: list[KernelArg] = [Pointer(w), *_scale_and_zp(scale_and_zp), Pointer(node.output)]
+    return [_launch(node, spec, [*given, *sizes])]
 
 
 @lowers("quantize_rows")
-def lower_rows(node: Node, ctx: Context) -> list[Step]:
+def lower_rows(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     (x,) = node.inputs
     layout = RowLayout.parse(op.layout, op.name)
-    words: list[Word] = [Pointer(x), Pointer(node.output), _rows(x.shape), x.shape.dims[-1]]
+    args: list[KernelArg] = [Pointer(x), Pointer(node.output), _rows(x.shape), x.shape.dims[-1]]
     spec = QuantizeRows(x.dtype, layout)
-    return [_step(node, spec, words)]
+    return [_launch(node, spec, args)]
 
 
 @lowers("packed_dequant_matmul")
-def lower_packed(node: Node, ctx: Context) -> list[Step]:
+def lower_packed(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     rows, packed, *extras = node.inputs
     names = ["bias"] * op.has_bias + ["residual"] * op.has_residual
@@ -208,12 +227,16 @@ def lower_packed(node: Node, ctx: Context) -> list[Step]:
     epilogue = Epilogue(op.dtype, op.activation, bias, residual, op.pair)
     layout = RowLayout.parse(op.layout, op.name)
     spec = QuantGemm(op.scheme, layout, epilogue)
-    words: dict[str, Word] = {"x": Pointer(rows), "w": Pointer(packed), "out": Pointer(node.output)}
-    words |= {"m": _rows(node.output.shape), "n": op.n}
-    words |= _sizes(op.scheme, layout, op.k)
-    words |= {name: Pointer(v) for name, v in extra.items()}
-    given = [words[w] for w in spec.words]
-    return [_step(node, spec, given)]
+    args: dict[str, KernelArg] = {
+        "x": Pointer(rows),
+        "w": Pointer(packed),
+        "out": Pointer(node.output),
+    }
+    args |= {"m": _rows(node.output.shape), "n": op.n}
+    args |= _sizes(op.scheme, layout, op.k)
+    args |= {name: Pointer(v) for name, v in extra.items()}
+    given = [args[w] for w in spec.args]
+    return [_launch(node, spec, given)]
 
 
 class _RoutedScratch:
@@ -236,7 +259,7 @@ def _routed_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("packed_dequant_grouped", scratch=_routed_scratch)
-def lower_packed_grouped(node: Node, ctx: Context) -> list[Step]:
+def lower_packed_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     x, packed, _ = node.inputs
     routed = _RoutedScratch(node)
@@ -244,12 +267,12 @@ def lower_packed_grouped(node: Node, ctx: Context) -> list[Step]:
     m = x.shape.dims[0]
     quantize = QuantizeRoutedRows(x.dtype, routed.layout)
     spec = QuantGroupedGemm(op.scheme, routed.layout, Epilogue(node.output.dtype))
-    words: dict[str, Word] = {"x": rows, "w": Pointer(packed), "out": Pointer(node.output)}
-    words |= {"m": m, "n": op.n, "table": table} | _sizes(op.scheme, routed.layout, op.k)
-    words |= {"w_expert": packed.shape.with_dims(packed.shape.dims[1:]).size_bytes}
-    given = [words[w] for w in spec.words]
+    args: dict[str, KernelArg] = {"x": rows, "w": Pointer(packed), "out": Pointer(node.output)}
+    args |= {"m": m, "n": op.n, "table": table} | _sizes(op.scheme, routed.layout, op.k)
+    args |= {"w_expert": packed.shape.with_dims(packed.shape.dims[1:]).size_bytes}
+    given = [args[w] for w in spec.args]
     return [
-        _route_step(node),
-        Step(quantize, [Pointer(x), rows, m, op.k, table], [x], uses_scratch=True),
-        _step(node, spec, given, scratch=True),
+        _route_launch(node),
+        KernelLaunch(quantize, [Pointer(x), rows, m, op.k, table], [x], uses_scratch=True),
+        _launch(node, spec, given, scratch=True),
     ]

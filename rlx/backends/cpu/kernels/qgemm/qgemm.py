@@ -29,7 +29,7 @@ from rlx.backends.cpu.layouts.quant_tiles import TILE_COLUMNS, column_tile_layou
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 ROW_BLOCK_BYTES = 256 << 10  # quantised rows of a block: they stay in the L2 cache
 SHARED_BLOCK = 64  # codes of a row that share a scale in the "shared" layout
@@ -77,7 +77,7 @@ def has_integer_path(scheme: QuantScheme, k: int, target: Target) -> bool:
 
 @dataclass(frozen=True)
 class QuantGemm(KernelSpec):
-    """words: x, w, out, (bias), (residual), m, n, k, row, column_tile_bytes
+    """args: x, w, out, (bias), (residual), m, n, k, row, column_tile_bytes
 
     `row` is the bytes of a quantised row.
     """
@@ -87,8 +87,8 @@ class QuantGemm(KernelSpec):
     epilogue: Epilogue
 
     @property
-    def words(self) -> list[str]:
-        return ["x", "w", "out", *self.epilogue.words, "m", "n", "k", "row", "column_tile_bytes"]
+    def args(self) -> list[str]:
+        return ["x", "w", "out", *self.epilogue.args, "m", "n", "k", "row", "column_tile_bytes"]
 
     @property
     def label(self) -> str:
@@ -114,23 +114,23 @@ class QuantGemmEmitter:
         self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, tile, self.tiles_per_panel)
         widths = self.layout.widths if self.unpacked is None else (1,)
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
-        self.epilogue = emit_epilogue(m, shape, spec.epilogue, self.word, self.routed)
+        self.epilogue = emit_epilogue(m, shape, spec.epilogue, self.arg, self.routed)
         self.f = m.kernel()
-        self.given = {name: self.word(self.f, name) for name in spec.words}
+        self.given = {name: self.arg(self.f, name) for name in spec.args}
 
-    def word(self, f: Function, name: str) -> Value:
-        index = self.spec.words.index(name)
-        return f.word(f["words"], index, ptr if name in _POINTERS else i64)
+    def arg(self, f: Function, name: str) -> Value:
+        index = self.spec.args.index(name)
+        return f.arg(f["args"], index, ptr if name in _POINTERS else i64)
 
     def __getitem__(self, name: str) -> Value:
         return self.given[name]
 
     def _emit_tile(self, rows: int) -> Function:
-        """void tile(ptr words, ptr column_tile, ptr x, ptr out): a column tile x a row tile."""
-        params = [("words", ptr), ("column_tile", ptr), ("x", ptr), ("out", ptr)]
+        """void tile(ptr args, ptr column_tile, ptr x, ptr out): a column tile x a row tile."""
+        params = [("args", ptr), ("column_tile", ptr), ("x", ptr), ("out", ptr)]
         f = self.m.function(f"tile{rows}", params, internal=True)
         lanes = f.target.lanes(32)
-        column_tile = ColumnTile(f, self.spec.scheme, f["column_tile"], f["x"], self.word(f, "k"))
+        column_tile = ColumnTile(f, self.spec.scheme, f["column_tile"], f["x"], self.arg(f, "k"))
         # Few rows take all columns at once, so that memory is read in order.
         vectors = TILE_COLUMNS // lanes if rows * (TILE_COLUMNS // lanes) <= 4 else 1
         for shift in f.range(0, TILE_COLUMNS, lanes * vectors):
@@ -216,10 +216,10 @@ class QuantGemmEmitter:
     def _run_epilogue(self, acc: Value, rows: Value, r: Value, column: Value, route: Value) -> None:
         f = self.f
         at = r * self["n"] + column
-        f.call(self.epilogue, f["words"], acc, rows, at, column, f.gep(route, r, 4))
+        f.call(self.epilogue, f["args"], acc, rows, at, column, f.gep(route, r, 4))
 
     def _run_tile(self, tile: Function, w: Value, x: Value, out: Value) -> None:
         f = self.f
         for s in range(self.tiles_per_panel):
             column_tile = f.gep(w, self["column_tile_bytes"]) if s else w
-            f.call(tile, f["words"], column_tile, x, f.gep(out, 4 * TILE_COLUMNS * s))
+            f.call(tile, f["args"], column_tile, x, f.gep(out, 4 * TILE_COLUMNS * s))

@@ -12,9 +12,9 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN, TINY, RowLayout
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f32, i8, i16, i32, i64, vec
-from rlx.llvm.horizontal import fold
+from rlx.llvm.horizontal import reduce_lanes
 from rlx.llvm.storage import load, memory_type
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _STEP = 16  # codes of a vector: the smallest run
 
@@ -73,7 +73,7 @@ class TileBlock:
 
         start = [f.const(0, vec(_STEP, i32))] * self.tile
         tops = f.loop(0, self.layout.block, RUN, start, larger)
-        [maxima] = fold(f, tops, self.tile, f.max)
+        [maxima] = reduce_lanes(f, tops, self.tile, f.max)
         return maxima.bits(vec(self.tile, f32))
 
     def _encode(self, i: Value) -> list[Value]:
@@ -153,7 +153,7 @@ def encode(f: Function, numbers: Value, inverse: Value) -> Value:
 
 @dataclass(frozen=True)
 class QuantizeRows(KernelSpec):
-    """words: x, out, rows, k
+    """args: x, out, rows, k
 
     x [rows, k] becomes quantised rows. The work split is by blocks, so that all workers share the
     blocks of a single row.
@@ -168,8 +168,8 @@ class QuantizeRows(KernelSpec):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        x, out = f.word(f["words"], 0), f.word(f["words"], 1)
-        rows, k = (f.word(f["words"], i, i64) for i in (2, 3))
+        x, out = f.arg(f["args"], 0), f.arg(f["args"], 1)
+        rows, k = (f.arg(f["args"], i, i64) for i in (2, 3))
         layout = self.layout
         size, blocks, bytes_ = self.sizes(f, k)
         done = f.i64(0)

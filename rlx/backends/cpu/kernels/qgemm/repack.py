@@ -17,14 +17,14 @@ from rlx.backends.cpu.layouts.quant_tiles import (
 from rlx.ir.dim import Dim
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Type, Value, i8, i16, i32, i64, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 SIZES: dict[int, Type] = {1: i8, 2: i16, 4: i32}
 
 
 @dataclass(frozen=True)
 class RepackColumnTiles(KernelSpec):
-    """words: w, scale, zp, out, weights, n, halves, blocks, words, column_tile_bytes
+    """args: w, scale, zp, out, weights, n, halves, blocks, words, column_tile_bytes
 
     `weights` weights of `halves` times `n` rows, rows of `blocks` blocks of `words` words; two
     halves are a pair (gate and up), whose column tiles alternate.
@@ -51,9 +51,9 @@ class RepackColumnTiles(KernelSpec):
 class _Repack:
     def __init__(self, scheme: QuantScheme, f: Function) -> None:
         self.f, self.scheme = f, scheme
-        self.w, self.scale, self.zp, self.out = (f.word(f["words"], i) for i in range(4))
+        self.w, self.scale, self.zp, self.out = (f.arg(f["args"], i) for i in range(4))
         names = ("weights", "n", "halves", "blocks", "words", "column_tile_bytes")
-        self.size = {name: f.word(f["words"], 4 + i, i64) for i, name in enumerate(names)}
+        self.size = {name: f.arg(f["args"], 4 + i, i64) for i, name in enumerate(names)}
         layout = column_tile_layout(scheme, scheme.block or scheme.block_size * 16)
         assert layout is not None
         self.layout = layout

@@ -24,7 +24,7 @@ from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _CACHE = 16 << 10  # bytes of unpacked blocks: they and a tile's rows stay in the L1 cache
 ACC_ROWS = 256  # rows whose accumulators stay in memory while the blocks of a column tile pass by

@@ -23,7 +23,7 @@ from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
 from rlx.llvm.math import exp
 from rlx.llvm.storage import memory_type, store
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _ROWS = 4  # of a register tile
 
@@ -82,7 +82,7 @@ TOKENS = 16  # of a chunk: with more, token-by-token products cost too much
 
 @dataclass(frozen=True)
 class DeltaChunks(KernelSpec):
-    """words: q, k, v, g, beta, state (if any), o, last, scratch, scratch_bytes, batch, seq, heads,
+    """args: q, k, v, g, beta, state (if any), o, last, scratch, scratch_bytes, batch, seq, heads,
     splits
 
     Any number of tokens, in chunks. A work item is one of `splits` ranges of column blocks of a
@@ -92,7 +92,7 @@ class DeltaChunks(KernelSpec):
     rule: Rule
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         sizes = ["scratch", "scratch_bytes", "batch", "seq", "heads", "splits"]
         return [*self.rule.operands, *sizes]
 
@@ -130,7 +130,7 @@ class _Chunks(Emitter):
         self.gemm_accumulate = self.gemm.emit(vectors, overwrite=False)
         self.score_vectors = max(1, min(vectors, TOKENS // lanes))
         self.gemm_scores = self.gemm.emit(self.score_vectors, overwrite=True)
-        super().__init__(spec.rule, m.kernel(), spec.words)
+        super().__init__(spec.rule, m.kernel(), spec.args)
         address = self.f.gep(self.o["scratch"], self.f["tid"].to(i64) * self.o["scratch_bytes"])
         self.area: dict[str, Value] = {}
         for name, count in spec.areas(m.target).items():

@@ -16,7 +16,7 @@ from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, vec
 from rlx.llvm.math import exp
 from rlx.llvm.storage import load, memory_type, store
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _POINTERS = ("q", "k", "v", "g", "beta", "state", "o", "last", "scratch")
 
@@ -61,13 +61,13 @@ class Rule:
 class Emitter:
     """Base of the emitters: loads and stores of blocks of columns."""
 
-    def __init__(self, rule: Rule, f: Function, words: list[str]) -> None:
+    def __init__(self, rule: Rule, f: Function, args: list[str]) -> None:
         self.rule, self.f, self.size = rule, f, rule.size
         self.sums, self.lanes = rule.sums, rule.lanes(f.target)
         self.vectors, self.blocks = rule.vectors(f.target), rule.blocks(f.target)
         self.width = self.lanes * self.vectors
         self.vector = vec(self.lanes, self.sums)
-        self.o = Operands(f, words, _POINTERS)
+        self.o = Operands(f, args, _POINTERS)
 
     def load(self, name: str, at: Value, lanes: int = 1) -> Value:
         dtype: DType = getattr(self.rule, name)
@@ -90,7 +90,7 @@ class Emitter:
 
 @dataclass(frozen=True)
 class DeltaStep(KernelSpec):
-    """words: q, k, v, g, beta, state (if any), o, last, heads
+    """args: q, k, v, g, beta, state (if any), o, last, heads
 
     One token of every head (`heads` counts those of all sequences): reads and writes the state
     once, at memory bandwidth.
@@ -99,11 +99,11 @@ class DeltaStep(KernelSpec):
     rule: Rule
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         return [*self.rule.operands, "heads"]
 
     def emit(self, m: Module) -> None:
-        _Step(self.rule, m.kernel(), self.words).emit()
+        _Step(self.rule, m.kernel(), self.args).emit()
 
 
 class _Step(Emitter):

@@ -1,20 +1,25 @@
-"""Lowering of recurrences over a sequence: the selective scan and the gated delta rule."""
+"""Lowering of recurrences over a sequence: the selective scan and the gated delta rule.
+
+A recurrence reads a state, and its last result becomes the state (a loop-carried value). Where
+nothing reads the old state in between, it writes that result into the state itself, and the state
+update that follows has nothing to copy: their lowering depends on their neighbours.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cpu.carry import home_of
 from rlx.backends.cpu.kernels.recurrent.delta_chunks import DeltaChunks
 from rlx.backends.cpu.kernels.recurrent.delta_net import DeltaStep, Rule
 from rlx.backends.cpu.kernels.recurrent.selective_scan import SelectiveScan
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
+from rlx.ir.dim import same
 from rlx.ir.node import Node, Value
 from rlx.llvm.target import Target
 
 
 @lowers("selective_scan", when=lambda node: isinstance(node.inputs[2].shape.dims[1], int))
-def lower_scan(node: Node, ctx: Context) -> list[Step]:
+def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     names = ["u", "delta", "a", "b", "c", *["d"] * op.has_d, *["state"] * op.has_state]
     given: dict[str, Value] = dict(zip(names, node.inputs, strict=True))
@@ -25,12 +30,12 @@ def lower_scan(node: Node, ctx: Context) -> list[Step]:
     types |= {name: value.shape.dtype for name, value in given.items()}
     spec = SelectiveScan(**types, last=last.shape.dtype, size=size)
     batch, seq, inner = given["u"].shape.dims
-    home = home_of(last, ctx)
-    words: list[Word] = [Pointer(v) for v in (*node.inputs, y, home)]
+    home = carried_state(last, ctx)
+    args: list[KernelArg] = [Pointer(v) for v in (*node.inputs, y, home)]
     cost = op.cost([v.shape for v in node.inputs], [y.shape, last.shape])
     return [
-        Step(
-            spec, [*words, batch, seq, inner], list(node.inputs), [y, home],
+        KernelLaunch(
+            spec, [*args, batch, seq, inner], list(node.inputs), [y, home],
             flops=cost.flops, bytes=cost.bytes,
         )
     ]  # fmt: skip
@@ -55,20 +60,69 @@ def _scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("gated_delta_net", scratch=_scratch)
-def lower_delta_net(node: Node, ctx: Context) -> list[Step]:
+def lower_delta_net(node: Node, ctx: Context) -> list[KernelLaunch]:
     rule = _rule(node)
     o, last = node.outputs
     batch, seq, heads, _ = o.shape.dims
-    home = home_of(last, ctx)
-    words: list[Word] = [Pointer(v) for v in (*node.inputs, o, home)]
+    home = carried_state(last, ctx)
+    args: list[KernelArg] = [Pointer(v) for v in (*node.inputs, o, home)]
     cost = node.op.cost([v.shape for v in node.inputs], [o.shape, last.shape])
     reads, writes = list(node.inputs), [o, home]
     if _is_step(node):
-        words.append(batch * heads)
-        return [Step(DeltaStep(rule), words, reads, writes, flops=cost.flops, bytes=cost.bytes)]
+        args.append(batch * heads)
+        return [
+            KernelLaunch(DeltaStep(rule), args, reads, writes, flops=cost.flops, bytes=cost.bytes)
+        ]
     spec = DeltaChunks(rule)
     units = ctx.upper(batch * heads)
     # Heads are split where there are fewer than workers; each split repeats the per-chunk work.
     splits = min(rule.blocks(ctx.target), -(-ctx.threads // max(units, 1)))
-    words += [Scratch(node), spec.scratch(ctx.target), batch, seq, heads, splits]
-    return [Step(spec, words, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes)]
+    args += [Scratch(node), spec.scratch(ctx.target), batch, seq, heads, splits]
+    return [
+        KernelLaunch(
+            spec, args, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes
+        )
+    ]
+
+
+# -- loop-carried states -------------------------------------------------------------------------
+
+# Ops whose second result may lie where their state does: each part of it is read before it is
+# written, by the same worker.
+_CARRIERS = frozenset(["gated_delta_net", "selective_scan"])
+
+
+def carried_state(result: Value, ctx: Context) -> Value:
+    """Where a recurrence writes `result`: into the state that it becomes, or a place of its own."""
+    update = _update_of(result, ctx)
+    return result if update is None else update.inputs[0]
+
+
+def is_written(update: Node, ctx: Context) -> bool:
+    """Whether a `state_update` has nothing left to do: the recurrence wrote the state."""
+    value = update.inputs[1]
+    carries = value.node.op.name in _CARRIERS and value.index == 1
+    return carries and _update_of(value, ctx) is update
+
+
+def _update_of(result: Value, ctx: Context) -> Node | None:
+    """The one reader of `result`, if that makes it a state which nobody else reads any more."""
+    graph, producer = ctx.lir.graph, result.node
+    later = graph.nodes[producer.id + 1 :]
+    readers = [n for n in later if any(v is result for v in n.inputs)]
+    if len(readers) != 1 or readers[0].op.name != "state_update":
+        return None
+    if any(v is result for v in graph.outputs):
+        return None
+    update = readers[0]
+    op: Any = update.op
+    state = update.inputs[0]
+    whole = op.start == 0 and all(map(same, state.shape.dims, result.shape.dims))
+    if not whole or state.shape.dtype is not result.shape.dtype or not ctx.is_plain(state):
+        return None
+    root = ctx.lir.home(state)[0]
+    between = graph.nodes[producer.id + 1 : update.id]
+    late = any(ctx.lir.home(v)[0] is root for n in between for v in n.inputs)
+    if late or any(ctx.lir.home(v)[0] is root for v in producer.inputs[:-1]):
+        return None
+    return update

@@ -13,7 +13,7 @@ from rlx.llvm.builder import Function, Module, Value, f32, f64, vec
 from rlx.llvm.math import exp
 from rlx.llvm.storage import load, memory_type, narrow, store
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _CHANNELS = 16  # of a work item
 _STACK = 32 << 10  # limit for the states, in bytes
@@ -29,7 +29,7 @@ def dividing_lanes(target: Target, bits: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class SelectiveScan(KernelSpec):
-    """words: u, delta, a, b, c, d and state (if any), y, last, batch, seq, inner
+    """args: u, delta, a, b, c, d and state (if any), y, last, batch, seq, inner
 
     h ← exp(delta·a)·h + delta·b·u; y = Σ c·h + d·u, for every channel of `inner`.
     """
@@ -45,7 +45,7 @@ class SelectiveScan(KernelSpec):
     size: int  # of the state of a channel
 
     @property
-    def words(self) -> list[str]:
+    def args(self) -> list[str]:
         optional = ["d"] * (self.d is not None) + ["state"] * (self.state is not None)
         return ["u", "delta", "a", "b", "c", *optional, "y", "last", "batch", "seq", "inner"]
 
@@ -63,7 +63,7 @@ class _Scan:
         self.sums = f64 if wide else f32
         self.lanes = dividing_lanes(f.target, self.sums.bits, spec.size)
         self.vector = vec(self.lanes, self.sums)
-        self.o = Operands(f, spec.words, _POINTERS)
+        self.o = Operands(f, spec.args, _POINTERS)
         room = _STACK // (spec.size * self.sums.bytes)
         self.channels = max(1, min(_CHANNELS, room))
         self.states = f.alloca(self.channels * spec.size * self.sums.bytes)
@@ -144,7 +144,7 @@ def _types(spec: SelectiveScan) -> list[DType | None]:
 
 def _emit_stateless(spec: SelectiveScan, f: Function) -> None:
     """Empty states: y = d·u, or zeros."""
-    o = Operands(f, spec.words, _POINTERS)
+    o = Operands(f, spec.args, _POINTERS)
     inner, raw = o["inner"], memory_type(spec.u)
     sums = f64 if spec.u.bits == 64 else f32
     lo, hi = f.split(o["batch"] * o["seq"] * inner)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.kernels.attention.lower_attention import by_axis
-from rlx.backends.cpu.kernels.rotary.rotary import WORDS, RotaryEmbedding
-from rlx.backends.cpu.lowering import Context, Number, Pointer, Status, Step, Word, lowers
+from rlx.backends.cpu.kernels.rotary.rotary import ARGS, RotaryEmbedding
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Status,
+    lowers,
+)
 from rlx.ir.dim import Dim
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.attention import head_sizes
@@ -13,7 +21,7 @@ from rlx.ir.ops.rope import Rope
 
 
 @lowers("rope", "fused_qk_norm_rope", strided=True)
-def lower_rope(node: Node, ctx: Context) -> list[Step]:
+def lower_rope(node: Node, ctx: Context) -> list[KernelLaunch]:
     op = node.op
     assert isinstance(op, Rope | FusedQkNormRope)
     rope = op.rotation() if isinstance(op, FusedQkNormRope) else op
@@ -37,16 +45,18 @@ def lower_rope(node: Node, ctx: Context) -> list[Step]:
         streaming=ctx.outgrows_caches(node.output),
     )
     sizes = head_sizes(x.shape, rope.head_dim, rope.layout, "x")
-    words: dict[str, Word] = {name: Pointer(value) for name, value in operands.items()}
-    words |= {"out": Pointer(node.output), "status": Status()}
-    words["node"] = (
-        0 if positions is None else Number(node)
+    args: dict[str, KernelArg] = {name: Pointer(value) for name, value in operands.items()}
+    args |= {"out": Pointer(node.output), "status": Status()}
+    args["node"] = (
+        0 if positions is None else NodeNumber(node)
     )  # only given positions can be out of range
-    words |= {"batch": sizes.batch, "length": sizes.length, "heads": sizes.heads}
-    words |= {"offset": rope.offset, "table_rows": cos.shape.dims[0], **strides}
+    args |= {"batch": sizes.batch, "length": sizes.length, "heads": sizes.heads}
+    args |= {"offset": rope.offset, "table_rows": cos.shape.dims[0], **strides}
     cost = op.cost([v.shape for v in node.inputs], [node.output.shape])
-    listed = [words.get(name, 0) for name in WORDS]
-    return [Step(spec, listed, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
+    listed = [args.get(name, 0) for name in ARGS]
+    return [
+        KernelLaunch(spec, listed, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)
+    ]
 
 
 def _operands(node: Node) -> dict[str, Value]:

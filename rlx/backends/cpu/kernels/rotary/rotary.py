@@ -9,10 +9,10 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, i64, ptr, vec
 from rlx.llvm.storage import LINE, is_aligned, load, memory_type, store
 from rlx.llvm.target import Target
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 POINTERS = ("x", "gamma", "cos", "sin", "positions", "out", "status")
-WORDS = (
+ARGS = (
     *POINTERS,
     *("node", "batch", "length", "heads", "offset", "table_rows"),
     *("x_batch", "x_row", "x_head", "x_stride", "gamma_stride"),
@@ -26,7 +26,7 @@ PREFETCH_DISTANCE = 1024
 
 @dataclass(frozen=True)
 class RotaryEmbedding(KernelSpec):
-    """words: WORDS. Strides are in elements. Pointers of absent operands are arbitrary. `node` is
+    """args: ARGS. Strides are in elements. Pointers of absent operands are arbitrary. `node` is
     stored to `status` if a position has no row in the tables.
 
     `strided`: some operand is not contiguous along its last axis. `heads_first`: the result is
@@ -64,16 +64,16 @@ class RotaryEmbedding(KernelSpec):
 class _RotaryEmbedding:
     def __init__(self, f: Function, spec: RotaryEmbedding) -> None:
         self.f, self.spec, self.type = f, spec, spec.type
-        self.words = {
-            name: f.word(f["words"], i, ptr if name in POINTERS else i64)
-            for i, name in enumerate(WORDS)
+        self.args = {
+            name: f.arg(f["args"], i, ptr if name in POINTERS else i64)
+            for i, name in enumerate(ARGS)
         }
         self.streaming = False  # whether streaming stores are in use
 
     def emit(self) -> None:
         f = self.f
         if self.spec.streaming and self.spec.head_dim * self.spec.out.bytes % LINE == 0:
-            f.if_(is_aligned(f, [self.words["out"]]), self._emit_streaming, self._rows)
+            f.if_(is_aligned(f, [self.args["out"]]), self._emit_streaming, self._rows)
         else:
             self._rows()
 
@@ -84,7 +84,7 @@ class _RotaryEmbedding:
         self.f.fence()  # streaming stores are weakly ordered
 
     def _rows(self) -> None:
-        f, w = self.f, self.words
+        f, w = self.f, self.args
         lo, hi = f.split(w["batch"] * w["length"] * w["heads"])
         for row in f.range(lo, hi):
             batch, token, head = self._row_indices(row)
@@ -101,7 +101,7 @@ class _RotaryEmbedding:
 
     def _row_indices(self, row: Value) -> tuple[Value, Value, Value]:
         """(batch, token, head) of a row of the result."""
-        w = self.words
+        w = self.args
         inner = w["length"] if self.spec.heads_first else w["heads"]
         outer = row.udiv(inner)
         last = row - outer * inner
@@ -111,7 +111,7 @@ class _RotaryEmbedding:
         return (batch, last, second) if self.spec.heads_first else (batch, second, last)
 
     def _position(self, batch: Value, token: Value) -> Value:
-        f, w, dtype = self.f, self.words, self.spec.positions
+        f, w, dtype = self.f, self.args, self.spec.positions
         if dtype is None:
             return w["offset"] + token
         at = batch * w["positions_batch"] + token * w["positions_row"]
@@ -119,7 +119,7 @@ class _RotaryEmbedding:
         return f.load(f.gep(w["positions"], at, element), element).to(i64, dtype.kind == "int")
 
     def _row(self, x: Value, out: Value, position: Value) -> None:
-        f, s, w = self.f, self.spec, self.words
+        f, s, w = self.f, self.spec, self.args
         scale = self._norm(x) if s.gamma is not None else None
         half = s.rotary_dim // 2
         cos, sin = (
@@ -141,7 +141,7 @@ class _RotaryEmbedding:
 
     def _read(self, base: Value, name: str, at: Value, lanes: int) -> Value:
         f, dtype = self.f, getattr(self.spec, name)
-        index = at * self.words[f"{name}_stride"] if self.spec.strided else at
+        index = at * self.args[f"{name}_stride"] if self.spec.strided else at
         address = f.gep(base, index, memory_type(dtype))
         if self.streaming:
             f.prefetch(address, PREFETCH_DISTANCE, locality=2)
@@ -156,7 +156,7 @@ class _RotaryEmbedding:
         value = self._read(x, "x", at, lanes)
         if scale is None:
             return value
-        gamma = self._read(self.words["gamma"], "gamma", at, lanes)
+        gamma = self._read(self.args["gamma"], "gamma", at, lanes)
         return value * self.f.splat(scale, lanes) * gamma
 
     def _norm(self, x: Value) -> Value:

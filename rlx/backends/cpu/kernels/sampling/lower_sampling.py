@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.cores import usable_cores
-from rlx.backends.cpu.kernels.loops.lower_region import step_for
+from rlx.backends.cpu.kernels.loops.lower_region import launch_for
 from rlx.backends.cpu.kernels.sampling.sample import Sample
 from rlx.backends.cpu.kernels.sampling.top_k import TopK
-from rlx.backends.cpu.lowering import Context, Pointer, Scratch, Step, Word, lowers
+from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
@@ -19,6 +18,7 @@ from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.target import Target
 from rlx.loops.strided_copies import StridedView, copy
 from rlx.loops.trace import Buffer
+from rlx.support.cores import usable_cores
 
 
 def _axis_last(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
@@ -59,30 +59,30 @@ def _top_k_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("top_k", scratch=_top_k_scratch)
-def lower_top_k(node: Node, ctx: Context) -> list[Step]:
+def lower_top_k(node: Node, ctx: Context) -> list[KernelLaunch]:
     if 0 in node.outputs[0].shape.dims:
         return []
     op: Any = node.op
     x, offsets = node.inputs[0], _offsets(node)
     last, axis_last = _is_last(node), _axis_last_shapes(node)
     *others, size = axis_last[0].dims
-    pointers: list[Word] = [Scratch(node, at) for at in offsets[:-1]]
+    pointers: list[KernelArg] = [Scratch(node, at) for at in offsets[:-1]]
     if last:
         pointers = [Pointer(v) for v in (x, *node.outputs)]
     heap = [Scratch(node, offsets[-1]), _heap_bytes(node)]
-    words = [*pointers, prod(others, start=1), size, op.k, *heap]
+    args = [*pointers, prod(others, start=1), size, op.k, *heap]
     cost = op.cost([x.shape], [v.shape for v in node.outputs])
-    step = Step(
-        TopK(x.dtype, op.largest), words, node.inputs if last else [],
+    step = KernelLaunch(
+        TopK(x.dtype, op.largest), args, node.inputs if last else [],
         node.outputs if last else [], uses_scratch=True, flops=cost.flops, bytes=cost.bytes,
     )  # fmt: skip
     if last:
         return [step]
-    to_last = step_for(
+    to_last = launch_for(
         node, ctx, _transpose_copy(node, axis_last[0], x, "operand", 0, False), offsets
     )
     from_last = [
-        step_for(node, ctx, _transpose_copy(node, shape, v, "result", j, True), offsets)
+        launch_for(node, ctx, _transpose_copy(node, shape, v, "result", j, True), offsets)
         for j, (shape, v) in enumerate(zip(axis_last[1:], node.outputs, strict=True))
     ]
     return [to_last, step, *from_last]
@@ -114,19 +114,19 @@ def _sample_scratch(node: Node, target: Target, threads: int) -> int:
 
 
 @lowers("sample", scratch=_sample_scratch)
-def lower_sample(node: Node, ctx: Context) -> list[Step]:
+def lower_sample(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     logits, rng, *settings = node.inputs
     *others, size = logits.shape.dims
-    words: list[Word] = [Pointer(v) for v in (logits, rng, *node.outputs)]
-    words += [prod(others, start=1), size, Scratch(node), _row_bytes(node)]
+    args: list[KernelArg] = [Pointer(v) for v in (logits, rng, *node.outputs)]
+    args += [prod(others, start=1), size, Scratch(node), _row_bytes(node)]
     if settings:
-        words.append(Pointer(settings[0]))
+        args.append(Pointer(settings[0]))
     else:
         numbers = np.array([op.temperature, op.top_k, op.top_p, op.min_p], np.float32)
-        words += [int(bits) for bits in numbers.view(np.uint32)]
+        args += [int(bits) for bits in numbers.view(np.uint32)]
     cost = op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     spec = Sample(logits.dtype, bool(settings))
-    step = Step(spec, words, node.inputs, node.outputs, uses_scratch=True)
+    step = KernelLaunch(spec, args, node.inputs, node.outputs, uses_scratch=True)
     step.flops, step.bytes = cost.flops, cost.bytes
     return [step]

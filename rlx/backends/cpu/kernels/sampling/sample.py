@@ -22,7 +22,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.philox import ROUNDS
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Module, Value, f32, f64, i32, i64, ptr, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _LOW = 0xFFFFFFFF
 _MULTIPLY = (0xD2511F53, 0xCD9E8D57)
@@ -55,7 +55,7 @@ _RANGE = [("start", i64), ("stop", i64), ("least", f64)]
 
 @dataclass(frozen=True)
 class Sample(KernelSpec):
-    """words: logits, rng, tokens, next rng, rows, n, scratch, step, then either the address of
+    """args: logits, rng, tokens, next rng, rows, n, scratch, step, then either the address of
     settings, or temperature, top_k, top_p and min_p as bits of f32
 
     Each worker has `step` bytes of scratch memory, enough for n entries.
@@ -131,9 +131,9 @@ class _Emitter:
 
     def emit(self) -> None:
         f = self.f
-        logits, rng, tokens, next_rng = (f.word(f["words"], at) for at in range(4))
-        rows, n, step = (f.word(f["words"], at, i64) for at in (4, 5, 7))
-        memory = f.gep(f.word(f["words"], 6), f["tid"].to(i64) * step)
+        logits, rng, tokens, next_rng = (f.arg(f["args"], at) for at in range(4))
+        rows, n, step = (f.arg(f["args"], at, i64) for at in (4, 5, 7))
+        memory = f.gep(f.arg(f["args"], 6), f["tid"].to(i64) * step)
         seed, counter = f.load(rng, i64), f.load(rng, i64, 8)
         temperature, top_k, top_p, min_p = self._settings(n)
 
@@ -178,10 +178,10 @@ class _Emitter:
         """temperature, top_k (n for all), top_p and min_p."""
         f = self.f
         if self.spec.settings_arg:
-            address = f.word(f["words"], 8)
+            address = f.arg(f["args"], 8)
             temperature, top_k, top_p, min_p = (f.load(address, f32, 4 * k) for k in range(4))
         else:
-            temperature, top_k, top_p, min_p = (f.word(f["words"], 8 + k, f32) for k in range(4))
+            temperature, top_k, top_p, min_p = (f.arg(f["args"], 8 + k, f32) for k in range(4))
         whole = f.min_fast(f.const(2.0**31, f32), top_k)
         limited = top_k >= 1.0
         count = f.select(limited, f.select(limited, whole, 0.0).to(i64), n)

@@ -12,7 +12,7 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType, bool_
 from rlx.ir.dtype import i32 as i32_dtype
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr, vec
-from rlx.records import dataclass
+from rlx.support.records import dataclass
 
 _MAX_INDEX = 0xFFFFFFFF
 
@@ -87,8 +87,8 @@ class Ranking:
 
     def store(self, f: Function, entry: Entry, heap: Value, at: Value) -> None:
         base = f.gep(heap, at, self.bytes)
-        for k, word in enumerate(entry):
-            f.store(word, base, 8 * k)
+        for k, arg in enumerate(entry):
+            f.store(arg, base, 8 * k)
 
     @property
     def key_bits(self) -> int:
@@ -209,7 +209,7 @@ class Heaps:
 
 @dataclass(frozen=True)
 class TopK(KernelSpec):
-    """words: x, values, indices, rows, n, k, scratch, step
+    """args: x, values, indices, rows, n, k, scratch, step
 
     Rows are contiguous. Each worker has `step` bytes of scratch memory: k entries.
     """
@@ -224,10 +224,10 @@ class TopK(KernelSpec):
         ranking = Ranking(self.dtype, self.largest)
         select = Heaps(m, ranking).emit_select()
         f = m.kernel()
-        x, values, indices = (f.word(f["words"], at) for at in range(3))
-        rows, n, k = (f.word(f["words"], at, i64) for at in (3, 4, 5))
-        step = f.word(f["words"], 7, i64)
-        heap = f.gep(f.word(f["words"], 6), f["tid"].to(i64) * step)
+        x, values, indices = (f.arg(f["args"], at) for at in range(3))
+        rows, n, k = (f.arg(f["args"], at, i64) for at in (3, 4, 5))
+        step = f.arg(f["args"], 7, i64)
+        heap = f.gep(f.arg(f["args"], 6), f["tid"].to(i64) * step)
         lo, hi = f.split(rows)
         for row in f.range(lo, hi):
             source = f.gep(x, row * n, self.dtype.bytes)

@@ -1,0 +1,110 @@
+# Made by tests/public_names.py from the table in __init__.py.
+# ruff: noqa: I001
+from rlx.errors import (
+    AttributeValueError as AttributeValueError,
+    BindingError as BindingError,
+    BoolConversionError as BoolConversionError,
+    CodegenError as CodegenError,
+    DTypeError as DTypeError,
+    FormatError as FormatError,
+    InputError as InputError,
+    NameConflictError as NameConflictError,
+    NumericsError as NumericsError,
+    OptionError as OptionError,
+    OutOfMemoryError as OutOfMemoryError,
+    ParseError as ParseError,
+    RlxError as RlxError,
+    ShapeError as ShapeError,
+    StageError as StageError,
+    UnsupportedError as UnsupportedError,
+    VerifyError as VerifyError,
+)
+from rlx.ir.attrs import Body as Body, Data as Data, MaskKind as MaskKind
+from rlx.ir.binding import DimBinding as DimBinding, UpTo as UpTo
+from rlx.ir.dim import Dim as Dim, sym as sym
+from rlx.ir.dtype import (
+    DType as DType,
+    bf16 as bf16,
+    bool_ as bool_,
+    c64 as c64,
+    f16 as f16,
+    f32 as f32,
+    f64 as f64,
+    f8e4m3 as f8e4m3,
+    f8e5m2 as f8e5m2,
+    i16 as i16,
+    i32 as i32,
+    i64 as i64,
+    i8 as i8,
+    promote as promote,
+    u16 as u16,
+    u32 as u32,
+    u64 as u64,
+    u8 as u8,
+)
+from rlx.ir.graph import Graph as Graph
+from rlx.ir.hir import Block as Block, HirModule as HirModule, block as block
+from rlx.ir.interp import evaluate as evaluate
+from rlx.ir.lir import Lir as Lir
+from rlx.ir.lowering import FusionPolicy as FusionPolicy
+from rlx.ir.module import GraphModule as GraphModule, GraphStage as GraphStage
+from rlx.ir.node import Node as Node, Value as Value
+from rlx.ir.op import Op as Op, op as op
+from rlx.ir.ops.custom import custom_op as custom_op
+from rlx.ir.origin import Origin as Origin
+from rlx.ir.phase import (
+    Phase as Phase,
+    PhaseSchedule as PhaseSchedule,
+    derive_phases as derive_phases,
+)
+from rlx.ir.quant.scheme import QuantScheme as QuantScheme
+from rlx.ir.shape import Shape as Shape
+from rlx.ir.text import parse_graph as parse_graph, print_graph as print_graph
+from rlx.ir.verify import verify as verify
+from rlx.passes.bind import bind_graph as bind_graph
+from rlx.specialize.component import (
+    CompilationMode as CompilationMode,
+    LayerComposition as LayerComposition,
+    ModelComponent as ModelComponent,
+)
+from rlx.specialize.dispatch import (
+    KernelDispatchConfig as KernelDispatchConfig,
+    KernelPolicy as KernelPolicy,
+)
+from rlx.specialize.manifest import (
+    BindingManifest as BindingManifest,
+    ManifestEntry as ManifestEntry,
+)
+from rlx.specialize.options import CompileOptions as CompileOptions
+from rlx.specialize.compile_profile import (
+    CompileProfile as CompileProfile,
+    register_profile as register_profile,
+)
+from rlx.specialize.variant import ModelPhase as ModelPhase, ModelVariant as ModelVariant
+from rlx.backends.registry import (
+    Device as Device,
+    available_devices as available_devices,
+    register_backend as register_backend,
+)
+from rlx.models.encoder_model import EncoderModel as EncoderModel, Ranked as Ranked
+from rlx.models.generation import Generation as Generation
+from rlx.models.batch.engine import Engine as Engine
+from rlx.models.language_model import LanguageModel as LanguageModel
+from rlx.models.load import load as load
+from rlx.models.benchmark import profile_model as profile_model
+from rlx.models.sampling import GenerationSettings as GenerationSettings
+from rlx.runtime.aot import AotCache as AotCache
+from rlx.runtime.buckets import BucketedCompileCache as BucketedCompileCache
+from rlx.runtime.bundle import (
+    Bundle as Bundle,
+    compile_bundle as compile_bundle,
+    load_bundle as load_bundle,
+    write_bundle as write_bundle,
+)
+from rlx.runtime.cache import CompileCache as CompileCache
+from rlx.runtime.compiled import CompiledGraph as CompiledGraph
+from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
+from rlx.runtime.params import ParamStore as ParamStore
+from rlx.runtime.session import Session as Session
+
+__version__: str

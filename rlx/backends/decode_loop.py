@@ -1,0 +1,73 @@
+"""The decode loop: runs of an executable in which each takes its inputs from the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from rlx.backends.buffer import Buffer, Mirror
+from rlx.errors import OptionError
+from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.backends.base import Executable
+
+
+@dataclass(frozen=True)
+class LoopSpec:
+    """What changes from run to run. All other inputs stay the same."""
+
+    carried: Mapping[str, str]  # an input, and the output of the run before that it takes
+    emitted: str  # the output, one i32, that the loop collects: the token
+    counter: str  # the dynamic dimension that grows by one in each run: the position
+
+
+class DecodeLoop:
+    """Works on the arena, where the caller has written the inputs of the first run.
+
+    This one makes every run from the host. A device may do better: see `Executable.decode_loop`.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        spec: LoopSpec,
+        run_once: Callable[[Mapping[str, int]], None] | None = None,
+    ) -> None:
+        """`run_once` replaces the executable's run, to watch it."""
+        self.executable, self.spec = executable, spec
+        self._run_once = run_once or self._run
+        manifest = executable.manifest
+        self.carried: list[tuple[Buffer, Buffer]] = []  # target, source
+        for name, output in spec.carried.items():
+            target, source = (executable.slot(manifest.find(n)) for n in (name, output))
+            if (source.nbytes, source.dtype) != (target.nbytes, target.dtype):
+                raise OptionError(
+                    "an output that does not fit the input it is carried to", where=name,
+                    got=f"{list(source.shape)} {source.dtype}",
+                    expected=f"{list(target.shape)} {target.dtype}",
+                )  # fmt: skip
+            self.carried.append((target, source))
+        self.emitted = executable.slot(manifest.find(spec.emitted))
+        if (self.emitted.nbytes, self.emitted.dtype) != (4, "int32"):
+            raise OptionError("not one i32", where=spec.emitted, got=self.emitted.dtype)
+        self._token = Mirror(self.emitted)
+
+    def run(self, sizes: Mapping[str, int], count: int, stop: Collection[int]) -> list[int]:
+        """Make up to `count` runs, the first with these sizes, until one emits a value in `stop`.
+        Returns what each emitted."""
+        found: list[int] = []
+        while len(found) < count:
+            position = sizes[self.spec.counter] + len(found)
+            self._run_once({**sizes, self.spec.counter: position})
+            for target, source in self.carried:
+                target.allocator.copy(target, source)
+            found.append(int(self._token.pull().reshape(-1)[0]))
+            if found[-1] in stop:
+                break
+        return found
+
+    def _run(self, sizes: Mapping[str, int]) -> None:
+        manifest = self.executable.manifest
+        inputs, outputs = [None] * len(manifest.inputs), [None] * len(manifest.outputs)
+        self.executable.run(inputs, outputs, sizes)

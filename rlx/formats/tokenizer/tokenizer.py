@@ -1,0 +1,250 @@
+"""Text to token ids and back, whatever file the vocabulary came from.
+
+tokenizer = Tokenizer.from_gguf(GgufFile("model.gguf"))
+tokenizer = Tokenizer.from_file("folder/tokenizer.json")
+ids = tokenizer.encode("Hello")
+tokenizer.decode(ids)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from rlx.errors import InputError
+from rlx.formats.chat_template import ChatTemplate
+from rlx.formats.tokenizer.detokenizer import StreamDecoder, TokenDecoder, WindowDecoder
+from rlx.support.optional import library
+from rlx.support.records import dataclass
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a file says about its tokens."""
+
+    size: int
+    text: Callable[[int], str | None]  # a token as the file has it
+    decoder: TokenDecoder
+    special: frozenset[int] = frozenset()  # control tokens: not text
+    added: Mapping[int, str] = field(default_factory=dict)  # they stand for themselves
+    prefix: tuple[int, ...] = ()  # what `add_special` puts around a text
+    suffix: tuple[int, ...] = ()
+    between: tuple[int, ...] | None = None  # separates a pair of texts; None: unknown
+    second_kind: int = 1  # token type id of the second text of a pair
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    unknown: int | None = None
+    end: frozenset[int] = frozenset()  # tokens that end a generation
+    templates: Mapping[str, str] = field(default_factory=dict)  # chat templates by name
+
+
+class Tokenizer:
+    """Text to token ids and back. Thread-safe."""
+
+    def __init__(self, backend: Any, vocabulary: Vocabulary, name: str = "tokenizer") -> None:
+        self._backend, self.vocabulary, self.name = backend, vocabulary, name
+        self._lock = threading.Lock()  # the library keeps a setting that differs by call
+        self._pieces: dict[int, bytes] = {}
+        self._chat: dict[str, ChatTemplate] = {}
+
+    def __len__(self) -> int:
+        return self.vocabulary.size
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocabulary.bos
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.vocabulary.eos
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every token that ends a generation."""
+        return self.vocabulary.end
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether `encode` starts with the BOS token."""
+        return self.bos_id is not None and self.vocabulary.prefix[:1] == (self.bos_id,)
+
+    def ignore_case(self) -> None:
+        """Take texts in lower case from now on; special tokens stay what they are."""
+        kinds = library("tokenizers", "text").normalizers
+        own = self._backend.normalizer
+        parts = [kinds.Lowercase(), *([] if own is None else [own])]
+        self._backend.normalizer = kinds.Sequence(parts)
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids. `add_special`: with what the model wants around a text (BOS, EOS);
+        `parse_special`: special tokens written out in the text are parsed as such."""
+        try:
+            with self._lock:
+                self._backend.encode_special_tokens = not parse_special
+                ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):
+            _require_text(text, self.name)
+            raise
+        if not add_special:
+            return ids
+        return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, parse_special: bool = True, first: int = 0
+    ) -> list[list[int]]:
+        """Token ids of many texts, by all cores, without what the model wants around them. `first`
+        is the number of the first text, for messages."""
+        try:
+            with self._lock:
+                self._backend.encode_special_tokens = not parse_special
+                found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            for i, text in enumerate(texts, first):  # one of them is to blame: say which
+                _require_text(text, f"{self.name}, text {i}")
+            raise
+        return [e.ids for e in found]
+
+    def decode(
+        self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True
+    ) -> str:
+        """The text of the tokens. `at_start`: they begin a text, so that the space that some
+        vocabularies put before the first word goes."""
+        if self.vocabulary.decoder.kind == "library":
+            return self._library_decode([i for i in ids if not skip_special or not self._skips(i)])
+        stream = self.stream(skip_special=skip_special, at_start=at_start)
+        return "".join([*map(stream.push, ids), stream.flush()])
+
+    def stream(
+        self, *, skip_special: bool = True, at_start: bool = False
+    ) -> StreamDecoder | WindowDecoder:
+        """A decoder for tokens as they come; by default they go on after a prompt."""
+        v = self.vocabulary
+        skip = v.special if skip_special else frozenset[int]()
+        if v.decoder.kind == "library":
+            return WindowDecoder(self._library_decode, skip)
+        return StreamDecoder(self.piece, skip, at_start and v.decoder.strip_first)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that the token adds to a text; none for ids beyond the vocabulary."""
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._to_bytes(token)
+        return known
+
+    def _to_bytes(self, token: int) -> bytes:
+        v = self.vocabulary
+        if token >= v.size:  # logits are often padded to a multiple
+            return b""
+        literal = v.added.get(token)
+        if literal is not None:
+            return literal.encode("utf-8")
+        return v.decoder.to_bytes(self.token(token))
+
+    def token(self, token: int) -> str:
+        """A token as the file has it."""
+        if not 0 <= token < self.vocabulary.size:
+            raise InputError(
+                "no such token",
+                where=self.name,
+                got=token,
+                expected=f"0 to {self.vocabulary.size - 1}",
+            )
+        return self.vocabulary.text(int(token)) or ""
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the file has it."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def chat_template(self, name: str = "default") -> ChatTemplate:
+        """The file's chat template; InputError where it has none of that name."""
+        if name not in self._chat:
+            v = self.vocabulary
+            source = v.templates.get(name)
+            if source is None:
+                raise InputError(
+                    "no chat template" if name == "default" else f"no chat template {name!r}",
+                    where=self.name,
+                    expected=", ".join(v.templates) or None,
+                    hint="this model completes text; it was not made for chat"
+                    if not v.templates
+                    else "",
+                )
+            self._chat[name] = ChatTemplate(
+                source,
+                bos_token=self._text_of(v.bos),
+                eos_token=self._text_of(v.eos),
+                where=self.name,
+            )
+        return self._chat[name]
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str = "default",
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The tokens of a conversation. Templates write BOS themselves, so none is added."""
+        text = self.chat_template(template).render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+        return self.encode(text, add_special=False)
+
+    def _text_of(self, token: int | None) -> str:
+        return "" if token is None else self.token(token)
+
+    def _skips(self, token: int) -> bool:
+        return token in self.vocabulary.special
+
+    def _library_decode(self, ids: list[int]) -> str:
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def _require_text(text: object, where: str) -> None:
+    try:
+        if isinstance(text, str):
+            text.encode("utf-8")
+            return
+    except UnicodeEncodeError:
+        pass  # bytes that were no UTF-8 come as lone surrogates
+    raise InputError(
+        "only text can be tokenised",
+        where=where,
+        got=f"{type(text).__name__} {text!r}"[:80],
+        expected="str without lone surrogates",
+    )
+
+
+# end of turn, of text, of message, and what code models write when a file is done
+_ENDS_TEXT = (
+    "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> "
+    "<end_of_turn> <turn|> <|tool_response> <|endoftext|> <|end_of_text|> <end_of_utterance> "
+    "<EOT> _<EOT> [EOT] [EOS] <eos> <｜end▁of▁sentence｜> [e~[ "
+    "<|fim_pad|> <fim-pad> <fim_pad> <|fim_repo|> <|repo_name|> <fim-repo> <reponame> <|file_sep|>"
+)
+_ENDS = _ENDS_TEXT.split()
+_MARKED_END = "</s>"  # only where the file marks it as a control token: it could be text
+
+
+def end_tokens(vocab: Mapping[str, int], control: Container[int]) -> set[int]:
+    """Ids of the tokens that end a generation; `control` tells which ids are no text."""
+    found = {t: vocab[t] for t in _ENDS if t in vocab}
+    if _MARKED_END in vocab and vocab[_MARKED_END] in control:
+        found[_MARKED_END] = vocab[_MARKED_END]
+    # where calls end a turn, <|end|> only ends one of several messages in it
+    if ("<|call|>" in found and "<|return|>" in found) or (
+        "<|calls|>" in found and "<|flush|>" in found
+    ):
+        found.pop("<|end|>", None)
+    if "<|tool_response>" in found:
+        found.pop(_MARKED_END, None)
+    return set(found.values())

@@ -1,0 +1,1 @@
+"""Encoders: bidirectional models that give vectors or scores of texts."""

@@ -1,0 +1,92 @@
+"""Mamba 2: selective scans instead of attention; a recurrent state instead of a KV cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlx.ir.op import Array
+from rlx.models.arch.llama import finish
+from rlx.models.decoder_builder import DecoderBuilder, Tensor
+from rlx.models.recurrent import carried, carry, convolved, decay, each, recurrence, squeezed
+from rlx.models.weights import Derived
+
+_LAYER = "backbone.layers.{i}"
+
+HF_NAMES = {
+    "token_embd.weight": "backbone.embeddings.weight",
+    "output_norm.weight": "backbone.norm_f.weight",
+    "output.weight": "lm_head.weight",
+    "blk.{i}.attn_norm.weight": f"{_LAYER}.norm.weight",
+    "blk.{i}.ssm_conv1d.weight": Derived((f"{_LAYER}.mixer.conv1d.weight",), squeezed),
+    "blk.{i}.ssm_conv1d.bias": f"{_LAYER}.mixer.conv1d.bias",
+    "blk.{i}.ssm_dt.bias": f"{_LAYER}.mixer.dt_bias",
+    "blk.{i}.ssm_a": Derived((f"{_LAYER}.mixer.A_log",), decay),
+    "blk.{i}.ssm_d": f"{_LAYER}.mixer.D",
+    "blk.{i}.ssm_norm.weight": f"{_LAYER}.mixer.norm.weight",
+    **{
+        f"blk.{{i}}.ssm_{ours}.{part}": f"{_LAYER}.mixer.{ours}_proj.{part}"
+        for ours in ("in", "out")
+        for part in ("weight", "bias")
+    },
+}
+
+
+def embed(net: DecoderBuilder, ids: Tensor) -> Tensor:
+    return net.embed(ids)
+
+
+def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
+    c = recurrence(net.config)
+    joined = net.linear(net.norm(x, f"blk.{i}.attn_norm"), f"blk.{i}.ssm_in")
+    keys = c.groups * c.state
+    gate, mixed, step = net.split(joined, [c.inner, c.inner + 2 * keys, c.heads])
+    u, b, to_read = net.split(convolved(net, mixed, i), [c.inner, keys, keys])
+    y = _scan(net, u, step, b, to_read, i)
+    y = _norm(net, y * gate.silu(), i)
+    return x + net.linear(y, f"blk.{i}.ssm_out")
+
+
+def _scan(
+    net: DecoderBuilder, u: Tensor, step: Tensor, b: Tensor, to_read: Tensor, i: int
+) -> Tensor:
+    """A selective scan for each group of heads, with its own B and C."""
+    c, g, seq = recurrence(net.config), net.g, u.shape.dims[1]
+    step = g.softplus(step + net.param(f"blk.{i}.ssm_dt.bias"))
+    step = each(net, step, c.value, 1).reshape(1, seq, c.inner)
+    width, parts = c.inner // c.groups, []
+    wide, narrow = [width] * c.groups, [c.state] * c.groups
+    splits = (net.split(x, w) for x, w in ((u, wide), (step, wide), (b, narrow), (to_read, narrow)))
+    for group, (u1, step1, b1, read1) in enumerate(zip(*splits, strict=True)):
+        a, d = (_of_group(net, f"blk.{i}.ssm_{p}", group) for p in "ad")
+        state = carried(net, f"ssm.{i}.{group}", (1, width, c.state))
+        operands = [u1, step1, a, b1, read1, d, state]
+        y, last = g.selective_scan(*operands, has_d=True, has_state=True)
+        carry(net, state, last)
+        parts.append(y)
+    return parts[0] if len(parts) == 1 else g.concat(parts, axis=2)
+
+
+def _of_group(net: DecoderBuilder, name: str, group: int) -> Tensor:
+    """A per-head weight expanded to the channels of a group: [width]; A is [width, state]."""
+    c = recurrence(net.config)
+
+    def make() -> Array:
+        heads = net.weights.get(name).array.reshape(c.groups, -1)[group].astype(np.float32)
+        channels = np.repeat(heads, c.value)
+        return np.repeat(channels[:, None], c.state, axis=1) if name.endswith("ssm_a") else channels
+
+    return net.param(f"{name}.{group}", make)
+
+
+def _norm(net: DecoderBuilder, y: Tensor, i: int) -> Tensor:
+    """RMS norm over all channels, or over each group where the file has weights for each."""
+    g, (_, seq, inner) = net.g, y.shape.dims
+    weight = net.param(f"blk.{i}.ssm_norm.weight")
+    width = weight.shape.dims[-1]
+    y = y.reshape(1, seq, inner // width, width)
+    ones = net.array_param("ssm_norm.ones", np.ones(width, np.float32))
+    y = g.rms_norm(y, ones, eps=net.config.eps) * weight
+    return y.reshape(1, seq, inner)
+
+
+__all__ = ["HF_NAMES", "embed", "finish", "layer"]

@@ -1,0 +1,7 @@
+"""Qwen3: Llama with QK norm."""
+
+from __future__ import annotations
+
+from rlx.models.arch.llama import HF_NAMES, embed, finish, layer
+
+__all__ = ["HF_NAMES", "embed", "finish", "layer"]

@@ -1,0 +1,136 @@
+"""The paged KV cache that requests share: its sizes, and the executables compiled for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from rlx.errors import InputError, OptionError, UnsupportedError
+from rlx.ir.binding import UpTo
+from rlx.ir.module import GraphModule
+from rlx.models.adapters import Adapter, AdapterShape, common_shape
+from rlx.models.batch.paged_builder import PAGE, PagedDecoderBuilder
+from rlx.models.build_graph import SAMPLES, BuiltGraph, EntryPoint, define_graph, sample
+from rlx.models.builder import Tensor
+from rlx.models.bundle import EntryPointSpec
+from rlx.models.config import KVCacheType
+from rlx.models.model_file import ModelFile
+from rlx.specialize.variant import ModelVariant
+from rlx.support.records import dataclass
+
+NAME = "requests"
+REQUESTS = 8  # at once, unless another number is asked for
+CHUNK = 512  # tokens of prompts in a run that decodes none
+MIXED_CHUNK = 128  # and in one that decodes too
+
+
+@dataclass(frozen=True)
+class KVPool:
+    """How many requests share how much KV cache. Executables depend on all of it."""
+
+    model: ModelFile
+    requests: int
+    context: int  # tokens of a request
+    kv: KVCacheType
+    slots: int  # tokens of all of them, whole pages
+    adapters: tuple[Adapter, ...] = ()  # a request has one of them, or none
+
+    @staticmethod
+    def of(
+        model: ModelFile, *, requests: int | None = None, context: int | None = None,
+        cache_tokens: int | None = None, kv: str | None = None, memory: int | None = None,
+        adapters: Sequence[Adapter] = (),
+    ) -> KVPool:  # fmt: skip
+        """Checked, with defaults for what is not given; `memory` is the most that it may take."""
+        config = model.config
+        requests, kv = REQUESTS if requests is None else requests, kv or "f16"
+        if requests < 1:
+            raise OptionError("must be positive", where="requests", got=requests)
+        if config.recurrent is not None:
+            raise UnsupportedError(
+                "recurrent states are not batched yet", where=config.arch,
+                hint="load the model with rlx.load, for one request at a time",
+            )  # fmt: skip
+        cache = KVCacheType.of(kv, config.head_dim)
+        if cache.scheme is not None:
+            raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
+        length = config.context_length(context)
+        wanted = requests * length if cache_tokens is None else cache_tokens
+        pool = KVPool(model, requests, length, cache, _whole(wanted), tuple(adapters))
+        return pool if memory is None else pool._within(memory, cache_tokens is not None)
+
+    def _within(self, memory: int, asked: bool) -> KVPool:
+        fits = memory // self.token_bytes
+        if not asked and self.slots > fits:
+            # a power of two: free memory differs a little at every start, and executables on disk
+            # are for one number of pages
+            pages = 1 << max((fits // PAGE).bit_length() - 1, 0)
+            return replace(self, slots=pages * PAGE)
+        if not 0 < self.slots <= max(fits, PAGE):
+            raise InputError(
+                "memory would not suffice for the cache", where="cache_tokens", got=self.slots,
+                expected=f"1 … {fits}", hint="half of the free memory at most is used for it",
+            )  # fmt: skip
+        return self
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV cache per token."""
+        c = self.model.config
+        return 2 * c.layers * c.kv_heads * self.kv.row_bytes(c.head_dim)
+
+    @property
+    def spec(self) -> EntryPointSpec:
+        """One executable for any number of tokens: as fast as one for exactly so many."""
+        variant = ModelVariant(seq=UpTo(max(CHUNK, MIXED_CHUNK + self.requests)))
+        variant = variant.with_extra("picked", UpTo(self.requests))
+        return EntryPointSpec(self._build, {"any": variant})
+
+    @cached_property
+    def adapter_shape(self) -> AdapterShape | None:
+        """The shape that all adapters fit."""
+        return common_shape(self.adapters) if self.adapters else None
+
+    @property
+    def entry_point(self) -> str:
+        """The name of the entry point; adapters of one shape have their own."""
+        shape = self.adapter_shape
+        return NAME if shape is None else f"{NAME} {len(self.adapters)} {shape.name}"
+
+    def _build(self) -> BuiltGraph:
+        """The model for tokens of many sequences: logits of the tokens that are picked."""
+
+        def build(g: GraphModule) -> tuple[PagedDecoderBuilder, dict[str, Tensor]]:
+            ids, arch = g.input("ids", [1, "seq"], "i32"), self.model.arch
+            weights, many = self.model.weights(), len(self.adapters)
+            net = PagedDecoderBuilder(
+                g, self.model.config, weights, self.context, self.kv, self.slots, self.requests,
+                many, lora=self.adapter_shape,
+            )  # fmt: skip
+            x = net.pick(net.layers(arch, arch.embed(net, ids)))
+            return net, {"logits": net.head(x, last_only=False)}
+
+        return define_graph(self.model.config.arch, build)
+
+    def plan(self) -> dict[str, EntryPointSpec]:
+        """All that is compiled, by the name of the entry point."""
+        samplers = dict(sampler_spec(self.model.config.vocab, e) for e in SAMPLES)
+        return {self.entry_point: self.spec, **samplers}
+
+
+def sampler_spec(vocab: int, entry_point: EntryPoint) -> tuple[str, EntryPointSpec]:
+    """The name and the graph that draws a token from logits [1, vocab] as an entry point does."""
+
+    def build() -> BuiltGraph:
+        def draw(g: GraphModule) -> dict[str, Tensor]:
+            return sample(g, g.input("logits", [1, vocab]), entry_point)
+
+        return BuiltGraph(GraphModule.define("draw", draw), {})
+
+    return f"row-{entry_point.name}", EntryPointSpec(build, {"row": ModelVariant()})
+
+
+def _whole(tokens: int) -> int:
+    """This many tokens in whole pages."""
+    return -(-tokens // PAGE) * PAGE

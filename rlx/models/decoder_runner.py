@@ -1,0 +1,393 @@
+"""Runs the tokens of one sequence through a language model: prefill, decode loop, KV cache."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.buffer import Buffer, Mirror
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
+from rlx.ir.binding import UpTo
+from rlx.ir.op import Array
+from rlx.ir.phase import Phase
+from rlx.models.adapters import Adapter
+from rlx.models.build_graph import (
+    HIDDEN,
+    LOGITS,
+    SAMPLE,
+    SAMPLES,
+    BuiltGraph,
+    EntryPoint,
+    build_graph,
+)
+from rlx.models.bundle import BundlePlan, EntryPointSpec, ModelBundle
+from rlx.models.model_file import ModelFile
+from rlx.models.model_runner import ModelRunner, share_states
+from rlx.models.recurrent import CARRIED
+from rlx.models.sampling import Penalties
+from rlx.models.weights import Weights
+from rlx.runtime.compiled import CompiledGraph
+from rlx.specialize.options import CompileOptions
+from rlx.specialize.variant import ModelVariant
+
+CHUNK = 512  # tokens of a prompt that run at once
+_PATIENCE = 0.1  # seconds that a paused generation may hold the lock while others wait
+
+
+class DecoderExecutables:
+    """The executables of an entry point: prefill, and decode with its small inputs in the arena.
+
+    After native code has streamed a model's weights, no Python object is in the CPU's caches: every
+    lookup, check and allocation per token is slow, and a memoryview is the cheapest.
+    """
+
+    def __init__(self, prefill: CompiledGraph, decode: CompiledGraph) -> None:
+        self.prefill, self.decode = prefill, decode
+        self._bound: CompiledGraph | None = None  # the graph that the slots are those of
+        self._sizes = {"past_seq": 0}
+        self._loop: DecodeLoop | None = None
+        self._rng_given: Any = None
+        self._settings_given: Any = None
+
+    def _bind(self) -> None:
+        graph = self._bound = self.decode
+        self._loop = None
+        self._no_inputs = dict.fromkeys(graph.input_names)
+        names = ("ids", "rng", "settings", "token", "rng_next")
+        mirrors = [Mirror(graph.slot_buffer(name)) for name in names]
+        self._ids, self._rng, self._settings, self._token, self._rng_next = (
+            memoryview(mirror.array.reshape(-1)) for mirror in mirrors
+        )
+        # none where the slots are host memory: then they are written and read in place
+        copied = [] if graph.allocator.is_host else mirrors
+        self._copied_in = copied[:3]
+        self._copied_out = copied[1:2] + copied[3:]  # a loop leaves its rng in the input's slot
+        self._logits = Mirror(graph.slot_buffer("logits"))
+
+    @property
+    def logits(self) -> Array:
+        """Those of the last run; valid until the next one."""
+        return self._logits.pull()
+
+    def run(
+        self, token: int, past: int, rng: Any, settings: Any, penalties: Penalties
+    ) -> tuple[int, Any]:
+        """Run one token. Returns the token drawn next and the new RNG state."""
+        self._write(token, past, rng, settings)
+        self.decode.run_slots(*(self._no_inputs | penalties.inputs).values(), sizes=self._sizes)
+        for mirror in self._copied_out:
+            mirror.pull()
+        return self._token[0], self._rng_next.tolist()
+
+    def run_n(
+        self, token: int, past: int, rng: Any, settings: Any, count: int, ends: Collection[int]
+    ) -> tuple[list[int], Any]:
+        """Decode up to `count` tokens in one native call, stopping at any id in `ends`."""
+        self._write(token, past, rng, settings)
+        if self._loop is None:
+            carried = {"ids": "token", "rng": "rng_next"}
+            self._loop = self.decode.decode_loop(LoopSpec(carried, "token", "past_seq"))
+        drawn = self.decode.run_loop(self._loop, self._sizes, count, ends)
+        for mirror in self._copied_out:
+            mirror.pull()
+        self._rng_given = self._rng_next.tolist()  # the loop has carried it to the input already
+        return drawn, self._rng_given
+
+    def _write(self, token: int, past: int, rng: Any, settings: Any) -> None:
+        if self._bound is not self.decode:
+            self._bind()
+        self._ids[0], self._sizes["past_seq"] = token, past
+        if rng is not self._rng_given:
+            self._rng[0], self._rng[1] = self._rng_given = rng
+        if settings is not self._settings_given:
+            self._settings[:] = self._settings_given = settings
+        for mirror in self._copied_in:
+            mirror.push()
+
+
+class DecoderRunner(ModelRunner):
+    """Runs tokens and holds the KV cache. Not safe for several threads: see `lock`."""
+
+    def __init__(
+        self,
+        model: ModelFile,
+        *,
+        device: str = "cpu",
+        context: int | None = None,
+        kv: str = "f16",
+        threads: int | None = None,
+        chunk: int = CHUNK,
+        bundle: ModelBundle | None = None,
+    ) -> None:
+        """`bundle` has executables compiled elsewhere, for this context, KV cache and chunk."""
+        options = CompileOptions(threads=threads)
+        super().__init__(
+            model, device=device, options=options, packing=model.packing, bundle=bundle
+        )
+        self.context = model.config.context_length(context)
+        self.kv, self.chunk = kv, min(chunk, self.context)
+        self.lock = EngineLock()
+        self.tokens: list[int] = []  # those in the KV cache
+        self.last_logits: Any = None
+        self.adapter: Adapter | None = None
+        self._states: dict[str, Buffer] = {}
+        self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
+        self._by_entry_point: dict[str, DecoderExecutables] = {}
+        self._verifiers: dict[str, CompiledGraph] = {}
+
+    # -- executables --------------------------------------------------------------------------
+
+    def executables(self, entry_point: EntryPoint) -> DecoderExecutables:
+        """The executables of an entry point, compiled when it is first used."""
+        name = self._named(entry_point)
+        found = self._by_entry_point.get(name)
+        if found is None:
+            made = self.compile(name, self._spec(entry_point))
+            for graph in made.values():
+                self._share_states(graph)
+            found = DecoderExecutables(made.get("prefill", made["decode"]), made["decode"])
+            self._by_entry_point[name] = found
+        return found
+
+    def _named(self, entry_point: EntryPoint) -> str:
+        """Executables for adapters of one shape have names of their own."""
+        if self.adapter is None:
+            return entry_point.name
+        return f"{entry_point.name} {self.adapter.shape.name}"
+
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Run with this adapter from now on, or with none; a change empties the KV cache."""
+        if adapter is self.adapter:
+            return
+        self.adapter, self.tokens = adapter, []
+        if adapter is not None:
+            for graph in self._adapted.setdefault(adapter.shape.name, []):
+                _bind_adapter(graph, adapter)
+
+    @property
+    def variants(self) -> dict[str, ModelVariant]:
+        """The executables of every entry point: a chunk of a prompt, and one token."""
+        past = UpTo(max(self.context - 1, 1))
+        found = {"decode": ModelVariant.decode(1, past)}
+        if self.chunk > 1:
+            found["prefill"] = ModelVariant.decode(1, past, UpTo(self.chunk))
+        return found
+
+    def _spec(self, entry_point: EntryPoint) -> EntryPointSpec:
+        return EntryPointSpec(partial(self.build, entry_point), self.variants)
+
+    def _verify_spec(self, entry_point: EntryPoint) -> EntryPointSpec:
+        """One executable, for as many tokens as are verified at once."""
+        past = UpTo(max(self.context - entry_point.tokens, 1))
+        variant = ModelVariant.decode(1, past, entry_point.tokens)
+        return EntryPointSpec(partial(self.build, entry_point), {entry_point.name: variant})
+
+    def plan(self, speculate: int = 0) -> BundlePlan:
+        """What a bundle of this model holds; `speculate` is the number of draft tokens."""
+        specs = {e.name: self._spec(e) for e in (*SAMPLES, LOGITS, HIDDEN)}
+        if speculate:
+            verify = EntryPoint("verify", speculate + 1)
+            specs[verify.name] = self._verify_spec(verify)
+        quant = None if self.model.quant is None else self.model.quant.name
+        settings = {"context": self.context, "kv": self.kv, "chunk": self.chunk, "quant": quant}
+        return BundlePlan("language", specs, settings)
+
+    @cached_property
+    def _weights(self) -> Weights:
+        return self.model.weights()
+
+    def build(self, entry_point: EntryPoint) -> BuiltGraph:
+        """The graph of an entry point; a runner of an edited graph overrides it."""
+        shape = None if self.adapter is None else self.adapter.shape
+        return build_graph(
+            self.model, self._weights, entry_point, context=self.context, kv=self.kv,
+            adapters=shape,
+        )  # fmt: skip
+
+    def _share_states(self, graph: CompiledGraph) -> None:
+        """Bind the one KV cache of all executables, and the adapter in use."""
+        if self.adapter is not None:
+            _bind_adapter(graph, self.adapter)
+            self._adapted[self.adapter.shape.name].append(graph)
+        own = () if self.adapter is None else self.adapter.states
+        share_states(graph, self._states, besides=own)
+
+    # -- running ------------------------------------------------------------------------------
+
+    def reuse_prefix(self, prompt: Sequence[int]) -> int:
+        """Truncate the KV cache to its common prefix with `prompt`; returns its length."""
+        shared = 0
+        for a, b in zip(self.tokens, prompt, strict=False):
+            if a != b:
+                break
+            shared += 1
+        shared = min(shared, len(prompt) - 1)  # the last token must run: its logits are wanted
+        if self.model.config.recurrent is not None and shared < len(self.tokens):
+            shared = 0  # a recurrent state cannot be rewound
+        del self.tokens[shared:]
+        return shared
+
+    def check(self, tokens: Sequence[int], overflow: str = "error") -> None:
+        """Raise for tokens that cannot be run; with "shift", there may be more than the context."""
+        most = self.context if overflow == "error" else None
+        hint = 'load the model with a larger context=, or use overflow="shift"'
+        self.model.config.check_tokens(tokens, most, hint)
+
+    def _past(self) -> int:
+        """The length of the KV cache; an empty one resets recurrent states."""
+        if not self.tokens:
+            for name, state in self._states.items():
+                if name.startswith(CARRIED):
+                    state.zero()
+        return len(self.tokens)
+
+    def step(
+        self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties | None = None
+    ) -> tuple[int, Any]:
+        """Run `tokens` after the KV cache. Returns the token drawn next and the new RNG state."""
+        if len(tokens) == 1 and penalties is None:
+            drawn, after = self.decode_n(tokens[0], rng, settings, 1, ())
+            return drawn[0], after
+        graphs = self.executables(SAMPLE if penalties is None else penalties.entry_point)
+        if len(tokens) == 1 and penalties is not None:
+            found = graphs.run(tokens[0], self._past(), rng, settings, penalties)
+            self.tokens.append(tokens[0])
+            self.last_logits = graphs.logits
+            return found
+        given: dict[str, Any] = {"rng": np.array(rng, np.uint64), "settings": settings}
+        if penalties is not None:
+            given |= penalties.inputs
+        results: tuple[Any, ...] = ()
+        for start in range(0, len(tokens), self.chunk):
+            more = start + self.chunk < len(tokens)  # then nothing is sampled yet
+            until = Phase.STEADY_STATE if more else None
+            results = self._run_chunk(graphs, tokens[start : start + self.chunk], given, until)
+        token, after, self.last_logits = results
+        return int(token[0]), after
+
+    def _run_chunk(
+        self, graphs: DecoderExecutables, tokens: Sequence[int], given: dict[str, Any],
+        until: Phase | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        graph = graphs.decode if len(tokens) == 1 else graphs.prefill
+        ids, sizes = np.array([tokens], np.int32), {"past_seq": self._past()}
+        results: tuple[Any, ...] = graph.run(ids=ids, sizes=sizes, until=until, **given)
+        self.tokens.extend(tokens)
+        return results
+
+    def decode_n(
+        self, token: int, rng: Any, settings: Any, count: int, ends: Collection[int]
+    ) -> tuple[list[int], Any]:
+        """Decode up to `count` tokens after `token` in one native call, stopping at any id in
+        `ends`. Returns the ids and the new RNG state."""
+        graphs = self.executables(SAMPLE)
+        drawn, after = graphs.run_n(token, self._past(), rng, settings, count, ends)
+        self.tokens.append(token)
+        self.tokens += drawn[:-1]
+        self.last_logits = graphs.logits
+        return drawn, after
+
+    def verify_draft(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
+        """The token drawn after each of `tokens`, in one run. The KV cache keeps its length."""
+        entry_point = EntryPoint("verify", len(tokens))
+        name = self._named(entry_point)
+        if name not in self._verifiers:
+            (graph,) = self.compile(name, self._verify_spec(entry_point)).values()
+            self._share_states(graph)
+            self._verifiers[name] = graph
+        given = {"ids": np.array([tokens], np.int32), "rng": np.array(rng, np.uint64)}
+        sizes = {"past_seq": len(self.tokens)}
+        (drawn,) = self._verifiers[name].run(given, sizes=sizes, settings=settings)
+        return [int(token) for token in drawn]
+
+    def rows(self, tokens: Sequence[int], entry_point: EntryPoint = LOGITS) -> Any:
+        """Logits or hidden states of every token, [n, …]; they replace the KV cache."""
+        self.check(tokens)
+        graphs = self.executables(entry_point)
+        self.tokens = []
+        parts = (list(tokens[i : i + self.chunk]) for i in range(0, len(tokens), self.chunk))
+        return np.concatenate([self._run_chunk(graphs, part, {})[0][0] for part in parts])
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of all states; 0 before the first run."""
+        return sum(int(state.nbytes) for state in self._states.values())
+
+    def close(self) -> None:
+        """Free executables, weights and KV cache."""
+        self._by_entry_point.clear()
+        self._verifiers.clear()
+        self._adapted.clear()
+        self._states.clear()
+        self.tokens.clear()
+        super().close()
+
+
+def _bind_adapter(graph: CompiledGraph, adapter: Adapter) -> None:
+    """Bind the states of a graph for adapters of this shape to those of this one."""
+    for state in graph.manifest.states:
+        if state.name in adapter.states:  # an entry point without a head has no state for it
+            graph.bind_state(state.name, adapter.buffers(graph.allocator)[state.name])
+
+
+class EngineLock:
+    """A lock for the KV cache whose holder may be preempted between two tokens.
+
+    A generation holds it from the first token to the last: two threads that alternate would prefill
+    each other's prompts for every token. But a stream may be abandoned midway, by the very thread
+    that now asks for something else. So a paused generation is preempted after a moment, and finds
+    out with its next token. As a context manager, for a single call.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # the condition's own: taken without it, it is cheaper
+        self._state = threading.Condition(self._lock)
+        self._holder: object = None
+        self._running = False
+        self._paused_at = 0.0
+        self._waiting = 0
+
+    def enter(self, who: object) -> bool:
+        """Wait for the lock; whether `who` has held it all along."""
+        with self._lock:
+            if self._holder is who:
+                self._running = True
+                return True
+            self._waiting += 1
+            try:
+                while self._holder is not None and (left := self._patience()) != 0:
+                    self._state.wait(left)
+            finally:
+                self._waiting -= 1
+            self._holder, self._running = who, True
+            return False
+
+    def _patience(self) -> float | None:
+        """How long to wait for the holder; None while it runs."""
+        if self._running:
+            return None
+        return max(0.0, self._paused_at + _PATIENCE - time.monotonic())
+
+    def pause(self) -> None:
+        """The holder is idle until its next token."""
+        with self._lock:
+            self._running, self._paused_at = False, time.monotonic()
+            if self._waiting:
+                self._state.notify_all()
+
+    def leave(self, who: object) -> None:
+        with self._lock:
+            if self._holder is who:
+                self._holder, self._running = None, False
+                self._state.notify_all()
+
+    def __enter__(self) -> None:
+        self.enter(object())
+
+    def __exit__(self, *_: object) -> None:
+        self.leave(self._holder)  # a running holder is not preempted

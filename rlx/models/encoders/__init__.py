@@ -1,1 +1,0 @@
-"""Encoders: models that read a whole text at once and give vectors or scores."""

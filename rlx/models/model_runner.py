@@ -1,0 +1,161 @@
+"""The base of all runners: executables, from disk where they were compiled before, and parameters,
+which all of them share; packed once, and mapped from disk at the next start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container
+from functools import cached_property, partial
+
+from rlx.backends.buffer import Buffer
+from rlx.backends.registry import get_backend
+from rlx.ir.module import GraphModule
+from rlx.models.bundle import EntryPointSpec, ModelBundle, executable_name
+from rlx.models.model_file import ModelFile
+from rlx.models.packed_weights import PackedWeightCache
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.params import ParamStore
+from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
+from rlx.specialize.component import CompilationMode, ModelComponent
+from rlx.specialize.options import CompileOptions
+
+_SMALL = 1 << 16  # bytes
+_MOST_VARIANTS = 32  # of an entry point; more than a runner asks for
+
+
+class _Task(threading.Thread):
+    """Work in a thread; `wait` raises what it raised."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="rlx-pack")
+        self._work = work
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+
+class ModelRunner:
+    """The executables and parameters of one model."""
+
+    def __init__(
+        self,
+        model: ModelFile,
+        *,
+        device: str,
+        options: CompileOptions,
+        packing: tuple[object, ...],
+        bundle: ModelBundle | None = None,
+    ) -> None:
+        """`packing` is what packed weights depend on beside the files; `bundle` has executables
+        that were compiled elsewhere."""
+        self.model, self.device, self.options = model, device, options
+        self.params = ParamStore()
+        self._packing = packing
+        self._bundle = bundle
+        self._bundled = None if bundle is None else bundle.load(options, self.params)
+        self._pipelines: dict[str, tuple[ModelCompilePipeline, GraphModule]] = {}
+        self._packing_task: _Task | None = None
+
+    @cached_property
+    def _packed_weights(self) -> PackedWeightCache:
+        return PackedWeightCache(self.model.weight_files, self.device, *self._packing)
+
+    def compile(self, entry_point: str, spec: EntryPointSpec) -> dict[str, CompiledGraph]:
+        """The executables of an entry point by the names of its variants, ready to run.
+
+        Those that are on disk need neither passes nor a compiler."""
+        backend = get_backend(self.device)
+        compiled = backend.compile_count
+        try:
+            made = {name: self._executable(entry_point, spec, name) for name in spec.variants}
+        finally:
+            self._await_packing()
+        for graph in made.values():
+            graph.prepare()
+        if self._packs:
+            self._packed_weights.store(self.params)
+        self.model.file.release()
+        if backend.compile_count > compiled:
+            backend.trim_memory()
+        return made
+
+    @property
+    def _packs(self) -> bool:
+        """Whether weights are packed here; those of a bundle may be."""
+        return self._bundle is None or not self._bundle.has_weights
+
+    def _executable(self, entry_point: str, spec: EntryPointSpec, name: str) -> CompiledGraph:
+        pipeline, module = self._pipeline(entry_point, spec)
+        stored = executable_name(entry_point, name)
+        if self._bundled is not None and stored in self._bundled:
+            return self._bundled[stored]
+        component = ModelComponent(spec.variants[name], compilation_mode=CompilationMode.AOT)
+        pack = partial(self._pack, is_last=name == [*spec.variants][-1]) if self._packs else None
+        return pipeline.get_or_specialize_aot(
+            component, lambda: module, self.options, on_plan=pack
+        )[0]
+
+    def _pack(self, planned: Specialized, is_last: bool) -> None:
+        """Pack weights in a thread while LLVM makes the code; store them after the last variant."""
+        names, plan = planned.manifest.param_names, planned.template
+
+        def work() -> None:
+            self.params.ensure(names, plan.prepare, plan.backend)
+            if is_last:
+                self._packed_weights.store(self.params)
+
+        self._await_packing()
+        self._packing_task = _Task(work)
+
+    def _await_packing(self) -> None:
+        task, self._packing_task = self._packing_task, None
+        if task is not None:
+            task.wait()
+
+    def _pipeline(
+        self, entry_point: str, spec: EntryPointSpec
+    ) -> tuple[ModelCompilePipeline, GraphModule]:
+        if entry_point not in self._pipelines:
+            if self._packs and not self._pipelines:
+                self._packed_weights.load(self.params)
+            built = spec.build()
+            if self._bundle is not None:
+                self._bundle.check(entry_point, built.module)
+            for name, array in built.params.items():
+                if name not in self.params:
+                    # a view would hold a page of the file, or two MiB of it, for a small vector
+                    self.params.set(name, array.copy() if array.nbytes <= _SMALL else array)
+            pipeline = ModelCompilePipeline(self.device, _MOST_VARIANTS, params=self.params)
+            self._pipelines[entry_point] = pipeline, built.module
+        return self._pipelines[entry_point]
+
+    def close(self) -> None:
+        """Free executables and parameters, and close the file."""
+        self._pipelines.clear()
+        self._bundled = None
+        self.params = ParamStore()
+        self.model.file.close()
+
+
+def share_states(
+    graph: CompiledGraph, states: dict[str, Buffer], besides: Container[str] = ()
+) -> None:
+    """Bind the states of a graph to those of `states`, and add those that are new to it; `besides`
+    are left alone."""
+    for state in graph.manifest.states:
+        if state.name in besides:
+            continue
+        if state.name in states:
+            graph.bind_state(state.name, states[state.name])
+        else:
+            states[state.name] = graph.state_buffer(state.name)

@@ -1,7 +1,0 @@
-"""OLMoE: experts, and norms of all heads of q and of k together."""
-
-from __future__ import annotations
-
-from rlx.models.qwen2_moe import HF_NAMES, embed, finish, layer
-
-__all__ = ["HF_NAMES", "embed", "finish", "layer"]

@@ -1,7 +1,0 @@
-"""Qwen2: Llama with biases on q, k and v, which the file brings along."""
-
-from __future__ import annotations
-
-from rlx.models.llama import HF_NAMES, embed, finish, layer
-
-__all__ = ["HF_NAMES", "embed", "finish", "layer"]

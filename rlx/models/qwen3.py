@@ -1,7 +1,0 @@
-"""Qwen3: Llama with norms on q and k, which the file brings along."""
-
-from __future__ import annotations
-
-from rlx.models.llama import HF_NAMES, embed, finish, layer
-
-__all__ = ["HF_NAMES", "embed", "finish", "layer"]

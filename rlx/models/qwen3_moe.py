@@ -1,7 +1,0 @@
-"""Qwen3 with experts."""
-
-from __future__ import annotations
-
-from rlx.models.qwen2_moe import HF_NAMES, embed, finish, layer
-
-__all__ = ["HF_NAMES", "embed", "finish", "layer"]

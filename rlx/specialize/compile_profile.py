@@ -1,0 +1,130 @@
+"""Compile profiles: a small TOML file, or a preset by architecture and phase.
+
+fusion = "direct"            # or "fusable"
+precision = "f32"            # element type of activations: f32, f16, bf16
+target = "host"              # or a named CPU
+passes = ["simplify", …]     # leave out for the whole list
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import OptionError
+from rlx.specialize.key import make_key
+from rlx.support.records import dataclass
+from rlx.support.suggestions import did_you_mean
+
+
+@dataclass(frozen=True)
+class CompileProfile:
+    fusion: str = "direct"
+    precision: str = "f32"
+    target: str = "host"
+    passes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("fusion", self.fusion, ("direct", "fusable"))
+        _one_of("precision", self.precision, ("f32", "f16", "bf16"))
+        if not isinstance(self.target, str) or not self.target:
+            raise OptionError("not a target name", where="profile.target", got=repr(self.target))
+        if self.passes is not None:
+            if isinstance(self.passes, str) or not all(isinstance(p, str) for p in self.passes):
+                raise OptionError("not a list of names", where="profile.passes", got=self.passes)
+            object.__setattr__(self, "passes", tuple(self.passes))
+
+    @staticmethod
+    def from_toml(text: str, where: str = "profile") -> CompileProfile:
+        import tomllib  # few profiles come from files
+
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as e:
+            raise OptionError("not TOML", where=where, got=str(e)) from e
+        return CompileProfile.from_table(table, where)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any], where: str = "profile") -> CompileProfile:
+        known = [f.name for f in fields(CompileProfile)]
+        for name in table:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise OptionError(
+                    "unknown setting", where=where, got=name, expected=", ".join(known), hint=hint
+                )
+        return CompileProfile(**table)
+
+    @staticmethod
+    def load(path: str | Path) -> CompileProfile:
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise OptionError("profile cannot be read", where=str(path), got=str(e)) from e
+        return CompileProfile.from_toml(text, str(path))
+
+    @staticmethod
+    def preset(architecture: str, phase: str = "inference") -> CompileProfile:
+        """The profile of an architecture, by phase."""
+        for key in ((architecture, phase), (architecture, "*")):
+            if key in PRESETS:
+                return PRESETS[key]
+        if architecture in _DEFAULT:
+            return CompileProfile()
+        names = sorted({*_DEFAULT, *(name for name, _ in PRESETS)})
+        raise OptionError(
+            "unknown profile", got=f"{architecture}/{phase}", expected=", ".join(names),
+            hint=did_you_mean(architecture, names),
+        )  # fmt: skip
+
+    def key_material(self) -> Mapping[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def profile_key(self) -> str:
+        """A hash of the contents: the file's name and layout do not matter."""
+        return make_key("profile", self)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(
+            "unknown value", where=f"profile.{name}", got=repr(value), expected=", ".join(allowed)
+        )
+
+
+_by_key: dict[str, CompileProfile] = {}
+
+
+def register_profile(profile: CompileProfile) -> str:
+    """Let components name the profile by its key, which is given back."""
+    key = profile.profile_key
+    _by_key[key] = profile
+    return key
+
+
+def profile_of(key: str) -> CompileProfile:
+    """The profile of that key: one that was registered, or a preset."""
+    if key not in _by_key:
+        for preset in (CompileProfile(), *PRESETS.values()):
+            register_profile(preset)
+    if key not in _by_key:
+        raise OptionError(
+            "unknown profile key", where="component", got=key[:16],
+            expected="the key of a registered profile, a preset, or the options' own profile",
+            hint="register_profile(profile), or component.with_profile(profile)",
+        )  # fmt: skip
+    return _by_key[key]
+
+
+PRESETS: dict[tuple[str, str], CompileProfile] = {
+    ("debug", "*"): CompileProfile(fusion="fusable", passes=("lower_hir", "dce")),
+}
+"""By architecture and phase (`*`: any): those that differ from the defaults."""
+
+_DEFAULT = ("default", "bert", "gemma2", "gemma3", "gpt2", "llama", "mistral", "phi3", "qwen2",
+            "qwen3")  # fmt: skip
+"""Architectures that are compiled with the defaults, in every phase."""

@@ -1,0 +1,111 @@
+"""How many workers this process may use: affinity, container quota, physical cores, settings."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cache
+from pathlib import Path
+
+from rlx.errors import OptionError
+from rlx.support.settings import setting
+
+MAX_WORKERS = 250
+
+
+def usable_cores() -> int:
+    """CPUs this process may run on at once, within the quota of its container."""
+    return max(1, min(len(_cpus()), _granted(), MAX_WORKERS))
+
+
+@cache
+def _granted() -> int:
+    """Read once: planning a variant asks for every node."""
+    return _quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+
+
+def physical_cores() -> int:
+    """Usable cores, counting those that share execution units once."""
+    return max(1, min(_distinct(tuple(_cpus())), usable_cores()))
+
+
+@cache
+def _distinct(cpus: tuple[int, ...]) -> int:
+    siblings = set()
+    for cpu in cpus:
+        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        try:
+            siblings.add(Path(path).read_text())
+        except OSError:
+            siblings.add(str(cpu))
+    return len(siblings)
+
+
+def worker_count(asked: int | None = None) -> int:
+    """Workers to use: the argument, else RLX_NUM_THREADS, else every physical core.
+
+    Never more than usable cores: a barrier among more workers than cores costs 100 times as much.
+    """
+    if asked is None:
+        asked = _from_environment()
+    if asked is None:
+        return physical_cores()
+    if asked < 1:
+        raise OptionError("number of threads", where="threads", got=asked, expected="1 or more")
+    return min(asked, usable_cores())
+
+
+def _from_environment() -> int | None:
+    text = setting("RLX_NUM_THREADS")
+    if not text:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise OptionError(
+            "RLX_NUM_THREADS is not a number of threads", where="threads", got=repr(text)
+        )
+    return int(text)
+
+
+def _cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _quota(membership: Path, root: Path) -> int:
+    """Whole CPUs that cgroup v2 or v1 grants; the limits of all enclosing groups count."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return MAX_WORKERS
+    best = float(MAX_WORKERS)
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            group, read = root / path.lstrip("/"), _read_v2
+        elif "cpu" in controllers.split(","):
+            group, read = root / "cpu" / path.lstrip("/"), _read_v1
+        else:
+            continue
+        for level in (group, *group.parents):
+            best = min(best, read(level))
+            if level == root:
+                break
+    return max(1, math.ceil(best))
+
+
+def _read_v2(group: Path) -> float:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _read_v1(group: Path) -> float:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return math.inf
+    return quota / period if quota > 0 and period > 0 else math.inf

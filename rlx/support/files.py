@@ -1,0 +1,175 @@
+"""Files: the cache directory, atomic writes, and trusted files, which hold machine code.
+
+Machine code is executed, so whoever can write it can do anything in this user's name. A trusted
+file belongs to this user and nobody else may write to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from rlx.support.settings import setting
+
+_TEMPORARY = ".new-"
+_STALE = 24 * 3600.0
+"""Seconds after which a temporary file is stale, whatever process wrote it."""
+
+
+def cache_root() -> Path:
+    """RLX_CACHE_DIR, else `rlx` in the user's cache directory."""
+    named = setting("RLX_CACHE_DIR")
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "rlx"
+
+
+def cache_directory(name: str) -> Path | None:
+    """The directory of a cache of compiled code; None when RLX_CACHE=0."""
+    return None if setting("RLX_CACHE") == "0" else cache_root() / name
+
+
+# -- trusted files --------------------------------------------------------------------------------
+
+
+def check_owner(info: os.stat_result, *, system: bool = False) -> None:
+    """PermissionError unless only this user (or with `system` the superuser) could write it."""
+    if not hasattr(os, "geteuid"):
+        return
+    if info.st_uid != os.geteuid() and not (system and info.st_uid == 0):
+        raise PermissionError("it belongs to another user")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("others may write to it")
+
+
+def open_trusted(path: Path, *, system: bool = False) -> BinaryIO:
+    """Open a trusted file for reading; symbolic links are not followed unless `system`."""
+    follow = 0 if system else getattr(os, "O_NOFOLLOW", 0)
+    file = os.fdopen(os.open(path, os.O_RDONLY | follow), "rb")
+    try:
+        check_owner(os.fstat(file.fileno()), system=system)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_trusted(path: Path) -> bytes:
+    with open_trusted(path) as file:
+        return file.read()
+
+
+def make_trusted_directory(path: Path) -> None:
+    """Make the directory if need be; PermissionError when others could write into it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(os.stat(path))
+
+
+# -- atomic writes --------------------------------------------------------------------------------
+
+
+def write_atomic(
+    path: Path, content: bytes | Callable[[BinaryIO], None], *, durable: bool = True
+) -> None:
+    """Write a private file atomically: the bytes, or what the function writes. `durable` syncs it
+    to disk, so that it also survives a power cut.
+
+    Several processes may write one file at once: the last one wins, and each file is complete.
+    """
+    import tempfile  # a start that only reads does without it
+
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_TEMPORARY}{os.getpid()}-")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                content(file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if durable and hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A new file for a user, with the usual permissions; it takes its name when the block ends
+    without an error."""
+    import tempfile  # readers do without it
+
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    # there is no way to read it without setting it
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def remove_stale(directory: Path) -> int:
+    """Remove temporary files that dead processes left in a directory. Returns how many."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(directory):
+            if entry.name.startswith(_TEMPORARY) and _is_stale(entry):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+                    removed += 1
+    return removed
+
+
+def _is_stale(entry: os.DirEntry[str]) -> bool:
+    number = entry.name.removeprefix(_TEMPORARY).partition("-")[0]
+    try:
+        if not number.isdigit() or time.time() - entry.stat().st_mtime > _STALE:
+            return True
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # the pid belongs to another user's process now, or the file is gone
+        return False
+    return False
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def bytes_in(path: Path) -> int:
+    """Size of a file, or of all files in a directory; files that vanish meanwhile count nothing."""
+    if path.is_file():
+        return path.stat().st_size
+    total = 0
+    for place, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+    return total

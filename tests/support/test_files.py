@@ -1,0 +1,93 @@
+"""Files: the cache directory, atomic writes, trusted files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.support import files
+from rlx.support.suggestions import close_names, did_you_mean
+
+
+def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLX_CACHE", "1")
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    assert files.cache_directory("kernels") == tmp_path / "kernels"
+    monkeypatch.setenv("RLX_CACHE_DIR", "~/somewhere")
+    assert files.cache_root() == Path.home() / "somewhere"
+    monkeypatch.delenv("RLX_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert files.cache_root() == tmp_path / "xdg" / "rlx"
+    monkeypatch.setenv("RLX_CACHE", "0")
+    assert files.cache_directory("kernels") is None
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(file: object) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        files.write_atomic(path, fail)
+    with pytest.raises(KeyError), files.atomic_file(path) as file:
+        file.write(b"half")
+        raise KeyError
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"
+
+
+def test_permissions(tmp_path: Path) -> None:
+    """Cached code is for its user alone; files that users ask for have the usual permissions."""
+    mask = os.umask(0o022)
+    try:
+        files.write_atomic(tmp_path / "code", b"1")
+        with files.atomic_file(tmp_path / "result") as file:
+            file.write(b"2")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "code").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "result").stat().st_mode & 0o777 == 0o644
+
+
+def test_only_trusted_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "code"
+    files.write_atomic(path, b"code", durable=False)
+    assert files.read_trusted(path) == b"code"
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError):
+        files.read_trusted(tmp_path / "link")
+    path.chmod(0o620)
+    with pytest.raises(PermissionError, match="others may write"):
+        files.read_trusted(path)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(PermissionError):
+        files.make_trusted_directory(tmp_path / "open")
+
+
+def test_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    names = [f".new-{dead}-a", f".new-{os.getpid()}-b", "artifact"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    assert files.remove_stale(tmp_path) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_suggestions() -> None:
+    known = ["fuse.residual", "fuse.glu", "simplify"]
+    assert did_you_mean("fuse.residul", known) == "did you mean fuse.residual?"
+    assert did_you_mean("zzz", known) == ""
+    assert close_names("fuse.gl", known).startswith("close names: fuse.glu")
+    assert close_names("zzz", known) == ""
