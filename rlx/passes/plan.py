@@ -22,7 +22,7 @@ from rlx.passes.bind import require_bound
 from rlx.passes.count import counters
 from rlx.passes.liveness import ArenaLayout, Lifetimes, same_layout, works_in_place
 from rlx.passes.node_classes import BoundClasses, NodeClasses, rows_of
-from rlx.passes.views import Placed, find_views
+from rlx.passes.views import Alias, find_views
 
 Scratch = Callable[[Node], int]  # bytes of scratch memory a backend wants while a node runs
 
@@ -53,7 +53,7 @@ def _no_scratch(node: Node) -> int:
     return 0
 
 
-def own_outputs(graph: Graph, views: dict[Value, Placed]) -> None:
+def own_outputs(graph: Graph, views: dict[Value, Alias]) -> None:
     """Give every output memory of its own: views, sources and repeated outputs are copied.
 
     The copy stands right behind what it copies, so that a later write to a state is not seen.

@@ -13,12 +13,12 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape, normalize_axis
 
-Placed = tuple[Value, View]  # whose memory, and how
+Alias = tuple[Value, View]  # whose memory, and how
 
 
-def find_views(nodes: list[Node]) -> dict[Value, Placed]:
+def find_views(nodes: list[Node]) -> dict[Value, Alias]:
     """Each value that needs no memory of its own, with its root and the way it lies there."""
-    views: dict[Value, Placed] = {}
+    views: dict[Value, Alias] = {}
     known: dict[tuple[int, Shape, View | None], View | None] = {}  # the same for alike nodes
     for node in nodes:
         if not is_view_kind(node.op):

@@ -8,7 +8,7 @@ from typing import Any
 from rlx.backends.cpu.indexing import write_at
 from rlx.backends.cpu.lowering import Context, KernelLaunch, lowers
 from rlx.backends.cpu.recurrent import is_written
-from rlx.backends.cpu.region import step_for
+from rlx.backends.cpu.region import launch_for
 from rlx.codegen.region.copies import Box, copy, fill
 from rlx.codegen.region.settle import Settled
 from rlx.codegen.region.trace import Place
@@ -20,9 +20,9 @@ from rlx.ir.shape import Shape, normalize_axis
 _RESULT = Place("result")
 
 
-def _steps(node: Node, ctx: Context, kernels: list[Settled]) -> list[KernelLaunch]:
+def _launches(node: Node, ctx: Context, kernels: list[Settled]) -> list[KernelLaunch]:
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    steps = [step_for(node, ctx, k) for k in kernels]
+    steps = [launch_for(node, ctx, k) for k in kernels]
     for step in steps:
         step.bytes = cost.bytes // len(steps)
     return steps
@@ -47,7 +47,7 @@ def lower_concat(node: Node, ctx: Context) -> list[KernelLaunch]:
             target = Box(_RESULT, out.dtype, strides, start * strides[at])
             kernels.append(copy(dims, _operand(node, ctx, number), target))
         start = start + dims[at]
-    return _steps(node, ctx, kernels)
+    return _launches(node, ctx, kernels)
 
 
 @lowers("state_update", strided=lambda node: len(node.inputs) == 2)
@@ -61,7 +61,7 @@ def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
     strides = ctx.strides(state)
     shift = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
     target = Box(Place("operand", 0), state.dtype, strides, shift)
-    return _steps(node, ctx, [copy(update.shape.dims, _operand(node, ctx, 1), target)])
+    return _launches(node, ctx, [copy(update.shape.dims, _operand(node, ctx, 1), target)])
 
 
 # -- pad --------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def lower_pad(node: Node, ctx: Context) -> list[KernelLaunch]:
         kernels.append(copy(x.dims, _operand(node, ctx, 0), target))
     for at in range(x.rank):
         kernels += _borders(op, x, out, at)
-    return _steps(node, ctx, kernels)
+    return _launches(node, ctx, kernels)
 
 
 def _shift(strides: tuple[Dim, ...], starts: tuple[Dim, ...]) -> Dim:

@@ -6,7 +6,7 @@ from rlx.backends.cpu.lowering import TABLE
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
-from rlx.passes.views import Placed, find_views, is_plain
+from rlx.passes.views import Alias, find_views, is_plain
 
 
 def insert_contiguous(graph: Graph) -> Graph:
@@ -33,7 +33,7 @@ def insert_contiguous(graph: Graph) -> Graph:
 def _plain(
     graph: Graph,
     value: Value,
-    views: dict[Value, Placed],
+    views: dict[Value, Alias],
     copied: dict[Value, Value],
     order: list[Node],
 ) -> Value:

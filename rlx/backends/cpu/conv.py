@@ -180,8 +180,8 @@ def lower_conv(node: Node, ctx: Context) -> list[KernelLaunch]:
         if packed:
             filters = Pointer(node.inputs[1], start)
         else:
-            steps.insert(0, _pack_step(node, job, axes, tile, filters))
-        steps.append(_conv_step(node, job, axes, tile, filters, ctx))
+            steps.insert(0, _pack_launch(node, job, axes, tile, filters))
+        steps.append(_conv_launch(node, job, axes, tile, filters, ctx))
         start += size
     return steps
 
@@ -190,7 +190,7 @@ def _both(axes: tuple[Axis, ...]) -> tuple[Axis, Axis]:
     return (_ONE_LINE, axes[0]) if len(axes) == 1 else (axes[0], axes[1])
 
 
-def _conv_step(
+def _conv_launch(
     node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, filters: KernelArg, ctx: Context
 ) -> KernelLaunch:
     down, right = _both(axes)
@@ -225,7 +225,7 @@ def _conv_step(
     )  # fmt: skip
 
 
-def _pack_step(
+def _pack_launch(
     node: Node, job: _Job, axes: tuple[Axis, ...], tile: int, to: KernelArg
 ) -> KernelLaunch:
     down, right = _both(axes)

@@ -14,7 +14,7 @@ from rlx.backends.cpu.lowering import (
     Status,
     lowers,
 )
-from rlx.backends.cpu.region import step_for
+from rlx.backends.cpu.region import launch_for
 from rlx.codegen.region.copies import Box, copy
 from rlx.codegen.region.running import CumSum
 from rlx.codegen.region.scatter import Scatter
@@ -79,10 +79,10 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
         spec, [*args, Status(), NodeNumber(node)], [indices, updates],
         [] if apart else node.outputs, uses_scratch=apart, bytes=updates.shape.size_bytes * 2,
     )  # fmt: skip
-    steps = [step_for(node, ctx, start, (0, 0)), write]
+    steps = [launch_for(node, ctx, start, (0, 0)), write]
     steps[0].bytes = x.shape.size_bytes * 2
     if apart:
-        steps.append(step_for(node, ctx, copy(x.shape.dims, sums, result), (0, 0)))
+        steps.append(launch_for(node, ctx, copy(x.shape.dims, sums, result), (0, 0)))
     return steps
 
 

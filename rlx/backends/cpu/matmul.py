@@ -141,7 +141,7 @@ def worker_bytes(case: Case, spec: Matmul, target: Target, node: Node) -> int:
     return aligned(spec.scratch(target, m, n, k))
 
 
-def product_step(
+def matmul_launch(
     node: Node,
     ctx: Context,
     case: Case,
@@ -179,15 +179,15 @@ def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
         case = _turned(case)
     if node.output.dtype.kind == "complex":
         columns_follow = case.w_unit == "line"
-        return [_plain_step(node, case, ComplexMatmul(columns_follow, len(case.batch)))]
+        return [_plain_launch(node, case, ComplexMatmul(columns_follow, len(case.batch)))]
     if case.m == 1 and (case.w_unit == "line" or case.x_unit == case.w_unit == "term"):
         kind = Vecmat if case.w_unit == "line" else Matvec
         spec = kind(case.x.dtype, case.w.dtype, node.output.dtype, len(case.batch))
-        return [_plain_step(node, case, spec)]
-    return [product_step(node, ctx, case, spec_of(case, Epilogue(node.output.dtype)), {})]
+        return [_plain_launch(node, case, spec)]
+    return [matmul_launch(node, ctx, case, spec_of(case, Epilogue(node.output.dtype)), {})]
 
 
-def _plain_step(node: Node, case: Case, spec: ComplexMatmul | Matvec | Vecmat) -> KernelLaunch:
+def _plain_launch(node: Node, case: Case, spec: ComplexMatmul | Matvec | Vecmat) -> KernelLaunch:
     """A kernel without scratch."""
     args = case.args() | {"out": Pointer(node.output)}
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
@@ -253,4 +253,4 @@ def _fits(node: Node) -> bool:
 @lowers(*_ONE, when=_fits, scratch=_one_scratch)
 def lower_one(node: Node, ctx: Context) -> list[KernelLaunch]:
     case, spec, args = _ONE[node.op.name](node)
-    return [product_step(node, ctx, case, spec, args)]
+    return [matmul_launch(node, ctx, case, spec, args)]

@@ -15,7 +15,7 @@ from rlx.backends.cpu.lowering import (
     Status,
     lowers,
 )
-from rlx.backends.cpu.matmul import Case, plain_case, product_step, spec_of, worker_bytes
+from rlx.backends.cpu.matmul import Case, matmul_launch, plain_case, spec_of, worker_bytes
 from rlx.codegen.grouped_matmul import GroupedMatmul, Route, table_bytes
 from rlx.codegen.matmul import Matmul
 from rlx.codegen.matmul_finish import Epilogue
@@ -68,7 +68,7 @@ def lower_lora(node: Node, ctx: Context) -> list[KernelLaunch]:
         {"residual": added},
     ]
     pairs = zip((down, up, base), (first, second, third), args, strict=True)
-    return [product_step(node, ctx, case, spec, given) for case, spec, given in pairs]
+    return [matmul_launch(node, ctx, case, spec, given) for case, spec, given in pairs]
 
 
 class _Grouped:
@@ -109,5 +109,5 @@ def lower_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     given: dict[str, KernelArg] = {"table": table, "w_expert": group.expert_bytes}
     return [
         KernelLaunch(Route(group.index), route, [node.inputs[2]], solo=True, uses_scratch=True),
-        product_step(node, ctx, group.case, group.spec, given, group.table),
+        matmul_launch(node, ctx, group.case, group.spec, given, group.table),
     ]

@@ -45,7 +45,7 @@ def _sides(scheme: QuantScheme, given: tuple[Value, ...]) -> list[KernelArg]:
     return args + [0] * (2 - len(args))
 
 
-def _step(
+def _launch(
     node: Node, spec: KernelSpec, args: Sequence[KernelArg], scratch: bool = False
 ) -> KernelLaunch:
     """The step that does a node's work."""
@@ -72,7 +72,7 @@ def lower_gather(node: Node, ctx: Context) -> list[KernelLaunch]:
     ]
     args += [Pointer(ids), Pointer(node.output), count, table.shape.dims[0], k]
     spec = DecodeRows(op.scheme, ids.dtype)
-    return [_step(node, spec, args)]
+    return [_launch(node, spec, args)]
 
 
 def _strip_row_scratch(node: Node, target: Target, threads: int) -> int:
@@ -91,7 +91,7 @@ def lower_strip_gather(node: Node, ctx: Context) -> list[KernelLaunch]:
     ]
     args += [Status(), NodeNumber(node), Pointer(ids), Pointer(node.output), ids.shape.num_elements]
     args += [op.n, op.k, packed.shape.dims[-1]]
-    return [_step(node, DecodeStripRows(op.scheme, ids.dtype), args, scratch=True)]
+    return [_launch(node, DecodeStripRows(op.scheme, ids.dtype), args, scratch=True)]
 
 
 def _experts_scratch(node: Node, target: Target, threads: int) -> int:
@@ -112,7 +112,7 @@ def lower_moe_weights(node: Node, ctx: Context) -> list[KernelLaunch]:
     args += [Pointer(expert), Pointer(node.output), count, w.shape.dims[0], k, n]
     args += [Scratch(node), _experts_scratch(node, ctx.target, 1)]
     spec = DecodeExperts(op.scheme, expert.dtype)
-    return [_step(node, spec, args, scratch=True)]
+    return [_launch(node, spec, args, scratch=True)]
 
 
 # -- products that decode ---------------------------------------------------------------------
@@ -155,7 +155,7 @@ class _Decoded:
         scratch: dict[str, KernelArg] = {"scratch": Scratch(node, self.table), "step": self.each}
         args = self.args | scratch | {"table": Scratch(node)}
         given = [args[w] for w in self.spec.args]
-        return _step(node, self.spec, given, scratch=True)
+        return _launch(node, self.spec, given, scratch=True)
 
 
 def _decoded_scratch(node: Node, target: Target, threads: int) -> int:
@@ -170,10 +170,10 @@ def lower_dequant(node: Node, ctx: Context) -> list[KernelLaunch]:
 
 @lowers("dequant_grouped_matmul", when=_is_narrow, scratch=_decoded_scratch)
 def lower_dequant_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
-    return [_route_step(node), _Decoded(node, ctx.target).step(node)]
+    return [_route_launch(node), _Decoded(node, ctx.target).step(node)]
 
 
-def _route_step(node: Node) -> KernelLaunch:
+def _route_launch(node: Node) -> KernelLaunch:
     """The table of routed rows at the start of the node's scratch."""
     x, w, expert = node.inputs[:3]
     args: list[KernelArg] = [Pointer(expert), Scratch(node), x.shape.dims[0], w.shape.dims[0]]
@@ -199,7 +199,7 @@ def lower_pack(node: Node, ctx: Context) -> list[KernelLaunch]:
     spec = RepackStrips(op.scheme)
     sizes = spec.sizes(_rows(w.shape) // rows, rows, k, op.pair)
     given: list[KernelArg] = [Pointer(w), *_sides(op.scheme, tuple(sides)), Pointer(node.output)]
-    return [_step(node, spec, [*given, *sizes])]
+    return [_launch(node, spec, [*given, *sizes])]
 
 
 @lowers("quantize_rows")
@@ -209,7 +209,7 @@ def lower_rows(node: Node, ctx: Context) -> list[KernelLaunch]:
     layout = RowLayout.parse(op.layout, op.name)
     args: list[KernelArg] = [Pointer(x), Pointer(node.output), _rows(x.shape), x.shape.dims[-1]]
     spec = QuantizeRows(x.dtype, layout)
-    return [_step(node, spec, args)]
+    return [_launch(node, spec, args)]
 
 
 @lowers("packed_dequant_matmul")
@@ -231,7 +231,7 @@ def lower_packed(node: Node, ctx: Context) -> list[KernelLaunch]:
     args |= _sizes(op.scheme, layout, op.k)
     args |= {name: Pointer(v) for name, v in beside.items()}
     given = [args[w] for w in spec.args]
-    return [_step(node, spec, given)]
+    return [_launch(node, spec, given)]
 
 
 class _Routed:
@@ -267,7 +267,7 @@ def lower_packed_grouped(node: Node, ctx: Context) -> list[KernelLaunch]:
     args |= {"w_expert": packed.shape.with_dims(packed.shape.dims[1:]).size_bytes}
     given = [args[w] for w in spec.args]
     return [
-        _route_step(node),
+        _route_launch(node),
         KernelLaunch(quantize, [Pointer(x), rows, m, op.k, table], [x], uses_scratch=True),
-        _step(node, spec, given, scratch=True),
+        _launch(node, spec, given, scratch=True),
     ]

@@ -122,7 +122,7 @@ def lower_region(node: Node, ctx: Context) -> list[KernelLaunch]:
     made = make(node.op, shapes, tuple(ctx.strides(v) for v in node.inputs))
     offsets = _offsets(made, ctx.lir.live)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    steps = [s for settled in made.kernels for s in steps_for(node, ctx, settled, offsets)]
+    steps = [s for settled in made.kernels for s in launches_for(node, ctx, settled, offsets)]
     for step in steps:
         step.flops, step.bytes = cost.flops // len(steps), cost.bytes // len(steps)
     return steps
@@ -143,19 +143,19 @@ def _lower_decomposed(cls: type[Op]) -> None:
 on_register(_lower_decomposed)
 
 
-def step_for(
+def launch_for(
     node: Node, ctx: Context, settled: Settled, offsets: Sequence[int] = (0,)
 ) -> KernelLaunch:
     """The step of a kernel; `offsets` are those of temporaries in scratch memory, and the end."""
     args = [_arg(node, meaning, offsets) for meaning in settled.args]
     if _streams(node, settled, ctx):
-        return _step(node, settled, _spec(settled, None, streams=True), args, False)
+        return _launch(node, settled, _spec(settled, None, streams=True), args, False)
     scratch = None
     kept = 0 if settled.columns else _kept_bytes(settled, ctx.lir.live)
     if kept:
         scratch = (NestArg(len(args)), NestArg(len(args) + 1))
         args += [Scratch(node, offsets[-1]), kept]
-    return _step(node, settled, _spec(settled, scratch), args, bool(kept))
+    return _launch(node, settled, _spec(settled, scratch), args, bool(kept))
 
 
 @lru_cache(maxsize=4096)
@@ -177,7 +177,7 @@ def _is_temporary(meaning: Meaning) -> bool:
     return isinstance(meaning, Address) and meaning.place.kind == "temporary"
 
 
-def _step(
+def _launch(
     node: Node, settled: Settled, spec: Region, args: list[KernelArg], scratch: bool
 ) -> KernelLaunch:
     places = [m.place for m in settled.args if isinstance(m, Address)]
@@ -223,14 +223,14 @@ def _state_bytes(settled: Settled, live: dict[str, int], threads: int) -> int:
     return aligned(states * cells(nest) * CELL)
 
 
-def steps_for(
+def launches_for(
     node: Node, ctx: Context, settled: Settled, offsets: Sequence[int]
 ) -> list[KernelLaunch]:
     """One kernel, or one for each stage where rows are cut into parts."""
     nest = settled.nest
     parts = _parts(settled, ctx.lir.live, ctx.threads)
     if not parts:
-        return [step_for(node, ctx, settled, offsets)]
+        return [launch_for(node, ctx, settled, offsets)]
     args = [_arg(node, meaning, offsets) for meaning in settled.args]
     names = [NestArg(len(args) + k) for k in range(3)]
     size = _meaning(settled, nest.spaces[0][0])
@@ -239,7 +239,7 @@ def steps_for(
     args += [Scratch(node, offsets[-1]), parts, chunk]
     stages = range(last_stage(nest) + 1)
     specs = [Region(nest, settled.columns, None, Split(stage, *names)) for stage in stages]
-    return [_step(node, settled, spec, args, True) for spec in specs]
+    return [_launch(node, settled, spec, args, True) for spec in specs]
 
 
 def _offsets(made: Made, live: dict[str, int]) -> list[int]:

@@ -15,7 +15,7 @@ from rlx.backends.cpu.lowering import (
     Scratch,
     lowers,
 )
-from rlx.backends.cpu.region import step_for
+from rlx.backends.cpu.region import launch_for
 from rlx.codegen.region.copies import Box, copy
 from rlx.codegen.region.trace import Place
 from rlx.codegen.sample import Sample
@@ -85,9 +85,9 @@ def lower_top_k(node: Node, ctx: Context) -> list[KernelLaunch]:
     )  # fmt: skip
     if last:
         return [step]
-    before = step_for(node, ctx, _turn(node, turned[0], x, "operand", 0, False), offsets)
+    before = launch_for(node, ctx, _turn(node, turned[0], x, "operand", 0, False), offsets)
     after = [
-        step_for(node, ctx, _turn(node, shape, v, "result", j, True), offsets)
+        launch_for(node, ctx, _turn(node, shape, v, "result", j, True), offsets)
         for j, (shape, v) in enumerate(zip(turned[1:], node.outputs, strict=True))
     ]
     return [before, step, *after]
