@@ -106,4 +106,5 @@ from rlx.runtime.compiled import CompiledGraph as CompiledGraph
 from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore
 from rlx.runtime.session import Session as Session
+
 __version__: str
