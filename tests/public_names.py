@@ -13,7 +13,7 @@ _WIDTH = 100
 
 def stub() -> str:
     """A re-export for each name of the table."""
-    version = "__version__: str\n" if hasattr(rlx, "__version__") else ""
+    version = "\n__version__: str\n" if hasattr(rlx, "__version__") else ""
     names = [_imports(module, names.split()) for module, names in rlx._HOMES.items()]
     return HEAD + "".join(names) + version
 

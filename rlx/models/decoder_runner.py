@@ -133,7 +133,7 @@ class DecoderRunner(ModelRunner):
         self.kv, self.chunk = kv, min(chunk, self.context)
         self.lock = EngineLock()
         self.tokens: list[int] = []  # those in the KV cache
-        self.last_logits: Any = None
+        self._last_logits: Any = None  # an array, or the executables that hold them
         self.adapter: Adapter | None = None
         self._states: dict[str, Buffer] = {}
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
@@ -257,7 +257,7 @@ class DecoderRunner(ModelRunner):
         if len(tokens) == 1 and penalties is not None:
             found = graphs.run(tokens[0], self._past(), rng, settings, penalties)
             self.tokens.append(tokens[0])
-            self.last_logits = graphs.logits
+            self._last_logits = graphs
             return found
         given: dict[str, Any] = {"rng": np.array(rng, np.uint64), "settings": settings}
         if penalties is not None:
@@ -267,7 +267,7 @@ class DecoderRunner(ModelRunner):
             more = start + self.chunk < len(tokens)  # then nothing is sampled yet
             until = Phase.STEADY_STATE if more else None
             results = self._run_chunk(graphs, tokens[start : start + self.chunk], given, until)
-        token, after, self.last_logits = results
+        token, after, self._last_logits = results
         return int(token[0]), after
 
     def _run_chunk(
@@ -289,7 +289,7 @@ class DecoderRunner(ModelRunner):
         drawn, after = graphs.run_n(token, self._past(), rng, settings, count, ends)
         self.tokens.append(token)
         self.tokens += drawn[:-1]
-        self.last_logits = graphs.logits
+        self._last_logits = graphs
         return drawn, after
 
     def verify_draft(self, tokens: Sequence[int], rng: Any, settings: Any) -> list[int]:
@@ -312,6 +312,12 @@ class DecoderRunner(ModelRunner):
         self.tokens = []
         parts = (list(tokens[i : i + self.chunk]) for i in range(0, len(tokens), self.chunk))
         return np.concatenate([self._run_chunk(graphs, part, {})[0][0] for part in parts])
+
+    @property
+    def last_logits(self) -> Any:
+        """Logits of the last token that ran; copied from the device when they are asked for."""
+        found = self._last_logits
+        return found.logits if isinstance(found, DecoderExecutables) else found
 
     @property
     def cache_bytes(self) -> int:

@@ -69,9 +69,11 @@ class EncoderModel:
     def warm(self) -> None:
         """Make the code now: for texts of every length, alone or in batches."""
         self._check(None, None)
+        typed = self.is_reranker and self.reader.two_kinds and self.runner.has_types
         for bound in self.runner.buckets:
             for padded in (False, True):
-                self.runner.graph(EntryPoint(self.runner.output, padded=padded), bound)
+                entry_point = EntryPoint(self.runner.output, padded=padded, typed=typed)
+                self.runner.graph(entry_point, bound)
 
     # -- vectors ------------------------------------------------------------------------------
 

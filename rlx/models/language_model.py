@@ -154,7 +154,9 @@ class LanguageModel:
                 else:
                     token, rng = runner.step(pending, rng, row, penalties)
                     drawn = [token]
-                piece = state.push(drawn[0], runner.last_logits)  # others may overwrite them
+                # now, as others may overwrite them
+                logits = runner.last_logits if settings.logprobs else None
+                piece = state.push(drawn[0], logits)
             finally:
                 runner.lock.pause()
             if penalties is not None:

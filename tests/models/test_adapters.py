@@ -147,8 +147,8 @@ def test_each_request_has_its_own(folder: Path, tmp_path: Path) -> None:
         assert (again.tokens, again.reused_tokens) == (wanted["one"], 0)
         again = model.generate(PROMPT, stream=False, adapter="one", **settings)
         assert (again.tokens, again.reused_tokens) == (wanted["one"], len(PROMPT) - 1)
-        guessed = model.generate(PROMPT, stream=False, adapter="one", speculate=3, **settings)
-        assert guessed.tokens == wanted["one"]
+        drafted = model.generate(PROMPT, stream=False, adapter="one", speculate=3, **settings)
+        assert drafted.tokens == wanted["one"]
 
 
 def test_adapters_of_one_shape_share_executables(folder: Path, tmp_path: Path) -> None:

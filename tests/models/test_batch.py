@@ -1,4 +1,4 @@
-"""Many requests at once: the same answers as one by one, pages shared, nothing leaked."""
+"""Continuous batching: the same tokens as one by one, pages shared, nothing leaked."""
 
 from __future__ import annotations
 

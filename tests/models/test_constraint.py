@@ -1,4 +1,4 @@
-"""Answers of a form: whatever a model of random weights would say, what comes out fits."""
+"""Structured output: whatever a model of random weights would say, what comes out fits."""
 
 from __future__ import annotations
 

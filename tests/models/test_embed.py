@@ -303,9 +303,11 @@ def test_cross_encoders_score_pairs(name: str, tmp_path: Path) -> None:
     between and one kind."""
     write_model(tmp_path, name, classifier=True)
     query, texts = "the cat", ["a b c d e", "cats", ""]
-    with rlx.load(tmp_path) as model:
+    with rlx.load(tmp_path, warm=True) as model:
         assert model.is_reranker
+        made = set(model.runner._graphs)
         got = model.scores(query, texts)
+        assert made and set(model.runner._graphs) == made
         encode = lambda t: model.tokenizer.encode(t, add_special=False)  # noqa: E731
     file = ModelFile.open(tmp_path)
     described = build_graph(file, file.weights(), EntryPoint("scores", typed=name == "bert"))

@@ -76,7 +76,7 @@ def test_drafts_do_not_change_the_tokens(
 def test_repetitive_text_takes_fewer_runs(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bias makes the model say one token over and over, which is easy to guess."""
+    """A bias makes the model say one token over and over, which is easy to draft."""
     monkeypatch.setattr(model.runner, "verify_draft", lambda ids, *_: [*ids[1:], ids[-1]])
     counts = runs_of(model, monkeypatch)
     assert len(tokens(model, speculate=4, temperature=0)) == 60
@@ -95,7 +95,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(
 
 
 def test_distributions_are_equal(model: LanguageModel) -> None:
-    """The third token over many seeds, drawn with and without guesses of another sequence.
+    """The third token over many seeds, drawn with and without drafts of another sequence.
 
     Two samples of 300 over four tokens: by chance, a statistic above 16.3 has probability 0.001
     (χ² with three degrees of freedom). Draws are independent: the seeds are not the same."""
@@ -106,9 +106,9 @@ def test_distributions_are_equal(model: LanguageModel) -> None:
         return int(found[2]) if len(found) > 2 else VOCAB
 
     plain = Counter(third(s) for s in range(300))
-    guessed = Counter(third(s, speculate=2) for s in range(1000, 1300))
-    common = [t for t in plain | guessed if plain[t] + guessed[t] >= 20]
-    statistic = sum((plain[t] - guessed[t]) ** 2 / (plain[t] + guessed[t]) for t in common)
+    drafted = Counter(third(s, speculate=2) for s in range(1000, 1300))
+    common = [t for t in plain | drafted if plain[t] + drafted[t] >= 20]
+    statistic = sum((plain[t] - drafted[t]) ** 2 / (plain[t] + drafted[t]) for t in common)
     limits = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5, 7: 24.3, 8: 26.1}
     assert len(common) > 1 and statistic < limits[min(len(common) - 1, 8)] + 4 * max(
         0, len(common) - 9

@@ -331,7 +331,7 @@ def test_encoders_ship_too(tmp_path: Path) -> None:
         compile_model(folder, tmp_path / "x.rlx", steps={100_000: 1})
 
 
-# -- many requests at once ------------------------------------------------------------------------
+# -- continuous batching --------------------------------------------------------------------------
 
 MANY = [PROMPT, [9, 8], [7]]
 
@@ -408,15 +408,15 @@ def test_an_artifact_serves_batching_and_speculation_without_llvmlite(
     code = _ENGINE.format(path=str(tiny), artifact=str(file), prompts=MANY)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    plain, biased, guessed = run.stdout.splitlines()
+    plain, biased, drafted = run.stdout.splitlines()
     assert plain == "|".join(map(str, wanted))
     assert biased == "|".join(["[3, 3, 3, 3]"] * 3)
-    assert guessed == str(wanted[0])
+    assert drafted == str(wanted[0])
     with pytest.raises(rlx.OptionError, match="made for something else"):
         rlx.Engine(tiny, artifact=file, requests=4)
 
 
 def test_an_artifact_for_one_request_serves_no_engine(tiny: Path, tmp_path: Path) -> None:
     compile_model(tiny, tmp_path / "one.rlx", context=64)
-    with pytest.raises(rlx.OptionError, match="not made for many requests"):
+    with pytest.raises(rlx.OptionError, match="not made for batching"):
         rlx.Engine(tiny, artifact=tmp_path / "one.rlx")

@@ -1,1 +1,1 @@
-"""Many requests at once on one model: pages of cache, one run for all of their tokens."""
+"""Continuous batching: many requests on one model, with a paged KV cache."""

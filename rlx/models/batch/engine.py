@@ -248,7 +248,7 @@ class Engine:
 def _require_requests(bundle: ModelBundle) -> ModelBundle:
     if "requests" not in bundle.require_kind("language").settings:
         raise OptionError(
-            "the artifact was not made for many requests", where="artifact", got=bundle.path.name,
+            "the artifact was not made for batching", where="artifact", got=bundle.path.name,
             hint="make another: rlx compile MODEL --out FILE --requests N",
         )  # fmt: skip
     return bundle
