@@ -15,7 +15,7 @@ from rlx import Graph, Session
 from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
 from rlx.ir.op import Array
 from rlx.runtime.compiled import CompiledGraph
-from rlx.support.cores import worker_count
+from rlx.support.machine import worker_count
 
 HEADS, KV_HEADS, DIM = 16, 8, 128
 LENGTH, CACHED, LAYERS = 512, 4096, 28

@@ -43,7 +43,7 @@ for seq in (512, 1):
     pipeline.get_or_specialize_aot(component(seq), decoder)
 ready = time.time()
 from rlx.llvm.jit import counters as jit
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 print(ready - float(sys.argv[1]), counters.passes, jit.compilations, "llvmlite" in sys.modules)
 """
 

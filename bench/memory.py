@@ -43,7 +43,7 @@ told["ready"] = time.time() - float(sys.argv[2]) - told["tokenizer"]
 told["llvmlite"] = "llvmlite" in sys.modules
 import numpy as np
 from rlx.llvm.jit import counters as jit
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 told |= {{"passes": counters.passes, "compilations": jit.compilations, "kv": engine.cache_bytes}}
 ids = np.random.default_rng(0).integers(0, engine.model.config.vocab, {prompt} + {steps}).tolist()
 rng, settings = np.array([1, 0], np.uint64), np.array([0, 0, 1, 0], np.float32)

@@ -15,7 +15,7 @@ from rlx.backends.cpu.program import Launch, Program
 from rlx.ir.ops.control import make_body
 from rlx.llvm.builder import Module
 from rlx.llvm.target import Target
-from rlx.support.cores import usable_cores
+from rlx.support.machine import usable_cores
 
 
 class Nothing(KernelSpec):

@@ -20,7 +20,7 @@ from rlx.errors import RlxError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
 from rlx.ir.quant.scheme import QuantScheme, decode, encode
-from rlx.support.cores import worker_count
+from rlx.support.machine import worker_count
 
 TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 SEARCHED = ("Q4_K", "Q5_K", "Q6_K")  # worth a bar on time; the others take next to none

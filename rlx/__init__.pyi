@@ -43,15 +43,18 @@ from rlx.ir.dtype import (
     u8 as u8,
 )
 from rlx.ir.graph import Graph as Graph
-from rlx.ir.hir import Block as Block, HirModule as HirModule, block as block
+from rlx.ir.hir import (
+    Block as Block,
+    FusionPolicy as FusionPolicy,
+    HirModule as HirModule,
+    block as block,
+)
 from rlx.ir.interp import evaluate as evaluate
 from rlx.ir.lir import Lir as Lir
-from rlx.ir.lowering import FusionPolicy as FusionPolicy
 from rlx.ir.module import GraphModule as GraphModule, GraphStage as GraphStage
-from rlx.ir.node import Node as Node, Value as Value
+from rlx.ir.node import Node as Node, Origin as Origin, Value as Value
 from rlx.ir.op import Op as Op, op as op
 from rlx.ir.ops.custom import custom_op as custom_op
-from rlx.ir.origin import Origin as Origin
 from rlx.ir.phase import (
     Phase as Phase,
     PhaseSchedule as PhaseSchedule,
@@ -94,14 +97,16 @@ from rlx.models.load import load as load
 from rlx.models.benchmark import profile_model as profile_model
 from rlx.models.sampling import GenerationSettings as GenerationSettings
 from rlx.runtime.aot import AotCache as AotCache
-from rlx.runtime.buckets import BucketedCompileCache as BucketedCompileCache
+from rlx.runtime.cache import (
+    BucketedCompileCache as BucketedCompileCache,
+    CompileCache as CompileCache,
+)
 from rlx.runtime.bundle import (
     Bundle as Bundle,
     compile_bundle as compile_bundle,
     load_bundle as load_bundle,
     write_bundle as write_bundle,
 )
-from rlx.runtime.cache import CompileCache as CompileCache
 from rlx.runtime.compiled import CompiledGraph as CompiledGraph
 from rlx.runtime.pipeline import ModelCompilePipeline as ModelCompilePipeline
 from rlx.runtime.params import ParamStore as ParamStore

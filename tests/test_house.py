@@ -1,4 +1,4 @@
-"""The rules of the house: which folder may import which, lint, format and types."""
+"""The rules of the house: which room may import which, sizes of files, lint, format and types."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from public_names import STUB, stub
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlx"
+FILES = sorted(PACKAGE.rglob("*.py"))
 ARROW = [
     "ir",
     "passes",
@@ -25,70 +29,93 @@ ARROW = [
     "viz",
     "cli",
 ]
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_OF_A_NAME = 500, 60, 3
 
 
-# folders that know a device through the backend protocol alone
-OUTSIDE = ("cli", "runtime", "viz")
-INSIDE = ("rlx.codegen", "rlx.backends.cpu")
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _modules(path: Path) -> set[str]:
-    """Every name of rlx that a file imports, late imports included."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def _imported(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, late imports included."""
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [f"{node.module}.{a.name}" for a in node.names]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
-        else:
-            continue
-        found |= {n for n in names if n.startswith("rlx.")}
-    return found
+            yield from (alias.name for alias in node.names)
 
 
-def _imports(path: Path) -> set[str]:
-    """First-level rlx folders that a file imports."""
-    return {name.split(".")[1] for name in _modules(path)}
+def _rooms(path: Path) -> set[str]:
+    """First-level rooms of rlx that a file imports from."""
+    return {name.split(".")[1] for name in _imported(path) if name.startswith("rlx.")}
 
 
 def test_the_import_arrow_points_one_way() -> None:
     wrong = []
-    for path in PACKAGE.rglob("*.py"):
-        folder = path.relative_to(PACKAGE).parts[0]
-        allowed = {folder, "support", "errors"}
-        if folder in ARROW:
-            allowed |= set(ARROW[: ARROW.index(folder)]) | (
-                {"formats"} if folder != "ir" else set()
-            )
-        elif folder == "formats":
+    for path in FILES:
+        room = path.relative_to(PACKAGE).parts[0]
+        allowed = {room, "support", "errors"}
+        if room in ARROW:
+            allowed |= {*ARROW[: ARROW.index(room)], *(["formats"] if room != "ir" else [])}
+        elif room == "formats":
             allowed |= {"ir"}
-        elif folder != "support":  # files of the package itself may name anything public
+        elif room != "support":  # files of the package itself may name anything public
             continue
-        wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in _imports(path) - allowed]
+        wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in _rooms(path) - allowed]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("folder", OUTSIDE)
-def test_nothing_reaches_into_a_device(folder: str) -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in (PACKAGE / folder).rglob("*.py")
-        for name in _modules(path)
-        if name.startswith(INSIDE)
-    ]
+def test_nothing_outside_a_backend_imports_from_inside_it() -> None:
+    folders = [p.parent for p in sorted((PACKAGE / "backends").glob("*/__init__.py"))]
+    assert PACKAGE / "backends" / "cpu" in folders
+    wrong = []
+    for folder in folders:
+        inside = f"rlx.backends.{folder.name}"
+        for path in FILES:
+            if folder in path.parents:
+                continue
+            names = [n for n in _imported(path) if n == inside or n.startswith(inside + ".")]
+            wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in names]
     assert not wrong, "\n".join(wrong)
 
 
 def test_llvmlite_is_named_in_llvm_only() -> None:
     users = {
-        str(p.relative_to(PACKAGE))
-        for p in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(p.read_text(encoding="utf-8")))
-        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llvmlite"))
-        or (isinstance(node, ast.Import) and any(a.name.startswith("llvmlite") for a in node.names))
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        for name in _imported(path)
+        if name.split(".")[0] == "llvmlite"
     }
     assert users, "the check must see the imports it is about"
-    assert all(u.startswith("llvm/") for u in users), users
+    assert all(user.startswith("llvm/") for user in users), users
+
+
+def test_files_and_functions_are_short_enough_to_read() -> None:
+    long = []
+    for path in FILES:
+        lines = path.read_text(encoding="utf-8").count("\n")
+        if lines > MOST_LINES:
+            long.append(f"{path.relative_to(ROOT)}: {lines} lines")
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = node.body[0].lineno if _lists_options(node) else node.lineno
+                size = (node.end_lineno or 0) - first + 1
+                if size > MOST_LINES_OF_A_FUNCTION:
+                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {size} lines")
+    assert not long, "\n".join(long)
+
+
+def _lists_options(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether the parameters are options of a command, with their help."""
+    given = (*node.args.args, *node.args.kwonlyargs)
+    return any(a.annotation and "Annotated" in ast.unparse(a.annotation) for a in given)
+
+
+def test_a_file_name_says_which_file_it_is() -> None:
+    counted = Counter(path.name for path in FILES if path.name != "__init__.py")
+    many = {name: n for name, n in counted.items() if n > MOST_OF_A_NAME}
+    assert not many, many
 
 
 def test_importing_rlx_loads_no_compiler_and_no_extra() -> None:
@@ -109,14 +136,11 @@ def test_the_stub_is_up_to_date() -> None:
 def test_dataclasses_are_those_that_import_quickly() -> None:
     users = {
         str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
-        if any(a.name == "dataclass" for a in node.names)
+        for path in FILES
+        if "dataclasses.dataclass" in _imported(path) and path.name != "records.py"
     }
-    assert not users, (
-        f"use `from rlx.support.records import dataclass` in {', '.join(sorted(users))}"
-    )
+    hint = "use `from rlx.support.records import dataclass`"
+    assert not users, f"{hint} in {', '.join(sorted(users))}"
 
 
 @pytest.mark.parametrize(

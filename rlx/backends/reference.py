@@ -10,7 +10,7 @@ from dataclasses import replace
 from rlx.backends.base import Backend, Executable, Parts, PlanInfo, Span, check_numbers
 from rlx.backends.buffer import HOST, Allocator, Buffer
 from rlx.backends.timing import Profile, Recording, Slice, Timing, median_of
-from rlx.ir.bind import bind_nodes
+from rlx.ir.binding import bind_nodes
 from rlx.ir.dim import evaluate
 from rlx.ir.interp import Hook, Program
 from rlx.ir.lir import Lir

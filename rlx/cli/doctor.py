@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console
-from rlx.cli.cache_info import KINDS, cached_files
+from rlx.cli.cache import KINDS, cached_files
 from rlx.cli.options import Json, Loading, model_names, spread
-from rlx.runtime import machine
+from rlx.support import machine
 from rlx.support.files import bytes_in, cache_directory
 from rlx.support.records import dataclass
 

@@ -13,7 +13,7 @@ from rlx.cli import console
 from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
 from rlx.cli.stages import STAGES, Stages
-from rlx.runtime import machine
+from rlx.support import machine
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:

@@ -3,12 +3,16 @@
 Attributes are ints, floats, bools, strings, None, dimensions, element types, masks, quantisation
 schemes, constant data, nested graphs, and tuples of those. `coercer(annotation)` gives the function
 that an op record applies to a field, chosen by the field's annotation.
+
+The bytes of constants: little-endian on every machine, every bit kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,3 +231,19 @@ def has_symbols(value: object) -> bool:
     if isinstance(value, Shape):
         return not value.is_static
     return isinstance(value, Body) and bool(value.graph.symbols())
+
+
+def to_bytes(array: Any) -> bytes:
+    return bytes((array if sys.byteorder == "little" else array.byteswap()).tobytes())
+
+
+def from_bytes(data: bytes | memoryview, shape: Shape) -> Any:
+    """The array of `shape` with these bytes; ValueError when they do not fit it."""
+    dims = shape.static_dims
+    wanted = prod(dims) * shape.dtype.bytes
+    if len(data) != wanted:
+        raise ValueError(f"{len(data)} bytes where {shape} has {wanted}")
+    array = np.frombuffer(data, dtype=shape.dtype.numpy)
+    if shape.dtype.kind == "bool" and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("a bool that is neither 0 nor 1")
+    return (array if sys.byteorder == "little" else array.byteswap()).reshape(dims)

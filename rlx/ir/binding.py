@@ -1,12 +1,20 @@
-"""Sizes for symbols: fixed ones, and live ones that have a bound and arrive with each run."""
+"""Sizes for symbols: fixed ones, and live ones that have a bound and arrive with each run.
+
+Symbols become sizes: in ops and their nested graphs, and from the shapes of given arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from rlx.errors import BindingError
-from rlx.ir.dim import DERIVED, Expr, evaluate
+from rlx.errors import BindingError, InputError
+from rlx.ir.attrs import Body, has_symbols
+from rlx.ir.dim import DERIVED, Dim, Expr, evaluate, substitute
+from rlx.ir.graph import Graph
+from rlx.ir.op import Op
+from rlx.ir.shape import Shape
 
 
 class UpTo(NamedTuple):
@@ -131,3 +139,152 @@ def _name(symbol: str | Expr) -> str:
             return str(symbol)
         raise BindingError("only a plain symbol can be bound", got=str(symbol))
     return symbol
+
+
+Sizes = Mapping[str, Dim]
+
+
+def bind_attr(value: Any, sizes: Sizes) -> Any:
+    """An attribute with its symbols replaced, down into tuples, shapes and nested graphs."""
+    if isinstance(value, Expr):
+        return substitute(value, sizes)
+    if isinstance(value, tuple):
+        return tuple([bind_attr(item, sizes) for item in value])
+    if isinstance(value, Shape):
+        return value.bind(sizes)
+    if isinstance(value, Body) and has_symbols(value):
+        return Body(bind_nodes(value.graph, sizes))
+    return value
+
+
+def bind_op(op: Op, sizes: Sizes) -> Op:
+    """The op with the symbols of its attributes replaced; the same record when it has none."""
+    if not op.fields or not op.has_symbols:
+        return op
+    return _bind_op(op, tuple(sorted(sizes.items())))
+
+
+@lru_cache(maxsize=4096)
+def _bind_op(op: Op, items: tuple[tuple[str, Dim], ...]) -> Op:
+    sizes = dict(items)
+    return op.replace(**{f: bind_attr(getattr(op, f), sizes) for f in op.fields})
+
+
+def bind_nodes(graph: Graph, sizes: Sizes) -> Graph:
+    """A copy of `graph` with the symbols of every op and shape replaced; ids and edges stay."""
+    return graph.rebuild(
+        lambda op, shapes: (bind_op(op, sizes), tuple([s.bind(sizes) for s in shapes]))
+    )
+
+
+class _Place(NamedTuple):
+    """Where a size was seen: an axis of an array, or the sizes given beside the arrays."""
+
+    name: str = ""
+    axis: int = -1
+
+    def __str__(self) -> str:
+        return f"axis {self.axis} of {self.name}" if self.name else "the given sizes"
+
+
+class _Equation(NamedTuple):
+    """An expression, the size it has, and the place that says so."""
+
+    dim: Expr
+    size: int
+    place: _Place
+
+
+def infer_sizes(
+    given: Iterable[tuple[str, Shape, Sequence[int]]], sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Symbol sizes from `(name, declared shape, actual dims)` and from `sizes`.
+
+    Plain symbols come first, then expressions with one unknown left; every dimension is checked
+    against the result. Symbols that no shape determines are simply absent from it.
+    """
+    solver = _Solver()
+    for name, shape, dims in given:
+        if len(dims) != shape.rank:
+            raise InputError("wrong rank", where=name, got=list(dims), expected=shape)
+        for axis, (dim, size) in enumerate(zip(shape.dims, dims, strict=True)):
+            if isinstance(dim, Expr):
+                solver.add(dim, int(size), _Place(name, axis))
+            elif dim != size:
+                raise InputError("wrong size", where=name, got=list(dims), expected=shape)
+    for symbol, value in (sizes or {}).items():
+        solver.set(symbol, _size(symbol, value), _Place())
+    solver.solve()
+    return solver.known
+
+
+class _Solver:
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+        self.places: dict[str, _Place] = {}
+        self.equations: list[_Equation] = []
+
+    def add(self, dim: Expr, size: int, place: _Place) -> None:
+        ((monomial, factor), *rest) = dim.terms
+        if rest or factor != 1 or len(monomial) != 1 or not isinstance(monomial[0], str):
+            self.equations.append(_Equation(dim, size, place))
+        else:
+            self.set(monomial[0], size, place)
+
+    def set(self, symbol: str, size: int, place: _Place) -> None:
+        if self.known.setdefault(symbol, size) != size:
+            raise self._conflict(symbol, (symbol,), f"{symbol} = {size} from {place}")
+        self.places.setdefault(symbol, place)
+
+    def solve(self) -> None:
+        pending = self.equations
+        while pending:
+            left = [e for e in pending if not self._solve(e)]
+            if len(left) == len(pending):
+                break
+            pending = left
+        for dim, size, place in self.equations:
+            value = substitute(dim, self.known)
+            if isinstance(value, int) and value != size:
+                raise self._conflict(dim, dim.symbols, f"{dim} = {size} from {place}")
+        for symbol in DERIVED.keys() & self.known.keys():
+            product = DERIVED[symbol]
+            value = substitute(product, self.known)
+            if isinstance(value, int) and value != self.known[symbol]:
+                seen = f"{symbol} = {self.known[symbol]} from {self.places[symbol]}"
+                raise self._conflict(symbol, product.symbols, seen)
+
+    def _solve(self, equation: _Equation) -> bool:
+        """Bind the one unknown symbol of a linear equation; False while it has to wait."""
+        rest = substitute(equation.dim, self.known)
+        if isinstance(rest, int):
+            return True
+        terms = dict(rest.terms)
+        offset = terms.pop((), 0)
+        ((monomial, factor), *others) = terms.items()
+        if others or len(monomial) != 1 or not isinstance(monomial[0], str):
+            return False
+        value, remainder = divmod(equation.size - offset, factor)
+        if remainder or value < 0:
+            raise BindingError(
+                "no size of a symbol fits", where=monomial[0],
+                got=f"{equation.dim} = {equation.size} from {equation.place}",
+            )  # fmt: skip
+        self.set(monomial[0], value, equation.place)
+        return True
+
+    def _conflict(self, what: Dim | str, symbols: Iterable[str], other: str) -> BindingError:
+        known = sorted(s for s in symbols if s in self.known)
+        seen = ", ".join(f"{s} = {self.known[s]} from {self.places[s]}" for s in known)
+        return BindingError(
+            "a symbol bound to two sizes",
+            where=str(what),
+            got=f"{seen} and {other}",
+            expected="one size for a symbol wherever it stands",
+        )
+
+
+def _size(symbol: str, size: object) -> int:
+    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size.__index__()) < 0:
+        raise BindingError("not a size", where=symbol, got=repr(size), expected="an int from 0 on")
+    return int(size.__index__())

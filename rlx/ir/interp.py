@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.errors import BindingError, InputError, RlxError, StageError, VerifyError
-from rlx.ir.bind import bind_op, infer_sizes
+from rlx.ir.binding import bind_op, infer_sizes
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value

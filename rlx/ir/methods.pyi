@@ -127,7 +127,7 @@ class OpMethods:
         elsewhere [rlx.ir.ops.control.Cond]"""
     def contiguous(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """The same tensor, row-major in memory of its own: a strided view made plain
-        [rlx.ir.ops.memory.Contiguous]"""
+        [rlx.ir.ops.source.Contiguous]"""
     def conv(
         self,
         x: Tensor,
@@ -915,7 +915,7 @@ class BlockMethods(OpMethods):
         self, ids: Tensor, table: Tensor, scale: float = 1.0, **result: Unpack[Result]
     ) -> Value:
         """Rows `ids` of the table [V, K], times `scale`: [...] -> [..., K]
-        [rlx.ir.blocks.embed.Embedding]"""
+        [rlx.ir.blocks.linear.Embedding]"""
     def gated_delta_net(
         self,
         q: Tensor,
@@ -1008,7 +1008,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """Logits x·W (+ bias): W [K, V], or the embedding table [V, K] when transposed
-        [rlx.ir.blocks.embed.LmHead]"""
+        [rlx.ir.blocks.linear.LmHead]"""
     def lora_linear(
         self,
         x: Tensor,
@@ -1038,7 +1038,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """Each token through the `top_k` experts its router prefers, weighted by their scores
-        [rlx.ir.blocks.moe.MoeFfn]"""
+        [rlx.ir.blocks.ffn.MoeFfn]"""
     def qk_norm_rope(
         self,
         x: Tensor,
@@ -1212,7 +1212,7 @@ class ValueMethods:
         elsewhere [rlx.ir.ops.control.Cond]"""
     def contiguous(self, **result: Unpack[Result]) -> Value:
         """The same tensor, row-major in memory of its own: a strided view made plain
-        [rlx.ir.ops.memory.Contiguous]"""
+        [rlx.ir.ops.source.Contiguous]"""
     def conv(
         self,
         w: Tensor,
@@ -1354,7 +1354,7 @@ class ValueMethods:
         """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.elementwise.Elu]"""
     def embedding(self, table: Tensor, scale: float = 1.0, **result: Unpack[Result]) -> Value:
         """Rows `ids` of the table [V, K], times `scale`: [...] -> [..., K]
-        [rlx.ir.blocks.embed.Embedding]"""
+        [rlx.ir.blocks.linear.Embedding]"""
     def eq(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a = b; false where either is NaN [rlx.ir.ops.binary.Eq]"""
     def erf(self, **result: Unpack[Result]) -> Value:
@@ -1608,7 +1608,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Logits x·W (+ bias): W [K, V], or the embedding table [V, K] when transposed
-        [rlx.ir.blocks.embed.LmHead]"""
+        [rlx.ir.blocks.linear.LmHead]"""
     def log(self, **result: Unpack[Result]) -> Value:
         """ln x; −inf at 0, NaN below [rlx.ir.ops.elementwise.Log]"""
     def log1p(self, **result: Unpack[Result]) -> Value:
@@ -1699,7 +1699,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Each token through the `top_k` experts its router prefers, weighted by their scores
-        [rlx.ir.blocks.moe.MoeFfn]"""
+        [rlx.ir.blocks.ffn.MoeFfn]"""
     def mul(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a · b [rlx.ir.ops.binary.Mul]"""
     def narrow(self, axis: int, start: DimLike, length: DimLike, **result: Unpack[Result]) -> Value:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rlx.errors import InputError, StageError
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph
-from rlx.ir.hir import REGISTERED, HirModule
+from rlx.ir.hir import REGISTERED, FusionPolicy, HirModule, lower
 from rlx.ir.html import card
 from rlx.ir.lir import Lir
-from rlx.ir.lowering import FusionPolicy, lower
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op
 from rlx.ir.shape import ShapeLike

@@ -33,7 +33,7 @@ from rlx.models.config import ModelConfig
 from rlx.models.model_file import ModelFile, is_encoder
 from rlx.models.rope_tables import frequency_factors, pairs_together
 from rlx.models.weights import Weight
-from rlx.support.cores import worker_count
+from rlx.support.machine import worker_count
 
 # model_type → general.architecture
 _WRITTEN = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlx.errors import BindingError
-from rlx.ir.bind import bind_op
-from rlx.ir.binding import DimBinding
+from rlx.ir.binding import DimBinding, bind_op
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op

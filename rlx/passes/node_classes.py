@@ -15,13 +15,11 @@ from typing import Any, NamedTuple
 
 from rlx.errors import RlxError
 from rlx.ir.attrs import has_symbols
-from rlx.ir.bind import bind_op
-from rlx.ir.build import record
-from rlx.ir.graph import Graph
+from rlx.ir.binding import bind_op
+from rlx.ir.graph import Graph, record
 from rlx.ir.lir import View
-from rlx.ir.node import Node, Value, infer
+from rlx.ir.node import Node, Origin, Value, infer
 from rlx.ir.op import Op, lookup
-from rlx.ir.origin import Origin
 from rlx.ir.shape import Shape
 from rlx.passes.views import is_plain, is_view_kind, view_of
 

@@ -2,6 +2,12 @@
 
 Every pass takes a graph and gives one; the verifier looks at each result. After this list a variant
 is bound and planned (`passes.bind`, `passes.plan`).
+
+HIR to MIR, the first pass: every block becomes the ops of its lowering.
+
+The schedule of phases: nodes that only the end of a chunked or streamed run needs come last.
+
+Then a run of some phases is a run of consecutive launches.
 """
 
 from __future__ import annotations
@@ -15,27 +21,63 @@ from typing import Any, NamedTuple
 from rlx.errors import OptionError
 from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
-from rlx.ir.lowering import FusionPolicy
-from rlx.ir.node import Node
+from rlx.ir.hir import FusionPolicy, lower
+from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
 from rlx.ir.ops.quantize import QuantizeWeight
+from rlx.ir.phase import Phase, derive_phases
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.verify import verify
-from rlx.passes.count import counters
-from rlx.passes.cse import cse
-from rlx.passes.dce import dce
-from rlx.passes.fold import fold
-from rlx.passes.fuse import FUSIONS
+from rlx.passes.fusion import FUSIONS
 from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
-from rlx.passes.lower_hir import lower_hir
 from rlx.passes.precision import lower_precision
 from rlx.passes.prepare import split_prepare
 from rlx.passes.quantize import quantize_weights
-from rlx.passes.report import DispatchReport, FusionReport
+from rlx.passes.redundancy import cse, dce, fold
+from rlx.passes.report import DispatchReport, FusionReport, counters
 from rlx.passes.rewrite import OnFire
-from rlx.passes.schedule import schedule_phases
 from rlx.passes.simplify import simplify
 from rlx.support.records import dataclass
+
+
+def lower_hir(graph: Graph, policy: FusionPolicy | str = FusionPolicy.DIRECT) -> Graph:
+    """`graph` without blocks: fused ops under DIRECT, primitives for `fuse` under FUSABLE."""
+    return lower(graph, FusionPolicy.of(policy))
+
+
+def schedule_phases(graph: Graph) -> Graph:
+    """Move the nodes of the epilogue to the end, where dependences and state updates allow it."""
+    phases = derive_phases(graph)
+    late = {n for n in graph.nodes if phases.get(n) is Phase.EPILOGUE}
+    late -= _held_by_writes(graph, late)
+    moved: list[Node] = []
+    for node in graph.nodes:
+        if node in late or any(v.node in late for v in node.inputs):
+            late.add(node)
+            moved.append(node)
+    graph.nodes = [n for n in graph.nodes if n not in late] + moved
+    for position, node in enumerate(graph.nodes):
+        node.id = position
+    return graph
+
+
+def _held_by_writes(graph: Graph, late: set[Node]) -> set[Node]:
+    """Late nodes, and what they need, that read a state which an earlier phase overwrites."""
+    shown: dict[Value, Value] = {}  # a state's value or a view of it → the version it shows
+    overwritten: set[Value] = set()
+    for node in graph.nodes:
+        if node.op.name in ("state", "state_update"):
+            shown[node.output] = node.output
+            if node.inputs and node not in late:
+                overwritten.add(node.inputs[0])
+        elif node.op.is_view and node.inputs[0] in shown:
+            shown[node.output] = shown[node.inputs[0]]
+    held: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in held or (node in late and any(shown.get(v) in overwritten for v in node.inputs)):
+            held.add(node)
+            held.update(v.node for v in node.inputs)
+    return held
 
 
 @dataclass

@@ -19,9 +19,9 @@ from rlx.ir.op import lookup
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.verify import verify
 from rlx.passes.bind import require_bound
-from rlx.passes.count import counters
 from rlx.passes.liveness import ArenaLayout, Lifetimes, same_layout, works_in_place
 from rlx.passes.node_classes import BoundClasses, NodeClasses, rows_of
+from rlx.passes.report import counters
 from rlx.passes.views import Alias, find_views
 
 Scratch = Callable[[Node], int]  # bytes of scratch memory a backend wants while a node runs

@@ -1,4 +1,7 @@
-"""What the compiler did and did not do, for people to read."""
+"""What the compiler did and did not do, for people to read.
+
+How many passes ran in this process: a start from an artifact runs none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import field
 from typing import Literal, NamedTuple
 
 from rlx.ir.graph import Graph
-from rlx.ir.origin import Origin
+from rlx.ir.node import Origin
 from rlx.ir.text.printer import bodies
 from rlx.support.records import dataclass
 
@@ -127,3 +130,12 @@ class DispatchReport:
         return "\n".join(
             f"{r.kind:{kind}}  {r.outcome:11}  {r.nodes:{count}}  {r.why}".rstrip() for r in rows
         )
+
+
+@dataclass
+class Counters:
+    passes: int = 0  # of the list, see `pipeline`
+    plans: int = 0  # bound variants that were given memory
+
+
+counters = Counters()

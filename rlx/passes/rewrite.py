@@ -7,6 +7,8 @@ A rule is a name, a pattern and a function from the match to what replaces the r
 The function builds with `m.g` and gives a value, a tuple of them (one per result of the root), or
 None when the rule does not apply after all. The replacement must have the shape and element type of
 what it replaces; the engine checks.
+
+Which nodes are param-only: they depend on params and constants alone, whatever the variant.
 """
 
 from __future__ import annotations
@@ -19,10 +21,39 @@ from rlx.errors import RlxError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import registrations
-from rlx.passes.param_only import is_param_only, param_only_nodes
 from rlx.passes.pattern import Match, OpPattern, matches
 from rlx.passes.report import FusionReport
 from rlx.support.records import dataclass
+
+
+def is_param_only(node: Node, known: set[Node]) -> bool:
+    """Whether a node is param-only. `known` holds those of its operands that are."""
+    op = node.op
+    if op.is_source:
+        return op.name in ("param", "constant") and node.outputs[0].shape.is_static
+    for v in node.inputs:
+        if v.node not in known:
+            return False
+    if op.has_effect or not all(v.shape.is_static for v in node.outputs):
+        return False
+    return not (op.fields and op.has_symbols)
+
+
+def param_only_nodes(nodes: Iterable[Node]) -> set[Node]:
+    """The param-only ones of `nodes`, which are in topological order."""
+    found: set[Node] = set()
+    for node in nodes:
+        if is_param_only(node, found):
+            found.add(node)
+    return found
+
+
+def size_of(value: Value) -> int:
+    """Bytes of a value with a static shape."""
+    size = value.shape.size_bytes
+    assert isinstance(size, int)
+    return size
+
 
 Result = Any  # a Value, a tuple of them (one per result of the root), or None
 OnFire = Callable[[str, "Rule", Node, Sequence[Node]], None]  # pass, rule, replaced node, new nodes

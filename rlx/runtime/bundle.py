@@ -23,9 +23,8 @@ from rlx.ir.op import Array
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.composing import BuildHir
 from rlx.runtime.params import ParamStore
-from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
+from rlx.runtime.pipeline import BuildHir, ModelCompilePipeline, Specialized
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant

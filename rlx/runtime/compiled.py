@@ -14,15 +14,14 @@ from rlx.backends.buffer import Allocator, Buffer, HostBuffer
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Profile, Recording
 from rlx.errors import BindingError, InputError, OptionError
-from rlx.ir.bind import infer_sizes
+from rlx.ir.binding import infer_sizes
 from rlx.ir.html import card
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
 from rlx.runtime.params import Deferred, ParamStore, as_argument, as_array
 from rlx.runtime.states import StateStore
-from rlx.runtime.variant_cache import VariantCache
-from rlx.runtime.variants import Variants
+from rlx.runtime.variants import VariantCache, Variants
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.settings import check_nan, debug, debug_level
 

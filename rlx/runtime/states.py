@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.backends.buffer import Allocator, Buffer
 from rlx.errors import InputError
-from rlx.ir.bind import infer_sizes
+from rlx.ir.binding import infer_sizes
 from rlx.ir.dim import upper_bound
 from rlx.ir.shape import Shape
 from rlx.runtime.params import as_argument

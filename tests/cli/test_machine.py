@@ -11,7 +11,7 @@ from cli_support import CONTEXT, KV_HEADS, LAYERS
 
 from rlx.backends.registry import Device
 from rlx.llvm.disk_cache import DiskCache
-from rlx.runtime import machine
+from rlx.support import machine
 
 HEAD_BYTES = 8 * 2  # eight elements of f16
 

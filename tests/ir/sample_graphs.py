@@ -12,8 +12,8 @@ from rlx.ir.dim import sym
 from rlx.ir.dtype import ALL
 from rlx.ir.graph import Graph
 from rlx.ir.hir import HirModule
+from rlx.ir.node import Origin
 from rlx.ir.ops.custom import custom_op
-from rlx.ir.origin import Origin
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.text.printer import bodies
 from rlx.llvm.target import Target

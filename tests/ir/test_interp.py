@@ -11,7 +11,7 @@ import pytest
 import rlx.ir.ops  # noqa: F401 - registers the ops
 from rlx.errors import BindingError, InputError, ShapeError, StageError, VerifyError
 from rlx.ir.attrs import Body
-from rlx.ir.bind import bind_attr, bind_op, infer_sizes
+from rlx.ir.binding import bind_attr, bind_op, infer_sizes
 from rlx.ir.dim import sym
 from rlx.ir.graph import Graph
 from rlx.ir.interp import Program, evaluate, run

@@ -15,8 +15,8 @@ from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, parse_dim, sym
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.node import UNKNOWN, Origin
 from rlx.ir.op import REGISTRY
-from rlx.ir.origin import UNKNOWN, Origin
 from rlx.ir.shape import Shape
 from rlx.ir.text import inspect_graph, parse_graph, print_graph
 

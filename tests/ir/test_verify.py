@@ -11,9 +11,8 @@ from sample_graphs import SAMPLES, mlp
 from rlx.errors import VerifyError
 from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
-from rlx.ir.node import Value
+from rlx.ir.node import Origin, Value
 from rlx.ir.op import lookup
-from rlx.ir.origin import Origin
 from rlx.ir.shape import Shape
 from rlx.ir.verify import verify
 

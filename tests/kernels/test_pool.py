@@ -22,7 +22,7 @@ from rlx.llvm.elf import ObjectFile
 from rlx.llvm.image import ALLOWED
 from rlx.llvm.jit import Kernel, Unit, compile_unit
 from rlx.llvm.target import Target
-from rlx.support import cores
+from rlx.support import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -311,25 +311,25 @@ def test_interpreter_exit_is_clean(ending):
 
 
 def test_worker_count(monkeypatch):
-    usable = cores.usable_cores()
+    usable = machine.usable_cores()
     monkeypatch.setenv("RLX_NUM_THREADS", "1")
-    assert cores.worker_count() == 1
-    assert cores.worker_count(10_000) == usable
+    assert machine.worker_count() == 1
+    assert machine.worker_count(10_000) == usable
     monkeypatch.setenv("RLX_NUM_THREADS", "many")
     with pytest.raises(OptionError, match="RLX_NUM_THREADS"):
-        cores.worker_count()
+        machine.worker_count()
     with pytest.raises(OptionError, match="1 or more"):
-        cores.worker_count(0)
+        machine.worker_count(0)
     monkeypatch.delenv("RLX_NUM_THREADS")
-    assert 1 <= cores.worker_count() <= usable <= (os.cpu_count() or 1)
+    assert 1 <= machine.worker_count() <= usable <= (os.cpu_count() or 1)
 
 
 def test_container_quota(tmp_path):
     group = tmp_path / "fs" / "a" / "b"
     group.mkdir(parents=True)
     (tmp_path / "cgroup").write_text("0::/a/b\n")
-    read = cores._quota
-    assert read(tmp_path / "cgroup", tmp_path / "fs") == cores.MAX_WORKERS
+    read = machine._quota
+    assert read(tmp_path / "cgroup", tmp_path / "fs") == machine.MAX_WORKERS
     (group / "cpu.max").write_text("max 100000\n")
     (group.parent / "cpu.max").write_text("150000 100000\n")
     assert read(tmp_path / "cgroup", tmp_path / "fs") == 2
@@ -339,7 +339,7 @@ def test_container_quota(tmp_path):
     (old / "cpu.cfs_quota_us").write_text("300000")
     (old / "cpu.cfs_period_us").write_text("100000")
     assert read(tmp_path / "cgroup", tmp_path / "fs") == 3
-    assert read(tmp_path / "missing", tmp_path / "fs") == cores.MAX_WORKERS
+    assert read(tmp_path / "missing", tmp_path / "fs") == machine.MAX_WORKERS
 
 
 @pytest.mark.parametrize("futex", [True, False])

@@ -25,11 +25,7 @@ import rlx
 from rlx.backends.cpu.kernels.qgemm import dot
 from rlx.backends.cpu.kernels.qgemm.dot import Dotprod
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
-from rlx.backends.cpu.kernels.qgemm.qgemm import (
-    ROW_BLOCK_BYTES,
-    has_integer_path,
-    row_layout,
-)
+from rlx.backends.cpu.kernels.qgemm.qgemm import ROW_BLOCK_BYTES, has_integer_path, row_layout
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS
 from rlx.backends.cpu.layouts.quant_rows import dequantized_rows, quantize_rows
 from rlx.ir.dtype import DType

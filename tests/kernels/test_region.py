@@ -10,11 +10,11 @@ import pytest
 from program_support import HOST, SETUPS, TARGETS, Native, compare, kernels_for, reference
 from region_support import BOTH, ONE, assert_close, awkward, fused, graph_for, named, plain
 
-from rlx.backends.cpu.kernels.loops.elements import NAMES
 from rlx.ir.dtype import ALL, DType, bool_
 from rlx.ir.graph import Graph
 from rlx.ir.op import REGISTRY
 from rlx.llvm import jit
+from rlx.llvm.nest.elements import NAMES
 
 UNARY = sorted(n for n in NAMES if n in REGISTRY and REGISTRY[n].num_required == 1)
 BINARY = sorted(n for n in NAMES if n in REGISTRY and REGISTRY[n].num_required == 2)

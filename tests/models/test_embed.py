@@ -26,7 +26,7 @@ from rlx.models.build_graph import EntryPoint, build_graph
 from rlx.models.encoder_inputs import Tokens
 from rlx.models.encoder_runner import BATCH_TOKENS
 from rlx.models.model_file import ModelFile
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 MINILM = cached("all-minilm-l6-v2")  # before the cache is elsewhere

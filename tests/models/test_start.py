@@ -25,7 +25,7 @@ from rlx.models.build_graph import SAMPLE
 from rlx.models.compile import compile_model
 from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.model_file import ModelFile
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 from rlx.runtime.aot import AotCache
 from rlx.runtime.params import ParamStore
 

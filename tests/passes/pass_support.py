@@ -12,10 +12,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.interp import run
 from rlx.ir.text import parse_graph, print_graph
 from rlx.ir.verify import verify
-from rlx.passes.cse import cse
-from rlx.passes.dce import dce
-from rlx.passes.fold import fold
-from rlx.passes.fuse import FUSIONS
+from rlx.passes.fusion import FUSIONS
+from rlx.passes.redundancy import cse, dce, fold
 from rlx.passes.report import FusionReport
 from rlx.passes.simplify import simplify
 

@@ -8,10 +8,8 @@ from pass_support import assert_becomes, assert_same_results, assert_stays, kind
 from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
-from rlx.passes.cse import cse
-from rlx.passes.dce import dce
-from rlx.passes.fold import fold
 from rlx.passes.pipeline import recursive
+from rlx.passes.redundancy import cse, dce, fold
 from rlx.passes.simplify import simplify
 
 X = '%x "x": [n, 4] f32 = input\n'

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pass_support import assert_same_results, fused, kinds, reasons
 
-import rlx.passes.fuse as fuse_package
+import rlx.passes.fusion as fuse_package
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
@@ -18,8 +18,8 @@ from rlx.ir.op import REGISTRY, Op
 from rlx.ir.op import op as op_record
 from rlx.ir.quant.scheme import QuantScheme, encode
 from rlx.ir.shape import Shape
-from rlx.passes.fuse import FUSIONS, add_rules, fuse
-from rlx.passes.fuse.activation import ACTIVATION, formula_pattern
+from rlx.passes.fusion import FUSIONS, add_rules, fuse
+from rlx.passes.fusion.activation import ACTIVATION, formula_pattern
 from rlx.passes.pattern import Capture, Match, OpPattern, op
 from rlx.passes.prepare import split_prepare
 from rlx.passes.rewrite import Rule

@@ -10,7 +10,7 @@ from pass_support import assert_same_results, fused, kinds, parsed
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 from rlx.ir.verify import verify
-from rlx.passes.fuse.region import MOST_NODES, fuse_regions
+from rlx.passes.fusion.region import MOST_NODES, fuse_regions
 
 LAST: dict[str, Any] = {"axis": (-1,), "keepdims": True}
 

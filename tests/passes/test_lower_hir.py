@@ -9,16 +9,15 @@ import pytest
 from sequence_cases import CASES, SIZES, Case
 
 from rlx.errors import OptionError, VerifyError
-from rlx.ir import lowering
+from rlx.ir import hir
 from rlx.ir.graph import Graph
-from rlx.ir.hir import REGISTERED, Block, HirModule, block
+from rlx.ir.hir import REGISTERED, Block, FusionPolicy, HirModule, block
 from rlx.ir.interp import evaluate, run
-from rlx.ir.lowering import FusionPolicy
 from rlx.ir.module import GraphModule
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY
 from rlx.ir.verify import verify
-from rlx.passes.lower_hir import lower_hir
+from rlx.passes.pipeline import lower_hir
 
 POLICIES = list(FusionPolicy)
 # what a fusable lowering may be made of; the last line are ops that have no primitive form
@@ -131,9 +130,9 @@ def layers(count: int) -> HirModule:
 
 def test_identical_layers_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = lowering._lowered
-    monkeypatch.setattr(lowering, "_lowered", lambda *a: calls.append(a[0].label) or real(*a))
-    monkeypatch.setattr(lowering, "_templates", {})
+    real = hir._lowered
+    monkeypatch.setattr(hir, "_lowered", lambda *a: calls.append(a[0].label) or real(*a))
+    monkeypatch.setattr(hir, "_templates", {})
     graph = lower_hir(layers(28), "fusable")
     # a record remembers its inference, so the templates are made here: one per block and policy
     assert len(calls) <= 4 and set(calls) <= {"rms_norm", "linear"}

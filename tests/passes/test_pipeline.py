@@ -16,7 +16,7 @@ from rlx.ir.dim import sym
 from rlx.ir.graph import Graph
 from rlx.ir.hir import HirModule
 from rlx.ir.interp import evaluate, run
-from rlx.ir.origin import Origin
+from rlx.ir.node import Origin
 from rlx.passes.pipeline import NAMES, PIPELINE, PipelineResult, run_pipeline
 from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import Editor

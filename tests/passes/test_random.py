@@ -16,13 +16,11 @@ from random_graphs import arguments, graphs
 from rlx.ir.graph import Graph
 from rlx.ir.interp import run
 from rlx.ir.verify import verify
-from rlx.passes.cse import cse
-from rlx.passes.dce import dce
-from rlx.passes.fold import fold
-from rlx.passes.fuse import FUSIONS, fuse
+from rlx.passes.fusion import FUSIONS, fuse
 from rlx.passes.legalize import legalize
 from rlx.passes.precision import lower_precision
 from rlx.passes.prepare import split_prepare
+from rlx.passes.redundancy import cse, dce, fold
 from rlx.passes.simplify import simplify
 
 SIZES = {"n": 3, "m": 2}

@@ -18,7 +18,7 @@ from small_model import CLOSE, build, component, expected, inputs, weights
 import rlx
 from rlx import AotCache, CompileOptions, ModelCompilePipeline, ParamStore
 from rlx.llvm.jit import counters as jit
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact
 
@@ -139,7 +139,7 @@ f, _ = p.get_or_specialize_aot(component(), build, {{"threads": 1}})
 x = inputs(1, 4)
 assert np.allclose(f.run(x=x)[0], expected(x, weights()), rtol=2e-5, atol=2e-5)
 from rlx.llvm.jit import counters as jit
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 assert p.aot.counters.hits == 1
 assert sys.modules["llvmlite"] is None and "rlx.llvm.emit_object" not in sys.modules
 print(counters.passes, counters.plans, jit.compilations)

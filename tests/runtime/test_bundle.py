@@ -57,7 +57,7 @@ if {give}:
 x = inputs(1, 4)
 np.testing.assert_allclose(bundle["short"].run(x=x)[0], expected(x, weights()), **CLOSE)
 from rlx.llvm.jit import counters as jit
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 print(counters.passes, jit.compilations, sys.modules["llvmlite"])
 """
 

@@ -27,7 +27,7 @@ from rlx import (
     OptionError,
     ParamStore,
 )
-from rlx.passes.count import counters
+from rlx.passes.report import counters
 from rlx.specialize.component import CompilationMode
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import rlx
 from rlx import CompileOptions, DimBinding, Graph, Phase, Session, derive_phases
-from rlx.passes.schedule import schedule_phases
+from rlx.passes.pipeline import schedule_phases
 
 DEVICES = ["reference", "cpu"]
 

@@ -16,11 +16,10 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.ir.op import Array
-from rlx.llvm.jit import counters, has_compiler
+from rlx.llvm.jit import counters, has_compiler, trim_compiler_memory
 from rlx.llvm.target import Target
-from rlx.llvm.trim_memory import trim_compiler_memory
 from rlx.specialize.options import CompileOptions
-from rlx.support.cores import usable_cores, worker_count
+from rlx.support.machine import usable_cores, worker_count
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.compiler import Compiler

@@ -35,8 +35,8 @@ from rlx.llvm.disk_cache import DiskCache
 from rlx.llvm.jit import Kernel, Unit, compile_unit, counters
 from rlx.llvm.target import Target
 from rlx.specialize.options import CompileOptions
-from rlx.support.cores import physical_cores, usable_cores, worker_count
 from rlx.support.files import cache_directory
+from rlx.support.machine import physical_cores, usable_cores, worker_count
 from rlx.support.settings import setting
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from rlx.backends.cpu.relocatable import (
     HostCall,
     RelocatableProgram,
 )
-from rlx.ir.bind import bind_op
+from rlx.ir.binding import bind_op
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.llvm.jit import Kernel

@@ -21,7 +21,7 @@ import numpy as np
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.executor.select import get_executor
 from rlx.backends.cpu.program import Program
-from rlx.support.cores import MAX_WORKERS, usable_cores, worker_count
+from rlx.support.machine import MAX_WORKERS, usable_cores, worker_count
 
 SPIN = 20e-6
 """Seconds of waiting without letting other threads run."""

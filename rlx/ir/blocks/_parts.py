@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
-from rlx.ir.ops._decompose import activate
+from rlx.ir.ops._common import activate
 
 
 def weight(g: Graph, w: Value, transposed: bool) -> Value:

@@ -8,7 +8,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
-from rlx.ir.ops._decompose import cast
+from rlx.ir.ops._common import cast
 from rlx.ir.ops.attention import Attention as AttentionOp
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import normalize_axis

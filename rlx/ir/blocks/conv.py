@@ -6,8 +6,7 @@ from rlx.errors import ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
-from rlx.ir.ops._common import require_rank
-from rlx.ir.ops._decompose import activate
+from rlx.ir.ops._common import activate, require_rank
 from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.conv import DepthwiseConv1dCausal as DepthwiseOp
 

@@ -1,12 +1,17 @@
-"""Feed-forward networks of a transformer layer."""
+"""Feed-forward networks of a transformer layer.
+
+Mixtures of experts.
+"""
 
 from __future__ import annotations
 
-from rlx.ir.blocks._parts import product, product_parts
+from rlx.errors import AttributeValueError
+from rlx.ir.blocks._parts import leading, product, product_parts
+from rlx.ir.dtype import promote
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
-from rlx.ir.ops._decompose import activate
+from rlx.ir.ops._common import activate, cast, require_rank, wide
 from rlx.ir.ops.activation import require_activation
 
 
@@ -72,3 +77,59 @@ class GeluFfn(Block):
     ) -> Value:
         hidden = product(g, x, up_w, up_bias, self.activation)
         return product(g, hidden, down_w, down_bias, None)
+
+
+@block("moe_ffn")
+class MoeFfn(Block):
+    """Each token through the `top_k` experts its router prefers, weighted by their scores.
+
+    x [..., K], router_w [K, E], up_w and gate_w [E, K, F], down_w [E, F, K]. An expert is
+    (activation(x·gate) * (x·up))·down. Scores are softmax (or, with `scoring="sigmoid"`, sigmoid)
+    of x·router; `normalize` makes those of the chosen experts sum to 1; `scale` multiplies them.
+    """
+
+    top_k: int
+    normalize: bool = True
+    activation: str = "silu"
+    scoring: str = "softmax"
+    scale: float = 1.0
+
+    def check(self) -> None:
+        require_activation(self.activation, self.label)
+        if self.scoring not in ("softmax", "sigmoid"):
+            raise AttributeValueError(
+                "unknown scoring", where=f"{self.label}.scoring", got=repr(self.scoring),
+                expected="softmax or sigmoid",
+            )  # fmt: skip
+
+    def fusable(
+        self, g: Graph, x: Value, router_w: Value, up_w: Value, gate_w: Value, down_w: Value
+    ) -> Value:
+        require_rank(router_w.shape, 2, "router_w")
+        tokens, width = leading(x), x.shape.dims[-1]
+        flat = g.reshape(x, shape=(tokens, width))
+        scores, chosen = self._routes(g, flat, router_w)
+        slots = tokens * self.top_k
+        rows = g.expand(
+            g.reshape(flat, shape=(tokens, 1, width)), shape=(tokens, self.top_k, width)
+        )
+        rows = g.reshape(rows, shape=(slots, width))
+        expert = g.reshape(chosen, shape=(slots,))
+        gate = activate(g, g.grouped_matmul(rows, gate_w, expert), self.activation)
+        hidden = g.mul(gate, g.grouped_matmul(rows, up_w, expert))
+        y = g.grouped_matmul(hidden, down_w, expert)
+        y = g.reshape(wide(g, y), shape=(tokens, self.top_k, y.shape.dims[1]))
+        y = g.sum(g.mul(y, g.reshape(scores, shape=(tokens, self.top_k, 1))), axis=(1,))
+        dtype = promote(*[v.shape.dtype for v in (x, up_w, gate_w, down_w)])
+        return cast(g, g.reshape(y, shape=(*x.shape.dims[:-1], y.shape.dims[1])), dtype)
+
+    def _routes(self, g: Graph, flat: Value, router_w: Value) -> tuple[Value, Value]:
+        """(scores, expert numbers), both [tokens, top_k]."""
+        logits = wide(g, g.matmul(flat, router_w))
+        every = g.softmax(logits, axis=-1) if self.scoring == "softmax" else g.sigmoid(logits)
+        scores, chosen = g.top_k(every, k=self.top_k, axis=-1)
+        if self.normalize:
+            scores = g.div(scores, g.sum(scores, axis=(-1,), keepdims=True))
+        if self.scale != 1.0:
+            scores = g.mul(scores, self.scale)
+        return scores, chosen

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rlx.ir.graph import Graph
-from rlx.ir.hir import Block, block
-from rlx.ir.lowering import is_state
+from rlx.ir.hir import Block, block, is_state
 from rlx.ir.node import Value
 from rlx.ir.ops.scan import GatedDeltaNet as GatedDeltaNetOp
 

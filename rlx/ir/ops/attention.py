@@ -15,6 +15,7 @@ from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType, u8
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
+    cast,
     compute,
     quiet,
     require_float,
@@ -22,8 +23,8 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
     upcast,
+    wide,
 )
-from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.shape import Shape, broadcast_dims
 

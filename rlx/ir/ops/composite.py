@@ -21,8 +21,8 @@ from rlx.errors import RlxError
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.interp import Program
+from rlx.ir.node import UNKNOWN
 from rlx.ir.op import Array, Cost, Inferred, Op
-from rlx.ir.origin import UNKNOWN
 from rlx.ir.shape import Shape
 
 

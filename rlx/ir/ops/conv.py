@@ -17,14 +17,15 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
+    cast,
     compute,
     require_float,
     require_rank,
     require_same,
     rounded,
     upcast,
+    wide,
 )
-from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType, f32, i32
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
+    cast,
     quiet,
     require_float,
     require_indices,
@@ -24,7 +25,6 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
-from rlx.ir.ops._decompose import cast
 from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, row_products, widened
 from rlx.ir.quant.scheme import QuantScheme, decode
 from rlx.ir.shape import Shape

@@ -24,8 +24,19 @@ import numpy as np
 from rlx.errors import AttributeValueError, DTypeError
 from rlx.ir.dtype import DType, bool_, f32
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import ANY, NUMERIC, REAL, compute, quiet, require_kind, rounded
-from rlx.ir.ops._decompose import as_real, cast, real_type, wide
+from rlx.ir.ops._common import (
+    ANY,
+    NUMERIC,
+    REAL,
+    as_real,
+    cast,
+    compute,
+    quiet,
+    real_type,
+    require_kind,
+    rounded,
+    wide,
+)
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:

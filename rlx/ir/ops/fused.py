@@ -12,8 +12,7 @@ from rlx.errors import ShapeError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, same
 from rlx.ir.op import Cost, Inferred, op
-from rlx.ir.ops._common import require_float, result_type
-from rlx.ir.ops._decompose import activate, cast, wide
+from rlx.ir.ops._common import activate, cast, require_float, result_type, wide
 from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.attention import by_head
 from rlx.ir.ops.composite import Composite, graph_flops, traffic

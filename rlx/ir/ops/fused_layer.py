@@ -13,8 +13,7 @@ from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
 from rlx.ir.op import op
-from rlx.ir.ops._common import require_float, require_rank, result_type
-from rlx.ir.ops._decompose import activate, cast, wide
+from rlx.ir.ops._common import activate, cast, require_float, require_rank, result_type, wide
 from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.attention import Attention
 from rlx.ir.ops.composite import Composite

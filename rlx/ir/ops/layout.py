@@ -16,8 +16,7 @@ from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dim import Dim, Expr, Monomial, expand, same
 from rlx.ir.dtype import DType, i64, promote
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import normalize_axes, rounded
-from rlx.ir.ops._decompose import size_value
+from rlx.ir.ops._common import normalize_axes, rounded, size_value
 from rlx.ir.shape import Shape, normalize_axis
 
 if TYPE_CHECKING:

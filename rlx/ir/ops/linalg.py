@@ -13,8 +13,7 @@ from rlx.ir import dtype as dt
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import compute, require_float, require_same, rounded
-from rlx.ir.ops._decompose import cast, size_value, wide
+from rlx.ir.ops._common import cast, compute, require_float, require_same, rounded, size_value, wide
 from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
     NUMERIC,
+    cast,
     quiet,
     require_float,
     require_indices,
@@ -23,8 +24,8 @@ from rlx.ir.ops._common import (
     require_same,
     result_type,
     rounded,
+    wide,
 )
-from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.ops.composite import Composite
 from rlx.ir.shape import Shape, broadcast_dims, normalize_axis
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dim import Dim, same
 from rlx.ir.op import Cost, op
-from rlx.ir.ops._common import require_float, result_type
-from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops._common import cast, require_float, result_type, wide
 from rlx.ir.ops.composite import Composite, traffic
 from rlx.ir.shape import Shape, normalize_axis
 

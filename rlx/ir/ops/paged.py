@@ -13,6 +13,7 @@ from rlx.ir.dim import same
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
+    cast,
     compute,
     quiet,
     require_float,
@@ -21,8 +22,8 @@ from rlx.ir.ops._common import (
     require_rank,
     require_same,
     rounded,
+    wide,
 )
-from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.ops.attention import attention_weights, check_heads, require_sinks
 from rlx.ir.shape import Shape
 

@@ -13,8 +13,7 @@ from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f64, i64
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import compute, require_float, rounded
-from rlx.ir.ops._decompose import cast, size_value, wide
+from rlx.ir.ops._common import cast, compute, require_float, rounded, size_value, wide
 from rlx.ir.ops.conv import (
     Window,
     make_window,

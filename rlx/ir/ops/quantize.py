@@ -18,8 +18,7 @@ from rlx.ir import dtype as dt
 from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import compute, quiet, require_float, rounded, upcast
-from rlx.ir.ops._decompose import cast, wide
+from rlx.ir.ops._common import cast, compute, quiet, require_float, rounded, upcast, wide
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, encode
 from rlx.ir.shape import Shape, normalize_axis
 

@@ -18,13 +18,17 @@ from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
     ANY,
     REAL,
+    as_real,
+    cast,
     compute,
     normalize_axes,
     quiet,
+    real_type,
     require_kind,
     rounded,
+    size_value,
+    wide,
 )
-from rlx.ir.ops._decompose import as_real, cast, real_type, size_value, wide
 from rlx.ir.ops.control import make_body
 from rlx.ir.shape import Shape, normalize_axis
 

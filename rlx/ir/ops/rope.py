@@ -12,6 +12,7 @@ from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
+    cast,
     compute,
     quiet,
     require_float,
@@ -21,8 +22,8 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
     upcast,
+    wide,
 )
-from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.ops.attention import (
     Heads,
     by_head,

@@ -18,6 +18,7 @@ from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import (
+    cast,
     compute,
     quiet,
     require_float,
@@ -25,8 +26,8 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
     upcast,
+    wide,
 )
-from rlx.ir.ops._decompose import cast, wide
 from rlx.ir.ops.control import make_body
 from rlx.ir.shape import Shape
 

@@ -1,4 +1,7 @@
-"""Where tensors come from, and the one op that writes to a state."""
+"""Where tensors come from, and the one op that writes to a state.
+
+Ops about where elements lie, not what they are.
+"""
 
 from __future__ import annotations
 
@@ -122,3 +125,14 @@ class StateUpdate(Op):
         result = np.array(state)
         result[(slice(None),) * axis + (slots,)] = update
         return result
+
+
+@op("contiguous")
+class Contiguous(Op):
+    """The same tensor, row-major in memory of its own: a strided view made plain."""
+
+    def infer(self, x: Shape) -> Shape:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return np.array(x, order="C")

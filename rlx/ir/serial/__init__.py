@@ -19,9 +19,8 @@ from typing import Any
 
 from rlx.errors import FormatError, RlxError
 from rlx.ir.graph import Graph
-from rlx.ir.hir import HirModule
+from rlx.ir.hir import FusionPolicy, HirModule
 from rlx.ir.lir import Lir
-from rlx.ir.lowering import FusionPolicy
 from rlx.ir.module import GraphModule
 from rlx.ir.serial.plan import read_lir, write_lir
 from rlx.ir.serial.reader import Reader

@@ -8,14 +8,13 @@ from math import prod
 from typing import Any, NoReturn, TypeVar
 
 from rlx.errors import FormatError, VerifyError
-from rlx.ir import elements
+from rlx.ir import attrs
 from rlx.ir.attrs import Body, Data, MaskKind
 from rlx.ir.dim import MAX_DEGREE, MAX_TERMS, Atom, Dim, Expr, FloorDiv, sym
 from rlx.ir.dtype import BY_NAME, DType
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Value
+from rlx.ir.node import UNKNOWN, Node, Origin, Value
 from rlx.ir.op import Op, make_op
-from rlx.ir.origin import UNKNOWN, Origin
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.serial.writer import MAX_DEPTH, int_bytes
 from rlx.ir.shape import Shape
@@ -184,7 +183,7 @@ class Reader:
         if not shape.is_static:
             self.fail("a constant of unknown size", got=shape)
         raw = self.take(prod(shape.static_dims) * shape.dtype.bytes)
-        return Data(elements.from_bytes(raw, shape))
+        return Data(attrs.from_bytes(raw, shape))
 
     def _body(self) -> Body:
         self.nest()

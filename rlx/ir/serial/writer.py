@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlx.errors import FormatError
-from rlx.ir import elements
+from rlx.ir import attrs
 from rlx.ir.attrs import Body, Data, MaskKind
 from rlx.ir.dim import Expr, FloorDiv
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.node import Value
+from rlx.ir.node import Origin, Value
 from rlx.ir.op import Op
-from rlx.ir.origin import Origin
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
@@ -133,7 +132,7 @@ class Writer:
         return b"q" + text(value.name)
 
     def _data(self, value: Data) -> bytes:
-        return b"D" + self.shape(value.shape) + elements.to_bytes(value.array)
+        return b"D" + self.shape(value.shape) + attrs.to_bytes(value.array)
 
     def _body(self, value: Body) -> bytes:
         self._nest()

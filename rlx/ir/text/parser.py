@@ -9,9 +9,8 @@ from typing import Any
 from rlx.errors import RlxError, VerifyError
 from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Value, infer
+from rlx.ir.node import UNKNOWN, Node, Origin, Value, infer
 from rlx.ir.op import Op, make_op
-from rlx.ir.origin import UNKNOWN, Origin
 from rlx.ir.shape import Shape
 from rlx.ir.text.lexer import Source, Token
 from rlx.ir.text.reader import Reader

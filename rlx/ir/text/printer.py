@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import AttributeValueError
-from rlx.ir import elements
+from rlx.ir import attrs
 from rlx.ir.attrs import Body, Data, MaskKind
 from rlx.ir.dim import Dim, Expr, FloorDiv
 from rlx.ir.dtype import BY_NAME, DType
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node
+from rlx.ir.node import Node, Origin
 from rlx.ir.op import Op
-from rlx.ir.origin import Origin
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
@@ -78,7 +77,7 @@ def write_array(data: Data) -> str:
         texts = [_element(x, data.shape.dtype) for x in items]
         if _reads_back(texts, array):
             return _nest(texts, array.shape)
-    return f'base64 "{base64.b64encode(elements.to_bytes(array)).decode()}"'
+    return f'base64 "{base64.b64encode(attrs.to_bytes(array)).decode()}"'
 
 
 def _element(value: Any, dtype: DType) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.errors import RlxError
-from rlx.ir import elements
+from rlx.ir import attrs
 from rlx.ir.attrs import Data, MaskKind
 from rlx.ir.dim import Dim, sym
 from rlx.ir.dtype import BY_NAME, DType
@@ -309,7 +309,7 @@ class Reader:
         try:
             if self.take("base64"):
                 raw = base64.b64decode(self.string(), validate=True)
-                return Data(elements.from_bytes(raw, shape))
+                return Data(attrs.from_bytes(raw, shape))
             flat: list[Any] = []
             dims = self._elements(flat, shape.dtype)
             if dims != shape.dims:

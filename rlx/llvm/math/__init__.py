@@ -8,21 +8,20 @@ hold on every target; `tests/kernels/test_math.py` measures them.
 from collections.abc import Callable
 
 from rlx.llvm.builder import Value
-from rlx.llvm.math.erf import erf, erfc
+from rlx.llvm.math.erf import erf, erfc, gelu
 from rlx.llvm.math.exponential import (
     exp,
     exp2,
     exp_down,
     expm1,
     gelu_tanh,
+    pow,
     sigmoid,
     silu,
     softplus,
     tanh,
 )
-from rlx.llvm.math.gelu import gelu
 from rlx.llvm.math.logarithm import log, log1p
-from rlx.llvm.math.power import pow
 from rlx.llvm.math.rounding import ceil, floor, floor_div, fmod, mod, round_even, trunc
 from rlx.llvm.math.trig import atan, atan2, cos, sin, tan
 

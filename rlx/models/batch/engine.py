@@ -33,7 +33,7 @@ from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
 from rlx.models.model_file import ModelFile
 from rlx.models.sampling import GenerationSettings
-from rlx.runtime.machine import free_memory
+from rlx.support.machine import free_memory
 
 
 class Engine:

@@ -10,15 +10,17 @@
             ...
 
 The docstring lists the args the kernel reads, in order; whoever makes steps for it must give them.
+
+The args of a kernel by name, for kernels that have many.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
-from rlx.llvm.builder import Module
+from rlx.llvm.builder import Function, Module, Value, i64, ptr
 from rlx.llvm.jit import Kernel, Unit, compile_many, counters
 from rlx.llvm.target import Target
 from rlx.support.settings import debug, debug_level
@@ -66,3 +68,27 @@ def compile_specs(specs: Iterable[KernelSpec], target: Target) -> dict[KernelSpe
             if debug_level() >= 7:
                 debug(7, unit_of(spec, target).assembly())
     return dict(zip(distinct, kernels, strict=True))
+
+
+class Operands:
+    """Args read where they are first asked for; `o["name"]` is a pointer or an i64.
+
+    Ask for an arg in a block that comes before all its uses: at the start of a function, usually by
+    making the object with every name the function needs.
+    """
+
+    def __init__(
+        self,
+        f: Function,
+        order: Sequence[str],
+        pointers: Collection[str],
+        wanted: Collection[str] | None = None,
+    ) -> None:
+        self.values: dict[str, Value] = {}
+        for index, name in enumerate(order):
+            if wanted is None or name in wanted:
+                type_ = ptr if name in pointers else i64
+                self.values[name] = f.arg(f["args"], index, type_)
+
+    def __getitem__(self, name: str) -> Value:
+        return self.values[name]

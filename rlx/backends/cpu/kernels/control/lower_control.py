@@ -23,7 +23,7 @@ from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.control import Scan, WhileLoop
 from rlx.llvm.target import Target
-from rlx.support.cores import usable_cores
+from rlx.support.machine import usable_cores
 
 _FOREVER = (1 << 63) - 1
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.args import Operands
 from rlx.backends.cpu.kernels.conv.row_loads import RowLoads, store_masked
-from rlx.backends.cpu.kernels.loops.elements import activate
-from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
+from rlx.llvm.nest.elements import activate
 from rlx.llvm.storage import compute_type, load, memory_type, narrow
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from rlx.backends.cpu.kernels.args import Operands
 from rlx.backends.cpu.kernels.conv.row_loads import from_raw, raw_vector, store_masked
-from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f64, i32, i64, vec
 from rlx.llvm.storage import compute_type

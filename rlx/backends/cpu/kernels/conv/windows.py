@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.args import Operands
 from rlx.backends.cpu.kernels.conv.row_loads import RowLoads, store_masked
+from rlx.backends.cpu.kernels.spec import Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Value
 from rlx.llvm.storage import memory_type

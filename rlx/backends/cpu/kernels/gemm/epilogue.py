@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
-from rlx.backends.cpu.kernels.loops.elements import activate
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
+from rlx.llvm.nest.elements import activate
 from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 

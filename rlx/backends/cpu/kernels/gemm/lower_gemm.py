@@ -16,7 +16,6 @@ from rlx.backends.cpu.kernels.gemm.gemv import GemvAxpy, GemvDot
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, Route, table_bytes
 from rlx.backends.cpu.kernels.gemm.strassen import Strassen
 from rlx.backends.cpu.kernels.gemm.strassen_twice import StrassenTwice
-from rlx.backends.cpu.kernels.loops.elements import can_activate
 from rlx.backends.cpu.layouts.pack import read_layout
 from rlx.backends.cpu.lowering import (
     Context,
@@ -32,6 +31,7 @@ from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.dtype import DType, f32, f64
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
+from rlx.llvm.nest.elements import can_activate
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from rlx.backends.cpu.kernels.args import Operands
 from rlx.backends.cpu.kernels.linalg.fft_passes import (
     Complex,
     Passes,
@@ -27,7 +26,7 @@ from rlx.backends.cpu.kernels.linalg.fft_passes import (
     twiddles,
     working_length,
 )
-from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Module, Value, f32, i64, vec
 from rlx.llvm.storage import load, memory_type

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.args import Operands
-from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f32, f64, i64, vec
 from rlx.llvm.storage import load, memory_type, store

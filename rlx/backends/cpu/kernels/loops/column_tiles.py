@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlx.backends.cpu.kernels.loops.instructions import IterPoint, NestBody, VectorPoint
-from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State
-from rlx.backends.cpu.kernels.loops.registers import (
+from rlx.backends.cpu.kernels.loops.split_rows import STATE_SLOT, Split
+from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
+from rlx.ir.dtype import DType, bool_, c64
+from rlx.llvm.builder import Function, Module, Type, Value, i8, i64, ptr
+from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
+from rlx.llvm.nest.reductions import Accumulator, State
+from rlx.llvm.nest.registers import (
     Element,
     joined,
     lanes_for,
@@ -20,10 +24,6 @@ from rlx.backends.cpu.kernels.loops.registers import (
     register_type,
     spread,
 )
-from rlx.backends.cpu.kernels.loops.split_rows import STATE_SLOT, Split
-from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
-from rlx.ir.dtype import DType, bool_, c64
-from rlx.llvm.builder import Function, Module, Type, Value, i8, i64, ptr
 from rlx.loops.nest import ROW, Apply, BoundsCheck, Nest, Reduce
 from rlx.loops.stages import Pass, Stages
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.loops.instructions import IterPoint, NestBody, VectorPoint
-from rlx.backends.cpu.kernels.loops.registers import Element, lanes_for, masks_tail
 from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
 from rlx.llvm.builder import Function, Module, Value
+from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
+from rlx.llvm.nest.registers import Element, lanes_for, masks_tail
 from rlx.loops.nest import Nest
 from rlx.loops.stages import Pass, Stages
 

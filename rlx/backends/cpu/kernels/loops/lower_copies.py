@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rlx.backends.cpu.kernels.loops.lower_indexing import write_at
+from rlx.backends.cpu.kernels.loops.indexing import write_at
 from rlx.backends.cpu.kernels.loops.lower_region import launch_for
 from rlx.backends.cpu.kernels.recurrent.lower_recurrent import is_written
 from rlx.backends.cpu.lowering import Context, KernelLaunch, lowers

@@ -1,16 +1,31 @@
-"""Lowering of loop nests: fused regions, and single elementwise, layout, reduction or norm ops."""
+"""Lowering of loop nests: fused regions, and single elementwise, layout, reduction or norm ops.
+
+The CPU kernel of a loop nest: which emitter its schedule takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
-from rlx.backends.cpu.kernels.loops.column_tiles import WIDTH
-from rlx.backends.cpu.kernels.loops.elements import NAMES
-from rlx.backends.cpu.kernels.loops.nest_kernel import NestKernel
-from rlx.backends.cpu.kernels.loops.rows import can_stream_stores, scratch_sizes
-from rlx.backends.cpu.kernels.loops.split_rows import STATE_SLOT, Split, last_stage, state_slots
+from rlx.backends.cpu.kernels.loops.column_tiles import WIDTH, ColumnTileEmitter, is_tall
+from rlx.backends.cpu.kernels.loops.lane_rows import LaneRowEmitter
+from rlx.backends.cpu.kernels.loops.rows import (
+    RowEmitter,
+    StreamingStoreEmitter,
+    can_stream_stores,
+    scratch_sizes,
+)
+from rlx.backends.cpu.kernels.loops.split_rows import (
+    STATE_SLOT,
+    Split,
+    SplitRowEmitter,
+    last_stage,
+    state_slots,
+)
+from rlx.backends.cpu.kernels.loops.transpose_tiles import TransposeEmitter
+from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.lowering import (
     TABLE,
     Context,
@@ -28,16 +43,64 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, on_register
 from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape
+from rlx.llvm.builder import Module
+from rlx.llvm.nest.elements import NAMES, has_vector_code
 from rlx.llvm.target import Target
 from rlx.loops.decompose import graph_of, is_decomposed
 from rlx.loops.index_rules import FOLDS, MOVES
+from rlx.loops.nest import Apply, Arg, Nest, Quantity, Reduce
 from rlx.loops.nest import Arg as NestArg
-from rlx.loops.nest import Quantity
 from rlx.loops.partition import partition
 from rlx.loops.schedule import NODE, REPORT, Address, ArgSource, ScheduledNest, schedule
 from rlx.loops.trace import Buffer, Source
-from rlx.support.cores import usable_cores
+from rlx.support.machine import usable_cores
 from rlx.support.records import dataclass
+
+
+@dataclass(frozen=True)
+class NestKernel(KernelSpec):
+    """args: those of the nest; then the scratch address and bytes per worker (`scratch`), or those
+    of `split`.
+
+    With `streaming`, results are written by streaming stores."""
+
+    nest: Nest
+    columns: bool = False
+    scratch: tuple[Arg, Arg] | None = None
+    split: Split | None = None
+    streaming: bool = False
+
+    def emit(self, m: Module) -> None:
+        if self.columns:
+            tall = self.split is not None or is_tall(self.nest)
+            made = (
+                ColumnTileEmitter(m, self.nest, self.split)
+                if tall
+                else LaneRowEmitter(m, self.nest)
+            )
+            made.emit()
+        elif self.split is not None:
+            SplitRowEmitter(m, self.nest, self.split).emit()
+        elif self.nest.tiled:
+            TransposeEmitter(m, self.nest).emit()
+        elif self.streaming:
+            StreamingStoreEmitter(m, self.nest).emit()
+        else:
+            RowEmitter(m, self.nest, self.scratch).emit()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.nest, self.columns, self.scratch, self.split, self.streaming))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def label(self) -> str:
+        names = [i.record.name for i in self.nest.code if isinstance(i, Apply)]
+        names += [i.kind for i in self.nest.code if isinstance(i, Reduce)]
+        return f"region({', '.join(list(dict.fromkeys(names))[:6]) or 'copy'})"
+
 
 Strides = tuple[Dim, ...]
 
@@ -54,7 +117,7 @@ class RegionKernels:
 def region_kernels(
     op: Op, shapes: tuple[Shape, ...], strides: tuple[Strides, ...]
 ) -> RegionKernels:
-    graph = graph_of(op, shapes)
+    graph = graph_of(op, shapes, has_vector_code)
     inputs = [n.output for n in graph.sources("input")]
     operands = {
         v: Source(Buffer("operand", i), v.shape.dtype, s)
@@ -136,7 +199,7 @@ def _is_region(node: Node) -> bool:
 
 def _lower_decomposed(cls: type[Op]) -> None:
     """Ops that regions compute by their decomposition: those there are, and those to come."""
-    if is_decomposed(cls) and cls.has_decomposition() and cls.name not in TABLE:
+    if is_decomposed(cls, has_vector_code) and cls.has_decomposition() and cls.name not in TABLE:
         when = None if cls.runs_as_region else _is_region
         lowers(cls.name, when=when, scratch=scratch_bytes, strided=True)(lower_region)
 

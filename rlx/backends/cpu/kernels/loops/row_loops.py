@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import reduce
 from math import prod
 
-from rlx.backends.cpu.kernels.loops.instructions import IterPoint, VectorPoint
-from rlx.backends.cpu.kernels.loops.reductions import State, combine_all
-from rlx.backends.cpu.kernels.loops.registers import Element
 from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
 from rlx.llvm.builder import Value
+from rlx.llvm.nest.instructions import IterPoint, VectorPoint
+from rlx.llvm.nest.reductions import State, combine_all
+from rlx.llvm.nest.registers import Element
 
 BLOCK = 8192  # elements summed in f32 before they are added to the f64 sum
 

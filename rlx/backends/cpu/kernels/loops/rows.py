@@ -13,12 +13,12 @@ from __future__ import annotations
 from functools import reduce
 from math import prod
 
-from rlx.backends.cpu.kernels.loops.instructions import IterPoint, NestBody, VectorPoint
-from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State, combine_all
-from rlx.backends.cpu.kernels.loops.registers import Element, lanes_for, masks_tail
 from rlx.backends.cpu.kernels.loops.row_loops import IndexRange, PassLoops
 from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody
 from rlx.llvm.builder import Function, Module, Value, i64
+from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
+from rlx.llvm.nest.reductions import Accumulator, State, combine_all
+from rlx.llvm.nest.registers import Element, lanes_for, masks_tail
 from rlx.llvm.storage import is_aligned
 from rlx.loops.nest import Access, Arg, Nest, Quantity
 from rlx.loops.stages import Pass, Stages

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlx.backends.cpu.kernels.loops.instructions import IterPoint
-from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State
 from rlx.backends.cpu.kernels.loops.row_loops import PassLoops
 from rlx.backends.cpu.kernels.loops.rows import RowEmitter
 from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
 from rlx.llvm.builder import Module, Value, i64
+from rlx.llvm.nest.instructions import IterPoint
+from rlx.llvm.nest.reductions import Accumulator, State
 from rlx.loops.nest import ROW, Arg, Nest
 from rlx.loops.stages import Pass, Stages
 from rlx.support.records import dataclass

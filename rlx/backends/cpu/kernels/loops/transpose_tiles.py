@@ -6,12 +6,12 @@ that every cache line is read and written once.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.loops.instructions import IterPoint, VectorPoint
-from rlx.backends.cpu.kernels.loops.registers import from_memory, raw_type
 from rlx.backends.cpu.kernels.loops.rows import RowEmitter
 from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
 from rlx.ir.dtype import c64
 from rlx.llvm.builder import Function, Module, Value, vec
+from rlx.llvm.nest.instructions import IterPoint, VectorPoint
+from rlx.llvm.nest.registers import from_memory, raw_type
 from rlx.loops.nest import ROW, Access, Instruction, Load, Nest
 
 BLOCK = 64  # rows, and elements of each row, of a work item

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cpu.kernels.loops.instructions import NestBody, VectorPoint
-from rlx.backends.cpu.kernels.loops.reductions import Accumulator, State
-from rlx.backends.cpu.kernels.loops.registers import Element, register_type, spread
-from rlx.backends.cpu.kernels.loops.softmax_weights import may_drop_nan
 from rlx.ir.dtype import bool_
 from rlx.llvm.builder import Value, i8, vec
+from rlx.llvm.nest.instructions import NestBody, VectorPoint, may_drop_nan
+from rlx.llvm.nest.reductions import Accumulator, State
+from rlx.llvm.nest.registers import Element, register_type, spread
 from rlx.loops.nest import Apply, Reduce
 from rlx.loops.stages import Pass, Stages
 

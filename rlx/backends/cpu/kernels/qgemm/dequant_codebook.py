@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.kernels.qgemm.dequant_block import Block, Offset, dequantizes
-from rlx.backends.cpu.kernels.qgemm.dequant_legacy import bits_of, put_codebook
+from rlx.backends.cpu.kernels.qgemm.dequant_formats import bits_of, put_codebook
 from rlx.ir.quant.grids import grid
 from rlx.llvm.builder import Value, f16, f32, i8, i16, i32, vec
 

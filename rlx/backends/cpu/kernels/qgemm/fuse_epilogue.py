@@ -8,7 +8,7 @@ from rlx.ir.dim import same
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.activation import activation_kinds, is_default
-from rlx.passes.fuse.linear import as_vector
+from rlx.passes.fusion.linear import as_vector
 from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Editor, Result, Rule
 

@@ -14,12 +14,12 @@ from rlx.backends.cpu.kernels.qgemm.gather import (
     DequantRows,
     DequantTileRows,
 )
-from rlx.backends.cpu.kernels.qgemm.grouped_qgemm import (
+from rlx.backends.cpu.kernels.qgemm.qgemm import (
+    QuantGemm,
     QuantGroupedGemm,
     QuantizeRoutedRows,
     routed_rows,
 )
-from rlx.backends.cpu.kernels.qgemm.qgemm import QuantGemm
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows
 from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import KernelSpec

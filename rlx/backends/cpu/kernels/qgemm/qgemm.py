@@ -3,6 +3,12 @@
 Rows are cut into blocks that stay in the L2 cache, columns into panels of one column tile (or a
 pair: gate and up). A unit of work is one row block against one panel; each worker takes a
 contiguous range of units. Dot products are of integers; sums of blocks are scaled to f32.
+
+Quantised grouped GEMM for mixture of experts: routed rows times their expert's column tiles.
+
+A chunk of the routing (see `kernels.gemm.grouped_gemm`) is rows of one expert. Its rows, quantised
+in the order of the routing, are tiles of their own. Since the last tile of a chunk may be padded, a
+chunk begins as many rows further on as the padding of the chunks before it can take.
 """
 
 from __future__ import annotations
@@ -10,6 +16,8 @@ from __future__ import annotations
 from functools import partial
 
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
+from rlx.backends.cpu.kernels.gemm.gemm import MC
+from rlx.backends.cpu.kernels.gemm.grouped_gemm import Chunk, each_chunk
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.backends.cpu.kernels.qgemm.block_formats import (
     BLOCKS,
@@ -21,13 +29,14 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
 from rlx.backends.cpu.kernels.qgemm.dot import Vnni, dot_kind
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
 from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
-from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr
+from rlx.llvm.builder import Function, Module, Value, f32, i32, i64, ptr
+from rlx.llvm.storage import memory_type
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
@@ -223,3 +232,67 @@ class QuantGemmEmitter:
         for s in range(self.tiles_per_panel):
             column_tile = f.gep(w, self["column_tile_bytes"]) if s else w
             f.call(tile, f["args"], column_tile, x, f.gep(out, 4 * TILE_COLUMNS * s))
+
+
+def routed_rows(rows: int, experts: int, tile: int) -> int:
+    """Rows of the buffer that holds any routing."""
+    chunks = min(rows, experts + rows // MC)
+    return rows + chunks * (tile - 1)
+
+
+def _first_row(chunk: Chunk, tile: int) -> Value:
+    """The first quantised row of a chunk."""
+    return chunk.start + chunk.number * (tile - 1)
+
+
+@dataclass(frozen=True)
+class QuantizeRoutedRows(QuantizeRows):
+    """args: x, out, rows, k, table"""
+
+    def emit(self, m: Module) -> None:
+        f = m.kernel()
+        x, out, table = (f.arg(f["args"], i) for i in (0, 1, 4))
+        rows, k = (f.arg(f["args"], i, i64) for i in (2, 3))
+        size, blocks, bytes_ = self.sizes(f, k)
+        # A unit is a block of a row: the blocks of every chunk are divided among the workers.
+        for chunk in each_chunk(f, table, rows, blocks):
+            base = f.gep(out, _first_row(chunk, self.layout.tile) * blocks * bytes_)
+            for i in f.range(0, chunk.size):
+                row = f.load(f.gep(chunk.route, i, 4), i32).to(i64)
+                start, width = tile_of(f, self.layout, i, chunk.size, blocks * bytes_)
+                inside = i & self.layout.tile - 1
+                to = f.gep(f.gep(base, start), inside, 4)
+                for b in f.range(chunk.first, chunk.last):
+                    source = f.gep(x, row * k + b * size, memory_type(self.x))
+                    self.block(f, source, f.gep(to, b * bytes_ * width), width, size)
+
+
+@dataclass(frozen=True)
+class QuantGroupedGemm(QuantGemm):
+    """args: those of `QuantGemm`, then table and the bytes of an expert's weight"""
+
+    @property
+    def args(self) -> list[str]:
+        return [*super().args, "table", "w_expert"]
+
+    def emit(self, m: Module) -> None:
+        _GroupedEmitter(self, m).emit()
+
+
+class _GroupedEmitter(QuantGemmEmitter):
+    routed = True
+
+    def arg(self, f: Function, name: str) -> Value:
+        if name == "table":
+            return f.arg(f["args"], self.spec.args.index(name), ptr)
+        return super().arg(f, name)
+
+    def emit(self) -> None:
+        f = self.f
+        self.acc = self.reserve_accumulators()
+        panels = f.ceil_div(self["n"], self.columns)
+        for chunk in each_chunk(f, self["table"], self["m"], panels):
+            x = f.gep(self["x"], _first_row(chunk, self.layout.tile) * self["row"])
+            w = f.gep(self["w"], chunk.expert * self["w_expert"])
+            for p in f.range(chunk.first, chunk.last):
+                self.panel(w, p, x, f.i64(0), chunk.size, chunk.route)

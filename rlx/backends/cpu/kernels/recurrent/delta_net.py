@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from math import sqrt
 
-from rlx.backends.cpu.kernels.args import Operands
 from rlx.backends.cpu.kernels.recurrent.selective_scan import dividing_lanes
-from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, vec
 from rlx.llvm.math import exp

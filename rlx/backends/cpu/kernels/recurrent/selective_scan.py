@@ -6,8 +6,7 @@ stack, and they read contiguous elements of a token.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.args import Operands
-from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, f32, f64, vec
 from rlx.llvm.math import exp

@@ -18,7 +18,7 @@ from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.target import Target
 from rlx.loops.strided_copies import StridedView, copy
 from rlx.loops.trace import Buffer
-from rlx.support.cores import usable_cores
+from rlx.support.machine import usable_cores
 
 
 def _axis_last(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:

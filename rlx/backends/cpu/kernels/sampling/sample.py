@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import cached_property, reduce
 from operator import or_
 
-from rlx.backends.cpu.kernels.loops.registers import from_memory, raw_type, register_type
 from rlx.backends.cpu.kernels.sampling.nucleus import NucleusFilter
 from rlx.backends.cpu.kernels.sampling.top_k import Ascending, Heaps, Ranking
 from rlx.backends.cpu.kernels.spec import KernelSpec
@@ -22,6 +21,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.philox import ROUNDS
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Module, Value, f32, f64, i32, i64, ptr, vec
+from rlx.llvm.nest.registers import from_memory, raw_type, register_type
 from rlx.support.records import dataclass
 
 _LOW = 0xFFFFFFFF

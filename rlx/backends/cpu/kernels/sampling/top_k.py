@@ -7,11 +7,11 @@ wider one has an i64 of its own.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.loops.registers import from_memory, raw_type, register_type
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType, bool_
 from rlx.ir.dtype import i32 as i32_dtype
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr, vec
+from rlx.llvm.nest.registers import from_memory, raw_type, register_type
 from rlx.support.records import dataclass
 
 _MAX_INDEX = 0xFFFFFFFF

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlx.backends.cpu.kernels.loops import complex_numbers
-from rlx.backends.cpu.kernels.loops.registers import Complex, Element, joined, parts, register_type
 from rlx.ir.dtype import DType, bool_, c64
 from rlx.llvm.builder import Function, Type, Value, f32, f64, i32, vec
+from rlx.llvm.nest import arithmetic
+from rlx.llvm.nest.registers import Complex, Element, joined, parts, register_type
 
 NO_POSITION = 0x7FFFFFFF  # argmax of no element
 
@@ -86,7 +86,7 @@ class Accumulator:
         if self.positions:
             return self._combine_positions(a, b)
         if self.kind == "prod" and self.dtype is c64:
-            return list(complex_numbers.mul(f, Complex(*a), Complex(*b)))
+            return list(arithmetic.mul(f, Complex(*a), Complex(*b)))
         return [self._combine_values(x, y) for x, y in zip(a, b, strict=True)]
 
     def _combine_values(self, a: Value, b: Value) -> Value:

@@ -8,18 +8,18 @@ from functools import lru_cache
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.op import registrations
-from rlx.passes.fuse.activation import ACTIVATION
-from rlx.passes.fuse.attention import ATTENTION
-from rlx.passes.fuse.glu import GLU
-from rlx.passes.fuse.linear import LINEAR
-from rlx.passes.fuse.norm import NORM, RESIDUAL
-from rlx.passes.fuse.precision import PRECISION
-from rlx.passes.fuse.region import fuse_regions
-from rlx.passes.fuse.rope import ROPE
-from rlx.passes.fuse.shared_input import share_inputs
+from rlx.passes.fusion.activation import ACTIVATION
+from rlx.passes.fusion.attention import ATTENTION
+from rlx.passes.fusion.casts import PRECISION
+from rlx.passes.fusion.glu import GLU
+from rlx.passes.fusion.linear import LINEAR
+from rlx.passes.fusion.norm import NORM, RESIDUAL
+from rlx.passes.fusion.region import fuse_regions
+from rlx.passes.fusion.rope import ROPE
+from rlx.passes.fusion.shared_input import share_inputs
 from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import OnFire, Rule, apply
-from rlx.passes.simplify_layout import LAYOUT
+from rlx.passes.simplify import LAYOUT
 
 Fusion = Callable[[Graph, FusionReport | None, OnFire | None], Graph]
 

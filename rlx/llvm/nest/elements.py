@@ -11,8 +11,15 @@ import math as numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlx.backends.cpu.kernels.loops import complex_numbers, integers
-from rlx.backends.cpu.kernels.loops.registers import (
+from rlx.errors import CodegenError
+from rlx.ir.dtype import DType, bool_, f32, f64, promote
+from rlx.ir.op import Op, lookup
+from rlx.ir.ops.composite import decomposed
+from rlx.ir.shape import Shape
+from rlx.llvm import math
+from rlx.llvm.builder import Function, Value
+from rlx.llvm.nest import arithmetic
+from rlx.llvm.nest.registers import (
     Complex,
     Element,
     constant,
@@ -24,13 +31,6 @@ from rlx.backends.cpu.kernels.loops.registers import (
     rounded,
     spread,
 )
-from rlx.errors import CodegenError
-from rlx.ir.dtype import DType, bool_, f32, f64, promote
-from rlx.ir.op import Op, lookup
-from rlx.ir.ops.composite import decomposed
-from rlx.ir.shape import Shape
-from rlx.llvm import math
-from rlx.llvm.builder import Function, Value
 
 Operand = tuple[Element, DType]
 
@@ -120,7 +120,7 @@ def _binary(f: Function, record: Any, operands: Sequence[Operand]) -> Element:
     met: DType = record.meet(a_type, b_type)
     x, y = convert(f, a, a_type, met), convert(f, b, b_type, met)
     if isinstance(x, Complex) and isinstance(y, Complex):
-        return complex_numbers.BINARY[record.name](f, x, y)
+        return arithmetic.BINARY[record.name](f, x, y)
     assert isinstance(x, Value) and isinstance(y, Value)
     function = _BINARY.get(record.name)
     if function is None:
@@ -170,9 +170,9 @@ _BINARY: dict[str, Callable[[Function, Value, Value, DType], Value]] = {
     "div": lambda f, a, b, met: a / b,
     "maximum": _extremum(True),
     "minimum": _extremum(False),
-    "mod": _of_kind(math.mod, integers.mod),
-    "floor_div": _of_kind(math.floor_div, integers.floor_div),
-    "pow": _of_kind(math.pow, integers.power),
+    "mod": _of_kind(math.mod, arithmetic.mod),
+    "floor_div": _of_kind(math.floor_div, arithmetic.floor_div),
+    "pow": _of_kind(math.pow, arithmetic.power),
     "atan2": lambda f, a, b, met: math.atan2(a, b),
     "bitwise_and": lambda f, a, b, met: a & b,
     "bitwise_or": lambda f, a, b, met: a | b,
@@ -180,8 +180,8 @@ _BINARY: dict[str, Callable[[Function, Value, Value, DType], Value]] = {
     "logical_and": lambda f, a, b, met: a & b,
     "logical_or": lambda f, a, b, met: a | b,
     "logical_xor": lambda f, a, b, met: a ^ b,
-    "shift_left": integers.shift_left,
-    "shift_right": integers.shift_right,
+    "shift_left": arithmetic.shift_left,
+    "shift_right": arithmetic.shift_right,
     **{p: _compare(p) for p in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 
@@ -201,7 +201,7 @@ def _where(f: Function, operands: Sequence[Operand], result: DType) -> Element:
 def _unary(f: Function, record: Any, x: Element, source: DType, result: DType) -> Element:
     name = record.name
     if isinstance(x, Complex):
-        return complex_numbers.UNARY[name](f, x)
+        return arithmetic.UNARY[name](f, x)
     if name in ("real", "imag"):
         return x if name == "real" else f.const(0, x.type)
     if name in _ANY:
@@ -256,7 +256,7 @@ def _clamp(f: Function, record: Any, x: Value, dtype: DType) -> Value:
     low, high = record.bounds(dtype)
     if dtype.is_float:
         return f.min(f.max(x, low), high)
-    return integers.clamp(f, x, low, high, dtype)
+    return arithmetic.clamp(f, x, low, high, dtype)
 
 
 def _whole(name: str) -> Callable[[Function, Any, Value, DType], Value]:

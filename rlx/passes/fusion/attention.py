@@ -14,7 +14,7 @@ import numpy as np
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, same
 from rlx.ir.node import Value
-from rlx.passes.fuse.causal import hidden_scores, mask_kind, sees_itself
+from rlx.passes.fusion.causal_mask import hidden_scores, mask_kind, sees_itself
 from rlx.passes.pattern import Match, number, op
 from rlx.passes.rewrite import Result, Rule
 from rlx.support.records import dataclass

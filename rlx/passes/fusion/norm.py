@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlx.ir.node import Value
-from rlx.passes.fuse.linear import as_vector
+from rlx.passes.fusion.linear import as_vector
 from rlx.passes.pattern import Match, OpPattern, const, op
 from rlx.passes.rewrite import Result, Rule
 

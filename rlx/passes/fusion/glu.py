@@ -7,8 +7,8 @@ from typing import Any
 from rlx.ir.dim import same
 from rlx.ir.node import Value
 from rlx.ir.ops.activation import activation_kinds, is_default
-from rlx.passes.fuse.linear import as_vector, is_linear
-from rlx.passes.fuse.shared_input import joinable
+from rlx.passes.fusion.linear import as_vector, is_linear
+from rlx.passes.fusion.shared_input import joinable
 from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Result, Rule
 

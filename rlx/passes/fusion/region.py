@@ -15,8 +15,7 @@ from typing import Any
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, same
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, Value
-from rlx.ir.origin import UNKNOWN
+from rlx.ir.node import UNKNOWN, Node, Value
 from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import Editor
 
