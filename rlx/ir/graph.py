@@ -35,7 +35,7 @@ class Builder(OpMethods):
     """Adds nodes: has a method for every op, those registered later included."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # registered ops are real methods; what arrives here is unknown
+        # registered ops are real methods: what arrives here is unknown, or an op of a device
         if name.startswith("_"):
             raise AttributeError(name)
         if f"hir.{name}" in REGISTRY:
@@ -47,7 +47,10 @@ class Builder(OpMethods):
             lookup(name)
         except OptionError as e:
             raise UnknownMethod(e.what, got=e.got, hint=e.hint) from None
-        raise AttributeError(name)
+        if not hasattr(OpMethods, name):  # a source: `input`, `param` and the like have their own
+            raise AttributeError(name)
+        made: Callable[..., Any] = getattr(super(), name)
+        return made
 
     def apply(self, op: str, *args: Any, **attributes: Any) -> Any:
         """Build the op called `op`."""

@@ -73,7 +73,7 @@ def test_tensors_may_be_named_and_numpys_names_are_the_attributes() -> None:
     ):
         assert str(made.shape).rpartition(" ")[0] == dims, made.node
     with pytest.raises(rlx.InputError, match="unknown argument; got axes"):
-        g.sum(x, axis=1)  # type: ignore[call-arg]
+        g.sum(x, axes=1)  # type: ignore[call-arg]
 
 
 def test_an_op_of_the_users_is_a_method_too() -> None:

@@ -358,7 +358,7 @@ def test_profile_and_check_of_a_loop(monkeypatch):
     inputs = {"h": normal(3, 5), "xs": normal(6, 3, 5), "w": normal(5, 5)}
     rows = f.profile(inputs, repeat=1).rows
     # six products of [3, 5] and [5, 5], with the addition fused to them
-    assert sum(r.flops for r in rows if "matmul" in r.label) == 6 * (2 * 3 * 5 * 5 + 3 * 5)
+    assert sum(r.flops for r in rows if "gemm" in r.label) == 6 * (2 * 3 * 5 * 5 + 3 * 5)
     assert {r.node.split()[1] for r in rows} == {"scan"}
     monkeypatch.setenv("RLX_CHECK_NAN", "1")
     f = rlx.Session("cpu").compile(recurrent(False))
@@ -377,7 +377,7 @@ def test_the_body_stands_in_the_program_once():
         native = Native(g, *SETUPS[0], {})
         lengths.add(len(native.made.program))
         labels = [s.label for s in native.launches]
-        assert labels.count("turn") == 1 and labels.count("matmul") == 1
+        assert labels.count("turn") == 1 and labels.count("gemm") == 1
     assert len(lengths) == 1
 
 

@@ -120,7 +120,7 @@ class ByNode:
         a, b = self._memory(one), self._memory(other)
         pairs = [(a[0], b[1]), (a[1], b[1]), (a[1], b[0])]
         return any(
-            s[0] == t[0] and s[1] < t[2] and t[1] < s[2] for x, y in pairs for s in x for t in y
+            s[0] is t[0] and s[1] < t[2] and t[1] < s[2] for x, y in pairs for s in x for t in y
         )
 
     def _memory(self, launch: KernelLaunch) -> tuple[list[Any], list[Any]]:

@@ -125,7 +125,7 @@ def test_extremes_and_nan() -> None:
     x = plain("f32", 5, 70)
     x[0, 3], x[1, 0], x[2, 69], x[3] = np.nan, np.inf, -np.inf, -np.inf
     for name, axis in itertools.product(("max", "min", "sum"), (0, 1)):
-        assert assert_close(lambda g, x, n=name, a=axis: g.apply(n, x, axes=(a,)), [x], 8)
+        assert assert_close(lambda g, x, n=name, a=axis: g.apply(n, x, axis=(a,)), [x], 8)
     assert assert_close(lambda g, x: g.softmax(x), [x], 8)
 
 
