@@ -67,6 +67,7 @@ class Op:
     runs_as_region: ClassVar[bool] = False  # its decomposition is one elementwise region
     runs_in_low_precision: ClassVar[bool] = False  # f32 operands may be cast to f16 or bf16
     holds_weights: ClassVar[bool] = False  # decomposed first where weights are to be quantised
+    runs_in_prepare: ClassVar[bool] = False  # param-only and run by its reference, on any device
     depends_on_neighbours: ClassVar[bool] = False  # its lowering reads the nodes around it
     num_required: ClassVar[int] = 0
     num_optional: ClassVar[int] = 0

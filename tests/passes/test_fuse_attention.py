@@ -15,7 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 
 H, KV, D = 4, 2, 8
-RULE = "attention written out"
+RULE = "decomposed attention"
 
 
 def heads(g: Graph, keys: object = "seq", kv: int = H, dtype: str = "f32") -> tuple[Value, ...]:

@@ -87,6 +87,13 @@ def require_rank(shape: Shape, rank: int, what: str) -> None:
         raise ShapeError(f"{what} has the wrong rank", got=shape, expected=f"rank {rank}")
 
 
+def require_vector(shape: Shape, size: Dim, what: str) -> None:
+    """A float vector [size]: a gain or a bias with one entry per channel."""
+    require_float(shape, what)
+    if shape.rank != 1 or not same(shape.dims[0], size):
+        raise ShapeError(f"{what} does not fit x", got=shape, expected=f"[{size}]")
+
+
 def require_same(a: Dim, b: Dim, what: str) -> None:
     """`a` is the size found, `b` the one it must be shown to equal."""
     if not same(a, b):

@@ -12,11 +12,11 @@ from rlx.errors import ShapeError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, same
 from rlx.ir.op import Cost, Inferred, op
-from rlx.ir.ops._common import activate, cast, require_float, result_type, wide
-from rlx.ir.ops.activation import require_activation
+from rlx.ir.ops._common import activate, cast, require_float, require_vector, result_type, wide
 from rlx.ir.ops.attention import by_head
 from rlx.ir.ops.composite import Composite, graph_flops, traffic
 from rlx.ir.ops.control import body_results
+from rlx.ir.ops.elementwise import require_activation
 from rlx.ir.ops.matmul import MatMul
 from rlx.ir.ops.norm import (
     LayerNorm,
@@ -25,7 +25,6 @@ from rlx.ir.ops.norm import (
     affine,
     elementwise_cost,
     require_eps,
-    require_gain,
     rms_scaled,
 )
 from rlx.ir.ops.rope import Rope, check_rotation
@@ -76,7 +75,7 @@ class FusedMatMulBiasAct(Composite):
         if bias is not None:
             if w.rank < 2:
                 raise ShapeError("w has no output channels", got=w, expected="[..., K, N]")
-            require_gain(bias, w.dims[-1], "bias")
+            require_vector(bias, w.dims[-1], "bias")
         if residual is not None:
             require_float(residual, "residual")
             if not residual.same_dims(out):
@@ -215,7 +214,7 @@ class FusedQkNormRope(Composite):
     def infer(
         self, x: Shape, gamma: Shape, cos: Shape, sin: Shape, positions: Shape | None = None
     ) -> Shape:
-        require_gain(gamma, self.head_dim, "gamma")
+        require_vector(gamma, self.head_dim, "gamma")
         rotated = self.rotation().infer(x, cos, sin, positions)
         return rotated.with_dtype(result_type(x, gamma))
 

@@ -14,9 +14,9 @@ from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
 from rlx.ir.op import op
 from rlx.ir.ops._common import activate, cast, require_float, require_rank, result_type, wide
-from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.attention import Attention
 from rlx.ir.ops.composite import Composite
+from rlx.ir.ops.elementwise import require_activation
 from rlx.ir.ops.norm import require_eps
 from rlx.ir.ops.rope import Rope
 from rlx.ir.shape import Shape

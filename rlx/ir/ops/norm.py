@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlx.errors import AttributeValueError, ShapeError
-from rlx.ir.dim import Dim, same
+from rlx.ir.dim import same
 from rlx.ir.op import Cost, op
-from rlx.ir.ops._common import cast, require_float, result_type, wide
+from rlx.ir.ops._common import cast, require_float, require_vector, result_type, wide
 from rlx.ir.ops.composite import Composite, traffic
 from rlx.ir.shape import Shape, normalize_axis
 
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 def require_eps(eps: float, where: str) -> None:
     if not (eps >= 0 and math.isfinite(eps)):
         raise AttributeValueError("not a small positive number", where=f"{where}.eps", got=eps)
-
-
-def require_gain(shape: Shape, size: Dim, what: str) -> None:
-    """A vector of one entry per normalised element."""
-    require_float(shape, what)
-    if shape.rank != 1 or not same(shape.dims[0], size):
-        raise ShapeError(f"{what} does not fit x", got=shape, expected=f"[{size}]")
 
 
 def rms_scaled(g: Graph, x: Value, eps: float, axes: tuple[int, ...] = (-1,)) -> Any:
@@ -81,9 +74,9 @@ class RowNorm(Norm):
         require_float(x, "x")
         if x.rank == 0:
             raise ShapeError("x is a scalar", got=x, expected="[..., C]")
-        require_gain(gamma, x.dims[-1], "gamma")
+        require_vector(gamma, x.dims[-1], "gamma")
         if beta is not None:
-            require_gain(beta, x.dims[-1], "beta")
+            require_vector(beta, x.dims[-1], "beta")
         return x.with_dtype(result_type(x, gamma, beta))
 
     def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value | None = None) -> Any:
@@ -132,8 +125,8 @@ class GroupNorm(Norm):
                 "channels do not divide into the groups", got=f"{channels} channels",
                 expected=f"a multiple of {self.groups}",
             )  # fmt: skip
-        require_gain(gamma, channels, "gamma")
-        require_gain(beta, channels, "beta")
+        require_vector(gamma, channels, "gamma")
+        require_vector(beta, channels, "beta")
         return x.with_dtype(result_type(x, gamma, beta))
 
     def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value) -> Any:

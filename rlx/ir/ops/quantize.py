@@ -245,7 +245,7 @@ class QuantizeBlocks(Op):
         return Cost(inputs[0].num_elements * 6, inputs[0].size_bytes + outputs[0].size_bytes)
 
 
-@op("quantize_weight", group="qpack")
+@op("quantize_weight", group="qpack", runs_in_prepare=True)
 class QuantizeWeight(Op):
     """w [..., N, K] as `dequant_matmul` takes it: packed rows, and scale and zero point where the
     scheme keeps them apart."""
