@@ -211,10 +211,19 @@ class Graph(Builder):
         self.nodes: list[Node] = []
         self.outputs: list[Value] = []
         self.output_names: list[str] = []
-        self.live: dict[str, int] = {}  # symbols whose size arrives with each run, and their bounds
+        self.dynamic: dict[str, int] = {}  # symbols whose size each run gives → upper bounds
         self._sources: dict[str, Node] = {}
         self._block = ""
         self._origin: Origin | None = None
+
+    @property
+    def live(self) -> dict[str, int]:
+        """Alias of `dynamic`."""
+        return self.dynamic
+
+    @live.setter
+    def live(self, bounds: dict[str, int]) -> None:
+        self.dynamic = bounds
 
     # -- sources ------------------------------------------------------------------------------
 
@@ -413,7 +422,7 @@ class Graph(Builder):
             for n in self.nodes
         )
         outs = tuple((v.node.id, v.index) for v in self.outputs)
-        return (rows, outs, tuple(self.output_names), tuple(sorted(self.live.items())))
+        return (rows, outs, tuple(self.output_names), tuple(sorted(self.dynamic.items())))
 
     def same_as(self, other: Graph) -> bool:
         """Equal structure; names of the graphs and origins of nodes do not matter."""
@@ -445,7 +454,7 @@ class Graph(Builder):
                 new._sources[old.name] = node
         new.outputs = [values[v] for v in self.outputs]
         new.output_names = list(self.output_names)
-        new.live = dict(self.live)
+        new.dynamic = dict(self.dynamic)
         return new
 
     def __len__(self) -> int:

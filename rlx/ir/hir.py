@@ -152,7 +152,7 @@ class _Lowering:
                 self.values[old] = value
         new.outputs = [self.values[v] for v in self.graph.outputs]
         new.output_names = list(self.graph.output_names)
-        new.live = dict(self.graph.live)
+        new.dynamic = dict(self.graph.dynamic)
         return new
 
     def _copy(self, node: Node) -> Sequence[Value]:

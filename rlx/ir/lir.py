@@ -68,9 +68,14 @@ class Lir:
         return self.graph.name
 
     @property
+    def dynamic(self) -> dict[str, int]:
+        """Symbols whose size each run gives, and their upper bounds."""
+        return self.graph.dynamic
+
+    @property
     def live(self) -> dict[str, int]:
-        """Symbols whose size arrives with each run, and their upper bounds."""
-        return self.graph.live
+        """Alias of `dynamic`."""
+        return self.dynamic
 
     @property
     def inputs(self) -> list[Node]:

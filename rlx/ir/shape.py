@@ -84,7 +84,7 @@ class Shape:
         return Shape(self.dims, dtype)
 
     def bind(self, sizes: Mapping[str, Dim]) -> Shape:
-        """Symbols replaced by `sizes` (a DimBinding or a plain mapping); live ones stay."""
+        """Symbols replaced by `sizes` (a DimBinding or a plain mapping); dynamic ones stay."""
         if self.is_static:
             return self
         return Shape([substitute(d, sizes) for d in self.dims], self.dtype)

@@ -41,7 +41,7 @@ class _Check:
     def run(self) -> None:
         special = self._walk()
         self._check_results()
-        self._check_live()
+        self._check_dynamic()
         if special:
             self._check_names(special)
             self._check_bodies(special)
@@ -129,10 +129,10 @@ class _Check:
             if v not in self.defined:
                 self.fail(f"output {name!r} is not a value of the graph", None, got=repr(v.node))
 
-    def _check_live(self) -> None:
-        for symbol, bound in self.graph.live.items():
+    def _check_dynamic(self) -> None:
+        for symbol, bound in self.graph.dynamic.items():
             if type(bound) is not int or bound < 1:
-                self.fail(f"live symbol {symbol}", None, got=bound, expected="a positive bound")
+                self.fail(f"dynamic symbol {symbol}", None, got=bound, expected="a positive bound")
 
     def _check_names(self, special: list[Node]) -> None:
         seen: dict[str, Node] = {}

@@ -38,10 +38,10 @@ def bind_graph(
         return found
 
     new = graph.rebuild(bind)
-    if binding.live:
+    if binding.dynamic:
         found = graph.symbols() if symbols is None else symbols
         used = {f for s in found for f in (DERIVED[s].symbols if s in DERIVED else {s})}
-        new.live |= {s: bound for s, bound in binding.live.items() if s in used}
+        new.dynamic |= {s: bound for s, bound in binding.dynamic.items() if s in used}
     return new
 
 
@@ -50,7 +50,7 @@ def require_bound(graph: Graph) -> None:
     free = {
         s
         for s in graph.symbols()
-        if not (s in graph.live or (s in DERIVED and DERIVED[s].symbols <= graph.live.keys()))
+        if not (s in graph.dynamic or (s in DERIVED and DERIVED[s].symbols <= graph.dynamic.keys()))
     }
     if not free:
         return
@@ -63,5 +63,5 @@ def require_bound(graph: Graph) -> None:
     raise BindingError(
         "unbound symbols", where=graph.name, got=", ".join(sorted(free)),
         expected="a size, or an upper bound to leave them dynamic", origin=f"nodes {shown}",
-        hint='DimBinding(batch=1, seq=128), or .set_live("past_seq", 4096)',
+        hint='DimBinding(batch=1, seq=128), or .set_dynamic("past_seq", 4096)',
     )  # fmt: skip

@@ -196,17 +196,15 @@ class BoundClasses:
     @cached_property
     def _detached(self) -> Graph:
         graph = Graph("class")
-        graph.live = self.dynamic
+        graph.dynamic = self.dynamic
         return graph
 
     def node(self, number: int) -> Node:
         """A detached node of the class, whose operands are inputs of a graph of their own."""
         c, graph = self.classes.nodes[number], self._detached
         operands: list[Value] = []
-        for position, (value, first) in enumerate(zip(c.operands, c.same, strict=True)):
-            operands.append(
-                operands[first] if first < position else self._input(self.shapes[value])
-            )
+        for i, (value, first) in enumerate(zip(c.operands, c.same, strict=True)):
+            operands.append(operands[first] if first < i else self._input(self.shapes[value]))
         made = Node(graph, c.first, self.ops[number], tuple(operands), "", Origin())
         made.outputs = tuple([Value(made, i, self.shapes[k]) for i, k in enumerate(c.results)])
         return made

@@ -44,7 +44,7 @@ def plan(
     own_outputs(graph, find_views(graph.nodes))
     classes = NodeClasses.of(graph)
     template = PlanTemplate(graph, classes, prepare, nested=nested)
-    made = template.plan(BoundClasses(classes, {}, graph.live), scratch or _no_scratch)
+    made = template.plan(BoundClasses(classes, {}, graph.dynamic), scratch or _no_scratch)
     made.graph = graph
     return made
 
@@ -189,7 +189,7 @@ class Variant(Lir):
             return bound.ops[number], tuple([bound.shapes[c] for c in results])
 
         made = self.template.graph.rebuild(bind)
-        made.live = dict(bound.dynamic)
+        made.dynamic = dict(bound.dynamic)
         verify(made, after="plan")
         return made
 
@@ -210,7 +210,7 @@ class Variant(Lir):
         return self.template.graph.name
 
     @property
-    def live(self) -> dict[str, int]:
+    def dynamic(self) -> dict[str, int]:
         return self.bound.dynamic
 
     @property
@@ -246,7 +246,7 @@ class _ReadVariant(Variant):
         slots = [lir.slots[v] for node in lir.graph.nodes for v in node.outputs]
         classes = NodeClasses(rows_of(lir.graph.nodes, {}), [slot.view for slot in slots])
         self.template = PlanTemplate(lir.graph, classes, lir.prepare, phases=lir.phases)
-        self.bound = BoundClasses(classes, {}, lir.live)
+        self.bound = BoundClasses(classes, {}, lir.dynamic)
         self.sizes, self.offsets = [s.size for s in slots], [s.offset for s in slots]
         self.slot_kinds = [slot.kind for slot in slots]
         numbers = self.template.numbers

@@ -51,7 +51,7 @@ class PlanCache:
         """Bind and plan the graph."""
         if not all(symbol in binding for symbol in self.symbols):
             require_bound(bind_graph(self.graph, binding, self.symbols))
-        dynamic = {s: bound for s, bound in binding.live.items() if s in self.symbols}
+        dynamic = {s: bound for s, bound in binding.dynamic.items() if s in self.symbols}
         bound = BoundClasses(self.classes, binding.sizes, dynamic)
         template = self._find(bound.structure, binding)
         if template is None:

@@ -19,9 +19,8 @@ Alias = tuple[Value, View]  # whose memory, and how
 def find_views(nodes: list[Node]) -> dict[Value, Alias]:
     """Values that are views, each with its root value and its offset and strides."""
     views: dict[Value, Alias] = {}
-    known: dict[
-        tuple[int, Shape, View | None], View | None
-    ] = {}  # by op, shape and view of the operand
+    # by op, shape and view of the operand
+    known: dict[tuple[int, Shape, View | None], View | None] = {}
     for node in nodes:
         if not may_be_view(node.op):
             continue

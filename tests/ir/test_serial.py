@@ -84,7 +84,7 @@ def test_plans_come_back_equal() -> None:
     again = from_bytes(data)
     assert isinstance(again, Lir)
     assert all_nodes(again.graph) == all_nodes(lir.graph)
-    assert again.live == {"past_seq": 4096, "seq": 8}
+    assert again.dynamic == {"past_seq": 4096, "seq": 8}
     assert slots(again) == slots(lir)
     assert again.phases == lir.phases
     assert Phase.STEADY_STATE in dict(again.phases).values()
@@ -271,7 +271,7 @@ def made(
     ops: list[bytes], rows: list[int], *, nodes: int = 2, tail: bytes = b"\0\0\0",
     shapes: tuple[bytes, ...] = (SHAPE,),
 ) -> bytes:  # fmt: skip
-    """A graph payload from its parts: outputs, live symbols and names are empty in `tail`."""
+    """A graph payload from its parts: outputs, dynamic symbols and names are empty in `tail`."""
     tables = [uint(len(ops)) + b"".join(ops), uint(len(shapes)) + b"".join(shapes)]
     names = uint(2) + text("") + text("x")
     return b"".join([*tables, names, uint(nodes), words(rows), tail])
@@ -422,7 +422,7 @@ def test_outputs_and_bounds_are_checked() -> None:
     twice = uint(2) + (uint(1) + text("y")) * 2 + b"\0\0"
     assert "two outputs of one name" in refuse(sealed(made([INPUT, NEG], GOOD, tail=twice)))
     bound = b"\0" + one + text("seq") + integer(0) + b"\0"
-    assert "live symbol seq; got 0" in refuse(sealed(made([INPUT, NEG], GOOD, tail=bound)))
+    assert "dynamic symbol seq; got 0" in refuse(sealed(made([INPUT, NEG], GOOD, tail=bound)))
     assert "not a flag" in refuse(sealed(made([INPUT, NEG], GOOD, tail=b"\0\0\7")))
 
 

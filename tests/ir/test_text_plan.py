@@ -13,7 +13,7 @@ from rlx.ir.text import is_lir, parse_lir, print_lir
 
 
 def planned(device: str = "cpu") -> rlx.Lir:
-    """Views, a state, two results of one node, work on parameters and a live size."""
+    """Views, a state, two results of one node, work on parameters and a dynamic dim."""
     g = rlx.Graph("t")
     x = g.input("x", ["n", 8])
     with g.block("top"):
@@ -22,7 +22,7 @@ def planned(device: str = "cpu") -> rlx.Lir:
         values, places = g.top_k(right, k=2)
         kept = g.state_update(g.state("s", [16, 2]), g.add(left, values), axis=0, start=0)
     g.set_outputs([values, places, g.narrow(kept, 0, 0, "n")], names=["v", "p", "s"])
-    binding = rlx.DimBinding().set_live("n", 16)
+    binding = rlx.DimBinding().set_dynamic("n", 16)
     lir = rlx.Session(device).compile(g, {"binding": binding}).executable.lir
     assert isinstance(lir, rlx.Lir)
     return lir

@@ -439,7 +439,7 @@ def test_the_pattern_of_an_activation_is_its_formula() -> None:
     assert pattern.ops == {"mul"} and pattern.swaps
     x, gate = pattern.parts
     assert isinstance(x, Capture) and isinstance(gate, OpPattern)
-    assert gate.kinds == {"sigmoid"}
+    assert gate.ops == {"sigmoid"}
 
 
 def test_attributes_are_part_of_a_formula() -> None:

@@ -82,7 +82,7 @@ def test_common_bodies_compute_the_same(graph: Graph, sizes: dict[str, int]) -> 
 def test_a_session_gives_what_the_oracle_gives(graph: Graph, sizes: dict[str, int]) -> None:
     data = arguments(graph, sizes)
     expected = evaluate(graph, data, sizes)
-    live = CompileOptions(binding=DimBinding().set_live("n", 4).set_live("m", 5))
+    live = CompileOptions(binding=DimBinding().set_dynamic("n", 4).set_dynamic("m", 5))
     for options in (None, CompileOptions(binding=DimBinding(sizes)), live):
         compiled = Session("reference").compile(graph, options)
         for node in graph.sources("param"):

@@ -126,7 +126,7 @@ class _PlanReader:
     def _bytes(self, shape: Shape) -> int:
         found = self.sizes.get(shape)
         if found is None:
-            found = self.sizes[shape] = shape.upper_bytes(self.graph.live)
+            found = self.sizes[shape] = shape.upper_bytes(self.graph.dynamic)
         return found
 
     def _require_inside(self, offset: int, size: int) -> None:

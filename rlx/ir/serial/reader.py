@@ -230,9 +230,9 @@ class Reader:
             graph.output_names.append(self.text())
         for _ in range(self.count(2)):
             symbol = self.text()
-            if symbol in graph.live:
-                self.fail("a live symbol given twice", got=symbol)
-            graph.live[symbol] = self.integer()
+            if symbol in graph.dynamic:
+                self.fail("a dynamic symbol given twice", got=symbol)
+            graph.dynamic[symbol] = self.integer()
         if self.flag():
             self._names(graph)
         self._verify(graph)

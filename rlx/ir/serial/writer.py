@@ -173,8 +173,8 @@ class Writer:
         parts.append(uint(len(graph.outputs)))
         for v, name in zip(graph.outputs, graph.output_names, strict=True):
             parts += [uint(number[v]), text(name)]
-        parts.append(uint(len(graph.live)))
-        for symbol, bound in sorted(graph.live.items()):
+        parts.append(uint(len(graph.dynamic)))
+        for symbol, bound in sorted(graph.dynamic.items()):
             parts += [text(symbol), integer(bound)]
         parts.append(self._names(graph) if self.names else b"\0")
         return b"".join(parts)

@@ -79,7 +79,7 @@ class GraphParser(Reader):
             if token.kind == "value":
                 self._node()
             elif self.take("live"):
-                self._live()
+                self._dynamic()
             elif self.take("file"):
                 label = self.string()
                 self.expect("=")
@@ -94,11 +94,11 @@ class GraphParser(Reader):
             else:
                 self.fail(token, "unexpected text", expected="a node, 'live', 'return' or '}'")
 
-    def _live(self) -> None:
+    def _dynamic(self) -> None:
         while True:
             symbol = self.name("a symbol")
             self.expect("<=")
-            self.built.live[symbol] = self.integer("a bound")
+            self.built.dynamic[symbol] = self.integer("a bound")
             if not self.take(","):
                 return
 

@@ -141,7 +141,7 @@ class _PlanParser(GraphParser):
             self.expect("[")
             slot.view = View(offset, tuple(self.sequence(self.dim, "]")))
             return slot
-        needed = value.shape.upper_bytes(self.found.graph.live)
+        needed = value.shape.upper_bytes(self.found.graph.dynamic)
         if slot.size < needed:
             self.fail(start, "too few bytes", got=slot.size, expected=needed)
         if kind in _PLACED:

@@ -207,8 +207,8 @@ def print_graph(graph: Graph, *, origins: bool = True) -> str:
 
 def _inner_lines(graph: Graph, indent: str, files: Files | None) -> list[str]:
     lines = []
-    if graph.live:
-        bounds = ", ".join(f"{word(s)} <= {bound}" for s, bound in graph.live.items())
+    if graph.dynamic:
+        bounds = ", ".join(f"{word(s)} <= {bound}" for s, bound in graph.dynamic.items())
         lines.append(f"{indent}live {bounds}")
     for node in graph.nodes:
         comment = write_origin(node.origin, files) if files is not None else ""

@@ -29,9 +29,9 @@ _WIDEST = 44  # of a left column; a longer one pushes its own line only
 def inspect_graph(graph: Graph, *, color: bool = False) -> str:
     """Readable text: what the graph takes and holds, then one aligned line per node."""
     lines = [f"graph {word(graph.name)}: {_summary(graph)}"]
-    if graph.live:
-        bounds = ", ".join(f"{symbol} ≤ {bound}" for symbol, bound in graph.live.items())
-        lines.append(f"  live: {bounds}")
+    if graph.dynamic:
+        bounds = ", ".join(f"{symbol} ≤ {bound}" for symbol, bound in graph.dynamic.items())
+        lines.append(f"  dynamic: {bounds}")
     lines += _rows(graph, "  ", color)
     return "\n".join(lines) + "\n"
 
@@ -153,8 +153,8 @@ def inspect_lir(lir: Lir) -> str:
         f"  states  {_names(lir.states)}",
         f"  outputs {', '.join(lir.graph.output_names)}",
     ]
-    if lir.live:
-        header.append("  live    " + ", ".join(f"{s} ≤ {b}" for s, b in lir.live.items()))
+    if lir.dynamic:
+        header.append("  dynamic " + ", ".join(f"{s} ≤ {b}" for s, b in lir.dynamic.items()))
     if lir.prepare is not None and len(lir.prepare):
         header.append(f"  prepare {len(lir.prepare.outputs)} tensors, computed once")
     rows = [_row(lir, node) for node in lir.graph.nodes]
