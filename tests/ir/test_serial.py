@@ -31,7 +31,7 @@ from rlx.ir.op import lookup
 from rlx.ir.phase import Phase
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.serial import VERSION, canonical, from_bytes, load, save, to_bytes
-from rlx.ir.serial.writer import MAX_DEPTH, Writer, integer, text, uint, words
+from rlx.ir.serial.writer import MAX_DEPTH, Writer, integer, ints32, text, uint
 from rlx.ir.shape import Shape
 from rlx.ir.text import parse_graph
 from rlx.passes.bind import bind_graph
@@ -274,7 +274,7 @@ def made(
     """A graph payload from its parts: outputs, dynamic symbols and names are empty in `tail`."""
     tables = [uint(len(ops)) + b"".join(ops), uint(len(shapes)) + b"".join(shapes)]
     names = uint(2) + text("") + text("x")
-    return b"".join([*tables, names, uint(nodes), words(rows), tail])
+    return b"".join([*tables, names, uint(nodes), ints32(rows), tail])
 
 
 # a node is: op, name, number of operands, operands, number of results, their shapes
@@ -331,7 +331,7 @@ BAD_OPS = {
     "absurd length": (op_bytes("softmax", axis=b"s" + uint(2**60)), "a length past the end"),
     "absurd count": (op_bytes("sum", axis=b"(" + uint(2**60)), "a count past the end"),
     "absurd int": (op_bytes("softmax", axis=b"i" + uint(2**40)), "impossible size"),
-    "longer int": (op_bytes("softmax", axis=b"i" + uint(2) + b"\1\0"), "longer spelling"),
+    "longer int": (op_bytes("softmax", axis=b"i" + uint(2) + b"\1\0"), "not the shortest encoding"),
     "endless number": (b"O" + b"\xff" * 20, "not a number"),
     "unknown type": (op_bytes("cast", dtype=b"t" + text("f31")), "unknown element type"),
     "unknown mask": (op_bytes("neg", mask=b"m" + text("?") + integer(0)), "unknown mask kind"),
@@ -430,13 +430,13 @@ def test_origins_are_checked() -> None:
     named = b"\0\0\1" + text("g")
     strings = uint(1) + text("a")
     origin = uint(1) + (uint(2) + uint(0) + uint(0) + integer(1))
-    good = made([INPUT, NEG], GOOD, tail=named + strings + origin + words([0, 0]))
+    good = made([INPUT, NEG], GOOD, tail=named + strings + origin + ints32([0, 0]))
     assert from_bytes(sealed(good)).nodes[1].origin == ("a", "a", 1, ())
     for rows in ([0], [0, 1], [0, 0, 0]):
-        bad = made([INPUT, NEG], GOOD, tail=named + strings + origin + words(rows))
+        bad = made([INPUT, NEG], GOOD, tail=named + strings + origin + ints32(rows))
         assert "origins that do not fit the nodes" in refuse(sealed(bad))
     lost = uint(1) + (uint(2) + uint(0) + uint(1) + integer(1))
-    bad = made([INPUT, NEG], GOOD, tail=named + strings + lost + words([0, 0]))
+    bad = made([INPUT, NEG], GOOD, tail=named + strings + lost + ints32([0, 0]))
     assert "an origin that refers to nothing" in refuse(sealed(bad))
 
 

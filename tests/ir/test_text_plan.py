@@ -55,12 +55,12 @@ def test_a_place_may_be_changed() -> None:
 @pytest.mark.parametrize(
     ("pattern", "by", "message"),
     [
-        (r"(%\d+ input \d+) at \d+", r"\1 at 99999999", "a place outside the arena"),
+        (r"(%\d+ input \d+) at \d+", r"\1 at 99999999", "a slot outside the arena"),
         (r"(%\d+ input) \d+", r"\1 1", "too few bytes; got 1"),
-        (r"(%\d+) input", r"\1 heap", "unknown kind of place; got heap"),
-        (r"life \[(\d+), (\d+)\]", r"life [\2, 99999]", "not a life"),
+        (r"(%\d+) input", r"\1 heap", "unknown kind of slot; got heap"),
+        (r"life \[(\d+), (\d+)\]", r"life [\2, 99999]", "not a live range"),
         (r"%(\d+) input", r"%x input", "no such value"),
-        (r"\n *%\d+ input [^\n]*", "", "values without a place; got %0"),
+        (r"\n *%\d+ input [^\n]*", "", "values without a slot; got %0"),
         (
             r"(%\d+ scratch|%\d+ arena) (\d+)",
             r"\1 at \2",
@@ -85,5 +85,5 @@ def test_two_values_in_one_place() -> None:
     first, second = outputs[0], outputs[1]
     one = f"output {second.size} at {second.offset} "
     assert text.count(one) == 1
-    with pytest.raises(ParseError, match="two values in one place"):
+    with pytest.raises(ParseError, match="two live values share bytes"):
         parse_lir(text.replace(one, f"output {second.size} at {first.offset} "))
