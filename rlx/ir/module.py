@@ -1,4 +1,4 @@
-"""GraphModule: the one handle on a program, whatever its level.
+"""GraphModule: the handle on a program at any stage: HIR, MIR or LIR.
 
 m = GraphModule.define("mlp", lambda g: g.linear(g.input("x", ["batch", 64]), w))
 m.stage            # GraphStage.HIR
@@ -29,13 +29,13 @@ from rlx.support.gc_pause import without_gc
 if TYPE_CHECKING:
     from rlx.ir.methods import BlockMethods
 else:
-    BlockMethods = object  # builder methods are those of the graph inside
+    BlockMethods = object  # builder methods are delegated to the graph
 
 __all__ = ["FusionPolicy", "GraphModule", "GraphStage"]
 
 
 class GraphStage(Enum):
-    """How far a module has come."""
+    """The stage of a module: HIR, MIR or LIR."""
 
     HIR = "hir"
     MIR = "mir"
@@ -273,8 +273,8 @@ class GraphModule(BlockMethods):
         held = self._held
         graph: Graph = held.graph if isinstance(held, Lir) else held
         rows: dict[str, object] = {"nodes": len(self)}
-        for kind in ("input", "state"):
-            rows |= {f"{kind} {n.name}": n.output.shape for n in graph.sources(kind)}
+        for source in ("input", "state"):
+            rows |= {f"{source} {n.name}": n.output.shape for n in graph.sources(source)}
         params = graph.sources("param")
         if params:
             rows["params"] = len(params)

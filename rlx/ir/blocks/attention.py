@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and the cache it reads."""
+"""Scaled dot-product attention, and the append to its KV cache."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class Attention(Block):
 
     q, k, v are [B, S, H*D], [B, S, H, D] or, with layout "bhsd", [B, H, S, D]; the result is like
     q. `num_kv_heads` defaults to `num_heads`, `head_dim` to what q has, `scale` to 1/√head_dim, and
-    `mask_kind` to what the mask says: NONE without one, CUSTOM for flags, BIAS for numbers. Query i
-    stands at position Sk - Sq + i; a query without any key gives zeros. `kv_scheme` says how
-    keys and values are packed, where they are. With `has_sinks` the last operand is [H]: the scores
-    of a key more in each head, whose value is zero. `coarse` lets a device round to bf16 what it
-    multiplies.
+    `mask_kind` follows the mask: NONE without one, CUSTOM for bools, BIAS for numbers. Query i is
+    at position Sk - Sq + i; a query without any key gives zeros. `kv_scheme` is the scheme of a
+    quantised KV cache. With `has_sinks` the last operand is [H]: the scores of one more key per
+    head, whose value is zero. `coarse` lets a device multiply in bf16.
     """
 
     num_heads: int
@@ -79,7 +78,7 @@ class Attention(Block):
 
 @block("cache_append", has_effect=True)
 class CacheAppend(Block):
-    """Writes `update` into a state at `start` along `axis`; gives the state as filled so far."""
+    """Writes `update` into a state at `start` along `axis`; returns the filled part."""
 
     start: Dim
     axis: int = 1

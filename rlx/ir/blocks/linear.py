@@ -52,7 +52,7 @@ def num_rows(x: Value) -> Dim:
 class Linear(Block):
     """activation(x·W + bias), W [K, N], or [N, K] when transposed.
 
-    `strassen`: with fewer multiplications, where rows are alike in scale.
+    `strassen` allows Strassen's algorithm; use it when rows are of similar scale.
     """
 
     activation: str | None = None
@@ -85,7 +85,7 @@ class LinearFused(Block):
 
 @block("shared_linear_pair")
 class SharedLinearPair(Block):
-    """(x·W1, x·W2) in one pass over x."""
+    """(x·W1, x·W2) as one matmul."""
 
     def fusable(self, g: Graph, x: Value, w1: Value, w2: Value) -> tuple[Value, Value]:
         return g.matmul(x, w1), g.matmul(x, w2)
@@ -93,7 +93,7 @@ class SharedLinearPair(Block):
     def direct(self, g: Graph, x: Value, w1: Value, w2: Value) -> tuple[Value, Value]:
         if w1.shape.dtype is not w2.shape.dtype or w1.shape.rank != 2 or w2.shape.rank != 2:
             return self.fusable(g, x, w1, w2)
-        # joined weights depend on parameters only, so `prepare` joins them once
+        # the concatenated weight is param-only, so `prepare` makes it once
         y = g.matmul(x, g.concat(w1, w2, axis=1))
         first, second = w1.shape.dims[1], w2.shape.dims[1]
         axis = y.shape.rank - 1
@@ -105,7 +105,7 @@ class SharedLinearPair(Block):
 
 @block("lora_linear")
 class LoraLinear(Block):
-    """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with an adapter beside it."""
+    """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with a LoRA adapter."""
 
     scale: float = 1.0
     activation: str | None = None

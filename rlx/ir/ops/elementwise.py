@@ -1,4 +1,4 @@
-"""Ops of one tensor, element by element: a table with one row an op. Those of two are in binary.py.
+"""Elementwise ops of one tensor: a table with one row per op. Binary ops are in binary.py.
 
     unary(
         "mish",
@@ -7,9 +7,10 @@
         lambda g, x: x * g.tanh(g.softplus(x)),
     )
 
-A row has the op's name, its NumPy function (the reference), what it computes, and its decomposition
-into other elementwise ops; a primitive op has none and needs a kernel on every device. An op with
-attributes is a class with the same parts: `apply` and `formula`.
+A row has the op's name, its NumPy function (the reference), its docstring, and its decomposition
+into other elementwise ops. A primitive op has none and needs a kernel on every device. An op with
+attributes is a class with the same parts, `apply` and `formula`. Fused ops take any of these as
+their activation.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rlx.ir.ops._common import (
     compute,
     quiet,
     real_type,
-    require_kind,
+    require_dtype,
     rounded,
     wide,
 )
@@ -63,7 +64,7 @@ class Unary(Op):
         raise NotImplementedError
 
     def formula(self, g: Graph, x: Value) -> Any:
-        """The function itself, built of other ops on a value in compute precision."""
+        """The function itself, built from other ops on a value in compute precision."""
         return None
 
     @classmethod
@@ -78,7 +79,7 @@ class Unary(Op):
         return element
 
     def infer(self, x: Shape) -> Shape:
-        require_kind(x, self.takes, "operand")
+        require_dtype(x, self.takes, "operand")
         return x.with_dtype(self.result(x.dtype))
 
     def reference(self, x: Array) -> Array:
@@ -93,7 +94,7 @@ class Unary(Op):
 class FloatUnary(Unary):
     """A function of real numbers: integers and bools become f32 first.
 
-    The reference evaluates in f64 and rounds once, so that it is the nearest value of the type.
+    The reference evaluates in f64 and rounds once, to the nearest value of the dtype.
     """
 
     takes = (*REAL, "bool")
@@ -132,7 +133,7 @@ def unary(
     """Register an elementwise op of one tensor; gives its class.
 
     `numpy` and `formula` are the same function, on arrays and on graph values; an op without a
-    formula is primitive. `base` says which element types it takes and gives.
+    formula is primitive. `base` determines the dtypes of operand and result.
     """
     space: dict[str, Any] = {"apply": lambda self, x: numpy(x), "__doc__": doc}
     space["__module__"] = sys._getframe(1).f_globals["__name__"]
@@ -192,7 +193,7 @@ def _sigmoid_formula(g: Graph, x: Value) -> Any:
 
 
 def _gelu_tanh(x: Any) -> Any:
-    # (1 + tanh z) / 2 is sigmoid(2z), which keeps its digits where tanh is near −1
+    # (1 + tanh z) / 2 = sigmoid(2z), which is exact where tanh is near −1
     return x * _sigmoid(2 * _SQRT_2_PI * (x + 0.044715 * x * x * x))
 
 

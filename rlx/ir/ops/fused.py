@@ -1,6 +1,6 @@
-"""Several ops as one. Everything between operands and results stays in f32 (f64 for f64).
+"""Fused ops. Intermediate values stay in f32 (f64 for f64).
 
-Each is a check of its operands and a decomposition; the reference and the cost follow from that.
+Each op checks its operands and has a decomposition; reference and cost derive from that.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _T = TypeVar("_T")
 class FusedMatMulBiasAct(Composite):
     """activation(x·w + bias) + residual; bias [N] and residual are there where the flags say so.
 
-    `strassen`: a device may multiply sums of blocks, fewer of them. Results are then as exact as
-    the largest numbers of a few rows allow, not each row's own.
+    `strassen` lets a device use Strassen's algorithm. The error of a result is then relative to the
+    largest values of several rows, not of its own row.
     """
 
     activation: str = "none"
@@ -79,7 +79,7 @@ class FusedMatMulBiasAct(Composite):
         if residual is not None:
             require_float(residual, "residual")
             if not residual.same_dims(out):
-                raise ShapeError("residual does not fit the product", got=residual, expected=out)
+                raise ShapeError("residual does not fit the matmul", got=residual, expected=out)
         return out.with_dtype(result_type(out, bias, residual))
 
     def decompose(self, g: Graph, x: Value, w: Value, *rest: Value) -> Any:
@@ -229,13 +229,13 @@ class FusedQkNormRope(Composite):
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         x, gamma, *tables = inputs
-        turning = self.rotation().cost([x, *tables], outputs)
-        return Cost(turning.flops + x.num_elements * 4, turning.bytes + gamma.size_bytes)
+        rotation = self.rotation().cost([x, *tables], outputs)
+        return Cost(rotation.flops + x.num_elements * 4, rotation.bytes + gamma.size_bytes)
 
 
 @op("elementwise_region")
 class ElementwiseRegion(Composite):
-    """A nested graph of elementwise, broadcast, reduction, layout and gather ops, run as one."""
+    """A subgraph of elementwise, broadcast, reduction, layout and gather ops, run as one kernel."""
 
     body: Body
 
@@ -258,5 +258,5 @@ class ElementwiseRegion(Composite):
         return tuple([values[v] for v in self.body.graph.outputs])
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """The arithmetic of the nodes, casts included; only operands and results touch memory."""
+        """The FLOPs of the nodes, casts included; only operands and results touch memory."""
         return Cost(graph_flops(self.body.graph), traffic(inputs, outputs))

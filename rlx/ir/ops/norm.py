@@ -1,6 +1,6 @@
 """Normalisations. Means and sums run in f32 (f64 for f64); the result promotes all operands.
 
-Costs are the customary counts: so many operations for an element, what is done once a row left out.
+Costs count the operations per element; work per row is ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def affine(g: Graph, x: Value, gamma: Value, beta: Value | None) -> Any:
 
 
 def elementwise_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -> Cost:
-    """So many operations per element of the first operand; every tensor touched once."""
+    """`per_element` operations per element of the first operand; every tensor touched once."""
     return Cost(inputs[0].num_elements * per_element, traffic(inputs, outputs))
 
 
@@ -53,7 +53,7 @@ class Norm(Composite):
 
     runs_as_region = True
     eps: float
-    work: ClassVar[int]  # operations for an element
+    work: ClassVar[int]  # operations per element
 
     def check(self) -> None:
         require_eps(self.eps, self.name)
@@ -102,7 +102,7 @@ class RmsNorm(RowNorm):
 
 @op("group_norm")
 class GroupNorm(Norm):
-    """x [B, C, ...] standardised over C/groups channels and all places, then gamma, beta [C]."""
+    """x [B, C, ...] standardised over C/groups channels and all positions, then gamma, beta [C]."""
 
     work = 8
     groups: int
@@ -130,10 +130,10 @@ class GroupNorm(Norm):
         return x.with_dtype(result_type(x, gamma, beta))
 
     def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value) -> Any:
-        batch, channels, *places = x.shape.dims
-        dims = (batch, self.groups, channels // self.groups, *places)
+        batch, channels, *spatial = x.shape.dims
+        dims = (batch, self.groups, channels // self.groups, *spatial)
         y = standardized(g, g.reshape(wide(g, x), shape=dims), self.eps, tuple(range(2, len(dims))))
-        per_channel = (channels, *[1] * len(places))
+        per_channel = (channels, *[1] * len(spatial))
         gain, shift = (g.reshape(wide(g, v), shape=per_channel) for v in (gamma, beta))
         y = affine(g, g.reshape(y, shape=x.shape.dims), gain, shift)
         return cast(g, y, result_type(x, gamma, beta))
