@@ -735,7 +735,7 @@ class OpMethods:
         has_state: bool = False,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; gives (y, the last h)
+        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; returns (y, the last h)
         [rlx.ir.ops.scan.SelectiveScan]"""
     def shift_left(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a << b; 0 where b is not in 0 … bits − 1 [rlx.ir.ops.binary.ShiftLeft]"""
@@ -1877,7 +1877,7 @@ class ValueMethods:
         has_state: bool = False,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; gives (y, the last h)
+        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; returns (y, the last h)
         [rlx.ir.ops.scan.SelectiveScan]"""
     def shared_linear_pair(
         self, w1: Tensor, w2: Tensor, **result: Unpack[Result]

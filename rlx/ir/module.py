@@ -237,7 +237,7 @@ class GraphModule(BlockMethods):
             yield self
 
     def named(self, name: str, build: Callable[[GraphModule], Any]) -> Any:
-        """What `build` gives; the nodes it builds belong to the block `name`."""
+        """The result of `build`; the nodes it builds belong to the block `name`."""
         with self.block(name):
             return build(self)
 
@@ -257,7 +257,7 @@ class GraphModule(BlockMethods):
     # -- to read ------------------------------------------------------------------------------
 
     def inspect(self) -> str:
-        """The current stage as text for people."""
+        """A readable view of the current stage."""
         if self._stage is GraphStage.LIR:
             return inspect_lir(self._held)
         return inspect_graph(self._held)

@@ -47,10 +47,10 @@ def _in_set(ops: Container[str]) -> HasNative:
 
 
 def _unsupported(report: DispatchReport) -> UnsupportedError:
-    ops = ", ".join(dict.fromkeys(r.kind for r in report.unsupported))
+    ops = ", ".join(dict.fromkeys(r.op for r in report.unsupported))
     error = UnsupportedError(
         "ops that the device cannot run", where="legalize", got=ops,
-        origin=report.origins[report.unsupported[0].kind], excerpt=str(report),
+        origin=report.origins[report.unsupported[0].op], excerpt=str(report),
         hint="allow decompositions (RLX_KERNEL_DISPATCH, force_native_kinds), or change device",
     )  # fmt: skip
     error.report = report  # type: ignore[attr-defined]
@@ -124,4 +124,4 @@ def _why_not(choice: str, has_native: bool, has_common: bool) -> str:
     if not has_native and not has_common:
         return "no native kernel and no decomposition"
     missing = "native kernel" if not has_native else "decomposition"
-    return f"the dispatch policy asks for a {missing}, which there is not"
+    return f"the dispatch policy asks for a {missing}, which does not exist"

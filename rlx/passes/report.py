@@ -68,12 +68,17 @@ _OUTCOMES: tuple[Outcome, ...] = ("unsupported", "rewritten", "common", "native"
 
 
 class Dispatched(NamedTuple):
-    """How the nodes of one op were dispatched; `kind` is the op name."""
+    """How the nodes of one op were dispatched."""
 
-    kind: str
+    op: str
     outcome: Outcome
     nodes: int
     why: str
+
+    @property
+    def kind(self) -> str:
+        """Alias of `op`."""
+        return self.op
 
 
 @dataclass
@@ -109,7 +114,7 @@ class DispatchReport:
     def rows(self) -> list[Dispatched]:
         """One row per op and outcome, unsupported ops first."""
         found = [Dispatched(k, o, n, w) for (k, o, w), n in self.counts.items()]
-        return sorted(found, key=lambda r: (_OUTCOMES.index(r.outcome), r.kind, r.why))
+        return sorted(found, key=lambda r: (_OUTCOMES.index(r.outcome), r.op, r.why))
 
     def outcome(self, op: str) -> set[Outcome]:
         return {o for name, o, _ in self.counts if name == op}
@@ -122,10 +127,10 @@ class DispatchReport:
         rows = self.rows
         if not rows:
             return "dispatch: no ops"
-        name = max(len(r.kind) for r in rows)
+        width = max(len(r.op) for r in rows)
         count = max(len(str(r.nodes)) for r in rows)
         return "\n".join(
-            f"{r.kind:{name}}  {r.outcome:11}  {r.nodes:{count}}  {r.why}".rstrip() for r in rows
+            f"{r.op:{width}}  {r.outcome:11}  {r.nodes:{count}}  {r.why}".rstrip() for r in rows
         )
 
 

@@ -4,7 +4,7 @@ A rule is a name, a pattern and a function from the match to what replaces the r
 
     Rule("double negation", op("neg", op("neg", "x")), lambda m: m.x)
 
-The function builds with `m.g` and gives a value, a tuple of them (one per result of the root), or
+The function builds on `m.g` and returns a value, a tuple of values (one per result of the root), or
 None when the rule does not apply after all. The replacement must have the shape and element type of
 what it replaces; the engine checks.
 
@@ -361,7 +361,7 @@ class _Driver:
             return False
         try:
             result, new = self.editor.build(root, lambda: rule.result(match))
-        except RlxError as e:  # an op that does not take these operands: the graph stays as it is
+        except RlxError as e:  # the op does not take these operands: no rewrite
             self.misses[root, rule.name] = f"[{e.where}] {e.what}; got {e.got}"
             return False
         pairs = _pairs(root, result) + match.also

@@ -1,4 +1,4 @@
-"""cond, while_loop and scan, against the same loops written out in Python."""
+"""cond, while_loop and scan, against the same loops in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused ops against the same things written out in f64."""
+"""Fused ops against their formulas in f64."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize("case", EXPRESSIONS, ids=lambda c: c.replace(" ", "_"))
-def test_dimensions_have_one_spelling(case: str) -> None:
+def test_dims_have_one_encoding(case: str) -> None:
     shape = b"S" + text("f32") + uint(1) + b"x" + EXPRESSIONS[case]
     refuse(sealed(made([INPUT, op_bytes("input", shape=shape)], GOOD)))
 

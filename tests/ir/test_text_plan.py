@@ -40,7 +40,7 @@ def test_what_was_printed_is_read_back(device: str) -> None:
     assert {"arena", "input", "output", "param", "state", "alias"} <= kinds
 
 
-def test_a_place_may_be_changed() -> None:
+def test_an_offset_may_be_changed() -> None:
     lir = planned()
     text = print_lir(lir)
     size = lir.arena_size
@@ -78,7 +78,7 @@ def test_plans_that_are_wrong(pattern: str, by: str, message: str) -> None:
         parse_lir(f"{head}plan {{{wrong}", "edited.lir")
 
 
-def test_two_values_in_one_place() -> None:
+def test_two_live_values_share_no_bytes() -> None:
     lir = planned()
     text = print_lir(lir)
     outputs = [lir.slots[v] for v in lir.outputs]

@@ -1,4 +1,4 @@
-"""Attention written in primitives: masks, scales, softcap, grouped heads and layouts."""
+"""Decomposed attention is recognised: masks, scales, softcap, grouped heads and layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms and softmax written out, residual sums before a norm, and rotary embedding."""
+"""Decomposed norms, softmax and rotary embedding are recognised; residual add + norm."""
 
 from __future__ import annotations
 

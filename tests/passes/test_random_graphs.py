@@ -64,7 +64,7 @@ def test_every_pass_preserves_results(graph: Graph, sizes: dict[str, int]) -> No
 
 @given(graphs(max_ops=6), SIZES)
 @QUIET
-def test_common_bodies_compute_the_same(graph: Graph, sizes: dict[str, int]) -> None:
+def test_decompositions_compute_the_same(graph: Graph, sizes: dict[str, int]) -> None:
     """A device without any op that has a decomposition gets primitives only."""
     data = arguments(graph, sizes)
     result = run_pipeline(

@@ -284,7 +284,7 @@ def test_numbers_match_up_to_the_rounding_of_their_type() -> None:
     assert number(g.input("x", [1])) is None
 
 
-def test_conditions_on_attributes_and_kinds() -> None:
+def test_conditions_on_attributes_and_ops() -> None:
     g = Graph("when")
     x = g.input("x", [2, 3])
     g.set_outputs(g.sum(x, axis=(1,), keepdims=True))

@@ -291,11 +291,11 @@ class ConvTranspose(Op):
         y: Array = np.zeros((len(x), w.shape[1] * self.groups, *full), np.result_type(x, w))
         for tap in product(*map(range, win.kernel)):
             part = wg[(..., *tap)].swapaxes(1, 2) @ xg  # [G, O/G, C/G] · [B, G, C/G, n]
-            place = [
+            target = [
                 slice(start, start + (n[a] - 1) * win.stride[a] + 1, win.stride[a])
                 for a, start in enumerate(t * d for t, d in zip(tap, win.dilation, strict=True))
             ]
-            y[(..., *place)] += part.reshape(*y.shape[:2], *n)
+            y[(..., *target)] += part.reshape(*y.shape[:2], *n)
         crop = [slice(win.low[a], full[a] - win.high[a]) for a in range(rank)]
         return rounded(_add_bias(y[(..., *crop)], bias), dtype)
 

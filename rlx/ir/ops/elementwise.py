@@ -130,7 +130,7 @@ def unary(
     derivative: Formula | None = None,
     **traits: Any,
 ) -> type[Unary]:
-    """Register an elementwise op of one tensor; gives its class.
+    """Register an elementwise op of one tensor; returns its class.
 
     `numpy` and `formula` are the same function, on arrays and on graph values; an op without a
     formula is primitive. `base` determines the dtypes of operand and result.

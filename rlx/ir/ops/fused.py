@@ -242,7 +242,7 @@ class ElementwiseRegion(Composite):
     def infer(self, *xs: Shape) -> Inferred:
         results = body_results(self.body, xs, "body")
         if not results:
-            raise ShapeError("a region gives at least one result", got=0)
+            raise ShapeError("a region has at least one result", got=0)
         return results
 
     def decompose(self, g: Graph, *xs: Value) -> Any:

@@ -43,8 +43,8 @@ def _waves(g: Graph, rows: Dim, columns: Dim, n: Dim) -> tuple[Value, Value]:
     """cos and sin of 2π·jk/n for j in rows and k in columns; f64, rounded to f32 at the end."""
     j = g.iota(shape=(rows, columns), axis=0, dtype=dt.i64)
     k = g.iota(shape=(rows, columns), axis=1, dtype=dt.i64)
-    turn = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), dt.f64)
-    angle = g.mul(turn, g.div(g.constant(2 * pi, dt.f64), size_value(g, n, turn)))
+    phase = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), dt.f64)
+    angle = g.mul(phase, g.div(g.constant(2 * pi, dt.f64), size_value(g, n, phase)))
     return cast(g, g.cos(angle), dt.f32), cast(g, g.sin(angle), dt.f32)
 
 

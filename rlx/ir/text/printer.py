@@ -111,7 +111,7 @@ def _nest(texts: Sequence[str], dims: tuple[int, ...]) -> str:
 
 
 def write_value(value: Any, write_body: Callable[[Body], str]) -> str:
-    """The text of an attribute; `write_body` gives that of a nested graph."""
+    """The text of an attribute; `write_body` prints a subgraph."""
     if isinstance(value, tuple):
         return f"[{', '.join([write_value(item, write_body) for item in value])}]"
     if isinstance(value, Body):
@@ -194,7 +194,7 @@ def bodies(op: Op) -> list[Body]:
 
 
 def print_graph(graph: Graph, *, origins: bool = True) -> str:
-    """Text that `parse_graph` turns into the same graph; `origins=False` leaves comments out."""
+    """Text that `parse_graph` parses to the same graph; `origins=False` omits comments."""
     files = Files() if origins else None
     if files is not None:
         files.collect(graph)

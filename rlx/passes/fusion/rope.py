@@ -72,10 +72,10 @@ def _rotated(sub: Value, add: Value) -> tuple[Value, Value, Value, Value] | None
     """(a, b, cos, sin) of a·cos − b·sin and b·cos + a·sin."""
     if sub.node.op.name != "sub" or add.node.op.name != "add":
         return None
-    products = [v.node for v in (*sub.node.inputs, *add.node.inputs)]
-    if any(p.op.name != "mul" for p in products):
+    muls = [v.node for v in (*sub.node.inputs, *add.node.inputs)]
+    if any(p.op.name != "mul" for p in muls):
         return None
-    ac, bs, third, fourth = (p.inputs for p in products)
+    ac, bs, third, fourth = (p.inputs for p in muls)
     for a, cos in (ac, ac[::-1]):
         for b, sin in (bs, bs[::-1]):
             for bc, as_ in ((third, fourth), (fourth, third)):
