@@ -1055,7 +1055,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope
-        [rlx.ir.blocks.rope.QkNormRope]"""
+        [rlx.ir.blocks.attention.QkNormRope]"""
     def residual_layer_norm(
         self,
         x: Tensor,
@@ -1103,7 +1103,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """Rotates pairs (i, i + n_rot/2) of each head by the angle of the token's position
-        [rlx.ir.blocks.rope.Rope]"""
+        [rlx.ir.blocks.attention.Rope]"""
     def shared_linear_pair(
         self, x: Tensor, w1: Tensor, w2: Tensor, **result: Unpack[Result]
     ) -> tuple[Value, Value]:
@@ -1761,7 +1761,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope
-        [rlx.ir.blocks.rope.QkNormRope]"""
+        [rlx.ir.blocks.attention.QkNormRope]"""
     def quantize(
         self,
         scale: Tensor,
@@ -1836,7 +1836,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Rotates pairs (i, i + n_rot/2) of each head by the angle of the token's position
-        [rlx.ir.blocks.rope.Rope]"""
+        [rlx.ir.blocks.attention.Rope]"""
     def round(self, **result: Unpack[Result]) -> Value:
         """the nearest whole number, halves to the even one [rlx.ir.ops.elementwise.Round]"""
     def rsqrt(self, **result: Unpack[Result]) -> Value:

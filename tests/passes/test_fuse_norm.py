@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pass_support import fused, kinds, reasons
 
-from rlx.ir.blocks.rope import Rope
+from rlx.ir.blocks.attention import Rope
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 
