@@ -76,8 +76,9 @@ def require_dtype(shape: Shape, kinds: Sequence[str], what: str) -> None:
     kind = shape.dtype.kind
     if kind not in kinds:
         hint = {"bool": "cast it first", "complex": "take real or imag first"}.get(kind, "")
-        expected = f"one of kind {', '.join(kinds)}"
-        raise DTypeError(f"{what}: element type not taken", got=shape, expected=expected, hint=hint)
+        raise DTypeError(
+            f"{what}: unsupported element type", got=shape, expected=", ".join(kinds), hint=hint
+        )
 
 
 def require_rank(shape: Shape, rank: int, what: str) -> None:
