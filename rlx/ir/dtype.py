@@ -105,7 +105,7 @@ def _promote(a: DType, b: DType) -> DType:
         return f32 if low.rank == high.rank else high
     if (low.kind, high.kind) == ("uint", "int"):
         if low is u64:
-            raise DTypeError("no integer type holds both", got=f"{a} and {b}")
+            raise DTypeError("no integer type represents both", got=f"{a} and {b}")
         return _SIGNED[max(low.rank + 1, high.rank)]
     return high
 

@@ -86,7 +86,7 @@ class GraphModule(BlockMethods):
         build: Callable[[GraphModule], Any],
         fusion_policy: FusionPolicy | str = FusionPolicy.DIRECT,
     ) -> GraphModule:
-        """The HIR module that `build` builds; what it returns becomes the outputs."""
+        """Build an HIR module with `build`, whose return values become the outputs."""
         module = GraphModule(HirModule(name), fusion_policy)
         with without_gc():
             result = build(module)
@@ -102,16 +102,16 @@ class GraphModule(BlockMethods):
 
     @staticmethod
     def from_hir(graph: Graph) -> GraphModule:
-        """A module at HIR; a plain graph is taken as HIR that may hold blocks."""
+        """A module at HIR from a graph that may contain blocks."""
         return GraphModule(HirModule.of(_require_graph(graph, "from_hir")))
 
     @staticmethod
     def from_mir(graph: Graph) -> GraphModule:
-        """A module at MIR; the graph holds no blocks."""
+        """A module at MIR from a graph without blocks."""
         for node in _require_graph(graph, "from_mir").nodes:
             if node.op.is_block:
                 raise StageError(
-                    "the graph holds an HIR block", where="from_mir", got=str(node.op),
+                    "the graph contains an HIR block", where="from_mir", got=str(node.op),
                     expected="MIR ops only", origin=node.origin,
                     hint="call GraphModule.from_hir(graph), then .lower()",
                 )  # fmt: skip
@@ -126,7 +126,7 @@ class GraphModule(BlockMethods):
             raise InputError("not a planned graph", where="from_lir", got=repr(lir), expected="Lir")
         return GraphModule(lir)
 
-    # -- what it is ---------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------
 
     @property
     def stage(self) -> GraphStage:

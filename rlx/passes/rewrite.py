@@ -290,7 +290,7 @@ def apply(
     report: FusionReport | None = None,
     on_fire: OnFire | None = None,
 ) -> Graph:
-    """Apply `rules` to a fixpoint; `report` notes which fired and which matched in vain."""
+    """Apply `rules` to a fixpoint; `report` lists the rules that fired or nearly did."""
     return _Driver(graph, rules, name, report, on_fire).run()
 
 

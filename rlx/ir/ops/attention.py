@@ -320,7 +320,7 @@ def require_sinks(sinks: Shape, heads: int) -> None:
 
 
 def attention_weights(scores: Array, sinks: Array | None) -> Array:
-    """softmax over the keys of [B, H, Sq, Sk], and the sink of each head where there are sinks."""
+    """softmax over the keys of [B, H, Sq, Sk] and, if given, the sink of each head."""
     if sinks is None:
         return _softmax(scores)
     more = compute(sinks).astype(scores.dtype)[None, :, None, None]
@@ -375,7 +375,7 @@ def _masked_softmax(
 
 
 def _softmax_value(g: Graph, scores: Value, sinks: Value | None) -> Any:
-    """softmax over the keys, and over the sink of each head where there are sinks."""
+    """softmax over the keys and, if given, the sink of each head."""
     if sinks is None:
         return g.softmax(scores, axis=-1)
     *outer, keys = scores.shape.dims

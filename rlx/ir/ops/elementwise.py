@@ -374,8 +374,8 @@ unary(
 class Cast(Unary):
     """x in another element type.
 
-    To a float type: the nearest value. From float to integer: towards 0, what does not fit becomes
-    the nearest bound and NaN becomes 0. Between integers: the low bits. To bool: whether not 0.
+    To a float type: the nearest value. From float to integer: rounds towards 0, saturates, and maps
+    NaN to 0. Between integers: wraps. To bool: whether not 0.
     """
 
     takes = ANY

@@ -72,13 +72,13 @@ def _along(parameter: Array, axis: int | None, rank: int) -> Array:
 
 
 def _encode(x: Array, scale: Array, zp: Array | None, axis: int | None, dtype: DType) -> Array:
-    """x / scale, rounded half to even and clamped to what `dtype` holds; NaN becomes `zp`."""
+    """x / scale, rounded half to even and clamped to the range of `dtype`; NaN becomes `zp`."""
     scaled = x / _along(scale, axis, x.ndim)
     if dtype.is_float:
         limit = LARGEST[dtype]
         return np.clip(scaled, -limit, limit).astype(dtype.numpy)  # np.clip keeps NaN
     bounds = np.iinfo(dtype.numpy)
-    # f64 holds every value and bound of i32 exactly
+    # f64 represents every i32 exactly
     whole = np.where(np.isnan(scaled), 0.0, np.rint(scaled.astype(np.float64)))
     if zp is not None:
         whole = whole + _along(zp, axis, x.ndim)
@@ -107,7 +107,7 @@ def _encoded(
     if op.dtype.is_float:
         limit = float(LARGEST[op.dtype])
         return g.cast(g.clamp(scaled, low=-limit, high=limit), op.dtype)
-    # f64 holds every value and bound of i32 exactly
+    # f64 represents every i32 exactly
     whole = g.round(cast(g, scaled, dt.f64))
     whole = g.where(g.is_nan(whole), g.constant(0.0, dt.f64), whole)
     if zp is not None:

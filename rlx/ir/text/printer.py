@@ -149,7 +149,7 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 _MISSING = object()
-_BARE = re.compile(r'[^\s,":>]+\Z')  # what an origin comment has without quotes
+_BARE = re.compile(r'[^\s,":>]+\Z')  # origin text that needs no quotes
 
 
 class Files:
