@@ -58,7 +58,7 @@ class ReferenceExecutable(Executable):
     ) -> None:
         given = self._arguments(inputs, sizes)
         program, values = self._program(sizes), dict[Value, Array]()
-        first, last = 0, len(program.steps)
+        first, last = 0, len(program.instructions)
         if span is not None:
             first, last = self._end_of(span[0].order - 1), self._end_of(span[1].order)
             values = self._left if first else values

@@ -1,4 +1,4 @@
-"""What a program is. Importing any part of it registers every op and block."""
+"""The IR: HIR, MIR and LIR. Importing any part of it registers every op and block."""
 
 from __future__ import annotations
 

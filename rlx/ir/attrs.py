@@ -1,10 +1,8 @@
-"""What an op attribute may hold, and how loosely written values become exact ones.
+"""Op attributes: their types, and coercion of Python values to them.
 
-Attributes are ints, floats, bools, strings, None, dimensions, element types, masks, quantisation
-schemes, constant data, nested graphs, and tuples of those. `coercer(annotation)` gives the function
-that an op record applies to a field, chosen by the field's annotation.
-
-The bytes of constants: little-endian on every machine, every bit kept.
+Attributes are ints, floats, bools, strings, None, dims, dtypes, masks, quantisation schemes,
+constant data, subgraphs, and tuples of those. `coercer(annotation)` returns the coercion of a
+field.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class Data:
 
 
 class Body:
-    """A nested graph as an attribute: frozen, equal to another of the same structure."""
+    """A subgraph as an attribute: frozen, equal to another of the same structure."""
 
     __slots__ = ("_hash", "graph", "key")
 
@@ -84,8 +82,8 @@ class Body:
 
 
 class MaskKind:
-    """Which keys a query may see: NONE, CAUSAL, SLIDING_WINDOW(w), LOCAL(w), CUSTOM (flags), BIAS
-    (added)."""
+    """Which keys a query attends to: NONE, CAUSAL, SLIDING_WINDOW(w), LOCAL(w), CUSTOM (a bool
+    mask) or BIAS (added to the scores)."""
 
     __slots__ = ("kind", "window")
 
@@ -129,12 +127,12 @@ class MaskKind:
 
     @property
     def behind(self) -> int | None:
-        """How far behind a query the first key is that it sees; None where none is too far."""
+        """The largest distance of a visible key before the query; None if unlimited."""
         return {"sliding_window": self.window - 1, "local": self.window}.get(self.kind)
 
     @property
     def ahead(self) -> int | None:
-        """The same for the last key, ahead of the query."""
+        """The largest distance of a visible key after the query; None if unlimited."""
         return {"causal": 0, "sliding_window": 0, "local": self.window}.get(self.kind)
 
     def __eq__(self, other: object) -> bool:
@@ -205,7 +203,7 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 
 
 def coercer(annotation: str) -> Callable[[Any], Any]:
-    """The function that makes a loosely given attribute exact."""
+    """The coercion for an attribute with this annotation."""
     text = annotation.replace(" ", "")
     if text.endswith("|None"):
         inner = coercer(text[: -len("|None")])
@@ -234,11 +232,12 @@ def has_symbols(value: object) -> bool:
 
 
 def to_bytes(array: Any) -> bytes:
+    """The bytes of a constant: little-endian on every machine, bit-exact."""
     return bytes((array if sys.byteorder == "little" else array.byteswap()).tobytes())
 
 
 def from_bytes(data: bytes | memoryview, shape: Shape) -> Any:
-    """The array of `shape` with these bytes; ValueError when they do not fit it."""
+    """The array of `shape` from little-endian bytes; ValueError when the length differs."""
     dims = shape.static_dims
     wanted = prod(dims) * shape.dtype.bytes
     if len(data) != wanted:

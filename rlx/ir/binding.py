@@ -1,6 +1,7 @@
-"""Sizes for symbols: fixed ones, and live ones that have a bound and arrive with each run.
+"""Binding symbols to sizes: static sizes, or bounded dynamic dims whose size each run gives.
 
-Symbols become sizes: in ops and their nested graphs, and from the shapes of given arrays.
+`bind_nodes` substitutes sizes in ops, shapes and subgraphs; `infer_sizes` solves for the symbols
+from the shapes of given arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlx.ir.shape import Shape
 
 
 class UpTo(NamedTuple):
-    """A live size: at most `bound`, given anew with each run."""
+    """A bounded dynamic size: at most `bound`, given with each run."""
 
     bound: int
 
@@ -30,7 +31,7 @@ Size = int | UpTo
 
 
 class DimBinding:
-    """Symbol → size. Equal contents are equal bindings, in whatever order they were set."""
+    """Symbol → size, static or dynamic (`UpTo`). Equality does not depend on the order of `set`."""
 
     __slots__ = ("_sizes",)
 
@@ -48,7 +49,7 @@ class DimBinding:
         return DimBinding(batch=batch, past_seq=past_seq)
 
     def set(self, symbol: str | Expr, size: Size) -> DimBinding:
-        """Bind `symbol`; binding it again to another size is an error. Gives itself."""
+        """Bind `symbol`; binding it again to another size is an error. Returns self."""
         name = _name(symbol)
         self._check_size(name, size)
         old = self.get(name)
@@ -71,13 +72,15 @@ class DimBinding:
     def _check_size(self, name: str, size: Size) -> None:
         if isinstance(size, UpTo):
             if not isinstance(size.bound, int) or size.bound < 1:
-                raise BindingError("a live bound is a positive int", where=name, got=size.bound)
+                raise BindingError("an upper bound is a positive int", where=name, got=size.bound)
         elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise BindingError("a size is a non-negative int", where=name, got=repr(size))
 
-    def set_live(self, symbol: str | Expr, bound: int) -> DimBinding:
-        """Leave `symbol` live: up to `bound`, the value given with each run."""
+    def set_dynamic(self, symbol: str | Expr, bound: int) -> DimBinding:
+        """Leave `symbol` dynamic, at most `bound`; each run gives its size. Returns self."""
         return self.set(symbol, UpTo(bound))
+
+    set_live = set_dynamic
 
     def with_size(self, symbol: str | Expr, size: Size) -> DimBinding:
         """A copy in which `symbol` has `size`."""
@@ -85,7 +88,7 @@ class DimBinding:
         return DimBinding(sizes).set(symbol, size)
 
     def get(self, symbol: str | Expr) -> Size | None:
-        """The size, also of a derived symbol (`rows`) once its factors are bound."""
+        """The size of a symbol, also of a derived one (`rows`) once its factors are bound."""
         name = _name(symbol)
         found = self._sizes.get(name)
         if found is None and name in DERIVED:
@@ -98,13 +101,15 @@ class DimBinding:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The fixed sizes."""
+        """The static sizes."""
         return {k: v for k, v in sorted(self._sizes.items()) if isinstance(v, int)}
 
     @property
-    def live(self) -> dict[str, int]:
-        """The live symbols and their bounds."""
+    def dynamic(self) -> dict[str, int]:
+        """The dynamic symbols and their upper bounds."""
         return {k: v.bound for k, v in sorted(self._sizes.items()) if isinstance(v, UpTo)}
+
+    live = dynamic
 
     def items(self) -> list[tuple[str, Size]]:
         return sorted(self._sizes.items())
@@ -145,7 +150,7 @@ Sizes = Mapping[str, Dim]
 
 
 def bind_attr(value: Any, sizes: Sizes) -> Any:
-    """An attribute with its symbols replaced, down into tuples, shapes and nested graphs."""
+    """An attribute with its symbols substituted, recursing into tuples, shapes and subgraphs."""
     if isinstance(value, Expr):
         return substitute(value, sizes)
     if isinstance(value, tuple):
@@ -158,7 +163,7 @@ def bind_attr(value: Any, sizes: Sizes) -> Any:
 
 
 def bind_op(op: Op, sizes: Sizes) -> Op:
-    """The op with the symbols of its attributes replaced; the same record when it has none."""
+    """The op with the symbols of its attributes substituted; itself when it has none."""
     if not op.fields or not op.has_symbols:
         return op
     return _bind_op(op, tuple(sorted(sizes.items())))
@@ -171,14 +176,14 @@ def _bind_op(op: Op, items: tuple[tuple[str, Dim], ...]) -> Op:
 
 
 def bind_nodes(graph: Graph, sizes: Sizes) -> Graph:
-    """A copy of `graph` with the symbols of every op and shape replaced; ids and edges stay."""
+    """A copy of `graph` with the symbols of ops and shapes substituted; ids and edges stay."""
     return graph.rebuild(
         lambda op, shapes: (bind_op(op, sizes), tuple([s.bind(sizes) for s in shapes]))
     )
 
 
-class _Place(NamedTuple):
-    """Where a size was seen: an axis of an array, or the sizes given beside the arrays."""
+class _Origin(NamedTuple):
+    """Where a size comes from: an axis of an array, or the explicit sizes."""
 
     name: str = ""
     axis: int = -1
@@ -188,11 +193,11 @@ class _Place(NamedTuple):
 
 
 class _Equation(NamedTuple):
-    """An expression, the size it has, and the place that says so."""
+    """An expression, its size, and where that comes from."""
 
     dim: Expr
     size: int
-    place: _Place
+    origin: _Origin
 
 
 def infer_sizes(
@@ -200,8 +205,8 @@ def infer_sizes(
 ) -> dict[str, int]:
     """Symbol sizes from `(name, declared shape, actual dims)` and from `sizes`.
 
-    Plain symbols come first, then expressions with one unknown left; every dimension is checked
-    against the result. Symbols that no shape determines are simply absent from it.
+    Solves plain symbols first, then expressions with one unknown, and checks every dimension
+    against the result. Symbols that no shape determines are absent.
     """
     solver = _Solver()
     for name, shape, dims in given:
@@ -209,11 +214,11 @@ def infer_sizes(
             raise InputError("wrong rank", where=name, got=list(dims), expected=shape)
         for axis, (dim, size) in enumerate(zip(shape.dims, dims, strict=True)):
             if isinstance(dim, Expr):
-                solver.add(dim, int(size), _Place(name, axis))
+                solver.add(dim, int(size), _Origin(name, axis))
             elif dim != size:
                 raise InputError("wrong size", where=name, got=list(dims), expected=shape)
     for symbol, value in (sizes or {}).items():
-        solver.set(symbol, _size(symbol, value), _Place())
+        solver.set(symbol, _size(symbol, value), _Origin())
     solver.solve()
     return solver.known
 
@@ -221,20 +226,20 @@ def infer_sizes(
 class _Solver:
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
-        self.places: dict[str, _Place] = {}
+        self.origins: dict[str, _Origin] = {}
         self.equations: list[_Equation] = []
 
-    def add(self, dim: Expr, size: int, place: _Place) -> None:
+    def add(self, dim: Expr, size: int, origin: _Origin) -> None:
         ((monomial, factor), *rest) = dim.terms
         if rest or factor != 1 or len(monomial) != 1 or not isinstance(monomial[0], str):
-            self.equations.append(_Equation(dim, size, place))
+            self.equations.append(_Equation(dim, size, origin))
         else:
-            self.set(monomial[0], size, place)
+            self.set(monomial[0], size, origin)
 
-    def set(self, symbol: str, size: int, place: _Place) -> None:
+    def set(self, symbol: str, size: int, origin: _Origin) -> None:
         if self.known.setdefault(symbol, size) != size:
-            raise self._conflict(symbol, (symbol,), f"{symbol} = {size} from {place}")
-        self.places.setdefault(symbol, place)
+            raise self._conflict(symbol, (symbol,), f"{symbol} = {size} from {origin}")
+        self.origins.setdefault(symbol, origin)
 
     def solve(self) -> None:
         pending = self.equations
@@ -243,19 +248,19 @@ class _Solver:
             if len(left) == len(pending):
                 break
             pending = left
-        for dim, size, place in self.equations:
+        for dim, size, origin in self.equations:
             value = substitute(dim, self.known)
             if isinstance(value, int) and value != size:
-                raise self._conflict(dim, dim.symbols, f"{dim} = {size} from {place}")
+                raise self._conflict(dim, dim.symbols, f"{dim} = {size} from {origin}")
         for symbol in DERIVED.keys() & self.known.keys():
             product = DERIVED[symbol]
             value = substitute(product, self.known)
             if isinstance(value, int) and value != self.known[symbol]:
-                seen = f"{symbol} = {self.known[symbol]} from {self.places[symbol]}"
+                seen = f"{symbol} = {self.known[symbol]} from {self.origins[symbol]}"
                 raise self._conflict(symbol, product.symbols, seen)
 
     def _solve(self, equation: _Equation) -> bool:
-        """Bind the one unknown symbol of a linear equation; False while it has to wait."""
+        """Solve a linear equation with one unknown; False while it has more."""
         rest = substitute(equation.dim, self.known)
         if isinstance(rest, int):
             return True
@@ -268,23 +273,25 @@ class _Solver:
         if remainder or value < 0:
             raise BindingError(
                 "no size of a symbol fits", where=monomial[0],
-                got=f"{equation.dim} = {equation.size} from {equation.place}",
+                got=f"{equation.dim} = {equation.size} from {equation.origin}",
             )  # fmt: skip
-        self.set(monomial[0], value, equation.place)
+        self.set(monomial[0], value, equation.origin)
         return True
 
     def _conflict(self, what: Dim | str, symbols: Iterable[str], other: str) -> BindingError:
         known = sorted(s for s in symbols if s in self.known)
-        seen = ", ".join(f"{s} = {self.known[s]} from {self.places[s]}" for s in known)
+        seen = ", ".join(f"{s} = {self.known[s]} from {self.origins[s]}" for s in known)
         return BindingError(
             "a symbol bound to two sizes",
             where=str(what),
             got=f"{seen} and {other}",
-            expected="one size for a symbol wherever it stands",
+            expected="one size for all uses of a symbol",
         )
 
 
 def _size(symbol: str, size: object) -> int:
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size.__index__()) < 0:
-        raise BindingError("not a size", where=symbol, got=repr(size), expected="an int from 0 on")
+        raise BindingError(
+            "not a size", where=symbol, got=repr(size), expected="a non-negative int"
+        )
     return int(size.__index__())

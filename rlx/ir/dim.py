@@ -1,4 +1,4 @@
-"""Dimensions: an int, or an expression of symbols in one normal form.
+"""Dims: an int, or a symbolic expression in normal form.
 
 An expression is a polynomial with integer coefficients over atoms; an atom is a symbol or the
 floor quotient of an expression by an int. Equal expressions compare equal, whatever the order they
@@ -21,7 +21,7 @@ DimLike = Union[int, "Expr", str]  # a size, a symbol, an expression or its text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-# No model comes near these; a file made to exhaust memory would.
+# Far above any model: limits for files made to exhaust memory.
 MAX_TERMS = 1024
 MAX_DEGREE = 64
 
@@ -103,8 +103,8 @@ class Expr:
     def __floordiv__(self, divisor: int) -> Dim:
         if not isinstance(divisor, int) or divisor < 1:
             raise ShapeError("a dimension is divided by a positive int only", got=divisor)
-        # q·d + r over d is q + r over d, so the divisible terms leave the quotient, and of the
-        # constant all but its remainder: (n - 1) // 2 + 1 and (n + 1) // 2 are one
+        # (q·d + r) // d = q + r // d: divisible terms, and the divisible part of the constant, move
+        # out of the quotient, so that (n - 1) // 2 + 1 equals (n + 1) // 2
         whole = {m: c // divisor for m, c in self.terms if c % divisor == 0 or not m}
         rest = _make({m: c if m else c % divisor for m, c in self.terms if c % divisor})
         if isinstance(rest, int):
@@ -184,7 +184,7 @@ class _Symbols:
 
 sym = _Symbols()
 
-# A symbol that stands for a product; bound whenever its factors are, equal to it everywhere.
+# Derived symbols: equal to a product of others, and bound when those are.
 DERIVED: dict[str, Expr] = {"rows": sym.BATCH * sym.SEQ}  # type: ignore[dict-item]
 
 
@@ -205,7 +205,7 @@ def as_dim(value: object) -> Dim:
 
 
 def substitute(dim: Dim, sizes: Mapping[str, Dim]) -> Dim:
-    """`dim` with symbols replaced; a derived symbol follows its factors."""
+    """`dim` with symbols substituted; a derived symbol follows its factors."""
     if isinstance(dim, int) or (dim.symbols.isdisjoint(sizes) and dim.symbols.isdisjoint(DERIVED)):
         return dim
     total: Dim = 0
@@ -228,21 +228,21 @@ def _substitute_atom(atom: Atom, sizes: Mapping[str, Dim]) -> Dim:
 
 
 def expand(dim: Dim) -> Dim:
-    """Derived symbols written out as the products they stand for: the form to compare."""
+    """`dim` with derived symbols expanded to their products, for comparison."""
     if isinstance(dim, int) or dim.symbols.isdisjoint(DERIVED):
         return dim
     return substitute(dim, DERIVED)
 
 
 def is_affine(dim: Dim) -> bool:
-    """Whether it is a constant and multiples of symbols, without products and quotients."""
+    """Whether `dim` is affine: a constant plus multiples of symbols."""
     return isinstance(dim, int) or all(
         not m or (len(m) == 1 and isinstance(m[0], str)) for m, _ in dim.terms
     )
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two dimensions can be shown to be equal."""
+    """Whether two dims are provably equal."""
     return a == b or expand(a) == expand(b)
 
 
@@ -257,15 +257,14 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
         "unbound symbols",
         got=str(dim),
         expected=f"sizes for {', '.join(sorted(value.symbols))}",
-        hint="bind them, or leave them live with an upper bound",
+        hint="bind them, or leave them dynamic with an upper bound",
     )
 
 
 def upper_bound(dim: Dim, bounds: Mapping[str, int]) -> int:
-    """The largest value of `dim` with every symbol between 0 and its bound.
+    """An upper bound of `dim` with every symbol between 0 and its bound.
 
-    Terms with a negative coefficient count with their symbols at 0, so the result is an upper
-    bound, not always a reached one.
+    Terms with a negative coefficient count as 0, so the bound is not always tight.
     """
     if type(dim) is int:
         return dim

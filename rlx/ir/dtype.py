@@ -1,4 +1,4 @@
-"""Element types and the promotion table that every op uses."""
+"""Element types (dtypes) and their promotion table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DType:
         self.name = name
         self.numpy: np.dtype[Any] = np.dtype(numpy)
         self.kind = kind  # "float", "int", "uint", "bool", "complex"
-        self.rank = rank  # position inside its kind, for promotion
+        self.rank = rank  # order among dtypes of its kind, for promotion
         self.bytes: int = self.numpy.itemsize
         self.bits: int = self.bytes * 8
 
@@ -88,10 +88,10 @@ _SIGNED = (i8, i16, i32, i64)
 
 
 def _promote(a: DType, b: DType) -> DType:
-    """bool < uint < int < float < complex; inside a kind the wider one; ties go to f32.
+    """bool < uint < int < float < complex; within a kind the wider one; ties promote to f32.
 
-    A float never widens for an integer (i64 with f16 is f16: indices do not change the precision of
-    a model). u64 with a signed type is an error: no integer type holds both.
+    An integer never widens a float (i64 with f16 is f16): indices do not change the precision of a
+    model. u64 with a signed type is an error: no integer type represents both.
     """
     if a is b:
         return a
@@ -105,7 +105,7 @@ def _promote(a: DType, b: DType) -> DType:
         return f32 if low.rank == high.rank else high
     if (low.kind, high.kind) == ("uint", "int"):
         if low is u64:
-            raise DTypeError("no integer type holds both", got=f"{a} and {b}")
+            raise DTypeError("no integer type represents both", got=f"{a} and {b}")
         return _SIGNED[max(low.rank + 1, high.rank)]
     return high
 
@@ -125,7 +125,7 @@ PROMOTION = _table()
 
 
 def promote(*types: DType) -> DType:
-    """The element type in which values of all `types` meet."""
+    """The common dtype of all `types`."""
     result = types[0]
     for t in types[1:]:
         if t is not result:

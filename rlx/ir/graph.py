@@ -1,13 +1,11 @@
-"""MIR: a DAG of tensor ops in one topologically ordered list.
+"""MIR: a DAG of tensor ops as a topologically sorted list of nodes, and its builder.
 
-A `Node` applies an op to values and has one `Value` per result. A `Graph` is the list of nodes, in
-an order in which they can run, and the values it returns. The same structure holds HIR, where some
-of the ops are blocks.
+A `Node` applies an op to values and has one `Value` per result. A `Graph` is the list of nodes and
+the output values. HIR has the same structure; some of its ops are blocks.
 
-One builder method per registered op: `g.softmax(x, axis=-1)`, `g.add(a, b)`, …
-
-Tensors come first, then attributes, by position or by name; `name=` names the result and `shape=`
-states the expected one, which is then checked.
+Every registered op is a builder method: `g.softmax(x, axis=-1)`, `g.add(a, b)`. Tensors come first,
+then attributes, by position or by name. `name=` names the result; `shape=` is the expected shape,
+which is checked.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from rlx.ir.shape import Shape
 
 
 class UnknownMethod(OptionError, AttributeError):
-    """No op of that name; an AttributeError too, so that `hasattr` answers."""
+    """No op of that name; an AttributeError too, so that `hasattr` works."""
 
 
 class Builder(OpMethods):
-    """Adds nodes: has a method for every op, those registered later included."""
+    """Appends nodes; has a method for every op, also for ops registered later."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        # registered ops are real methods: what arrives here is unknown, or an op of a device
+        # registered ops are real methods; this is an unknown name or an op of a device
         if name.startswith("_"):
             raise AttributeError(name)
         if f"hir.{name}" in REGISTRY:
@@ -47,7 +45,7 @@ class Builder(OpMethods):
             lookup(name)
         except OptionError as e:
             raise UnknownMethod(e.what, got=e.got, hint=e.hint) from None
-        if not hasattr(OpMethods, name):  # a source: `input`, `param` and the like have their own
+        if not hasattr(OpMethods, name):  # a source, which has a method of its own
             raise AttributeError(name)
         made: Callable[..., Any] = getattr(super(), name)
         return made
@@ -82,7 +80,7 @@ def install_value_method(name: str, cls: type[Op]) -> None:
 
 
 def described(name: str, cls: type[Op]) -> str:
-    """The docstring of a builder method: how it is called, then what the op says of itself."""
+    """The docstring of a builder method: its signature and the docstring of the op."""
     tensors = [n if i < cls.num_required else f"{n}=None" for i, n in enumerate(cls.input_names)]
     more = ["*tensors"] if cls.variadic else []
     given = [f for f in cls.fields if not (cls.is_block and f.startswith("has_"))]
@@ -100,7 +98,7 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
     ) -> Any:
         if len(args) <= fixed and not attributes and plain is not None:
             return self.append(plain, args, name, shape)
-        if shape is not None and "shape" in fields:  # what reshape is to make, not what it made
+        if shape is not None and "shape" in fields:  # the attribute, not the expected shape
             attributes["shape"], shape = shape, None
         if attributes and not variadic and not attributes.keys().isdisjoint(names):
             args = _by_name(cls, args, attributes)
@@ -117,7 +115,7 @@ def _method(cls: type[Op]) -> Callable[..., Any]:
 
 
 def _by_name(cls: type[Op], args: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments with the tensors given by name, taken out of `attributes`."""
+    """Positional arguments with the tensors given by name, which leave `attributes`."""
     given = list(args)
     for name in cls.input_names[len(args) :]:
         if name not in attributes:
@@ -135,9 +133,9 @@ _records: dict[tuple[Any, ...], Op] = {}
 
 
 def record(cls: type[Op], attributes: dict[str, Any]) -> Op:
-    """The record of these attributes; layers repeat, so they are remembered as written."""
-    # the types are part of the key: 1, 1.0 and True are equal but make different attributes
-    key = (cls, *attributes.items(), *map(_kind, attributes.values()))
+    """The op with these attributes, from a cache: layers repeat."""
+    # types are part of the key: 1, 1.0 and True are equal but different attributes
+    key = (cls, *attributes.items(), *map(_type_key, attributes.values()))
     try:
         found = _records.get(key)
     except TypeError:  # a list or an array among them
@@ -149,10 +147,10 @@ def record(cls: type[Op], attributes: dict[str, Any]) -> Op:
     return found
 
 
-def _kind(value: object) -> object:
+def _type_key(value: object) -> object:
     if type(value) is float:
-        return repr(value)  # tells -0.0 from 0.0
-    return tuple(map(_kind, value)) if type(value) is tuple else type(value)
+        return repr(value)  # distinguishes -0.0 from 0.0
+    return tuple(map(_type_key, value)) if type(value) is tuple else type(value)
 
 
 def _new_record(cls: type[Op], attributes: dict[str, Any]) -> Op:
@@ -177,18 +175,19 @@ def _variadic(args: tuple[Any, ...]) -> tuple[Sequence[Any], Sequence[Any]]:
     return args[:count], args[count:]
 
 
-def _split(args: tuple[Any, ...], required: int, fixed: int) -> tuple[Sequence[Any], Sequence[Any]]:
+def _split(
+    args: tuple[Any, ...], required: int, tensors: int
+) -> tuple[Sequence[Any], Sequence[Any]]:
     """Positional arguments as (tensors, attributes).
 
-    Where an optional tensor could stand, only a value or an array is one (a number is taken for
-    an attribute) and None is nothing.
+    Optional tensors must be values or arrays, or None when absent; a number is an attribute.
     """
     count = min(required, len(args))
-    while count < min(fixed, len(args)) and isinstance(args[count], (Value, np.ndarray)):
+    while count < min(tensors, len(args)) and isinstance(args[count], (Value, np.ndarray)):
         count += 1
     rest = args[count:]
     skipped = 0
-    while skipped < min(fixed - count, len(rest)) and rest[skipped] is None:
+    while skipped < min(tensors - count, len(rest)) and rest[skipped] is None:
         skipped += 1
     return args[:count], rest[skipped:]
 
@@ -202,7 +201,7 @@ _NUMERIC = ("int", "uint", "float", "complex")
 class Graph(Builder):
     """An ordered list of nodes and the values it returns."""
 
-    # the entry points of GraphModule, put here by its module
+    # entry points of GraphModule, set by its module
     define: ClassVar[Callable[..., Any]]
     hir: ClassVar[Callable[..., Any]]
 
@@ -211,10 +210,19 @@ class Graph(Builder):
         self.nodes: list[Node] = []
         self.outputs: list[Value] = []
         self.output_names: list[str] = []
-        self.live: dict[str, int] = {}  # symbols whose size arrives with each run, and their bounds
+        self.dynamic: dict[str, int] = {}  # symbols whose size each run gives → upper bounds
         self._sources: dict[str, Node] = {}
         self._block = ""
         self._origin: Origin | None = None
+
+    @property
+    def live(self) -> dict[str, int]:
+        """Alias of `dynamic`."""
+        return self.dynamic
+
+    @live.setter
+    def live(self, bounds: dict[str, int]) -> None:
+        self.dynamic = bounds
 
     # -- sources ------------------------------------------------------------------------------
 
@@ -241,25 +249,25 @@ class Graph(Builder):
             data = Data(value, dtype)
         return self.append(lookup("constant")(data=data), (), name)  # type: ignore[no-any-return]
 
-    def _source(self, kind: str, name: str, shape: Shape) -> Value:
+    def _source(self, op: str, name: str, shape: Shape) -> Value:
         if not isinstance(name, str) or not name:
-            raise InputError(f"a {kind} needs a name", got=repr(name))
+            raise InputError(f"a {op} needs a name", got=repr(name))
         if name in self._sources:
             raise NameConflictError(
                 "name already taken",
-                where=kind,
+                where=op,
                 got=repr(name),
                 origin=self._sources[name].origin,
                 hint="inputs, params and states share one set of names",
             )
-        return self.append(record(lookup(kind), {"shape": shape}), (), name)  # type: ignore[no-any-return]
+        return self.append(record(lookup(op), {"shape": shape}), (), name)  # type: ignore[no-any-return]
 
     # -- nodes --------------------------------------------------------------------------------
 
     def append(
         self, op: Op, operands: Sequence[Operand] = (), name: str = "", shape: object = None
     ) -> Any:
-        """Append a node; gives its value, or a tuple of them when the op has several results."""
+        """Append a node; returns its value, or a tuple when the op has several results."""
         node = self.append_node(op, operands, name)
         if shape is not None:
             self._check_stated(node, Shape.of(shape))
@@ -298,7 +306,7 @@ class Graph(Builder):
         return node
 
     def _operands(self, op: Op, operands: Sequence[Operand]) -> tuple[Value, ...]:
-        """Numbers and arrays become constants, numbers in the element type of their neighbours."""
+        """Numbers and arrays become constants; numbers take the dtype of the other operands."""
         known = [v for v in operands if isinstance(v, Value)]
         for v in known:
             if v.graph is not self:
@@ -321,7 +329,7 @@ class Graph(Builder):
     def _literal(self, value: Any, neighbours: Sequence[Value]) -> Value:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             holds = ("float", "complex") if isinstance(value, float) else _NUMERIC
-            for v in neighbours:  # not always the first: that of `where` is its condition
+            for v in neighbours:  # not always the first operand: that of `where` is the condition
                 if v.shape.dtype.kind in holds:
                     return self.constant(value, v.shape.dtype)
         return self.constant(value)
@@ -340,7 +348,7 @@ class Graph(Builder):
 
     @contextmanager
     def origin(self, origin: Origin) -> Iterator[None]:
-        """Nodes built inside carry `origin` instead of the caller's line."""
+        """Nodes built inside have `origin` instead of the caller's line."""
         outer, self._origin = self._origin, origin
         try:
             yield
@@ -369,11 +377,11 @@ class Graph(Builder):
             raise NameConflictError("two outputs of one name", got=self.output_names)
         return self
 
-    # -- questions ----------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------
 
-    def sources(self, kind: str) -> list[Node]:
-        """Nodes of kind `input`, `param` or `state`, in order."""
-        return [n for n in self.nodes if n.op.name == kind]
+    def sources(self, op: str) -> list[Node]:
+        """The `input`, `param` or `state` nodes, in order."""
+        return [n for n in self.nodes if n.op.name == op]
 
     def find(self, name: str) -> Value:
         """The input, param or state of that name."""
@@ -402,7 +410,7 @@ class Graph(Builder):
         return table
 
     def structure(self) -> tuple[Any, ...]:
-        """What makes two graphs the same program: ops, edges, names, shapes, outputs."""
+        """The structure as a comparable tuple: ops, edges, names, shapes, outputs."""
         rows = tuple(
             (
                 n.op,
@@ -413,20 +421,20 @@ class Graph(Builder):
             for n in self.nodes
         )
         outs = tuple((v.node.id, v.index) for v in self.outputs)
-        return (rows, outs, tuple(self.output_names), tuple(sorted(self.live.items())))
+        return (rows, outs, tuple(self.output_names), tuple(sorted(self.dynamic.items())))
 
     def same_as(self, other: Graph) -> bool:
-        """Equal structure; names of the graphs and origins of nodes do not matter."""
+        """Whether the structures are equal; graph names and node origins do not count."""
         return self.structure() == other.structure()
 
     def copy(self) -> Graph:
-        """A graph of the same nodes, ids, names and origins that can be edited on its own."""
+        """A copy with the same nodes, ids, names and origins."""
         return self.rebuild(lambda op, shapes: (op, shapes))
 
     def rebuild(
         self, change: Callable[[Op, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]]
     ) -> Graph:
-        """A copy whose ops and shapes went through `change`; ids, edges and names unchanged."""
+        """A copy with `change` applied to ops and shapes; ids, edges and names unchanged."""
         new = Graph(self.name)
         nodes, values = new.nodes, dict[Value, Value]()
         for position, old in enumerate(self.nodes):
@@ -445,7 +453,7 @@ class Graph(Builder):
                 new._sources[old.name] = node
         new.outputs = [values[v] for v in self.outputs]
         new.output_names = list(self.output_names)
-        new.live = dict(self.live)
+        new.dynamic = dict(self.dynamic)
         return new
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""HIR: blocks, the way a model author thinks, in a graph of the same make as MIR.
+"""HIR: graphs of blocks (linear, attention, norm, …) and their lowering to MIR.
 
 A block is a record of attributes with two lowerings. `direct` builds fused ops, `fusable` builds
 primitives that the passes fuse; both compute the same function. The signature of `fusable` after
@@ -15,10 +15,8 @@ the graph is the signature of the block: tensors with a default of None may be l
 An optional tensor that may be absent while a later one is given needs a bool attribute
 `has_<tensor>`, which the builder sets.
 
-How HIR becomes MIR: each block is replaced by the ops its lowering builds.
-
-A block of given attributes is lowered once per operand shapes, on a scratch graph: its template.
-Every layer that repeats it is stamped from that template, node by node, without inference.
+Lowering replaces each block by the ops of its lowering. A block is lowered once per attributes and
+operand shapes, to a template; repeated layers copy the nodes of the template without inference.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from rlx.ir.shape import Shape
 
 
 class FusionPolicy(Enum):
-    """What blocks become: fused ops at once, or primitives for the passes to fuse."""
+    """How blocks are lowered: DIRECT to fused ops, FUSABLE to primitives that passes fuse."""
 
     DIRECT = "direct"
     FUSABLE = "fusable"
@@ -62,7 +60,7 @@ class FusionPolicy(Enum):
 
 
 class Template(NamedTuple):
-    """A lowered block: the graph, and the stand-ins of its operands."""
+    """A lowered block: its graph and the placeholders of its operands."""
 
     graph: Graph
     operands: tuple[Value, ...]
@@ -83,7 +81,7 @@ _MOST_TEMPLATES = 10_000
 def template(
     block: Block, shapes: tuple[Shape, ...], policy: FusionPolicy, states: tuple[bool, ...] = ()
 ) -> Template:
-    """The lowering of `block`; `states` tells which operands are states and written in place."""
+    """The cached lowering of `block`; `states` flags operands that are states, updated in place."""
     key = (block, shapes, policy, states if any(states) else ())
     found = _templates.get(key)
     if found is None:
@@ -124,12 +122,12 @@ def _require_agreement(block: Block, direct: Graph, fusable: Graph) -> None:
 
 
 def is_state(value: Value) -> bool:
-    """Whether a value is the memory of a state: declared, or just written."""
+    """Whether a value is a state or the result of a state update."""
     return value.node.op.name in ("state", "state_update")
 
 
 def lower(graph: Graph, policy: FusionPolicy = FusionPolicy.DIRECT) -> Graph:
-    """The MIR of an HIR graph, nested graphs included; names, order and outputs are kept."""
+    """Lower an HIR graph, subgraphs included, to MIR; names, order and outputs are kept."""
     return _Lowering(graph, policy).run()
 
 
@@ -138,28 +136,28 @@ class _Lowering:
         self.graph, self.policy = graph, policy
         self.new = Graph(graph.name)
         self.values: dict[Value, Value] = {}
-        self.constants: dict[Op, Value] = {}  # made by blocks; one of each is enough
+        self.constants: dict[Op, Value] = {}  # of lowered blocks, deduplicated
         self.bodies: dict[Body, Body] = {}
 
     def run(self) -> Graph:
         new = self.new
         for node in self.graph.nodes:
             if node.op.is_block:
-                results: Sequence[Value] = self._stamp(node)
+                results: Sequence[Value] = self._instantiate(node)
             else:
                 results = self._copy(node)
             for old, value in zip(node.outputs, results, strict=True):
                 self.values[old] = value
         new.outputs = [self.values[v] for v in self.graph.outputs]
         new.output_names = list(self.graph.output_names)
-        new.live = dict(self.graph.live)
+        new.dynamic = dict(self.graph.dynamic)
         return new
 
     def _copy(self, node: Node) -> Sequence[Value]:
-        """A node that is no block, on the lowered operands."""
+        """Copy a node that is not a block."""
         inputs = tuple([self.values[v] for v in node.inputs])
         op = self._with_lowered_bodies(node.op)
-        # equal sizes may be written differently after lowering, `rows` for `batch * seq`
+        # equal dims may have another form after lowering: `rows` for `batch * seq`
         results = self._add(
             op, inputs, infer(op, tuple([v.shape for v in inputs])), node.name, node.origin
         )
@@ -175,8 +173,8 @@ class _Lowering:
         self.new.nodes.append(node)
         return node.outputs
 
-    def _stamp(self, block_node: Node) -> list[Value]:
-        """The nodes of the block's template, on the operands of the block."""
+    def _instantiate(self, block_node: Node) -> list[Value]:
+        """Copy the nodes of the block's template onto the operands of the block."""
         block: Any = block_node.op
         operands = [self.values[v] for v in block_node.inputs]
         shapes = tuple([v.shape for v in operands])
@@ -224,7 +222,7 @@ def _nests(op: Op) -> bool:
 
 
 def _inside(origin: Origin, block: str) -> Origin:
-    """The origin of what a block became: one level below the block's own."""
+    """The origin of a node of a lowered block: one level below the block's own."""
     path = f"{origin.block}.{block}" if origin.block else block
     return origin._replace(block=path).touched("lower_hir")
 
@@ -236,27 +234,27 @@ class Block(Op):
     """Base of every block."""
 
     is_block = True
-    label: ClassVar[str] = ""  # the name without the prefix that sets it apart from the MIR op
+    label: ClassVar[str] = ""  # the name without the prefix that distinguishes it from the MIR op
 
     def fusable(self, g: Graph, /, *values: Any) -> Any:
-        """Build the block of primitives on `g`; gives its value, or a tuple of them."""
+        """Build the block from primitives on `g`; returns a value or a tuple of values."""
         raise NotImplementedError(self.name)
 
     def direct(self, g: Graph, /, *values: Any) -> Any:
-        """Build the block of fused ops; the primitives where no fused op exists."""
+        """Build the block from fused ops; by default from primitives."""
         return self.fusable(g, *values)
 
     def infer(self, *inputs: Any) -> Inferred:
-        """Result shapes: those of the lowering, once per operand shapes."""
+        """Result shapes, from the lowering."""
         try:
-            # the direct lowering first: its ops know best what is wrong with a shape
+            # the direct lowering first: its ops have the best error messages
             made = template(self, tuple(inputs), FusionPolicy.DIRECT)
         except RlxError as e:
             raise self._named(e) from None
         return tuple([v.shape for v in made.outputs])
 
     def _named(self, error: RlxError) -> RlxError:
-        """An error of an op inside, told as one of this block; operands and line are added later"""
+        """An error of an op inside, reported as one of this block."""
         what, where = error.what, error.where
         if where.partition(".")[0] != self.label:
             what, where = f"{what} (in its {where})" if where else what, self.label
@@ -280,12 +278,12 @@ class Block(Op):
         return Cost(flops, traffic)
 
     def spread(self, operands: Sequence[Any]) -> list[Any]:
-        """Operands at their places in the signature, None where one was left out."""
+        """Operands by position in the signature, None for absent ones."""
         rest = list(operands)
         return [rest.pop(0) if rest and self._present(n) else None for n in self.input_names] + rest
 
     def operand_names(self, count: int) -> list[str]:
-        """What the first `count` operands are called in the signature."""
+        """Names of the first `count` operands in the signature."""
         names = [n for n in self.input_names if self._present(n)]
         return [*names, *(f"x{i}" for i in range(len(names), count))][:count]
 
@@ -319,7 +317,7 @@ def block(name: str, **traits: Any) -> Callable[[_T], _T]:
 
 
 class HirModule(BlockMethods, Graph):
-    """A graph of blocks in the making.
+    """An HIR graph and its builder.
 
     Every block is a method that takes its tensors by position or name, then its attributes:
     `m.linear(x, w, bias=b, activation="gelu")`. Where a block and a MIR op share a name the method
@@ -329,18 +327,18 @@ class HirModule(BlockMethods, Graph):
     def mir(
         self, op: str | Op, inputs: Any = (), *, name: str = "", shape: object = None, **attrs: Any
     ) -> Any:
-        """Any MIR op: its name and attributes, or its record, applied to `inputs`."""
+        """Build any MIR op, given its name and attributes or its record."""
         operands = [inputs] if isinstance(inputs, (Value, np.ndarray)) else list(inputs)
-        kind = lookup(op) if isinstance(op, str) else type(op)
-        if kind.is_block or kind.is_source:
+        cls = lookup(op) if isinstance(op, str) else type(op)
+        if cls.is_block or cls.is_source:
             raise InputError(
-                f"not a MIR op but a {'block' if kind.is_block else 'source'}", where="mir",
-                got=kind.name, hint=f"call .{kind.name.removeprefix(PREFIX)}(...)",
+                f"not a MIR op but a {'block' if cls.is_block else 'source'}", where="mir",
+                got=cls.name, hint=f"call .{cls.name.removeprefix(PREFIX)}(...)",
             )  # fmt: skip
-        if shape is not None and "shape" in kind.fields:  # that of reshape and its like
+        if shape is not None and "shape" in cls.fields:  # an attribute of reshape and the like
             attrs["shape"], shape = shape, None
         if isinstance(op, str):
-            op = record(kind, attrs)
+            op = record(cls, attrs)
         elif attrs:
             raise InputError("a record has its attributes", where=op.name, got=list(attrs))
         return self.append(op, operands, name, shape)
@@ -385,7 +383,7 @@ def _method(cls: type[Block]) -> Callable[..., Any]:
     ) -> Any:
         try:
             plain = required <= len(args) <= most and not flagged and names.isdisjoint(given)
-            # the usual call needs no sorting out
+            # fast path
             usual = plain and {*map(type, args)} == {Value}
             operands, attributes = (args, given) if usual else _arguments(cls, args, given)
             made = record(cls, attributes)
@@ -405,7 +403,7 @@ def _arguments(
     tensors: dict[str, Any] = {}
     rest = list(args)
     for i, tensor in enumerate(cls.input_names):
-        # an optional tensor is a value, an array or None: numbers and names there are attributes
+        # optional tensors are values, arrays or None; numbers and strings are attributes
         if not rest or (i >= cls.num_required and not _is_tensor(rest[0])):
             break
         tensors[tensor] = rest.pop(0)
@@ -428,7 +426,7 @@ def _arguments(
 
 
 def _operands(cls: type[Block], tensors: dict[str, Any], attributes: dict[str, Any]) -> list[Any]:
-    """The tensors that are there, in order; flags say which of the optional ones those are."""
+    """The given tensors in order; sets the `has_…` flags of optional ones."""
     operands: list[Any] = []
     absent = ""
     for i, tensor in enumerate(cls.input_names):

@@ -1,25 +1,25 @@
-"""What notebooks show of an object: a title, a small table, and text to unfold."""
+"""HTML cards for notebooks: a title, a small table and collapsible text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
 
-_MOST_LINES = 400  # of unfolded text; a page with a whole model in it is slow
+_MOST_LINES = 400  # of expanded text; a page with a whole model is slow
 _STYLE = "text-align:left;font-family:monospace"
 
 
 def card(title: str, rows: Mapping[str, object], text: str = "", label: str = "") -> str:
-    """An HTML table of `rows` under `title`; `text` unfolds below, behind `label`."""
+    """An HTML table of `rows` under `title`, and collapsible `text` with the summary `label`."""
     cells = "".join(
         f'<tr><td style="text-align:left">{escape(str(name))}</td>'
         f'<td style="{_STYLE}">{escape(str(value))}</td></tr>'
         for name, value in rows.items()
     )
-    return f"<div><b>{escape(title)}</b><table>{cells}</table>{_folded(text, label)}</div>"
+    return f"<div><b>{escape(title)}</b><table>{cells}</table>{_collapsed(text, label)}</div>"
 
 
-def _folded(text: str, label: str) -> str:
+def _collapsed(text: str, label: str) -> str:
     if not text:
         return ""
     lines = text.splitlines()

@@ -1,10 +1,10 @@
 """`x[…]` as ops: narrow and slice for ranges, gather for arrays of ints, one reshape for the rest.
 
-As in NumPy an int takes an axis away, None adds one of size 1, `...` stands for all axes not named
-and negative positions count from the end, of a symbolic axis too. Two things differ. A bound
-outside the axis is an error where NumPy would cut it off, so that a symbolic size and the number
-bound to it mean the same. And an array of ints stands alone among slices: NumPy's rules for several
-of them, or for one beside an int, surprise even those who know them.
+As in NumPy, an int removes an axis, None adds one of size 1, `...` covers the axes not named, and
+negative positions count from the end, also of a symbolic axis. Two things differ. Bounds outside
+the axis are an error instead of being clipped, so that a symbolic size behaves like the number
+bound to it. And at most one index is an array of ints, next to slices only: NumPy's rules for
+several arrays, or for an array next to an int, surprise even experts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def index_value(x: Value, index: object) -> Value:
     named = [i for i in items if i is not None]
     for axis, item in enumerate(named):
         x = _narrowed(x, axis, item)
-    x = _stepped(x, named)
+    x = _strided(x, named)
     sizes = iter(x.shape.dims)
     dims: list[Dim] = []
     for item in items:
@@ -43,7 +43,7 @@ def index_value(x: Value, index: object) -> Value:
 
 
 def _items(x: Value, given: Sequence[object]) -> list[Any]:
-    """One item per axis of `x`, and a None for each new axis; the ellipsis written out."""
+    """One item per axis of `x`, and a None for each new axis; the ellipsis expanded."""
     named = [i for i in given if i is not None and i is not Ellipsis]
     dots = [at for at, item in enumerate(given) if item is Ellipsis]
     for item in named:
@@ -51,7 +51,7 @@ def _items(x: Value, given: Sequence[object]) -> list[Any]:
             raise _wrong(x, "not an index", item)
     arrays = [i for i in named if not isinstance(i, slice) and not _is_int(i)]
     if len(arrays) > 1 or (arrays and any(map(_is_int, named))):
-        raise _wrong(x, "an array of ints stands alone among slices", given)
+        raise _wrong(x, "an array of ints goes with slices only", given)
     if len(dots) > 1 or len(named) > x.shape.rank:
         raise _wrong(x, "too many indices" if len(dots) < 2 else "more than one ellipsis", given)
     at = dots[0] if dots else len(given)
@@ -85,7 +85,7 @@ def _position(at: Dim, size: Dim) -> Dim:
 
 
 def _narrowed(x: Value, axis: int, item: Any) -> Value:
-    """An int or a range of step 1 of one axis; the whole of it is no op."""
+    """An int or a contiguous range of one axis; the full range is a no-op."""
     size = x.shape.dims[axis]
     if _is_int(item):
         return x.graph.narrow(x, axis, _position(as_dim(item), size), 1)
@@ -98,8 +98,8 @@ def _narrowed(x: Value, axis: int, item: Any) -> Value:
     return x.graph.narrow(x, axis, start, stop - start)
 
 
-def _stepped(x: Value, items: Sequence[Any]) -> Value:
-    """The ranges of another step than 1, as one slice."""
+def _strided(x: Value, items: Sequence[Any]) -> Value:
+    """All strided ranges, as one slice op."""
     wide = [isinstance(i, slice) and i.step not in (None, 1) for i in items]
     if not any(wide):
         return x

@@ -1,4 +1,4 @@
-"""The oracle: runs a MIR graph in NumPy from each op's own `reference`."""
+"""The reference interpreter: runs a MIR graph in NumPy by each op's `reference`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIVEN = ("input", "param", "state")
 
 
 class Run(NamedTuple):
-    """What a run leaves behind: its outputs, and every state as it is after the last write."""
+    """The result of a run: outputs, and every state after its last update."""
 
     outputs: list[Array]
     states: dict[str, Array]
@@ -107,15 +107,15 @@ def _require_bound(graph: Graph, known: Mapping[str, int]) -> None:
         )  # fmt: skip
 
 
-class _Step(NamedTuple):
+class _Instruction(NamedTuple):
     node: Node
     op: Op
     shapes: tuple[Shape, ...]
-    dead: tuple[Value, ...]  # values nothing needs after this node
+    dead: tuple[Value, ...]  # values whose last use this is
 
 
 class Program:
-    """A graph bound to sizes and ready to run many times: bodies of loops run from here."""
+    """A bound graph, ready to run many times; loop bodies run this way."""
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int] | None = None) -> None:
         self.graph = graph
@@ -123,8 +123,8 @@ class Program:
         self.states = _versions(graph)
         dead = _last_uses(graph, {*graph.outputs, *(v[-1] for v in self.states.values())})
         known = dict(sizes or {})
-        self.steps = [
-            _Step(
+        self.instructions = [
+            _Instruction(
                 node,
                 bind_op(node.op, known),
                 tuple([v.shape.bind(known) for v in node.outputs]),
@@ -134,12 +134,12 @@ class Program:
         ]
 
     def call(self, *arrays: Array) -> list[Array]:
-        """The outputs, arrays given in the order of the inputs; for nested graphs."""
+        """The outputs, given arrays in the order of the inputs; for subgraphs."""
         return self.run(dict(zip(self.inputs, arrays, strict=True))).outputs
 
     def run(self, given: Mapping[str, Array], on_node: Hook | None = None) -> Run:
         values: dict[Value, Array] = {}
-        self.run_part(values, given, 0, len(self.steps), on_node)
+        self.run_part(values, given, 0, len(self.instructions), on_node)
         return Run([values[v] for v in self.graph.outputs], self.states_in(values))
 
     def run_part(
@@ -150,30 +150,30 @@ class Program:
         last: int,
         on_node: Hook | None = None,
     ) -> None:
-        """Run nodes [first, last) on what earlier ones left in `values`, inputs being new."""
-        for step in self.steps[:first]:
-            if step.node.op.name == "input":
-                values[step.node.output] = given[step.node.name]
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            for step in self.steps[first:last]:
-                results = _evaluate_node(step, values, given)
-                for value, array in zip(step.node.outputs, results, strict=True):
+        """Run nodes [first, last) on the `values` of earlier ones, with new inputs."""
+        for instruction in self.instructions[:first]:
+            if instruction.node.op.name == "input":
+                values[instruction.node.output] = given[instruction.node.name]
+        with np.errstate(all="ignore"):  # infinities and NaNs are ordinary results
+            for instruction in self.instructions[first:last]:
+                results = _evaluate_node(instruction, values, given)
+                for value, array in zip(instruction.node.outputs, results, strict=True):
                     values[value] = array
                 if on_node is not None:
-                    on_node(step.node, results)
-                for value in step.dead:
+                    on_node(instruction.node, results)
+                for value in instruction.dead:
                     del values[value]
 
     def states_in(self, values: Mapping[Value, Array]) -> dict[str, Array]:
-        """Every state as the nodes that have run left it."""
+        """Every state after the nodes that have run."""
         last = {name: [v for v in vs if v in values] for name, vs in self.states.items()}
         return {name: values[vs[-1]] for name, vs in last.items() if vs}
 
 
 def _evaluate_node(
-    step: _Step, values: Mapping[Value, Array], given: Mapping[str, Array]
+    instruction: _Instruction, values: Mapping[Value, Array], given: Mapping[str, Array]
 ) -> Sequence[Array]:
-    node = step.node
+    node = instruction.node
     if node.op.is_block:
         raise StageError(
             "an HIR block cannot be evaluated", where=node.op.name, got=_label(node),
@@ -183,7 +183,7 @@ def _evaluate_node(
         results: Any = given[node.name]
     else:
         try:
-            results = step.op.reference(*[values[v] for v in node.inputs])
+            results = instruction.op.reference(*[values[v] for v in node.inputs])
         except RlxError as e:
             raise e.located(node.op.name, f"{_label(node)} {node.origin}".strip()) from None
         except Exception as e:
@@ -191,22 +191,22 @@ def _evaluate_node(
                 "the reference failed", where=node.op.name, got=f"{type(e).__name__}: {e}",
                 origin=f"{_label(node)} {node.origin}",
             ) from e  # fmt: skip
-    return _checked(step, results if isinstance(results, tuple) else (results,))
+    return _checked(instruction, results if isinstance(results, tuple) else (results,))
 
 
-def _checked(step: _Step, results: tuple[Any, ...]) -> tuple[Array, ...]:
+def _checked(instruction: _Instruction, results: tuple[Any, ...]) -> tuple[Array, ...]:
     arrays = tuple([np.asarray(a) for a in results])
-    fits = len(arrays) == len(step.shapes) and all(
+    fits = len(arrays) == len(instruction.shapes) and all(
         a.dtype == s.dtype.numpy and a.shape == s.static_dims
-        for a, s in zip(arrays, step.shapes, strict=True)
+        for a, s in zip(arrays, instruction.shapes, strict=True)
     )
     if not fits:
         raise VerifyError(
             "the reference does not give the inferred shapes",
-            where=step.op.name,
+            where=instruction.op.name,
             got=", ".join(f"{list(a.shape)} {a.dtype}" for a in arrays),
-            expected=", ".join(map(str, step.shapes)),
-            origin=f"{_label(step.node)} {step.node.origin}",
+            expected=", ".join(map(str, instruction.shapes)),
+            origin=f"{_label(instruction.node)} {instruction.node.origin}",
         )
     return arrays
 
@@ -216,7 +216,7 @@ def _label(node: Node) -> str:
 
 
 def _versions(graph: Graph) -> dict[str, list[Value]]:
-    """The values each state has in turn, following its chain of updates."""
+    """The versions of each state, along its chain of updates."""
     owner: dict[Value, str] = {}
     found: dict[str, list[Value]] = {}
     for node in graph.nodes:

@@ -1,9 +1,8 @@
-"""LIR: optimised MIR plus the plan: where every value lives, when, and in which phase.
+"""LIR: optimised MIR plus the memory plan: slot, live range and phase of every value.
 
-A value's slot says in which memory it is. Slots of kind `arena` have a byte offset in one buffer
-that all values share; `input` and `output` slots lie in the arena too and stay there for the whole
-run; `param`, `state` and `constant` values live outside. An `alias` is a view of another value's
-memory: an element offset and strides, no bytes of its own.
+An `arena` slot has a byte offset in one shared buffer. `input` and `output` slots are in the arena
+too, for the whole run. `param`, `state` and `constant` slots are outside. An `alias` is a view of
+another value's memory: an element offset and strides.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided look at a root value's elements; offset and strides count elements."""
+    """A strided view of a root value; offset and strides in elements."""
 
     offset: Dim
     strides: tuple[Dim, ...]
@@ -36,13 +35,13 @@ class Slot:
     size: int  # bytes at the upper bounds
     offset: int | None = None  # bytes from the start of the arena
     root: Value | None = None  # for an alias: whose memory it is
-    view: View | None = None  # for an alias: how it lies there
+    view: View | None = None  # for an alias: its offset and strides
     first: int = 0  # schedule position that defines it
     last: int = 0  # last position that reads it, or an alias of it
 
 
 class Argument(NamedTuple):
-    """What a caller brings or gets, and where it lies."""
+    """An input, param, state or output, and its slot."""
 
     role: str  # input, param, state, output
     name: str
@@ -68,9 +67,14 @@ class Lir:
         return self.graph.name
 
     @property
+    def dynamic(self) -> dict[str, int]:
+        """Symbols whose size each run gives, and their upper bounds."""
+        return self.graph.dynamic
+
+    @property
     def live(self) -> dict[str, int]:
-        """Symbols whose size arrives with each run, and their upper bounds."""
-        return self.graph.live
+        """Alias of `dynamic`."""
+        return self.dynamic
 
     @property
     def inputs(self) -> list[Node]:
@@ -109,7 +113,7 @@ class Lir:
         return self.slots[value]
 
     def home(self, value: Value) -> tuple[Value, Slot]:
-        """The value whose memory `value` uses, and its slot."""
+        """The value that owns the memory of `value`, and its slot."""
         slot = self.slots[value]
         return (value, slot) if slot.root is None else (slot.root, self.slots[slot.root])
 
@@ -120,10 +124,10 @@ class Lir:
 def contiguous_strides(shape: Shape | Iterable[Dim]) -> tuple[Dim, ...]:
     """Row-major strides in elements."""
     strides: list[Dim] = []
-    step: Dim = 1
+    stride: Dim = 1
     for d in reversed(shape.dims if isinstance(shape, Shape) else tuple(shape)):
-        strides.append(step)
-        step = step * d
+        strides.append(stride)
+        stride = stride * d
     return tuple(reversed(strides))
 
 

@@ -1,9 +1,9 @@
 """Builder methods of graphs, modules and values; the stub beside this file has their signatures.
 
 Every registered op becomes a method of `OpMethods`, every block one of `BlockMethods`, and both
-become methods of `ValueMethods` with the value as the first tensor. The methods are made when an
-op is registered (see build.py and hir.py), so that a user's op has them too; type checkers and
-editors read `methods.pyi`, which `python tests/ir/make_methods.py` writes from the same registry.
+become methods of `ValueMethods` with the value as the first tensor. The methods are added when
+an op is registered (see graph.py and hir.py), also for users' ops. Type checkers and editors read
+`methods.pyi`, which `python tests/ir/make_methods.py` generates from the registry.
 """
 
 from __future__ import annotations

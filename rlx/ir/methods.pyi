@@ -126,8 +126,7 @@ class OpMethods:
         """The results of `then` on the operands where the predicate holds, of `otherwise`
         elsewhere [rlx.ir.ops.control.Cond]"""
     def contiguous(self, x: Tensor, **result: Unpack[Result]) -> Value:
-        """The same tensor, row-major in memory of its own: a strided view made plain
-        [rlx.ir.ops.source.Contiguous]"""
+        """A contiguous (row-major) copy of a view [rlx.ir.ops.source.Contiguous]"""
     def conv(
         self,
         x: Tensor,
@@ -155,7 +154,7 @@ class OpMethods:
         output_padding: int | Sequence[int] = (0,),
         **result: Unpack[Result],
     ) -> Value:
-        """The transpose of `conv`: every element of `x [B, C, *n]` stamps the kernel on the
+        """Transposed convolution: every element of `x [B, C, *n]` adds a scaled kernel to the
         output [rlx.ir.ops.conv.ConvTranspose]"""
     def cos(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
@@ -252,8 +251,8 @@ class OpMethods:
         """Sums over pairs of contracted axes; batch axes come first, then the free ones of a,
         of b [rlx.ir.ops.matmul.DotGeneral]"""
     def elementwise_region(self, *tensors: Any, body: BodyLike, **result: Unpack[Result]) -> Any:
-        """A nested graph of elementwise, broadcast, reduction, layout and gather ops, run as
-        one [rlx.ir.ops.fused.ElementwiseRegion]"""
+        """A subgraph of elementwise, broadcast, reduction, layout and gather ops, run as one
+        kernel [rlx.ir.ops.fused.ElementwiseRegion]"""
     def elu(self, x: Tensor, alpha: float = 1.0, **result: Unpack[Result]) -> Value:
         """x where x ≥ 0, else alpha · (e^x − 1) [rlx.ir.ops.elementwise.Elu]"""
     def eq(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
@@ -422,10 +421,10 @@ class OpMethods:
         state_size: int = 0,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """Per step and head: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS
+        """Per token and head: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS
         [rlx.ir.ops.scan.GatedDeltaNet]"""
     def gather(self, x: Tensor, indices: Tensor, axis: int = 0, **result: Unpack[Result]) -> Value:
-        """Slices of x along an axis, at `indices`: their dims take the place of the axis
+        """Slices of x along an axis, at `indices`, whose dims replace the axis
         [rlx.ir.ops.index.Gather]"""
     def ge(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≥ b [rlx.ir.ops.binary.Ge]"""
@@ -444,8 +443,8 @@ class OpMethods:
         eps: float = 1e-05,
         **result: Unpack[Result],
     ) -> Value:
-        """x [B, C, ...] standardised over C/groups channels and all places, then gamma, beta
-        [C] [rlx.ir.ops.norm.GroupNorm]"""
+        """x [B, C, ...] standardised over C/groups channels and all positions, then gamma,
+        beta [C] [rlx.ir.ops.norm.GroupNorm]"""
     def grouped_matmul(
         self, x: Tensor, w: Tensor, expert: Tensor, **result: Unpack[Result]
     ) -> Value:
@@ -516,7 +515,7 @@ class OpMethods:
         scale: float = 1.0,
         **result: Unpack[Result],
     ) -> Value:
-        """x·w + scale · (x·a)·b: a weight [K, N] with an adapter a [K, R], b [R, N] beside it
+        """x·w + scale · (x·a)·b: a weight [K, N] with a LoRA adapter a [K, R], b [R, N]
         [rlx.ir.ops.matmul.LoraMatMul]"""
     def lt(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a < b [rlx.ir.ops.binary.Lt]"""
@@ -632,7 +631,7 @@ class OpMethods:
     def quantize_blocks(
         self, x: Tensor, scheme: QuantScheme | str = ..., **result: Unpack[Result]
     ) -> Value:
-        """Rows x [..., K] packed in blocks that hold their own scale: bytes [..., row bytes]
+        """Rows x [..., K] packed in blocks with their own scale: bytes [..., row bytes]
         [rlx.ir.ops.quantize.QuantizeBlocks]"""
     def real(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """The real part of a complex x [rlx.ir.ops.linalg.Real]"""
@@ -641,7 +640,7 @@ class OpMethods:
     def relu(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """max(x, 0); NaN of NaN [rlx.ir.ops.elementwise.Relu]"""
     def reshape(self, x: Tensor, shape: DimLike | Sequence[DimLike], *, name: str = "") -> Value:
-        """The elements in the same order under another shape; one size may be −1: what remains
+        """The elements in the same order under another shape; one size may be −1 (inferred)
         [rlx.ir.ops.layout.Reshape]"""
     def resize(
         self,
@@ -698,7 +697,7 @@ class OpMethods:
         min_p: float = 0.0,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """Temperature → top-k → softmax → top-p → min-p → draw; gives (tokens, the next rng)
+        """Temperature → top-k → softmax → top-p → min-p → draw; returns (tokens, the next rng)
         [rlx.ir.ops.sample.Sample]"""
     def scan(
         self,
@@ -710,8 +709,8 @@ class OpMethods:
         reverse: bool = False,
         **result: Unpack[Result],
     ) -> Any:
-        """Runs `body` once per index of axis 0 of the scanned operands, handing carried values
-        on [rlx.ir.ops.control.Scan]"""
+        """Runs `body` for each index of axis 0 of the scanned operands, with loop-carried
+        values [rlx.ir.ops.control.Scan]"""
     def scatter(
         self, x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, **result: Unpack[Result]
     ) -> Value:
@@ -736,7 +735,7 @@ class OpMethods:
         has_state: bool = False,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; gives (y, the last h)
+        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; returns (y, the last h)
         [rlx.ir.ops.scan.SelectiveScan]"""
     def shift_left(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a << b; 0 where b is not in 0 … bits − 1 [rlx.ir.ops.binary.ShiftLeft]"""
@@ -782,7 +781,7 @@ class OpMethods:
         start: DimLike = 0,
         **result: Unpack[Result],
     ) -> Value:
-        """The state with `update` written at `start` along `axis`; the buffer itself changes
+        """The state with `update` written in place at `start` along `axis`
         [rlx.ir.ops.source.StateUpdate]"""
     def sub(self, a: Tensor, b: Tensor, **result: Unpack[Result]) -> Value:
         """a − b [rlx.ir.ops.binary.Sub]"""
@@ -826,7 +825,7 @@ class OpMethods:
         max_iterations: int = 0,
         **result: Unpack[Result],
     ) -> Any:
-        """Runs `body` on the carried values while `condition` of them holds; gives the last
+        """Runs `body` on the loop-carried values while `condition` holds; returns the last
         ones [rlx.ir.ops.control.WhileLoop]"""
 
 class BlockMethods(OpMethods):
@@ -857,8 +856,8 @@ class BlockMethods(OpMethods):
     def cache_append(
         self, state: Tensor, update: Tensor, start: DimLike, axis: int = 1, **result: Unpack[Result]
     ) -> Value:
-        """Writes `update` into a state at `start` along `axis`; gives the state as filled so
-        far [rlx.ir.blocks.attention.CacheAppend]"""
+        """Writes `update` into a state at `start` along `axis`; returns the filled part
+        [rlx.ir.blocks.attention.CacheAppend]"""
     def conv1d(
         self,
         x: Tensor,
@@ -926,7 +925,7 @@ class BlockMethods(OpMethods):
         state_size: int = 0,
         **result: Unpack[Result],
     ) -> Value:
-        """Per step: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0
+        """Per token: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0
         [rlx.ir.blocks.recurrent.GatedDeltaNet]"""
     def gated_delta_net_carry(
         self,
@@ -939,7 +938,7 @@ class BlockMethods(OpMethods):
         state_size: int = 0,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """The gated delta rule from a given state [B, H, N, N]; gives (o, the last state)
+        """The gated delta rule from a given state [B, H, N, N]; returns (o, the last state)
         [rlx.ir.blocks.recurrent.GatedDeltaNetCarry]"""
     def geglu_ffn(
         self,
@@ -1021,7 +1020,7 @@ class BlockMethods(OpMethods):
         activation: str | None = None,
         **result: Unpack[Result],
     ) -> Value:
-        """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with an adapter beside it
+        """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with a LoRA adapter
         [rlx.ir.blocks.linear.LoraLinear]"""
     def moe_ffn(
         self,
@@ -1056,7 +1055,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope
-        [rlx.ir.blocks.rope.QkNormRope]"""
+        [rlx.ir.blocks.attention.QkNormRope]"""
     def residual_layer_norm(
         self,
         x: Tensor,
@@ -1104,11 +1103,11 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """Rotates pairs (i, i + n_rot/2) of each head by the angle of the token's position
-        [rlx.ir.blocks.rope.Rope]"""
+        [rlx.ir.blocks.attention.Rope]"""
     def shared_linear_pair(
         self, x: Tensor, w1: Tensor, w2: Tensor, **result: Unpack[Result]
     ) -> tuple[Value, Value]:
-        """(x·W1, x·W2) in one pass over x [rlx.ir.blocks.linear.SharedLinearPair]"""
+        """(x·W1, x·W2) as one matmul [rlx.ir.blocks.linear.SharedLinearPair]"""
     def swiglu_ffn(
         self,
         x: Tensor,
@@ -1191,8 +1190,8 @@ class ValueMethods:
     def cache_append(
         self, update: Tensor, start: DimLike, axis: int = 1, **result: Unpack[Result]
     ) -> Value:
-        """Writes `update` into a state at `start` along `axis`; gives the state as filled so
-        far [rlx.ir.blocks.attention.CacheAppend]"""
+        """Writes `update` into a state at `start` along `axis`; returns the filled part
+        [rlx.ir.blocks.attention.CacheAppend]"""
     def cast(self, dtype: DTypeLike, **result: Unpack[Result]) -> Value:
         """x in another element type [rlx.ir.ops.elementwise.Cast]"""
     def ceil(self, **result: Unpack[Result]) -> Value:
@@ -1211,8 +1210,7 @@ class ValueMethods:
         """The results of `then` on the operands where the predicate holds, of `otherwise`
         elsewhere [rlx.ir.ops.control.Cond]"""
     def contiguous(self, **result: Unpack[Result]) -> Value:
-        """The same tensor, row-major in memory of its own: a strided view made plain
-        [rlx.ir.ops.source.Contiguous]"""
+        """A contiguous (row-major) copy of a view [rlx.ir.ops.source.Contiguous]"""
     def conv(
         self,
         w: Tensor,
@@ -1266,7 +1264,7 @@ class ValueMethods:
         output_padding: int | Sequence[int] = (0,),
         **result: Unpack[Result],
     ) -> Value:
-        """The transpose of `conv`: every element of `x [B, C, *n]` stamps the kernel on the
+        """Transposed convolution: every element of `x [B, C, *n]` adds a scaled kernel to the
         output [rlx.ir.ops.conv.ConvTranspose]"""
     def cos(self, **result: Unpack[Result]) -> Value:
         """cos x, x in radians [rlx.ir.ops.elementwise.Cos]"""
@@ -1501,7 +1499,7 @@ class ValueMethods:
         state_size: int = 0,
         **result: Unpack[Result],
     ) -> Value:
-        """Per step: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0
+        """Per token: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0
         [rlx.ir.blocks.recurrent.GatedDeltaNet]"""
     def gated_delta_net_carry(
         self,
@@ -1513,10 +1511,10 @@ class ValueMethods:
         state_size: int = 0,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """The gated delta rule from a given state [B, H, N, N]; gives (o, the last state)
+        """The gated delta rule from a given state [B, H, N, N]; returns (o, the last state)
         [rlx.ir.blocks.recurrent.GatedDeltaNetCarry]"""
     def gather(self, indices: Tensor, axis: int = 0, **result: Unpack[Result]) -> Value:
-        """Slices of x along an axis, at `indices`: their dims take the place of the axis
+        """Slices of x along an axis, at `indices`, whose dims replace the axis
         [rlx.ir.ops.index.Gather]"""
     def ge(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≥ b [rlx.ir.ops.binary.Ge]"""
@@ -1549,8 +1547,8 @@ class ValueMethods:
     def group_norm(
         self, gamma: Tensor, beta: Tensor, groups: int, eps: float = 1e-05, **result: Unpack[Result]
     ) -> Value:
-        """x [B, C, ...] standardised over C/groups channels and all places, then gamma, beta
-        [C] [rlx.ir.ops.norm.GroupNorm]"""
+        """x [B, C, ...] standardised over C/groups channels and all positions, then gamma,
+        beta [C] [rlx.ir.ops.norm.GroupNorm]"""
     def grouped_matmul(self, w: Tensor, expert: Tensor, **result: Unpack[Result]) -> Value:
         """Row t of x [T, K] times the weight of its expert: w [E, K, N], expert [T] -> [T, N]
         [rlx.ir.ops.matmul.GroupedMatMul]"""
@@ -1635,12 +1633,12 @@ class ValueMethods:
         activation: str | None = None,
         **result: Unpack[Result],
     ) -> Value:
-        """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with an adapter beside it
+        """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with a LoRA adapter
         [rlx.ir.blocks.linear.LoraLinear]"""
     def lora_matmul(
         self, w: Tensor, a: Tensor, b: Tensor, scale: float = 1.0, **result: Unpack[Result]
     ) -> Value:
-        """x·w + scale · (x·a)·b: a weight [K, N] with an adapter a [K, R], b [R, N] beside it
+        """x·w + scale · (x·a)·b: a weight [K, N] with a LoRA adapter a [K, R], b [R, N]
         [rlx.ir.ops.matmul.LoraMatMul]"""
     def lt(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a < b [rlx.ir.ops.binary.Lt]"""
@@ -1763,7 +1761,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope
-        [rlx.ir.blocks.rope.QkNormRope]"""
+        [rlx.ir.blocks.attention.QkNormRope]"""
     def quantize(
         self,
         scale: Tensor,
@@ -1776,7 +1774,7 @@ class ValueMethods:
         """clamp(round(x / scale) + zp) to `dtype`; ties go to the even neighbour, NaN to zp
         [rlx.ir.ops.quantize.Quantize]"""
     def quantize_blocks(self, scheme: QuantScheme | str = ..., **result: Unpack[Result]) -> Value:
-        """Rows x [..., K] packed in blocks that hold their own scale: bytes [..., row bytes]
+        """Rows x [..., K] packed in blocks with their own scale: bytes [..., row bytes]
         [rlx.ir.ops.quantize.QuantizeBlocks]"""
     def real(self, **result: Unpack[Result]) -> Value:
         """The real part of a complex x [rlx.ir.ops.linalg.Real]"""
@@ -1838,7 +1836,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Rotates pairs (i, i + n_rot/2) of each head by the angle of the token's position
-        [rlx.ir.blocks.rope.Rope]"""
+        [rlx.ir.blocks.attention.Rope]"""
     def round(self, **result: Unpack[Result]) -> Value:
         """the nearest whole number, halves to the even one [rlx.ir.ops.elementwise.Round]"""
     def rsqrt(self, **result: Unpack[Result]) -> Value:
@@ -1854,7 +1852,7 @@ class ValueMethods:
         min_p: float = 0.0,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """Temperature → top-k → softmax → top-p → min-p → draw; gives (tokens, the next rng)
+        """Temperature → top-k → softmax → top-p → min-p → draw; returns (tokens, the next rng)
         [rlx.ir.ops.sample.Sample]"""
     def scatter(
         self, indices: Tensor, updates: Tensor, axis: int = 0, **result: Unpack[Result]
@@ -1879,12 +1877,12 @@ class ValueMethods:
         has_state: bool = False,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; gives (y, the last h)
+        """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; returns (y, the last h)
         [rlx.ir.ops.scan.SelectiveScan]"""
     def shared_linear_pair(
         self, w1: Tensor, w2: Tensor, **result: Unpack[Result]
     ) -> tuple[Value, Value]:
-        """(x·W1, x·W2) in one pass over x [rlx.ir.blocks.linear.SharedLinearPair]"""
+        """(x·W1, x·W2) as one matmul [rlx.ir.blocks.linear.SharedLinearPair]"""
     def shift_left(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a << b; 0 where b is not in 0 … bits − 1 [rlx.ir.ops.binary.ShiftLeft]"""
     def shift_right(self, b: Tensor, **result: Unpack[Result]) -> Value:
@@ -1927,7 +1925,7 @@ class ValueMethods:
         start: DimLike = 0,
         **result: Unpack[Result],
     ) -> Value:
-        """The state with `update` written at `start` along `axis`; the buffer itself changes
+        """The state with `update` written in place at `start` along `axis`
         [rlx.ir.ops.source.StateUpdate]"""
     def sub(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a − b [rlx.ir.ops.binary.Sub]"""

@@ -1,4 +1,4 @@
-"""GraphModule: the one handle on a program, whatever its level.
+"""GraphModule: the handle on a program at any stage: HIR, MIR or LIR.
 
 m = GraphModule.define("mlp", lambda g: g.linear(g.input("x", ["batch", 64]), w))
 m.stage            # GraphStage.HIR
@@ -29,13 +29,13 @@ from rlx.support.gc_pause import without_gc
 if TYPE_CHECKING:
     from rlx.ir.methods import BlockMethods
 else:
-    BlockMethods = object  # builder methods are those of the graph inside
+    BlockMethods = object  # builder methods are delegated to the graph
 
 __all__ = ["FusionPolicy", "GraphModule", "GraphStage"]
 
 
 class GraphStage(Enum):
-    """How far a module has come."""
+    """The stage of a module: HIR, MIR or LIR."""
 
     HIR = "hir"
     MIR = "mir"
@@ -86,7 +86,7 @@ class GraphModule(BlockMethods):
         build: Callable[[GraphModule], Any],
         fusion_policy: FusionPolicy | str = FusionPolicy.DIRECT,
     ) -> GraphModule:
-        """The HIR module that `build` builds; what it returns becomes the outputs."""
+        """Build an HIR module with `build`, whose return values become the outputs."""
         module = GraphModule(HirModule(name), fusion_policy)
         with without_gc():
             result = build(module)
@@ -102,16 +102,16 @@ class GraphModule(BlockMethods):
 
     @staticmethod
     def from_hir(graph: Graph) -> GraphModule:
-        """A module at HIR; a plain graph is taken as HIR that may hold blocks."""
+        """A module at HIR from a graph that may contain blocks."""
         return GraphModule(HirModule.of(_require_graph(graph, "from_hir")))
 
     @staticmethod
     def from_mir(graph: Graph) -> GraphModule:
-        """A module at MIR; the graph holds no blocks."""
+        """A module at MIR from a graph without blocks."""
         for node in _require_graph(graph, "from_mir").nodes:
             if node.op.is_block:
                 raise StageError(
-                    "the graph holds an HIR block", where="from_mir", got=str(node.op),
+                    "the graph contains an HIR block", where="from_mir", got=str(node.op),
                     expected="MIR ops only", origin=node.origin,
                     hint="call GraphModule.from_hir(graph), then .lower()",
                 )  # fmt: skip
@@ -126,7 +126,7 @@ class GraphModule(BlockMethods):
             raise InputError("not a planned graph", where="from_lir", got=repr(lir), expected="Lir")
         return GraphModule(lir)
 
-    # -- what it is ---------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------
 
     @property
     def stage(self) -> GraphStage:
@@ -237,7 +237,7 @@ class GraphModule(BlockMethods):
             yield self
 
     def named(self, name: str, build: Callable[[GraphModule], Any]) -> Any:
-        """What `build` gives; the nodes it builds belong to the block `name`."""
+        """The result of `build`; the nodes it builds belong to the block `name`."""
         with self.block(name):
             return build(self)
 
@@ -257,7 +257,7 @@ class GraphModule(BlockMethods):
     # -- to read ------------------------------------------------------------------------------
 
     def inspect(self) -> str:
-        """The current stage as text for people."""
+        """A readable view of the current stage."""
         if self._stage is GraphStage.LIR:
             return inspect_lir(self._held)
         return inspect_graph(self._held)
@@ -273,8 +273,8 @@ class GraphModule(BlockMethods):
         held = self._held
         graph: Graph = held.graph if isinstance(held, Lir) else held
         rows: dict[str, object] = {"nodes": len(self)}
-        for kind in ("input", "state"):
-            rows |= {f"{kind} {n.name}": n.output.shape for n in graph.sources(kind)}
+        for source in ("input", "state"):
+            rows |= {f"{source} {n.name}": n.output.shape for n in graph.sources(source)}
         params = graph.sources("param")
         if params:
             rows["params"] = len(params)

@@ -1,7 +1,4 @@
-"""Nodes and values: an op applied to operands, and its results.
-
-Where a node came from: the user's source line, the block, and the passes that touched it.
-"""
+"""Nodes, values and origins: an op applied to operands, its results, and where it came from."""
 
 from __future__ import annotations
 
@@ -56,9 +53,9 @@ _origins: dict[tuple[str, str, int], Origin] = {}
 
 
 def caller(block: str, depth: int = 3) -> Origin:
-    """The nearest frame outside the package: the line of the user's that built a node.
+    """The source line of the user that built a node: the nearest frame outside the package.
 
-    The `depth` frames nearest to this one are known to be inside.
+    The innermost `depth` frames are known to be inside.
     """
     frame = sys._getframe(depth)
     while frame.f_code.co_filename.startswith(_PACKAGE):
@@ -129,6 +126,7 @@ class Node:
 
     @property
     def kind(self) -> str:
+        """The name of the op."""
         return self.op.name
 
     def __repr__(self) -> str:
@@ -137,7 +135,7 @@ class Node:
 
 
 def infer(op: Op, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """Result shapes of `op` on operands of `shapes`; each record remembers, for layers repeat."""
+    """Result shapes of `op` on operands of `shapes`, cached per op: layers repeat."""
     memo = op.__dict__.get("_inferred")
     if memo is None:
         memo = op.__dict__["_inferred"] = {}

@@ -1,7 +1,7 @@
 """The op record and its registry.
 
-An op is a frozen record of attributes. It says its result shapes (`infer`), its NumPy `reference`,
-its `cost`, and, unless it is primitive, its decomposition into simpler ops (`decompose`). The
+An op is a frozen record of attributes with shape inference (`infer`), a NumPy `reference`, a `cost`
+and, unless it is primitive, a decomposition into simpler ops (`decompose`). The
 signature of `infer` is the signature of the op: parameters without a default are required tensors,
 those with a default optional trailing ones, `*rest` any number.
 
@@ -14,8 +14,8 @@ those with a default optional trailing ones, `*rest` any number.
         def reference(self, x, gamma): ...
         def decompose(self, g: Graph, x: Value, gamma: Value) -> Value: ...
 
-What passes and backends need to know about an op is a trait, a class variable of `Op`. Ops that are
-nothing but their decomposition derive the rest from it: `rlx.ir.ops.composite`.
+Traits, the class variables of `Op`, tell passes and backends how to treat an op. Ops that are
+defined by their decomposition derive everything else from it: `rlx.ir.ops.composite`.
 """
 
 from __future__ import annotations
@@ -53,20 +53,21 @@ class Op:
 
     name: ClassVar[str] = ""
     group: ClassVar[str] = ""
-    is_block: ClassVar[bool] = False  # an HIR block, gone after lowering
+    is_block: ClassVar[bool] = False  # an HIR block, removed by lowering
     is_source: ClassVar[bool] = False  # input, param, state, constant
-    has_effect: ClassVar[bool] = False  # kept although nothing uses its result
+    has_effect: ClassVar[bool] = False  # never dead code
     is_elementwise: ClassVar[bool] = False  # out[i] depends on in[i] (after broadcasting) alone
-    is_view: ClassVar[bool] = False  # the same elements under another shape or stride
+    is_view: ClassVar[bool] = False  # the same elements with another shape or strides
     is_commutative: ClassVar[bool] = False  # f(a, b) = f(b, a)
-    is_reduction: ClassVar[bool] = False  # folds `axes` to one element, in any order
+    is_reduction: ClassVar[bool] = False  # reduces `axes`, in any order
     is_control_flow: ClassVar[bool] = False  # runs nested graphs
-    is_anchor: ClassVar[bool] = False  # a compute anchor of the phases: what feeds it is steady
-    is_choice: ClassVar[bool] = False  # draws tokens or ranks them: epilogue unless an anchor reads
-    fuses_formula: ClassVar[bool] = False  # its decomposition, met in a graph, becomes the op
+    is_anchor: ClassVar[bool] = False  # compute anchor: it and its operands are steady state
+    is_choice: ClassVar[bool] = False  # sampling or ranking: epilogue unless an anchor reads it
+    fuses_formula: ClassVar[bool] = False  # fusion recognises its decomposition in graphs
     runs_as_region: ClassVar[bool] = False  # its decomposition is one elementwise region
     runs_in_low_precision: ClassVar[bool] = False  # f32 operands may be cast to f16 or bf16
-    holds_weights: ClassVar[bool] = False  # decomposed first where weights are to be quantised
+    holds_weights: ClassVar[bool] = False  # has matmuls inside: decomposed before quantisation
+    runs_in_prepare: ClassVar[bool] = False  # param-only and run by its reference, on any device
     depends_on_neighbours: ClassVar[bool] = False  # its lowering reads the nodes around it
     num_required: ClassVar[int] = 0
     num_optional: ClassVar[int] = 0
@@ -80,7 +81,7 @@ class Op:
     __slots__ = ()
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
-        # One constructor for all: a generated one per class would double the time of an import.
+        # One constructor for all ops: one generated per class would double the import time.
         values, fields = self.__dict__, self.fields
         values.update(self.defaults)
         values.update(zip(fields, args, strict=False))
@@ -120,9 +121,9 @@ class Op:
         raise NotImplementedError(self.name)
 
     def decompose(self, g: Graph, /, *inputs: Any) -> Any:
-        """Build the op of simpler ops on `g`; gives its value, or a tuple of them.
+        """Build the op from simpler ops on `g`; returns a value or a tuple of values.
 
-        None where there is no decomposition for these attributes. A primitive op has none at all.
+        None when these attributes have no decomposition. Primitive ops do not define it.
         """
         return None
 
@@ -132,7 +133,7 @@ class Op:
         return cls.decompose is not Op.decompose
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """One operation per output element, every tensor touched once; others override."""
+        """Default: one operation per output element, every tensor read or written once."""
         work: Dim = 0
         traffic: Dim = 0
         for shape in outputs:
@@ -173,20 +174,20 @@ _T = TypeVar("_T", bound=type)
 
 
 def on_register(listener: Callable[[type[Op]], None]) -> None:
-    """Call `listener` for every op, those known already and those to come."""
+    """Call `listener` for every op, registered already or later."""
     _listeners.append(listener)
     for cls in REGISTRY.values():
         listener(cls)
 
 
 def registrations() -> int:
-    """How many ops were ever registered: tables made of the registry are stale when it grew."""
+    """The number of registrations so far: tables derived from the registry use it as a version."""
     return _registrations
 
 
 @dataclass_transform(frozen_default=True)
 def op(name: str, **traits: Any) -> Callable[[_T], _T]:
-    """Make a class an op record named `name` and register it; `traits` set class flags."""
+    """Class decorator: register an op named `name`; `traits` set its class variables."""
 
     def wrap(cls: _T) -> _T:
         if name in REGISTRY:
@@ -209,7 +210,7 @@ def op(name: str, **traits: Any) -> Callable[[_T], _T]:
 
 
 def _read_signature(record: Any) -> None:
-    """Of `infer`; of `decompose`, after the graph, where inference is derived from that."""
+    """The op's signature: that of `infer`, or of `decompose` when inference is derived."""
     derived = getattr(record.infer, "is_derived", False)
     parameters = _parameters(record.decompose)[1:] if derived else _parameters(record.infer)
     plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -225,8 +226,8 @@ def _parameters(infer: Callable[..., Inferred]) -> list[inspect.Parameter]:
 
 
 def _read_fields(record: Any) -> None:
-    """Annotated names are the fields, but for class variables; as with dataclasses, a base gives
-    its own only when it is a record (or a dataclass) itself."""
+    """Fields are annotated names that are not class variables, as in dataclasses; a base
+    contributes fields only when it is a record (or a dataclass) itself."""
     found: dict[str, str] = {}
     for base in reversed(record.__mro__):
         if base is record or "_coerce" in base.__dict__ or "__dataclass_fields__" in base.__dict__:
@@ -246,7 +247,7 @@ def _annotation(type: Any) -> str:
 
 
 def _cached_hash(fields: tuple[str, ...]) -> Callable[[Any], int]:
-    # Keys of the inference memo are hashed for every node built, so the hash is kept.
+    # Ops are keys of the inference cache, hashed for every node: the hash is cached.
     def __hash__(self: Any) -> int:
         kept: int | None = self.__dict__.get("_hash")
         if kept is None:
@@ -269,7 +270,7 @@ def _field_equality(fields: tuple[str, ...]) -> Callable[[Any, object], bool]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    # 1, 1.0 and True are equal in Python and NaN is not; as attributes each is itself alone
+    # in Python 1, 1.0 and True are equal and NaN is not equal to itself; attributes differ
     if isinstance(a, tuple):
         return isinstance(b, tuple) and len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, float) or isinstance(b, float):
@@ -288,7 +289,7 @@ def lookup(name: str) -> type[Op]:
 
 
 def _provided(name: str) -> type[Op] | None:
-    """The op after all providers are imported: only a device's own rewriting puts such ops in."""
+    """Import the providers of device ops, which only device rewrites create, and look again."""
     for module in PROVIDERS:
         import_module(module)
     return REGISTRY.get(name)

@@ -4,12 +4,12 @@
 
 All of them append ops to the value's graph; numbers and arrays on the other side become constants.
 Comparison is elementwise, `==` and `!=` included. Two values are the same one when `a is b`; a
-value is hashed by identity, so that it can be the key of a dict or stand in a set.
+value is hashed by identity, so that it can be a key of a dict or a member of a set.
 
 Why that is safe: dict and set compare keys by identity first, and by `==` only when the hashes are
-equal. The hash is the address, so two values that are alive never have equal hashes, and `==` is
-never asked. Everything else that asks for a truth of `a == b` (`in` a list, `list.index`, `if`)
-meets `__bool__`, which raises: a mistake is loud, never a wrong answer.
+equal. The hash is the address, so two live values never have equal hashes, and `==` is never
+called. Everything else that needs the truth of `a == b` (`in` a list, `list.index`, `if`) calls
+`__bool__`, which raises: a mistake is loud, never a wrong result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Operators(ValueMethods):
         def graph(self) -> Graph: ...
 
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # a NumPy array on the left gives way to the operators here
+    __array_ufunc__ = None  # a NumPy array on the left defers to these operators
 
     # -- arithmetic ---------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Operators(ValueMethods):
     # -- comparison ---------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        """Elementwise; against what is no tensor (None, a string) False, as Python says."""
+        """Elementwise; False for operands that are not tensors (None, a string)."""
         if isinstance(other, (Operators, *_TENSOR_LIKE)):
             return self.graph.eq(self, other)
         return NotImplemented
@@ -167,7 +167,7 @@ class Operators(ValueMethods):
     def __ge__(self, other: Operand) -> Value:
         return self.graph.ge(self, other)
 
-    # -- what a value has not, for it is known only when the graph runs -------------------------
+    # -- undefined while the graph is built -----------------------------------------------------
 
     def __bool__(self) -> NoReturn:
         raise BoolConversionError(
@@ -194,11 +194,11 @@ class Operators(ValueMethods):
             hint="build with the ops of the graph: x.exp(), g.concat([x, y])",
         )  # fmt: skip
 
-    # -- shape and type, as arrays of NumPy have them -------------------------------------------
+    # -- shape and type, as in NumPy ------------------------------------------------------------
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Value:
-        """Basic indexing as in NumPy, but bounds outside the axis are an error, not cut off;
-        one array of ints gathers along its axis. See indexing.py."""
+        """Basic indexing as in NumPy, except that bounds outside the axis are an error.
+        One array of ints gathers along its axis. See indexing.py."""
         from rlx.ir.indexing import index_value
 
         return index_value(self, index)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Phases: which part of a run a node belongs to.
+"""Phases of a run: prologue, steady state, epilogue.
 
-Preparation runs in the prologue, the model's weight in the steady state, and what only the last
-step of a chunked or streamed run needs (logits to tokens) in the epilogue.
+Sources are in the prologue, the bulk of the model in the steady state. The epilogue is what only
+the last chunk of a chunked or streamed run needs: logits and sampling.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def _id(node: NodeLike) -> int:
 def derive_phases(graph: Graph) -> PhaseSchedule:
     """Phases by position and dependence, over the order of `graph.nodes`.
 
-    Sources are prologue. A compute anchor and all that feeds one is steady state: also a `top_k`
-    that routes to experts. Other choices (`sample`, `top_k`) are epilogue, as is what comes after
-    the last `sample` or after the last anchor. The rest is steady state.
+    Sources are prologue. A compute anchor and everything it depends on is steady state, including a
+    `top_k` that routes to experts. Other choices (`sample`, `top_k`) are epilogue, as is what
+    follows the last `sample` or the last anchor. The rest is steady state.
 
-    A write to a state counts as an anchor, unless the value written comes from such a choice: later
-    chunks read what it leaves, so it cannot wait for the last one.
+    A state update counts as an anchor, unless its value depends on such a choice: later chunks read
+    the state, so the update cannot wait for the last chunk.
     """
     routed = _feeds(graph, [n for n in graph.nodes if n.op.is_anchor])
     steady = routed | _feeds(graph, _lasting_writes(graph, routed))
@@ -126,13 +126,13 @@ def derive_phases(graph: Graph) -> PhaseSchedule:
 
 
 def _last(graph: Graph, wanted: Callable[[Op], bool]) -> float:
-    """Position of the last wanted node; infinite where there is none, so nothing follows it."""
+    """Position of the last wanted node; infinite when there is none."""
     found = [i for i, n in enumerate(graph.nodes) if wanted(n.op)]
     return found[-1] if found else float("inf")
 
 
 def _lasting_writes(graph: Graph, routed: set[Node]) -> list[Node]:
-    """Writes to states that do not depend on a choice made at the end."""
+    """State updates that do not depend on a choice in the epilogue."""
     chosen: set[Node] = set()
     found = []
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Philox4x32-10: random words that are a function of a key and a counter, and nothing else.
+"""Philox4x32-10, a counter-based random number generator.
 
 J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

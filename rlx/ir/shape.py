@@ -1,4 +1,4 @@
-"""Shapes: dimensions and an element type, with NumPy's broadcasting over symbols."""
+"""Shapes: dims and a dtype, with NumPy's broadcasting over symbols."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ShapeLike = Any  # a Shape, or a sequence of ints, symbols and symbol names
 class Shape:
     """`Shape(dims, dtype)`, printed `[batch, seq, 384] f32`. Equal shapes are one object.
 
-    That makes equality identity, and hashing free: shapes are the keys of the inference memo.
+    Interning makes equality and hashing cheap: shapes are keys of the inference cache.
     """
 
     __slots__ = ("dims", "dtype", "is_static", "rank")
@@ -84,13 +84,13 @@ class Shape:
         return Shape(self.dims, dtype)
 
     def bind(self, sizes: Mapping[str, Dim]) -> Shape:
-        """Symbols replaced by `sizes` (a DimBinding or a plain mapping); live ones stay."""
+        """Symbols replaced by `sizes` (a DimBinding or a plain mapping); dynamic ones stay."""
         if self.is_static:
             return self
         return Shape([substitute(d, sizes) for d in self.dims], self.dtype)
 
     def upper_bytes(self, bounds: Mapping[str, int]) -> int:
-        """Bytes enough for any sizes up to the bounds."""
+        """An upper bound of the bytes, for sizes up to the bounds."""
         return prod((upper_bound(d, bounds) for d in self.dims), start=1) * self.dtype.bytes
 
     def same_dims(self, other: Shape) -> bool:
@@ -120,7 +120,7 @@ class Shape:
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
-    """The common size of two axes, or an error when they cannot be shown to be equal."""
+    """The broadcast size of two axes; an error when they are not provably equal."""
     if a == b:
         return a
     if isinstance(a, int) and a == 1:
@@ -138,7 +138,7 @@ def broadcast_dim(a: Dim, b: Dim) -> Dim:
 
 
 def broadcast_dims(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """NumPy's broadcasting; symbols must be shown equal, never guessed."""
+    """NumPy's broadcasting; symbolic dims must be provably equal."""
     first = tuple(shapes[0])
     for other in shapes[1:]:
         if first == tuple(other):

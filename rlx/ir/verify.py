@@ -1,13 +1,13 @@
-"""The rules every graph keeps, checked after every pass.
+"""The verifier: invariants of graphs, checked after every pass.
 
 - ids are positions; operands are results of earlier nodes of the same graph
-- the shapes of results are those inference gives
+- result shapes are those that inference gives
 - inputs, params and states have names, outputs too, each name once
-- updates of a state form one chain, and an older version, or a view of it, is not read after the
-  next update in the order of the nodes
-- nested graphs keep the same rules and have no params and states of their own
+- updates of a state form one chain; an older version, or a view of it, is not read after the next
+  update in node order
+- subgraphs obey the same rules and have no params or states
 
-The common case is one tight loop; what exactly is wrong is found out only after something is.
+Valid graphs take one tight loop; the exact fault is determined only after one is found.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rlx.ir.shape import Shape
 from rlx.ir.text.printer import bodies, node_line, write_origin
 
 _NAMED = ("input", "param", "state")
-_BODILESS = frozenset({*_NAMED, "state_update"})  # most of what needs a closer look
+_BODILESS = frozenset({*_NAMED, "state_update"})  # special ops without a subgraph
 _MAX_DEPTH = 40
-_verified: dict[int, Body] = {}  # by identity, each body kept alive so that ids stay its own
+_verified: dict[int, Body] = {}  # by id; bodies are kept alive so that ids stay unique
 
 
 def verify(graph: Graph, *, after: str = "") -> None:
-    """Raise VerifyError, naming the pass `after`, when the graph breaks a rule of the IR."""
+    """Raise VerifyError, naming the pass `after`, when the graph violates an invariant."""
     _Check(graph, after, ()).run()
 
 
@@ -41,7 +41,7 @@ class _Check:
     def run(self) -> None:
         special = self._walk()
         self._check_results()
-        self._check_live()
+        self._check_dynamic()
         if special:
             self._check_names(special)
             self._check_bodies(special)
@@ -49,7 +49,7 @@ class _Check:
                 self._check_states()
 
     def _walk(self) -> list[Node]:
-        """Structure and shapes of every node; gives those that need a closer look."""
+        """Check structure and shapes of every node; returns those with more to check."""
         graph = self.graph
         defined: set[Value] = set()
         define, special = defined.add, list[Node]()
@@ -74,7 +74,7 @@ class _Check:
                 defined.update(outputs)
                 self._check_outputs(node, found)
             if node.id != position or node.graph is not graph:
-                self._explain_place(node, position)
+                self._explain_position(node, position)
             if _SPECIAL[type(op)]:
                 special.append(node)
         self.defined = defined
@@ -87,7 +87,7 @@ class _Check:
             self.fail(e.what, node, got=e.got, expected=e.expected, cause=e)
 
     def _check_outputs(self, node: Node, found: tuple[Shape, ...]) -> None:
-        """Results that are not the very shapes inferred may still be of the same sizes."""
+        """Compare result shapes with inferred ones, up to provably equal dims."""
         outputs = node.outputs
         if len(outputs) != len(found):
             self.fail("wrong number of results", node, got=len(outputs), expected=len(found))
@@ -109,7 +109,7 @@ class _Check:
             self.fail("an operand that is no result of its node", node, got=repr(source))
         self.fail("an operand used before it is defined", node, got=repr(source))
 
-    def _explain_place(self, node: Node, position: int) -> NoReturn:
+    def _explain_position(self, node: Node, position: int) -> NoReturn:
         if node.graph is not self.graph:
             self.fail("a node of another graph", node, got=node.graph.name)
         self.fail("an id that is not the position", node, got=node.id, expected=position)
@@ -129,26 +129,26 @@ class _Check:
             if v not in self.defined:
                 self.fail(f"output {name!r} is not a value of the graph", None, got=repr(v.node))
 
-    def _check_live(self) -> None:
-        for symbol, bound in self.graph.live.items():
+    def _check_dynamic(self) -> None:
+        for symbol, bound in self.graph.dynamic.items():
             if type(bound) is not int or bound < 1:
-                self.fail(f"live symbol {symbol}", None, got=bound, expected="a positive bound")
+                self.fail(f"dynamic symbol {symbol}", None, got=bound, expected="a positive bound")
 
     def _check_names(self, special: list[Node]) -> None:
         seen: dict[str, Node] = {}
         for node in special:
-            kind = node.op.name
-            if kind not in _NAMED:
+            name = node.op.name
+            if name not in _NAMED:
                 continue
             if not node.name:
-                self.fail(f"a nameless {kind}", node)
+                self.fail(f"a nameless {name}", node)
             if node.name in seen:
                 first = seen[node.name]
                 got = f"{node.name!r}, also of %{first.id} {first.op.name}"
                 self.fail("a source name used twice", node, got=got)
             seen[node.name] = node
-            if self.outer and kind != "input":
-                self.fail(f"a {kind} in a nested graph", node, expected="inputs only")
+            if self.outer and name != "input":
+                self.fail(f"a {name} in a nested graph", node, expected="inputs only")
 
     def _check_bodies(self, special: list[Node]) -> None:
         for node in special:
@@ -159,8 +159,8 @@ class _Check:
                     continue
                 if len(self.outer) >= _MAX_DEPTH:
                     self.fail("graphs nested too deep", node, expected=f"at most {_MAX_DEPTH}")
-                place = f"%{node.id} {node.op.name} of {self.graph.name}"
-                _Check(body.graph, self.after, (*self.outer, place)).run()
+                where = f"%{node.id} {node.op.name} of {self.graph.name}"
+                _Check(body.graph, self.after, (*self.outer, where)).run()
                 if len(_verified) >= 4096:
                     _verified.clear()
                 _verified[id(body)] = body
@@ -169,7 +169,7 @@ class _Check:
 
     def _check_states(self) -> None:
         """Follow each version of a state, and views of it, until the next update."""
-        version: dict[Value, Value] = {}  # a state's value or a view of it → the version it shows
+        version: dict[Value, Value] = {}  # a state's value or a view of it → the version it reads
         updated: dict[Value, Node] = {}  # version → the node that overwrote it
         for node in self.graph.nodes:
             if node.op.name == "state":
@@ -227,9 +227,9 @@ class _Check:
         cause: Exception | None = None,
     ) -> NoReturn:
         where = f"verify after {self.after}" if self.after else "verify"
-        place = f"%{node.id} {node.op.name}" if node is not None else f"graph {self.graph.name}"
+        subject = f"%{node.id} {node.op.name}" if node is not None else f"graph {self.graph.name}"
         error = VerifyError(
-            f"{place}: {what}",
+            f"{subject}: {what}",
             where=", in ".join([where, *reversed(self.outer)]),
             got=got,
             expected=expected,
@@ -256,8 +256,8 @@ class _Special(dict[type[Op], bool]):
     """Whether ops of a class have a name, a nested graph or a state to check."""
 
     def __missing__(self, cls: type[Op]) -> bool:
-        kinds = cls.annotations.values()
-        holds_body = any("Body" in kind or "object" in kind for kind in kinds)
+        types = cls.annotations.values()
+        holds_body = any("Body" in type_ or "object" in type_ for type_ in types)
         found = self[cls] = holds_body or cls.name in _BODILESS
         return found
 

@@ -1,4 +1,4 @@
-"""Binding: symbols of a template get sizes, or stay dynamic up to a bound."""
+"""Binding: symbols become static sizes, or stay dynamic with an upper bound."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def bind_graph(
 ) -> Graph:
     """A copy with symbols replaced by sizes: ids, edges, names and outputs unchanged.
 
-    Attributes and nested graphs are bound too. Dynamic symbols stay, and the graph keeps their
-    upper bounds; symbols the binding does not mention stay as they are. `symbols` are those the
-    graph uses, where that is known already.
+    Attributes and subgraphs are bound too. Dynamic symbols stay, and the graph records their upper
+    bounds; unbound symbols stay as they are. `symbols` are those of the graph, if already known.
     """
     if not isinstance(binding, DimBinding):
         binding = DimBinding(binding)
@@ -29,20 +28,20 @@ def bind_graph(
     done: dict[tuple[int, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]] = {}
 
     def bind(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
-        key = (id(op), shapes)  # the graph keeps its ops, so the id is theirs
+        key = (id(op), shapes)  # the graph keeps its ops alive, so ids are unique
         found = done.get(key)
         if found is None:
             bound = tuple([s.bind(sizes) for s in shapes])
-            # a dimension given as −1 cannot be found again once others are 0
+            # a −1 cannot be inferred again once other dims are 0
             exact = op.replace(shape=shapes[0].dims) if op.name == "reshape" else op
             found = done[key] = bind_op(exact, sizes), bound
         return found
 
     new = graph.rebuild(bind)
-    if binding.live:
+    if binding.dynamic:
         found = graph.symbols() if symbols is None else symbols
         used = {f for s in found for f in (DERIVED[s].symbols if s in DERIVED else {s})}
-        new.live |= {s: bound for s, bound in binding.live.items() if s in used}
+        new.dynamic |= {s: bound for s, bound in binding.dynamic.items() if s in used}
     return new
 
 
@@ -51,7 +50,7 @@ def require_bound(graph: Graph) -> None:
     free = {
         s
         for s in graph.symbols()
-        if not (s in graph.live or (s in DERIVED and DERIVED[s].symbols <= graph.live.keys()))
+        if not (s in graph.dynamic or (s in DERIVED and DERIVED[s].symbols <= graph.dynamic.keys()))
     }
     if not free:
         return
@@ -64,5 +63,5 @@ def require_bound(graph: Graph) -> None:
     raise BindingError(
         "unbound symbols", where=graph.name, got=", ".join(sorted(free)),
         expected="a size, or an upper bound to leave them dynamic", origin=f"nodes {shown}",
-        hint='DimBinding(batch=1, seq=128), or .set_live("past_seq", 4096)',
+        hint='DimBinding(batch=1, seq=128), or .set_dynamic("past_seq", 4096)',
     )  # fmt: skip

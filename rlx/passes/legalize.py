@@ -1,4 +1,4 @@
-"""Rewrites a graph for a backend: an op without a kernel becomes its decomposition."""
+"""Legalisation: an op without a native kernel on the backend becomes its decomposition."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rlx.passes.report import DispatchReport
 from rlx.passes.rewrite import GONE, Editor
 
 HasNative = Callable[[Node], bool]
-Choose = Callable[[str, bool, bool], str]  # kind, has_native, has_common -> native | common | …
+# op, has_native, has_common -> native, common or unsupported
+Choose = Callable[[str, bool, bool], str]
 
 
-def prefer_native(kind: str, has_native: bool, has_common: bool) -> str:
+def prefer_native(op: str, has_native: bool, has_common: bool) -> str:
     return "native" if has_native else "common" if has_common else "unsupported"
 
 
@@ -27,9 +28,10 @@ def legalize(
     choose: Choose = prefer_native,
     report: DispatchReport | None = None,
 ) -> Graph:
-    """`graph` in ops the backend runs; UnsupportedError, with the report, when that cannot be.
+    """Rewrite `graph`, subgraphs included, to ops that the backend runs.
 
-    `supported` is a set of op kinds, or a function of the node. Nested graphs are rewritten too.
+    `supported` is a set of op names or a predicate on nodes. Raises UnsupportedError, with the
+    report, when an op has neither a kernel nor a decomposition.
     """
     native = supported if callable(supported) else _in_set(supported)
     report = DispatchReport() if report is None else report
@@ -40,15 +42,15 @@ def legalize(
     return legal
 
 
-def _in_set(kinds: Container[str]) -> HasNative:
-    return lambda node: node.op.name in kinds
+def _in_set(ops: Container[str]) -> HasNative:
+    return lambda node: node.op.name in ops
 
 
 def _unsupported(report: DispatchReport) -> UnsupportedError:
-    kinds = ", ".join(dict.fromkeys(r.kind for r in report.unsupported))
+    ops = ", ".join(dict.fromkeys(r.op for r in report.unsupported))
     error = UnsupportedError(
-        "ops that the device cannot run", where="legalize", got=kinds,
-        origin=report.places[report.unsupported[0].kind], excerpt=str(report),
+        "ops that the device cannot run", where="legalize", got=ops,
+        origin=report.origins[report.unsupported[0].op], excerpt=str(report),
         hint="allow decompositions (RLX_KERNEL_DISPATCH, force_native_kinds), or change device",
     )  # fmt: skip
     error.report = report  # type: ignore[attr-defined]
@@ -72,24 +74,25 @@ class _Legalizer:
         return editor.finish()
 
     def _visit(self, editor: Editor, node: Node) -> list[Node]:
-        """Legalise one node; gives the nodes of its decomposition, which are still to be done."""
-        kind, origin = node.op.name, node.origin
-        has_native, has_common = self.native(node), node.op.has_decomposition()
-        choice = self.choose(kind, has_native, has_common)
+        """Legalise one node; returns the nodes of its decomposition, to be legalised in turn."""
+        name, origin = node.op.name, node.origin
+        has_native = node.op.runs_in_prepare or self.native(node)
+        has_common = node.op.has_decomposition()
+        choice = self.choose(name, has_native, has_common)
         if choice == "common":
             new = _expand(editor, node)
             if new is not None:
                 why = "chosen by the dispatch policy" if has_native else "no native kernel"
-                self.report.add(kind, "common" if has_native else "rewritten", why, origin)
+                self.report.add(name, "common" if has_native else "rewritten", why, origin)
                 return new
             has_common = False
-            choice = self.choose(kind, has_native, False)
+            choice = self.choose(name, has_native, False)
         if choice == "native" and has_native:
-            if kind != "elementwise_region":
+            if name != "elementwise_region":
                 node.op = self._with_legal_bodies(node.op)
         else:
             why = _why_not(choice, has_native, has_common)
-            self.report.add(kind, "unsupported", why, origin)
+            self.report.add(name, "unsupported", why, origin)
         return []
 
     def _with_legal_bodies(self, op: Op) -> Op:
@@ -105,7 +108,7 @@ class _Legalizer:
 
 
 def _expand(editor: Editor, node: Node) -> list[Node] | None:
-    """Put the decomposition in the place of a node; None where its attributes have none."""
+    """Replace a node by its decomposition; None where its attributes have none."""
     result, new = editor.build(node, lambda: node.op.decompose(editor.graph, *node.inputs))
     if result is None:
         editor.drop(new)
@@ -121,4 +124,4 @@ def _why_not(choice: str, has_native: bool, has_common: bool) -> str:
     if not has_native and not has_common:
         return "no native kernel and no decomposition"
     missing = "native kernel" if not has_native else "decomposition"
-    return f"the dispatch policy asks for a {missing}, which there is not"
+    return f"the dispatch policy asks for a {missing}, which does not exist"

@@ -1,9 +1,9 @@
-"""Liveness and the arena: which values live when, and a byte offset for each.
+"""Liveness analysis and arena allocation: live ranges of values and their byte offsets.
 
-Values whose live ranges do not overlap share bytes; a result takes over the memory of an operand
-that dies there when the op allows it; views need none. Inputs and outputs keep their place for the
-whole run, so that a caller can write and read them at the manifest's offsets. Live ranges do not
-depend on sizes: one near-linear walk over the nodes finds them, then each variant is laid out.
+Values whose live ranges do not overlap share bytes. A result may overwrite an operand that dies at
+the node, when the op works in place. Views need no memory. Inputs and outputs keep their offsets
+for the whole run, so that callers can use the manifest's. Live ranges do not depend on sizes: they
+are found once, in near-linear time, and each variant is then laid out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlx.passes.views import is_plain
 
 
 class _Arena:
-    """Free gaps kept in order of offset; the smallest gap that fits is taken."""
+    """Best-fit allocator: free gaps sorted by offset, the smallest that fits is taken."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -29,13 +29,13 @@ class _Arena:
 
     def take(self, size: int) -> int:
         best = -1
-        for i, (_, room) in enumerate(self.gaps):
-            if room >= size and (best < 0 or room < self.gaps[best][1]):
+        for i, (_, gap) in enumerate(self.gaps):
+            if gap >= size and (best < 0 or gap < self.gaps[best][1]):
                 best = i
         if best >= 0:
-            offset, room = self.gaps.pop(best)
-            if room > size:
-                self.gaps.insert(best, (offset + size, room - size))
+            offset, gap = self.gaps.pop(best)
+            if gap > size:
+                self.gaps.insert(best, (offset + size, gap - size))
             return offset
         if self.gaps and sum(self.gaps[-1]) == self.size:  # grow the gap at the end
             offset, _ = self.gaps.pop()
@@ -57,7 +57,7 @@ class _Arena:
 
 
 class ArenaLayout(NamedTuple):
-    """Where a variant's values lie in the arena, by value number."""
+    """Arena offsets of a variant's values, by value number."""
 
     offsets: list[int | None]  # None: not in the arena
     scratch: dict[int, tuple[int, int]]  # node id → offset, size
@@ -65,11 +65,11 @@ class ArenaLayout(NamedTuple):
 
 
 class Lifetimes:
-    """The live ranges of a graph's values, whatever the sizes; values are numbered in node order.
+    """The live ranges of a graph's values, independent of sizes; values are numbered in node order.
 
-    `fits` says of a node with one result which operands it may overwrite: those of its size and
-    layout, where the op `works_in_place`. Inputs and outputs of a `nested` graph get no place in
-    the arena: they lie where the node around it has them.
+    `fits` lists, for a node with one result, which operands the result may overwrite: those of its
+    size and layout, where the op `works_in_place`. Inputs and outputs of a `nested` graph get no
+    arena slot: the enclosing node owns their memory.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Lifetimes:
                 self._begin(value, node, "output" if value in self._outputs else "arena")
         self.events.append((_SCRATCH, node.id, 0))
         gone = self._dying.pop(node.id, ())
-        self.events += [(_GIVE, value, 0) for value in gone if self._has_place(value)]
+        self.events += [(_GIVE, value, 0) for value in gone if self._has_offset(value)]
 
     def _begin(self, value: int, node: Node, kind: str) -> None:
         self.slot_kinds[value] = kind
@@ -134,15 +134,15 @@ class Lifetimes:
         if old is not None:
             self._dying[node.id].remove(old)
             self.events.append((_INHERIT, value, old))
-        elif self._has_place(value):
+        elif self._has_offset(value):
             self.events.append((_TAKE, value, 0))
         self._dying.setdefault(last, []).append(value)
 
-    def _has_place(self, value: int) -> bool:
+    def _has_offset(self, value: int) -> bool:
         return self.slot_kinds[value] == "arena" or not self.nested
 
     def _predecessor(self, node: Node) -> int | None:
-        """The memory of an operand that dies here and that the result may overwrite."""
+        """An operand that dies here and that the result may overwrite."""
         dying = self._dying.get(node.id)
         if not dying or len(node.outputs) != 1:
             return None
@@ -159,15 +159,15 @@ class Lifetimes:
 
     def lay_out(self, sizes: Sequence[int], scratch: Sequence[int]) -> ArenaLayout:
         """Byte offsets for values of these sizes and for the scratch memory of the nodes."""
-        room = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
         offsets: list[int | None] = [None] * len(sizes)
         working: dict[int, tuple[int, int]] = {}
         arena = _Arena()
         for event, number, old in self.events:
             if event == _TAKE:
-                offsets[number] = arena.take(room[number])
+                offsets[number] = arena.take(padded[number])
             elif event == _GIVE:
-                arena.give(offsets[number], room[number])  # type: ignore[arg-type]
+                arena.give(offsets[number], padded[number])  # type: ignore[arg-type]
             elif event == _INHERIT:
                 offsets[number] = offsets[old]
             elif scratch[number]:
@@ -184,7 +184,7 @@ class Lifetimes:
         sizes: Sequence[int],
         offsets: Sequence[int | None],
     ) -> dict[Value, Slot]:
-        """The slots of `values`, which are those of a graph of this structure."""
+        """The slots of `values`, the values of a graph with this structure."""
         made: dict[Value, Slot] = {}
         rows = zip(
             values, self.slot_kinds, sizes, offsets, self.roots, views, self.spans, strict=True
@@ -199,7 +199,7 @@ _TAKE, _GIVE, _INHERIT, _SCRATCH = range(4)
 
 
 def same_layout(operand: Shape, view: View | None, result: Shape) -> bool:
-    """Whether an operand's elements lie where those of a result in its memory would."""
+    """Whether an operand has the memory layout that the result needs to overwrite it."""
     return (
         operand.dims == result.dims
         and operand.dtype.bytes == result.dtype.bytes

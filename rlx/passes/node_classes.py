@@ -2,9 +2,8 @@
 
 Binding, views, memory planning and lowering depend on a node's op, on the shapes of its operands
 and on their strides. The layers of a model agree in all of these, so a graph of a thousand nodes
-has some thirty classes, and each of those questions is answered once per class. A node whose
-lowering depends on its neighbours is a class of its own; so is every node of a graph in which
-nothing repeats.
+has some thirty classes, and the work is done once per class. A node whose lowering depends on its
+neighbours is a class of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rlx.ir.lir import View
 from rlx.ir.node import Node, Origin, Value, infer
 from rlx.ir.op import Op, lookup
 from rlx.ir.shape import Shape
-from rlx.passes.views import is_plain, is_view_kind, view_of
+from rlx.passes.views import is_plain, may_be_view, view_of
 
 # An op, the numbers of its operands, and the shapes of its results; values are numbered in order.
 Row = tuple[Op, tuple[int, ...], tuple[Shape, ...]]
@@ -29,9 +28,9 @@ Row = tuple[Op, tuple[int, ...], tuple[Shape, ...]]
 
 class ValueClass(NamedTuple):
     shape: Shape
-    view_op: Op | None  # the op that makes it, where its result may be a view of the first operand
+    view_op: Op | None  # the producing op, where its result may be a view of the first operand
     source: int  # class of that operand
-    view: View | None = None  # where the plan says how it lies in memory
+    view: View | None = None  # strides that the plan prescribes
 
 
 class NodeClass(NamedTuple):
@@ -40,13 +39,13 @@ class NodeClass(NamedTuple):
     results: tuple[int, ...]
     same: tuple[int, ...]  # for each operand, the first one that is the same value
     first: int  # id of the first node of the class
-    depends_on_neighbours: bool  # then it is the only one
+    depends_on_neighbours: bool  # then the class has one node
 
 
 class NodeClasses:
     """The classes of a graph's nodes and values, with symbolic sizes.
 
-    `views` is how values lie in memory where a plan says so; else the ops' own rules do.
+    `views` are the strides that a plan prescribes; otherwise the ops determine them.
     """
 
     def __init__(self, rows: Iterable[Row], views: Sequence[View | None] | None = None) -> None:
@@ -73,12 +72,12 @@ class NodeClasses:
         alone = self._depends_on_neighbours(op, operands)
         if alone:
             self._unshared.update(range(start, start + len(shapes)))
-        # graphs share ops that are equal, and keep them: an id is enough
+        # equal ops are one object that the graph keeps alive: its id is enough
         key = (id(op), classes, shapes, same, given, start if alone else -1)
         number = self._nodes.get(key)
         if number is None:
             number = self._nodes[key] = len(self.nodes)
-            # a dimension given as −1 cannot be inferred again once others are 0
+            # a −1 cannot be inferred again once other dims are 0
             exact = op.replace(shape=shapes[0].dims) if op.name == "reshape" else op
             views = given or (None,) * len(shapes)
             pairs = zip(shapes, views, strict=True)
@@ -88,7 +87,7 @@ class NodeClasses:
         self.of_value += self.nodes[number].results
 
     def _depends_on_neighbours(self, op: Op, operands: tuple[int, ...]) -> bool:
-        """A state update may find that the node which made its operand wrote the state already."""
+        """State updates too: the producer of the operand may have written the state already."""
         if op.depends_on_neighbours:
             return True
         return op.name == "state_update" and operands[1] in self._unshared
@@ -96,7 +95,7 @@ class NodeClasses:
     def _value(
         self, op: Op, exact: Op, shape: Shape, operands: tuple[int, ...], view: View | None
     ) -> int:
-        view_op, source = (exact, operands[0]) if is_view_kind(op) else (None, -1)
+        view_op, source = (exact, operands[0]) if may_be_view(op) else (None, -1)
         key = (shape, None if view_op is None else id(op), source, view)
         number = self._values.get(key)
         if number is None:
@@ -106,7 +105,7 @@ class NodeClasses:
 
 
 def rows_of(nodes: Iterable[Node], known: Mapping[Node, tuple[Op, tuple[Shape, ...]]]) -> list[Row]:
-    """Nodes as rows; `known` gives the op and shapes that stand for a node's own."""
+    """Nodes as rows; `known` overrides the op and shapes of some nodes."""
     numbers: dict[Value, int] = {}
     shapes: list[Shape] = []
     rows: list[Row] = []
@@ -128,7 +127,7 @@ def rows_of(nodes: Iterable[Node], known: Mapping[Node, tuple[Op, tuple[Shape, .
 class BoundClasses:
     """Node classes with sizes: ops, shapes and views of every node of a variant.
 
-    `dynamic` are the symbols whose size arrives with each run, with their upper bounds.
+    `dynamic` are the symbols whose size each run gives, with their upper bounds.
     """
 
     def __init__(
@@ -154,12 +153,12 @@ class BoundClasses:
 
     @cached_property
     def structure(self) -> tuple[bool, ...]:
-        """What a device may look at when it puts copies between nodes."""
+        """What a device may depend on when it inserts copies: views, and which are row-major."""
         return (*[view is None for view in self.views], *self.plain)
 
     @cached_property
     def bytes(self) -> list[int]:
-        """Of every value class, at the upper bounds."""
+        """Bytes of every value class, at the upper bounds."""
         return [shape.upper_bytes(self.dynamic) for shape in self.shapes]
 
     def root(self, value: int) -> int:
@@ -184,7 +183,7 @@ class BoundClasses:
         )
 
     def key(self, number: int) -> tuple[Any, ...]:
-        """All that a lowering of the node class may depend on; equal for equal variants."""
+        """The cache key of the lowering of a node class: everything it may depend on."""
         c, op, shapes, views = self.classes.nodes[number], self.ops[number], self.shapes, self.views
         touched = (*c.operands, *c.results)
         key = (op, c.same, *[shapes[i] for i in touched], *[views[i] for i in touched])
@@ -197,15 +196,15 @@ class BoundClasses:
     @cached_property
     def _detached(self) -> Graph:
         graph = Graph("class")
-        graph.live = self.dynamic
+        graph.dynamic = self.dynamic
         return graph
 
     def node(self, number: int) -> Node:
-        """A node of the class by itself: its operands are inputs of a graph of their own."""
+        """A detached node of the class, whose operands are inputs of a graph of their own."""
         c, graph = self.classes.nodes[number], self._detached
         operands: list[Value] = []
-        for place, (value, first) in enumerate(zip(c.operands, c.same, strict=True)):
-            operands.append(operands[first] if first < place else self._input(self.shapes[value]))
+        for i, (value, first) in enumerate(zip(c.operands, c.same, strict=True)):
+            operands.append(operands[first] if first < i else self._input(self.shapes[value]))
         made = Node(graph, c.first, self.ops[number], tuple(operands), "", Origin())
         made.outputs = tuple([Value(made, i, self.shapes[k]) for i, k in enumerate(c.results)])
         return made

@@ -1,15 +1,15 @@
-"""What a rule looks for: a tree of op kinds with captured operands.
+"""Patterns of rewrite rules: trees of op names with captured operands.
 
-    op("mul", "x", op("sigmoid", "x"))            the same x in both places
+    op("mul", "x", op("sigmoid", "x"))            the same x twice
     op("add", op("matmul", "a", "b", name="p"), "bias")
-    op(("gelu", "silu"), "x")                     one of several kinds
-    op(activation_kinds, "x")                     the kinds that a function gives, now and later
+    op(("gelu", "silu"), "x")                     one of several ops
+    op(activation_ops, "x")                       ops that a function lists, also later ones
     op("mul", "x", 1)                             the number 1, in any element type
     op("mul", "x", const("c"))                    any constant, captured
     op("mean", "x", when=lambda o: o.keepdims)    a condition on the attributes
     op(("add", "mul"), having="expand")           any operands, one of them an expand
 
-Operands of commutative kinds match in either order. A string captures a value; the same string
+Operands of commutative ops match in either order. A string captures a value; the same string
 twice means the same value.
 """
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from rlx.passes.rewrite import Editor
 
 Part = Any  # a Pattern, a capture name, or a number
-Kinds = str | Iterable[str] | Callable[[], frozenset[str]]
+OpNames = str | Iterable[str] | Callable[[], frozenset[str]]
 
 
 class Pattern:
-    """Base of the pieces a pattern is made of."""
+    """Base of the nodes of a pattern tree."""
 
-    kinds: frozenset[str] | None = None  # of nodes it can match; None means any
+    ops: frozenset[str] | None = None  # names of the ops it can match; None means any
 
     def refresh(self) -> None:
-        """Ask again for kinds that a function gives: ops were registered since."""
+        """List the ops again where a function does so: more may have been registered since."""
 
 
 class Capture(Pattern):
@@ -51,7 +51,7 @@ class Capture(Pattern):
 class Const(Pattern):
     """A constant: of one element equal to `number`, or any when that is None."""
 
-    kinds = frozenset({"constant"})
+    ops = frozenset({"constant"})
 
     def __init__(self, name: str, number: float | None) -> None:
         self.name, self.number = name, number
@@ -63,55 +63,55 @@ class Const(Pattern):
 
 
 class OpPattern(Pattern):
-    """A node of one of `kinds` whose operands match `parts`."""
+    """A node whose op is one of `ops` and whose operands match `parts`."""
 
     def __init__(
         self,
-        kinds: Kinds,
+        ops: OpNames,
         parts: tuple[Pattern, ...],
         name: str,
         when: Callable[[Any], bool] | None,
         having: str,
     ) -> None:
-        self.given = kinds
-        self.kinds: frozenset[str] = _kinds(kinds)
+        self.given = ops
+        self.ops: frozenset[str] = _op_names(ops)
         self.parts, self.name, self.when, self.having = parts, name, when, having
-        self.swaps = len(parts) == 2 and all(map(_is_commutative, self.kinds))
+        self.swaps = len(parts) == 2 and all(map(_is_commutative, self.ops))
 
     def refresh(self) -> None:
-        self.kinds = _kinds(self.given)
+        self.ops = _op_names(self.given)
         for part in self.parts:
             part.refresh()
 
     @property
     def needs(self) -> tuple[frozenset[str], ...]:
-        """Sets of kinds, of each of which one operand must be: the cheapest reason not to match."""
+        """Sets of op names; one operand must be of each set. The cheapest test for a mismatch."""
         if self.having:
             return (frozenset({self.having}),)
-        known = [p.kinds for p in self.parts if p.kinds is not None]
+        known = [p.ops for p in self.parts if p.ops is not None]
         return tuple(sorted(dict.fromkeys(known), key=len))
 
 
-def _kinds(given: Kinds) -> frozenset[str]:
+def _op_names(given: OpNames) -> frozenset[str]:
     if callable(given):
         return given()
     return frozenset({given} if isinstance(given, str) else given)
 
 
-def _is_commutative(kind: str) -> bool:
-    known = REGISTRY.get(kind)
+def _is_commutative(name: str) -> bool:
+    known = REGISTRY.get(name)
     return known is not None and known.is_commutative
 
 
 def op(
-    kinds: Kinds,
+    ops: OpNames,
     *parts: Part,
     name: str = "",
     when: Callable[[Any], bool] | None = None,
     having: str = "",
 ) -> OpPattern:
-    """A node of kind `kinds` on operands `parts`; without parts any operands do."""
-    return OpPattern(kinds, tuple(map(_part, parts)), name, when, having)
+    """A node of one of `ops` on operands `parts`; without parts any operands match."""
+    return OpPattern(ops, tuple(map(_part, parts)), name, when, having)
 
 
 def const(name: str = "", number: float | None = None) -> Const:
@@ -130,9 +130,9 @@ def _part(given: Part) -> Pattern:
 
 
 def number(value: Value) -> float | None:
-    """The number that a one-element real constant holds, or None.
+    """The value of a one-element real constant, or None.
 
-    It is the shortest one that rounds to the constant: 1e-6, not the f32 nearest to it.
+    The shortest decimal that rounds to the constant: 1e-6, not the f32 nearest to it.
     """
     node = value.node
     if node.op.name != "constant":
@@ -153,13 +153,13 @@ def is_number(value: Value, wanted: float) -> bool:
         return True
     if not value.shape.dtype.is_float or wanted == 0:
         return False
-    # f64 constants are often typed from f32 ones, so nothing finer than f32 is asked for
-    step = {1: 0.06, 2: 0.004}.get(value.shape.dtype.bytes, 2e-7)
-    return abs(found - wanted) <= step * abs(wanted)
+    # f64 constants often come from f32 ones, so compare with the tolerance of f32
+    tolerance = {1: 0.06, 2: 0.004}.get(value.shape.dtype.bytes, 2e-7)
+    return abs(found - wanted) <= tolerance * abs(wanted)
 
 
 class Match:
-    """A place where a pattern fits: the root node, the captures, the nodes between."""
+    """A pattern matched at a root node: the captures and the nodes between."""
 
     __slots__ = ("_values", "also", "editor", "inner", "reason", "root")
 
@@ -172,7 +172,7 @@ class Match:
 
     @property
     def g(self) -> Graph:
-        """Where the result is built."""
+        """The graph to build the replacement on."""
         return self.editor.graph
 
     def __getattr__(self, name: str) -> Value:
@@ -200,7 +200,7 @@ class Match:
         old, new = self.root.outputs[0].shape, value.shape
         return value if old is new or (old.dtype is new.dtype and old.same_dims(new)) else None
 
-    def rounds_alike(self, *values: Value) -> bool:
+    def same_precision(self, *values: Value) -> bool:
         """Whether `values` have the element type of the result.
 
         A fused op rounds once, at the end. Where the parts round to a narrower type on the way,
@@ -210,7 +210,7 @@ class Match:
         return all(v.shape.dtype is element for v in values)
 
     def miss(self, reason: str) -> Value | None:
-        """None, and why the rule does not apply after all: for the fusion report."""
+        """Returns None, and notes in the fusion report why the rule does not apply."""
         self.reason = reason
         return None
 
@@ -219,9 +219,9 @@ class Match:
         self.also.append((value, by))
 
     def owned(self) -> tuple[Value, str] | None:
-        """An inner value with a user outside the match, and who that is; None when there is none.
+        """An inner value that is used outside the match, and how; None when there is none.
 
-        Matches that own their inner values leave nothing behind when they are replaced.
+        A match without such values leaves only dead nodes when it is replaced.
         """
         inside = {v.node for v in self.inner}
         inside.add(self.root)
@@ -234,7 +234,7 @@ class Match:
 
 
 def matches(pattern: OpPattern, editor: Editor, root: Node) -> Iterator[Match]:
-    """Matches at `root`, whose kind is known to be right: one per order of its operands."""
+    """Matches at `root`, whose op is known to fit: one per order of its operands."""
     if pattern.when is not None and not pattern.when(root.op):
         return
     for todo in _operands(pattern, root.inputs, None):
@@ -266,7 +266,7 @@ def _operands(pattern: OpPattern, inputs: tuple[Value, ...], rest: Todo) -> Iter
 
 
 def _solve(todo: Todo, match: Match) -> bool:
-    """Match everything in `todo`, going back where operands could be paired in two ways."""
+    """Match everything in `todo`, backtracking where operands can be paired in two ways."""
     values = match._values
     while todo is not None:
         part, value, todo = todo
@@ -287,7 +287,7 @@ def _solve(todo: Todo, match: Match) -> bool:
 def _solve_op(part: OpPattern, value: Value, rest: Todo, match: Match) -> bool:
     node = value.node
     record: Op = node.op
-    if record.name not in part.kinds or (part.when is not None and not part.when(record)):
+    if record.name not in part.ops or (part.when is not None and not part.when(record)):
         return False
     if part.name and match._values.setdefault(part.name, value) is not value:
         return False

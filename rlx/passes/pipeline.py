@@ -1,13 +1,7 @@
-"""THE list: what happens to a graph between the user and the plan, read from top to bottom.
+"""The pass pipeline: `PIPELINE` lists every pass between the user's graph and memory planning.
 
-Every pass takes a graph and gives one; the verifier looks at each result. After this list a variant
-is bound and planned (`passes.bind`, `passes.plan`).
-
-HIR to MIR, the first pass: every block becomes the ops of its lowering.
-
-The schedule of phases: nodes that only the end of a chunked or streamed run needs come last.
-
-Then a run of some phases is a run of consecutive launches.
+A pass is a function from graph to graph; the verifier runs after each. After the pipeline a variant
+is bound (`passes.bind`) and planned (`passes.plan`).
 """
 
 from __future__ import annotations
@@ -24,7 +18,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import FusionPolicy, lower
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
-from rlx.ir.ops.quantize import QuantizeWeight
 from rlx.ir.phase import Phase, derive_phases
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.verify import verify
@@ -41,12 +34,15 @@ from rlx.support.records import dataclass
 
 
 def lower_hir(graph: Graph, policy: FusionPolicy | str = FusionPolicy.DIRECT) -> Graph:
-    """`graph` without blocks: fused ops under DIRECT, primitives for `fuse` under FUSABLE."""
+    """HIR to MIR: blocks become fused ops under DIRECT, primitives under FUSABLE."""
     return lower(graph, FusionPolicy.of(policy))
 
 
 def schedule_phases(graph: Graph) -> Graph:
-    """Move the nodes of the epilogue to the end, where dependences and state updates allow it."""
+    """Move the epilogue to the end, as far as dependences and state updates allow.
+
+    Each phase is then a range of consecutive launches, so that a phase can run alone.
+    """
     phases = derive_phases(graph)
     late = {n for n in graph.nodes if phases.get(n) is Phase.EPILOGUE}
     late -= _held_by_writes(graph, late)
@@ -62,19 +58,21 @@ def schedule_phases(graph: Graph) -> Graph:
 
 
 def _held_by_writes(graph: Graph, late: set[Node]) -> set[Node]:
-    """Late nodes, and what they need, that read a state which an earlier phase overwrites."""
-    shown: dict[Value, Value] = {}  # a state's value or a view of it → the version it shows
+    """Late nodes, with their operands, that read a state which an earlier phase overwrites."""
+    version: dict[Value, Value] = {}  # a state's value or a view of it → the version it reads
     overwritten: set[Value] = set()
     for node in graph.nodes:
         if node.op.name in ("state", "state_update"):
-            shown[node.output] = node.output
+            version[node.output] = node.output
             if node.inputs and node not in late:
                 overwritten.add(node.inputs[0])
-        elif node.op.is_view and node.inputs[0] in shown:
-            shown[node.output] = shown[node.inputs[0]]
+        elif node.op.is_view and node.inputs[0] in version:
+            version[node.output] = version[node.inputs[0]]
     held: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node in held or (node in late and any(shown.get(v) in overwritten for v in node.inputs)):
+        if node in held or (
+            node in late and any(version.get(v) in overwritten for v in node.inputs)
+        ):
             held.add(node)
             held.update(v.node for v in node.inputs)
     return held
@@ -82,11 +80,11 @@ def _held_by_writes(graph: Graph, late: set[Node]) -> set[Node]:
 
 @dataclass
 class Context:
-    """What the passes are told, and what they tell."""
+    """Options of the passes, and the reports they fill."""
 
     policy: FusionPolicy = FusionPolicy.DIRECT
     precision: str = "f32"
-    has_native: HasNative | None = None  # None: a device that runs everything
+    has_native: HasNative | None = None  # None: the device runs every op
     choose: Choose = prefer_native
     lower: Callable[[Graph], Graph] | None = None
     on_fire: OnFire | None = None
@@ -99,11 +97,11 @@ class Context:
 class Pass(NamedTuple):
     name: str
     run: Callable[[Graph, Context], Graph]
-    required: bool = False  # runs although a profile does not list it: without it nothing runs
+    required: bool = False  # runs even when a profile does not list it
 
 
 def _precision(graph: Graph, context: Context) -> Graph:
-    """Casts around products, and those of neighbours cancelled."""
+    """Casts around matmuls; adjacent ones cancel."""
     if context.precision == "f32":
         return graph
     return recursive(lambda g: simplify(lower_precision(g, context.precision)))(graph)
@@ -130,12 +128,7 @@ def _fusion(name: str) -> Pass:
 def _legalize(graph: Graph, context: Context) -> Graph:
     if context.has_native is None:
         return graph
-    native = context.has_native
-
-    def runs(node: Node) -> bool:
-        return native(node) or isinstance(node.op, QuantizeWeight)  # that is left to `prepare`
-
-    return legalize(graph, runs, context.choose, context.dispatch)
+    return legalize(graph, context.has_native, context.choose, context.dispatch)
 
 
 def _lower(graph: Graph, context: Context) -> Graph:
@@ -153,25 +146,25 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("quantize", _quantize, required=True),
     Pass("simplify", _simplify),
     Pass("fold", lambda g, c: recursive(fold)(g)),
-    Pass("simplify", _simplify),  # what folding made visible
+    Pass("simplify", _simplify),  # constant folding enables more rules
     Pass("cse", lambda g, c: recursive(cse)(g)),
     Pass("dce", lambda g, c: recursive(dce)(g)),
     *(_fusion(name) for name in FUSIONS if name != "regions"),
     Pass("precision", _precision, required=True),
     Pass("legalize", _legalize, required=True),
     _fusion("regions"),
-    Pass("legalize", _legalize, required=True),  # regions that the device does not run
+    Pass("legalize", _legalize, required=True),  # decomposes regions that the device does not run
     Pass("lower", _lower, required=True),
     Pass("prepare", _prepare),
     Pass("dce", lambda g, c: dce(g)),
-    Pass("order", lambda g, c: schedule_phases(g), required=True),
+    Pass("schedule", lambda g, c: schedule_phases(g), required=True),
 )
 
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(["fuse", *(p.name for p in PIPELINE)]))
 
 
 class Stage(NamedTuple):
-    """One line of the trace."""
+    """A pass that ran: its time and the nodes after it."""
 
     name: str
     seconds: float
@@ -191,7 +184,7 @@ class PipelineResult:
         return sum(s.seconds for s in self.trace)
 
     def explain(self) -> str:
-        """The trace and both reports, for people."""
+        """The trace and both reports as text."""
         width = max(len(s.name) for s in self.trace)
         lines = [
             f"{s.name:{width}}  {s.seconds * 1e3:8.2f} ms  {s.nodes} nodes" for s in self.trace
@@ -212,24 +205,24 @@ def run_pipeline(
     on_stage: Callable[[str, Graph], None] | None = None,
     on_fire: OnFire | None = None,
 ) -> PipelineResult:
-    """Run the list on a copy of `graph`.
+    """Run the pipeline on a copy of `graph`.
 
-    `passes` names those to run (`fuse` means all of fuse.…; None means all). `quant` packs plain
-    weights. `on_stage` sees the graph after each, `on_fire` every rule that fires.
+    `passes` names the passes to run (`fuse` means all of fuse.…; None means all). `quant` packs
+    float weights. `on_stage` is called after each pass, `on_fire` for each rule that fires.
     """
     chosen = _selected(passes)
     fusion = FusionPolicy.of(policy)
     context = Context(fusion, precision, has_native, choose, lower, on_fire, quant)
     trace: list[Stage] = []
     graph = graph.copy()
-    for step in chosen:
+    for each in chosen:
         start = perf_counter()
-        graph = step.run(graph, context)
-        verify(graph, after=step.name)
+        graph = each.run(graph, context)
+        verify(graph, after=each.name)
         counters.passes += 1
-        trace.append(Stage(step.name, perf_counter() - start, len(graph)))
+        trace.append(Stage(each.name, perf_counter() - start, len(graph)))
         if on_stage is not None:
-            on_stage(step.name, graph)
+            on_stage(each.name, graph)
     if context.prepare is not None:
         verify(context.prepare, after="prepare")
     _share_ops(graph)
@@ -237,7 +230,7 @@ def run_pipeline(
 
 
 def _share_ops(graph: Graph) -> None:
-    """One record for all equal ops: what is done per op in each variant is then done once."""
+    """Make equal ops one object: per-op caches then work by identity."""
     known: dict[Op, Op] = {}
     for node in graph.nodes:
         node.op = known.setdefault(node.op, node.op)
@@ -267,7 +260,7 @@ Change = Callable[[Graph], Graph]
 
 
 def recursive(change: Change) -> Change:
-    """The pass `change`, applied to the bodies of control flow first and then to the graph."""
+    """The pass `change`, applied to subgraphs of control flow first, then to the graph."""
 
     def changed(graph: Graph) -> Graph:
         _Bodies(changed).run(graph)

@@ -1,9 +1,9 @@
 """Memory planning: a bound graph becomes LIR.
 
-There is one planner, by node classes. A `PlanTemplate` is the structure of a planned graph: its
-nodes, their classes, which values are views of others. Sizes turn it into a `Variant`, at the cost
-of some work per class and a layout of the arena. `plan` does both for a single graph; `plan_cache`
-keeps templates for many variants. Sizes are those of the upper bounds of dynamic dimensions.
+Planning goes by node classes. A `PlanTemplate` is the structure of a planned graph: nodes, their
+classes, and which values are views. With sizes it becomes a `Variant`, at the cost of some work per
+class and one arena layout. `plan` does both for a single graph; `plan_cache` keeps templates for
+many variants. Memory is planned for the upper bounds of dynamic dims.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def plan(
     scratch: Scratch | None = None,
     nested: bool = False,
 ) -> Variant:
-    """Give every value of a bound graph a place. `graph` gains copies of outputs that are views.
+    """Assign a slot to every value of a bound graph; outputs that are views are copied.
 
-    Inputs and outputs of a `nested` graph get no place: they lie where the node around it has them.
+    Inputs and outputs of a `nested` graph get no arena slot: the enclosing node owns their memory.
     """
     require_bound(graph)
     own_outputs(graph, find_views(graph.nodes))
     classes = NodeClasses.of(graph)
     template = PlanTemplate(graph, classes, prepare, nested=nested)
-    made = template.plan(BoundClasses(classes, {}, graph.live), scratch or _no_scratch)
+    made = template.plan(BoundClasses(classes, {}, graph.dynamic), scratch or _no_scratch)
     made.graph = graph
     return made
 
@@ -54,9 +54,9 @@ def _no_scratch(node: Node) -> int:
 
 
 def own_outputs(graph: Graph, views: dict[Value, Alias]) -> None:
-    """Give every output memory of its own: views, sources and repeated outputs are copied.
+    """Give every output its own memory: views, sources and repeated outputs are copied.
 
-    The copy stands right behind what it copies, so that a later write to a state is not seen.
+    The copy directly follows the value, so that it does not see a later write to a state.
     """
     seen: set[Value] = set()
     for i, value in enumerate(graph.outputs):
@@ -70,7 +70,7 @@ def own_outputs(graph: Graph, views: dict[Value, Alias]) -> None:
 
 
 class PlanTemplate:
-    """What variants of one structure have in common: nodes, classes, views, phases."""
+    """What variants of one structure share: nodes, classes, views, phases."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class PlanTemplate:
         return [v in self._roots for v in self.values]
 
     def fits(self, bound: BoundClasses) -> bool:
-        """Whether the values that are views with these sizes are those of this structure."""
+        """Whether these sizes make the same values views as in this structure."""
         views = bound.views
         return [views[c] is not None for c in self.classes.of_value] == self._is_view
 
     def plan(self, bound: BoundClasses, scratch: Scratch) -> Variant:
-        """The variant of these sizes."""
+        """Plan the memory of the variant with these sizes."""
         counters.plans += 1
         of_value, of_node = self.classes.of_value, self.classes.of_node
         lifetimes = self._lifetimes(bound)
@@ -134,7 +134,7 @@ class PlanTemplate:
 
     @cached_property
     def arguments(self) -> list[tuple[str, str, int]]:
-        """Role, name and value number of everything that callers bring or get."""
+        """Role, name and value number of inputs, params, states and outputs."""
         graph, numbers = self.graph, self.numbers
         roles = ("input", "param", "state")
         found = [(r, n.name, numbers[n.output]) for r in roles for n in graph.sources(r)]
@@ -158,7 +158,7 @@ def _overwritable(bound: BoundClasses, number: int) -> tuple[bool, ...]:
 
 
 class Variant(Lir):
-    """A plan by value numbers. Its graph and slots are made when somebody looks: a run does not."""
+    """A plan by value numbers. Graph and slots are built lazily: a run does not need them."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Variant(Lir):
 
     @staticmethod
     def of(lir: Lir) -> Variant:
-        """Any plan by value numbers, also one that was read from text or from disk."""
+        """Any plan as a variant, also one that was parsed from text or loaded from disk."""
         return lir if isinstance(lir, Variant) else _ReadVariant(lir)
 
     @cached_property
@@ -189,7 +189,7 @@ class Variant(Lir):
             return bound.ops[number], tuple([bound.shapes[c] for c in results])
 
         made = self.template.graph.rebuild(bind)
-        made.live = dict(bound.dynamic)
+        made.dynamic = dict(bound.dynamic)
         verify(made, after="plan")
         return made
 
@@ -210,7 +210,7 @@ class Variant(Lir):
         return self.template.graph.name
 
     @property
-    def live(self) -> dict[str, int]:
+    def dynamic(self) -> dict[str, int]:
         return self.bound.dynamic
 
     @property
@@ -246,7 +246,7 @@ class _ReadVariant(Variant):
         slots = [lir.slots[v] for node in lir.graph.nodes for v in node.outputs]
         classes = NodeClasses(rows_of(lir.graph.nodes, {}), [slot.view for slot in slots])
         self.template = PlanTemplate(lir.graph, classes, lir.prepare, phases=lir.phases)
-        self.bound = BoundClasses(classes, {}, lir.live)
+        self.bound = BoundClasses(classes, {}, lir.dynamic)
         self.sizes, self.offsets = [s.size for s in slots], [s.offset for s in slots]
         self.slot_kinds = [slot.kind for slot in slots]
         numbers = self.template.numbers

@@ -1,8 +1,8 @@
-"""Plan templates of one graph, kept for its variants.
+"""The plan cache: variants of one graph share plan templates.
 
-Sizes decide little about the structure of a plan: where copies stand, and which results are views
-of operands. Variants that agree in that share a `PlanTemplate`, which costs work per node class and
-a layout of the arena, not a walk through bind, rewrite, plan and verification.
+Sizes affect little of a plan's structure: which results are views, and where copies are inserted.
+Variants that agree in these share a `PlanTemplate`. Planning one then costs some work per node
+class and an arena layout, instead of bind, rewrite, plan and verify on the whole graph.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MAX_TEMPLATES = 8  # each keeps a graph
 class PlanCache:
     """Plans variants of a template's `graph`.
 
-    `rewrite` is the device's rewriting of a bound graph. Where it puts in no nodes but copies, it
-    may depend on ops, and on which values are views and which of these are row-major.
+    `rewrite` is the device's rewrite of a bound graph. One that inserts nothing but copies may
+    depend on ops, on which values are views, and on which of these are row-major.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class PlanCache:
         return NodeClasses.of(self.graph)
 
     def plan(self, binding: DimBinding) -> Variant:
-        """The graph bound and planned."""
+        """Bind and plan the graph."""
         if not all(symbol in binding for symbol in self.symbols):
             require_bound(bind_graph(self.graph, binding, self.symbols))
-        dynamic = {s: bound for s, bound in binding.live.items() if s in self.symbols}
+        dynamic = {s: bound for s, bound in binding.dynamic.items() if s in self.symbols}
         bound = BoundClasses(self.classes, binding.sizes, dynamic)
         template = self._find(bound.structure, binding)
         if template is None:
@@ -62,11 +62,11 @@ class PlanCache:
             return self._plan_rewritten(binding)
         made = template.plan(bound, self.scratch)
         if not bound.is_sound():
-            verify(made.graph, after="bind")  # says which node
+            verify(made.graph, after="bind")  # names the node
         return made
 
     def _plan_rewritten(self, binding: DimBinding) -> Variant:
-        """The same on a template for this variant alone: the device put in nodes of its own."""
+        """Plan without the cache: the device inserted nodes other than copies."""
         made = plan(self._rewritten(binding)[0], prepare=self.prepare, scratch=self.scratch)
         verify(made.graph, after="plan")
         return made
@@ -80,15 +80,17 @@ class PlanCache:
             return self._known[structure]
 
     def _rewritten(self, binding: DimBinding) -> tuple[Graph, list[Node]]:
-        """The bound graph as the device rewrites it, and its nodes before that."""
+        """The bound graph after the device's rewrite, and its nodes before."""
         bound = bind_graph(self.graph, binding, self.symbols)
         require_bound(bound)
         nodes = list(bound.nodes)
         return self.rewrite(bound), nodes
 
     def _make_template(self, graph: Graph, nodes: list[Node]) -> PlanTemplate | None:
-        """The structure of this graph; None where the device put in nodes other than copies, whose
-        meaning for other sizes is not known. `nodes` are those that it did not put in."""
+        """A template of the rewritten graph, `nodes` being those before the rewrite.
+
+        None when the device inserted nodes other than copies: they may depend on the sizes.
+        """
         own_outputs(graph, find_views(graph.nodes))
         if len(graph) == len(nodes):
             return PlanTemplate(graph, self.classes, self.prepare)

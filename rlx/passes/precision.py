@@ -1,8 +1,7 @@
-"""Products in 16 bits: the element type of activations that a profile asks for.
+"""Mixed precision: matmuls and attention run in 16 bits when a profile asks for it.
 
-Operands of products and attention are cast to the type, their results back, so that everything
-between stays in f32. Weights are cast once, by `prepare`; casts there and back cancel, since a
-value that came from 16 bits loses nothing on the way.
+Their operands are cast down and their results back to f32; all other ops stay in f32. Weights are
+cast once, by `prepare`. A cast up followed by a cast down cancels: it loses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rlx.passes.rewrite import GONE, Editor
 
 
 def lower_precision(graph: Graph, precision: str = "f32") -> Graph:
-    """Run f32 products in `precision`; the types of inputs, params and outputs do not change."""
+    """Run f32 matmuls in `precision`; the types of inputs, params and outputs do not change."""
     element = DType.of(precision)
     if element is dt.f32:
         return graph
@@ -50,5 +49,5 @@ def _lower(editor: Editor, node: Node, element: DType, casts: dict[Value, Value]
 
 
 def _is_scale(node: Node, value: Value) -> bool:
-    """Scales of packed weights stay what the scheme says."""
+    """Whether `value` is a scale of a packed weight, whose type the scheme determines."""
     return node.op.name.startswith("dequant") and value is not node.inputs[0]

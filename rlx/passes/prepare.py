@@ -1,8 +1,7 @@
-"""Param-only work, split off to run once (prepacking).
+"""Prepacking: param-only work is split off into a prepare graph that runs once.
 
-`split_prepare` gives the main graph and a prepare graph. What the prepare graph returns, the main
-graph takes as params named `prepared.<kind>.<digest>`; the digest is that of the subexpression, so
-that every variant of a model asks for the same tensors by the same names.
+The main graph takes the outputs of the prepare graph as params named `prepared.<op>.<digest>`. The
+digest is that of the subexpression, so that all variants of a model share the same tensors.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from rlx.passes.rewrite import Editor, param_only_nodes, size_of
 
 PREFIX = "prepared."
 
-# A result may be larger than the params it comes from, not by much: memory is what runs out.
+# A prepared tensor may be larger than its params, but not by much: memory is scarce.
 MOST_GROWTH = 4
 ALWAYS_SMALL = 1 << 20
-# Tables made of nothing (positions, transforms) cost work in every run, and there are few of them.
+# Tables without params (positions, transforms) would be computed in every run, and are few.
 MOST_TABLE = 1 << 26
 
 
 def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
-    """The graph without its param-only work, and a graph of that work."""
-    fixed = param_only_nodes(graph.nodes)
-    wanted = _boundary(graph, fixed)
+    """Split `graph` into the main graph and the graph of its param-only work."""
+    param_only = param_only_nodes(graph.nodes)
+    wanted = _boundary(graph, param_only)
     prepared = Graph(f"{graph.name}.prepare")
     if not wanted:
         return graph, prepared
@@ -52,13 +51,13 @@ def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
     return main, prepared
 
 
-def _boundary(graph: Graph, fixed: set[Node]) -> list[Value]:
-    """Param-only values that the rest of the graph takes and that are worth keeping."""
+def _boundary(graph: Graph, param_only: set[Node]) -> list[Value]:
+    """Param-only values that the rest of the graph reads and that are worth storing."""
     asked: dict[Value, None] = {}
     for node in graph.nodes:
-        if node not in fixed:
-            asked.update(dict.fromkeys(v for v in node.inputs if v.node in fixed))
-    asked.update(dict.fromkeys(v for v in graph.outputs if v.node in fixed))
+        if node not in param_only:
+            asked.update(dict.fromkeys(v for v in node.inputs if v.node in param_only))
+    asked.update(dict.fromkeys(v for v in graph.outputs if v.node in param_only))
     found: dict[Value, None] = {}
     todo = list(asked)
     seen: set[Value] = set(todo)
@@ -69,8 +68,8 @@ def _boundary(graph: Graph, fixed: set[Node]) -> list[Value]:
         if not value.node.op.is_view and _is_worth(value):
             found[value] = None
             continue
-        # a view costs nothing in the main graph and an enlarging op stays there too; what they
-        # are made of may still be prepared
+        # views are free in the main graph, and ops that enlarge their operands stay there too;
+        # their operands may still be prepared
         for v in value.node.inputs:
             if v not in seen:
                 seen.add(v)
@@ -99,7 +98,7 @@ def _sources(node: Node) -> list[Value]:
 
 
 def _copy_cone(target: Graph, wanted: Iterable[Value]) -> dict[Value, Value]:
-    """Everything `wanted` is computed from, copied into `target` in order."""
+    """Copy `wanted` and everything they depend on into `target`."""
     needed: set[Node] = set()
     todo = [v.node for v in wanted]
     while todo:
@@ -116,7 +115,7 @@ def _copy_cone(target: Graph, wanted: Iterable[Value]) -> dict[Value, Value]:
 
 
 def _drop_moved_params(main: Graph, moved: set[Node]) -> None:
-    """Params that only the prepare graph reads are its own."""
+    """Remove params from the main graph that only the prepare graph reads."""
     read = {v.node for n in main.nodes for v in n.inputs}
     read.update(v.node for v in main.outputs)
     gone = {n for n in moved if n.op.name == "param" and n not in read}
@@ -132,7 +131,7 @@ def _drop_moved_params(main: Graph, moved: set[Node]) -> None:
 
 
 class _Names:
-    """Names from the structure of what they name: the same in every process and variant."""
+    """Content-addressed names of prepared tensors: the same in every process and variant."""
 
     def __init__(self) -> None:
         self.digests: dict[Node, str] = {}
@@ -168,7 +167,7 @@ def _digest(*parts: str) -> str:
 
 
 def canonical(value: object) -> str:
-    """Text that is equal for equal attributes and different for others."""
+    """Canonical text of an attribute: equal text means equal attributes."""
     if isinstance(value, Op):
         fields = [f"{f}={canonical(getattr(value, f))}" for f in value.fields]
         return f"{value.name}({','.join(fields)})"

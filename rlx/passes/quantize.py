@@ -1,7 +1,7 @@
-"""Weights of products packed by a scheme, where the component or the options ask for it.
+"""Weight quantisation: weights of matmuls are packed by a scheme when the options ask for it.
 
-x·w becomes dequant_matmul(x, quantize_weight(wᵀ)) for every weight that is made of parameters
-alone; `prepare` packs it once. Ops that hold products are decomposed first.
+x·w becomes dequant_matmul(x, quantize_weight(wᵀ)) for every param-only weight; `prepare` packs it
+once. Fused ops that contain matmuls are decomposed first.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import GONE, Editor
 
 NAME = "quantize"
-_PRODUCTS = frozenset(["matmul", "grouped_matmul"])
+_MATMULS = frozenset(["matmul", "grouped_matmul"])
 
 
 def quantize_weights(graph: Graph, scheme: QuantScheme, report: FusionReport) -> Graph:
-    """The graph with its plain weights packed; OptionError where the scheme cannot be encoded."""
+    """Pack the float weights of the graph; OptionError when the scheme has no encoder."""
     _require_encoder(scheme)
     editor = Editor(graph, NAME)
     todo = list(reversed(graph.nodes))
     while todo:
         node = todo.pop()
-        if node.id == GONE or editor.is_fixed(node.outputs[0]):
+        if node.id == GONE or editor.is_param_only(node.outputs[0]):
             continue
         if node.op.holds_weights and _has_weight(editor, node):
             result, new = editor.build(node, lambda n=node: n.op.decompose(graph, *n.inputs))  # type: ignore[misc]
             _replace(editor, node, result)
             todo.extend(reversed(new))
-        elif node.op.name in _PRODUCTS and _fits(editor, node, scheme, report):
+        elif node.op.name in _MATMULS and _fits(editor, node, scheme, report):
             result, _ = editor.build(node, lambda n=node: _packed(graph, n, scheme))  # type: ignore[misc]
             _replace(editor, node, result)
             report.add("quantised weight", node.origin)
@@ -48,18 +48,20 @@ def _replace(editor: Editor, node: Node, result: Any) -> None:
 
 
 def _has_weight(editor: Editor, node: Node) -> bool:
-    return any(editor.is_fixed(v) and v.shape.rank > 1 for v in node.inputs[1:])
+    return any(editor.is_param_only(v) and v.shape.rank > 1 for v in node.inputs[1:])
 
 
 def _fits(editor: Editor, node: Node, scheme: QuantScheme, report: FusionReport) -> bool:
     x, w = node.inputs[:2]
     rank = 3 if node.op.name == "grouped_matmul" else 2
     plain = w.shape.rank == rank and w.shape.dtype.is_float and w.shape.dtype is not f64
-    if not (editor.is_fixed(w) and plain and x.shape.dtype.is_float and x.shape.dtype is not f64):
+    if not (
+        editor.is_param_only(w) and plain and x.shape.dtype.is_float and x.shape.dtype is not f64
+    ):
         return False
     k = w.shape.static_dims[-2]
     if k % scheme.block_size or (scheme.block and k % scheme.block):
-        reason = f"{k} rows are no whole blocks of {scheme}"
+        reason = f"{k} rows are not a multiple of the block of {scheme}"
         report.miss("quantised weight", reason, node.origin)
         return False
     return True
@@ -79,7 +81,7 @@ def _packed(g: Graph, node: Node, scheme: QuantScheme) -> Any:
 
 
 def _require_encoder(scheme: QuantScheme) -> None:
-    # its tables take some milliseconds that a graph without packed weights saves
+    # imported late: its tables take some milliseconds
     from rlx.ir.quant.codecs import blocks
 
     if scheme.ggml_type is not None and scheme.name not in blocks.ENCODERS:

@@ -11,11 +11,11 @@ from rlx.ir.node import Node
 from rlx.ir.op import Op
 from rlx.passes.rewrite import Editor, is_kept, size_of
 
-MOST_BYTES = 1 << 16  # of a result larger than its operands; `prepare` has no such bound
+MOST_BYTES = 1 << 16  # limit of a folded result that is larger than its operands
 
 
 def fold(graph: Graph, most_bytes: int = MOST_BYTES) -> Graph:
-    """Replace nodes on constants alone by their results, through each op's reference."""
+    """Constant folding: evaluate nodes whose operands are constants, by the op's reference."""
     if not any(n.op.name in ("constant", "dim_value") for n in graph.nodes):
         return graph
     editor = Editor(graph, "fold")
@@ -29,7 +29,7 @@ def _is_known(node: Node) -> bool:
     op = node.op
     if op.is_source or op.has_effect or op.is_block:
         return False
-    # generators stay: masks are recognised by the iotas they are made of
+    # iotas stay: fusion recognises masks by them
     if not node.inputs and op.name != "dim_value":
         return False
     if any(v.node.op.name != "constant" for v in node.inputs):
@@ -47,7 +47,7 @@ def _fold(editor: Editor, node: Node) -> None:
     try:
         result = node.op.reference(*arrays)
     except RlxError:
-        return  # an index out of range, say: the run will tell, with the node's origin
+        return  # an index out of range, say: the run reports it with the node's origin
     results = result if isinstance(result, tuple) else (result,)
     values, _ = editor.build(
         node,
@@ -61,7 +61,7 @@ def _fold(editor: Editor, node: Node) -> None:
 
 
 def cse(graph: Graph) -> Graph:
-    """Replace a node by an earlier one that computes the same; effects stay as they are."""
+    """Common subexpression elimination; nodes with effects are left alone."""
     editor: Editor | None = None
     seen: dict[Any, Node] = {}
     for node in list(graph.nodes):
@@ -84,7 +84,7 @@ def cse(graph: Graph) -> Graph:
 
 
 def _has_effect_inside(op: Op) -> bool:
-    """A nested graph with an effect of its own runs as often as it is written."""
+    """Whether a subgraph has an effect: such a node is not a common subexpression."""
     for field in op.fields:
         body = getattr(op, field)
         if isinstance(body, Body) and any(n.op.has_effect for n in body.graph.nodes):
@@ -93,7 +93,7 @@ def _has_effect_inside(op: Op) -> bool:
 
 
 def dce(graph: Graph) -> Graph:
-    """Remove dead nodes; inputs, params, states and writes to states are never dead."""
+    """Dead code elimination; inputs, params, states and state updates are never dead."""
     needed: set[Node] = {n for n in graph.nodes if is_kept(n)}
     needed.update(v.node for v in graph.outputs)
     for node in reversed(graph.nodes):

@@ -1,7 +1,4 @@
-"""What the compiler did and did not do, for people to read.
-
-How many passes ran in this process: a start from an artifact runs none.
-"""
+"""Reports for users: which rules fused, how each op was dispatched, how many passes ran."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from rlx.support.records import dataclass
 
 
 class Missed(NamedTuple):
-    """A place where a fusion rule nearly applied."""
+    """A fusion rule whose pattern matched but which did not apply."""
 
     rule: str
     reason: str
@@ -25,7 +22,7 @@ class Missed(NamedTuple):
 
 @dataclass
 class FusionReport:
-    """Which rules fused what, and where one nearly did."""
+    """Which rules fused what, and which matched without applying."""
 
     fused: dict[str, list[Origin]] = field(default_factory=dict)
     missed: list[Missed] = field(default_factory=list)
@@ -71,31 +68,36 @@ _OUTCOMES: tuple[Outcome, ...] = ("unsupported", "rewritten", "common", "native"
 
 
 class Dispatched(NamedTuple):
-    """What became of the nodes of one kind."""
+    """How the nodes of one op were dispatched."""
 
-    kind: str
+    op: str
     outcome: Outcome
     nodes: int
     why: str
 
+    @property
+    def kind(self) -> str:
+        """Alias of `op`."""
+        return self.op
+
 
 @dataclass
 class DispatchReport:
-    """Per op kind: native, common, rewritten or unsupported, how many nodes, and why.
+    """Per op name: native, common, rewritten or unsupported, how many nodes, and why.
 
-    `native`: the backend's own kernel. `common`: the body of primitive ops, by choice of the
-    dispatch policy. `rewritten`: the same body, because there is no native kernel.
+    `native`: the backend's own kernel. `common`: the decomposition, chosen by the dispatch policy.
+    `rewritten`: the decomposition, because there is no native kernel.
     """
 
     counts: Counter[tuple[str, Outcome, str]] = field(default_factory=Counter)
-    places: dict[str, Origin] = field(default_factory=dict)  # where a kind was seen first
+    origins: dict[str, Origin] = field(default_factory=dict)  # of the first node of each op
 
-    def add(self, kind: str, outcome: Outcome, why: str, origin: Origin) -> None:
-        self.counts[kind, outcome, why] += 1
-        self.places.setdefault(kind, origin)
+    def add(self, op: str, outcome: Outcome, why: str, origin: Origin) -> None:
+        self.counts[op, outcome, why] += 1
+        self.origins.setdefault(op, origin)
 
     def count_native(self, graph: Graph) -> None:
-        """Everything a legal graph holds, nested graphs included, runs natively."""
+        """Count every node of a legal graph, subgraphs included, as native."""
         for key in [k for k in self.counts if k[1] == "native"]:
             del self.counts[key]
         self._count(graph)
@@ -110,12 +112,12 @@ class DispatchReport:
 
     @property
     def rows(self) -> list[Dispatched]:
-        """Sorted with the troubles first."""
+        """One row per op and outcome, unsupported ops first."""
         found = [Dispatched(k, o, n, w) for (k, o, w), n in self.counts.items()]
-        return sorted(found, key=lambda r: (_OUTCOMES.index(r.outcome), r.kind, r.why))
+        return sorted(found, key=lambda r: (_OUTCOMES.index(r.outcome), r.op, r.why))
 
-    def outcome(self, kind: str) -> set[Outcome]:
-        return {o for k, o, _ in self.counts if k == kind}
+    def outcome(self, op: str) -> set[Outcome]:
+        return {o for name, o, _ in self.counts if name == op}
 
     @property
     def unsupported(self) -> list[Dispatched]:
@@ -125,17 +127,19 @@ class DispatchReport:
         rows = self.rows
         if not rows:
             return "dispatch: no ops"
-        kind = max(len(r.kind) for r in rows)
+        width = max(len(r.op) for r in rows)
         count = max(len(str(r.nodes)) for r in rows)
         return "\n".join(
-            f"{r.kind:{kind}}  {r.outcome:11}  {r.nodes:{count}}  {r.why}".rstrip() for r in rows
+            f"{r.op:{width}}  {r.outcome:11}  {r.nodes:{count}}  {r.why}".rstrip() for r in rows
         )
 
 
 @dataclass
 class Counters:
-    passes: int = 0  # of the list, see `pipeline`
-    plans: int = 0  # bound variants that were given memory
+    """Work done in this process; loading an artifact does none."""
+
+    passes: int = 0  # of `pipeline.PASSES`
+    plans: int = 0  # variants whose memory was planned
 
 
 counters = Counters()

@@ -4,11 +4,11 @@ A rule is a name, a pattern and a function from the match to what replaces the r
 
     Rule("double negation", op("neg", op("neg", "x")), lambda m: m.x)
 
-The function builds with `m.g` and gives a value, a tuple of them (one per result of the root), or
+The function builds on `m.g` and returns a value, a tuple of values (one per result of the root), or
 None when the rule does not apply after all. The replacement must have the shape and element type of
 what it replaces; the engine checks.
 
-Which nodes are param-only: they depend on params and constants alone, whatever the variant.
+A node is param-only when it depends on params and constants alone; `prepare` computes it once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlx.support.records import dataclass
 
 
 def is_param_only(node: Node, known: set[Node]) -> bool:
-    """Whether a node is param-only. `known` holds those of its operands that are."""
+    """Whether a node is param-only, given the set of `known` param-only nodes before it."""
     op = node.op
     if op.is_source:
         return op.name in ("param", "constant") and node.outputs[0].shape.is_static
@@ -40,7 +40,7 @@ def is_param_only(node: Node, known: set[Node]) -> bool:
 
 
 def param_only_nodes(nodes: Iterable[Node]) -> set[Node]:
-    """The param-only ones of `nodes`, which are in topological order."""
+    """The param-only nodes among `nodes`, which are in topological order."""
     found: set[Node] = set()
     for node in nodes:
         if is_param_only(node, found):
@@ -62,7 +62,7 @@ GONE = -1  # the id of a node that left the graph
 
 
 class Editor:
-    """Edits a graph in place. Call `finish` at the end: it orders and numbers the nodes."""
+    """Edits a graph in place. `finish` sorts the nodes topologically and numbers them."""
 
     def __init__(self, graph: Graph, name: str) -> None:
         self.graph, self.name = graph, name
@@ -92,14 +92,14 @@ class Editor:
             if value in self.updates or (node.op.is_view and node.inputs[0] in self.stale):
                 self.stale.add(value)
 
-    # -- questions ------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------
 
     def uses(self, value: Value) -> int:
-        """Operand positions that take the value, and its places among the graph's outputs."""
+        """How often the value is an operand or a graph output."""
         return len(self.users[value]) + self.returned.get(value, 0)
 
-    def is_fixed(self, value: Value) -> bool:
-        """Whether a value depends on params and constants alone: `prepare` will compute it once."""
+    def is_param_only(self, value: Value) -> bool:
+        """Whether a value depends on params and constants alone, so that `prepare` computes it."""
         if self._fixed is None:
             self._fixed = param_only_nodes([n for n in self.graph.nodes if n.id != GONE])
         return value.node in self._fixed
@@ -132,7 +132,7 @@ class Editor:
     # -- changes --------------------------------------------------------------------------------
 
     def build(self, root: Node, make: Callable[[], Any]) -> tuple[Any, list[Node]]:
-        """What `make` builds, as nodes that stand where `root` does and come from where it came."""
+        """The result of `make`, and the nodes it built: inserted at `root`, with its origin."""
         nodes = self.graph.nodes
         start = len(nodes)
         try:
@@ -153,7 +153,7 @@ class Editor:
         return result, new
 
     def drop(self, new: Sequence[Node]) -> None:
-        """Take back the nodes that `build` made last."""
+        """Remove the nodes that `build` made last."""
         for node in reversed(new):
             for value in node.inputs:
                 self.users[value].remove(node)
@@ -179,7 +179,7 @@ class Editor:
         return True
 
     def replace(self, value: Value, by: Value) -> None:
-        """Hand all users of `value` to `by`; nodes that nothing needs any more go."""
+        """Replace all uses of `value` by `by` and remove nodes that become dead."""
         if value is by:
             return
         old, new = value.shape, by.shape
@@ -203,7 +203,7 @@ class Editor:
         self.remove_dead(value.node)
 
     def remove_dead(self, node: Node) -> None:
-        """Remove `node` if nothing needs it, and then what only it needed."""
+        """Remove `node` if it is dead, then the operands that die with it."""
         todo = [node]
         while todo:
             node = todo.pop()
@@ -216,7 +216,7 @@ class Editor:
                 todo.append(value.node)
 
     def finish(self) -> Graph:
-        """The graph with its nodes in an order that runs, the old one where possible."""
+        """The graph in topological order, keeping the old order where possible."""
         if not self.changed:
             return self.graph
         nodes = [n for n in self.graph.nodes if n.id != GONE]
@@ -256,12 +256,12 @@ class Editor:
 
 
 def is_kept(node: Node) -> bool:
-    """Whether a node stays although nothing uses it: effects, and sources a user gave a name."""
+    """Whether a node stays although nothing uses it: effects and named sources."""
     return node.op.has_effect or (node.op.is_source and node.op.name != "constant")
 
 
 def _inputs_in_order(nodes: list[Node]) -> list[Node]:
-    """The order of inputs is the signature of a nested graph: where it changed, they go first."""
+    """Restore the order of inputs, which is the signature of a nested graph."""
     inputs = [n for n in nodes if n.op.name == "input"]
     known = sorted(inputs, key=lambda n: n.id)
     return nodes if inputs == known else [*known, *(n for n in nodes if n.op.name != "input")]
@@ -290,7 +290,7 @@ def apply(
     report: FusionReport | None = None,
     on_fire: OnFire | None = None,
 ) -> Graph:
-    """Apply `rules` until none fires; what fired and what nearly did goes to `report`."""
+    """Apply `rules` to a fixpoint; `report` lists the rules that fired or nearly did."""
     return _Driver(graph, rules, name, report, on_fire).run()
 
 
@@ -299,15 +299,15 @@ _tables: dict[tuple[int, int], tuple[Sequence[Rule], dict[str, list[Entry]], int
 
 
 def _indexed(rules: Sequence[Rule]) -> dict[str, list[Entry]]:
-    """Rules by the kind of their root, each with the kinds that its operands must be among."""
+    """Rules by the op of their root, each with the op names its operands must be among."""
     kept, known = _tables.get((id(rules), len(rules))), registrations()
     if kept is not None and kept[0] is rules and kept[2] == known:
         return kept[1]
     index: dict[str, list[Entry]] = {}
     for rule in rules:
         rule.pattern.refresh()
-        for kind in rule.pattern.kinds:
-            index.setdefault(kind, []).append((rule, rule.pattern.needs))
+        for name in rule.pattern.ops:
+            index.setdefault(name, []).append((rule, rule.pattern.needs))
     _tables[id(rules), len(rules)] = (rules, index, known)
     return index
 
@@ -337,12 +337,12 @@ class _Driver:
             waiting.discard(node)
             if node.id == GONE:
                 continue
-            kinds: set[str] | None = None
+            operand_ops: set[str] | None = None
             for rule, needs in index[node.op.name]:
-                if kinds is None:
-                    kinds = {v.node.op.name for v in node.inputs}
+                if operand_ops is None:
+                    operand_ops = {v.node.op.name for v in node.inputs}
                 for need in needs:
-                    if need.isdisjoint(kinds):
+                    if need.isdisjoint(operand_ops):
                         break
                 else:
                     if self._try(rule, node):
@@ -361,7 +361,7 @@ class _Driver:
             return False
         try:
             result, new = self.editor.build(root, lambda: rule.result(match))
-        except RlxError as e:  # an op that does not take these operands: the graph stays as it is
+        except RlxError as e:  # the op does not take these operands: no rewrite
             self.misses[root, rule.name] = f"[{e.where}] {e.what}; got {e.got}"
             return False
         pairs = _pairs(root, result) + match.also
@@ -379,7 +379,7 @@ class _Driver:
         self.fired[rule.name] += 1
         if self.fired.total() > self.limit:
             often = ", ".join(f"{n} ({c} times)" for n, c in self.fired.most_common(3))
-            raise VerifyError("rules fire without end", where=self.name, got=often)
+            raise VerifyError("rules do not reach a fixpoint", where=self.name, got=often)
         if self.report is not None:
             self.report.add(rule.name, root.origin)
         if self.on_fire is not None:
@@ -394,7 +394,7 @@ class _Driver:
             self._enqueue(moved)
         self._enqueue(new)
         for value in touched:
-            # an operand's other users may own it alone now; where many share it none does
+            # an operand with few users may be owned by one of them now; try those again
             if len(users.get(value, ())) <= 4:
                 self._enqueue(users.get(value, ()))
 

@@ -1,7 +1,4 @@
-"""Algebra that changes no result: rules on numbers here, on shapes in simplify_layout.
-
-Algebra of shapes: views of views, and pieces put together again.
-"""
+"""Algebraic simplification: rules on arithmetic, casts and layout ops that change no result."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ from rlx.passes.rewrite import OnFire, Result, Rule, apply
 
 
 def _same(m: Match) -> Result:
-    """The operand, where the op does nothing to it."""
+    """The operand, where the op is a no-op."""
     return m.if_same(m.x)
 
 
 def _reshape(m: Match) -> Result:
     dims = m.root.output.shape.dims
-    alike = m.if_same(m.x)
-    return m.g.reshape(m.x, shape=dims) if alike is None else alike
+    unchanged = m.if_same(m.x)
+    return m.g.reshape(m.x, shape=dims) if unchanged is None else unchanged
 
 
 def _identity_transpose(m: Match) -> Result:
@@ -58,7 +55,7 @@ def _narrow(m: Match) -> Result:
 
 
 def _narrow_of_concat(m: Match) -> Result:
-    """A piece that lies inside one of the parts."""
+    """narrow(concat(...)) = narrow(part), where the range is inside one part."""
     joined = m.root.inputs[0]
     record, rank = m.op(), joined.shape.rank
     axis = normalize_axis(record.axis, rank)
@@ -79,14 +76,14 @@ def _narrow_of_concat(m: Match) -> Result:
 
 
 def _inside(start: Dim, length: Dim, size: Dim) -> bool:
-    end = size - start - length  # what is left behind the piece
+    end = size - start - length  # elements after the range
     if isinstance(start, int) and isinstance(end, int):
         return start >= 0 and end >= 0 and not same(length, 0)
     return False
 
 
 def _concat(m: Match) -> Result:
-    """One part alone; or pieces of one tensor, one behind the other."""
+    """concat of one part, or of adjacent slices of one tensor."""
     parts = m.root.inputs
     if len(parts) == 1:
         return m.if_same(parts[0])
@@ -99,13 +96,13 @@ def _concat(m: Match) -> Result:
     first = parts[0].node.op.start  # type: ignore[attr-defined]
     at: Dim = first
     for part in parts:
-        piece: object = part.node.op
-        if normalize_axis(piece.axis, whole.shape.rank) != axis or not same(piece.start, at):  # type: ignore[attr-defined]
+        narrow: object = part.node.op
+        if normalize_axis(narrow.axis, whole.shape.rank) != axis or not same(narrow.start, at):  # type: ignore[attr-defined]
             return None
         at = at + part.shape.dims[axis]
-    alike = m.if_same(whole)
-    if alike is not None:
-        return alike
+    unchanged = m.if_same(whole)
+    if unchanged is not None:
+        return unchanged
     return m.g.narrow(whole, axis=axis, start=first, length=at - first)
 
 
@@ -136,8 +133,8 @@ def _reduced_ones(m: Match) -> Result:
     reduced = range(source.rank) if axes is None else [a % source.rank for a in axes]
     if not all(same(source.dims[a], 1) for a in reduced):
         return None
-    alike = m.if_same(m.x)
-    return m.g.reshape(m.x, shape=result.dims) if alike is None else alike
+    unchanged = m.if_same(m.x)
+    return m.g.reshape(m.x, shape=result.dims) if unchanged is None else unchanged
 
 
 def _no_padding(m: Match) -> Result:
@@ -162,7 +159,7 @@ LAYOUT: tuple[Rule, ...] = (
     Rule("expand of expand", op("expand", op("expand", "x")), _expand),
     Rule("narrow of narrow", op("narrow", op("narrow", "x", name="y")), _narrow),
     Rule("narrow of concat", op("narrow", having="concat"), _narrow_of_concat),
-    Rule("concat of pieces", op("concat"), _concat),
+    Rule("concat of slices", op("concat"), _concat),
     Rule("concat of concat", op("concat", having="concat"), _flat_concat),
     Rule("reduction of one", op(("sum", "mean", "max", "min", "prod"), "x"), _reduced_ones),
     Rule("pad by nothing", op("pad", "x"), _no_padding),
@@ -171,12 +168,12 @@ LAYOUT: tuple[Rule, ...] = (
 
 
 def simplify(graph: Graph, on_fire: OnFire | None = None) -> Graph:
-    """Apply every algebraic rule until none applies."""
+    """Apply all algebraic rules to a fixpoint."""
     return apply(graph, RULES, "simplify", on_fire=on_fire)
 
 
 def _only(name: str) -> Callable[[Match], Result]:
-    """The captured value itself, where it has the shape and type of the result."""
+    """The captured value, where it has the shape and type of the result."""
     return lambda m: m.if_same(getattr(m, name))
 
 
@@ -214,7 +211,7 @@ def _clamp(m: Match) -> Result:
     if low is None or high is None or not low <= high or m.if_same(m.x) is None:
         return None
     if m.x.shape.dtype.is_integer and max(-low, high) >= 2**53:
-        return None  # an attribute is a float, which does not hold every large integer
+        return None  # the attribute is a float, which cannot represent every large integer
     return m.g.clamp(m.x, low=low, high=high)
 
 
@@ -237,12 +234,12 @@ def _chosen(m: Match) -> Result:
     value = m.a if flags.all() else m.b if not flags.any() else None
     if value is None or value.shape.dtype is not shape.dtype:
         return None
-    alike = m.if_same(value)
-    return m.g.expand(value, shape=shape.dims) if alike is None else alike
+    unchanged = m.if_same(value)
+    return m.g.expand(value, shape=shape.dims) if unchanged is None else unchanged
 
 
 def _without_expand(m: Match) -> Result:
-    """An operand that broadcasting stretches need not be stretched before."""
+    """Drop an expand that the op's own broadcasting does anyway."""
     operands = list(m.root.inputs)
     is_shorter = False
     wanted = m.root.output.shape
@@ -265,8 +262,8 @@ _FLOAT_HOLDS = {
 }
 
 
-def holds(wide: DType, narrow: DType) -> bool:
-    """Whether a cast from `narrow` to `wide` and back loses nothing."""
+def represents(wide: DType, narrow: DType) -> bool:
+    """Whether `wide` represents every value of `narrow` exactly."""
     if wide is narrow or narrow is dt.bool_:
         return True
     if wide.is_float:
@@ -280,12 +277,12 @@ def holds(wide: DType, narrow: DType) -> bool:
 
 def _one_cast(m: Match) -> Result:
     source, between, target = m.x.shape.dtype, m.op("y").dtype, m.op().dtype
-    if not holds(between, source) or target is dt.bool_:
+    if not represents(between, source) or target is dt.bool_:
         return None
     if source is target:
         return m.x
     if source.is_integer and between.is_float and target.is_integer:
-        return None  # from a float too large numbers become the bound, from an integer they wrap
+        return None  # casts from floats saturate, casts from integers wrap
     return m.g.cast(m.x, dtype=target)
 
 
@@ -302,14 +299,14 @@ def _plain_matmul(m: Match) -> Result:
     return m.if_same(m.g.matmul(a, b))
 
 
-def _twice(kinds: str) -> list[Rule]:
+def _twice(ops: str) -> list[Rule]:
     """f(f(x)) = f(x)"""
-    return [Rule(f"{k} twice", op(k, op(k, "x", name="y")), _only("y")) for k in kinds.split()]
+    return [Rule(f"{k} twice", op(k, op(k, "x", name="y")), _only("y")) for k in ops.split()]
 
 
-def _undone(kinds: str) -> list[Rule]:
+def _undone(ops: str) -> list[Rule]:
     """f(f(x)) = x"""
-    return [Rule(f"{k} undone", op(k, op(k, "x")), _only("x")) for k in kinds.split()]
+    return [Rule(f"{k} undone", op(k, op(k, "x")), _only("x")) for k in ops.split()]
 
 
 def _sub(m: Match) -> Result:
@@ -354,7 +351,7 @@ ARITHMETIC: tuple[Rule, ...] = (
     Rule("where(constant, a, b)", op("where", const("c"), "a", "b"), _chosen),
     Rule("cast to itself", op("cast", "x"), _only("x")),
     Rule("cast of exact cast", op("cast", op("cast", "x", name="y")), _one_cast),
-    Rule("operand expanded in vain", op(BROADCASTING, having="expand"), _without_expand),
+    Rule("redundant expand of an operand", op(BROADCASTING, having="expand"), _without_expand),
     Rule("dot_general as matmul", op("dot_general"), _plain_matmul),
     *_twice("abs relu floor ceil round trunc"),
     *_undone("neg logical_not bitwise_not"),

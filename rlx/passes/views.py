@@ -1,4 +1,4 @@
-"""Which values are views of others' memory: element offsets and strides, composed along chains."""
+"""View analysis: values that alias another's memory, with element offset and strides."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ Alias = tuple[Value, View]  # whose memory, and how
 
 
 def find_views(nodes: list[Node]) -> dict[Value, Alias]:
-    """Each value that needs no memory of its own, with its root and the way it lies there."""
+    """Values that are views, each with its root value and its offset and strides."""
     views: dict[Value, Alias] = {}
-    known: dict[tuple[int, Shape, View | None], View | None] = {}  # the same for alike nodes
+    # by op, shape and view of the operand
+    known: dict[tuple[int, Shape, View | None], View | None] = {}
     for node in nodes:
-        if not is_view_kind(node.op):
+        if not may_be_view(node.op):
             continue
         source = node.inputs[0]
         root, view = views.get(source) or (source, None)
         key = (id(node.op), source.shape, view)
         if key in known:
-            placed = known[key]
+            found = known[key]
         else:
-            placed = known[key] = view_of(node.op, source.shape, node.outputs[0].shape, view)
-        if placed is not None:
-            views[node.outputs[0]] = (root, placed)
+            found = known[key] = view_of(node.op, source.shape, node.outputs[0].shape, view)
+        if found is not None:
+            views[node.outputs[0]] = (root, found)
     return views
 
 
-def is_view_kind(op: Op) -> bool:
-    """Whether results of the op may lie in the memory of its first operand."""
+def may_be_view(op: Op) -> bool:
+    """Whether a result of the op may be a view of its first operand."""
     return op.name in _RULES
 
 
 def view_of(op: Op, source: Shape, result: Shape, view: View | None) -> View | None:
-    """How a result lies in the memory of an operand that is itself a `view` of it, or all of it;
-    None when strides cannot say."""
+    """The view of a result, given the `view` of its operand (None: all of it, row-major).
+
+    None when offset and strides cannot express it.
+    """
     return _RULES[op.name](op, source, result, plain_view(source) if view is None else view)
 
 
@@ -51,7 +54,7 @@ def plain_view(shape: Shape) -> View:
 
 
 def is_plain(view: View, shape: Shape) -> bool:
-    """Row-major without gaps; the stride of an axis of size 1 does not matter."""
+    """Whether a view is contiguous; strides of axes of size 1 do not matter."""
     wanted = contiguous_strides(shape)
     return all(s == w or d == 1 for s, w, d in zip(view.strides, wanted, shape.dims, strict=True))
 
@@ -92,11 +95,11 @@ def _reshape(op: Any, source: Shape, result: Shape, view: View) -> View | None:
         ends = _next_group(source.dims, result.dims, i, j)
         if ends is None:
             return None
-        step = _group_stride(source.dims[i : ends[0]], view.strides[i : ends[0]])
-        if step is None:
+        inner = _group_stride(source.dims[i : ends[0]], view.strides[i : ends[0]])
+        if inner is None:
             return None
         group = contiguous_strides(result.dims[j : ends[1]])
-        strides += [s * step for s in group]
+        strides += [s * inner for s in group]
         i, j = ends
     return View(view.offset, tuple(strides))
 
@@ -104,7 +107,7 @@ def _reshape(op: Any, source: Shape, result: Shape, view: View) -> View | None:
 def _next_group(
     old: tuple[Dim, ...], new: tuple[Dim, ...], i: int, j: int
 ) -> tuple[int, int] | None:
-    """The smallest runs of axes from i and j that hold the same number of elements."""
+    """Ends of the smallest runs of axes from i and j with equal element counts."""
     for a in range(i, len(old) + 1):
         for b in range(j, len(new) + 1):
             if (a > i or b > j) and same(prod(old[i:a], start=1), prod(new[j:b], start=1)):
@@ -113,7 +116,7 @@ def _next_group(
 
 
 def _group_stride(dims: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim | None:
-    """The innermost stride of axes that lie gapless behind each other; None when they do not."""
+    """The innermost stride of axes that are contiguous as a group; None otherwise."""
     kept = [(d, s) for d, s in zip(dims, strides, strict=True) if d != 1]
     if not kept:
         return 1

@@ -41,7 +41,7 @@ def test_blocks_operations_and_plan(rlx: Any, tiny: Path) -> None:
     assert "hir." not in mir
     lir = rlx("inspect", tiny, "--stage", "lir", "--device", "reference").stdout
     assert re.match(r"lir llama: \d+ nodes, arena ", lir)
-    assert f"live    past_seq ≤ {CONTEXT - 1}" in lir
+    assert f"dynamic past_seq ≤ {CONTEXT - 1}" in lir
     assert '"ids": [1, 1] i32' in lir
 
 

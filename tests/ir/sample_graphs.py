@@ -87,7 +87,7 @@ def matmuls() -> Graph:
 
 def attentions() -> Graph:
     g = Graph("attentions")
-    g.live = {"past_seq": 4096, "seq": 8}
+    g.dynamic = {"past_seq": 4096, "seq": 8}
     q = g.input("q", ["batch", "seq", 32])
     cache = g.state("cache", ["batch", 4104, 16])
     new = g.state_update(cache, g.input("kv", ["batch", "seq", 16]), axis=1, start="past_seq")
@@ -248,7 +248,7 @@ SAMPLES: tuple[Callable[[], Graph], ...] = (
 
 def all_nodes(graph: Graph) -> list[object]:
     """Every node, nested ones included, as (op name, name, shapes, origin)."""
-    rows: list[object] = [graph.name, graph.output_names, sorted(graph.live.items())]
+    rows: list[object] = [graph.name, graph.output_names, sorted(graph.dynamic.items())]
     for node in graph.nodes:
         shapes = [v.shape for v in node.outputs]
         inputs = [(v.node.id, v.index) for v in node.inputs]

@@ -1,4 +1,4 @@
-"""Bindings: sizes, live sizes, and what cannot be."""
+"""Bindings: static sizes, dynamic dims, and what cannot be."""
 
 from __future__ import annotations
 
@@ -62,20 +62,32 @@ def model() -> Graph:
 
 def test_binding_keeps_ids_edges_names_and_outputs() -> None:
     g = model()
-    h = bind_graph(g, DimBinding(batch=1, seq=4).set_live("past_seq", 28))
+    h = bind_graph(g, DimBinding(batch=1, seq=4).set_dynamic("past_seq", 28))
     assert [n.id for n in h.nodes] == [n.id for n in g.nodes]
     edges = [[(v.node.id, v.index) for v in n.inputs] for n in g.nodes]
     assert [[(v.node.id, v.index) for v in n.inputs] for n in h.nodes] == edges
     assert h.output_names == g.output_names
     assert str(h.outputs[1].shape) == "[4, 8] f32"
-    assert h.live == {"past_seq": 28}
+    assert h.dynamic == {"past_seq": 28}
     assert h.nodes[3].op.length == sym.PAST_SEQ + 4  # type: ignore[attr-defined]
-    assert g.live == {}
+    assert g.dynamic == {}
     require_bound(h)
 
 
-def test_what_is_neither_bound_nor_live_is_listed() -> None:
+def test_symbols_neither_bound_nor_dynamic_are_listed() -> None:
     with pytest.raises(BindingError) as caught:
         require_bound(bind_graph(model(), DimBinding(batch=1)))
     assert "past_seq, seq" in str(caught.value)
     assert "x (seq)" in str(caught.value)
+
+
+def test_dynamic_has_the_alias_live() -> None:
+    binding = DimBinding(batch=1).set_dynamic("past_seq", 28)
+    assert binding == DimBinding(batch=1).set_live("past_seq", 28)
+    assert binding.dynamic == binding.live == {"past_seq": 28}
+    assert binding.sizes == {"batch": 1} and binding.get("past_seq") == UpTo(28)
+    g = Graph("g")
+    g.live = {"seq": 8}
+    assert g.dynamic == g.live == {"seq": 8}
+    with pytest.raises(BindingError, match="an upper bound is a positive int"):
+        DimBinding().set_dynamic("seq", 0)

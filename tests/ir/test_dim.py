@@ -67,7 +67,7 @@ def test_order_of_building_does_not_matter() -> None:
     assert isinstance(s - s + 3, int)
 
 
-def test_rows_is_the_product_it_stands_for() -> None:
+def test_rows_is_the_product_of_its_factors() -> None:
     assert same(sym.ROWS, sym.BATCH * sym.SEQ)
     assert substitute(sym.ROWS, {"batch": 2, "seq": 128}) == 256
     assert substitute(sym.ROWS, {"batch": 2}) == 2 * sym.SEQ

@@ -95,7 +95,7 @@ def test_rows_follow_batch_and_seq() -> None:
     assert y.shape == (6, 2)
 
 
-def test_a_symbol_with_two_sizes_names_both_places() -> None:
+def test_a_symbol_with_two_sizes_names_both_axes() -> None:
     with pytest.raises(BindingError, match="bound to two sizes") as e:
         infer_sizes([("a", shape_of(["n"]), (3,)), ("b", shape_of([5, "n"]), (5, 4))])
     assert "axis 0 of a" in str(e.value)

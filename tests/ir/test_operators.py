@@ -131,7 +131,7 @@ def test_a_value_indexes_and_symbolic_axes_count_from_the_end() -> None:
     ("index", "error"),
     [
         ((0, 0, 0, 0), "too many indices"), ((..., ...), "more than one ellipsis"),
-        (([0], [1]), "stands alone"), ((0, [1]), "stands alone"), ("a", "not an index"),
+        (([0], [1]), "goes with slices"), ((0, [1]), "goes with slices"), ("a", "not an index"),
         (1.0, "not an index"), (True, "not an index"), ([True, False], "not an index"),
         (2, "past the end"), (slice(0, 9), "past the end"), (-3, "negative"),
     ],

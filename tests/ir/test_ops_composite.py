@@ -14,9 +14,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op, op, registrations
-from rlx.ir.ops.activation import activation_kinds, activations
 from rlx.ir.ops.composite import Composite, decomposed
-from rlx.ir.ops.elementwise import Unary, unary
+from rlx.ir.ops.elementwise import Unary, activation_ops, activations, unary
 from rlx.ir.shape import Shape
 
 
@@ -94,7 +93,7 @@ def test_fused_ops_and_norms_are_composite() -> None:
 
 def test_a_row_is_an_op_and_an_activation(registry: None) -> None:
     before = registrations()
-    assert "test_softsign" not in activation_kinds()
+    assert "test_softsign" not in activation_ops()
     cls = unary(
         "test_softsign",
         lambda x: x / (1 + np.abs(x)),
@@ -103,7 +102,7 @@ def test_a_row_is_an_op_and_an_activation(registry: None) -> None:
         derivative=lambda g, x: g.reciprocal(g.square(g.add(g.abs(x), 1.0))),
     )
     assert registrations() == before + 1
-    assert "test_softsign" in activation_kinds() and "test_softsign" in activations()
+    assert "test_softsign" in activation_ops() and "test_softsign" in activations()
     assert (cls.__doc__, cls.is_elementwise) == ("x / (1 + |x|)", True)
     assert cls.has_decomposition()
     x = np.array([-3, 0, 1], np.float16)

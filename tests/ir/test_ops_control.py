@@ -1,4 +1,4 @@
-"""cond, while_loop and scan, against the same loops written out in Python."""
+"""cond, while_loop and scan, against the same loops in Python."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_while_loop_rejects_bad_graphs() -> None:
         while_graph(plain, plain)
     with pytest.raises(ShapeError, match="condition gives one result"):
         while_graph(make_body(lambda g, x: [x, x], VECTOR), plain)
-    with pytest.raises(ShapeError, match="carried values after one round"):
+    with pytest.raises(ShapeError, match="carried values after one iteration"):
         while_graph(true, make_body(lambda g, x: g.narrow(x, 0, 0, 2), VECTOR))
     with pytest.raises(ShapeError, match="too few operands"):
         while_graph(true, plain, n_carry=2)
@@ -197,7 +197,7 @@ def test_scan_rejects_bad_operands() -> None:
         g.scan(h, g.constant(1.0), body=body, n_carry=1, n_xs=1)
     with pytest.raises(ShapeError, match="inputs of the body graph: shape of number 1"):
         g.scan(h, g.input("wide", ["seq", 4]), body=body, n_carry=1, n_xs=1)
-    with pytest.raises(ShapeError, match="carried values after one round"):
+    with pytest.raises(ShapeError, match="carried values after one iteration"):
         grow = make_body(lambda b, a, v: [b.concat(a, v, axis=0), v], VECTOR, VECTOR)
         g.scan(h, x, body=grow, n_carry=1, n_xs=1)
     with pytest.raises(AttributeValueError, match="negative count"):

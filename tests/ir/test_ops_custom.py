@@ -86,7 +86,7 @@ def test_several_operands_results_and_a_symbolic_attribute() -> None:
     assert b.tolist() == [4, 6]
 
 
-def test_every_kind_of_attribute_is_kept() -> None:
+def test_every_type_of_attribute_is_kept() -> None:
     my_op = custom_op("test.any", infer=lambda x, **rest: x, reference=lambda x, **rest: x)
     given = {
         "a": 3, "b": 2.5, "c": "text", "d": True, "e": sym.SEQ, "f": dt.bf16, "g": None,

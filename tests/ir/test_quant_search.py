@@ -89,6 +89,6 @@ def test_what_cannot_be_held(name: str) -> None:
 def test_threads_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, w = QuantScheme.parse(name), tensors()["heavy"]
     want = encode(scheme, w)
-    monkeypatch.setattr("rlx.ir.quant.scheme._PIECE", 5000)  # pieces of 4 rows
+    monkeypatch.setattr("rlx.ir.quant.scheme._WEIGHTS_PER_TASK", 5000)  # pieces of 4 rows
     for got, part in zip(encode(scheme, w, threads=3), want, strict=True):
         np.testing.assert_array_equal(got, part)

@@ -31,7 +31,7 @@ from rlx.ir.op import lookup
 from rlx.ir.phase import Phase
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.serial import VERSION, canonical, from_bytes, load, save, to_bytes
-from rlx.ir.serial.writer import MAX_DEPTH, Writer, integer, text, uint, words
+from rlx.ir.serial.writer import MAX_DEPTH, Writer, integer, ints32, text, uint
 from rlx.ir.shape import Shape
 from rlx.ir.text import parse_graph
 from rlx.passes.bind import bind_graph
@@ -84,7 +84,7 @@ def test_plans_come_back_equal() -> None:
     again = from_bytes(data)
     assert isinstance(again, Lir)
     assert all_nodes(again.graph) == all_nodes(lir.graph)
-    assert again.live == {"past_seq": 4096, "seq": 8}
+    assert again.dynamic == {"past_seq": 4096, "seq": 8}
     assert slots(again) == slots(lir)
     assert again.phases == lir.phases
     assert Phase.STEADY_STATE in dict(again.phases).values()
@@ -271,10 +271,10 @@ def made(
     ops: list[bytes], rows: list[int], *, nodes: int = 2, tail: bytes = b"\0\0\0",
     shapes: tuple[bytes, ...] = (SHAPE,),
 ) -> bytes:  # fmt: skip
-    """A graph payload from its parts: outputs, live symbols and names are empty in `tail`."""
+    """A graph payload from its parts: outputs, dynamic symbols and names are empty in `tail`."""
     tables = [uint(len(ops)) + b"".join(ops), uint(len(shapes)) + b"".join(shapes)]
     names = uint(2) + text("") + text("x")
-    return b"".join([*tables, names, uint(nodes), words(rows), tail])
+    return b"".join([*tables, names, uint(nodes), ints32(rows), tail])
 
 
 # a node is: op, name, number of operands, operands, number of results, their shapes
@@ -331,7 +331,7 @@ BAD_OPS = {
     "absurd length": (op_bytes("softmax", axis=b"s" + uint(2**60)), "a length past the end"),
     "absurd count": (op_bytes("sum", axis=b"(" + uint(2**60)), "a count past the end"),
     "absurd int": (op_bytes("softmax", axis=b"i" + uint(2**40)), "impossible size"),
-    "longer int": (op_bytes("softmax", axis=b"i" + uint(2) + b"\1\0"), "longer spelling"),
+    "longer int": (op_bytes("softmax", axis=b"i" + uint(2) + b"\1\0"), "not the shortest encoding"),
     "endless number": (b"O" + b"\xff" * 20, "not a number"),
     "unknown type": (op_bytes("cast", dtype=b"t" + text("f31")), "unknown element type"),
     "unknown mask": (op_bytes("neg", mask=b"m" + text("?") + integer(0)), "unknown mask kind"),
@@ -391,7 +391,7 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize("case", EXPRESSIONS, ids=lambda c: c.replace(" ", "_"))
-def test_dimensions_have_one_spelling(case: str) -> None:
+def test_dims_have_one_encoding(case: str) -> None:
     shape = b"S" + text("f32") + uint(1) + b"x" + EXPRESSIONS[case]
     refuse(sealed(made([INPUT, op_bytes("input", shape=shape)], GOOD)))
 
@@ -422,7 +422,7 @@ def test_outputs_and_bounds_are_checked() -> None:
     twice = uint(2) + (uint(1) + text("y")) * 2 + b"\0\0"
     assert "two outputs of one name" in refuse(sealed(made([INPUT, NEG], GOOD, tail=twice)))
     bound = b"\0" + one + text("seq") + integer(0) + b"\0"
-    assert "live symbol seq; got 0" in refuse(sealed(made([INPUT, NEG], GOOD, tail=bound)))
+    assert "dynamic symbol seq; got 0" in refuse(sealed(made([INPUT, NEG], GOOD, tail=bound)))
     assert "not a flag" in refuse(sealed(made([INPUT, NEG], GOOD, tail=b"\0\0\7")))
 
 
@@ -430,13 +430,13 @@ def test_origins_are_checked() -> None:
     named = b"\0\0\1" + text("g")
     strings = uint(1) + text("a")
     origin = uint(1) + (uint(2) + uint(0) + uint(0) + integer(1))
-    good = made([INPUT, NEG], GOOD, tail=named + strings + origin + words([0, 0]))
+    good = made([INPUT, NEG], GOOD, tail=named + strings + origin + ints32([0, 0]))
     assert from_bytes(sealed(good)).nodes[1].origin == ("a", "a", 1, ())
     for rows in ([0], [0, 1], [0, 0, 0]):
-        bad = made([INPUT, NEG], GOOD, tail=named + strings + origin + words(rows))
+        bad = made([INPUT, NEG], GOOD, tail=named + strings + origin + ints32(rows))
         assert "origins that do not fit the nodes" in refuse(sealed(bad))
     lost = uint(1) + (uint(2) + uint(0) + uint(1) + integer(1))
-    bad = made([INPUT, NEG], GOOD, tail=named + strings + lost + words([0, 0]))
+    bad = made([INPUT, NEG], GOOD, tail=named + strings + lost + ints32([0, 0]))
     assert "an origin that refers to nothing" in refuse(sealed(bad))
 
 

@@ -259,7 +259,7 @@ FAULTS = {
     "outputs of one name": (
         f'graph g {{\n  {NODES}return %0 as "y", %0 as "y" }}', "two outputs of one name", (1, 1),
     ),
-    "bound of zero": ("graph g {\n  live seq <= 0\n}", "live symbol seq; got 0", (1, 1)),
+    "bound of zero": ("graph g {\n  live seq <= 0\n}", "dynamic symbol seq; got 0", (1, 1)),
     "nodes after return": (f"graph g {{\n  {NODES}return %0\n  %1 = neg(%0)\n}}", "'}'", (4, 3)),
 }  # fmt: skip
 
@@ -337,7 +337,7 @@ def test_inspect_shows_a_summary_and_columns() -> None:
         "graph attentions: 10 nodes, 2 inputs, 1 param (128 B), 1 state (262656 * batch bytes), "
         "symbols batch, past_seq, seq"
     )
-    assert lines[1] == "  live: past_seq ≤ 4096, seq ≤ 8"
+    assert lines[1] == "  dynamic: past_seq ≤ 4096, seq ≤ 8"
     assert lines[8].split("  ")[1].startswith("%6")
     assert "constant(0 … 1)" in lines[8]
     # long calls push only their own comment out of the column

@@ -13,7 +13,7 @@ from rlx.ir.text import is_lir, parse_lir, print_lir
 
 
 def planned(device: str = "cpu") -> rlx.Lir:
-    """Views, a state, two results of one node, work on parameters and a live size."""
+    """Views, a state, two results of one node, work on parameters and a dynamic dim."""
     g = rlx.Graph("t")
     x = g.input("x", ["n", 8])
     with g.block("top"):
@@ -22,7 +22,7 @@ def planned(device: str = "cpu") -> rlx.Lir:
         values, places = g.top_k(right, k=2)
         kept = g.state_update(g.state("s", [16, 2]), g.add(left, values), axis=0, start=0)
     g.set_outputs([values, places, g.narrow(kept, 0, 0, "n")], names=["v", "p", "s"])
-    binding = rlx.DimBinding().set_live("n", 16)
+    binding = rlx.DimBinding().set_dynamic("n", 16)
     lir = rlx.Session(device).compile(g, {"binding": binding}).executable.lir
     assert isinstance(lir, rlx.Lir)
     return lir
@@ -40,7 +40,7 @@ def test_what_was_printed_is_read_back(device: str) -> None:
     assert {"arena", "input", "output", "param", "state", "alias"} <= kinds
 
 
-def test_a_place_may_be_changed() -> None:
+def test_an_offset_may_be_changed() -> None:
     lir = planned()
     text = print_lir(lir)
     size = lir.arena_size
@@ -55,12 +55,12 @@ def test_a_place_may_be_changed() -> None:
 @pytest.mark.parametrize(
     ("pattern", "by", "message"),
     [
-        (r"(%\d+ input \d+) at \d+", r"\1 at 99999999", "a place outside the arena"),
+        (r"(%\d+ input \d+) at \d+", r"\1 at 99999999", "a slot outside the arena"),
         (r"(%\d+ input) \d+", r"\1 1", "too few bytes; got 1"),
-        (r"(%\d+) input", r"\1 heap", "unknown kind of place; got heap"),
-        (r"life \[(\d+), (\d+)\]", r"life [\2, 99999]", "not a life"),
+        (r"(%\d+) input", r"\1 heap", "unknown kind of slot; got heap"),
+        (r"life \[(\d+), (\d+)\]", r"life [\2, 99999]", "not a live range"),
         (r"%(\d+) input", r"%x input", "no such value"),
-        (r"\n *%\d+ input [^\n]*", "", "values without a place; got %0"),
+        (r"\n *%\d+ input [^\n]*", "", "values without a slot; got %0"),
         (
             r"(%\d+ scratch|%\d+ arena) (\d+)",
             r"\1 at \2",
@@ -78,12 +78,12 @@ def test_plans_that_are_wrong(pattern: str, by: str, message: str) -> None:
         parse_lir(f"{head}plan {{{wrong}", "edited.lir")
 
 
-def test_two_values_in_one_place() -> None:
+def test_two_live_values_share_no_bytes() -> None:
     lir = planned()
     text = print_lir(lir)
     outputs = [lir.slots[v] for v in lir.outputs]
     first, second = outputs[0], outputs[1]
     one = f"output {second.size} at {second.offset} "
     assert text.count(one) == 1
-    with pytest.raises(ParseError, match="two values in one place"):
+    with pytest.raises(ParseError, match="two live values share bytes"):
         parse_lir(text.replace(one, f"output {second.size} at {first.offset} "))

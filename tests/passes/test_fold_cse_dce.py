@@ -1,4 +1,4 @@
-"""Constants folded, equal work done once, dead work removed; effects stay."""
+"""Constant folding, CSE and DCE; effects stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention written in primitives: masks, scales, softcap, grouped heads and layouts."""
+"""Decomposed attention is recognised: masks, scales, softcap, grouped heads and layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Value
 
 H, KV, D = 4, 2, 8
-RULE = "attention written out"
+RULE = "decomposed attention"
 
 
 def heads(g: Graph, keys: object = "seq", kv: int = H, dtype: str = "f32") -> tuple[Value, ...]:
@@ -355,7 +355,7 @@ def test_softmax_over_another_axis_is_not_attention() -> None:
     assert "attention" not in kinds(after)
 
 
-def test_a_mask_that_stretches_the_scores_is_left_alone() -> None:
+def test_a_mask_that_broadcasts_the_scores_is_left_alone() -> None:
     g = Graph("stretch")
     q, k = (g.input(n, [1, H, "seq", D]) for n in "qk")
     v = g.input("v", ["batch", H, "seq", D])
@@ -363,4 +363,4 @@ def test_a_mask_that_stretches_the_scores_is_left_alone() -> None:
     g.set_outputs(attended(g, scores(g, q, k) + bias, v))
     after, report = fused(g, "attention")
     assert "attention" not in kinds(after)
-    assert "stretches" in reasons(report, RULE)[0]
+    assert "broadcasts" in reasons(report, RULE)[0]

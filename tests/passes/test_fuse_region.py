@@ -101,7 +101,7 @@ def test_a_value_used_outside_is_one_more_result_not_computed_twice() -> None:
     assert kinds(body).count("exp") == 1
 
 
-def test_products_divide_regions() -> None:
+def test_matmuls_divide_regions() -> None:
     g = Graph("anchor")
     x = g.input("x", ["n", 4])
     h = g.matmul(g.exp(x) + 1.0, g.param("w", [4, 4]))

@@ -23,10 +23,10 @@ def gelu_graph() -> Graph:
     return g.set_outputs(z)
 
 
-def test_the_dispatch_report_says_what_became_of_each_kind() -> None:
+def test_the_dispatch_report_has_the_outcome_of_each_op() -> None:
     report = DispatchReport()
     after = legalize(gelu_graph(), {"gelu", *_PRIMITIVE_KINDS}, report=report)
-    rows = {r.kind: r for r in report.rows}
+    rows = {r.op: r for r in report.rows}
     assert rows["gelu"].outcome == "native"
     assert (rows["softmax"].outcome, rows["softmax"].nodes) == ("rewritten", 1)
     assert rows["softmax"].why == "no native kernel"
@@ -44,7 +44,7 @@ def test_the_policy_chooses_and_the_report_tells() -> None:
 
     after = legalize(gelu_graph(), lambda n: True, choose, report)
     assert kinds(after) == ["mul", "mul", "erf", "add", "mul", "softmax"]
-    (row,) = [r for r in report.rows if r.kind == "gelu"]
+    (row,) = [r for r in report.rows if r.op == "gelu"]
     assert (row.outcome, row.why) == ("common", "chosen by the dispatch policy")
     assert_same_results(gelu_graph(), after)
 
@@ -61,14 +61,14 @@ def test_what_cannot_run_fails_with_the_report() -> None:
     assert "router" in str(error)
     assert "no native kernel and no decomposition" in str(error)
     report: DispatchReport = error.report  # type: ignore[attr-defined]
-    assert [r.kind for r in report.unsupported] == ["top_k"]
+    assert [r.op for r in report.unsupported] == ["top_k"]
 
 
 def test_a_forced_kernel_that_is_not_there_fails() -> None:
     def choose(kind: str, has_native: bool, has_common: bool) -> str:
         return "native" if has_native else "unsupported"
 
-    with pytest.raises(UnsupportedError, match="asks for a native kernel, which there is not"):
+    with pytest.raises(UnsupportedError, match="asks for a native kernel, which does not exist"):
         legalize(gelu_graph(), {"softmax"}, choose)
 
 

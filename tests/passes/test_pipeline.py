@@ -265,7 +265,7 @@ def test_rules_that_fire_are_told() -> None:
 
 
 @pytest.mark.parametrize("precision", ["f16", "bf16"])
-def test_precision_runs_products_in_16_bits(precision: str) -> None:
+def test_precision_runs_matmuls_in_16_bits(precision: str) -> None:
     g = small()
     result = run_pipeline(g, precision=precision)
     products = [n for n in result.graph.nodes if "matmul" in n.op.name]
@@ -283,7 +283,7 @@ def test_precision_runs_products_in_16_bits(precision: str) -> None:
         run_pipeline(g, precision="i8")
 
 
-def test_casts_between_products_cancel() -> None:
+def test_casts_between_matmuls_cancel() -> None:
     g = Graph("two")
     x = g.input("x", ["n", 4])
     h = g.matmul(x, g.param("a", [4, 4]))

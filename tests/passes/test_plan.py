@@ -35,7 +35,7 @@ def check_plan(lir: Lir) -> None:
             continue
         assert slot.offset % 64 == 0
         assert slot.offset + slot.size <= lir.arena_size
-        assert slot.size == v.shape.upper_bytes(lir.live)
+        assert slot.size == v.shape.upper_bytes(lir.dynamic)
         first = -1 if slot.kind == "input" else v.node.id
         last = end if slot.kind in ("input", "output") else max(uses.get(v, [v.node.id]))
         placed.append((slot.offset, slot.offset + slot.size, first, last, v))
@@ -90,7 +90,7 @@ def chains(draw: st.DrawFn) -> Graph:
 @given(chains(), st.integers(1, 40), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_live_buffers_never_overlap(graph: Graph, n: int, live: bool) -> None:
-    binding = DimBinding().set_live("n", n) if live else DimBinding(n=n)
+    binding = DimBinding().set_dynamic("n", n) if live else DimBinding(n=n)
     check_plan(plan(bind_graph(graph, binding), scratch=lambda node: 100 * (node.id % 3)))
 
 
@@ -174,7 +174,7 @@ def test_states_live_outside_and_updates_are_in_place() -> None:
     new = g.state_update(cache, x, axis=1, start="past_seq")
     seen = g.narrow(new, 1, 0, "past_seq + seq")
     g.set_outputs(g.sum(seen))
-    lir = plan(bind_graph(g, DimBinding(seq=1).set_live("past_seq", 31)))
+    lir = plan(bind_graph(g, DimBinding(seq=1).set_dynamic("past_seq", 31)))
     assert lir.slots[lir.states[0].output].offset is None
     update = next(n for n in lir.graph.nodes if n.kind == "state_update")
     assert lir.slots[update.output].root is lir.states[0].output

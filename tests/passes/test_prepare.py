@@ -69,7 +69,7 @@ def test_views_and_what_grows_stay_in_the_main_graph() -> None:
     assert kinds(prepared) == ["exp", "sin"]
 
 
-def test_what_depends_on_a_size_of_the_variant_is_not_fixed() -> None:
+def test_what_depends_on_a_size_of_the_variant_is_not_param_only() -> None:
     g = Graph("symbolic")
     x, w = g.input("x", ["n", 4]), g.param("w", [1, 4])
     wide = g.exp(g.expand(w, shape=("n", 4)))

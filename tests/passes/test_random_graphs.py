@@ -64,7 +64,7 @@ def test_every_pass_preserves_results(graph: Graph, sizes: dict[str, int]) -> No
 
 @given(graphs(max_ops=6), SIZES)
 @QUIET
-def test_common_bodies_compute_the_same(graph: Graph, sizes: dict[str, int]) -> None:
+def test_decompositions_compute_the_same(graph: Graph, sizes: dict[str, int]) -> None:
     """A device without any op that has a decomposition gets primitives only."""
     data = arguments(graph, sizes)
     result = run_pipeline(
@@ -82,7 +82,7 @@ def test_common_bodies_compute_the_same(graph: Graph, sizes: dict[str, int]) -> 
 def test_a_session_gives_what_the_oracle_gives(graph: Graph, sizes: dict[str, int]) -> None:
     data = arguments(graph, sizes)
     expected = evaluate(graph, data, sizes)
-    live = CompileOptions(binding=DimBinding().set_live("n", 4).set_live("m", 5))
+    live = CompileOptions(binding=DimBinding().set_dynamic("n", 4).set_dynamic("m", 5))
     for options in (None, CompileOptions(binding=DimBinding(sizes)), live):
         compiled = Session("reference").compile(graph, options)
         for node in graph.sources("param"):

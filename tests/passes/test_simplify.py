@@ -9,7 +9,7 @@ from pass_support import assert_becomes, assert_same_results, assert_stays, kind
 from rlx.ir import dtype as dt
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
-from rlx.passes.simplify import holds, simplify
+from rlx.passes.simplify import represents, simplify
 
 X = '%x "x": [n, 4] f32 = input\n'
 I = '%x "x": [n, 4] i32 = input\n'
@@ -106,7 +106,7 @@ RULES: dict[str, tuple[str, str, str]] = {
         "%a = cast(%x; dtype=f32)\n%y = cast(%a; dtype=f64)\nreturn %y",
         "%y = cast(%x; dtype=f64)\nreturn %y",
     ),
-    "operand expanded in vain": (
+    "redundant expand of an operand": (
         X,
         '%b "b": [4] f32 = input\n%e = expand(%b; shape=[n, 4])\n%y = add(%x, %e)\nreturn %y',
         '%b "b": [4] f32 = input\n%y = add(%x, %b)\nreturn %y',
@@ -165,7 +165,7 @@ RULES: dict[str, tuple[str, str, str]] = {
         "%y = narrow(%a; axis=0, start=n, length=m)\nreturn %y",
         '%z "z": [m, 4] f32 = input\nreturn %z',
     ),
-    "concat of pieces": (
+    "concat of slices": (
         X,
         "%a = narrow(%x; axis=1, start=0, length=1)\n%b = narrow(%x; axis=1, start=1, length=3)\n"
         "%y = concat(%a, %b; axis=1)\nreturn %y",
@@ -275,7 +275,7 @@ def test_an_output_that_is_an_input_keeps_its_name() -> None:
 def test_holds_is_true_when_no_value_is_lost(
     wide: dt.DType, narrow: dt.DType, expected: bool
 ) -> None:
-    assert holds(wide, narrow) is expected
+    assert represents(wide, narrow) is expected
     if expected and narrow.bytes == 1 and narrow.is_integer:
         every = np.arange(256).astype(np.uint8).view(narrow.numpy)
         assert np.array_equal(every.astype(wide.numpy).astype(narrow.numpy), every)

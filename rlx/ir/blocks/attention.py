@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and the cache it reads."""
+"""Attention, the append to its KV cache, and rotary embedding of queries and keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import cast
 from rlx.ir.ops.attention import Attention as AttentionOp
+from rlx.ir.ops.fused import FusedQkNormRope
+from rlx.ir.ops.rope import Rope as RopeOp
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import normalize_axis
 
@@ -20,11 +22,10 @@ class Attention(Block):
 
     q, k, v are [B, S, H*D], [B, S, H, D] or, with layout "bhsd", [B, H, S, D]; the result is like
     q. `num_kv_heads` defaults to `num_heads`, `head_dim` to what q has, `scale` to 1/√head_dim, and
-    `mask_kind` to what the mask says: NONE without one, CUSTOM for flags, BIAS for numbers. Query i
-    stands at position Sk - Sq + i; a query without any key gives zeros. `kv_scheme` says how
-    keys and values are packed, where they are. With `has_sinks` the last operand is [H]: the scores
-    of a key more in each head, whose value is zero. `coarse` lets a device round to bf16 what it
-    multiplies.
+    `mask_kind` follows the mask: NONE without one, CUSTOM for bools, BIAS for numbers. Query i is
+    at position Sk - Sq + i; a query without any key gives zeros. `kv_scheme` is the scheme of a
+    quantised KV cache. With `has_sinks` the last operand is [H]: the scores of one more key per
+    head, whose value is zero. `coarse` lets a device multiply in bf16.
     """
 
     num_heads: int
@@ -79,7 +80,7 @@ class Attention(Block):
 
 @block("cache_append", has_effect=True)
 class CacheAppend(Block):
-    """Writes `update` into a state at `start` along `axis`; gives the state as filled so far."""
+    """Writes `update` into a state at `start` along `axis`; returns the filled part."""
 
     start: Dim
     axis: int = 1
@@ -90,3 +91,55 @@ class CacheAppend(Block):
         written = g.state_update(state, fitting, axis=axis, start=self.start)
         filled = self.start + update.shape.dims[axis]
         return g.narrow(written, axis=axis, start=0, length=filled)
+
+
+@block("rope")
+class Rope(Block):
+    """Rotates pairs (i, i + n_rot/2) of each head by the angle of the token's position.
+
+    x is [B, S, H*D], [B, S, H, D] or, with layout "bhsd", [B, H, S, D]; cos and sin are tables
+    [positions, n_rot/2]. Token s takes row offset + s, or row positions[s]; pairs are (2i, 2i+1)
+    when interleaved; dimensions from n_rot (0 means head_dim) on pass through.
+    """
+
+    head_dim: int
+    n_rot: int = 0
+    interleaved: bool = False
+    offset: Dim = 0
+    layout: str = "bshd"
+
+    def direct(
+        self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None = None
+    ) -> Value:
+        return g.rope(x, cos, sin, positions, **self.attributes())
+
+    def fusable(
+        self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None = None
+    ) -> Value:
+        op = RopeOp(**self.attributes())
+        return op.decompose(g, x, cos, sin, positions)
+
+
+@block("qk_norm_rope")
+class QkNormRope(Block):
+    """rope(rms_norm of each head · gamma [head_dim]); tensors and attributes as for rope."""
+
+    head_dim: int
+    n_rot: int = 0
+    interleaved: bool = False
+    offset: Dim = 0
+    eps: float = 1e-6
+    layout: str = "bshd"
+
+    def direct(
+        self, g: Graph, x: Value, gamma: Value, cos: Value, sin: Value,
+        positions: Value | None = None,
+    ) -> Value:  # fmt: skip
+        return g.fused_qk_norm_rope(x, gamma, cos, sin, positions, **self.attributes())
+
+    def fusable(
+        self, g: Graph, x: Value, gamma: Value, cos: Value, sin: Value,
+        positions: Value | None = None,
+    ) -> Value:  # fmt: skip
+        op = FusedQkNormRope(**self.attributes())
+        return op.decompose(g, x, gamma, cos, sin, positions)

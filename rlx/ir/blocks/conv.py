@@ -7,8 +7,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import activate, require_rank
-from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.conv import DepthwiseConv1dCausal as DepthwiseOp
+from rlx.ir.ops.elementwise import require_activation
 
 
 class _Conv(Block):

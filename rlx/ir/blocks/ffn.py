@@ -1,18 +1,15 @@
-"""Feed-forward networks of a transformer layer.
-
-Mixtures of experts.
-"""
+"""Feed-forward networks of a transformer layer: gated, plain, and mixture of experts."""
 
 from __future__ import annotations
 
 from rlx.errors import AttributeValueError
-from rlx.ir.blocks._parts import leading, product, product_parts
+from rlx.ir.blocks.linear import dense, dense_primitives, num_rows
 from rlx.ir.dtype import promote
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import activate, cast, require_rank, wide
-from rlx.ir.ops.activation import require_activation
+from rlx.ir.ops.elementwise import require_activation
 
 
 class _GatedFfn(Block):
@@ -63,8 +60,8 @@ class GeluFfn(Block):
         up_bias: Value | None = None,
         down_bias: Value | None = None,
     ) -> Value:
-        hidden = product_parts(g, x, up_w, up_bias, self.activation)
-        return product_parts(g, hidden, down_w, down_bias, None)
+        hidden = dense_primitives(g, x, up_w, up_bias, self.activation)
+        return dense_primitives(g, hidden, down_w, down_bias, None)
 
     def direct(
         self,
@@ -75,8 +72,8 @@ class GeluFfn(Block):
         up_bias: Value | None = None,
         down_bias: Value | None = None,
     ) -> Value:
-        hidden = product(g, x, up_w, up_bias, self.activation)
-        return product(g, hidden, down_w, down_bias, None)
+        hidden = dense(g, x, up_w, up_bias, self.activation)
+        return dense(g, hidden, down_w, down_bias, None)
 
 
 @block("moe_ffn")
@@ -106,7 +103,7 @@ class MoeFfn(Block):
         self, g: Graph, x: Value, router_w: Value, up_w: Value, gate_w: Value, down_w: Value
     ) -> Value:
         require_rank(router_w.shape, 2, "router_w")
-        tokens, width = leading(x), x.shape.dims[-1]
+        tokens, width = num_rows(x), x.shape.dims[-1]
         flat = g.reshape(x, shape=(tokens, width))
         scores, chosen = self._routes(g, flat, router_w)
         slots = tokens * self.top_k

@@ -1,25 +1,58 @@
-"""Products of activations with weights.
-
-Tokens to vectors and back.
-"""
+"""Linear layers: matmuls with weights (plain, fused, LoRA, quantised), embedding and LM head."""
 
 from __future__ import annotations
 
 from rlx.errors import ShapeError
-from rlx.ir.blocks._parts import product, product_parts, weight
+from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.hir import Block, block
 from rlx.ir.node import Value
 from rlx.ir.ops._common import activate, require_rank
-from rlx.ir.ops.activation import require_activation
+from rlx.ir.ops.elementwise import require_activation
 from rlx.ir.quant.scheme import QuantScheme
+
+
+def as_kn(g: Graph, w: Value, transposed: bool) -> Value:
+    """A weight as [K, N], whichever way it was given."""
+    return g.transpose(w, axes=(1, 0)) if transposed else w
+
+
+def dense(
+    g: Graph,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    activation: str | None,
+    strassen: bool = False,
+) -> Value:
+    """activation(x·w + bias): one fused op, or a plain matmul where there is nothing to fuse."""
+    act = activation or "none"
+    if bias is None and act == "none" and not strassen:
+        return g.matmul(x, w)
+    operands = (x, w) if bias is None else (x, w, bias)
+    return g.fused_matmul_bias_act(
+        *operands, activation=act, has_bias=bias is not None, strassen=strassen
+    )
+
+
+def dense_primitives(
+    g: Graph, x: Value, w: Value, bias: Value | None, activation: str | None
+) -> Value:
+    """activation(x·w + bias), built of primitives."""
+    y = g.matmul(x, w)
+    return activate(g, y if bias is None else g.add(y, bias), activation)
+
+
+def num_rows(x: Value) -> Dim:
+    """The rows of `x`: all axes but the last, flattened."""
+    return x.shape.with_dims(x.shape.dims[:-1]).num_elements
 
 
 @block("linear")
 class Linear(Block):
     """activation(x·W + bias), W [K, N], or [N, K] when transposed.
 
-    `strassen`: with fewer multiplications, where rows are alike in scale.
+    `strassen` allows Strassen's algorithm; use it when rows are of similar scale.
     """
 
     activation: str | None = None
@@ -30,11 +63,11 @@ class Linear(Block):
         require_activation(self.activation or "none", self.label)
 
     def fusable(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:
-        return product_parts(g, x, weight(g, w, self.transposed), bias, self.activation)
+        return dense_primitives(g, x, as_kn(g, w, self.transposed), bias, self.activation)
 
     def direct(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:
-        w = weight(g, w, self.transposed)
-        return product(g, x, w, bias, self.activation, self.strassen)
+        w = as_kn(g, w, self.transposed)
+        return dense(g, x, w, bias, self.activation, self.strassen)
 
 
 @block("linear_fused")
@@ -47,12 +80,12 @@ class LinearFused(Block):
         require_activation(self.activation or "none", self.label)
 
     def fusable(self, g: Graph, x: Value, w: Value, bias: Value) -> Value:
-        return product(g, x, w, bias, self.activation)
+        return dense(g, x, w, bias, self.activation)
 
 
 @block("shared_linear_pair")
 class SharedLinearPair(Block):
-    """(x·W1, x·W2) in one pass over x."""
+    """(x·W1, x·W2) as one matmul."""
 
     def fusable(self, g: Graph, x: Value, w1: Value, w2: Value) -> tuple[Value, Value]:
         return g.matmul(x, w1), g.matmul(x, w2)
@@ -60,7 +93,7 @@ class SharedLinearPair(Block):
     def direct(self, g: Graph, x: Value, w1: Value, w2: Value) -> tuple[Value, Value]:
         if w1.shape.dtype is not w2.shape.dtype or w1.shape.rank != 2 or w2.shape.rank != 2:
             return self.fusable(g, x, w1, w2)
-        # joined weights depend on parameters only, so `prepare` joins them once
+        # the concatenated weight is param-only, so `prepare` makes it once
         y = g.matmul(x, g.concat(w1, w2, axis=1))
         first, second = w1.shape.dims[1], w2.shape.dims[1]
         axis = y.shape.rank - 1
@@ -72,7 +105,7 @@ class SharedLinearPair(Block):
 
 @block("lora_linear")
 class LoraLinear(Block):
-    """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with an adapter beside it."""
+    """activation(x·W + scale · (x·A)·B + bias): a weight [K, N] with a LoRA adapter."""
 
     scale: float = 1.0
     activation: str | None = None
@@ -131,12 +164,12 @@ class LmHead(Block):
     last_only: bool = False
 
     def fusable(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:
-        w = weight(g, w, self.transposed)
-        return self._capped(g, product_parts(g, self._tokens(g, x), w, bias, None))
+        w = as_kn(g, w, self.transposed)
+        return self._capped(g, dense_primitives(g, self._tokens(g, x), w, bias, None))
 
     def direct(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Value:
-        w = weight(g, w, self.transposed)
-        return self._capped(g, product(g, self._tokens(g, x), w, bias, None))
+        w = as_kn(g, w, self.transposed)
+        return self._capped(g, dense(g, self._tokens(g, x), w, bias, None))
 
     def _tokens(self, g: Graph, x: Value) -> Value:
         if not self.last_only:

@@ -10,7 +10,7 @@ from rlx.ir.ops.norm import require_eps
 
 
 class _Norm(Block):
-    """An MIR op of the same attributes: as it is, or decomposed."""
+    """Lowers to the MIR op of the same attributes, or to its decomposition."""
 
     eps: float
 

@@ -10,9 +10,9 @@ from rlx.ir.ops.scan import GatedDeltaNet as GatedDeltaNetOp
 
 @block("gated_delta_net")
 class GatedDeltaNet(Block):
-    """Per step: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0.
+    """Per token: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0.
 
-    q, k, v are [B, S, H, N], g and beta [B, S, H]; gives o. `state_size` states N.
+    q, k, v are [B, S, H, N], g and beta [B, S, H]; returns o. `state_size` states N.
     """
 
     state_size: int = 0
@@ -26,9 +26,9 @@ class GatedDeltaNet(Block):
 
 @block("gated_delta_net_carry", has_effect=True)
 class GatedDeltaNetCarry(Block):
-    """The gated delta rule from a given state [B, H, N, N]; gives (o, the last state).
+    """The gated delta rule from a given state [B, H, N, N]; returns (o, the last state).
 
-    Where the state is one declared with `state`, it is updated in place.
+    A state declared with `state` is updated in place.
     """
 
     state_size: int = 0

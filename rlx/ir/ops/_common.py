@@ -1,10 +1,8 @@
-"""What op records share: the checks of inference and the rounding rules of references.
+"""Shared by op records: checks for inference, rounding of references, helpers of decompositions.
 
 References compute in f32 at least and round once: `compute` widens f16, bf16 and fp8 to f32,
-`rounded` gives the result its element type. Run the arithmetic inside `with quiet():`, for
-infinities, NaNs and wrapped integers are values here, not warnings.
-
-What decompositions share: element types and sizes as values of a graph.
+`rounded` gives the result its element type. Run the arithmetic inside `with quiet():`:
+infinities, NaNs and wrapped integers are ordinary results.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def quiet() -> Any:
 
 
 def result_type(*operands: Any) -> DType:
-    """The promoted element type of the shapes or values that are there."""
+    """The promoted dtype of the operands that are not None."""
     return promote(*[t.dtype for t in operands if t is not None])
 
 
@@ -73,13 +71,14 @@ NUMERIC = (*REAL, "complex")
 ANY = (*NUMERIC, "bool")
 
 
-def require_kind(shape: Shape, kinds: Sequence[str], what: str) -> None:
-    """The element type is of one of `kinds`: float, int, uint, bool, complex."""
+def require_dtype(shape: Shape, kinds: Sequence[str], what: str) -> None:
+    """Require a dtype of one of `kinds`: float, int, uint, bool, complex."""
     kind = shape.dtype.kind
     if kind not in kinds:
         hint = {"bool": "cast it first", "complex": "take real or imag first"}.get(kind, "")
-        expected = f"one of kind {', '.join(kinds)}"
-        raise DTypeError(f"{what}: element type not taken", got=shape, expected=expected, hint=hint)
+        raise DTypeError(
+            f"{what}: unsupported element type", got=shape, expected=", ".join(kinds), hint=hint
+        )
 
 
 def require_rank(shape: Shape, rank: int, what: str) -> None:
@@ -87,8 +86,15 @@ def require_rank(shape: Shape, rank: int, what: str) -> None:
         raise ShapeError(f"{what} has the wrong rank", got=shape, expected=f"rank {rank}")
 
 
+def require_vector(shape: Shape, size: Dim, what: str) -> None:
+    """A float vector [size]: a gain or a bias with one entry per channel."""
+    require_float(shape, what)
+    if shape.rank != 1 or not same(shape.dims[0], size):
+        raise ShapeError(f"{what} does not fit x", got=shape, expected=f"[{size}]")
+
+
 def require_same(a: Dim, b: Dim, what: str) -> None:
-    """`a` is the size found, `b` the one it must be shown to equal."""
+    """Require that `a` is provably equal to the expected size `b`."""
     if not same(a, b):
         raise ShapeError(
             f"{what}: dimensions cannot be shown equal", got=a, expected=b,
@@ -107,7 +113,7 @@ def normalize_axes(axes: Sequence[int] | None, rank: int, what: str = "axes") ->
 
 
 def require_indices(indices: Array, size: int, what: str) -> None:
-    """References check what shapes cannot show: every index is one of 0 … size - 1."""
+    """Require that every index is in 0 … size - 1; references check this at run time."""
     found = np.asarray(indices)
     if found.size and (found.min() < 0 or found.max() >= size):
         raise InputError(
@@ -142,7 +148,7 @@ def activate(g: Graph, x: Value, activation: str | None) -> Value:
 
 
 def size_value(g: Graph, size: Dim, like: Value) -> Any:
-    """A size as a number of the element type of `like`, known now or at run time."""
+    """A dim as a scalar in the dtype of `like`: a constant, or `dim_value` when symbolic."""
     if isinstance(size, int):
         return g.constant(size, like.shape.dtype)
     return g.dim_value(dim=size, dtype=like.shape.dtype)

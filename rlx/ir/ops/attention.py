@@ -36,7 +36,7 @@ LAYOUTS = ("bshd", "bhsd")
 
 
 class Heads(NamedTuple):
-    """The sizes of a tensor that is divided into heads."""
+    """The sizes of a tensor that is split into heads."""
 
     batch: Dim
     length: Dim
@@ -75,12 +75,12 @@ def split_heads(x: Array, head_dim: int, layout: str) -> Array:
 
 
 def join_heads(x: Array, like: Array, layout: str) -> Array:
-    """[B, H, S, D] back in the form that `like` has."""
+    """[B, H, S, D] back in the layout of `like`."""
     return x if layout == "bhsd" else x.transpose(0, 2, 1, 3).reshape(like.shape)
 
 
 def check_heads(op: Any) -> None:
-    """What the attributes of any attention must satisfy."""
+    """Check the attributes that all attention ops share."""
     for field in ("num_heads", "num_kv_heads", "head_dim"):
         if getattr(op, field) < 1:
             raise AttributeValueError(
@@ -105,13 +105,13 @@ class Attention(Op):
     """softmax(scale · q kᵀ, masked) v per head; query head h uses key head h // (heads/kv_heads).
 
     q, k, v are [B, S, H*D], [B, S, H, D] ("bshd") or [B, H, S, D] ("bhsd"); the result is like q.
-    Query i stands at position Sk - Sq + i. With a softcap c the scaled scores s become
-    c·tanh(s/c) before the mask. A mask tensor broadcasts to [B, H, Sq, Sk]: flags of the keys to
-    keep (CUSTOM, or LOCAL and fewer keys than that), or numbers added to the scores (BIAS). A query
-    without any key gives zeros.
-    With a `kv_scheme` k and v are bytes of rank 4, each head of a token packed by the scheme.
-    Sinks [H] are the scores of a key more in each head, whose value is zero. Where `coarse`, a
-    device may round to bf16 what it multiplies.
+    Query i is at position Sk - Sq + i. With a softcap c the scaled scores s become c·tanh(s/c)
+    before the mask. A mask tensor broadcasts to [B, H, Sq, Sk]: a bool mask of keys to keep
+    (CUSTOM, or LOCAL with fewer keys), or numbers added to the scores (BIAS). A query without any
+    key gives zeros.
+    With a `kv_scheme`, k and v are bytes of rank 4, each head of a token packed by the scheme.
+    Sinks [H] are the scores of one more key per head, whose value is zero. `coarse` lets a device
+    multiply in bf16.
     """
 
     num_heads: int
@@ -138,7 +138,7 @@ class Attention(Op):
         self.row_width()
 
     def row_width(self) -> int:
-        """Elements of a key or value of one head as it is stored."""
+        """Stored elements of one head of a key or value."""
         return self.kv_scheme.row_bytes(self.head_dim) if self.kv_scheme else self.head_dim
 
     @property
@@ -146,7 +146,7 @@ class Attention(Op):
         return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     def extras(self, *given: Any) -> tuple[Any, Any]:
-        """The operands behind v as (mask, sinks): absent ones leave no gap."""
+        """The operands after v as (mask, sinks); absent ones leave no gap."""
         there = [t for t in given if t is not None]
         sinks = there.pop() if self.has_sinks and there else None
         if len(there) > 1 or (sinks is None) == self.has_sinks:
@@ -238,7 +238,7 @@ class Attention(Op):
         return scores
 
     def _visible(self, rows: int, keys: int) -> Array | None:
-        """Flags [Sq, Sk] of the computed masks."""
+        """The bool mask [Sq, Sk] of a causal, sliding-window or local mask."""
         kind = self.mask_kind
         if kind.ahead is None:
             return None
@@ -273,7 +273,7 @@ class Attention(Op):
         return g.reshape(numbers, shape=(*x.shape.dims[:-1], self.head_dim))
 
     def _shared(self, g: Graph, x: Value) -> Any:
-        """Every key head once per query head of its group."""
+        """Repeat every key head for each query head of its group."""
         group = self.num_heads // self.num_kv_heads
         if group == 1:
             return x
@@ -283,7 +283,7 @@ class Attention(Op):
         return g.reshape(x, shape=(batch, self.num_heads, length, width))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """Two products per visible pair of query and key: half of them under a causal mask."""
+        """Two dot products per visible (query, key) pair; a causal mask halves the pairs."""
         batch, rows, _ = head_sizes(inputs[0], self.head_dim, self.q_layout, "q")
         _, keys, _ = head_sizes(inputs[1], self.row_width(), self.kv_layout, "k")
         traffic: Dim = 0
@@ -293,7 +293,7 @@ class Attention(Op):
         return Cost(batch * pairs * (2 * self.num_heads * self.head_dim), traffic)
 
     def _twice_pairs(self, rows: Dim, keys: Dim) -> Dim:
-        """Twice the number of visible pairs, which has no fraction also when symbolic."""
+        """Twice the number of visible pairs: an integer also when symbolic."""
         behind, ahead = self.mask_kind.behind, self.mask_kind.ahead
         if ahead is None:
             return rows * keys * 2
@@ -301,7 +301,7 @@ class Attention(Op):
             at = np.arange(keys - rows, keys)
             first = np.zeros_like(at) if behind is None else (at - behind).clip(0)
             return 2 * int(((at + ahead + 1).clip(0, keys) - first).clip(0).sum())
-        # a window is taken as full for every query, which long sequences come near
+        # every query counts a full window, as in long sequences
         return rows * (keys * 2 - rows + 1) if behind is None else rows * 2 * (behind + ahead + 1)
 
 
@@ -320,7 +320,7 @@ def require_sinks(sinks: Shape, heads: int) -> None:
 
 
 def attention_weights(scores: Array, sinks: Array | None) -> Array:
-    """softmax over the keys of [B, H, Sq, Sk], and the sink of each head where there are sinks."""
+    """softmax over the keys of [B, H, Sq, Sk] and, if given, the sink of each head."""
     if sinks is None:
         return _softmax(scores)
     more = compute(sinks).astype(scores.dtype)[None, :, None, None]
@@ -364,18 +364,18 @@ def _masked_softmax(
     if kind == MaskKind.NONE:
         return _softmax_value(g, scores, sinks)
     if kind == MaskKind.BIAS:
-        assert mask is not None  # inference asks for it
+        assert mask is not None  # inference requires it
         scores = g.add(scores, wide(g, mask))
         keep = g.ne(scores, _MASKED)
     else:
         keep = _visible_keys(g, scores, kind, mask)
         scores = g.where(keep, scores, _MASKED)
-    # a row of -inf alone is NaN after softmax; the flags turn it into zeros
+    # softmax of a row of -inf is NaN; the mask makes it zeros
     return g.where(keep, _softmax_value(g, scores, sinks), 0.0)
 
 
 def _softmax_value(g: Graph, scores: Value, sinks: Value | None) -> Any:
-    """softmax over the keys, and over the sink of each head where there are sinks."""
+    """softmax over the keys and, if given, the sink of each head."""
     if sinks is None:
         return g.softmax(scores, axis=-1)
     *outer, keys = scores.shape.dims
@@ -385,7 +385,7 @@ def _softmax_value(g: Graph, scores: Value, sinks: Value | None) -> Any:
 
 
 def _visible_keys(g: Graph, scores: Value, kind: MaskKind, mask: Value | None) -> Any:
-    """Flags of the keys inside each query's window that the mask keeps."""
+    """The bool mask of keys inside each query's window and kept by `mask`."""
     rows, keys = scores.shape.dims[2:]
     at = g.reshape(g.iota(shape=(rows,), start=keys - rows), shape=(rows, 1))
     key = g.iota(shape=(keys,))

@@ -1,7 +1,7 @@
-"""Ops of two tensors, element by element, with NumPy's broadcasting; and `where`.
+"""Elementwise ops of two tensors, with NumPy's broadcasting; and `where`.
 
-Both operands meet in the promoted element type. The arithmetic is done there, in f32 when the type
-is a narrower float, and rounded once. Integers wrap; dividing them by zero gives 0.
+Both operands are cast to the promoted dtype. Arithmetic is done in it, in f32 for narrower floats,
+and rounded once. Integers wrap; integer division by zero gives 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DType, bool_, f32, promote
 from rlx.ir.op import Array, Cost, Op, op
-from rlx.ir.ops._common import ANY, NUMERIC, REAL, compute, quiet, require_kind, rounded
+from rlx.ir.ops._common import ANY, NUMERIC, REAL, compute, quiet, require_dtype, rounded
 from rlx.ir.shape import Shape, broadcast_dims
 
 
@@ -22,32 +22,32 @@ class Binary(Op):
     """Two tensors in, one of the broadcast dims and the promoted element type out."""
 
     is_elementwise = True
-    takes: ClassVar[Sequence[str]] = REAL  # kinds of the promoted type
+    takes: ClassVar[Sequence[str]] = REAL  # kinds of the promoted dtype
     weight: ClassVar[int] = 1  # operations per element, for the cost
 
     def apply(self, a: Array, b: Array) -> Array:
         """The function itself, on arrays of one element type in compute precision."""
         raise NotImplementedError
 
-    def meet(self, a: DType, b: DType) -> DType:
-        """The element type both operands are converted to."""
+    def common_type(self, a: DType, b: DType) -> DType:
+        """The dtype that both operands are cast to."""
         return promote(a, b)
 
-    def result(self, met: DType) -> DType:
-        return met
+    def result(self, common: DType) -> DType:
+        return common
 
     def infer(self, a: Shape, b: Shape) -> Shape:
-        met = self.meet(a.dtype, b.dtype)
+        common = self.common_type(a.dtype, b.dtype)
         for operand in (a, b):
-            if operand.dtype.kind == met.kind:  # the one that decided, so the one to show
-                require_kind(operand, self.takes, "operand")
-        return Shape(broadcast_dims(a.dims, b.dims), self.result(met))
+            if operand.dtype.kind == common.kind:  # the operand that determined it
+                require_dtype(operand, self.takes, "operand")
+        return Shape(broadcast_dims(a.dims, b.dims), self.result(common))
 
     def reference(self, a: Array, b: Array) -> Array:
-        met = self.meet(DType.of(a.dtype), DType.of(b.dtype))
-        wide = _compute_type(met)
+        common = self.common_type(DType.of(a.dtype), DType.of(b.dtype))
+        wide = _compute_type(common)
         with quiet():
-            return rounded(self.apply(a.astype(wide), b.astype(wide)), self.result(met))
+            return rounded(self.apply(a.astype(wide), b.astype(wide)), self.result(common))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         plain = super().cost(inputs, outputs)
@@ -61,9 +61,9 @@ def _compute_type(element: DType) -> Any:
 class FloatBinary(Binary):
     """Integers and bools become f32 first."""
 
-    def meet(self, a: DType, b: DType) -> DType:
-        met = promote(a, b)
-        return f32 if met.kind in ("int", "uint", "bool") else met
+    def common_type(self, a: DType, b: DType) -> DType:
+        common = promote(a, b)
+        return f32 if common.kind in ("int", "uint", "bool") else common
 
 
 def _binary(
@@ -99,7 +99,7 @@ def _pow(a: Any, b: Any) -> Any:
     if a.dtype.kind == "f":
         return _wide(np.power)(a, b)
     whole = np.power(a, np.maximum(b, 0))
-    # 1 / a^−b towards 0: nothing is left of it but for bases 1 and −1
+    # 1 / a^−b rounds towards 0: it is 0 but for bases 1 and −1
     odd = np.where(b % 2 == 0, 1, a)
     return np.where(b >= 0, whole, np.where(np.abs(a) == 1, odd, 0))
 
@@ -146,11 +146,11 @@ _binary("shift_right", np.right_shift, "a >> b, arithmetic; all sign where b is 
 
 
 class Compare(Binary):
-    """A bool per element; the operands meet in their promoted type first."""
+    """A bool per element; the operands are promoted first."""
 
     takes: ClassVar[Sequence[str]] = (*REAL, "bool")
 
-    def result(self, met: DType) -> DType:
+    def result(self, common: DType) -> DType:
         return bool_
 
 
@@ -161,7 +161,7 @@ class _Equality(Compare):
 class Logical(Binary):
     """Each operand is true where it is not zero (NaN is not zero)."""
 
-    def meet(self, a: DType, b: DType) -> DType:
+    def common_type(self, a: DType, b: DType) -> DType:
         return bool_
 
     def infer(self, a: Shape, b: Shape) -> Shape:
@@ -197,5 +197,5 @@ class Where(Op):
         return Shape(broadcast_dims(condition.dims, a.dims, b.dims), promote(a.dtype, b.dtype))
 
     def reference(self, condition: Array, a: Array, b: Array) -> Array:
-        met = promote(DType.of(a.dtype), DType.of(b.dtype))
-        return np.where(condition, rounded(a, met), rounded(b, met))
+        common = promote(DType.of(a.dtype), DType.of(b.dtype))
+        return np.where(condition, rounded(a, common), rounded(b, common))

@@ -1,14 +1,13 @@
-"""Ops that are their decomposition: inference, reference and cost are derived from it.
+"""Composite ops, defined by their decomposition: inference, reference and cost derive from it.
 
     @op("fused_gated_act")
     class FusedGatedAct(Composite):
         def check_operands(self, joined: Shape) -> None: ...
         def decompose(self, g: Graph, joined: Value) -> Value: ...
 
-A fused op gets its kernel from a backend and everything else from here. Three things are written by
-hand where the derived ones would not do: `infer`, where the checks of the operands know the result
-already; `cost`, where a customary count leaves out small terms; and `reference`, where a kernel
-written by hand needs an oracle that does not share its algorithm (attention, convolutions, …).
+A backend adds a kernel. An op may still override `infer`, when checking the operands yields the
+result anyway; `cost`, when a customary count ignores small terms; and `reference`, when a
+hand-written kernel needs an oracle with another algorithm (attention, convolutions, …).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def traffic(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Dim:
 
 
 def graph_flops(graph: Graph, free: tuple[str, ...] = ()) -> Dim:
-    """The arithmetic of all nodes but those of the kinds in `free`."""
+    """The FLOPs of all nodes except ops named in `free`."""
     work: Dim = 0
     for node in graph.nodes:
         if not (node.op.is_source or node.op.name in free):
@@ -61,7 +60,7 @@ class Composite(Op):
     """Base of ops that are defined by their decomposition."""
 
     def check_operands(self, *shapes: Any) -> None:
-        """Raise an error that names the operand that does not fit."""
+        """Raise an error that names the mismatched operand."""
 
     def infer(self, *inputs: Any) -> Inferred:
         """The shapes that the decomposition gives."""
@@ -77,7 +76,7 @@ class Composite(Op):
 
     def _graph(self, shapes: tuple[Shape, ...]) -> Graph:
         graph = decomposed(self, shapes)
-        assert graph is not None  # `has_decomposition` is the point of the class
+        assert graph is not None  # composite ops have one by definition
         return graph
 
     def reference(self, *inputs: Any) -> Any:
@@ -88,8 +87,8 @@ class Composite(Op):
         return results[0] if len(results) == 1 else tuple(results)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """The arithmetic of the decomposition; only operands and results touch memory.
+        """The FLOPs of the decomposition; only operands and results touch memory.
 
-        Casts to the precision of the sums are free: kernels load that way.
+        Casts to the accumulator type are free: kernels cast while loading.
         """
         return Cost(graph_flops(self._graph(tuple(inputs)), ("cast",)), traffic(inputs, outputs))

@@ -1,7 +1,7 @@
-"""Control flow: branches and loops over nested graphs. Loops stay loops, at every level.
+"""Control flow: cond, while_loop and scan over subgraphs. Loops are never unrolled.
 
-A nested graph takes its operands through its `input` nodes, in their order, and gives its outputs.
-It has no params or states of its own: what it needs from outside is an operand.
+A subgraph takes its operands through its `input` nodes, in order, and returns its outputs. It has
+no params or states of its own: values from outside are operands.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rlx.ir.shape import Shape
 
 
 def make_body(build: Callable[..., Any], *shapes: object, name: str = "body") -> Graph:
-    """A nested graph from a function `build(g, *values)` and the shapes of its operands."""
+    """A subgraph from a function `build(g, *values)` and the shapes of its operands."""
     graph = Graph(name)
     inputs = [graph.input(f"x{i}", Shape.of(s)) for i, s in enumerate(shapes)]
     return graph.set_outputs(build(graph, *inputs))
 
 
 def body_results(body: Body, operands: Sequence[Shape], what: str) -> tuple[Shape, ...]:
-    """Shapes of a nested graph's outputs, once its inputs are shown to be the operands."""
+    """Output shapes of a subgraph, after checking its inputs against the operands."""
     graph = body.graph
     for node in graph.nodes:
         if node.op.name in ("param", "state"):
@@ -98,7 +98,7 @@ class Cond(Op):
         return tuple(_program(self.then if pred else self.otherwise).call(*operands))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """Of the dearer branch; where symbols hide which that is, of `then`."""
+        """The cost of the more expensive branch; of `then` when symbols hide which that is."""
         a, b = _body_cost(self.then), _body_cost(self.otherwise)
         if isinstance(a.flops, int) and isinstance(b.flops, int):
             return a if a.flops >= b.flops else b
@@ -107,10 +107,10 @@ class Cond(Op):
 
 @op("while_loop", is_control_flow=True, depends_on_neighbours=True)
 class WhileLoop(Op):
-    """Runs `body` on the carried values while `condition` of them holds; gives the last ones.
+    """Runs `body` on the loop-carried values while `condition` holds; returns the last ones.
 
-    The first `n_carry` operands are carried, the rest are given unchanged to both graphs. The loop
-    also ends after `max_iterations` rounds, where that is not 0.
+    The first `n_carry` operands are loop-carried, the rest are loop-invariant operands of both
+    subgraphs. The loop also ends after `max_iterations` iterations, if that is not 0.
     """
 
     condition: Body
@@ -136,7 +136,7 @@ class WhileLoop(Op):
         _require_flag(flags[0], "the condition")
         carried = operands[: self.n_carry]
         results = body_results(self.body, operands, "body")
-        _require_equal(results, carried, "carried values after one round")
+        _require_equal(results, carried, "carried values after one iteration")
         return carried
 
     def reference(self, *operands: Array) -> Any:
@@ -151,7 +151,7 @@ class WhileLoop(Op):
         return tuple(carried)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """Of `max_iterations` rounds, or of one where the number is unknown."""
+        """The cost of `max_iterations` iterations, or of one when the number is unknown."""
         rounds = max(self.max_iterations, 1)
         a, b = _body_cost(self.condition), _body_cost(self.body)
         return Cost((a.flops + b.flops) * rounds, (a.bytes + b.bytes) * rounds)
@@ -159,13 +159,13 @@ class WhileLoop(Op):
 
 @op("scan", is_control_flow=True, depends_on_neighbours=True)
 class Scan(Op):
-    """Runs `body` once per index of axis 0 of the scanned operands, handing carried values on.
+    """Runs `body` for each index of axis 0 of the scanned operands, with loop-carried values.
 
-    Operands are `n_carry` carried values, `n_xs` scanned tensors, then ones that every round gets
-    whole. `body(carried…, slices…, fixed…)` gives the carried values and the round's results;
-    `scan` gives the last carried values and the results stacked on a new axis 0. With `reverse` the
-    rounds go from the last index to the first, and results stay at their index. `length` is needed
-    only where nothing is scanned.
+    Operands are `n_carry` carried values, `n_xs` scanned tensors, then loop-invariant ones.
+    `body(carried…, slices…, invariant…)` returns the carried values and the results of the
+    iteration; `scan` returns the last carried values and the results stacked on a new axis 0. With
+    `reverse` it iterates from the last index to the first; results stay at their index. `length` is
+    needed only when nothing is scanned.
     """
 
     body: Body
@@ -199,12 +199,12 @@ class Scan(Op):
         results = body_results(self.body, [*carried, *slices, *fixed], "body")
         if len(results) < max(self.n_carry, 1):
             raise ShapeError("the body gives too few results", got=len(results))
-        _require_equal(results[: self.n_carry], carried, "carried values after one round")
+        _require_equal(results[: self.n_carry], carried, "carried values after one iteration")
         stacked = [y.with_dims((length, *y.dims)) for y in results[self.n_carry :]]
         return (*carried, *stacked)
 
     def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """Operands as (carried, scanned, given whole)."""
+        """Operands as (carried, scanned, loop-invariant)."""
         end = self.n_carry + self.n_xs
         return operands[: self.n_carry], operands[self.n_carry : end], operands[end:]
 
@@ -226,7 +226,7 @@ class Scan(Op):
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         length = inputs[self.n_carry].dims[0] if self.n_xs else self.length
-        assert length is not None  # inference saw to it
+        assert length is not None  # inference ensures it
         once = _body_cost(self.body)
         return Cost(once.flops * length, once.bytes * length)
 

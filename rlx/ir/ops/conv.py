@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Window(NamedTuple):
-    """Per spatial axis: kernel size, step, padding before and after, spacing of the taps."""
+    """Per spatial axis: kernel size, stride, padding before and after, dilation."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -44,7 +44,7 @@ class Window(NamedTuple):
 
     @property
     def span(self) -> tuple[int, ...]:
-        """Input positions one kernel reaches over."""
+        """The receptive field: input positions that one window covers."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
 
@@ -54,22 +54,21 @@ def make_window(
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> Window:
-    """Attributes written shortly, spread over the axes of `kernel`.
+    """The window of a kernel; stride, padding and dilation may be one number for all axes.
 
-    One number serves every axis. Padding is one number per axis (the same on both sides), or all
-    the lows, then all the highs.
+    Padding is one number per axis (the same on both sides), or all the lows, then all the highs.
     """
     rank = len(kernel)
     if len(padding) == 2 * rank:
         low, high = padding[:rank], padding[rank:]
     else:
-        low = high = _spread(padding, rank, "padding")
+        low = high = _per_axis(padding, rank, "padding")
     return Window(
-        kernel, _spread(stride, rank, "stride"), low, high, _spread(dilation, rank, "dilation")
+        kernel, _per_axis(stride, rank, "stride"), low, high, _per_axis(dilation, rank, "dilation")
     )
 
 
-def _spread(values: tuple[int, ...], rank: int, what: str) -> tuple[int, ...]:
+def _per_axis(values: tuple[int, ...], rank: int, what: str) -> tuple[int, ...]:
     if len(values) == 1:
         return values * rank
     if len(values) != rank:
@@ -98,26 +97,26 @@ def window_counts(dims: Sequence[Dim], window: Window) -> tuple[Dim, ...]:
     """How many windows fit along each axis: (n + low + high − span) // stride + 1."""
     counts = []
     for axis, n in enumerate(dims):
-        room = n + (window.low[axis] + window.high[axis] - window.span[axis])
-        if isinstance(room, int) and room < 0:
+        free = n + (window.low[axis] + window.high[axis] - window.span[axis])
+        if isinstance(free, int) and free < 0:
             raise ShapeError(
                 "the kernel is larger than the padded input", got=f"{n} along spatial axis {axis}",
                 expected=f"at least {window.span[axis]} with padding",
             )  # fmt: skip
-        counts.append(room // window.stride[axis] + 1)
+        counts.append(free // window.stride[axis] + 1)
     return tuple(counts)
 
 
 def windows(x: Array, window: Window, fill: float) -> Array:
-    """`x [B, C, *n]` as `[B, C, *counts, *kernel]`: every window, without a copy once padded."""
+    """`x [B, C, *n]` as `[B, C, *counts, *kernel]`: a view of every window of the padded x."""
     rank = len(window.kernel)
     pads = [(0, 0), (0, 0), *zip(window.low, window.high, strict=True)]
     padded = np.pad(x, pads, constant_values=fill)
     axes = tuple(range(2, 2 + rank))
     view = np.lib.stride_tricks.sliding_window_view(padded, window.span, axis=axes)
-    steps = [slice(None, None, s) for s in window.stride]
+    strides = [slice(None, None, s) for s in window.stride]
     taps = [slice(None, None, d) for d in window.dilation]
-    return view[(slice(None), slice(None), *steps, *taps)]
+    return view[(slice(None), slice(None), *strides, *taps)]
 
 
 def _add_bias(y: Array, bias: Array | None) -> Array:
@@ -133,13 +132,13 @@ def padded(g: Graph, x: Value, window: Window, fill: float) -> Value:
 
 
 def window_taps(g: Graph, x: Value, window: Window) -> Iterator[Value]:
-    """For each place in the kernel, the elements that meet it: [B, C, *counts]."""
+    """For each tap of the kernel, the input elements it multiplies: [B, C, *counts]."""
     for tap in product(*map(range, window.kernel)):
         starts: list[int] = [0, 0]
         stops: list[int | None] = [None, None]
-        for place, spacing, span in zip(tap, window.dilation, window.span, strict=True):
-            start = place * spacing
-            rest = span - 1 - start  # what the later places reach over
+        for position, spacing, span in zip(tap, window.dilation, window.span, strict=True):
+            start = position * spacing
+            rest = span - 1 - start  # span of the taps after this one
             starts.append(start)
             stops.append(-rest if rest else None)
         steps = (1, 1, *window.stride)
@@ -178,7 +177,7 @@ class Conv(Op):
         view = windows(x, self.window(w.shape), 0)
         batch, out, rank = len(x), len(w), x.ndim - 2
         counts, taps = view.shape[2 : 2 + rank], prod(w.shape[1:])
-        # [B, G, C/G, *counts, *kernel] -> [G, B·counts, C/G·kernel]: one product per group
+        # [B, G, C/G, *counts, *kernel] -> [G, B·counts, C/G·kernel]: one matmul per group
         view = view.reshape(batch, self.groups, w.shape[1], *view.shape[2:])
         view = np.moveaxis(view, (1, 2), (0, 2 + rank))
         view = view.reshape(self.groups, batch * prod(counts), taps)
@@ -188,44 +187,46 @@ class Conv(Op):
         return rounded(_add_bias(y.reshape(batch, out, *counts), bias), dtype)
 
     def decompose(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Any:
-        """One product with all windows: [B, G, C/G, taps, places] · [G, O/G, C/G·taps]."""
+        """im2col: one matmul of [G, O/G, C/G·taps] with [B, G, C/G·taps, windows]."""
         window = self.window(w.shape.dims)
         result = _result_type(x, w, bias)
         taps = list(window_taps(g, padded(g, wide(g, x), window, 0.0), window))
         batch, _, *counts = taps[0].shape.dims
-        places = taps[0].shape.with_dims(counts).num_elements
+        num_windows = taps[0].shape.with_dims(counts).num_elements
         out, per_group = w.shape.dims[:2]
-        shifted = [g.reshape(t, shape=(batch, self.groups, per_group, 1, places)) for t in taps]
-        joined = g.concat(*shifted, axis=3)
-        joined = g.reshape(joined, shape=(batch, self.groups, per_group * len(taps), places))
+        shifted = [
+            g.reshape(t, shape=(batch, self.groups, per_group, 1, num_windows)) for t in taps
+        ]
+        columns = g.concat(*shifted, axis=3)
+        columns = g.reshape(columns, shape=(batch, self.groups, per_group * len(taps), num_windows))
         dims = (self.groups, out // self.groups, per_group * prod(window.kernel))
         weight = g.reshape(wide(g, w), shape=dims)
-        y = g.reshape(g.matmul(weight, joined), shape=(batch, out, *counts))
+        y = g.reshape(g.matmul(weight, columns), shape=(batch, out, *counts))
         if bias is not None:
             y = g.add(y, g.reshape(wide(g, bias), shape=(out, *[1] * len(counts))))
         return cast(g, y, result)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """A multiplication and an addition per output element and tap."""
+        """A multiply and an add per output element and tap."""
         taps = prod(inputs[1].dims[1:], start=1)
         return Cost(outputs[0].num_elements * taps * 2, _traffic(inputs, outputs))
 
 
-def _stretched(g: Graph, x: Value, axis: int, step: int) -> Value:
-    """`step - 1` zeros between neighbours along an axis."""
-    if step == 1:
+def _dilated(g: Graph, x: Value, axis: int, factor: int) -> Value:
+    """x with `factor - 1` zeros between neighbours along an axis."""
+    if factor == 1:
         return x
     dims = x.shape.dims
     n = dims[axis]
     y = g.reshape(x, shape=(*dims[: axis + 1], 1, *dims[axis + 1 :]))
-    high = tuple(step - 1 if i == axis + 1 else 0 for i in range(x.shape.rank + 1))
+    high = tuple(factor - 1 if i == axis + 1 else 0 for i in range(x.shape.rank + 1))
     y = g.pad(y, low=(0,) * len(high), high=high)
-    y = g.reshape(y, shape=(*dims[:axis], n * step, *dims[axis + 1 :]))
-    return g.narrow(y, axis=axis, start=0, length=n * step - (step - 1))
+    y = g.reshape(y, shape=(*dims[:axis], n * factor, *dims[axis + 1 :]))
+    return g.narrow(y, axis=axis, start=0, length=n * factor - (factor - 1))
 
 
-def _fringed(g: Graph, x: Value, axis: int, low: int, high: int) -> Value:
-    """Zeros added at both ends of an axis, or elements taken away where a count is negative."""
+def _padded_or_cropped(g: Graph, x: Value, axis: int, low: int, high: int) -> Value:
+    """An axis padded with zeros at both ends; negative counts crop."""
     zeros = [tuple(max(n, 0) if i == axis else 0 for i in range(x.shape.rank)) for n in (low, high)]
     if any(map(any, zeros)):
         x = g.pad(x, low=zeros[0], high=zeros[1])
@@ -237,7 +238,7 @@ def _fringed(g: Graph, x: Value, axis: int, low: int, high: int) -> Value:
 
 @op("conv_transpose", runs_in_low_precision=True)
 class ConvTranspose(Op):
-    """The transpose of `conv`: every element of `x [B, C, *n]` stamps the kernel on the output.
+    """Transposed convolution: every element of `x [B, C, *n]` adds a scaled kernel to the output.
 
     `w` is `[C, O/groups, *kernel]`. An output axis has
     (n − 1)·stride + dilation·(kernel − 1) + 1 − low − high + output_padding elements.
@@ -259,7 +260,7 @@ class ConvTranspose(Op):
 
     def extra(self, rank: int) -> tuple[int, ...]:
         """`output_padding` for each of `rank` axes."""
-        return _spread(self.output_padding, rank, "output_padding")
+        return _per_axis(self.output_padding, rank, "output_padding")
 
     def infer(self, x: Shape, w: Shape, bias: Shape | None = None) -> Shape:
         rank = _require_operands(x, w)
@@ -290,24 +291,25 @@ class ConvTranspose(Op):
         y: Array = np.zeros((len(x), w.shape[1] * self.groups, *full), np.result_type(x, w))
         for tap in product(*map(range, win.kernel)):
             part = wg[(..., *tap)].swapaxes(1, 2) @ xg  # [G, O/G, C/G] · [B, G, C/G, n]
-            place = [
+            target = [
                 slice(start, start + (n[a] - 1) * win.stride[a] + 1, win.stride[a])
                 for a, start in enumerate(t * d for t, d in zip(tap, win.dilation, strict=True))
             ]
-            y[(..., *place)] += part.reshape(*y.shape[:2], *n)
+            y[(..., *target)] += part.reshape(*y.shape[:2], *n)
         crop = [slice(win.low[a], full[a] - win.high[a]) for a in range(rank)]
         return rounded(_add_bias(y[(..., *crop)], bias), dtype)
 
     def decompose(self, g: Graph, x: Value, w: Value, bias: Value | None = None) -> Any:
-        """A plain convolution with the kernel flipped, over x with zeros between its elements."""
+        """A convolution of the dilated x with the flipped kernel."""
         rank = x.shape.rank - 2
         window, extra = self.window(w.shape.dims), self.extra(rank)
         result = _result_type(x, w, bias)
         y = wide(g, x)
-        for i, step in enumerate(window.stride):
+        for i, stride in enumerate(window.stride):
             reach = window.span[i] - 1
-            y = _stretched(g, y, i + 2, step)
-            y = _fringed(g, y, i + 2, reach - window.low[i], reach - window.high[i] + extra[i])
+            y = _dilated(g, y, i + 2, stride)
+            low, high = reach - window.low[i], reach - window.high[i] + extra[i]
+            y = _padded_or_cropped(g, y, i + 2, low, high)
         c, out, *kernel = w.shape.dims
         weight = g.flip(wide(g, w), axis=tuple(range(2, 2 + rank)))
         weight = g.reshape(weight, shape=(self.groups, c // self.groups, out, *kernel))
@@ -318,7 +320,7 @@ class ConvTranspose(Op):
         return cast(g, made, result)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """A multiplication and an addition per input element and tap it stamps."""
+        """A multiply and an add per input element and tap."""
         taps = prod(inputs[1].dims[1:], start=1)
         return Cost(inputs[0].num_elements * taps * 2, _traffic(inputs, outputs))
 
@@ -327,7 +329,7 @@ class ConvTranspose(Op):
 class DepthwiseConv1dCausal(Op):
     """y[b, s, c] = Σ_j w[c, j] · (left_pad ⧺ x)[b, s + j, c]: no token sees a later one.
 
-    `x [B, S, C]`, `w [C, K]` (its last tap meets the token itself), `left_pad [B, K−1, C]` the
+    `x [B, S, C]`, `w [C, K]` (the last tap is the token itself), `left_pad [B, K−1, C]` the
     tokens before.
     """
 
@@ -346,20 +348,20 @@ class DepthwiseConv1dCausal(Op):
     def reference(self, x: Array, w: Array, left_pad: Array) -> Array:
         dtype = _result_type(x, w, left_pad)
         x, w, left_pad = upcast(x, w, left_pad)
-        joined = np.concatenate([left_pad, x], axis=1)
+        extended = np.concatenate([left_pad, x], axis=1)
         y = np.zeros(x.shape, np.result_type(x, w, left_pad))
         for j in range(w.shape[1]):
-            y += joined[:, j : j + x.shape[1]] * w[:, j]
+            y += extended[:, j : j + x.shape[1]] * w[:, j]
         return rounded(y, dtype)
 
     def decompose(self, g: Graph, x: Value, w: Value, left_pad: Value) -> Any:
         channels, taps = w.shape.dims
         length = x.shape.dims[1]
-        joined = g.concat(wide(g, left_pad), wide(g, x), axis=1)
+        extended = g.concat(wide(g, left_pad), wide(g, x), axis=1)
         y: Any = None
-        for j in range(int(taps)):  # type: ignore[arg-type]  # inference sees that it is an int
+        for j in range(int(taps)):  # type: ignore[arg-type]  # inference ensures an int
             tap = g.reshape(g.narrow(wide(g, w), axis=1, start=j, length=1), shape=(channels,))
-            term = g.mul(g.narrow(joined, axis=1, start=j, length=length), tap)
+            term = g.mul(g.narrow(extended, axis=1, start=j, length=length), tap)
             y = term if y is None else g.add(y, term)
         return cast(g, y, _result_type(x, w, left_pad))
 

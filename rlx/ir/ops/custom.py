@@ -82,10 +82,10 @@ def custom_op(
 ) -> CustomOp:
     """Register an op under `name` and give the callable that builds it.
 
-    `infer(*shapes, **attributes)` gives a Shape or a tuple of them, `reference(*arrays,
+    `infer(*shapes, **attributes)` returns a Shape or a tuple of them, `reference(*arrays,
     **attributes)` the arrays. The keyword-only parameters of `infer` are the op's attributes.
-    `gradient(g, inputs, outputs, grads, **attributes)` gives a value, or None, per input. A backend
-    that knows `kernel` uses it; the others run the reference.
+    `gradient(g, inputs, outputs, grads, **attributes)` returns a value, or None, per input. A
+    backend that knows `kernel` uses it; the others run the reference.
     """
     if not isinstance(name, str) or not name:
         raise OptionError("a custom op needs a name", got=repr(name))

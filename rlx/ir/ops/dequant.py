@@ -1,4 +1,4 @@
-"""Products with and lookups in quantised weights, which stay packed.
+"""Matmuls with and lookups in quantised weights, which stay packed.
 
 A packed weight is out-major, [N, row] (`ir.quant.scheme`): N output channels, each a row of blocks
 along the K inputs. `scale` and `zp` are operands where the scheme keeps them beside the blocks.
@@ -25,7 +25,7 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
-from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, row_products, widened
+from rlx.ir.ops.matmul import grouped_cost, matmul_cost, require_routes, row_matmul, widened
 from rlx.ir.quant.scheme import QuantScheme, decode
 from rlx.ir.shape import Shape
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def packed_columns(scheme: QuantScheme, w: Shape, scale: Shape | None, zp: Shape | None) -> int:
-    """K of the packed weight [..., N, row], after its parts were found to belong together."""
+    """Check the parts of a packed weight [..., N, row]; returns K."""
     _require_type(scheme, "w", w, scheme.packed_dtype)
     row = w.dims[-1]
     if not isinstance(row, int):
@@ -116,7 +116,7 @@ class DequantMatMul(Op):
         return cast(g, g.matmul(_computed(g, x), weight), x.shape.dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return product_cost(inputs, outputs, inputs[0].dims[-1])
+        return matmul_cost(inputs, outputs, inputs[0].dims[-1])
 
 
 @op("dequant_grouped_matmul", group="matmul", is_anchor=True, runs_in_low_precision=True)
@@ -162,7 +162,7 @@ class DequantGroupedMatMul(Op):
 
     def decompose(self, g: Graph, x: Value, w: Value, expert: Value, *sides: Value) -> Any:
         weights = g.dequant_moe_weights(w, expert, *sides, scheme=self.scheme)
-        return cast(g, row_products(g, _computed(g, x), weights), x.shape.dtype)
+        return cast(g, row_matmul(g, _computed(g, x), weights), x.shape.dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return grouped_cost(inputs, outputs)
@@ -191,7 +191,7 @@ class DequantMoeWeights(Op):
         return np.ascontiguousarray(weights.transpose(0, 2, 1))
 
     def decompose(self, g: Graph, w: Value, expert: Value, *sides: Value) -> Any:
-        """Of schemes whose scales lie beside the weights; the blocks of GGUF need a kernel."""
+        """For schemes with separate scales; GGUF blocks have no decomposition."""
         scheme = self.scheme
         if scheme.ggml_type is not None or not scheme.has_scale:
             return None
@@ -232,7 +232,7 @@ class DequantGather(Op):
             return _decode_at(self.scheme, ids, table, scale, zp)
 
     def decompose(self, g: Graph, table: Value, ids: Value, *sides: Value) -> Any:
-        """Every row of the table as an expert of one output."""
+        """Treat every row of the table as an expert with one output."""
         rows = (table, *sides)
         parts = [g.reshape(p, shape=(p.shape.dims[0], 1, *p.shape.dims[1:])) for p in rows]
         flat = g.reshape(ids, shape=(ids.shape.num_elements,))

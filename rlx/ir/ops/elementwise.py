@@ -1,4 +1,4 @@
-"""Ops of one tensor, element by element: a table with one row an op. Those of two are in binary.py.
+"""Elementwise ops of one tensor: a table with one row per op. Binary ops are in binary.py.
 
     unary(
         "mish",
@@ -7,9 +7,10 @@
         lambda g, x: x * g.tanh(g.softplus(x)),
     )
 
-A row has the op's name, its NumPy function (the reference), what it computes, and its decomposition
-into other elementwise ops; a primitive op has none and needs a kernel on every device. An op with
-attributes is a class with the same parts: `apply` and `formula`.
+A row has the op's name, its NumPy function (the reference), its docstring, and its decomposition
+into other elementwise ops. A primitive op has none and needs a kernel on every device. An op with
+attributes is a class with the same parts, `apply` and `formula`. Fused ops take any of these as
+their activation.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlx.errors import AttributeValueError, DTypeError
+from rlx.errors import AttributeValueError, DTypeError, RlxError
+from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, bool_, f32
-from rlx.ir.op import Array, Cost, Op, op
+from rlx.ir.op import REGISTRY, Array, Cost, Op, op, registrations
 from rlx.ir.ops._common import (
     ANY,
     NUMERIC,
@@ -33,7 +36,7 @@ from rlx.ir.ops._common import (
     compute,
     quiet,
     real_type,
-    require_kind,
+    require_dtype,
     rounded,
     wide,
 )
@@ -61,7 +64,7 @@ class Unary(Op):
         raise NotImplementedError
 
     def formula(self, g: Graph, x: Value) -> Any:
-        """The function itself, built of other ops on a value in compute precision."""
+        """The function itself, built from other ops on a value in compute precision."""
         return None
 
     @classmethod
@@ -76,7 +79,7 @@ class Unary(Op):
         return element
 
     def infer(self, x: Shape) -> Shape:
-        require_kind(x, self.takes, "operand")
+        require_dtype(x, self.takes, "operand")
         return x.with_dtype(self.result(x.dtype))
 
     def reference(self, x: Array) -> Array:
@@ -91,7 +94,7 @@ class Unary(Op):
 class FloatUnary(Unary):
     """A function of real numbers: integers and bools become f32 first.
 
-    The reference evaluates in f64 and rounds once, so that it is the nearest value of the type.
+    The reference evaluates in f64 and rounds once, to the nearest value of the dtype.
     """
 
     takes = (*REAL, "bool")
@@ -127,10 +130,10 @@ def unary(
     derivative: Formula | None = None,
     **traits: Any,
 ) -> type[Unary]:
-    """Register an elementwise op of one tensor; gives its class.
+    """Register an elementwise op of one tensor; returns its class.
 
     `numpy` and `formula` are the same function, on arrays and on graph values; an op without a
-    formula is primitive. `base` says which element types it takes and gives.
+    formula is primitive. `base` determines the dtypes of operand and result.
     """
     space: dict[str, Any] = {"apply": lambda self, x: numpy(x), "__doc__": doc}
     space["__module__"] = sys._getframe(1).f_globals["__name__"]
@@ -190,7 +193,7 @@ def _sigmoid_formula(g: Graph, x: Value) -> Any:
 
 
 def _gelu_tanh(x: Any) -> Any:
-    # (1 + tanh z) / 2 is sigmoid(2z), which keeps its digits where tanh is near −1
+    # (1 + tanh z) / 2 = sigmoid(2z), which is exact where tanh is near −1
     return x * _sigmoid(2 * _SQRT_2_PI * (x + 0.044715 * x * x * x))
 
 
@@ -371,8 +374,8 @@ unary(
 class Cast(Unary):
     """x in another element type.
 
-    To a float type: the nearest value. From float to integer: towards 0, what does not fit becomes
-    the nearest bound and NaN becomes 0. Between integers: the low bits. To bool: whether not 0.
+    To a float type: the nearest value. From float to integer: rounds towards 0, saturates, and maps
+    NaN to 0. Between integers: wraps. To bool: whether not 0.
     """
 
     takes = ANY
@@ -407,3 +410,54 @@ def _saturated(x: Array, dtype: DType) -> Array:
     result[wide >= high] = limits.max
     result[wide <= low] = limits.min
     return result
+
+
+# -- activations of fused ops: every elementwise op of one real tensor -------------------------
+
+
+def activations() -> list[str]:
+    """Names of the activations; "none" is the identity."""
+    return ["none", *(name for name in REGISTRY if name in activation_ops())]
+
+
+def activation_ops() -> frozenset[str]:
+    """Names of all registered ops that fused kernels may apply as an activation."""
+    return _activation_ops(registrations())
+
+
+@lru_cache(maxsize=1)
+def _activation_ops(registered: int) -> frozenset[str]:
+    return frozenset(name for name, cls in REGISTRY.items() if _is_activation(cls))
+
+
+def is_default(record: Op) -> bool:
+    """Whether an op has its default attributes, so that its name alone defines it."""
+    return not record.fields or record == REGISTRY[record.name]()
+
+
+def _is_activation(cls: type[Op]) -> bool:
+    if not cls.is_elementwise or cls.num_required != 1 or len(cls.fields) != len(cls.defaults):
+        return False
+    real = Shape([1])
+    try:
+        return cls().infer(real) is real
+    except RlxError:  # takes integers only
+        return False
+
+
+def require_activation(name: str, where: str) -> None:
+    cls = REGISTRY.get(name)
+    if name != "none" and (cls is None or not _is_activation(cls)):
+        raise AttributeValueError(
+            "unknown activation", where=f"{where}.activation", got=repr(name),
+            expected=", ".join(activations()),
+        )  # fmt: skip
+
+
+def activate(name: str, x: Array) -> Array:
+    """The reference of the activation `name`, on an array in compute precision."""
+    return x if name == "none" else REGISTRY[name]().reference(x)
+
+
+def activation_flops(name: str, shape: Shape) -> Dim:
+    return 0 if name == "none" else REGISTRY[name]().cost([shape], [shape]).flops

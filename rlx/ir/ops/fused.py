@@ -1,6 +1,6 @@
-"""Several ops as one. Everything between operands and results stays in f32 (f64 for f64).
+"""Fused ops. Intermediate values stay in f32 (f64 for f64).
 
-Each is a check of its operands and a decomposition; the reference and the cost follow from that.
+Each op checks its operands and has a decomposition; reference and cost derive from that.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from rlx.errors import ShapeError
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim, same
 from rlx.ir.op import Cost, Inferred, op
-from rlx.ir.ops._common import activate, cast, require_float, result_type, wide
-from rlx.ir.ops.activation import require_activation
+from rlx.ir.ops._common import activate, cast, require_float, require_vector, result_type, wide
 from rlx.ir.ops.attention import by_head
 from rlx.ir.ops.composite import Composite, graph_flops, traffic
 from rlx.ir.ops.control import body_results
+from rlx.ir.ops.elementwise import require_activation
 from rlx.ir.ops.matmul import MatMul
 from rlx.ir.ops.norm import (
     LayerNorm,
@@ -25,7 +25,6 @@ from rlx.ir.ops.norm import (
     affine,
     elementwise_cost,
     require_eps,
-    require_gain,
     rms_scaled,
 )
 from rlx.ir.ops.rope import Rope, check_rotation
@@ -42,8 +41,8 @@ _T = TypeVar("_T")
 class FusedMatMulBiasAct(Composite):
     """activation(x·w + bias) + residual; bias [N] and residual are there where the flags say so.
 
-    `strassen`: a device may multiply sums of blocks, fewer of them. Results are then as exact as
-    the largest numbers of a few rows allow, not each row's own.
+    `strassen` lets a device use Strassen's algorithm. The error of a result is then relative to the
+    largest values of several rows, not of its own row.
     """
 
     activation: str = "none"
@@ -76,11 +75,11 @@ class FusedMatMulBiasAct(Composite):
         if bias is not None:
             if w.rank < 2:
                 raise ShapeError("w has no output channels", got=w, expected="[..., K, N]")
-            require_gain(bias, w.dims[-1], "bias")
+            require_vector(bias, w.dims[-1], "bias")
         if residual is not None:
             require_float(residual, "residual")
             if not residual.same_dims(out):
-                raise ShapeError("residual does not fit the product", got=residual, expected=out)
+                raise ShapeError("residual does not fit the matmul", got=residual, expected=out)
         return out.with_dtype(result_type(out, bias, residual))
 
     def decompose(self, g: Graph, x: Value, w: Value, *rest: Value) -> Any:
@@ -215,7 +214,7 @@ class FusedQkNormRope(Composite):
     def infer(
         self, x: Shape, gamma: Shape, cos: Shape, sin: Shape, positions: Shape | None = None
     ) -> Shape:
-        require_gain(gamma, self.head_dim, "gamma")
+        require_vector(gamma, self.head_dim, "gamma")
         rotated = self.rotation().infer(x, cos, sin, positions)
         return rotated.with_dtype(result_type(x, gamma))
 
@@ -230,20 +229,20 @@ class FusedQkNormRope(Composite):
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         x, gamma, *tables = inputs
-        turning = self.rotation().cost([x, *tables], outputs)
-        return Cost(turning.flops + x.num_elements * 4, turning.bytes + gamma.size_bytes)
+        rotation = self.rotation().cost([x, *tables], outputs)
+        return Cost(rotation.flops + x.num_elements * 4, rotation.bytes + gamma.size_bytes)
 
 
 @op("elementwise_region")
 class ElementwiseRegion(Composite):
-    """A nested graph of elementwise, broadcast, reduction, layout and gather ops, run as one."""
+    """A subgraph of elementwise, broadcast, reduction, layout and gather ops, run as one kernel."""
 
     body: Body
 
     def infer(self, *xs: Shape) -> Inferred:
         results = body_results(self.body, xs, "body")
         if not results:
-            raise ShapeError("a region gives at least one result", got=0)
+            raise ShapeError("a region has at least one result", got=0)
         return results
 
     def decompose(self, g: Graph, *xs: Value) -> Any:
@@ -259,5 +258,5 @@ class ElementwiseRegion(Composite):
         return tuple([values[v] for v in self.body.graph.outputs])
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """The arithmetic of the nodes, casts included; only operands and results touch memory."""
+        """The FLOPs of the nodes, casts included; only operands and results touch memory."""
         return Cost(graph_flops(self.body.graph), traffic(inputs, outputs))

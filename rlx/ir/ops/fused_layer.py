@@ -1,7 +1,7 @@
-"""Whole sub-layers of a transformer as one op: attention with what surrounds it, and the layer.
+"""Fused transformer sublayers: the attention block, and the whole layer.
 
-Both see the full sequence at once (no cached keys). What is optional has a flag; operands come in
-the order of `operand_names`, absent ones leaving no gap. Each op is its decomposition.
+Both take the full sequence (no KV cache). Optional operands have a flag; operands are in the order
+of `operand_names`, and absent ones leave no gap. Both are composite ops.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
 from rlx.ir.op import op
 from rlx.ir.ops._common import activate, cast, require_float, require_rank, result_type, wide
-from rlx.ir.ops.activation import require_activation
 from rlx.ir.ops.attention import Attention
 from rlx.ir.ops.composite import Composite
+from rlx.ir.ops.elementwise import require_activation
 from rlx.ir.ops.norm import require_eps
 from rlx.ir.ops.rope import Rope
 from rlx.ir.shape import Shape
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlx.ir.node import Value
 
 _T = TypeVar("_T")
-_UNPROMOTED = ("cos", "sin", "mask")  # as in rope and attention, they leave the type alone
+_UNPROMOTED = ("cos", "sin", "mask")  # do not take part in promotion, as in rope and attention
 
 
 def _dense(g: Graph, x: Value, w: Value, bias: Value | None, activation: str = "none") -> Any:
@@ -37,7 +37,7 @@ def _dense(g: Graph, x: Value, w: Value, bias: Value | None, activation: str = "
 
 @dataclass(frozen=True, repr=False)
 class _Sublayer(Composite):
-    """What the attention block and the whole layer share: everything up to the first residual."""
+    """Shared by the attention block and the layer: everything up to the first residual."""
 
     num_heads: int
     num_kv_heads: int
@@ -136,8 +136,8 @@ class _Sublayer(Composite):
         return result, parts
 
     def _normed(self, g: Graph, x: Value, gamma: Value, beta: Value | None) -> Any:
-        kind = "rms_norm" if self.norm == "rms" else "layer_norm"
-        return g.apply(kind, x, gamma, beta, eps=self.eps)
+        name = "rms_norm" if self.norm == "rms" else "layer_norm"
+        return g.apply(name, x, gamma, beta, eps=self.eps)
 
     def _attended(self, g: Graph, parts: dict[str, Value]) -> Any:
         """x + attention of the normed x."""
@@ -149,13 +149,13 @@ class _Sublayer(Composite):
             g.narrow(joined, axis=2, start=start, length=length)
             for start, length in ((0, inner), (inner, kv), (inner + kv, kv))
         )
-        q, k = self._turned(g, q, parts, "q_gamma"), self._turned(g, k, parts, "k_gamma")
+        q, k = self._rotated(g, q, parts, "q_gamma"), self._rotated(g, k, parts, "k_gamma")
         mask = [parts["mask"]] if "mask" in parts else []
         mixed = g.append(self.attention(), [q, k, v, *mask])
         return g.add(x, _dense(g, mixed, parts["wo"], parts.get("out_bias")))
 
-    def _turned(self, g: Graph, x: Value, parts: dict[str, Value], gamma: str) -> Any:
-        """Queries or keys, each head normed and rotated where the flags say so."""
+    def _rotated(self, g: Graph, x: Value, parts: dict[str, Value], gamma: str) -> Any:
+        """Queries or keys with per-head norm and rope, if enabled."""
         batch, length, width = x.shape.dims
         if gamma in parts:
             heads = g.reshape(x, shape=(batch, length, width // self.head_dim, self.head_dim))

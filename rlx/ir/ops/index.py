@@ -1,7 +1,7 @@
-"""Ops that read or write by index, and those that make indices.
+"""Gather, scatter and iota.
 
-An index lies in −n … n − 1, a negative one counts from the end; the reference raises InputError for
-any other.
+Indices are in −n … n − 1; negative ones count from the end. The reference raises InputError for
+others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rlx.ir.ops._common import (
     NUMERIC,
     REAL,
     quiet,
+    require_dtype,
     require_integer,
-    require_kind,
     require_rank,
     require_same,
     rounded,
@@ -48,7 +48,7 @@ class _Read(Op):
 
 @op("gather", group="layout")
 class Gather(_Read):
-    """Slices of x along an axis, at `indices`: their dims take the place of the axis."""
+    """Slices of x along an axis, at `indices`, whose dims replace the axis."""
 
     axis: int = 0
 
@@ -123,7 +123,7 @@ class ScatterAdd(_Write):
     axis: int = 0
 
     def infer(self, x: Shape, indices: Shape, updates: Shape) -> Shape:
-        require_kind(x, NUMERIC, "operand")
+        require_dtype(x, NUMERIC, "operand")
         return super().infer(x, indices, updates)
 
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:
@@ -151,7 +151,7 @@ class Iota(Op):
     def infer(self) -> Shape:
         normalize_axis(self.axis, len(self.shape))
         shape = Shape(self.shape, self.dtype)
-        require_kind(shape, REAL, "counting")
+        require_dtype(shape, REAL, "counting")
         return shape
 
     def reference(self) -> Array:
@@ -171,7 +171,7 @@ class DimValue(Op):
 
     def infer(self) -> Shape:
         shape = Shape((), self.dtype)
-        require_kind(shape, REAL, "a size")
+        require_dtype(shape, REAL, "a size")
         return shape
 
     def reference(self) -> Array:

@@ -1,7 +1,7 @@
-"""Ops that move elements without computing on them; those that index by data are in index.py.
+"""Layout ops: views (reshape, transpose, …) and copies (concat, pad, flip).
 
-Sizes are int or symbolic. What cannot be checked while a size is unknown is checked when the op
-runs; what can be shown wrong at once is an error at once.
+Sizes may be symbolic. What cannot be checked symbolically is checked when the op runs; what is
+provably wrong is an error at once. Ops that index by data are in index.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class View(Op):
-    """The same elements under other dims or strides: nothing is computed or moved."""
+    """The same elements with other dims or strides: no computation, no copy."""
 
     is_view = True
 
@@ -33,8 +33,8 @@ class View(Op):
         return Cost(0, 0)
 
 
-class Move(Op):
-    """Every result element is written once; nothing is computed."""
+class Copy(Op):
+    """Copies every result element once; computes nothing."""
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return super().cost(inputs, outputs)._replace(flops=0)
@@ -44,8 +44,8 @@ def _shown(dims: Sequence[Dim]) -> str:
     return f"[{', '.join(map(str, dims))}]"
 
 
-def _surely_negative(value: Dim) -> bool:
-    """Whether `value` is below 0 for all sizes of its symbols."""
+def _is_negative(value: Dim) -> bool:
+    """Whether `value` is provably negative for all sizes of its symbols."""
     value = expand(value)
     if isinstance(value, int):
         return value < 0
@@ -60,7 +60,7 @@ def _surely_negative(value: Dim) -> bool:
 
 @op("reshape")
 class Reshape(View):
-    """The elements in the same order under another shape; one size may be −1: what remains."""
+    """The elements in the same order under another shape; one size may be −1 (inferred)."""
 
     shape: tuple[Dim, ...]
 
@@ -98,12 +98,12 @@ class Reshape(View):
 
 
 def _remainder(dims: Sequence[Dim], known: Sequence[Dim]) -> Dim | None:
-    """The product of `dims` over that of `known`, when it can be shown to be a size."""
+    """prod(dims) / prod(known), when it is provably an integer."""
     left = list(dims)
     right: Dim = 1
     for d in known:
         if d in left:
-            left.remove(d)  # a size on both sides cancels, even one that is 0 in this run
+            left.remove(d)  # a size on both sides cancels, even if it is 0 in some run
         else:
             right = right * d
     whole = prod(left, start=1)
@@ -152,7 +152,7 @@ class Transpose(View):
             raise AttributeValueError(
                 "not a permutation", where=self.name, got=self.axes, expected="each axis once"
             )
-        object.__setattr__(self, "axes", axes)  # readers never meet a negative axis
+        object.__setattr__(self, "axes", axes)  # normalised to non-negative axes
 
     def infer(self, x: Shape) -> Shape:
         if x.rank != len(self.axes):
@@ -172,7 +172,7 @@ class Narrow(View):
     length: Dim
 
     def check(self) -> None:
-        if _surely_negative(self.start) or _surely_negative(self.length):
+        if _is_negative(self.start) or _is_negative(self.length):
             raise AttributeValueError(
                 "negative start or length", where=self.name, got=f"{self.start}, {self.length}"
             )
@@ -183,7 +183,7 @@ class Narrow(View):
         return x.with_dims([self.length if i == axis else d for i, d in enumerate(x.dims)])
 
     def _require_inside(self, size: Dim) -> None:
-        if _surely_negative(expand(size) - expand(self.start) - expand(self.length)):
+        if _is_negative(expand(size) - expand(self.start) - expand(self.length)):
             raise ShapeError(
                 "past the end of the axis", where=self.name,
                 got=f"{self.start} + {self.length}", expected=f"at most {size}",
@@ -233,7 +233,7 @@ class Slice(View):
         outside = (
             (low, high, size - low, size - high) if way > 0 else (low + 1, high + 1, first - low)
         )
-        if any(map(_surely_negative, (span, *outside))):
+        if any(map(_is_negative, (span, *outside))):
             raise ShapeError(
                 "not a range of the axis", where=self.name,
                 got=f"{start} … {stop} step {step}", expected=f"inside 0 … {size}",
@@ -260,7 +260,7 @@ class Expand(View):
     shape: tuple[Dim, ...]
 
     def check(self) -> None:
-        if any(map(_surely_negative, self.shape)):
+        if any(map(_is_negative, self.shape)):
             raise AttributeValueError("negative size", where=self.name, got=_shown(self.shape))
 
     def infer(self, x: Shape) -> Shape:
@@ -282,7 +282,7 @@ class Expand(View):
 
 
 @op("concat")
-class Concat(Move):
+class Concat(Copy):
     """Tensors one after the other along an axis, in their promoted element type."""
 
     axis: int = 0
@@ -308,7 +308,7 @@ class Concat(Move):
 
 
 @op("pad")
-class Pad(Move):
+class Pad(Copy):
     """low[i] elements before and high[i] after, per axis.
 
     They hold `value` (mode "constant"), the nearest element ("edge") or the elements mirrored at
@@ -370,7 +370,7 @@ class Pad(Move):
         return result
 
     def decompose(self, g: Graph, x: Value) -> Any:
-        """Joined with blocks of the constant, or gathered at indices that stay inside."""
+        """A concat with constant blocks, or a gather at clamped or mirrored indices."""
         for axis, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
             if low or high:
                 take = self._joined if self.mode == "constant" else self._gathered
@@ -387,7 +387,7 @@ class Pad(Move):
         return g.concat(*block(low), x, *block(high), axis=axis)
 
     def _gathered(self, g: Graph, x: Value, axis: int, low: int, high: int) -> Any:
-        """Rows of x at indices that stop at the border, or turn round there."""
+        """Gather at indices clamped to the border (edge) or mirrored there (reflect)."""
         n = x.shape.dims[axis]
         at = g.sub(g.iota(shape=(n + low + high,), dtype=i64), g.constant(low, i64))
         last = g.sub(size_value(g, n, at), g.constant(1, i64))
@@ -399,7 +399,7 @@ class Pad(Move):
 
 
 @op("flip")
-class Flip(Move):
+class Flip(Copy):
     """The order of elements reversed along axes."""
 
     axis: tuple[int, ...]

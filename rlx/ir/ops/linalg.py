@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _require_transformable(x: Shape, axis: int, *, real: bool) -> int:
-    """The axis, once the transform of `x` along it is known to exist."""
+    """Check that `x` can be transformed along the axis; returns the axis."""
     if x.dtype is dt.f64:
         raise DTypeError("no complex type holds f64", got=x, hint="cast to f32 first")
     if not (x.dtype.is_float or (x.dtype is dt.c64 and not real)):
@@ -34,7 +34,7 @@ def _require_transformable(x: Shape, axis: int, *, real: bool) -> int:
 
 
 def _fft_cost(points: Dim, elements: Dim, traffic: Dim) -> Cost:
-    # 5 n log2 n is the customary count; a symbolic length is taken for 4096
+    # 5 n log2 n is the customary count; a symbolic length counts as 4096
     steps = max(1, round(log2(points))) if isinstance(points, int) and points else 12
     return Cost(elements * (5 * steps), traffic)
 
@@ -43,13 +43,13 @@ def _waves(g: Graph, rows: Dim, columns: Dim, n: Dim) -> tuple[Value, Value]:
     """cos and sin of 2π·jk/n for j in rows and k in columns; f64, rounded to f32 at the end."""
     j = g.iota(shape=(rows, columns), axis=0, dtype=dt.i64)
     k = g.iota(shape=(rows, columns), axis=1, dtype=dt.i64)
-    turn = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), dt.f64)
-    angle = g.mul(turn, g.div(g.constant(2 * pi, dt.f64), size_value(g, n, turn)))
+    phase = cast(g, g.mod(g.mul(j, k), size_value(g, n, j)), dt.f64)
+    angle = g.mul(phase, g.div(g.constant(2 * pi, dt.f64), size_value(g, n, phase)))
     return cast(g, g.cos(angle), dt.f32), cast(g, g.sin(angle), dt.f32)
 
 
-def _moved(g: Graph, x: Value, axis: int) -> Value:
-    """`axis` exchanged with the last one; doing it again undoes it."""
+def _axis_last(g: Graph, x: Value, axis: int) -> Value:
+    """`axis` swapped with the last one; an involution."""
     rank = x.shape.rank
     axis = normalize_axis(axis, rank)
     perm = list(range(rank))
@@ -58,9 +58,9 @@ def _moved(g: Graph, x: Value, axis: int) -> Value:
 
 
 def _spectrum(g: Graph, x: Value, axis: int, terms: Dim, sign: float) -> tuple[Value, Value]:
-    """(re, im) of Σ x·exp(sign·2πi·jk/n) as products with the matrix of the transform, axis last"""
+    """(re, im) of Σ x·exp(sign·2πi·jk/n) as matmuls with the DFT matrix, axis last"""
     parts = [g.real(x), g.imag(x)] if x.shape.dtype is dt.c64 else [wide(g, x)]
-    parts = [_moved(g, p, axis) for p in parts]
+    parts = [_axis_last(g, p, axis) for p in parts]
     n = parts[0].shape.dims[-1]
     cos, sin = _waves(g, n, terms, n)
     re, im = g.matmul(parts[0], cos), g.mul(g.matmul(parts[0], sin), sign)
@@ -101,7 +101,7 @@ class Fft(_Transform):
         re, im = _spectrum(g, x, self.axis, n, 1.0 if self.inverse else -1.0)
         if self.inverse:
             re, im = (g.div(v, size_value(g, n, v)) for v in (re, im))
-        return _moved(g, g.complex(re, im), self.axis)
+        return _axis_last(g, g.complex(re, im), self.axis)
 
 
 @op("rfft")
@@ -121,7 +121,7 @@ class Rfft(_Transform):
 
     def decompose(self, g: Graph, x: Value) -> Any:
         re, im = _spectrum(g, x, self.axis, x.shape.dims[self.axis] // 2 + 1, -1.0)
-        return _moved(g, g.complex(re, im), self.axis)
+        return _axis_last(g, g.complex(re, im), self.axis)
 
 
 @op("irfft")
@@ -153,7 +153,7 @@ class Irfft(_Transform):
 
     def decompose(self, g: Graph, x: Value) -> Any:
         """x[j] = (Σ_k w_k (re_k·cos − im_k·sin)) / n, w = 2 for terms that have a mirror image."""
-        re, im = (_moved(g, part, self.axis) for part in (g.real(x), g.imag(x)))
+        re, im = (_axis_last(g, part, self.axis) for part in (g.real(x), g.imag(x)))
         terms = re.shape.dims[-1]
         cos, sin = _waves(g, terms, self.n, self.n)
         k = g.iota(shape=(terms,), dtype=dt.i64)
@@ -161,7 +161,7 @@ class Irfft(_Transform):
         first, last = g.eq(k, g.constant(0, dt.i64)), g.eq(twice, size_value(g, self.n, twice))
         weight = g.where(g.logical_or(first, last), g.constant(1.0), g.constant(2.0))
         y = g.sub(g.matmul(g.mul(re, weight), cos), g.matmul(g.mul(im, weight), sin))
-        return _moved(g, g.div(y, size_value(g, self.n, y)), self.axis)
+        return _axis_last(g, g.div(y, size_value(g, self.n, y)), self.axis)
 
 
 @op("real", is_elementwise=True)
@@ -205,7 +205,7 @@ class Complex(Op):
     def reference(self, re: Array, im: Array) -> Array:
         re, im = np.broadcast_arrays(re, im)
         made = np.empty(re.shape, np.complex64)
-        made.real, made.imag = re, im  # adding i·im would turn an infinity into NaN
+        made.real, made.imag = re, im  # re + 1j·im would make NaN of an infinity
         return made
 
 
@@ -213,7 +213,7 @@ class Complex(Op):
 class Solve(Op):
     """x with a·x = b, for `a [..., n, n]` and `b [..., n, m]`; batch axes broadcast.
 
-    Elimination with row pivoting. A singular matrix has no answer: its results are NaN.
+    Elimination with row pivoting. The result for a singular matrix is NaN.
     """
 
     def infer(self, a: Shape, b: Shape) -> Shape:

@@ -1,4 +1,4 @@
-"""Matrix products. Weights are [K, N]; sums run in f32 (f64 for f64), integers wrap."""
+"""Matmuls. Weights are [K, N]; accumulators are f32 (f64 for f64), integers wrap."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlx.ir.ops._common import (
     NUMERIC,
     cast,
     quiet,
+    require_dtype,
     require_float,
     require_indices,
     require_integer,
-    require_kind,
     require_rank,
     require_same,
     result_type,
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 
 def accumulator(result: DType) -> Any:
-    """The NumPy type in which the sums of a product with that result type run."""
+    """The accumulator type of a matmul with that result type."""
     return np.float32 if result.is_float and result.bytes < 4 else result.numpy
 
 
 def widened(result: DType, *arrays: Array) -> tuple[Array, ...]:
-    """`arrays` in the type that products with that result type are summed in."""
+    """`arrays` in the accumulator type of a matmul with that result type."""
     wide = accumulator(result)
     return tuple(np.asarray(a).astype(wide, copy=False) for a in arrays)
 
 
-def product_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], terms: Dim) -> Cost:
+def matmul_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], terms: Dim) -> Cost:
     """A multiply and an add for each of `terms` terms of each output element."""
     traffic: Dim = 0
     for shape in (*inputs, *outputs):
@@ -54,9 +54,9 @@ def product_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], terms: Dim) 
 
 
 def grouped_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-    """As `product_cost` of (x [T, K], w [E, …], …); T < E tokens cannot read every expert."""
+    """`matmul_cost` of (x [T, K], w [E, …], …); T < E tokens read at most T experts."""
     x, w = inputs[:2]
-    cost = product_cost(inputs, outputs, x.dims[1])
+    cost = matmul_cost(inputs, outputs, x.dims[1])
     tokens, experts = x.dims[0], w.dims[0]
     if not isinstance(experts, int) or not isinstance(tokens, int) or tokens >= experts:
         return cost
@@ -70,7 +70,7 @@ class MatMul(Op):
 
     def infer(self, a: Shape, b: Shape) -> Shape:
         for shape, what in ((a, "a"), (b, "b")):
-            require_kind(shape, NUMERIC, what)
+            require_dtype(shape, NUMERIC, what)
             if shape.rank == 0:
                 raise ShapeError(
                     f"{what} is a scalar", got=shape, expected="rank 1 or more", hint="use mul"
@@ -88,7 +88,7 @@ class MatMul(Op):
             return rounded(np.matmul(*widened(dtype, a, b)), dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        return product_cost(inputs, outputs, inputs[0].dims[-1])
+        return matmul_cost(inputs, outputs, inputs[0].dims[-1])
 
 
 @op("dot_general", is_anchor=True, runs_in_low_precision=True)
@@ -101,22 +101,22 @@ class DotGeneral(Composite):
     rhs_batch: tuple[int, ...] = ()
 
     def check(self) -> None:
-        for kind in ("contract", "batch"):
-            left, right = getattr(self, f"lhs_{kind}"), getattr(self, f"rhs_{kind}")
+        for role in ("contract", "batch"):
+            left, right = getattr(self, f"lhs_{role}"), getattr(self, f"rhs_{role}")
             if len(left) != len(right):
                 raise AttributeValueError(
-                    f"{kind} axes of the two operands differ in number",
+                    f"{role} axes of the two operands differ in number",
                     where=self.name, got=f"{left} and {right}",
                     hint="axes are paired by position",
                 )  # fmt: skip
 
     def infer(self, a: Shape, b: Shape) -> Shape:
-        require_kind(a, NUMERIC, "a")
-        require_kind(b, NUMERIC, "b")
+        require_dtype(a, NUMERIC, "a")
+        require_dtype(b, NUMERIC, "b")
         left, right = self.axes(a.rank, b.rank)
-        for part, kind in enumerate(("batch", "contracted")):
+        for part, role in enumerate(("batch", "contracted")):
             for i, j in zip(left[part], right[part], strict=True):
-                require_same(a.dims[i], b.dims[j], f"{kind} axes {i} of {a} and {j} of {b}")
+                require_same(a.dims[i], b.dims[j], f"{role} axes {i} of {a} and {j} of {b}")
         dims = [a.dims[i] for i in (*left[0], *left[2])] + [b.dims[j] for j in right[2]]
         return Shape(dims, result_type(a, b))
 
@@ -143,7 +143,7 @@ class DotGeneral(Composite):
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         _, contract, _ = self.axes(inputs[0].rank, inputs[1].rank)[0]
         terms: Dim = prod([inputs[0].dims[i] for i in contract], start=1)
-        return product_cost(inputs, outputs, terms)
+        return matmul_cost(inputs, outputs, terms)
 
 
 def _split_axes(
@@ -162,7 +162,7 @@ def _split_axes(
 
 @op("lora_matmul", is_anchor=True, runs_in_low_precision=True, holds_weights=True)
 class LoraMatMul(Composite):
-    """x·w + scale · (x·a)·b: a weight [K, N] with an adapter a [K, R], b [R, N] beside it."""
+    """x·w + scale · (x·a)·b: a weight [K, N] with a LoRA adapter a [K, R], b [R, N]."""
 
     scale: float = 1.0
 
@@ -186,7 +186,7 @@ class LoraMatMul(Composite):
         return cast(g, g.add(g.matmul(x, w), adapter), result)
 
 
-def row_products(g: Graph, x: Value, weights: Value) -> Any:
+def row_matmul(g: Graph, x: Value, weights: Value) -> Any:
     """x [T, K] with weights [T, K, N], row by row."""
     tokens, k = x.shape.dims
     rows = g.matmul(g.reshape(x, shape=(tokens, 1, k)), weights)
@@ -198,8 +198,8 @@ class GroupedMatMul(Op):
     """Row t of x [T, K] times the weight of its expert: w [E, K, N], expert [T] -> [T, N]."""
 
     def infer(self, x: Shape, w: Shape, expert: Shape) -> Shape:
-        require_kind(x, NUMERIC, "x")
-        require_kind(w, NUMERIC, "w")
+        require_dtype(x, NUMERIC, "x")
+        require_dtype(w, NUMERIC, "w")
         require_rank(x, 2, "x")
         require_rank(w, 3, "w")
         require_routes(expert, x.dims[0])
@@ -218,8 +218,8 @@ class GroupedMatMul(Op):
         return rounded(out, dtype)
 
     def decompose(self, g: Graph, x: Value, w: Value, expert: Value) -> Any:
-        """Every row with a copy of its expert's weight."""
-        return row_products(g, x, g.gather(w, expert, axis=0))
+        """Gather the weight of each row's expert, then multiply row by row."""
+        return row_matmul(g, x, g.gather(w, expert, axis=0))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         return grouped_cost(inputs, outputs)

@@ -1,6 +1,6 @@
 """Normalisations. Means and sums run in f32 (f64 for f64); the result promotes all operands.
 
-Costs are the customary counts: so many operations for an element, what is done once a row left out.
+Costs count the operations per element; work per row is ignored.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlx.errors import AttributeValueError, ShapeError
-from rlx.ir.dim import Dim, same
+from rlx.ir.dim import same
 from rlx.ir.op import Cost, op
-from rlx.ir.ops._common import cast, require_float, result_type, wide
+from rlx.ir.ops._common import cast, require_float, require_vector, result_type, wide
 from rlx.ir.ops.composite import Composite, traffic
 from rlx.ir.shape import Shape, normalize_axis
 
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 def require_eps(eps: float, where: str) -> None:
     if not (eps >= 0 and math.isfinite(eps)):
         raise AttributeValueError("not a small positive number", where=f"{where}.eps", got=eps)
-
-
-def require_gain(shape: Shape, size: Dim, what: str) -> None:
-    """A vector of one entry per normalised element."""
-    require_float(shape, what)
-    if shape.rank != 1 or not same(shape.dims[0], size):
-        raise ShapeError(f"{what} does not fit x", got=shape, expected=f"[{size}]")
 
 
 def rms_scaled(g: Graph, x: Value, eps: float, axes: tuple[int, ...] = (-1,)) -> Any:
@@ -51,7 +44,7 @@ def affine(g: Graph, x: Value, gamma: Value, beta: Value | None) -> Any:
 
 
 def elementwise_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], per_element: int) -> Cost:
-    """So many operations per element of the first operand; every tensor touched once."""
+    """`per_element` operations per element of the first operand; every tensor touched once."""
     return Cost(inputs[0].num_elements * per_element, traffic(inputs, outputs))
 
 
@@ -60,7 +53,7 @@ class Norm(Composite):
 
     runs_as_region = True
     eps: float
-    work: ClassVar[int]  # operations for an element
+    work: ClassVar[int]  # operations per element
 
     def check(self) -> None:
         require_eps(self.eps, self.name)
@@ -81,9 +74,9 @@ class RowNorm(Norm):
         require_float(x, "x")
         if x.rank == 0:
             raise ShapeError("x is a scalar", got=x, expected="[..., C]")
-        require_gain(gamma, x.dims[-1], "gamma")
+        require_vector(gamma, x.dims[-1], "gamma")
         if beta is not None:
-            require_gain(beta, x.dims[-1], "beta")
+            require_vector(beta, x.dims[-1], "beta")
         return x.with_dtype(result_type(x, gamma, beta))
 
     def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value | None = None) -> Any:
@@ -109,7 +102,7 @@ class RmsNorm(RowNorm):
 
 @op("group_norm")
 class GroupNorm(Norm):
-    """x [B, C, ...] standardised over C/groups channels and all places, then gamma, beta [C]."""
+    """x [B, C, ...] standardised over C/groups channels and all positions, then gamma, beta [C]."""
 
     work = 8
     groups: int
@@ -132,15 +125,15 @@ class GroupNorm(Norm):
                 "channels do not divide into the groups", got=f"{channels} channels",
                 expected=f"a multiple of {self.groups}",
             )  # fmt: skip
-        require_gain(gamma, channels, "gamma")
-        require_gain(beta, channels, "beta")
+        require_vector(gamma, channels, "gamma")
+        require_vector(beta, channels, "beta")
         return x.with_dtype(result_type(x, gamma, beta))
 
     def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value) -> Any:
-        batch, channels, *places = x.shape.dims
-        dims = (batch, self.groups, channels // self.groups, *places)
+        batch, channels, *spatial = x.shape.dims
+        dims = (batch, self.groups, channels // self.groups, *spatial)
         y = standardized(g, g.reshape(wide(g, x), shape=dims), self.eps, tuple(range(2, len(dims))))
-        per_channel = (channels, *[1] * len(places))
+        per_channel = (channels, *[1] * len(spatial))
         gain, shift = (g.reshape(wide(g, v), shape=per_channel) for v in (gamma, beta))
         y = affine(g, g.reshape(y, shape=x.shape.dims), gain, shift)
         return cast(g, y, result_type(x, gamma, beta))

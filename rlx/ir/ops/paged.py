@@ -1,4 +1,4 @@
-"""Attention of tokens of many sequences at once, whose keys and values lie in pages."""
+"""Paged attention: tokens of many sequences, with keys and values in pages of a KV cache."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class PagedAttention(Op):
     """Each token attends to its own sequence, up to and with itself.
 
     q is [1, T, H*D], tokens of any sequences in any order; k and v are [1, KV, slots, D], cut along
-    the slots into pages of `page`. Token t belongs to sequence rows[t] and stands at positions[t]
-    in it; position p of sequence b lies in slot table[b, p // page] * page + p % page. `window`
+    the slots into pages of `page`. Token t belongs to sequence rows[t] and is at positions[t]
+    in it; position p of sequence b is in slot table[b, p // page] * page + p % page. `window`
     limits how many positions a token sees (0: all). Scale, softcap and sinks are those of
     `attention`.
     """
@@ -131,10 +131,10 @@ class PagedAttention(Op):
         if self.softcap:
             scores = g.mul(g.tanh(g.div(scores, self.softcap)), self.softcap)
         at = g.reshape(positions, shape=(tokens, 1, 1))
-        place = g.iota(shape=(most,), dtype=positions.shape.dtype)
-        keep = g.le(place, at)
+        key_positions = g.iota(shape=(most,), dtype=positions.shape.dtype)
+        keep = g.le(key_positions, at)
         if self.window:
-            keep = g.logical_and(keep, g.gt(place, g.sub(at, self.window)))
+            keep = g.logical_and(keep, g.gt(key_positions, g.sub(at, self.window)))
         scores = g.where(keep, scores, float("-inf"))
         if sinks is not None:
             more = g.reshape(wide(g, sinks), shape=(self.num_kv_heads, 1, self._group, 1))
@@ -149,15 +149,15 @@ class PagedAttention(Op):
     def _gathered(self, g: Graph, k: Value, v: Value, table: Value, rows: Value) -> list[Value]:
         """Keys and values of every token's pages: [KV, T, slots of a sequence, D]."""
         tokens, pages = rows.shape.dims[0], table.shape.dims[1]
-        places = g.iota(shape=(self.page,), dtype=table.shape.dtype)
+        offsets = g.iota(shape=(self.page,), dtype=table.shape.dtype)
         own = g.reshape(g.gather(table, rows, axis=0), shape=(tokens, pages, 1))
-        slots = g.add(g.mul(own, self.page), places)
+        slots = g.add(g.mul(own, self.page), offsets)
         slots = g.reshape(slots, shape=(tokens * (pages * self.page),))
         dims = (self.num_kv_heads, tokens, pages * self.page, self.head_dim)
         return [g.reshape(g.gather(wide(g, x), slots, axis=2), shape=dims) for x in (k, v)]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """As if every token saw half of the longest sequence: the truth is in the data."""
+        """An estimate: every token attends to half of the longest sequence."""
         q, k, _, table, *_ = inputs
         seen = self.window or table.dims[1] * self.page
         tokens = q.dims[1]

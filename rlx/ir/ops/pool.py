@@ -43,7 +43,7 @@ class _Pool(Op):
             require_positive(f"{self.name}.stride", self.stride)
 
     def window(self, rank: int) -> Window:
-        """The geometry over `rank` spatial axes; without a stride, windows stand side by side."""
+        """The geometry over `rank` spatial axes; the default stride is the kernel size."""
         kernel = self.kernel * rank if len(self.kernel) == 1 else self.kernel
         if len(kernel) != rank:
             raise AttributeValueError(
@@ -128,9 +128,9 @@ class AvgPool(_Pool):
 
 
 def _nearest(g: Graph, x: Value, axis: int, size: Dim) -> Any:
-    place = g.iota(shape=(size,), dtype=i64)
-    n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
-    return g.gather(x, g.floor_div(g.mul(place, n), count), axis=axis)
+    index = g.iota(shape=(size,), dtype=i64)
+    n, count = size_value(g, x.shape.dims[axis], index), size_value(g, size, index)
+    return g.gather(x, g.floor_div(g.mul(index, n), count), axis=axis)
 
 
 @op("resize")
@@ -138,7 +138,7 @@ class Resize(Op):
     """Spatial axes brought to `sizes`.
 
     "nearest" takes element ⌊i·n / size⌋. "linear" interpolates axis by axis at
-    (i + ½)·n / size − ½, held inside the axis; with `align_corners` at i·(n − 1) / (size − 1), so
+    (i + ½)·n / size − ½, clamped to the axis; with `align_corners` at i·(n − 1) / (size − 1), so
     that first and last elements stay. Positions are f64, the weights have the type of the sums.
     """
 
@@ -174,13 +174,13 @@ class Resize(Op):
 
     def _axis(self, x: Array, axis: int, size: int) -> Array:
         n = x.shape[axis]
-        place = np.arange(size)
+        index = np.arange(size)
         if self.mode == "nearest":
-            return np.take(x, place * n // max(size, 1), axis=axis)
+            return np.take(x, index * n // max(size, 1), axis=axis)
         if self.align_corners:
-            at = place * ((n - 1) / max(size - 1, 1))
+            at = index * ((n - 1) / max(size - 1, 1))
         else:
-            at = np.clip((place + 0.5) * n / max(size, 1) - 0.5, 0, max(n - 1, 0))
+            at = np.clip((index + 0.5) * n / max(size, 1) - 0.5, 0, max(n - 1, 0))
         below = np.minimum(np.floor(at).astype(np.int64), max(n - 1, 0))
         above = np.minimum(below + 1, max(n - 1, 0))
         part = (at - below).astype(x.dtype).reshape(-1, *[1] * (x.ndim - axis - 1))
@@ -195,14 +195,14 @@ class Resize(Op):
 
     def _linear(self, g: Graph, x: Value, axis: int, size: Dim) -> Any:
         """Between the elements below and above each position, which is f64."""
-        place = cast(g, g.iota(shape=(size,), dtype=i64), f64)
-        n, count = size_value(g, x.shape.dims[axis], place), size_value(g, size, place)
+        index = cast(g, g.iota(shape=(size,), dtype=i64), f64)
+        n, count = size_value(g, x.shape.dims[axis], index), size_value(g, size, index)
         one = g.constant(1, f64)
         last = g.maximum(g.sub(n, one), g.constant(0, f64))
         if self.align_corners:
-            at = g.mul(place, g.div(g.sub(n, one), g.maximum(g.sub(count, one), one)))
+            at = g.mul(index, g.div(g.sub(n, one), g.maximum(g.sub(count, one), one)))
         else:
-            at = g.sub(g.div(g.mul(g.add(place, 0.5), n), g.maximum(count, one)), 0.5)
+            at = g.sub(g.div(g.mul(g.add(index, 0.5), n), g.maximum(count, one)), 0.5)
             at = g.minimum(g.maximum(at, g.constant(0, f64)), last)
         below = g.minimum(g.floor(at), last)
         above = g.minimum(g.add(below, one), last)

@@ -1,9 +1,7 @@
-"""Between real numbers and the integers (or 8-bit floats) that stand for them.
+"""Quantisation: per tensor, per channel (`axis`) and per block, to integers or 8-bit floats.
 
-real = (q - zp) * scale, with one scale for the tensor, or one per entry of `axis`; in blocks, one
-for each block of a row, stored with it.
-
-A plain weight becomes a packed one: put in where quantising is asked for, run by `prepare`.
+real = (q - zp) * scale. In block schemes every block of a row stores its own scale.
+`quantize_weight` packs a float weight; the quantisation pass inserts it and `prepare` runs it.
 """
 
 from __future__ import annotations
@@ -74,14 +72,14 @@ def _along(parameter: Array, axis: int | None, rank: int) -> Array:
 
 
 def _encode(x: Array, scale: Array, zp: Array | None, axis: int | None, dtype: DType) -> Array:
-    """x / scale, rounded half to even and clamped to what `dtype` holds; NaN becomes `zp`."""
-    steps = x / _along(scale, axis, x.ndim)
+    """x / scale, rounded half to even and clamped to the range of `dtype`; NaN becomes `zp`."""
+    scaled = x / _along(scale, axis, x.ndim)
     if dtype.is_float:
         limit = LARGEST[dtype]
-        return np.clip(steps, -limit, limit).astype(dtype.numpy)  # np.clip keeps NaN
+        return np.clip(scaled, -limit, limit).astype(dtype.numpy)  # np.clip keeps NaN
     bounds = np.iinfo(dtype.numpy)
-    # f64 holds every value and bound of i32 exactly
-    whole = np.where(np.isnan(steps), 0.0, np.rint(steps.astype(np.float64)))
+    # f64 represents every i32 exactly
+    whole = np.where(np.isnan(scaled), 0.0, np.rint(scaled.astype(np.float64)))
     if zp is not None:
         whole = whole + _along(zp, axis, x.ndim)
     return np.clip(whole, bounds.min, bounds.max).astype(dtype.numpy)
@@ -105,12 +103,12 @@ def _encoded(
     g: Graph, op: Quantize | FakeQuantize, x: Value, scale: Value, zp: Value | None
 ) -> Value:
     rank = x.shape.rank
-    steps = g.div(wide(g, x), _along_value(g, wide(g, scale), op.axis, rank))
+    scaled = g.div(wide(g, x), _along_value(g, wide(g, scale), op.axis, rank))
     if op.dtype.is_float:
         limit = float(LARGEST[op.dtype])
-        return g.cast(g.clamp(steps, low=-limit, high=limit), op.dtype)
-    # f64 holds every value and bound of i32 exactly
-    whole = g.round(cast(g, steps, dt.f64))
+        return g.cast(g.clamp(scaled, low=-limit, high=limit), op.dtype)
+    # f64 represents every i32 exactly
+    whole = g.round(cast(g, scaled, dt.f64))
     whole = g.where(g.is_nan(whole), g.constant(0.0, dt.f64), whole)
     if zp is not None:
         whole = g.add(whole, cast(g, _along_value(g, zp, op.axis, rank), dt.f64))
@@ -219,7 +217,7 @@ class FakeQuantize(Op):
 
 @op("quantize_blocks")
 class QuantizeBlocks(Op):
-    """Rows x [..., K] packed in blocks that hold their own scale: bytes [..., row bytes]."""
+    """Rows x [..., K] packed in blocks with their own scale: bytes [..., row bytes]."""
 
     scheme: QuantScheme = GGUF_SCHEMES["Q8_0"]
 
@@ -245,10 +243,10 @@ class QuantizeBlocks(Op):
         return Cost(inputs[0].num_elements * 6, inputs[0].size_bytes + outputs[0].size_bytes)
 
 
-@op("quantize_weight", group="qpack")
+@op("quantize_weight", group="qpack", runs_in_prepare=True)
 class QuantizeWeight(Op):
-    """w [..., N, K] as `dequant_matmul` takes it: packed rows, and scale and zero point where the
-    scheme keeps them apart."""
+    """w [..., N, K] as `dequant_matmul` takes it: packed rows, and separate scale and zero point if
+    the scheme has them."""
 
     scheme: QuantScheme
 

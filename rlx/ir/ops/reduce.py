@@ -1,4 +1,4 @@
-"""Ops along axes: reductions, softmax, cumulative sums and the k greatest.
+"""Reductions, softmax, cumulative sum and top-k.
 
 Floats are accumulated in f64 and rounded once, integers wrap in their own type; sums of bools are
 counts in i32. NaN wins every comparison: it is the maximum and the minimum, and comes first.
@@ -24,7 +24,7 @@ from rlx.ir.ops._common import (
     normalize_axes,
     quiet,
     real_type,
-    require_kind,
+    require_dtype,
     rounded,
     size_value,
     wide,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def _wide(x: Array) -> Array:
-    """`x` in the type that floats are accumulated in."""
+    """`x` in its accumulator type."""
     kind = DType.of(x.dtype).kind
     if kind == "complex":
         return x.astype(np.complex128)
@@ -60,7 +60,7 @@ def _require_elements(dims: Sequence[Any], axes: Sequence[int]) -> None:
 
 
 class _PerInput(Op):
-    """The work is one operation per element read."""
+    """One operation per operand element."""
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         plain = super().cost(inputs, outputs)
@@ -68,7 +68,7 @@ class _PerInput(Op):
 
 
 class Reduction(_PerInput):
-    """Axes folded into one element each; they go, or stay as size 1 with `keepdims`."""
+    """Reduces axes, which are removed, or kept as size 1 with `keepdims`."""
 
     is_reduction = True
     takes: ClassVar[Sequence[str]] = REAL
@@ -76,7 +76,7 @@ class Reduction(_PerInput):
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         """The NumPy reduction; `how` is axis and keepdims."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class Reduction(_PerInput):
         return element
 
     def infer(self, x: Shape) -> Shape:
-        require_kind(x, self.takes, "operand")
+        require_dtype(x, self.takes, "operand")
         axes = normalize_axes(self.axis, x.rank)
         if self.needs_elements:
             _require_elements(x.dims, axes)
@@ -95,8 +95,8 @@ class Reduction(_PerInput):
         if self.needs_elements:
             _require_elements(x.shape, axes)
         with quiet():
-            folded = self.fold(x, axis=axes, keepdims=self.keepdims)
-            return rounded(folded, self.result(DType.of(x.dtype)))
+            reduced = self.reduce(x, axis=axes, keepdims=self.keepdims)
+            return rounded(reduced, self.result(DType.of(x.dtype)))
 
 
 class _Accumulation(Reduction):
@@ -113,7 +113,7 @@ class Sum(_Accumulation):
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         wide = _wide(x)
         return np.sum(wide, dtype=_sum_type(wide), **how)
 
@@ -125,7 +125,7 @@ class Prod(_Accumulation):
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         wide = _wide(x)
         return np.prod(wide, dtype=_sum_type(wide), **how)
 
@@ -145,7 +145,7 @@ class Mean(Reduction):
     def result(self, element: DType) -> DType:
         return element if element.kind in ("float", "complex") else f32
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         wide = _wide(x) if x.dtype.kind == "c" else x.astype(np.float64)
         count = np.prod([x.shape[a] for a in how["axis"]], dtype=np.float64)
         return np.sum(wide, **how) / count  # np.mean warns of an empty axis
@@ -167,7 +167,7 @@ class Max(Reduction):
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         return np.max(compute(x), **how)
 
 
@@ -179,7 +179,7 @@ class Min(Reduction):
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         return np.min(compute(x), **how)
 
 
@@ -197,7 +197,7 @@ class Any_(_Quantifier):
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         return np.any(compute(x) != 0, **how)
 
 
@@ -208,11 +208,11 @@ class All(_Quantifier):
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
 
-    def fold(self, x: Array, **how: Any) -> Array:
+    def reduce(self, x: Array, **how: Any) -> Array:
         return np.all(compute(x) != 0, **how)
 
 
-# -- where the greatest and the least are -----------------------------------------------------
+# -- argmax and argmin ------------------------------------------------------------------------
 
 
 class _Position(_PerInput):
@@ -223,7 +223,7 @@ class _Position(_PerInput):
         raise NotImplementedError
 
     def infer(self, x: Shape) -> Shape:
-        require_kind(x, (*REAL, "bool"), "operand")
+        require_dtype(x, (*REAL, "bool"), "operand")
         axes = [normalize_axis(self.axis, x.rank)]
         _require_elements(x.dims, axes)
         return Shape(_remaining(x.dims, axes, self.keepdims), i32)
@@ -264,7 +264,7 @@ class _Normalised(Op):
     axis: int = -1
 
     def infer(self, x: Shape) -> Shape:
-        require_kind(x, (*REAL, "bool"), "operand")
+        require_dtype(x, (*REAL, "bool"), "operand")
         normalize_axis(self.axis, x.rank)
         return x if x.dtype.is_float else x.with_dtype(f32)
 
@@ -297,7 +297,7 @@ class Softmax(_Normalised):
 
     def decompose(self, g: Graph, x: Value) -> Any:
         e = g.exp(self.shifted_value(g, x))
-        # one division a row: the sum is 1 or more, so its reciprocal is as good as it is
+        # one division per row: the sum is at least 1, so its reciprocal is as accurate
         share = g.reciprocal(g.sum(e, axis=(self.axis,), keepdims=True))
         return cast(g, g.mul(e, share), real_type(x.shape.dtype))
 
@@ -331,7 +331,7 @@ class CumSum(Op):
     reverse: bool = False
 
     def infer(self, x: Shape) -> Shape:
-        require_kind(x, ANY, "operand")
+        require_dtype(x, ANY, "operand")
         normalize_axis(self.axis, x.rank)
         return x.with_dtype(i32) if x.dtype is bool_ else x
 
@@ -343,14 +343,14 @@ class CumSum(Op):
         with quiet():
             total = np.cumsum(wide, -1, dtype=_sum_type(wide))
         if self.exclusive:
-            # the sums moved on by one, not total − x: that would be inf − inf after an infinity
+            # shifted sums, not total − x, which is inf − inf after an infinity
             total = np.concatenate([np.zeros_like(total[..., :1]), total[..., :-1]], -1)
         if self.reverse:
             total = total[..., ::-1]
         return rounded(np.moveaxis(total, -1, self.axis), element)
 
     def decompose(self, g: Graph, x: Value) -> Any:
-        """A loop along the axis that carries the sum so far."""
+        """A scan along the axis that carries the sum."""
         if x.shape.dtype.kind == "complex":
             return g.complex(*[g.append(self, [part]) for part in (g.real(x), g.imag(x))])
         result = i32 if x.shape.dtype is bool_ else x.shape.dtype
@@ -388,7 +388,7 @@ class TopK(_PerInput):
             raise AttributeValueError("k must be at least 1", where=self.name, got=self.k)
 
     def infer(self, x: Shape) -> tuple[Shape, Shape]:
-        require_kind(x, (*REAL, "bool"), "operand")
+        require_dtype(x, (*REAL, "bool"), "operand")
         axis = normalize_axis(self.axis, x.rank)
         self._require_enough(x.dims[axis])
         dims = [self.k if i == axis else d for i, d in enumerate(x.dims)]

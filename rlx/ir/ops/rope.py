@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def check_rotation(head_dim: int, n_rot: int, offset: Dim, layout: str, where: str) -> None:
-    """What the attributes of a rotation must satisfy."""
+    """Check the attributes that all rotary ops share."""
     if head_dim < 1:
         raise AttributeValueError("must be positive", where=f"{where}.head_dim", got=head_dim)
     if n_rot < 0 or n_rot > head_dim or (n_rot or head_dim) % 2:
@@ -75,7 +75,7 @@ class Rope(Op):
 
     @property
     def rotated(self) -> int:
-        """How many dimensions of a head turn."""
+        """How many dims of a head are rotated."""
         return self.n_rot or self.head_dim
 
     def infer(self, x: Shape, cos: Shape, sin: Shape, positions: Shape | None = None) -> Shape:
@@ -121,7 +121,7 @@ class Rope(Op):
             start: Any = self.offset
             positions = np.arange(start, start + heads.shape[2])
         require_indices(positions, cos.shape[0], "positions")
-        # [S, n] or [B, S, n], made to meet heads [B, H, S, n]
+        # [S, n] or [B, S, n], to broadcast against heads [B, H, S, n]
         angles = [t[positions][..., None, :, :] for t in upcast(cos, sin)]
         with quiet():
             out = self._rotate(heads, *angles)
@@ -146,22 +146,22 @@ class Rope(Op):
 
     def rotate(self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None) -> Any:
         """The rotation of wide heads of rank 4."""
-        turned = self.rotated
+        n_rot = self.rotated
         cos, sin = (self._angles(g, x, t, positions) for t in (cos, sin))
-        rotated = g.narrow(x, axis=3, start=0, length=turned)
-        first, second = self._pairs(g, rotated, turned // 2)
+        rotated = g.narrow(x, axis=3, start=0, length=n_rot)
+        first, second = self._pairs(g, rotated, n_rot // 2)
         parts = (
             g.sub(g.mul(first, cos), g.mul(second, sin)),
             g.add(g.mul(second, cos), g.mul(first, sin)),
         )
         y = self._joined(g, parts, rotated)
-        if turned == self.head_dim:
+        if n_rot == self.head_dim:
             return y
-        rest = g.narrow(x, axis=3, start=turned, length=self.head_dim - turned)
+        rest = g.narrow(x, axis=3, start=n_rot, length=self.head_dim - n_rot)
         return g.concat(y, rest, axis=3)
 
     def _angles(self, g: Graph, x: Value, table: Value, positions: Value | None) -> Value:
-        """Rows of a table for the tokens of x, ready to meet its heads."""
+        """Rows of a table for the tokens of x, broadcastable to its heads."""
         token_axis = 1 if self.layout == "bshd" else 2
         length = x.shape.dims[token_axis]
         table = wide(g, table)

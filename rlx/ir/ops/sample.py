@@ -1,4 +1,4 @@
-"""Drawing tokens from logits.
+"""Sampling of tokens from logits.
 
 For each row x of logits, all in f32 (f64 logits in f64; sums always in f64):
 
@@ -46,10 +46,10 @@ class Settings(NamedTuple):
 
 @op("sample", is_choice=True)
 class Sample(Op):
-    """Temperature → top-k → softmax → top-p → min-p → draw; gives (tokens, the next rng).
+    """Temperature → top-k → softmax → top-p → min-p → draw; returns (tokens, the next rng).
 
     `rng` is (seed, counter) as u64. Row r draws from Philox4x32-10 with key `seed` at counter
-    (counter, r), and the rng that comes back has counter + 1, so no draw is used twice. `settings`
+    (counter, r), and the returned rng has counter + 1, so no draw is used twice. `settings`
     (temperature, top_k, top_p, min_p), where given, replaces the attributes at run time.
     """
 
@@ -88,7 +88,7 @@ class Sample(Op):
         self, logits: Array, rng: Array, settings: Array | None = None
     ) -> tuple[Array, Array]:
         if settings is None:
-            # rounded like the run-time ones, so that equal settings draw equal tokens
+            # rounded like run-time settings, so that equal settings draw equal tokens
             settings = np.array([self.temperature, self.top_k, self.top_p, self.min_p])
         chosen = Settings.of(settings)
         rows = compute(logits).reshape(-1, logits.shape[-1])

@@ -52,7 +52,7 @@ def _traffic(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Dim:
 
 @op("selective_scan", depends_on_neighbours=True)
 class SelectiveScan(Op):
-    """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; gives (y, the last h).
+    """h ← exp(delta·a)·h + delta·b·u; y = Σ_n c·h + d·u; returns (y, the last h).
 
     `u`, `delta [B, S, D]`, `a [D, N]`, `b`, `c [B, S, N]`, then `d [D]` where `has_d` and the
     state h `[B, D, N]` to start from where `has_state`. `delta` is used as given; y has u's type.
@@ -137,17 +137,17 @@ class SelectiveScan(Op):
         return cast(g, y, u.shape.dtype), cast(g, last, kept)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """Per element of the state and step: exp, four products, two sums."""
+        """Per state element and token: exp, four multiplies, two adds."""
         return Cost(inputs[0].num_elements * inputs[2].dims[1] * 7, _traffic(inputs, outputs))
 
 
 @op("gated_delta_net", is_anchor=True, depends_on_neighbours=True)
 class GatedDeltaNet(Op):
-    """Per step and head: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS.
+    """Per token and head: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS.
 
     `q`, `k`, `v [B, S, H, N]`, `g`, `beta [B, S, H]`, the state S `[B, H, N, N]` (rows go with k,
-    columns with v) to start from where given; gives (o, the last S). `state_size` states N; 0 takes
-    it from q.
+    columns with v) to start from where given; returns (o, the last S). `state_size` states N; 0
+    takes it from q.
     """
 
     state_size: int = 0
@@ -218,7 +218,7 @@ class GatedDeltaNet(Op):
         return cast(graph, o, out), cast(graph, last, kept)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """Per element of the state and step: the decay, and three products with their sums."""
+        """Per state element and token: the decay, and three multiply-adds."""
         n = inputs[0].dims[3]
         return Cost(inputs[0].num_elements * n * 7, _traffic(inputs, outputs))
 

@@ -1,7 +1,4 @@
-"""Where tensors come from, and the one op that writes to a state.
-
-Ops about where elements lie, not what they are.
-"""
+"""Sources (input, param, state, constant), the state update, and contiguous."""
 
 from __future__ import annotations
 
@@ -66,11 +63,11 @@ class Constant(_Source):
 
 @op("state_update", has_effect=True)
 class StateUpdate(Op):
-    """The state with `update` written at `start` along `axis`; the buffer itself changes.
+    """The state with `update` written in place at `start` along `axis`.
 
     With `slots` [n], slice i of the update goes to slots[i] instead; of equal ones the last wins.
-    The result is the state after the write: read it, not the older value. An older value must not
-    be read after the write (the verifier checks the order).
+    The result is the new version of the state. An older version must not be read after the update
+    (the verifier checks the order).
     """
 
     axis: int = 0
@@ -96,7 +93,7 @@ class StateUpdate(Op):
             raise ShapeError("slots or a start, not both", got=f"start={self.start}")
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        """The update is read and written; the rest of the state stays as it is."""
+        """Reads and writes the update only, not the rest of the state."""
         return Cost(0, 2 * inputs[1].size_bytes)
 
     def reference(self, state: Array, update: Array, slots: Array | None = None) -> Array:
@@ -129,7 +126,7 @@ class StateUpdate(Op):
 
 @op("contiguous")
 class Contiguous(Op):
-    """The same tensor, row-major in memory of its own: a strided view made plain."""
+    """A contiguous (row-major) copy of a view."""
 
     def infer(self, x: Shape) -> Shape:
         return x

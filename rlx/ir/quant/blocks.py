@@ -1,14 +1,14 @@
-"""A GGUF block as a NumPy record, and the loop that decodes rows of them.
+"""GGUF blocks as NumPy records, and the loops that decode and encode rows of them.
 
-A family declares each layout once, with the functions that read and write it:
+A family of formats declares each layout once, with its decoder and encoder:
 
     @decoder("Q8_0", ("d", "<f2"), ("qs", "i1", 32))
     def q8_0(b, out):
         fill(out, b["qs"], f32(b["d"]))
 
 `b` is an array of records, `out` the f32 values [blocks, block_size] to fill. Products of f16
-scales and short integers fit f32, so a weight is rounded at most once, by its last operation: any
-order of the products, and a fused multiply-add, gives the same bits.
+scales and short integers are exact in f32, so a weight is rounded at most once, by its last
+operation: any order of multiplication, and FMA, gives the same bits.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LAYOUTS: dict[str, np.dtype[Any]] = {}
 DECODERS: dict[str, Decoder] = {}
 ENCODERS: dict[str, Encoder] = {}
 
-# Temporaries of this many weights stay in a core's own cache.
+# Temporaries of this many weights fit a core's private cache.
 _CHUNK = 1 << 16
 
 
 def decoder(name: str, *layout: Any) -> Callable[[Decoder], Decoder]:
-    """Registers the record layout of a scheme and the function that decodes it."""
+    """Register the record layout of a scheme and its decoder."""
 
     def register(function: Decoder) -> Decoder:
         LAYOUTS[name] = np.dtype(list(layout))
@@ -60,7 +60,7 @@ def decode_rows(scheme: QuantScheme, packed: Array, k: int) -> F32:
     records = np.ascontiguousarray(packed).reshape(-1).view(LAYOUTS[scheme.name])
     out = np.empty((len(records), scheme.block_size), np.float32)
     step = _CHUNK // scheme.block_size
-    # Damaged or unusual scales (inf, NaN) decode to what the arithmetic gives, without noise.
+    # inf and NaN scales decode by plain arithmetic, without warnings.
     with np.errstate(invalid="ignore", over="ignore"):
         for i in range(0, len(records), step):
             DECODERS[scheme.name](records[i : i + step], out[i : i + step])
@@ -116,7 +116,7 @@ def f32(field: Array) -> F32:
 def fill(out: F32, q: Array, scale: Array, minimum: Array | None = None) -> None:
     """out = q * scale - minimum, where each scale and minimum holds for a run of weights.
 
-    Spelled out in whole-array steps: broadcasting over runs of 16 costs twice as much.
+    Whole-array operations: broadcasting over runs of 16 takes twice as long.
     """
     run = out.size // scale.size
     np.copyto(out, q.reshape(out.shape))
@@ -126,7 +126,7 @@ def fill(out: F32, q: Array, scale: Array, minimum: Array | None = None) -> None
 
 
 def planes(source: Array, bits: int, at: int = 0) -> npt.NDArray[np.uint8]:
-    """Bit fields of bytes [..., w], lowest bits first, moved up by `at`: [..., 8 / bits, w].
+    """Bit fields of bytes [..., w], lowest bits first, shifted left by `at`: [..., 8 / bits, w].
 
     GGUF stores the first w weights in the lowest bits of w bytes, the next w above them. Eight
     bytes are handled as one word; the mask drops what crosses from byte to byte.

@@ -1,6 +1,6 @@
 """NumPy codecs of packed weights, one file per family of block layouts.
 
-Importing a family enters its layouts into the tables of `blocks`.
+Importing a family registers its layouts in the tables of `blocks`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lattice points of the IQ types: constants of the format, kept small.
+"""Codebooks of the IQ formats: lattice points, stored compressed.
 
 Coordinates take a few levels (three, or eight), and the format lists its points in ascending order
 with the first coordinate as the lowest digit. So the set alone defines the list: one bit per

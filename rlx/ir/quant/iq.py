@@ -1,4 +1,4 @@
-"""Code books: eight or four weights at once are a point of a lattice, times signs and a scale."""
+"""IQ formats: eight or four weights are a codebook entry, times signs and a scale."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def iq1_s(b: Array, out: F32) -> None:
 
 @decoder("IQ1_M", ("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4))
 def iq1_m(b: Array, out: F32) -> None:
-    """The f16 scale lies in the top nibbles of the four words of scales, lowest first."""
+    """The f16 scale is in the top nibbles of the four words of scales, lowest first."""
     words = b["scales"]
     parts = words >> 12 << np.array([0, 4, 8, 12], np.uint16)
     d = np.bitwise_or.reduce(parts, axis=1, keepdims=True).view(np.float16)

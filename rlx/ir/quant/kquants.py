@@ -1,6 +1,6 @@
-"""Super-blocks of 256 weights in sub-blocks of 16 or 32, each with a small integer scale.
+"""K-quants: superblocks of 256 weights in sub-blocks of 16 or 32 with small integer scales.
 
-Encoders of super-blocks: codes, small integer scales and shared f16 scales by least squares.
+Encoders search for codes, integer scales and f16 superblock scales by least squares.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def q8_k(b: Array, out: F32) -> None:
 
 @encoder("Q8_K")
 def to_q8_k(x: F32, b: Array) -> None:
-    """The largest weight becomes -127, which leaves the sign of the scale to it."""
+    """The largest weight becomes -127, so the scale takes its opposite sign."""
     peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     usable = np.abs(peak) >= _SMALLEST
     factor = np.float32(-127) / np.where(usable, peak, np.float32(1))
@@ -98,7 +98,7 @@ def _scale_min(b: Array) -> tuple[Array, Array]:
 
 _TINY = np.finfo(np.float32).tiny
 
-# Levels added to those there are when a peak is laid on the last one: below 0, the peak is cut.
+# Offsets of the level that the peak maps to, relative to the last one; negative ones clip it.
 # (first, last, count) by bits: more would lower the error by less than half a percent.
 _GRIDS = {
     2: (-1.0, 0.9, 13),
@@ -159,7 +159,7 @@ def _symmetric(x: F32, bits: int, half: int) -> tuple[Array, Array, Array]:
     limit = 1 << (bits - 1)
     columns = _columns(x, 16)
     best = _fit_scale(columns, limit, _STEPS[bits]).reshape(len(x), -1)
-    # The largest scale takes the one integer that has no positive twin.
+    # The largest scale maps to the most negative integer, which has no positive counterpart.
     peak = np.take_along_axis(best, np.abs(best).argmax(axis=1)[:, None], axis=1)
     d = _rounded(peak / np.float32(-half))
     scales = np.rint(best * _inverse(d)).clip(-half, half - 1).astype(np.float32)
@@ -180,7 +180,7 @@ def _fit_scale(x: F32, limit: int, steps: F32) -> F32:
         _round(q, -limit, limit - 1)
         xq, qq = _dot(x, q), _dot(q, q)
         fitted = xq * _inverse(qq)
-        gain = xq * fitted  # what it takes off the squared error
+        gain = xq * fitted  # reduction of the squared error
         better = gain > most
         np.copyto(most, gain, where=better)
         np.copyto(scale, fitted, where=better)
@@ -188,7 +188,7 @@ def _fit_scale(x: F32, limit: int, steps: F32) -> F32:
 
 
 def _refitted(x: F32, q: F32, scales: F32, d: F32) -> F32:
-    """The d that suits the codes and the rounded scales best; the old one where there is none."""
+    """The least-squares d for the codes and rounded scales; the old one if undefined."""
     xq = (_dot(x, q).reshape(scales.shape) * scales).sum(axis=1, keepdims=True)
     qq = (_dot(q, q).reshape(scales.shape) * scales**2).sum(axis=1, keepdims=True)
     best: F32 = np.where(qq > 0, _rounded(xq * _inverse(qq)), d)
@@ -214,13 +214,13 @@ def _affine(x: F32, run: int, bits: int, top: int) -> tuple[Array, Array, Array,
 
 
 def _shared(values: F32, top: int) -> tuple[F32, F32]:
-    """One f16 step for the values of a super-block, and how many of them each one is."""
+    """One f16 scale for the values of a superblock, and the integers they become."""
     d = _rounded(values.max(axis=1, keepdims=True) / np.float32(top))
     return d, np.rint(values * _inverse(d)).clip(0, top)
 
 
 def _fit_line(x: F32, top: int, steps: F32) -> tuple[F32, F32]:
-    """Scale and minimum of each run, neither negative: zero is always in reach."""
+    """Scale and minimum of each run, both non-negative, so that zero is representable."""
     count = np.float32(len(x))
     low = np.minimum(x.min(axis=0), 0)
     inverse, total = _inverse(x.max(axis=0) - low), x.sum(axis=0)
@@ -244,7 +244,7 @@ def _fit_line(x: F32, top: int, steps: F32) -> tuple[F32, F32]:
 
 
 def _refitted_pair(x: F32, q: F32, scales: F32, minima: F32, d: F32, dmin: F32) -> tuple[F32, F32]:
-    """d and dmin that suit the codes and the rounded scales and minima best."""
+    """The least-squares d and dmin for the codes and rounded scales and minima."""
 
     def total(values: Array) -> Array:
         summed: Array = values.reshape(scales.shape).sum(axis=1, keepdims=True)
@@ -282,7 +282,8 @@ def _codes(x: F32, scale: F32, low: int, high: int) -> F32:
 
 def _round(q: F32, low: int, high: int) -> None:
     np.rint(q, out=q)
-    np.clip(q, np.float32(low), np.float32(high), out=q)  # maximum and minimum take thrice as long
+    # np.maximum and np.minimum take three times as long
+    np.clip(q, np.float32(low), np.float32(high), out=q)
 
 
 def _dot(a: F32, b: F32) -> F32:
@@ -300,7 +301,7 @@ def _inverse(d: F32) -> F32:
 
 
 def _joined(q: Array, bits: int) -> Array:
-    """Codes [..., 8 / bits, w] side by side in bytes [..., w]: what `planes` takes apart."""
+    """Pack codes [..., 8 / bits, w] into bytes [..., w]: the inverse of `planes`."""
     found = q[..., 0, :].copy()
     for i in range(1, 8 // bits):
         found |= q[..., i, :] << np.uint8(i * bits)
@@ -308,7 +309,7 @@ def _joined(q: Array, bits: int) -> Array:
 
 
 def _six_bits(scales: Array, minima: Array) -> Array:
-    """Eight scales and minima in twelve bytes; `kquants` says how."""
+    """Pack eight scales and minima into twelve bytes; see `_scale_min`."""
     packed = np.empty((len(scales), 12), np.uint8)
     for at, part in ((0, scales), (4, minima)):
         packed[:, at : at + 4] = part[:, :4] | (part[:, 4:] >> 4) << np.uint8(6)

@@ -1,9 +1,4 @@
-"""Blocks of one scale: 32 weights (Q4_0 to Q8_1), or 128 signs (Q1_0).
-
-Weights in {-1, 0, 1} with one scale per 256.
-
-4-bit floats (e2m1) with a scale of 8 bits per 32 (MXFP4) or 16 (NVFP4) weights.
-"""
+"""Single-scale blocks: Q4_0 to Q8_1, Q1_0, ternary TQ1_0 and TQ2_0, MXFP4 and NVFP4."""
 
 from __future__ import annotations
 
@@ -94,12 +89,12 @@ def to_q8_0(x: F32, b: Array) -> None:
     d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     scaled = (x * _inverse(d)).astype(np.float64)
     b["d"] = d[:, 0]
-    # Halves go away from zero, as C's roundf does; in f64 the addition is exact.
+    # Round half away from zero, as C's roundf; the addition is exact in f64.
     b["qs"] = np.trunc(scaled + np.copysign(0.5, scaled))
 
 
 def _around_zero(x: F32, half: int) -> tuple[Array, Array]:
-    """The largest weight becomes -half, the one value with no positive twin."""
+    """The largest weight becomes -half, the code with no positive counterpart."""
     peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     d = peak / np.float32(-half)
     q = np.trunc(x * _inverse(d) + np.float32(half + 0.5))

@@ -1,4 +1,4 @@
-"""Values stored one by one: floats of a file, and int8, int4, fp8 with scales beside them."""
+"""Unblocked formats: plain floats, and int8, int4, fp8 with separate scales."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def from_bf16(b: Array, out: F32) -> None:
 def to_bf16(x: F32, b: Array) -> None:
     bits = x.view(np.uint32)[:, 0]
     nearest_even = (bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))) >> 16
-    # Rounding would carry a NaN with a full mantissa into the sign; keep its top, made quiet.
+    # Rounding a NaN with a full mantissa would overflow into the sign: keep its top bits, quiet.
     b["x"] = np.where(np.isnan(x[:, 0]), bits >> 16 | 0x40, nearest_even)
 
 
 def decode_rows(scheme: QuantScheme, packed: Array, scale: F32 | None, zp: Array | None) -> F32:
     if scheme.packed_dtype == "u8":
-        values = _open_nibbles(packed)
+        values = _unpack_nibbles(packed)
     elif scheme.packed_dtype == "i8":
         values = packed.astype(np.float32)
     else:
-        values = _open_fp8(packed)
+        values = _fp8_to_f32(packed)
     if scale is None:
         return values
     groups = values.reshape(*scale.shape, scheme.block or values.shape[-1])
@@ -90,15 +90,15 @@ def encode_rows(scheme: QuantScheme, values: F32) -> tuple[Array, F32 | None, Ar
     return q, scale, zp
 
 
-def _open_nibbles(packed: Array) -> F32:
+def _unpack_nibbles(packed: Array) -> F32:
     out = np.empty((*packed.shape, 2), np.float32)
     out[..., 0] = packed & 15
     out[..., 1] = packed >> 4
     return out.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
-def _open_fp8(packed: Array) -> F32:
-    """By table: more than twice as fast as converting each element."""
+def _fp8_to_f32(packed: Array) -> F32:
+    """By table lookup: more than twice as fast as a conversion."""
     every = np.arange(256, dtype=np.uint8).view(packed.dtype).astype(np.float32)
     return every.take(packed.view(np.uint8))
 
@@ -109,7 +109,7 @@ def _symmetric(x: Array, limit: int) -> tuple[Array, F32]:
 
 
 def _affine(x: Array, low: int, high: int) -> tuple[Array, F32, Array]:
-    """The range always holds 0, so that zero weights stay exactly zero."""
+    """The range always includes 0, so that zero weights stay exactly zero."""
     bottom, top = x.min(axis=-1, initial=0), x.max(axis=-1, initial=0)
     scale = ((top - bottom) / (high - low)).astype(np.float32)
     zp = np.rint(low - _divide(bottom[..., None], scale)[..., 0]).clip(low, high)

@@ -1,4 +1,4 @@
-"""How a weight matrix is packed into bytes: the schemes, and NumPy references to decode and encode.
+"""Quantisation schemes: how weights are packed, and reference decoders and encoders in NumPy.
 
 A packed weight is out-major: one row per output channel, blocks along the inputs.
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# Weights packed at once: fewer would be held up by the interpreter, more by memory.
-_PIECE = 1 << 18
+# Weights per task: fewer are limited by the interpreter, more by memory.
+_WEIGHTS_PER_TASK = 1 << 18
 
 _NUMPY_NAMES = {
     "u8": "uint8",
@@ -57,7 +57,7 @@ class QuantScheme:
 
     @property
     def is_float(self) -> bool:
-        """Whether it is one of the floats of a file, not packed at all."""
+        """Whether it is a plain float format, not quantised."""
         return self.name in ("F32", "F16", "BF16")
 
     @property
@@ -121,8 +121,8 @@ class QuantScheme:
             make = QuantScheme.int8 if bits == "8" else QuantScheme.int4
             return make(int(block) if block else None, symmetric=not asym)
         if match := re.fullmatch(_FP8_NAME, text.lower()):
-            kind, block, raw = match.groups()
-            return _fp8(kind, int(block) if block else None, scaled=not raw)
+            format, block, raw = match.groups()
+            return _fp8(format, int(block) if block else None, scaled=not raw)
         raise _unknown(name)
 
     @staticmethod
@@ -172,9 +172,9 @@ def _integer(bits: int, block: int | None, symmetric: bool) -> QuantScheme:
     )
 
 
-def _fp8(kind: str, block: int | None, scaled: bool) -> QuantScheme:
-    if kind not in ("e4m3", "e5m2"):
-        raise OptionError("unknown fp8 format", where="quant", got=kind, expected="e4m3 or e5m2")
+def _fp8(format: str, block: int | None, scaled: bool) -> QuantScheme:
+    if format not in ("e4m3", "e5m2"):
+        raise OptionError("unknown fp8 format", where="quant", got=format, expected="e4m3 or e5m2")
     _check_block("fp8", block, 1)
     if block and not scaled:
         raise OptionError(
@@ -184,19 +184,19 @@ def _fp8(kind: str, block: int | None, scaled: bool) -> QuantScheme:
             expected="block=None or scaled=True",
         )
     return QuantScheme(
-        name=f"fp8_{kind}" + (f"_b{block}" if block else "") + ("" if scaled else "_raw"),
+        name=f"fp8_{format}" + (f"_b{block}" if block else "") + ("" if scaled else "_raw"),
         block_size=block or 1,
         bytes_per_block=block or 1,
-        packed_dtype=f"f8{kind}",
+        packed_dtype=f"f8{format}",
         block=block,
         has_scale=scaled,
     )
 
 
-def _check_block(kind: str, block: int | None, multiple: int) -> None:
+def _check_block(name: str, block: int | None, multiple: int) -> None:
     if block is not None and (block <= 0 or block % multiple):
         raise OptionError(
-            f"{kind} cannot have this block",
+            f"{name} cannot have this block",
             where="quant",
             got=block,
             expected="None (per output channel) or a positive multiple of " + str(multiple),
@@ -280,7 +280,7 @@ def decode(
 
     from rlx.ir.quant import plain
 
-    # Layouts and tables cost some milliseconds that a program without packed weights saves.
+    # imported late: layouts and tables take some milliseconds
     from rlx.ir.quant.codecs import blocks
 
     data = np.asarray(packed)
@@ -299,8 +299,8 @@ def decode(
 
 
 def encode(scheme: QuantScheme, weights: npt.ArrayLike, *, threads: int = 1) -> Packed:
-    """Packs weights [..., K]. Q2_K to Q6_K search for the scales with the least squared error;
-    other schemes lay the largest weight of a block on the last code, as their standard has it."""
+    """Pack weights [..., K]. Q2_K to Q6_K search for the scales with the least squared error;
+    other schemes map the largest weight of a block to the last code, as in ggml."""
     import numpy as np
 
     from rlx.ir.quant import plain
@@ -317,29 +317,29 @@ def encode(scheme: QuantScheme, weights: npt.ArrayLike, *, threads: int = 1) -> 
         )
     *outer, k = values.shape
     rows = values.reshape(math.prod(outer), k)
-    made = _room(scheme, len(rows), k)
+    made = _allocate(scheme, len(rows), k)
 
-    def pack(piece: slice) -> None:
-        part = np.ascontiguousarray(rows[piece], dtype=np.float32)
+    def pack(task: slice) -> None:
+        part = np.ascontiguousarray(rows[task], dtype=np.float32)
         if scheme.ggml_type is not None:
-            made[0][piece] = blocks.encode_rows(scheme, part)
+            made[0][task] = blocks.encode_rows(scheme, part)
             return
         parts = (p for p in plain.encode_rows(scheme, part) if p is not None)
         for out, found in zip(made, parts, strict=True):
-            out[piece] = found
+            out[task] = found
 
     from concurrent.futures import ThreadPoolExecutor  # 10 ms that `import rlx` need not take
 
-    step = max(1, _PIECE // max(k, 1))
-    pieces = [slice(i, i + step) for i in range(0, len(rows), step)]
+    count = max(1, _WEIGHTS_PER_TASK // max(k, 1))
+    tasks = [slice(i, i + count) for i in range(0, len(rows), count)]
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        for _ in pool.map(pack, pieces):  # raises what a piece raised
+        for _ in pool.map(pack, tasks):  # re-raises errors of a task
             pass
     return Packed(*[a.reshape(*outer, a.shape[-1]) for a in made])
 
 
-def _room(scheme: QuantScheme, n: int, k: int) -> list[npt.NDArray[Any]]:
-    """Packed rows, scale and zero point of a weight, as far as the scheme has them."""
+def _allocate(scheme: QuantScheme, n: int, k: int) -> list[npt.NDArray[Any]]:
+    """Arrays for packed rows, and for scale and zero point if the scheme has them."""
     import numpy as np
 
     room = [np.empty(scheme.packed_shape(n, k), _NUMPY_NAMES[scheme.packed_dtype])]

@@ -1,11 +1,10 @@
-"""Programs as bytes: graphs, HIR modules, LIR and modules, in one versioned container.
+"""Serialisation: graphs, HIR modules, LIR and modules in one versioned container.
 
     magic 8 bytes | version u16 | kind u16 | payload length u64 | SHA-256 of the payload | payload
 
-The payload is a tagged encoding with one spelling for every value, so equal objects give equal
-bytes in every process. `canonical` is that encoding without the names of graphs and the origins of
-nodes: what a cache key hashes. Reading trusts nothing: every length, index, attribute and shape is
-checked, and whatever is wrong comes out as a FormatError.
+The payload is a canonical tagged encoding: equal objects have equal bytes in every process.
+`canonical` is that encoding without graph names and node origins, for cache keys. The reader trusts
+nothing: every length, index, attribute and shape is checked, and any fault raises a FormatError.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from rlx.ir.verify import verify
 
 __all__ = ["VERSION", "canonical", "from_bytes", "load", "save", "to_bytes"]
 
-MAGIC = b"\x89RLX\r\n\x1a\n"  # shows transfers that changed line ends or cut the eighth bit
+MAGIC = b"\x89RLX\r\n\x1a\n"  # reveals transfers that changed line ends or dropped the eighth bit
 VERSION = 3
 _HEADER = struct.Struct("<8sHHQ32s")
 _KINDS: dict[int, str] = {1: "graph", 2: "HIR module", 3: "LIR", 4: "module"}
 
 
 def to_bytes(program: Graph | Lir | GraphModule) -> bytes:
-    """The program in the versioned container; VerifyError when it breaks the rules of the IR."""
+    """The program in the versioned container; VerifyError when it is not valid IR."""
     kind, payload = _payload(program)
     digest = hashlib.sha256(payload).digest()
     return _HEADER.pack(MAGIC, VERSION, kind, len(payload), digest) + payload
@@ -73,14 +72,14 @@ def from_bytes(data: bytes, name: str = "bytes") -> Any:
         return program
     except FormatError as e:
         raise e.located(name) from e.__cause__
-    # ops are open to users, so what inference of a hostile graph raises is not known
+    # inference of users' ops may raise anything on a hostile graph
     except Exception as e:
         what = f"{e.where}: {e.what}" if isinstance(e, RlxError) else f"{type(e).__name__}: {e}"
         raise FormatError(f"contents that make no program: {what}", where=name) from e
 
 
 def _header(head: bytes, size: int) -> tuple[int, bytes]:
-    """Kind and digest, once the frame is known to be whole, ours and of this version."""
+    """Check magic, version and length of the header; returns kind and digest."""
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
         raise FormatError("not an RLX program", got=head[:8].hex(" "), expected=MAGIC.hex(" "))
     if len(head) < _HEADER.size:
@@ -116,7 +115,7 @@ def _program(reader: Reader, kind: int) -> Any:
 
 
 def save(program: Graph | Lir | GraphModule, path: str | os.PathLike[str]) -> None:
-    """Write the program to a file, whole or not at all."""
+    """Write the program to a file atomically."""
     target, data = Path(path), to_bytes(program)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
     try:

@@ -1,4 +1,4 @@
-"""LIR to bytes and back: the graph, then where its values live, in 64-bit rows."""
+"""LIR to bytes and back: the graph, then the slots of its values in 64-bit rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlx.ir.serial.writer import Table, Writer, integer, uint
 from rlx.ir.shape import Shape
 
 _KINDS = ("arena", "input", "output", "param", "state", "constant", "alias")
-_PLACED = ("arena", "input", "output")  # those with bytes in the arena
+_IN_ARENA = ("arena", "input", "output")  # slots with an arena offset
 _PHASES = (None, *Phase)
 _WIDTH = 7  # numbers in a row: kind, size, offset, root, view, first, last
 _NONE = -1
@@ -100,7 +100,7 @@ class _PlanReader:
         name = _KINDS[kind]
         slot = Slot(name, size, None if offset == _NONE else offset, first=first, last=last)
         fits = size >= self._bytes(value.shape) and 0 <= first <= last <= len(self.graph.nodes)
-        if not fits or (name in _PLACED) != (slot.offset is not None):
+        if not fits or (name in _IN_ARENA) != (slot.offset is not None):
             self.reader.fail(f"a slot that does not fit {value}", got=slot)
         if slot.offset is not None:
             self._require_inside(slot.offset, size)
@@ -126,13 +126,13 @@ class _PlanReader:
     def _bytes(self, shape: Shape) -> int:
         found = self.sizes.get(shape)
         if found is None:
-            found = self.sizes[shape] = shape.upper_bytes(self.graph.live)
+            found = self.sizes[shape] = shape.upper_bytes(self.graph.dynamic)
         return found
 
     def _require_inside(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.arena:
             got = f"{offset} … {offset + size}"
-            self.reader.fail("a place outside the arena", got=got, expected=f"0 … {self.arena}")
+            self.reader.fail("a slot outside the arena", got=got, expected=f"0 … {self.arena}")
 
     def _phases(self) -> PhaseSchedule:
         codes = self.reader.take(len(self.graph.nodes))

@@ -1,4 +1,4 @@
-"""Bytes to values, ops and graphs; nothing in them is believed."""
+"""The deserialiser: untrusted bytes to values, ops and graphs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class Reader:
         expected: object = None,
         cause: BaseException | None = None,
     ) -> NoReturn:
-        place = f"{what} (at byte {self.at})"
-        raise FormatError(place, got=got, expected=expected) from cause
+        raise FormatError(f"{what} (at byte {self.at})", got=got, expected=expected) from cause
 
     def finish(self) -> None:
         if self.at != self.end:
@@ -63,7 +62,7 @@ class Reader:
             number |= (byte & 127) << shift
             if byte < 128:
                 if not byte and shift:
-                    break  # a longer spelling of a shorter number
+                    break  # not the shortest encoding
                 self.at = at
                 return number
             shift += 7
@@ -82,7 +81,7 @@ class Reader:
             self.fail("an int of impossible size", got=f"{size} bytes")
         number = int.from_bytes(self.take(size), "little", signed=True)
         if int_bytes(number) != size:
-            self.fail("a longer spelling of a shorter int")
+            self.fail("not the shortest encoding of an int")
         return number
 
     def text(self) -> str:
@@ -98,7 +97,7 @@ class Reader:
             self.fail("not a flag", got=byte)
         return byte == 1
 
-    def words(self) -> tuple[int, ...]:
+    def ints32(self) -> tuple[int, ...]:
         size = self.count(4)
         return struct.unpack(f"<{size}I", self.take(4 * size))
 
@@ -129,7 +128,7 @@ class Reader:
         return items
 
     def _expr(self) -> Expr:
-        """A polynomial in normal form; any other is refused."""
+        """A polynomial in normal form; any other is an error."""
         self.nest()
         count = self.count(2)
         terms: dict[tuple[Atom, ...], int] = {}
@@ -215,11 +214,11 @@ class Reader:
                 self.fail(f"[{name}.{field}] an attribute of another type", got=repr(value))
         return op
 
-    def graph(self, kind: type[_G]) -> _G:
+    def graph(self, cls: type[_G]) -> _G:
         ops, shapes, names = self.table(self.op), self.table(self.shape), self.table(self.text)
         count = self.uint()
-        rows = self.words()
-        graph = kind()
+        rows = self.ints32()
+        graph = cls()
         self._nodes(graph, count, rows, ops, shapes, names)
         values = [v for n in graph.nodes for v in n.outputs]
         for _ in range(self.count(2)):
@@ -230,9 +229,9 @@ class Reader:
             graph.output_names.append(self.text())
         for _ in range(self.count(2)):
             symbol = self.text()
-            if symbol in graph.live:
-                self.fail("a live symbol given twice", got=symbol)
-            graph.live[symbol] = self.integer()
+            if symbol in graph.dynamic:
+                self.fail("a dynamic symbol given twice", got=symbol)
+            graph.dynamic[symbol] = self.integer()
         if self.flag():
             self._names(graph)
         self._verify(graph)
@@ -270,7 +269,7 @@ class Reader:
         graph.name = self.text()
         strings = self.table(self.text)
         origins = self.table(lambda: self._origin(strings))
-        rows = self.words()
+        rows = self.ints32()
         if len(rows) != len(graph.nodes) or any(i >= len(origins) for i in rows):
             self.fail("origins that do not fit the nodes")
         for node, index in zip(graph.nodes, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Values, ops and graphs to bytes. Each value has one spelling; tags keep kinds apart."""
+"""The serialiser: values, ops and graphs to bytes. Each value has one encoding, tagged by type."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SMALL = [bytes([i]) for i in range(128)]
 
 
 def canonical(value: Any) -> bytes:
-    """The bytes that stand for an attribute value, an op or a graph, and for nothing else.
+    """The canonical encoding of an attribute value, an op or a graph: injective, for cache keys.
 
-    Names of graphs and origins of nodes are left out: they do not change what a program computes.
+    Graph names and node origins are left out: they do not change what a program computes.
     """
     writer = Writer(names=False)
     if isinstance(value, Graph):
@@ -33,7 +33,7 @@ def canonical(value: Any) -> bytes:
 
 
 def uint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first, the eighth bit set while more follow."""
+    """LEB128: seven bits per byte, lowest first, the eighth bit set while more follow."""
     if number < 128:
         return _SMALL[number]
     out = bytearray()
@@ -60,8 +60,8 @@ def text(value: str) -> bytes:
     return uint(len(data)) + data
 
 
-def words(numbers: list[int]) -> bytes:
-    """A count and that many 32-bit words."""
+def ints32(numbers: list[int]) -> bytes:
+    """A count and that many 32-bit integers."""
     return uint(len(numbers)) + struct.pack(f"<{len(numbers)}I", *numbers)
 
 
@@ -79,7 +79,7 @@ class Table:
 
 
 class Writer:
-    """Encodes; `names` says whether names of graphs and origins of nodes are kept."""
+    """Encodes values; with `names`, also graph names and node origins."""
 
     def __init__(self, names: bool = True) -> None:
         self.names = names
@@ -128,7 +128,7 @@ class Writer:
 
     def _scheme(self, value: QuantScheme) -> bytes:
         if QuantScheme.parse(value.name) != value:
-            raise FormatError("a scheme that its name does not name", got=repr(value))
+            raise FormatError("a scheme that `parse` does not give for its name", got=repr(value))
         return b"q" + text(value.name)
 
     def _data(self, value: Data) -> bytes:
@@ -143,7 +143,7 @@ class Writer:
     # -- ops and graphs -----------------------------------------------------------------------
 
     def op(self, op: Op) -> bytes:
-        """The name and every attribute, defaults too: they may change, what was meant may not."""
+        """The name and every attribute, also defaults: those may change between versions."""
         parts = [b"O", text(op.name), uint(len(op.fields))]
         for field in op.fields:
             parts += [text(field), self.value(getattr(op, field))]
@@ -169,12 +169,12 @@ class Writer:
                 if shape is None:
                     shape = known[id(v.shape)] = shapes.add(self.shape(v.shape))
                 rows.append(shape)
-        parts = [ops.pack(), shapes.pack(), names.pack(), uint(len(graph.nodes)), words(rows)]
+        parts = [ops.pack(), shapes.pack(), names.pack(), uint(len(graph.nodes)), ints32(rows)]
         parts.append(uint(len(graph.outputs)))
         for v, name in zip(graph.outputs, graph.output_names, strict=True):
             parts += [uint(number[v]), text(name)]
-        parts.append(uint(len(graph.live)))
-        for symbol, bound in sorted(graph.live.items()):
+        parts.append(uint(len(graph.dynamic)))
+        for symbol, bound in sorted(graph.dynamic.items()):
             parts += [text(symbol), integer(bound)]
         parts.append(self._names(graph) if self.names else b"\0")
         return b"".join(parts)
@@ -188,13 +188,13 @@ class Writer:
             if index is None:
                 index = known[node.origin] = origins.add(_origin(node.origin, strings))
             rows.append(index)
-        return b"\1" + text(graph.name) + strings.pack() + origins.pack() + words(rows)
+        return b"\1" + text(graph.name) + strings.pack() + origins.pack() + ints32(rows)
 
 
 def _origin(origin: Origin, strings: Table) -> bytes:
-    pieces = (origin.block, origin.file, *origin.passes)
-    indices = b"".join([uint(strings.add(text(piece))) for piece in pieces])
-    return uint(len(pieces)) + indices + integer(origin.line)
+    parts = (origin.block, origin.file, *origin.passes)
+    indices = b"".join([uint(strings.add(text(part))) for part in parts])
+    return uint(len(parts)) + indices + integer(origin.line)
 
 
 _ENCODERS: dict[type, Callable[[Writer, Any], bytes]] = {

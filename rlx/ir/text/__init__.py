@@ -1,4 +1,4 @@
-"""The text of a graph: printed, parsed back exactly, and laid out for people.
+"""The text format of graphs: printer, parser, and readable views.
 
     graph mlp {
       %0 "x": [batch, 64] f32 = input  // mlp.py:12

@@ -1,4 +1,4 @@
-"""Text to tokens, and errors that show the place."""
+"""The lexer: text to tokens, and errors with line, column and a caret."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _TOKEN = re.compile(
       | (?P<string>"(?:[^"\\\n]|\\.)*")
       | (?P<number>0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)
       | (?P<value>%[A-Za-z0-9_]+(?:\.[0-9]+)?)
-      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<mark><=|[-+*()\[\]{},;:=.])""",
+      | (?P<identifier>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<punctuation><=|[-+*()\[\]{},;:=.])""",
     re.VERBOSE,
 )
 _CLOSES = {")": "(", "]": "[", "}": "{"}
@@ -22,9 +22,9 @@ _WIDTH = 100  # of the line shown with an error
 
 
 class Token(NamedTuple):
-    kind: str  # string, number, value, word, mark, comment or end
+    kind: str  # string, number, value, identifier, punctuation, comment or end
     text: str
-    at: int  # where it begins
+    at: int  # offset of its first character
 
     def __str__(self) -> str:
         return "the end of the text" if self.kind == "end" else f"'{_shorten(self.text)}'"
@@ -84,16 +84,16 @@ def tokenize(source: Source) -> list[Token]:
         if found is None:
             expected = "a closing quote on the same line" if text[at] == '"' else None
             source.fail(at, "not a token", got=repr(text[at]), expected=expected)
-        kind, piece = str(found.lastgroup), found[0]
+        kind, lexeme = str(found.lastgroup), found[0]
         if kind == "comment" and open_marks and open_marks[-1] != "{":
-            kind, piece = "mark", "//"
-        if kind == "mark":
-            if piece in "([{":
-                open_marks.append(piece)
-            elif open_marks and _CLOSES.get(piece) == open_marks[-1]:
+            kind, lexeme = "punctuation", "//"
+        if kind == "punctuation":
+            if lexeme in "([{":
+                open_marks.append(lexeme)
+            elif open_marks and _CLOSES.get(lexeme) == open_marks[-1]:
                 open_marks.pop()
         if kind != "space":
-            tokens.append(Token(kind, piece, at))
-        at += len(piece)
+            tokens.append(Token(kind, lexeme, at))
+        at += len(lexeme)
     tokens.append(Token("end", "", len(text)))
     return tokens

@@ -1,4 +1,4 @@
-"""Text to a graph. Shapes are inferred again; a written one that disagrees is an error."""
+"""The parser: text to a graph. Shapes are inferred again and checked against written ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlx.ir.text.lexer import Source, Token
 from rlx.ir.text.reader import Reader
 from rlx.ir.verify import verify
 
-_PIECE = r'(?:"(?:[^"\\]|\\.)*"|[^\s,":>]+)'
+_PART = r'(?:"(?:[^"\\]|\\.)*"|[^\s,":>]+)'
 _ORIGIN = re.compile(
-    rf"(?:block (?P<block>{_PIECE}))?(?:(?:^|, )(?P<file>{_PIECE}):(?P<line>-?\d+))?"
-    rf"(?:(?:^|, )via (?P<passes>{_PIECE}(?: > {_PIECE})*))?\Z"
+    rf"(?:block (?P<block>{_PART}))?(?:(?:^|, )(?P<file>{_PART}):(?P<line>-?\d+))?"
+    rf"(?:(?:^|, )via (?P<passes>{_PART}(?: > {_PART})*))?\Z"
 )
-_PASS = re.compile(_PIECE)
+_PASS = re.compile(_PART)
 _FAULTS = (RlxError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError)
 
 
@@ -67,7 +67,7 @@ class GraphParser(Reader):
 
     def body(self) -> Any:
         after = self.tokens[self.position + 1]
-        if after.kind not in ("word", "string") and after.text != "{":
+        if after.kind not in ("identifier", "string") and after.text != "{":
             return super().body()
         return Body(self.graph())
 
@@ -79,7 +79,7 @@ class GraphParser(Reader):
             if token.kind == "value":
                 self._node()
             elif self.take("live"):
-                self._live()
+                self._dynamic()
             elif self.take("file"):
                 label = self.string()
                 self.expect("=")
@@ -94,11 +94,11 @@ class GraphParser(Reader):
             else:
                 self.fail(token, "unexpected text", expected="a node, 'live', 'return' or '}'")
 
-    def _live(self) -> None:
+    def _dynamic(self) -> None:
         while True:
             symbol = self.name("a symbol")
             self.expect("<=")
-            self.built.live[symbol] = self.integer("a bound")
+            self.built.dynamic[symbol] = self.integer("a bound")
             if not self.take(","):
                 return
 
@@ -128,9 +128,9 @@ class GraphParser(Reader):
             self.fail(start, what, expected="a new label")
         count, name, shapes = self._left()
         self.expect("=")
-        place = self.token
+        at = self.token
         op, inputs = self._call(shapes)
-        found = self._infer(place, op, inputs)
+        found = self._infer(at, op, inputs)
         if count is not None and count != len(found):
             self.fail(start, "wrong number of results", got=count, expected=len(found))
         self._check_shapes(start, shapes, found)
@@ -155,11 +155,11 @@ class GraphParser(Reader):
                 shapes.append(self.shape())
         return count, name, shapes
 
-    def _infer(self, place: Token, op: Op, inputs: tuple[Value, ...]) -> tuple[Shape, ...]:
+    def _infer(self, at: Token, op: Op, inputs: tuple[Value, ...]) -> tuple[Shape, ...]:
         try:
             return infer(op, tuple([v.shape for v in inputs]))
         except _FAULTS as e:
-            self.wrap(place, e)
+            self.wrap(at, e)
 
     def _check_shapes(self, start: Token, written: list[Shape], found: tuple[Shape, ...]) -> None:
         if not written or tuple(written) == found:
@@ -231,14 +231,14 @@ class GraphParser(Reader):
         return data
 
     def _attribute(self, attributes: dict[str, Any]) -> None:
-        token = self.expect_kind("word", "the name of an attribute")
+        token = self.expect_kind("identifier", "the name of an attribute")
         if token.text in attributes:
             self.fail(token, "attribute given twice")
         self.expect("=")
         attributes[token.text] = self.value()
 
     def _origin(self) -> Origin:
-        """The comment that ends the line of a node; other comments say nothing to us."""
+        """The origin in the comment after a node; other comments are ignored."""
         token = self.token
         if token.kind != "comment":
             return UNKNOWN

@@ -1,4 +1,4 @@
-"""LIR as text that is read back: the graph, the work on parameters, and the plan, a line per value.
+"""LIR as text that parses back: the graph, the prepare graph, and the plan, a line per value.
 
     lir 4096 {
       graph mlp { … }
@@ -12,8 +12,8 @@
       }
     }
 
-The number behind `lir` is the size of the arena; sizes and places count bytes, offsets and strides
-of an alias elements. `life` is the first and the last place in the schedule.
+The number after `lir` is the size of the arena. Sizes and offsets (`at`) are in bytes; offset and
+strides of an alias are in elements. `life` is the live range: first and last schedule position.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rlx.ir.text.lexer import Source, Token
 from rlx.ir.text.parser import GraphParser
 from rlx.ir.text.printer import print_graph
 
-_PLACED = ("arena", "input", "output")  # those with bytes in the arena
-_KINDS = (*_PLACED, "param", "state", "constant", "alias")
+_IN_ARENA = ("arena", "input", "output")  # slots with an arena offset
+_KINDS = (*_IN_ARENA, "param", "state", "constant", "alias")
 
 
 def print_lir(lir: Lir) -> str:
-    """Text that `parse_lir` turns into the same program."""
+    """Text that `parse_lir` parses back to the same program."""
     prepare = [] if lir.prepare is None else [f"prepare {print_graph(lir.prepare)}"]
     parts = [print_graph(lir.graph), *prepare, "plan {"]
     lines = [line for part in parts for line in part.splitlines()]
@@ -106,7 +106,7 @@ class _PlanParser(GraphParser):
         if self.take("scratch"):
             size = self.integer("bytes")
             node = self._known(start, labels).node
-            self.found.scratch[node.id] = self._place(start, size), size
+            self.found.scratch[node.id] = self._offset(start, size), size
             return
         value = self._known(start, labels)
         self.found.slots[value] = slot = self._slot(start, value, labels)
@@ -119,7 +119,7 @@ class _PlanParser(GraphParser):
         start = self.expect("[")
         life = self.sequence(self.integer, "]")
         if len(life) != 2 or not 0 <= life[0] <= life[1] <= len(self.found.graph):
-            self.fail(start, "not a life", got=life, expected="[first, last] of the schedule")
+            self.fail(start, "not a live range", got=life, expected="[first, last] of the schedule")
         return life[0], life[1]
 
     def _known(self, token: Token, labels: dict[str, Value]) -> Value:
@@ -128,9 +128,9 @@ class _PlanParser(GraphParser):
         return labels[token.text]
 
     def _slot(self, start: Token, value: Value, labels: dict[str, Value]) -> Slot:
-        kind = self.name("where it lies")
+        kind = self.name("the kind of slot")
         if kind not in _KINDS:
-            self.fail(start, "unknown kind of place", got=kind, expected=", ".join(_KINDS))
+            self.fail(start, "unknown kind of slot", got=kind, expected=", ".join(_KINDS))
         slot = Slot(kind, self.integer("bytes"))
         if kind == "alias":
             self.expect("of")
@@ -141,29 +141,29 @@ class _PlanParser(GraphParser):
             self.expect("[")
             slot.view = View(offset, tuple(self.sequence(self.dim, "]")))
             return slot
-        needed = value.shape.upper_bytes(self.found.graph.live)
+        needed = value.shape.upper_bytes(self.found.graph.dynamic)
         if slot.size < needed:
             self.fail(start, "too few bytes", got=slot.size, expected=needed)
-        if kind in _PLACED:
-            slot.offset = self._place(start, slot.size)
+        if kind in _IN_ARENA:
+            slot.offset = self._offset(start, slot.size)
         return slot
 
-    def _place(self, start: Token, size: int) -> int:
+    def _offset(self, start: Token, size: int) -> int:
         self.expect("at")
-        offset, arena = self.integer("a place"), self.found.arena_size
+        offset, arena = self.integer("an offset"), self.found.arena_size
         if offset < 0 or offset + size > arena:
             self.fail(
-                start, "a place outside the arena", got=f"{offset} … {offset + size}",
+                start, "a slot outside the arena", got=f"{offset} … {offset + size}",
                 expected=f"0 … {arena}",
             )  # fmt: skip
         return offset
 
     def _check(self, labels: dict[str, Value]) -> None:
-        """Every value has a place, and no two that live at the same time share bytes."""
+        """Every value has a slot, and no two that are live at the same time share bytes."""
         slots, end = self.found.slots, self.token
         missing = [label for label, value in labels.items() if value not in slots]
         if missing:
-            self.fail(end, "values without a place", got=", ".join(missing[:5]))
+            self.fail(end, "values without a slot", got=", ".join(missing[:5]))
         placed = [
             (s.first, s.last, s.offset, s.offset + s.size, label)
             for label, value in labels.items()
@@ -173,4 +173,4 @@ class _PlanParser(GraphParser):
             sorted(placed), 2
         ):
             if first < last and low < stop and start < high:
-                self.fail(end, "two values in one place", got=f"{one} and {other}")
+                self.fail(end, "two live values share bytes", got=f"{one} and {other}")

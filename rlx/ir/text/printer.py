@@ -1,6 +1,6 @@
-"""A graph as text that parses back to the same graph.
+"""The printer: a graph as text that parses back to the same graph.
 
-How attribute values are written. Each kind has a spelling of its own, so text needs no types.
+The attribute format is unambiguous: the text of a value determines its type.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
 INLINE = 32  # constants of more elements are written as base64
-WORDS = frozenset(["true", "false", "none", "inf", "nan", *BY_NAME])  # never symbols unless quoted
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# symbols with these names are quoted
+RESERVED = frozenset(["true", "false", "none", "inf", "nan", *BY_NAME])
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _PLAIN_NAN = 0x7FF8000000000000
 
 
@@ -36,9 +37,9 @@ def quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
-def word(text: str) -> str:
+def identifier(text: str) -> str:
     """An identifier as it is, anything else quoted."""
-    return text if _WORD.match(text) else quote(text)
+    return text if _IDENTIFIER.match(text) else quote(text)
 
 
 def write_float(value: float) -> str:
@@ -49,7 +50,7 @@ def write_float(value: float) -> str:
 
 
 def write_dim(dim: Dim) -> str:
-    if isinstance(dim, int) or WORDS.isdisjoint(dim.symbols):
+    if isinstance(dim, int) or RESERVED.isdisjoint(dim.symbols):
         return str(dim)
     return " + ".join(
         " * ".join([str(factor) if factor >= 0 else f"({factor})", *map(_write_atom, monomial)])
@@ -60,7 +61,7 @@ def write_dim(dim: Dim) -> str:
 def _write_atom(atom: str | FloorDiv) -> str:
     if isinstance(atom, FloorDiv):
         return f"(({write_dim(atom.numerator)}) // {atom.divisor})"
-    return f'sym("{atom}")' if atom in WORDS else atom
+    return f'sym("{atom}")' if atom in RESERVED else atom
 
 
 def write_shape(shape: Shape) -> str:
@@ -87,12 +88,12 @@ def _element(value: Any, dtype: DType) -> str:
         return f"({write_float(value.real)}, {write_float(value.imag)})"
     if isinstance(value, int):
         return str(value)
-    # f32 and f16 have a shorter exact text than the double that holds the same number
+    # the shortest exact text of an f32 or f16, not that of the double of the same value
     return str(dtype.numpy.type(value)) if dtype.name in ("f32", "f16") else repr(float(value))
 
 
 def _reads_back(texts: list[str], array: Any) -> bool:
-    """Whether the texts give the same bits: not for NaNs with a payload."""
+    """Whether the texts parse back to the same bits: NaNs with a payload do not."""
     if array.dtype.kind == "c":
         return bool(np.isfinite(array).all())
     if array.dtype.kind in "biu":
@@ -110,7 +111,7 @@ def _nest(texts: Sequence[str], dims: tuple[int, ...]) -> str:
 
 
 def write_value(value: Any, write_body: Callable[[Body], str]) -> str:
-    """The text of an attribute; `write_body` gives that of a nested graph."""
+    """The text of an attribute; `write_body` prints a subgraph."""
     if isinstance(value, tuple):
         return f"[{', '.join([write_value(item, write_body) for item in value])}]"
     if isinstance(value, Body):
@@ -139,7 +140,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
 
 
 def is_default(value: Any, default: Any) -> bool:
-    """Whether an attribute need not be written: the very same value, sign of zero included."""
+    """Whether an attribute has its default, sign of zero included, and is left out."""
     if type(value) is not type(default):
         return False
     if type(value) is tuple:
@@ -148,7 +149,7 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 _MISSING = object()
-_BARE = re.compile(r'[^\s,":>]+\Z')  # what stands in an origin comment without quotes
+_BARE = re.compile(r'[^\s,":>]+\Z')  # origin text that needs no quotes
 
 
 class Files:
@@ -193,11 +194,11 @@ def bodies(op: Op) -> list[Body]:
 
 
 def print_graph(graph: Graph, *, origins: bool = True) -> str:
-    """Text that `parse_graph` turns into the same graph; `origins=False` leaves comments out."""
+    """Text that `parse_graph` parses to the same graph; `origins=False` omits comments."""
     files = Files() if origins else None
     if files is not None:
         files.collect(graph)
-    lines = [f"graph {word(graph.name)} {{"]
+    lines = [f"graph {identifier(graph.name)} {{"]
     for path, label in files.labels.items() if files else ():
         if label != path:
             lines.append(f"  file {quote(label)} = {quote(path)}")
@@ -207,8 +208,8 @@ def print_graph(graph: Graph, *, origins: bool = True) -> str:
 
 def _inner_lines(graph: Graph, indent: str, files: Files | None) -> list[str]:
     lines = []
-    if graph.live:
-        bounds = ", ".join(f"{word(s)} <= {bound}" for s, bound in graph.live.items())
+    if graph.dynamic:
+        bounds = ", ".join(f"{identifier(s)} <= {bound}" for s, bound in graph.dynamic.items())
         lines.append(f"{indent}live {bounds}")
     for node in graph.nodes:
         comment = write_origin(node.origin, files) if files is not None else ""
@@ -225,7 +226,7 @@ def node_line(node: Node, indent: str = "", files: Files | None = None) -> str:
 
     def body_text(body: Body) -> str:
         inner = _inner_lines(body.graph, indent + "  ", files)
-        return "\n".join([f"graph {word(body.graph.name)} {{", *inner, indent + "}"])
+        return "\n".join([f"graph {identifier(body.graph.name)} {{", *inner, indent + "}"])
 
     return f"{write_result(node)} = {write_call(node, body_text)}"
 
@@ -253,12 +254,12 @@ def write_call(node: Node, body_text: Callable[[Body], str]) -> str:
             parts.append(f"{field}={write_value(value, body_text)}")
     operands = ", ".join(map(str, node.inputs))
     attributes = f"; {', '.join(parts)}" if parts else ""
-    name = ".".join(map(word, op.name.split(".")))  # blocks are called hir.linear and the like
+    name = ".".join(map(identifier, op.name.split(".")))  # names of blocks have a dot: hir.linear
     return f"{name}({operands}{attributes})"
 
 
 def _write_source(node: Node) -> str:
-    """Sources whose attribute is the shape already written on the left."""
+    """Sources: the shape is on the left-hand side already."""
     op, shape = node.op, node.outputs[0].shape if node.outputs else None
     if op.name in ("input", "param", "state") and getattr(op, "shape", None) is shape:
         return op.name

@@ -1,4 +1,4 @@
-"""A cursor over tokens that reads words, dimensions, shapes and attribute values."""
+"""The recursive-descent part of the parser: identifiers, dims, shapes and attribute values."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Reader:
         return token
 
     def take(self, mark: str) -> bool:
-        """Step over `mark` if it comes next."""
+        """Consume `mark` if it is the next token."""
         token = self.tokens[self.position]
-        if token.text == mark and token.kind in ("mark", "word"):
+        if token.text == mark and token.kind in ("punctuation", "identifier"):
             self.position += 1
             return True
         return False
@@ -77,13 +77,13 @@ class Reader:
         self.source.fail(token.at, what, got=shown, expected=expected, cause=cause)
 
     def wrap(self, token: Token, cause: Exception) -> NoReturn:
-        """An error of the IR, shown at the place in the text that caused it."""
+        """Re-raise an error of the IR at the token that caused it."""
         if not isinstance(cause, RlxError):
             self.fail(token, f"{type(cause).__name__}: {cause}", cause=cause)
-        place = f"{cause.where}: " if cause.where else ""
+        where = f"{cause.where}: " if cause.where else ""
         self.source.fail(
             token.at,
-            f"{place}{cause.what}",
+            f"{where}{cause.what}",
             got=cause.got,
             expected=cause.expected,
             hint=cause.hint,
@@ -107,7 +107,7 @@ class Reader:
             items.append(item())
         return items
 
-    # -- words and numbers --------------------------------------------------------------------
+    # -- identifiers and numbers --------------------------------------------------------------
 
     def string(self) -> str:
         token = self.expect_kind("string", "a quoted string")
@@ -117,10 +117,10 @@ class Reader:
             self.fail(token, "not a string", cause=e)
 
     def name(self, expected: str) -> str:
-        """A word, or any text in quotes."""
+        """An identifier, or any text in quotes."""
         if self.token.kind == "string":
             return self.string()
-        return self.expect_kind("word", expected).text
+        return self.expect_kind("identifier", expected).text
 
     def integer(self, expected: str = "an int") -> int:
         negative = self.take("-")
@@ -160,10 +160,10 @@ class Reader:
     def _product(self) -> Dim:
         value: Any = self._factor()
         while self.token.text in ("*", "//"):
-            times, place = self.advance().text == "*", self.token
+            times, at = self.advance().text == "*", self.token
             right = self._factor()
             if not times and not (isinstance(right, int) and right > 0):
-                self.fail(place, "not a divisor", got=right, expected="a positive int")
+                self.fail(at, "not a divisor", got=right, expected="a positive int")
             value = value * right if times else value // right
         return value  # type: ignore[no-any-return]
 
@@ -184,7 +184,7 @@ class Reader:
                 value = sym(self.string())
                 self.expect(")")
                 return value
-            return sym(self.expect_kind("word", "a dimension").text)
+            return sym(self.expect_kind("identifier", "a dimension").text)
         finally:
             self.depth -= 1
 
@@ -194,7 +194,7 @@ class Reader:
         return self._shape(start, dims, self.dtype())
 
     def dtype(self) -> DType:
-        token = self.expect_kind("word", "an element type")
+        token = self.expect_kind("identifier", "an element type")
         if token.text not in BY_NAME:
             self.fail(token, "unknown element type", expected=", ".join(BY_NAME))
         return BY_NAME[token.text]
@@ -208,7 +208,7 @@ class Reader:
     # -- values -------------------------------------------------------------------------------
 
     def value(self) -> Any:
-        """An attribute value; its spelling says its kind."""
+        """An attribute value; its text determines its type."""
         token = self.token
         if token.kind == "string":
             return self.string()
@@ -221,7 +221,7 @@ class Reader:
             return self._float()
         if token.text in BY_NAME:
             return self.dtype()
-        if token.kind in ("word", "number") or token.text in ("-", "("):
+        if token.kind in ("identifier", "number") or token.text in ("-", "("):
             return self.dim()
         return self.fail(token, "unexpected text", expected="a value")
 
@@ -230,7 +230,7 @@ class Reader:
         self.nest(start)
         items = self.sequence(self.value, "]")
         self.depth -= 1
-        if self.token.kind == "word" and self.token.text in BY_NAME:
+        if self.token.kind == "identifier" and self.token.text in BY_NAME:
             return self._shape(start, items, self.dtype())
         return tuple(items)
 
@@ -238,7 +238,7 @@ class Reader:
         token = self.tokens[self.position + 1] if self.token.text == "-" else self.token
         if token.kind == "number":
             return not token.text.startswith("0x") and not token.text.isdigit()
-        return token.text in ("inf", "nan") and token.kind == "word"
+        return token.text in ("inf", "nan") and token.kind == "identifier"
 
     def _float(self) -> float:
         negative = self.take("-")
@@ -254,7 +254,7 @@ class Reader:
         if self.ahead() != ".":
             return _NOT_ONE
         self.position += 2
-        token = self.expect_kind("word", "a mask kind")
+        token = self.expect_kind("identifier", "a mask kind")
         width = 0
         if self.take("("):
             width = self.integer("the width of the window")
@@ -268,7 +268,7 @@ class Reader:
         if self.ahead() != ".":
             return _NOT_ONE
         self.position += 2
-        token = self.expect_kind("word", "a quantisation scheme")
+        token = self.expect_kind("identifier", "a quantisation scheme")
         try:
             return QuantScheme.parse(token.text)
         except RlxError as e:
@@ -352,4 +352,4 @@ class Reader:
         return float(self.integer("a number"))
 
 
-_NOT_ONE: Any = object()  # a word that could start a special value is a symbol here
+_NOT_ONE: Any = object()  # not a special value after all: a symbol

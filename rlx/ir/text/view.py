@@ -1,7 +1,4 @@
-"""A graph laid out for people: a summary, columns, constants in short.
-
-LIR for people: the schedule with places, sizes, lifetimes and phases.
-"""
+"""Readable views: a graph in aligned columns, and LIR with slots, sizes, live ranges and phases."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir, Slot
 from rlx.ir.node import Node, Value
 from rlx.ir.text.printer import (
+    identifier,
     quote,
-    word,
     write_array,
     write_call,
     write_dim,
@@ -27,11 +24,11 @@ _WIDEST = 44  # of a left column; a longer one pushes its own line only
 
 
 def inspect_graph(graph: Graph, *, color: bool = False) -> str:
-    """Readable text: what the graph takes and holds, then one aligned line per node."""
-    lines = [f"graph {word(graph.name)}: {_summary(graph)}"]
-    if graph.live:
-        bounds = ", ".join(f"{symbol} ≤ {bound}" for symbol, bound in graph.live.items())
-        lines.append(f"  live: {bounds}")
+    """A summary of the graph, then one aligned line per node."""
+    lines = [f"graph {identifier(graph.name)}: {_summary(graph)}"]
+    if graph.dynamic:
+        bounds = ", ".join(f"{symbol} ≤ {bound}" for symbol, bound in graph.dynamic.items())
+        lines.append(f"  dynamic: {bounds}")
     lines += _rows(graph, "  ", color)
     return "\n".join(lines) + "\n"
 
@@ -113,19 +110,19 @@ def _dimmed(origin: str, color: bool) -> str:
 
 
 def _call(node: Node, indent: str, color: bool) -> str:
-    """The op and its operands; constants abbreviated, nested graphs below."""
+    """The op and its operands; constants abbreviated, subgraphs below."""
     nested: list[Body] = []
 
     def body_name(body: Body) -> str:
         nested.append(body)
-        return f"graph {word(body.graph.name)}"
+        return f"graph {identifier(body.graph.name)}"
 
     data = getattr(node.op, "data", None)
     if node.op.name == "constant" and isinstance(data, Data):
         return f"constant({abbreviated(data)})"
     lines = [write_call(node, body_name)]
     for body in nested:
-        lines.append(f"{indent}  graph {word(body.graph.name)}:")
+        lines.append(f"{indent}  graph {identifier(body.graph.name)}:")
         lines += _rows(body.graph, indent + "    ", color)
     return "\n".join(lines)
 
@@ -153,8 +150,8 @@ def inspect_lir(lir: Lir) -> str:
         f"  states  {_names(lir.states)}",
         f"  outputs {', '.join(lir.graph.output_names)}",
     ]
-    if lir.live:
-        header.append("  live    " + ", ".join(f"{s} ≤ {b}" for s, b in lir.live.items()))
+    if lir.dynamic:
+        header.append("  dynamic " + ", ".join(f"{s} ≤ {b}" for s, b in lir.dynamic.items()))
     if lir.prepare is not None and len(lir.prepare):
         header.append(f"  prepare {len(lir.prepare.outputs)} tensors, computed once")
     rows = [_row(lir, node) for node in lir.graph.nodes]
@@ -171,18 +168,18 @@ def _row(lir: Lir, node: Node) -> tuple[str, str, str, str]:
     call = write_call(node, lambda body: f"{{{len(body.graph)} nodes}}")
     name = f'%{node.id} "{node.name}"' if node.name else f"%{node.id}"
     shapes = ", ".join(str(v.shape) for v in node.outputs)
-    places = " + ".join(_place(lir, v) for v in node.outputs)
+    slots = " + ".join(_slot_text(lir, v) for v in node.outputs)
     first = lir.slots[node.outputs[0]] if node.outputs else None
     life = f"[{first.first}..{first.last}]" if first is not None else ""
     phase = lir.phases.get(node.id)
     stage = phase.name.lower() if phase is not None else ""
-    return stage, places, life, f"{name}: {shapes} = {call}"
+    return stage, slots, life, f"{name}: {shapes} = {call}"
 
 
-def _place(lir: Lir, value: Value) -> str:
+def _slot_text(lir: Lir, value: Value) -> str:
     slot = lir.slots[value]
     if slot.kind == "alias":
-        return f"view of {slot.root}{_lie(slot)}"
+        return f"view of {slot.root}{_view_text(slot)}"
     if slot.offset is None:
         return f"{slot.kind} {_byte_size(slot.size)}"
     return f"@{slot.offset} {_byte_size(slot.size)}" + (
@@ -190,7 +187,7 @@ def _place(lir: Lir, value: Value) -> str:
     )
 
 
-def _lie(slot: Slot) -> str:
+def _view_text(slot: Slot) -> str:
     if slot.view is None or slot.view.offset == 0:
         return ""
     return f" + {slot.view.offset}"

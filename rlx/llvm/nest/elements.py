@@ -117,7 +117,7 @@ def _apply(f: Function, record: Op, operands: Sequence[Operand], result: DType) 
 
 def _binary(f: Function, record: Any, operands: Sequence[Operand]) -> Element:
     (a, a_type), (b, b_type) = operands
-    met: DType = record.meet(a_type, b_type)
+    met: DType = record.common_type(a_type, b_type)
     x, y = convert(f, a, a_type, met), convert(f, b, b_type, met)
     if isinstance(x, Complex) and isinstance(y, Complex):
         return arithmetic.BINARY[record.name](f, x, y)

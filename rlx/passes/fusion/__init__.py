@@ -1,4 +1,4 @@
-"""Fusion: tables of rules, in the order in which they are applied."""
+"""Fusion passes: tables of rewrite rules, in the order they are applied."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _added: dict[str, list[Rule]] = {}
 
 
 def add_rules(fusion: str, *rules: Rule) -> None:
-    """Add rules to the fusion of that name, behind its own: for ops from outside the package."""
+    """Append rules to the fusion `fusion`, for ops defined outside the package."""
     if fusion not in _TABLES:
         expected = ", ".join(_TABLES)
         raise OptionError("no such table of rules", got=repr(fusion), expected=expected)
@@ -38,7 +38,7 @@ def add_rules(fusion: str, *rules: Rule) -> None:
 
 @lru_cache(maxsize=64)
 def _joined(fusion: str, registered: int) -> tuple[Rule, ...]:
-    """The rules of a fusion; tables of activations grow with the registry of ops."""
+    """The rules of a fusion; those on activations grow with the op registry."""
     tables = (*_TABLES[fusion], _added.get(fusion, ()))
     return tuple([rule for table in tables for rule in table])
 
@@ -60,8 +60,8 @@ _TABLES: dict[str, tuple[Sequence[Rule], ...]] = {
     "linear": (LINEAR,),
 }
 
-# First what ops were written out is recognised, then those ops are joined with their neighbours,
-# and what is left over becomes regions.
+# First ops are recognised in their decomposed form, then they are fused with their neighbours, and
+# what is left becomes elementwise regions.
 FUSIONS: dict[str, Fusion] = {
     **{name: _rules(name) for name in _TABLES},
     "views": lambda graph, _, on_fire: apply(graph, LAYOUT, "fuse", on_fire=on_fire),
@@ -76,7 +76,7 @@ def fuse(
     on_fire: OnFire | None = None,
     only: Sequence[str] | None = None,
 ) -> Graph:
-    """Every fusion in order, or those named in `only`."""
+    """Run all fusion passes in order, or those named in `only`."""
     for name, fusion in FUSIONS.items():
         if only is None or name in only:
             graph = fusion(graph, report, on_fire)

@@ -1,6 +1,6 @@
-"""Activations written in primitives become the op that computes them.
+"""Recognises decomposed activations.
 
-The formula of an op's row is one way to write it; the others that are in use stand here.
+One pattern is the decomposition of the op itself; other common forms are listed here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlx.passes.pattern import Match, OpPattern, Part, number, op
 from rlx.passes.rewrite import Result, Rule
 
 
-def _becomes(kind: str) -> Callable[[Match], Result]:
+def _becomes(name: str) -> Callable[[Match], Result]:
     def result(m: Match) -> Result:
         if not m.x.shape.dtype.is_float or m.if_same(m.x) is None:
             return None
-        return m.g.apply(kind, m.x)
+        return m.g.apply(name, m.x)
 
     return result
 
@@ -45,7 +45,7 @@ _TANH_ARGUMENTS: list[OpPattern] = [
 
 
 def _half_of_x_times(gate: OpPattern) -> list[OpPattern]:
-    """The orders in which 0.5 · x · gate is written."""
+    """0.5 · x · gate, in any order."""
     return [
         op("mul", op("mul", "x", 0.5), gate),
         op("mul", op("mul", "x", gate), 0.5),
@@ -58,8 +58,8 @@ _TANH_GATES = [op("add", op("tanh", arg), 1) for arg in _TANH_ARGUMENTS]
 _ONE_PLUS_EXP = op("add", op("exp", op("neg", "x")), 1)
 
 
-def _rules(name: str, kind: str, patterns: list[OpPattern]) -> list[Rule]:
-    return [Rule(name, p, _becomes(kind), owns=True) for p in patterns]
+def _rules(name: str, patterns: list[OpPattern]) -> list[Rule]:
+    return [Rule(f"decomposed {name}", p, _becomes(name), owns=True) for p in patterns]
 
 
 _OTHERS: dict[str, list[OpPattern]] = {
@@ -82,7 +82,7 @@ def formula_pattern(record: Op) -> OpPattern:
         known = number(value)
         if known is not None:
             return known
-        same = node.op.__eq__ if node.op.fields else None  # attributes are part of the formula
+        same = node.op.__eq__ if node.op.fields else None  # attributes must match too
         return op(node.op.name, *map(part, node.inputs), when=same)
 
     pattern = part(graph.outputs[0])
@@ -90,13 +90,13 @@ def formula_pattern(record: Op) -> OpPattern:
     return pattern
 
 
-def _rules_for(kind: str) -> list[Rule]:
-    own = [formula_pattern(REGISTRY[kind]())] if REGISTRY[kind].fuses_formula else []
-    return _rules(f"{kind} written out", kind, own + _OTHERS.get(kind, []))
+def _rules_for(name: str) -> list[Rule]:
+    own = [formula_pattern(REGISTRY[name]())] if REGISTRY[name].fuses_formula else []
+    return _rules(name, own + _OTHERS.get(name, []))
 
 
-# A list: ops that are registered later add their rules.
-ACTIVATION: list[Rule] = [rule for kind in _OTHERS for rule in _rules_for(kind)]
+# A list, since ops registered later add their rules.
+ACTIVATION: list[Rule] = [rule for name in _OTHERS for rule in _rules_for(name)]
 
 
 def _add_rules(cls: type[Op]) -> None:

@@ -1,7 +1,7 @@
-"""softmax(scale · q kᵀ + mask) v written in primitives -> the attention op.
+"""Recognises decomposed attention: softmax(scale · q kᵀ + mask) v -> the attention op.
 
-Reads the pattern from the last product backwards: weights, mask, softcap, scale, the product of
-queries and keys, then the views that bring heads into place and repeat them.
+Matches backwards from the second matmul: weights, mask, softcap, scale, the matmul q kᵀ, then the
+views that split heads and repeat them for grouped-query attention.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from rlx.passes.pattern import Match, number, op
 from rlx.passes.rewrite import Result, Rule
 from rlx.support.records import dataclass
 
-FAR = -1e8  # a score this low vanishes beside any other, and swallows what is added to it
+FAR = -1e8  # a score this low has weight 0, whatever is added to it
 
 
 @dataclass
 class _Scores:
-    """What happens to the product of queries and keys before the last product."""
+    """What happens to the scores q kᵀ before the second matmul."""
 
     inner: list[Value]  # values that belong to the pattern
-    product: Value | None = None
-    keep: Value | None = None  # flags of visible keys
-    inverted: bool = False  # … or of hidden ones
-    hidden: float = 0.0  # the score of invisible ones
+    qk: Value | None = None
+    keep: Value | None = None  # mask of visible keys
+    inverted: bool = False  # … or of hidden keys
+    hidden: float = 0.0  # the score of hidden keys
     bias: Value | None = None
-    zeroed: Value | None = None  # flags that turn a row without keys into zeros
+    zeroed: Value | None = None  # mask that zeroes rows without visible keys
     scale: float = 1.0
     softcap: float = 0.0
 
 
-def _strip(value: Value, scores: _Scores) -> Value:
+def _without_casts(value: Value, scores: _Scores) -> Value:
     """`value` without casts."""
     while value.node.op.name == "cast":
         scores.inner.append(value)
@@ -46,30 +46,30 @@ def _strip(value: Value, scores: _Scores) -> Value:
 
 
 def _read_weights(weights: Value) -> _Scores | str | None:
-    """From the weights back to the product; a string says what is in the way."""
+    """Match from the attention weights back to q kᵀ; a string says why there is no match."""
     found = _Scores([])
-    value = _strip(weights, found)
+    value = _without_casts(weights, found)
     outer = None
     if value.node.op.name == "where" and number(value.node.inputs[2]) == 0.0:
         found.inner.append(value)
         outer, value = value.node.inputs[:2]
-        value = _strip(value, found)
+        value = _without_casts(value, found)
     node = value.node
     if node.op.name != "softmax" or node.op.axis % value.shape.rank != value.shape.rank - 1:  # type: ignore[attr-defined]
         return None
     found.inner.append(value)
-    scores = _strip(node.inputs[0], found)
+    scores = _without_casts(node.inputs[0], found)
     value = _read_mask(scores, found)
     if outer is not None:
         if outer is not found.keep and not _is_not_hidden(outer, scores):
-            return "the weights are masked by other flags than the scores"
+            return "the weights have another mask than the scores"
         found.zeroed = outer
-    value = _read_softcap(_strip(value, found), found)
-    value = _read_scale(_strip(value, found), found, found.inner)
+    value = _read_softcap(_without_casts(value, found), found)
+    value = _read_scale(_without_casts(value, found), found, found.inner)
     if value.node.op.name != "matmul":
         return None
     found.inner.append(value)
-    found.product = value
+    found.qk = value
     return found
 
 
@@ -90,15 +90,15 @@ def _read_mask(value: Value, found: _Scores) -> Value:
                 return shown
     if node.op.name == "add":
         for scores, bias in (node.inputs, node.inputs[::-1]):
-            if _leads_to_product(scores) and bias.shape.dtype.is_float and bias.shape.rank:
+            if _leads_to_qk(scores) and bias.shape.dtype.is_float and bias.shape.rank:
                 found.inner.append(value)
                 found.bias = bias
                 return scores
     return value
 
 
-def _leads_to_product(value: Value) -> bool:
-    """Whether this side of a sum is the scores."""
+def _leads_to_qk(value: Value) -> bool:
+    """Whether this operand of a sum is the scores."""
     for _ in range(6):
         node = value.node
         if node.op.name == "matmul":
@@ -151,7 +151,7 @@ def _read_scale(value: Value, found: _Scores, inner: list[Value]) -> Value:
 
 @dataclass
 class _Heads:
-    """A tensor divided into heads, as the attention op takes it."""
+    """A tensor split into heads, as the attention op takes it."""
 
     value: Value
     layout: str = "bhsd"
@@ -163,7 +163,7 @@ class _Heads:
 
 
 def _transposed(m: Match, value: Value, perm: tuple[int, ...]) -> Value:
-    """`value` with its axes in another order; views of views are merged."""
+    """`value` transposed; transposes of transposes are merged."""
     node = value.node
     if node.op.name == "transpose":
         inner: tuple[int, ...] = node.op.axes  # type: ignore[attr-defined]
@@ -186,7 +186,7 @@ def _rank_four(m: Match, value: Value) -> Value:
 
 
 def _heads(m: Match, value: Value, repeated: bool) -> _Heads:
-    """`value` [B, H, S, D] with the views that made it undone as far as the op can do them."""
+    """`value` [B, H, S, D] without the views that the attention op does itself."""
     found = _Heads(value)
     while True:
         node = found.value.node
@@ -202,7 +202,7 @@ def _heads(m: Match, value: Value, repeated: bool) -> _Heads:
 
 
 def _unrepeated(m: Match, found: _Heads) -> tuple[Value, int] | None:
-    """The heads before each was repeated, and how often."""
+    """The heads before they were repeated, and the repeat count."""
     axis = 1 if found.layout == "bhsd" else 2
     node = found.value.node
     dims = found.value.shape.dims
@@ -249,16 +249,16 @@ def _attention(m: Match) -> Result:
         return None
     if isinstance(scores, str):
         return m.miss(scores)
-    assert scores.product is not None
+    assert scores.qk is not None
     taken = _foreign_user(m, scores)
     if taken is not None:
         return m.miss(taken)
     aside: list[Value] = []
-    q, k_t = scores.product.node.inputs
+    q, k_t = scores.qk.node.inputs
     q, k_t = (_read_scale(v, scores, aside) for v in (q, k_t))
-    rank = scores.product.shape.rank
-    if not weights.shape.same_dims(scores.product.shape):
-        return m.miss(f"the mask stretches the scores {scores.product.shape} to {weights.shape}")
+    rank = scores.qk.shape.rank
+    if not weights.shape.same_dims(scores.qk.shape):
+        return m.miss(f"the mask broadcasts the scores {scores.qk.shape} to {weights.shape}")
     if any(v.shape.rank != rank for v in (q, k_t, values)) or rank not in (2, 3, 4, 5):
         return m.miss(f"queries, keys and values differ in rank: {q.shape}, {k_t.shape}")
     return _build(m, scores, (q, k_t, values), rank)
@@ -316,7 +316,7 @@ def _build(m: Match, scores: _Scores, given: tuple[Value, Value, Value], rank: i
 
 
 def _mismatch(q4: Value, queries: _Heads, keys: _Heads, vals: _Heads) -> str:
-    """Why the parts are not what the attention op takes."""
+    """Why q, k and v do not fit the attention op."""
     shapes = f"q {queries.value.shape}, k {keys.value.shape}, v {vals.value.shape}"
     heads, kv_heads, head_dim = queries.heads, keys.heads, q4.shape.dims[3]
     if not all(isinstance(n, int) for n in (heads, kv_heads, vals.heads, head_dim)):
@@ -335,7 +335,7 @@ def _mismatch(q4: Value, queries: _Heads, keys: _Heads, vals: _Heads) -> str:
 def _mask(
     m: Match, scores: _Scores, rows: Dim, keys: Dim, rank: int
 ) -> tuple[MaskKind, list[Value]] | None:
-    """The mask kind and the mask operand; None where the op could not do the same."""
+    """The mask kind and the mask operand; None when the op has no equivalent."""
     keep, low, bias = scores.keep, scores.hidden, scores.bias
     if keep is not None and scores.inverted:
         keep = m.g.logical_not(keep)
@@ -352,7 +352,7 @@ def _mask(
         if bias is None and low > FAR:
             return None
         if bias is None:
-            # rows without any key must stay the mean of all values: the scores are lowered alike
+            # a row without visible keys must stay the mean of all values: its scores are equal
             element = m.root.output.shape.dtype
             numbers = [m.g.constant(n, element) for n in (0.0, low)]
             bias = m.g.where(keep, *numbers)
@@ -372,7 +372,7 @@ def _mask_of_rank_four(m: Match, mask: Value, rank: int) -> Value:
 
 
 ATTENTION: tuple[Rule, ...] = (
-    Rule("attention written out", op("matmul", having="softmax"), _attention),
-    Rule("attention written out", op("matmul", having="where"), _attention),
-    Rule("attention written out", op("matmul", having="cast"), _attention),
+    Rule("decomposed attention", op("matmul", having="softmax"), _attention),
+    Rule("decomposed attention", op("matmul", having="where"), _attention),
+    Rule("decomposed attention", op("matmul", having="cast"), _attention),
 )

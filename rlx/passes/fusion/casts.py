@@ -1,6 +1,6 @@
-"""16-bit operands handed to ops that compute in f32 anyway: the casts around them go.
+"""Removes casts around ops that compute in f32 anyway.
 
-cast(op(cast(x, f32)), f16) = op(x) for ops that widen their operands and round once themselves.
+cast(op(cast(x, f32)), f16) = op(x) for ops that widen their 16-bit operands and round once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 from rlx.ir.node import Node, Value
 from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Result, Rule
-from rlx.passes.simplify import holds
+from rlx.passes.simplify import represents
 
-# References of these compute in f32 (f64 for f64) whatever their operands are.
+# Ops whose reference computes in f32 (f64 for f64) for operands of any type.
 WIDENING = (
     "rms_norm", "layer_norm", "group_norm", "l2_norm", "softmax", "rope", "attention",
     "fused_qk_norm_rope", "fused_residual_rms_norm", "fused_residual_layer_norm", "matmul",
@@ -29,13 +29,13 @@ def _is_widening(cast: Node) -> bool:
 def _uncast(value: Value) -> Value:
     node = value.node
     exact = node.op.name == "cast" and _is_widening(node)
-    if exact and holds(value.shape.dtype, node.inputs[0].shape.dtype):
+    if exact and represents(value.shape.dtype, node.inputs[0].shape.dtype):
         return node.inputs[0]
     return value
 
 
 def _casts_of(m: Match, value: Value) -> list[Node] | None:
-    """The casts that take `value`; None when something else does too."""
+    """The casts that use `value`; None when it has other users."""
     users = m.editor.users[value]
     if value in m.editor.returned or any(u.op.name != "cast" for u in users):
         return None
@@ -63,7 +63,7 @@ def _narrow(m: Match) -> Result:
 
 
 def _cast_after_view(m: Match) -> Result:
-    """view(widen(x)) = widen(view(x)): the cast comes to stand next to what takes it"""
+    """view(widen(x)) = widen(view(x)): moves the cast next to its user"""
     cast = m.y.node
     if not _is_widening(cast):
         return None

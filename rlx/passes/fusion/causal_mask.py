@@ -1,7 +1,7 @@
-"""Masks built from positions: which keys does a query see?
+"""Recognises causal and sliding-window masks in comparisons of positions.
 
-Flags made by comparing iotas are read as linear inequalities in the row i (query) and the column j
-(key). With Sq queries and Sk keys, query i stands at position p = Sk − Sq + i:
+A mask made by comparing iotas is a set of linear inequalities in the row i (query) and the column j
+(key). With Sq queries and Sk keys, query i is at position p = Sk − Sq + i:
 
     causal           p − j ≥ 0
     sliding window   p − j ≥ 0 and j − p + w − 1 ≥ 0
@@ -35,7 +35,7 @@ class _Linear(NamedTuple):
 
 
 def mask_kind(keep: Value, rows: Dim, keys: Dim) -> MaskKind | None:
-    """CAUSAL or SLIDING_WINDOW when the flags `keep` [..., rows, keys] are that mask."""
+    """CAUSAL or SLIDING_WINDOW when `keep` [..., rows, keys] is that mask."""
     if keep.node.op.name == "constant":
         return _of_constant(keep, rows, keys)
     found = _conditions(keep)
@@ -60,18 +60,18 @@ def mask_kind(keep: Value, rows: Dim, keys: Dim) -> MaskKind | None:
 
 
 def sees_itself(rows: Dim, keys: Dim) -> bool:
-    """Whether every query of a causal mask has a key: there are at least as many keys."""
+    """Whether every query of a causal mask sees a key: there are at least as many keys."""
     rest = expand(keys - rows)
     if isinstance(rest, int):
         return rest >= 0
     if same(rows, 1):
-        return True  # it sees the last key; without any key there is nothing to see for anyone
+        return True  # the query sees the last key, if there is any key
     plain = all(isinstance(atom, str) for monomial, _ in rest.terms for atom in monomial)
     return plain and all(factor > 0 for _, factor in rest.terms)
 
 
 def _normal(condition: _Linear, rows: Dim, keys: Dim) -> _Linear:
-    """An axis of size 1 has index 0 alone; its factor is taken to be the one looked for."""
+    """Normalise the coefficient of an axis of size 1, whose index is always 0."""
     row, column, offset = condition
     if same(rows, 1) and row == 0 and column:
         row = -column
@@ -81,30 +81,30 @@ def _normal(condition: _Linear, rows: Dim, keys: Dim) -> _Linear:
 
 
 def _conditions(flags: Value) -> list[_Linear] | None:
-    """Linear forms that must all be ≥ 0 for a flag to be set."""
+    """Linear forms whose conjunction (all ≥ 0) is the mask."""
     node = flags.node
-    kind = node.op.name
-    if kind in ("logical_and", "bitwise_and"):
+    name = node.op.name
+    if name in ("logical_and", "bitwise_and"):
         first, second = map(_conditions, node.inputs)
         return None if first is None or second is None else first + second
-    if kind in ("expand", "reshape") and _keeps_axes(node):
+    if name in ("expand", "reshape") and _keeps_axes(node):
         return _conditions(node.inputs[0])
-    if kind == "logical_not":
+    if name == "logical_not":
         inner = _conditions(node.inputs[0])
         if inner is None or len(inner) != 1:
             return None
         return [_Linear(0, 0, -1).plus(inner[0], -1)]
-    if kind not in ("le", "lt", "ge", "gt"):
+    if name not in ("le", "lt", "ge", "gt"):
         return None
-    low, high = node.inputs if kind in ("le", "lt") else node.inputs[::-1]
+    low, high = node.inputs if name in ("le", "lt") else node.inputs[::-1]
     a, b = _linear(low), _linear(high)
     if a is None or b is None:
         return None
-    return [b.plus(a, -1).plus(_Linear(0, 0, -1 if kind in ("lt", "gt") else 0))]
+    return [b.plus(a, -1).plus(_Linear(0, 0, -1 if name in ("lt", "gt") else 0))]
 
 
 def _keeps_axes(node: Node) -> bool:
-    """Whether an expand or reshape leaves the last two axes where they are, but for 1s."""
+    """Whether an expand or reshape keeps the last two axes, up to 1s."""
     old, new = node.inputs[0].shape.dims, node.output.shape.dims
     if node.op.name == "expand":
         return True
@@ -116,22 +116,22 @@ def _keeps_axes(node: Node) -> bool:
 def _linear(value: Value) -> _Linear | None:
     """An integer tensor as a linear form of its last two indices."""
     node = value.node
-    kind, record = node.op.name, _record(node)
-    if kind == "iota":
+    name, record = node.op.name, _record(node)
+    if name == "iota":
         return _of_iota(record)
-    if kind == "dim_value":
+    if name == "dim_value":
         return _Linear(0, 0, record.dim)
-    if kind == "constant":
+    if name == "constant":
         found = number(value)
         return None if found is None or found != int(found) else _Linear(0, 0, int(found))
-    if kind in ("add", "sub"):
+    if name in ("add", "sub"):
         a, b = map(_linear, node.inputs)
-        return None if a is None or b is None else a.plus(b, 1 if kind == "add" else -1)
-    if kind in ("cast", "expand"):
+        return None if a is None or b is None else a.plus(b, 1 if name == "add" else -1)
+    if name in ("cast", "expand"):
         return _linear(node.inputs[0])
-    if kind == "reshape":
+    if name == "reshape":
         return _of_reshape(node)
-    if kind == "transpose" and record.axes == (1, 0):
+    if name == "transpose" and record.axes == (1, 0):
         inner = _linear(node.inputs[0])
         return None if inner is None else _Linear(inner.column, inner.row, inner.offset)
     return None
@@ -143,12 +143,12 @@ def _record(node: Node) -> Any:
 
 def _of_iota(record: Any) -> _Linear | None:
     rank = len(record.shape)
-    place = rank - record.axis % rank  # counted from the end
+    axis = rank - record.axis % rank  # counted from the end
     if same(record.shape[record.axis], 1):
         return _Linear(0, 0, record.start)
-    if place > 2:
+    if axis > 2:
         return None
-    return _Linear(int(place == 2), int(place == 1), record.start)
+    return _Linear(int(axis == 2), int(axis == 1), record.start)
 
 
 def _of_reshape(node: Node) -> _Linear | None:
@@ -158,13 +158,13 @@ def _of_reshape(node: Node) -> _Linear | None:
         return None
     old = [d for d in node.inputs[0].shape.dims if not same(d, 1)]
     new = node.output.shape.dims
-    places = [len(new) - i for i, d in enumerate(new) if not same(d, 1)]
+    axes = [len(new) - i for i, d in enumerate(new) if not same(d, 1)]
     if not inner.row and not inner.column:
         return inner
     factor = inner.row or inner.column
-    if len(old) != 1 or len(places) != 1 or places[0] > 2:
+    if len(old) != 1 or len(axes) != 1 or axes[0] > 2:
         return None
-    return _Linear(factor * (places[0] == 2), factor * (places[0] == 1), inner.offset)
+    return _Linear(factor * (axes[0] == 2), factor * (axes[0] == 1), inner.offset)
 
 
 def _of_constant(keep: Value, rows: Dim, keys: Dim) -> MaskKind | None:
@@ -178,7 +178,7 @@ def _of_constant(keep: Value, rows: Dim, keys: Dim) -> MaskKind | None:
 
 
 def hidden_scores(bias: Value) -> tuple[Value, float] | None:
-    """(flags, number) of a bias that is 0 where flags are set and that number elsewhere."""
+    """(mask, number) of a bias that is 0 where the mask is set and that number elsewhere."""
     node = bias.node
     if node.op.name != "where":
         return None

@@ -1,4 +1,4 @@
-"""act(x·gate) * (x·up): SwiGLU, GeGLU and their kin."""
+"""Gated linear units, act(x·gate) * (x·up): SwiGLU, GeGLU and their like."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from rlx.ir.dim import same
 from rlx.ir.node import Value
-from rlx.ir.ops.activation import activation_kinds, is_default
+from rlx.ir.ops.elementwise import activation_ops, is_default
 from rlx.passes.fusion.linear import as_vector, is_linear
-from rlx.passes.fusion.shared_input import joinable
+from rlx.passes.fusion.shared_input import concat_obstacle
 from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Result, Rule
 
@@ -21,11 +21,11 @@ def _activation(m: Match) -> str | None:
 
 
 def _plain(m: Match) -> Result:
-    """Two products of one x, no bias: fused_swiglu"""
+    """Two matmuls of one x, no bias -> fused_swiglu"""
     activation = _activation(m)
     if activation is None or not is_linear(m.gate) or not is_linear(m.up):
         return None
-    if not m.rounds_alike(m.gate, m.up):
+    if not m.same_precision(m.gate, m.up):
         return m.miss(f"gate is {m.gate.shape.dtype}, up {m.up.shape.dtype}")
     if not m.g_w.shape.same_dims(m.u_w.shape):
         return m.miss(f"gate {m.g_w.shape} and up {m.u_w.shape} differ")
@@ -33,11 +33,11 @@ def _plain(m: Match) -> Result:
 
 
 def _biased(m: Match) -> Result:
-    """With biases: one product with both weights joined, then fused_gated_act"""
+    """With biases -> one matmul with the weights concatenated, then fused_gated_act"""
     activation = _activation(m)
     if activation is None or not is_linear(m.gate) or not is_linear(m.up):
         return None
-    if not m.rounds_alike(m.gate, m.up):
+    if not m.same_precision(m.gate, m.up):
         return m.miss(f"gate is {m.gate.shape.dtype}, up {m.up.shape.dtype}")
     if not m.g_w.shape.same_dims(m.u_w.shape) or m.g_w.shape.dtype is not m.u_w.shape.dtype:
         return m.miss(f"gate {m.g_w.shape} and up {m.u_w.shape} differ")
@@ -54,7 +54,7 @@ def _biased(m: Match) -> Result:
 
 
 def _packed(m: Match) -> Result:
-    """Quantised weights of one scheme: their rows joined, then fused_gated_act"""
+    """Quantised weights of one scheme -> their rows concatenated, then fused_gated_act"""
     activation = _activation(m)
     gate, up = m.gate.node, m.up.node
     if activation is None or gate.inputs[0] is not up.inputs[0]:
@@ -73,12 +73,12 @@ def _packed(m: Match) -> Result:
 
 
 def _obstacle(m: Match, weights: list[Value]) -> str:
-    """Why weights should not be joined; empty when they may."""
-    return next((why for w in weights if (why := joinable(m.editor, w))), "")
+    """Why the weights should not be concatenated; empty when they may."""
+    return next((why for w in weights if (why := concat_obstacle(m.editor, w))), "")
 
 
 def _halves(m: Match) -> Result:
-    """The two halves of one tensor: fused_gated_act of it"""
+    """The two halves of one tensor -> fused_gated_act"""
     activation = _activation(m)
     x: Value = m.x
     rank = x.shape.rank
@@ -98,8 +98,8 @@ def _halves(m: Match) -> Result:
 
 
 def _table(name: str, gate: Any, up: Any, result: Any, bare: bool) -> list[Rule]:
-    """The rule with an activation on the gate, and for products also the one without."""
-    rules = [Rule(name, op("mul", op(activation_kinds, gate, name="act"), up), result, owns=True)]
+    """The rule with an activation on the gate; with `bare` also the one without."""
+    rules = [Rule(name, op("mul", op(activation_ops, gate, name="act"), up), result, owns=True)]
     if bare:
         rules.append(Rule(name, op("mul", gate, up), result, owns=True))
     return rules

@@ -1,4 +1,4 @@
-"""Norms and softmax written in primitives, and norms of a residual sum."""
+"""Recognises decomposed norms and softmax; fuses residual add + norm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _mean(m: Match) -> Result:
 
 
 def _scaled(x: Any, power: OpPattern) -> list[OpPattern]:
-    """x over the root of `power` + eps, in the ways it is written."""
+    """x / sqrt(`power` + eps), in its usual forms."""
     sum_ = op("add", power, const("eps"))
     return [
         op("mul", x, op("rsqrt", sum_)),
@@ -57,12 +57,12 @@ def _eps(m: Match) -> float | None:
     return eps if eps is not None and eps >= 0 else None
 
 
-def _norm(kind: str) -> Callable[[Match], Result]:
+def _norm(name: str) -> Callable[[Match], Result]:
     def result(m: Match) -> Result:
         eps = _eps(m)
         if eps is None or not m.x.shape.dtype.is_float or not _last_axis(m.power):
             return None
-        if not m.rounds_alike(m.x):
+        if not m.same_precision(m.x):
             return m.miss(f"gamma is wider than {m.x.shape.dtype}")
         if m.has("mu") and not _last_axis(m.mu):
             return None
@@ -71,7 +71,7 @@ def _norm(kind: str) -> Callable[[Match], Result]:
         gamma = as_vector(m, m.gamma, m.x.shape.dims[-1])
         if gamma is None or not gamma.shape.dtype.is_float:
             return None
-        return m.if_same(m.g.apply(kind, m.x, gamma, eps=eps))
+        return m.if_same(m.g.apply(name, m.x, gamma, eps=eps))
 
     return result
 
@@ -84,7 +84,7 @@ def _beta(m: Match) -> Result:
     beta = as_vector(m, m.beta, x.shape.dims[-1])
     if beta is None or not beta.shape.dtype.is_float or m.beta.shape.rank > x.shape.rank:
         return None
-    if not m.rounds_alike(m.y):
+    if not m.same_precision(m.y):
         return m.miss(f"beta is wider than {m.y.shape.dtype}")
     return m.if_same(m.g.append(m.op("y"), [x, gamma, beta]))
 
@@ -102,7 +102,7 @@ def _l2(m: Match) -> Result:
 # -- e^(x - max x) / sum ---------------------------------------------------------------------
 
 
-def _softmax(kind: str) -> Callable[[Match], Result]:
+def _softmax(name: str) -> Callable[[Match], Result]:
     def result(m: Match) -> Result:
         tops, sums = m.op("top"), m.op("total")
         if tops.axis is None or len(tops.axis) != 1 or not tops.keepdims or not sums.keepdims:
@@ -113,7 +113,7 @@ def _softmax(kind: str) -> Callable[[Match], Result]:
             return None
         if not m.x.shape.dtype.is_float:
             return None
-        return m.if_same(m.g.apply(kind, m.x, axis=axis - rank))
+        return m.if_same(m.g.apply(name, m.x, axis=axis - rank))
 
     return result
 
@@ -122,23 +122,23 @@ def _softmax(kind: str) -> Callable[[Match], Result]:
 
 
 def _residual(m: Match) -> Result:
-    """Gives the sum too, so that other users of it need not compute it again."""
-    kind = {"rms_norm": "fused_residual_rms_norm", "layer_norm": "fused_residual_layer_norm"}
+    """Returns the sum too, for its other users."""
+    fused = {"rms_norm": "fused_residual_rms_norm", "layer_norm": "fused_residual_layer_norm"}
     total = m.total
     a, b = total.node.inputs
     if not a.shape.same_dims(b.shape):
         return m.miss(f"the sum broadcasts {a.shape} and {b.shape}")
     if a.shape.dtype is not b.shape.dtype or not a.shape.dtype.is_float:
         return m.miss(f"the sum mixes {a.shape.dtype} and {b.shape.dtype}")
-    if not m.rounds_alike(total):
+    if not m.same_precision(total):
         return m.miss(f"gamma is wider than the sum, which is rounded to {total.shape.dtype}")
     gains = m.root.inputs[1:]
     for gain in gains:
         if not gain.node.op.is_source and m.editor.depends(gain.node, total.node):
             return m.miss("gamma or beta depends on the sum")
-    # x is what was computed last, the residual what waited for it
+    # x is the operand computed last, the residual the one computed before
     x, residual = (a, b) if a.node.id >= b.node.id else (b, a)
-    normed, added = m.g.apply(kind[m.op().name], x, residual, *gains, eps=m.op().eps)
+    normed, added = m.g.apply(fused[m.op().name], x, residual, *gains, eps=m.op().eps)
     if m.if_same(normed) is None:
         return None
     m.replace_too(total, added)
@@ -153,33 +153,33 @@ _SHIFTED = op("sub", "x", op("max", "x", name="top"), name="low")
 _EXP = op("exp", _SHIFTED, name="e")
 
 NORM: tuple[Rule, ...] = (
-    Rule("mean written out", op("div", op("sum", "x", name="s"), const("n")), _mean, owns=True),
-    Rule("mean written out", op("mul", op("sum", "x", name="s"), const("n")), _mean, owns=True),
-    # a layer norm is an rms norm of what was centred, so it is looked for first
+    Rule("decomposed mean", op("div", op("sum", "x", name="s"), const("n")), _mean, owns=True),
+    Rule("decomposed mean", op("mul", op("sum", "x", name="s"), const("n")), _mean, owns=True),
+    # a layer norm is an rms norm of x - mean, so its pattern comes first
     *(
-        Rule("layer_norm written out", op("mul", y, "gamma"), _norm("layer_norm"), owns=True)
+        Rule("decomposed layer_norm", op("mul", y, "gamma"), _norm("layer_norm"), owns=True)
         for y in _scaled(_CENTRED, _VARIANCE)
     ),
     *(
-        Rule("rms_norm written out", op("mul", y, "gamma"), _norm("rms_norm"), owns=True)
+        Rule("decomposed rms_norm", op("mul", y, "gamma"), _norm("rms_norm"), owns=True)
         for y in _scaled("x", _POWER)
     ),
-    *(Rule("l2_norm written out", y, _l2, owns=True) for y in _scaled("x", _SUM_OF_SQUARES)),
+    *(Rule("decomposed l2_norm", y, _l2, owns=True) for y in _scaled("x", _SUM_OF_SQUARES)),
     Rule("norm + beta", op("add", op(("rms_norm", "layer_norm"), name="y"), "beta"), _beta, True),
     Rule(
-        "softmax written out",
+        "decomposed softmax",
         op("div", _EXP, op("sum", "e", name="total")),
         _softmax("softmax"),
         owns=True,
     ),
     Rule(
-        "softmax written out",
+        "decomposed softmax",
         op("mul", _EXP, op("reciprocal", op("sum", "e", name="total"))),
         _softmax("softmax"),
         owns=True,
     ),
     Rule(
-        "log_softmax written out",
+        "decomposed log_softmax",
         op("sub", _SHIFTED, op("log", op("sum", op("exp", "low"), name="total"))),
         _softmax("log_softmax"),
         owns=True,

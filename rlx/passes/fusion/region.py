@@ -1,10 +1,9 @@
-"""Chains of elementwise ops, with reductions over the last axes, -> elementwise_region.
+"""Loop fusion: chains of elementwise ops and reductions over the last axes -> elementwise_region.
 
-A region has one iteration space, its `full` dims. A value in it has those dims, or is a row value:
-the last `reduced` axes are 1 (or gone) because a reduction folded them, or because the value is one
-number per row and meets the full space by broadcasting. Every value is computed once: nothing that
-would have to be recomputed along an outer axis is taken in. A region is convex: no path leaves it
-and comes back, so that it can run as one step.
+A region has one iteration space, its `full` dims. A value in it has those dims or is a row value:
+its last `reduced` axes are 1 (or gone), since a reduction removed them or since it broadcasts along
+the row. Every value is computed once: ops that an outer axis would recompute stay outside. A region
+is convex: no path leaves it and re-enters, so that it can run as one launch.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from rlx.passes.rewrite import Editor
 
 NAME = "elementwise region"
 MOST_NODES = 64
-MOST_SPAN = 400  # nodes between the first and the last member: further apart, values live too long
+MOST_SPAN = 400  # nodes between first and last member; a longer span would extend live ranges
 
 Dims = tuple[Dim, ...]
 
 
 def fuse_regions(graph: Graph, report: FusionReport | None = None) -> Graph:
-    """Group what can be computed in one walk over memory."""
+    """Group nodes that one loop nest can compute."""
     editor = Editor(graph, "fuse")
     groups = _Grouping(editor).run()
     bodies: dict[Any, Body] = {}
@@ -93,7 +92,7 @@ class _Grouping:
         return list(found)
 
     def _alone(self, node: Node) -> _Group | None:
-        """A group of `node` alone, when it is an op that regions take."""
+        """A group of `node` alone, when regions can contain its op."""
         op = node.op
         if op.is_elementwise:
             dims = node.outputs[0].shape.dims
@@ -109,10 +108,10 @@ class _Grouping:
             return None
         if any(v.shape.dtype.kind == "complex" for v in node.inputs):
             return None
-        return None if self.editor.is_fixed(node.outputs[0]) else _Group(node, dims, reduced)
+        return None if self.editor.is_param_only(node.outputs[0]) else _Group(node, dims, reduced)
 
     def _try_join(self, node: Node, value: Value) -> None:
-        """Join the group of `node` with the one that computes `value`, through views if need be."""
+        """Merge the group of `node` with the one that computes `value`, also through views."""
         views: list[Node] = []
         while value.node.op.name in ("expand", "reshape") and self.editor.uses(value) == 1:
             views.append(value.node)
@@ -139,7 +138,7 @@ class _Grouping:
         return span <= MOST_SPAN and len(a.nodes) + len(b.nodes) + len(views) <= MOST_NODES
 
     def _is_convex(self, members: set[Node], first: int) -> bool:
-        """Whether nothing outside that the members need depends on one of them."""
+        """Whether no path between members leads outside the group."""
         seen: set[Node] = set()
         todo = self._outside(members, members)
         while todo:
@@ -161,16 +160,16 @@ class _Grouping:
 
 
 def _trailing(op: Any, rank: int) -> int:
-    """How many of the last axes a reduction folds; 0 when it folds others, or all of several."""
+    """How many trailing axes a reduction covers; 0 for other axes, or when it covers all."""
     axes = range(rank) if op.axis is None else sorted(a % rank for a in op.axis)
     count = len(axes)
     if count == rank > 1:
-        return 0  # one row alone: no outer axis to divide among workers
+        return 0  # a single row: no outer axis to parallelise
     return count if list(axes) == list(range(rank - count, rank)) else 0
 
 
 def _are_unit_views(views: list[Node], mine: _Group, other: _Group) -> bool:
-    """Whether views only add or drop 1s behind row values, or stretch them over the rows."""
+    """Whether views only add or drop trailing 1s of row values, or broadcast them."""
     full = mine.full if len(mine.full) >= len(other.full) else other.full
     k = mine.reduced or other.reduced
     if not k:
@@ -202,7 +201,7 @@ def _replace(
         if v in editor.returned or any(u not in inside for u in editor.users[v])
     ]
     if not results:
-        return  # dead: nothing was removed before
+        return  # dead already
     body = _body(nodes, list(operands), results, bodies)
     made, new = editor.build(
         last, lambda: editor.graph.elementwise_region(list(operands), body=body)
@@ -217,9 +216,9 @@ def _replace(
 
 
 def _is_literal(value: Value) -> bool:
-    """Whether a value is copied into the body, because kernels have it without reading memory.
+    """Whether a value is copied into the body: kernels compute it without a load.
 
-    That is a constant of one element, an index, and either under another shape.
+    A constant of one element or an index, possibly reshaped.
     """
     op: Any = value.node.op
     if op.name in ("reshape", "expand", "transpose"):
@@ -230,28 +229,28 @@ def _is_literal(value: Value) -> bool:
 def _body(
     nodes: list[Node], operands: list[Value], results: list[Value], bodies: dict[Any, Body]
 ) -> Body:
-    """The nested graph of a region; layers repeat, so equal ones are made once."""
-    place: dict[Value, Any] = {v: i for i, v in enumerate(operands)}
+    """The subgraph of a region; equal ones, as in repeated layers, are shared."""
+    numbers: dict[Value, Any] = {v: i for i, v in enumerate(operands)}
     rows: list[Any] = []
     for node in nodes:
-        refs = tuple([_reference(v, place) for v in node.inputs])
+        refs = tuple([_reference(v, numbers) for v in node.inputs])
         for v in node.outputs:
-            place[v] = (len(rows), v.index)
+            numbers[v] = (len(rows), v.index)
         rows.append((node.op, refs))
     shapes = tuple([v.shape for v in operands])
-    key = (shapes, tuple(rows), tuple([place[v] for v in results]))
+    key = (shapes, tuple(rows), tuple([numbers[v] for v in results]))
     found = bodies.get(key)
     if found is None:
         found = bodies[key] = Body(_body_graph(nodes, operands, results))
     return found
 
 
-def _reference(value: Value, place: dict[Value, Any]) -> Any:
-    """A member's operand in a form that is equal for equal regions."""
-    known = place.get(value)
+def _reference(value: Value, numbers: dict[Value, Any]) -> Any:
+    """A member's operand as a key that is equal for equal regions."""
+    known = numbers.get(value)
     if known is None:
         node = value.node
-        known = place[value] = (node.op, *[_reference(v, place) for v in node.inputs])
+        known = numbers[value] = (node.op, *[_reference(v, numbers) for v in node.inputs])
     return known
 
 
@@ -261,7 +260,7 @@ def _body_graph(nodes: list[Node], operands: list[Value], results: list[Value]) 
     literals: dict[Any, Value] = {}
 
     def copied(v: Value) -> Value:
-        if v not in values:  # a literal; equal ones are one
+        if v not in values:  # a literal, copied once
             key = (v.node.op, *map(copied, v.node.inputs))
             if key not in literals:
                 literals[key] = g.append(v.node.op, key[1:])

@@ -1,4 +1,4 @@
-"""Rotary embedding written in primitives, and the norm of each head before it."""
+"""Recognises decomposed rotary embedding; fuses the per-head norm before it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Result, Rule
 
 
-class _Piece(NamedTuple):
-    """A part of the last axis of x: every `step`-th element from `start` on."""
+class _Slice(NamedTuple):
+    """A strided slice of the last axis of x."""
 
     x: Value
     start: int
-    step: int
+    stride: int
 
 
-def _piece(value: Value) -> _Piece | None:
+def _slice(value: Value) -> _Slice | None:
     node = value.node
     record: Any = node.op
     if record.name == "narrow":
         source = node.inputs[0]
         last = record.axis % source.shape.rank == source.shape.rank - 1
         if last and isinstance(record.start, int):
-            return _Piece(source, record.start, 1)
+            return _Slice(source, record.start, 1)
     if record.name == "reshape":  # [..., n, 2] -> one of the two -> [..., n]
         inner = node.inputs[0].node
         if inner.op.name != "narrow" or inner.inputs[0].node.op.name != "reshape":
@@ -42,7 +42,7 @@ def _piece(value: Value) -> _Piece | None:
             and all(map(same, pairs.shape.dims[:-2], source.shape.dims[:-1]))
         )
         if fits and isinstance(cut.start, int):
-            return _Piece(source, cut.start, 2)
+            return _Slice(source, cut.start, 2)
     return None
 
 
@@ -53,7 +53,7 @@ class _Angles(NamedTuple):
 
 
 def _angles(m: Match, value: Value, length: Dim) -> _Angles | None:
-    """The table behind [B or 1, S, 1, n] (bshd) or [B or 1, 1, S, n] (bhsd)."""
+    """The table that was broadcast to [B or 1, S, 1, n] (bshd) or [B or 1, 1, S, n] (bhsd)."""
     rows = value
     if rows.node.op.name == "reshape":
         rows = rows.node.inputs[0]
@@ -68,14 +68,14 @@ def _angles(m: Match, value: Value, length: Dim) -> _Angles | None:
     return _Angles(rows, None, 0)
 
 
-def _turned(sub: Value, add: Value) -> tuple[Value, Value, Value, Value] | None:
+def _rotated(sub: Value, add: Value) -> tuple[Value, Value, Value, Value] | None:
     """(a, b, cos, sin) of a·cos − b·sin and b·cos + a·sin."""
     if sub.node.op.name != "sub" or add.node.op.name != "add":
         return None
-    products = [v.node for v in (*sub.node.inputs, *add.node.inputs)]
-    if any(p.op.name != "mul" for p in products):
+    muls = [v.node for v in (*sub.node.inputs, *add.node.inputs)]
+    if any(p.op.name != "mul" for p in muls):
         return None
-    ac, bs, third, fourth = (p.inputs for p in products)
+    ac, bs, third, fourth = (p.inputs for p in muls)
     for a, cos in (ac, ac[::-1]):
         for b, sin in (bs, bs[::-1]):
             for bc, as_ in ((third, fourth), (fourth, third)):
@@ -85,35 +85,35 @@ def _turned(sub: Value, add: Value) -> tuple[Value, Value, Value, Value] | None:
 
 
 def _rotation(m: Match, parts: tuple[Value, ...], interleaved: bool) -> Result:
-    """rope of x, when the first two parts are the turned halves (or evens and odds) of it."""
-    turned = _turned(parts[0], parts[1])
-    if turned is None:
+    """rope of x, when the first two parts are the rotated halves (or evens and odds) of it."""
+    rotated = _rotated(parts[0], parts[1])
+    if rotated is None:
         return None
-    first, second = _piece(turned[0]), _piece(turned[1])
+    first, second = _slice(rotated[0]), _slice(rotated[1])
     if first is None or second is None or first.x is not second.x or first.x.shape.rank != 4:
         return None
     if any(m.editor.uses(v) != 1 for v in parts[:2]):
         return m.miss("a rotated half has another user")
     x = first.x
-    half, head_dim = turned[0].shape.dims[-1], x.shape.dims[-1]
+    half, head_dim = rotated[0].shape.dims[-1], x.shape.dims[-1]
     wanted = (0, 1, 2, 2) if interleaved else (0, half, 1, 1)
-    if (first.start, second.start, first.step, second.step) != wanted:
+    if (first.start, second.start, first.stride, second.stride) != wanted:
         return None
     if not isinstance(half, int) or not _passes_through(parts[2:], x, 2 * half, head_dim):
         return None
     for layout, axis in (("bshd", 1), ("bhsd", 2)):
-        made = _build(m, x, turned[2], turned[3], (half, head_dim, interleaved, layout, axis))
+        made = _build(m, x, rotated[2], rotated[3], (half, head_dim, interleaved, layout, axis))
         if made is not None:
             return made
     return None
 
 
 def _passes_through(rest: tuple[Value, ...], x: Value, n_rot: int, head_dim: Dim) -> bool:
-    """What follows the rotated dimensions is the end of x, or nothing."""
+    """Whether the dims after the rotated ones are those of x, or there are none."""
     if not rest:
         return bool(n_rot == head_dim)
-    piece = _piece(rest[0])
-    if piece is None or piece.x is not x or piece[1:] != (n_rot, 1):
+    tail = _slice(rest[0])
+    if tail is None or tail.x is not x or tail[1:] != (n_rot, 1):
         return False
     return same(rest[0].shape.dims[-1] + n_rot, head_dim)
 
@@ -150,7 +150,7 @@ def _halves(m: Match) -> Result:
 
 
 def _pairs(m: Match) -> Result:
-    """The same with pairs (2i, 2i+1): joined on a new last axis, then flattened"""
+    """The same with pairs (2i, 2i+1): concatenated on a new last axis, then flattened"""
     joined = m.y.node
     if m.y.shape.rank != 5 or m.op("y").axis % 5 != 4 or len(joined.inputs) != 2:
         return None
@@ -164,15 +164,15 @@ def _part_of_head(m: Match) -> Result:
     rank = m.root.output.shape.rank
     if rank != 4 or m.op().axis % rank != 3 or record.n_rot:
         return None
-    turned, *rest = m.y.node.inputs
-    start, end = _piece(turned), _piece(m.rest)
+    rotated, *rest = m.y.node.inputs
+    start, end = _slice(rotated), _slice(m.rest)
     n_rot = record.head_dim
     if (
         start is None
         or end is None
         or start.x is not end.x
-        or (start.start, start.step) != (0, 1)
-        or (end.start, end.step) != (n_rot, 1)
+        or (start.start, start.stride) != (0, 1)
+        or (end.start, end.stride) != (n_rot, 1)
     ):
         return None
     head_dim = n_rot + m.rest.shape.dims[-1]
@@ -213,8 +213,8 @@ def _norm_before(m: Match) -> Result:
 
 
 ROPE: tuple[Rule, ...] = (
-    Rule("rope written out", op("concat", having="sub"), _halves),
-    Rule("interleaved rope written out", op("reshape", op("concat", name="y")), _pairs),
+    Rule("decomposed rope", op("concat", having="sub"), _halves),
+    Rule("decomposed interleaved rope", op("reshape", op("concat", name="y")), _pairs),
     Rule("rope of a part", op("concat", op("rope", name="y"), "rest"), _part_of_head, owns=True),
     Rule("qk norm + rope", op("rope"), _norm_before),
 )

@@ -21,8 +21,8 @@ from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dtype import DType, promote
 from rlx.ir.op import Array, Cost, Op, op
 from rlx.ir.ops._common import quiet, require_indices, require_rank, require_same, rounded
-from rlx.ir.ops.activation import activate, activation_flops, require_activation
-from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes, widened
+from rlx.ir.ops.elementwise import activate, activation_flops, require_activation
+from rlx.ir.ops.matmul import grouped_cost, matmul_cost, require_routes, widened
 from rlx.ir.shape import Shape
 
 _T = TypeVar("_T")
@@ -323,7 +323,7 @@ class PackedMatMul(Op):
         return rounded(out, dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        gemm = product_cost(inputs, outputs, self.k * (2 if self.is_pair else 1))
+        gemm = matmul_cost(inputs, outputs, self.k * (2 if self.is_pair else 1))
         after = outputs[0].num_elements * (self.has_bias + self.has_residual)
         after = after + activation_flops(self.activation, outputs[0])
         return Cost(gemm.flops + after, gemm.bytes)

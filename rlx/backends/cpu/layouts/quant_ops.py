@@ -33,9 +33,9 @@ from rlx.ir.ops._common import (
     require_same,
     rounded,
 )
-from rlx.ir.ops.activation import activate, activation_flops, require_activation
 from rlx.ir.ops.dequant import lookup_cost, packed_columns
-from rlx.ir.ops.matmul import grouped_cost, product_cost, require_routes
+from rlx.ir.ops.elementwise import activate, activation_flops, require_activation
+from rlx.ir.ops.matmul import grouped_cost, matmul_cost, require_routes
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
@@ -162,7 +162,7 @@ class PackedDequantMatMul(Op):
         return rounded(out, self.dtype)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
-        gemm = product_cost(inputs, outputs, self.k * (2 if self.pair else 1))
+        gemm = matmul_cost(inputs, outputs, self.k * (2 if self.pair else 1))
         after = outputs[0].num_elements * (self.has_bias + self.has_residual)
         return Cost(gemm.flops + after + activation_flops(self.activation, outputs[0]), gemm.bytes)
 

@@ -24,8 +24,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
-from rlx.ir.ops.activation import activation_kinds, is_default
 from rlx.ir.ops.conv import ConvTranspose
+from rlx.ir.ops.elementwise import activation_ops, is_default
 from rlx.ir.shape import Shape
 from rlx.llvm.target import Target
 from rlx.passes.rewrite import Editor
@@ -40,7 +40,9 @@ def pack_conv(graph: Graph, target: Target) -> Graph:
     """Pack constant filters in `prepare`, and fuse an activation."""
     editor = Editor(graph, "pack_conv")
     for node in list(graph.nodes):
-        if node.op.name not in ("conv", "conv_transpose") or not editor.is_fixed(node.inputs[1]):
+        if node.op.name not in ("conv", "conv_transpose") or not editor.is_param_only(
+            node.inputs[1]
+        ):
             continue
         problem = _problem(node)
         if not node.inputs[1].shape.is_static or problem.is_depthwise:
@@ -56,7 +58,7 @@ def _activation(node: Node, editor: Editor) -> Node | None:
     if editor.uses(node.output) != 1 or not editor.users[node.output]:
         return None
     user = editor.users[node.output][0]
-    plain = user.op.name in activation_kinds() and is_default(user.op)
+    plain = user.op.name in activation_ops() and is_default(user.op)
     return user if plain and user.output.shape is node.output.shape else None
 
 

@@ -36,7 +36,7 @@ def pack_weights(graph: Graph, target: Target) -> Graph:
     packer = _Packer(editor, graph, target)
     for node in list(graph.nodes):
         rule = _RULES.get(node.op.name)
-        if rule is None or editor.is_fixed(node.output):
+        if rule is None or editor.is_param_only(node.output):
             continue
         result, new = editor.build(node, partial(rule, packer, node))
         if result is None:
@@ -55,7 +55,7 @@ class _Packer:
     ) -> tuple[Value, str] | None:
         """The weights in panels, and their layout (`layout` or plain panels); None if unfit."""
         first = weights[0].shape
-        constant = all(self.editor.is_fixed(w) and w.shape.is_static for w in weights)
+        constant = all(self.editor.is_param_only(w) and w.shape.is_static for w in weights)
         same_shape = all(w.shape is first for w in weights)
         if not (constant and same_shape and first.rank in (2, 3)) or result.kind == "complex":
             return None

@@ -7,7 +7,7 @@ from typing import Any
 from rlx.ir.dim import same
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.ir.ops.activation import activation_kinds, is_default
+from rlx.ir.ops.elementwise import activation_ops, is_default
 from rlx.passes.fusion.linear import as_vector
 from rlx.passes.pattern import Match, op
 from rlx.passes.rewrite import Editor, Result, Rule
@@ -105,7 +105,7 @@ def _take(
     """Add one op to the epilogue; False when it does not fit there."""
     if "has_residual" in changes:
         return False
-    if node.op.name in activation_kinds() and is_default(node.op) and "activation" not in changes:
+    if node.op.name in activation_ops() and is_default(node.op) and "activation" not in changes:
         changes["activation"] = node.op.name
         return True
     if node.op.name != "add":
@@ -155,7 +155,7 @@ def _slices(editor: Editor, node: Node) -> list[tuple[Node, Node, Value]] | None
         if len(users) != 1 or users[0].op.name != "add" or view.output in editor.returned:
             return None
         bias = next((v for v in users[0].inputs if v is not view.output), None)
-        fits = bias is not None and bias.shape.dims == (cut.length,) and editor.is_fixed(bias)
+        fits = bias is not None and bias.shape.dims == (cut.length,) and editor.is_param_only(bias)
         if not fits or users[0].output.dtype is not node.output.dtype:
             return None
         assert bias is not None
@@ -196,7 +196,7 @@ _GEMM = op(GEMM, name="p")
 EPILOGUES: tuple[Rule, ...] = (
     Rule("quantised GEMM, gated", op("fused_gated_act", _GEMM), _gated, owns=True),
     Rule("quantised GEMM + bias", op("add", _GEMM, "bias"), _bias, owns=True),
-    Rule("quantised GEMM + activation", op(activation_kinds, _GEMM), _activation, owns=True),
+    Rule("quantised GEMM + activation", op(activation_ops, _GEMM), _activation, owns=True),
     Rule("quantised GEMM + residual", op("add", _GEMM, "residual"), _residual, owns=True),
     Rule("quantised GEMM + region", op("elementwise_region", having=GEMM), _region),
     Rule("quantised attention", op("quantize_rows", op("attention", name="a")), _coarse, owns=True),

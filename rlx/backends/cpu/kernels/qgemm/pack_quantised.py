@@ -50,8 +50,8 @@ class _Packer:
         record: Any = node.op
         x, w, *rest = node.inputs
         scale_and_zp = rest[1:] if record.name == "dequant_grouped_matmul" else rest
-        fixed = all(self.editor.is_fixed(v) and v.shape.is_static for v in (w, *scale_and_zp))
-        if not fixed or x.dtype.bytes > 4 or self.editor.is_fixed(node.output):
+        fixed = all(self.editor.is_param_only(v) and v.shape.is_static for v in (w, *scale_and_zp))
+        if not fixed or x.dtype.bytes > 4 or self.editor.is_param_only(node.output):
             return False
         k = x.shape.dims[-1]
         if not isinstance(k, int) or w.shape.static_dims[-2] < _MIN_CHANNELS:
