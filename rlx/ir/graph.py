@@ -28,7 +28,7 @@ from rlx.ir.shape import Shape
 
 
 class UnknownMethod(OptionError, AttributeError):
-    """No op of that name; an AttributeError too, so that `hasattr` answers."""
+    """No op or method of that name; an AttributeError too, so that `hasattr` answers."""
 
 
 class Builder(OpMethods):
@@ -163,7 +163,9 @@ def _new_record(cls: type[Op], attributes: dict[str, Any]) -> Op:
         )
     missing = [f for f in cls.fields if f not in attributes and f not in cls.defaults]
     if missing:
-        raise InputError("missing argument", where=cls.name, expected=", ".join(missing))
+        raise InputError(
+            "missing argument", where=cls.name, got=f"no {', '.join(missing)}", expected=_usage(cls)
+        )
     return cls(**attributes)
 
 

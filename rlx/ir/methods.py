@@ -2,11 +2,13 @@
 
 Every registered op becomes a method of `OpMethods`, every block one of `BlockMethods`, and both
 become methods of `ValueMethods` with the value as the first tensor. The methods are made when an
-op is registered (see build.py and hir.py), so that a user's op has them too; type checkers and
+op is registered (see graph.py and hir.py), so that a user's op has them too; type checkers and
 editors read `methods.pyi`, which `python tests/ir/make_methods.py` writes from the same registry.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class OpMethods:
@@ -25,3 +27,11 @@ class ValueMethods:
     """Gains a method for every op and block whose first argument is a tensor."""
 
     __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from rlx.ir.graph import UnknownMethod
+        from rlx.ir.op import hint_for
+
+        raise UnknownMethod("unknown method", got=name, hint=hint_for(name, dir(type(self))))

@@ -24,6 +24,9 @@ class Session:
     def __init__(self, device: Device | str = "cpu") -> None:
         self.device = Device.of(device)
 
+    def __repr__(self) -> str:
+        return f"<Session on {self.device.name}>"
+
     def compile(
         self,
         graph: Graph | GraphModule,

@@ -15,7 +15,7 @@ import make_methods
 
 import rlx
 from rlx.ir.hir import REGISTERED
-from rlx.ir.op import REGISTRY, Op, op
+from rlx.ir.op import ELSEWHERE, REGISTRY, Op, op
 
 
 def test_the_stub_is_what_the_registry_gives() -> None:
@@ -74,6 +74,43 @@ def test_tensors_may_be_named_and_numpys_names_are_the_attributes() -> None:
         assert str(made.shape).rpartition(" ")[0] == dims, made.node
     with pytest.raises(rlx.InputError, match="unknown argument; got axes"):
         g.sum(x, axes=1)  # type: ignore[call-arg]
+
+
+def test_unknown_methods_hint_at_what_to_write() -> None:
+    g = rlx.GraphModule.hir("names")
+    x = g.input("x", ["n", 4])
+    for owner in (g, x):
+        for name, hint in (("clip", r"write x.clamp\(low, high\)"), ("sofmax", "softmax")):
+            assert not hasattr(owner, name)
+            with pytest.raises(AttributeError, match=f"got {name}\n  hint: .*{hint}"):
+                getattr(owner, name)
+    with pytest.raises(
+        rlx.InputError, match=r"missing argument; got no high; expected pad\(x; low"
+    ):
+        g.pad(x, [(0, 0), (1, 1)])  # type: ignore[call-arg]
+    with pytest.raises(rlx.OptionError, match="hint: did you mean bf16"):
+        g.input("y", ["n"], "bfloat16")
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_hints_say_runs(name: str) -> None:
+    g = rlx.Graph("hints")
+    x, y, ids = g.input("x", [4, 4]), g.input("y", [4, 4]), g.input("ids", [4, 4], "i32")
+    given = {
+        "low": 0,
+        "high": 1,
+        "axis": 0,
+        "axes": (1, 0),
+        "shape": (2, 4, 4),
+        "number": 2.0,
+        "n": 2,
+    }
+    if name == "view":
+        given["shape"] = (2, 8)
+    code = ELSEWHERE[name].removesuffix(", which takes the axis away")
+    made = eval(code, {"g": g, "x": x, "y": y, "ids": ids, "dtype": "f16"} | given)
+    for value in made if isinstance(made, tuple) else (made,):
+        assert isinstance(value, rlx.Value)
 
 
 def test_an_op_of_the_users_is_a_method_too() -> None:

@@ -45,6 +45,14 @@ def test_what_is_wrong_with_a_call_is_said() -> None:
         f(X)
     with pytest.raises(rlx.InputError, match="unknown input; got z"):
         f(X, z=Y)
+    for by_name in (f.run, f.profile):
+        with pytest.raises(
+            rlx.InputError, match="inputs have names here; got ndarray; expected x="
+        ):
+            by_name(X)  # type: ignore[arg-type]
+    with pytest.raises(rlx.OptionError, match=r"not a graph; got function.*\n.*GraphModule.define"):
+        rlx.Session("reference").compile(lambda g: g.input("x", [1]))  # type: ignore[arg-type]
+    assert repr(rlx.Session("reference")) == "<Session on reference>"
 
 
 def test_sizes_that_no_input_shows_go_with_the_call() -> None:
