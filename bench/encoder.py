@@ -175,9 +175,9 @@ def texts(peer: Peer, folder: Path, options: Any) -> list[Bar]:
             vectors = model.embed(part, overlong="cut")
             ours.append(time.perf_counter() - start)
             time.sleep(_REST)
-            told = peer.ask("texts", path=str(path), batch=32)
-            theirs.append(told["seconds"])
-            worst = float((vectors[:64] * np.array(told["vectors"])).sum(1).min())
+            answer = peer.ask("texts", path=str(path), batch=32)
+            theirs.append(answer["seconds"])
+            worst = float((vectors[:64] * np.array(answer["vectors"])).sum(1).min())
             if not worst >= 0.99999:
                 raise SystemExit(f"encoder: other vectors than sentence-transformers': {worst:.6f}")
         grown = _resident() - before
