@@ -159,7 +159,7 @@ class Backend(ABC):
         from rlx.ir.interp import evaluate  # not needed where all is on disk
 
         given = {n.name: params[n.name] for n in graph.sources("param")}
-        made = [np.ascontiguousarray(a) for a in evaluate(graph, given)]
+        made = [np.asarray(a, order="C") for a in evaluate(graph, given)]
         return dict(zip(graph.output_names, made, strict=True))
 
     # -- code -------------------------------------------------------------------------------------
