@@ -1,4 +1,4 @@
-"""Bindings: sizes, live sizes, and what cannot be."""
+"""Bindings: sizes, dynamic dims, and what cannot be."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_binding_keeps_ids_edges_names_and_outputs() -> None:
     require_bound(h)
 
 
-def test_what_is_neither_bound_nor_live_is_listed() -> None:
+def test_what_is_neither_bound_nor_dynamic_is_listed() -> None:
     with pytest.raises(BindingError) as caught:
         require_bound(bind_graph(model(), DimBinding(batch=1)))
     assert "past_seq, seq" in str(caught.value)

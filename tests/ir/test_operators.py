@@ -137,7 +137,7 @@ def test_a_value_indexes_and_symbolic_axes_count_from_the_end() -> None:
         (-3, r"got -3 for axis 0 of .*; expected -2 … 1"),
     ],
 )  # fmt: skip
-def test_wrong_indices_are_told(index: Any, error: str) -> None:
+def test_wrong_indices_raise(index: Any, error: str) -> None:
     with pytest.raises(rlx.RlxError, match=error):
         ran(lambda x: x[index], X)
 

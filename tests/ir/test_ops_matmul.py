@@ -1,4 +1,4 @@
-"""Products of dense and of packed weights, against sums written out."""
+"""Matmuls with dense and with packed weights, against sums written out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_matmul_follows_numpys_ranks(a, b, out):
     np.testing.assert_allclose(found, expected.reshape(out), rtol=0, atol=1e-14)
 
 
-def test_f16_products_are_summed_in_f32_and_rounded_once():
+def test_f16_matmuls_are_summed_in_f32_and_rounded_once():
     # 2048 + 1 is not an f16: a sum in f16 would stay at 2048
     a = np.array([[2048, *[1.0] * 64]], np.float16)
     b = np.ones((65, 1), np.float16)
@@ -97,7 +97,7 @@ def test_integers_wrap_in_the_promoted_type():
     assert floats[0, 0] == 75.0
 
 
-def test_complex_products():
+def test_complex_matmuls():
     a, b = normal(2, 3) + 1j * normal(2, 3), normal(3, 2) + 1j * normal(3, 2)
     found = run("matmul", a.astype(np.complex64), b.astype(np.complex64))
     expected = np.array(
@@ -264,7 +264,7 @@ def packed(scheme, *dims):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_dequant_matmul_is_a_product_with_the_decoded_rows(scheme):
+def test_dequant_matmul_is_a_matmul_with_the_decoded_rows(scheme):
     w, *sides = packed(scheme, 5, 64)
     weights = decode(QuantScheme.parse(scheme), w, *sides)  # [N, K]
     x = normal(3, 64)

@@ -13,7 +13,7 @@ from rlx.ir.text import is_lir, parse_lir, print_lir
 
 
 def planned(device: str = "cpu") -> rlx.Lir:
-    """Views, a state, two results of one node, work on parameters and a live size."""
+    """Views, a state, two results of one node, work on parameters and a dynamic dim."""
     g = rlx.Graph("t")
     x = g.input("x", ["n", 8])
     with g.block("top"):

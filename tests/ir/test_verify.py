@@ -152,7 +152,7 @@ def test_outputs_are_values_of_the_graph_with_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("bound", [0, -4, True, 2.0])
-def test_live_bounds_are_positive(bound: object) -> None:
+def test_dynamic_bounds_are_positive(bound: object) -> None:
     g = chain()
     g.live = {"seq": bound}  # type: ignore[dict-item]
     assert "live symbol seq" in str(fault(g))

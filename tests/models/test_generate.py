@@ -1,4 +1,4 @@
-"""Generation on a tiny model: what comes out, what is reused, what may be asked for."""
+"""Generation on a tiny model: tokens, prefix reuse, settings."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_bad_prompts(model: LanguageModel) -> None:
         model.generate([VOCAB])
 
 
-def test_stop_strings_across_pieces() -> None:
+def test_stop_strings_across_tokens() -> None:
     watch = StopStrings(["</s>", "stop"])
     shown = "".join(watch.push(p) for p in ["a<", "/", "b", "st", "o", "x<", "/s", ">after"])
     assert shown == "a</bstox"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pass_support import assert_same_results, kinds
+from pass_support import assert_same_results, op_names
 
 from rlx.errors import UnsupportedError
 from rlx.ir.graph import Graph
@@ -23,7 +23,7 @@ def gelu_graph() -> Graph:
     return g.set_outputs(z)
 
 
-def test_the_dispatch_report_says_what_became_of_each_kind() -> None:
+def test_the_dispatch_report_says_what_became_of_each_op() -> None:
     report = DispatchReport()
     after = legalize(gelu_graph(), {"gelu", *_PRIMITIVE_KINDS}, report=report)
     rows = {r.kind: r for r in report.rows}
@@ -31,7 +31,7 @@ def test_the_dispatch_report_says_what_became_of_each_kind() -> None:
     assert (rows["softmax"].outcome, rows["softmax"].nodes) == ("rewritten", 1)
     assert rows["softmax"].why == "no native kernel"
     assert rows["exp"].outcome == "native"
-    assert "softmax" not in kinds(after)
+    assert "softmax" not in op_names(after)
     text = str(report)
     assert text.index("softmax") < text.index("exp")  # troubles first
 
@@ -43,7 +43,7 @@ def test_the_policy_chooses_and_the_report_tells() -> None:
         return "common" if kind == "gelu" else "native"
 
     after = legalize(gelu_graph(), lambda n: True, choose, report)
-    assert kinds(after) == ["mul", "mul", "erf", "add", "mul", "softmax"]
+    assert op_names(after) == ["mul", "mul", "erf", "add", "mul", "softmax"]
     (row,) = [r for r in report.rows if r.kind == "gelu"]
     assert (row.outcome, row.why) == ("common", "chosen by the dispatch policy")
     assert_same_results(gelu_graph(), after)
@@ -92,7 +92,7 @@ def test_nested_graphs_are_legal_too() -> None:
     after = legalize(g, _PRIMITIVE_KINDS, report=report)
     verify(after, after="legalize")
     (scan,) = [n for n in after.nodes if n.op.name == "scan"]
-    assert "gelu" not in kinds(scan.op.body.graph)  # type: ignore[attr-defined]
+    assert "gelu" not in op_names(scan.op.body.graph)  # type: ignore[attr-defined]
     assert report.outcome("gelu") == {"rewritten"}
     assert report.outcome("erf") == {"native"}
     assert_same_results(before, after)
