@@ -18,7 +18,7 @@ from rlx.ir.shape import Shape
 
 
 class UpTo(NamedTuple):
-    """A live size: at most `bound`, given anew with each run."""
+    """A dynamic dimension: at most `bound`, its size given with each run."""
 
     bound: int
 
@@ -71,7 +71,9 @@ class DimBinding:
     def _check_size(self, name: str, size: Size) -> None:
         if isinstance(size, UpTo):
             if not isinstance(size.bound, int) or size.bound < 1:
-                raise BindingError("a live bound is a positive int", where=name, got=size.bound)
+                raise BindingError(
+                    "the bound of a dynamic dimension is a positive int", where=name, got=size.bound
+                )
         elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise BindingError("a size is a non-negative int", where=name, got=repr(size))
 

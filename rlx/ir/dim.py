@@ -257,7 +257,7 @@ def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
         "unbound symbols",
         got=str(dim),
         expected=f"sizes for {', '.join(sorted(value.symbols))}",
-        hint="bind them, or leave them live with an upper bound",
+        hint="bind them, or leave them dynamic with an upper bound",
     )
 
 

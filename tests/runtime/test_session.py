@@ -81,9 +81,9 @@ def test_dynamic_dims_serve_every_length_up_to_the_bound() -> None:
         assert np.array_equal(got[0], total)
         assert f.executable is executable
     assert np.array_equal(f.read_state("cache")[0, :, 0], np.arange(1, 9))
-    with pytest.raises(rlx.BindingError, match="beyond its live bound"):
+    with pytest.raises(rlx.BindingError, match="above the bound of a dynamic dimension"):
         f.run(x=x, sizes={"past_seq": 8})
-    with pytest.raises(rlx.BindingError, match="live size is missing"):
+    with pytest.raises(rlx.BindingError, match="size of a dynamic dimension is missing"):
         f.run(x=x)
 
 
