@@ -109,7 +109,7 @@ def test_settings_hold_what_was_asked_for_and_no_more() -> None:
         (["run", "--temperature", "-1", "x"], 2, "[temperature] out of range; got -1.0"),
         (["run", "--logit-bias", "seven=1", "x"], 2, "not a bias; got 'seven=1'"),
         (["run", "--device", "abacus", "TINY", "x"], 2, "unknown device; got 'abacus'"),
-        (["run", "--kv", "q1", "TINY", "x"], 2, "unknown cache type"),
+        (["run", "--kv", "q1", "TINY", "x"], 2, "unknown type of the KV cache"),
         (["run", "--context", "9999", "TINY", "x"], 1, "context out of range"),
         (["run", "--max-tokens", "many", "x"], 2, "--max-tokens"),
         (["run", "--raw", "--system", "a", "x"], 2, "--raw"),

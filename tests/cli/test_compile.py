@@ -82,7 +82,7 @@ def test_encoders_and_what_is_said_about_it(rlx: Any, encoder: Path, tmp_path: P
         (("--variant", "inference:1"), "not a phase of this model"),
         (("--cpu", "z80"), "unknown target"),
         (("--context", "100000"), "context out of range"),
-        (("--kv", "f17"), "unknown cache type"),
+        (("--kv", "f17"), "unknown type of the KV cache"),
     ],
 )
 def test_what_cannot_be_made(

@@ -118,7 +118,7 @@ def test_the_kv_cache_is_never_dequantised_as_a_whole(folder: Path) -> None:
 
 
 def test_what_cannot_be_quantised(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(rlx.OptionError, match="unknown cache type; got q4_0"):
+    with pytest.raises(rlx.OptionError, match="unknown type of the KV cache; got q4_0"):
         rlx.load(folder, kv="q4_0")
     write_folder("llama", tmp_path)
     with pytest.raises(rlx.OptionError, match=r"heads of 16; expected a multiple of 32 for q8_0"):
