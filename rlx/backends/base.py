@@ -53,6 +53,11 @@ class Executable(ABC):
     arena: Buffer  # bytes; inputs and outputs lie in it at the manifest's offsets
     output_phases: Sequence[Phase]  # which phase computes each output
 
+    def __repr__(self) -> str:
+        sides = (self.manifest.inputs, self.manifest.outputs)
+        given, made = (", ".join(f"{e.name} {e.shape}" for e in side) for side in sides)
+        return f"<{type(self).__name__}: {given} -> {made}>"
+
     @property
     @abstractmethod
     def lir(self) -> Lir:
