@@ -1,7 +1,7 @@
 """Attention: many queries against the f32 peak, one query over a long KV cache against bandwidth.
 
 The shape is that of Qwen3-0.6B: 16 query heads on 8 KV heads of 128. Prefill counts only the flops
-that a causal mask leaves. Decode reads the keys and values of 28 layers, 470 MB in f16, so that no
+that a causal mask leaves. Decode reads the KV cache of 28 layers, 470 MB in f16, so that no CPU
 cache helps. Limits are measured in turn with the kernels, and results checked before. Results are
 left in the arena (`run_slots`): fresh memory for them would cost page faults.
 """

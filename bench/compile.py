@@ -1,4 +1,4 @@
-"""From a model to something that runs: cold, a new variant, a known one, and from an artifact.
+"""Compile times: cold, a new variant, a cached one, and a start from an artifact.
 
 The model has the shape of Qwen3-0.6B, built as `rlx.load` builds it from a file; weights are left
 out, so that nothing is measured but the compiler. No peer does the same work: each figure stands

@@ -1,7 +1,7 @@
 """The default encoder against ONNX Runtime, OpenVINO and sentence-transformers in the same run.
 
 Shapes are batch x tokens, f32 against the best f32 peer and int8 against ONNX Runtime's int8; then
-cold starts, shapes not seen before, and texts of mixed lengths from end to end.
+cold starts, new shapes, and texts of mixed lengths end to end.
 """
 
 from __future__ import annotations

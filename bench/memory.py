@@ -1,4 +1,4 @@
-"""How a language model starts from the user's cache, and what memory it takes, in new processes.
+"""Start-up from the artifact cache, and resident memory of a language model, in new processes.
 
 `--model FILE.gguf` (may be given several times). The first process of each finds an empty cache; it
 compiles, packs and fills it. Those after it must run no pass and no LLVM. Bars:
