@@ -191,6 +191,10 @@ def op(name: str, **traits: Any) -> Callable[[_T], _T]:
     def wrap(cls: _T) -> _T:
         if name in REGISTRY:
             raise OptionError("an op of that name exists", got=name, hint="choose another name")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise OptionError(
+                "not a name for an op", got=repr(name), expected="a Python identifier"
+            )
         record: Any = cls
         record.name = name
         record.group = record.__dict__.get("group") or cls.__module__.rpartition(".")[2]

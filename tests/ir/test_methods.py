@@ -16,6 +16,7 @@ import make_methods
 import rlx
 from rlx.ir.hir import REGISTERED
 from rlx.ir.op import ELSEWHERE, REGISTRY, Op, op
+from rlx.ir.ops.elementwise import unary
 
 
 def test_the_stub_is_what_the_registry_gives() -> None:
@@ -136,6 +137,21 @@ def test_an_op_of_the_users_is_a_method_too() -> None:
         from rlx.ir.methods import OpMethods, ValueMethods
 
         del REGISTRY["thrice"], OpMethods.thrice, ValueMethods.thrice  # type: ignore[attr-defined]
+
+
+def test_what_is_wrong_with_a_row_is_said() -> None:
+    with pytest.raises(rlx.OptionError, match="not a name for an op; got 'two words'"):
+        unary("two words", np.cbrt, "∛x")
+    try:
+        unary("total", np.cbrt, "not elementwise", lambda g, x: g.sum(x))
+        g = rlx.Graph("row")
+        g.set_outputs(g.total(g.input("x", ["n", 3])))  # type: ignore[attr-defined]
+        with pytest.raises(rlx.ShapeError, match=r"formula is not elementwise; got \[\] f32"):
+            rlx.Session("cpu").compile(g, binding={"n": 2})
+    finally:
+        from rlx.ir.methods import OpMethods, ValueMethods
+
+        del REGISTRY["total"], OpMethods.total, ValueMethods.total  # type: ignore[attr-defined]
 
 
 TYPED = """

@@ -60,6 +60,7 @@ def test_what_cannot_run_fails_with_the_report() -> None:
     assert error.got == "top_k"
     assert "router" in str(error)
     assert "no native kernel and no decomposition" in str(error)
+    assert error.hint.startswith("give the op a decomposition")
     report: DispatchReport = error.report  # type: ignore[attr-defined]
     assert [r.kind for r in report.unsupported] == ["top_k"]
 
