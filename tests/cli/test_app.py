@@ -44,6 +44,12 @@ def test_every_command_and_option_says_what_it_does(
     assert all(p.opts[-1] in shown.stdout for p in command.params if p.opts[-1].startswith("--"))
 
 
+@pytest.mark.parametrize("command", ["compile", "quantize", "run"])
+def test_help_shows_a_default_only_where_there_is_one(rlx: Any, command: str) -> None:
+    text = rlx(command, "--help").stdout
+    assert ("smollm2-135m" in text) == (command == "run")
+
+
 def test_help_and_version_load_nothing_heavy() -> None:
     """What takes long to import is what made other tools slow to answer."""
     code = (

@@ -26,7 +26,7 @@ def test_it_is_made_described_and_run_without_llvmlite(
     file = tmp_path / "tiny.rlx"
     assert report["path"] == str(file) and report["bytes"] == file.stat().st_size
     assert (report["kind"], report["context"], report["chunk"]) == ("language", 64, 16)
-    assert report["cpu"] == "generic" and "sample" in report["uses"]
+    assert report["cpu"] == "generic" and "sample" in report["entry_points"]
     wanted = rlx("run", tiny, "ab", *GREEDY, "--context", "64").stdout
     code = "import sys; sys.modules['llvmlite'] = None; from rlx.cli import main; main()"
     arguments = ["run", str(tiny), "ab", "--artifact", str(file), *GREEDY]
@@ -50,7 +50,7 @@ def test_batching_and_speculation_go_along(rlx: Any, tiny: Path, tmp_path: Path)
     assert made.exit_code == 0, made.stderr
     report = json.loads(made.stdout)
     assert (report["requests"], report["cache_tokens"]) == (2, 128), "whole pages"
-    assert {"requests", "verify-4", "row-sample-penalties"} <= set(report["uses"])
+    assert {"requests", "verify-4", "row-sample-penalties"} <= set(report["entry_points"])
     assert {"any", "verify-4", "decode"} <= report["variants"].keys()
     arguments = ("bench", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1")
     measured = rlx(*arguments, "--batch", "1", "--batch", "2", "--json")
