@@ -9,7 +9,7 @@ from pathlib import Path
 
 import bench
 
-_HELPERS = {"__main__", "common", "qwen3", "results"}
+_HELPERS = {"__main__", "common", "peers", "qwen3", "results"}
 
 
 def names() -> list[str]:

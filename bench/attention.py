@@ -1,7 +1,7 @@
-"""Attention: many queries against the f32 peak, one query over a long state against bandwidth.
+"""Attention: many queries against the f32 peak, one query over a long KV cache against bandwidth.
 
-The shape is that of Qwen3-0.6B: 16 heads on 8 key heads of 128. Prefill counts only the products
-that a causal mask leaves. Decode reads the keys and values of 28 layers, 470 MB in f16, so that no
+The shape is that of Qwen3-0.6B: 16 query heads on 8 KV heads of 128. Prefill counts only the flops
+that a causal mask leaves. Decode reads the KV cache of 28 layers, 470 MB in f16, so that no CPU
 cache helps. Limits are measured in turn with the kernels, and results checked before. Results are
 left in the arena (`run_slots`): fresh memory for them would cost page faults.
 """
@@ -122,8 +122,8 @@ def decode_bar(layout: str, threads: int, repeat: int) -> Bar:
     bench.check()
     ours, reading = interleaved([bench.run, probe.run], repeat)
     return Bar(
-        f"attention decode {CACHED}, state {layout}, {threads} threads", bench.bytes / ours / 1e9,
-        "GB/s", "read bandwidth", probe.bytes / reading / 1e9, goal=0.70,
+        f"attention decode {CACHED}, KV cache {layout}, {threads} threads",
+        bench.bytes / ours / 1e9, "GB/s", "read bandwidth", probe.bytes / reading / 1e9, goal=0.70,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Several requests at once against one: tokens per second of all together.
+"""Continuous batching: tokens per second of several requests together against one.
 
 Prompts differ in length. Rounds of all numbers of requests alternate, and the decode rate counts
-from the moment all prompts are read. Greedy answers must be those of one request at a time.
+from the end of the last prefill. Greedy answers must be those of one request at a time.
 """
 
 from __future__ import annotations

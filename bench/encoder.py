@@ -1,7 +1,7 @@
 """The default encoder against ONNX Runtime, OpenVINO and sentence-transformers in the same run.
 
 Shapes are batch x tokens, f32 against the best f32 peer and int8 against ONNX Runtime's int8; then
-cold starts, shapes not seen before, and texts of mixed lengths from end to end.
+cold starts, new shapes, and texts of mixed lengths end to end.
 """
 
 from __future__ import annotations
@@ -175,9 +175,9 @@ def texts(peer: Peer, folder: Path, options: Any) -> list[Bar]:
             vectors = model.embed(part, overlong="cut")
             ours.append(time.perf_counter() - start)
             time.sleep(_REST)
-            told = peer.ask("texts", path=str(path), batch=32)
-            theirs.append(told["seconds"])
-            worst = float((vectors[:64] * np.array(told["vectors"])).sum(1).min())
+            answer = peer.ask("texts", path=str(path), batch=32)
+            theirs.append(answer["seconds"])
+            worst = float((vectors[:64] * np.array(answer["vectors"])).sum(1).min())
             if not worst >= 0.99999:
                 raise SystemExit(f"encoder: other vectors than sentence-transformers': {worst:.6f}")
         grown = _resident() - before

@@ -1,6 +1,6 @@
-"""Matrix products: f32 against NumPy's OpenBLAS, one row of 16-bit weights against read bandwidth.
+"""GEMM in f32 against NumPy's OpenBLAS, GEMV with 16-bit weights against read bandwidth.
 
-Weights are packed beforehand (as `prepare` does once per model); OpenBLAS packs its own with every
+Weights are prepacked (as `prepare` does once per model); OpenBLAS packs its own with every
 call. Results are checked against f64 before anything is timed.
 """
 
@@ -26,12 +26,12 @@ from rlx.ir.dtype import DType, f32
 from rlx.llvm.target import Target
 
 SHAPES = ((128, 3072, 1024), (512, 1024, 3072), (512, 512, 512))  # rows, columns, terms
-ONE_ROW = (1, 65536, 1024)
+GEMV = (1, 65536, 1024)
 _REST = 0.12  # seconds between two sides: OpenBLAS's threads spin for some 0.1 s after their work
 
 
-class Product:
-    """x·w as a program of one step, its weight packed."""
+class GemmProgram:
+    """x·w as a program of one launch, its weight prepacked."""
 
     def __init__(self, m: int, n: int, k: int, dtype: str, threads: int) -> None:
         target, element = Target.host(), DType.of(dtype)
@@ -104,14 +104,14 @@ def _in_turn(
 
 def against_openblas(shape: tuple[int, int, int], threads: int, rounds: int) -> Bar:
     m, n, k = shape
-    product = Product(m, n, k, "f32", threads)
-    product.check()
+    gemm = GemmProgram(m, n, k, "f32", threads)
+    gemm.check()
     out = np.empty((m, n), np.float32)
     flops = 2 * m * n * k
     with _limits()(threads, user_api="blas"):
         ours, peer = _in_turn(
-            product.run,
-            lambda: np.matmul(product.x, product.w, out=out),
+            gemm.run,
+            lambda: np.matmul(gemm.x, gemm.w, out=out),
             flops / threads / 1e11,
             rounds,
         )
@@ -120,12 +120,12 @@ def against_openblas(shape: tuple[int, int, int], threads: int, rounds: int) -> 
 
 
 def against_bandwidth(dtype: str, threads: int, rounds: int) -> Bar:
-    product = Product(*ONE_ROW, dtype, threads)
-    product.check()
+    gemm = GemmProgram(*GEMV, dtype, threads)
+    gemm.check()
     probe = ReadProbe(threads)
-    ours, peer = _in_turn(product.run, probe.run, 1.0, rounds)
-    rate = product.packed.nbytes / ours / 1e9
-    name = f"one_row_{dtype}_{threads}t"
+    ours, peer = _in_turn(gemm.run, probe.run, 1.0, rounds)
+    rate = gemm.packed.nbytes / ours / 1e9
+    name = f"gemv_{dtype}_{threads}t"
     return Bar(name, rate, "GB/s", "read bandwidth", probe.bytes / peer / 1e9, 0.85)
 
 
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
     options = arguments("gemm", __doc__ or "").parse_args(argv)
     rounds = 5 if options.quick else 15
     counts = sorted({1, min(2, get_pool().workers)})
-    print("weights are packed beforehand; OpenBLAS is NumPy's")
+    print("weights are prepacked; OpenBLAS is NumPy's")
     bars = [against_bandwidth(d, t, rounds) for d in ("f16", "bf16") for t in counts]
     bars += [against_openblas(shape, t, rounds) for shape in SHAPES for t in counts]
     return finish(bars, options.json)

@@ -167,7 +167,7 @@ class Bench:
 
     def first_token(self) -> list[Bar]:
         """Load, prefill and one token, in a new process each time. Ours has been run before, so
-        that what it keeps on disk is there; the first start is told beside it."""
+        so that its caches on disk are filled; the first start is printed beside it."""
         cold = self._first(self.ours)
         samples: list[list[float]] = [[], []]
         for _ in range(3):

@@ -1,13 +1,13 @@
-"""How a language model starts from the user's cache, and what memory it takes, in new processes.
+"""Start-up from the artifact cache, and resident memory of a language model, in new processes.
 
 `--model FILE.gguf` (may be given several times). The first process of each finds an empty cache; it
-compiles, packs and keeps. Those after it must run no pass and no LLVM. Bars:
+compiles, packs and fills it. Those after it must run no pass and no LLVM. Bars:
 
 - start: from the start of the process until a token can run, against a budget of 0.4 s. Building
-  the vocabulary, which comes first as in `rlx.load`, is told apart: it is the tokenizer library's
-  work.
+  the vocabulary, which comes first as in `rlx.load`, is reported apart: it is the work of the
+  tokenizer library.
 - memory: what is resident after a prompt of 512 random tokens and 64 more, in a process that did
-  not load the compiler, against file + key-value cache + 150 MB.
+  not load the compiler, against file + KV cache + 150 MB.
 - first_memory: the same in the process that compiled and packed.
 """
 
@@ -37,14 +37,14 @@ from rlx.models.decoder_runner import DecoderRunner
 engine = DecoderRunner(ModelFile.open(Path(sys.argv[1])), context={context}, threads={threads})
 start = time.perf_counter()
 tokenizer = engine.model.tokenizer()
-told = {{"tokenizer": time.perf_counter() - start}}
+report = {{"tokenizer": time.perf_counter() - start}}
 engine.executables(SAMPLE)
-told["ready"] = time.time() - float(sys.argv[2]) - told["tokenizer"]
-told["llvmlite"] = "llvmlite" in sys.modules
+report["ready"] = time.time() - float(sys.argv[2]) - report["tokenizer"]
+report["llvmlite"] = "llvmlite" in sys.modules
 import numpy as np
 from rlx.llvm.jit import counters as jit
 from rlx.passes.report import counters
-told |= {{"passes": counters.passes, "compilations": jit.compilations, "kv": engine.cache_bytes}}
+report |= {{"passes": counters.passes, "compilations": jit.compilations, "kv": engine.cache_bytes}}
 ids = np.random.default_rng(0).integers(0, engine.model.config.vocab, {prompt} + {steps}).tolist()
 rng, settings = np.array([1, 0], np.uint64), np.array([0, 0, 1, 0], np.float32)
 for part in [ids[: {prompt}], *([i] for i in ids[{prompt} :])] if {run} else []:
@@ -52,8 +52,8 @@ for part in [ids[: {prompt}], *([i] for i in ids[{prompt} :])] if {run} else []:
 for line in Path("/proc/self/status").read_text().splitlines():
     name, _, value = line.partition(":")
     if name in ("VmRSS", "VmHWM"):
-        told[name] = int(value.split()[0]) * 1024
-print(json.dumps(told))
+        report[name] = int(value.split()[0]) * 1024
+print(json.dumps(report))
 """
 
 
@@ -75,14 +75,14 @@ def measure(path: str, threads: int, repeat: int) -> list[Bar]:
         first = child(path, threads, run=True, **env)
         second = child(path, threads, run=True, **env)
         later = [child(path, threads, run=False, **env) for _ in range(repeat)]
-    for told in (second, *later):
-        if told["llvmlite"] or told["passes"] or told["compilations"]:
-            raise SystemExit(f"bench: a second start of {name} compiled something: {told}")
-    ready, words = (statistics.median(t[k] for t in later) for k in ("ready", "tokenizer"))
+    for report in (second, *later):
+        if report["llvmlite"] or report["passes"] or report["compilations"]:
+            raise SystemExit(f"bench: a second start of {name} compiled something: {report}")
+    ready, vocabulary = (statistics.median(t[k] for t in later) for k in ("ready", "tokenizer"))
     limit = size + first["kv"] + ALLOWED
     print(
         f"{name} ({size / 1e6:.0f} MB): ready in {first['ready']:.2f} s, then in {ready:.2f} s and "
-        f"{words:.2f} s for the vocabulary; resident {first['VmRSS'] / 1e6:.0f} MB (peak "
+        f"{vocabulary:.2f} s for the vocabulary; resident {first['VmRSS'] / 1e6:.0f} MB (peak "
         f"{first['VmHWM'] / 1e6:.0f}), then {second['VmRSS'] / 1e6:.0f} (peak "
         f"{second['VmHWM'] / 1e6:.0f}), {limit / 1e6:.0f} allowed"
     )
@@ -93,9 +93,9 @@ def measure(path: str, threads: int, repeat: int) -> list[Bar]:
     ]
 
 
-def _resident(name: str, told: dict[str, Any], limit: float) -> Bar:
+def _resident(name: str, report: dict[str, Any], limit: float) -> Bar:
     peer = "file + cache + 150 MB"
-    return Bar(name, told["VmRSS"] / 1e6, "MB", peer, limit / 1e6, 1.0, higher_is_better=False)
+    return Bar(name, report["VmRSS"] / 1e6, "MB", peer, limit / 1e6, 1.0, higher_is_better=False)
 
 
 def main(argv: list[str]) -> int:

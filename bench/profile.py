@@ -1,4 +1,4 @@
-"""What profiling costs: decoding with every step of every worker recorded, against without."""
+"""What profiling costs: decoding with every launch of every worker recorded, against without."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Fused rows: softmax, norms, gelu, rope, residual + norm.
+"""Fused regions: softmax, norms, gelu, rope, residual + norm.
 
-On arrays beyond the caches against the bandwidth of the fastest copy by as many workers (results
-written past the caches), sampled in turn; on small ones against torch (a Python that has it is
-named with --peer-python).
+Large arrays against the bandwidth of the fastest copy by as many workers (with streaming stores),
+measured in turn; small ones against torch (--peer-python names a Python that has it).
 """
 
 from __future__ import annotations

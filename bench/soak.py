@@ -1,8 +1,8 @@
 """Chats for a long time: memory stays flat, answers stay the same, whatever is cancelled.
 
-Two models are loaded at once (`--model`, twice; else the default one with two kinds of cache) and
-take turns. A chat has several turns; some are given up midway, some come through asyncio. A fixed
-prompt is answered greedily again and again, and must be answered the same.
+Two models are loaded at once and take turns (`--model`, twice; else the default one with two types
+of KV cache). A chat has several turns; some are cancelled midway, some come through asyncio. A
+fixed prompt is answered greedily again and again, and must be answered the same.
 """
 
 from __future__ import annotations

@@ -53,6 +53,11 @@ class Executable(ABC):
     arena: Buffer  # bytes; inputs and outputs lie in it at the manifest's offsets
     output_phases: Sequence[Phase]  # which phase computes each output
 
+    def __repr__(self) -> str:
+        sides = (self.manifest.inputs, self.manifest.outputs)
+        given, made = (", ".join(f"{e.name} {e.shape}" for e in side) for side in sides)
+        return f"<{type(self).__name__}: {given} -> {made}>"
+
     @property
     @abstractmethod
     def lir(self) -> Lir:
@@ -159,7 +164,7 @@ class Backend(ABC):
         from rlx.ir.interp import evaluate  # not needed where all is on disk
 
         given = {n.name: params[n.name] for n in graph.sources("param")}
-        made = [np.ascontiguousarray(a) for a in evaluate(graph, given)]
+        made = [np.asarray(a, order="C") for a in evaluate(graph, given)]
         return dict(zip(graph.output_names, made, strict=True))
 
     # -- code -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import find_model
-from rlx.cli.options import Json, Loading, ModelName, spread
+from rlx.cli.options import Json, Loading, RequiredModel, spread
 from rlx.cli.programs import split_variant
 from rlx.errors import OptionError
 
@@ -23,7 +23,7 @@ def _cpus() -> list[str]:
 
 @spread
 def compile_(
-    model: ModelName,
+    model: RequiredModel,
     *,
     out: Annotated[
         Path,
@@ -93,7 +93,7 @@ def compile_(
     if json:
         made: dict[str, Any] = {"path": str(file), "bytes": size, "seconds": seconds, "cpu": cpu}
         made |= {"model": str(path), "kind": plan.kind, **plan.settings}
-        made["uses"] = [*plan.entry_points]
+        made["entry_points"] = [*plan.entry_points]
         console.write_json(made | {"variants": {n: str(v) for n, v in plan.variants.items()}})
         return
     console.note(f"{file}: {plan.count} executables, {console.size(size)}, {seconds:.1f} s")

@@ -52,15 +52,19 @@ def model_names(incomplete: str = "") -> list[str]:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-ModelName = Annotated[
-    str,
-    typer.Argument(
+
+
+def _model(default: str | bool) -> Any:
+    return typer.Argument(
         metavar="MODEL",
         help="A GGUF file, a Hugging Face folder, a name that `rlx list` shows, or owner/name.",
         autocompletion=model_names,
-        show_default="smollm2-135m",
-    ),
-]
+        show_default=default,
+    )
+
+
+ModelName = Annotated[str, _model("smollm2-135m")]
+RequiredModel = Annotated[str, _model(False)]
 
 
 Artifact = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import find_model
-from rlx.cli.options import Json, ModelName
+from rlx.cli.options import Json, RequiredModel
 
 
 def _types() -> list[str]:
@@ -20,7 +20,7 @@ def _types() -> list[str]:
 
 
 def quantize(
-    model: ModelName,
+    model: RequiredModel,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
     type: Annotated[
         str,

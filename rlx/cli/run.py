@@ -47,7 +47,7 @@ def run(
             "--weights",
             "-w",
             metavar="MODEL",
-            help="MODEL is an override that `rlx inspect -o` wrote; run it in this model.",
+            help="MODEL is an override of `rlx inspect -o`; run it with the weights of this one.",
         ),
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print timings.")] = False,

@@ -48,7 +48,11 @@ class DType:
             found = _from_numpy(value)
             if found is not None:
                 return found
-        raise OptionError("unknown element type", got=repr(value), expected=", ".join(BY_NAME))
+        known = {str(dtype.numpy): name for name, dtype in BY_NAME.items()}  # as NumPy calls them
+        raise OptionError(
+            "unknown element type", got=repr(value), expected=", ".join(BY_NAME),
+            hint=f"did you mean {known[value]}?" if value in known else "",
+        )  # fmt: skip
 
 
 DTypeLike: TypeAlias = DType | str | np.dtype[Any] | type

@@ -161,7 +161,9 @@ def _new_record(cls: type[Op], attributes: dict[str, Any]) -> Op:
         )
     missing = [f for f in cls.fields if f not in attributes and f not in cls.defaults]
     if missing:
-        raise InputError("missing argument", where=cls.name, expected=", ".join(missing))
+        raise InputError(
+            "missing argument", where=cls.name, got=f"no {', '.join(missing)}", expected=_usage(cls)
+        )
     return cls(**attributes)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.errors import InputError
+from rlx.errors import InputError, ShapeError
 from rlx.ir.dim import Dim, Expr, as_dim, same
 
 if TYPE_CHECKING:
@@ -88,7 +88,13 @@ def _narrowed(x: Value, axis: int, item: Any) -> Value:
     """An int or a contiguous range of one axis; the full range is a no-op."""
     size = x.shape.dims[axis]
     if _is_int(item):
-        return x.graph.narrow(x, axis, _position(as_dim(item), size), 1)
+        at = _position(as_dim(item), size)
+        if isinstance(at, int) and isinstance(size, int) and not 0 <= at < size:
+            raise ShapeError(
+                "index past the end of its axis", where="index",
+                got=f"{item} for axis {axis} of {x!r}", expected=f"{-size} … {size - 1}",
+            )  # fmt: skip
+        return x.graph.narrow(x, axis, at, 1)
     if not isinstance(item, slice) or item.step not in (None, 1):
         return x
     start = 0 if item.start is None else _position(as_dim(item.start), size)

@@ -8,6 +8,8 @@ an op is registered (see graph.py and hir.py), also for users' ops. Type checker
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class OpMethods:
     """Gains a method for every MIR op."""
@@ -25,3 +27,11 @@ class ValueMethods:
     """Gains a method for every op and block whose first argument is a tensor."""
 
     __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from rlx.ir.graph import UnknownMethod
+        from rlx.ir.op import hint_for
+
+        raise UnknownMethod("unknown method", got=name, hint=hint_for(name, dir(type(self))))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import FrozenInstanceError
 from functools import cache
 from importlib import import_module
@@ -192,6 +192,10 @@ def op(name: str, **traits: Any) -> Callable[[_T], _T]:
     def wrap(cls: _T) -> _T:
         if name in REGISTRY:
             raise OptionError("an op of that name exists", got=name, hint="choose another name")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise OptionError(
+                "not a name for an op", got=repr(name), expected="a Python identifier"
+            )
         record: Any = cls
         record.name = name
         record.group = record.__dict__.get("group") or cls.__module__.rpartition(".")[2]
@@ -278,13 +282,57 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
+# names of NumPy and PyTorch that no op here has, and what to write instead
+ELSEWHERE = {
+    "arange": "g.iota((n,))",
+    "broadcast_to": "x.expand(shape)",
+    "cat": "g.concat([x, y], axis)",
+    "clip": "x.clamp(low, high)",
+    "concatenate": "g.concat([x, y], axis)",
+    "divide": "x / y",
+    "dot": "x @ y",
+    "equal": "x == y",
+    "expand_dims": "x[None], x[:, None]",
+    "flatten": "x.reshape(-1)",
+    "full": "g.constant(number).expand(shape)",
+    "greater": "x > y",
+    "less": "x < y",
+    "mm": "x @ y",
+    "multiply": "x * y",
+    "negative": "-x",
+    "ones": "g.constant(1.0).expand(shape)",
+    "permute": "x.transpose(axes)",
+    "power": "x ** y",
+    "ravel": "x.reshape(-1)",
+    "remainder": "x % y",
+    "split": "x[:n], x[n:]",
+    "squeeze": "x[:, 0], which takes the axis away",
+    "stack": "g.concat([x[None], y[None]], axis=0)",
+    "std": "(x - x.mean(axis, keepdims=True)).square().mean(axis).sqrt()",
+    "subtract": "x - y",
+    "take": "x[ids], g.gather(x, ids, axis)",
+    "take_along_axis": "g.take_along(x, ids, axis)",
+    "to": "x.astype(dtype)",
+    "unsqueeze": "x[None], x[:, None]",
+    "var": "(x - x.mean(axis, keepdims=True)).square().mean(axis)",
+    "view": "x.reshape(shape)",
+    "zeros": "g.constant(0.0).expand(shape)",
+}
+
+
+def hint_for(name: str, known: Iterable[str]) -> str:
+    """What to write instead of a method that does not exist."""
+    if name in ELSEWHERE:
+        return f"write {ELSEWHERE[name]}"
+    near = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], 3)
+    return f"did you mean {', '.join(near)}?" if near else "see docs/ops.md for the list"
+
+
 def lookup(name: str) -> type[Op]:
     """The op record of that name, or an error with the nearest names."""
     found = REGISTRY.get(name) or _provided(name)
     if found is None:
-        near = difflib.get_close_matches(name, REGISTRY, 3)
-        hint = f"did you mean {', '.join(near)}?" if near else "see docs/ops.md for the list"
-        raise OptionError("unknown op", got=name, hint=hint)
+        raise OptionError("unknown op", got=name, hint=hint_for(name, REGISTRY))
     return found
 
 

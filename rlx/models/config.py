@@ -161,7 +161,13 @@ class ModelConfig:
         """Raise for unknown token ids, for none, or for more than `most`."""
         if not len(tokens):
             raise InputError("no tokens to run", hint="a prompt has at least one token")
-        wrong = [t for t in tokens if not 0 <= t < self.vocab]
+        try:
+            wrong = [t for t in tokens if not 0 <= t < self.vocab]
+        except TypeError:
+            raise InputError(
+                "not token ids", got=f"{tokens!r:.60}", expected="whole numbers, as in [1, 2, 3]",
+                hint="model.tokenize(text) makes them; rlx.Engine(…).generate takes several texts",
+            ) from None  # fmt: skip
         if wrong:
             raise InputError("no such token", got=wrong[0], expected=f"0 … {self.vocab - 1}")
         if most is not None and len(tokens) > most:
@@ -216,7 +222,7 @@ class KVCacheType:
         """The type `name`, for heads of this size."""
         if name not in KV_TYPES:
             known = ", ".join(KV_TYPES)
-            raise OptionError("unknown cache type", where="kv", got=name, expected=known)
+            raise OptionError("unknown type of the KV cache", where="kv", got=name, expected=known)
         if name != "q8_0":
             return KVCacheType(DType.of(name))
         scheme = GGUF_SCHEMES["Q8_0"]

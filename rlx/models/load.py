@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlx.backends.registry import Device
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
@@ -37,13 +38,14 @@ def load(
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
     `context` limits the tokens of a sequence. `kv` is the element type of the KV cache. `quant`
-    ("int8", "Q8_0", "Q4_K_M", …) packs weights that are floats in the file, `dtype` ("bf16", "f16")
-    is what an encoder's float weights are cast to. `artifact` is a bundle that `rlx compile` made
-    of this model: then nothing is compiled here. It is code. `draft` is a smaller model of the same
+    ("int8", "Q8_0", "Q4_K_M", …) quantises float weights, `dtype` ("bf16", "f16") is what an
+    encoder's float weights are cast to. `artifact` is a bundle that `rlx compile` made of this
+    model: then nothing is compiled here. It is code. `draft` is a smaller model of the same
     vocabulary, for speculative decoding. `adapters` are LoRA adapters, chosen by name in each call,
-    or with `merge` added to the weights. With `warm` code is made now; otherwise it is made with
-    the first token, or the first text of some length.
+    or with `merge` added to the weights. `warm` compiles now; otherwise the first token does, or
+    the first text of some length.
     """
+    Device.of(device)  # an unknown one is an error now, not with the first token
     path = resolve(path_or_name)
     file = open_model(path)
     bundle = None if artifact is None else ModelBundle.open(Path(artifact))

@@ -14,6 +14,7 @@ import numpy as np
 from rlx.errors import OptionError
 from rlx.models.build_graph import EntryPoint
 from rlx.support.records import dataclass
+from rlx.support.suggestions import did_you_mean
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -102,7 +103,10 @@ class GenerationSettings:
         known = GenerationSettings.__dataclass_fields__
         wrong = [name for name in options if name not in known]
         if wrong:
-            raise OptionError("unknown setting", got=", ".join(wrong), expected=", ".join(known))
+            raise OptionError(
+                "unknown setting", got=", ".join(wrong), expected=", ".join(known),
+                hint=did_you_mean(wrong[0], known),
+            )  # fmt: skip
         return GenerationSettings(**options)
 
     @property

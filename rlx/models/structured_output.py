@@ -60,8 +60,9 @@ class GrammarMask(Penalties):
         """Compute the mask of the next token."""
         if self._matcher.is_error():
             raise OptionError(
-                "the structured output cannot be followed", got=self._matcher.get_error(),
-                hint="check the schema, expression or grammar",
+                "the schema, expression or grammar cannot be followed",
+                got=self._matcher.get_error(),
+                expected="a JSON schema, a regular expression, or a grammar in GBNF or Lark",
             )  # fmt: skip
         self._matcher.unsafe_compute_mask_ptr(self.allowed.ctypes.data, self.allowed.nbytes)
 

@@ -16,6 +16,7 @@ from rlx.passes.rewrite import GONE, Editor
 HasNative = Callable[[Node], bool]
 # op, has_native, has_common -> native, common or unsupported
 Choose = Callable[[str, bool, bool], str]
+NO_WAY = "no native kernel and no decomposition"
 
 
 def prefer_native(op: str, has_native: bool, has_common: bool) -> str:
@@ -48,10 +49,12 @@ def _in_set(ops: Container[str]) -> HasNative:
 
 def _unsupported(report: DispatchReport) -> UnsupportedError:
     ops = ", ".join(dict.fromkeys(r.op for r in report.unsupported))
+    hint = "allow decompositions (RLX_KERNEL_DISPATCH, force_native_kinds), or change device"
+    if any(r.why == NO_WAY for r in report.unsupported):
+        hint = "give the op a decomposition (docs/adding-an-op.md), or change device"
     error = UnsupportedError(
         "ops that the device cannot run", where="legalize", got=ops,
-        origin=report.origins[report.unsupported[0].op], excerpt=str(report),
-        hint="allow decompositions (RLX_KERNEL_DISPATCH, force_native_kinds), or change device",
+        origin=report.origins[report.unsupported[0].op], excerpt=str(report), hint=hint,
     )  # fmt: skip
     error.report = report  # type: ignore[attr-defined]
     return error
@@ -122,6 +125,6 @@ def _expand(editor: Editor, node: Node) -> list[Node] | None:
 
 def _why_not(choice: str, has_native: bool, has_common: bool) -> str:
     if not has_native and not has_common:
-        return "no native kernel and no decomposition"
+        return NO_WAY
     missing = "native kernel" if not has_native else "decomposition"
     return f"the dispatch policy asks for a {missing}, which does not exist"

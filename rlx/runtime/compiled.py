@@ -143,7 +143,7 @@ class CompiledGraph:
         between. Outputs that such a run does not compute are None.
         """
         span = _span(phase, until)
-        arrays = self._take({**inputs, **named} if inputs else named)
+        arrays = self._take(named if inputs is None else self._join(inputs, named))
         shapes = tuple([a.shape for a in arrays])
         key = (*shapes, *sorted(sizes.items())) if sizes else shapes
         with self._lock:
@@ -293,16 +293,17 @@ class CompiledGraph:
         sizes: Mapping[str, int] | None = None, repeat: int = 5, **named: Any,
     ) -> Profile:  # fmt: skip
         """Run several times and say where the time goes, kernel by kernel (medians)."""
-        self.run(inputs, sizes=sizes, **named)  # chooses the variant, attaches, warms up
-        arrays = dict(zip(self._inputs, self._take({**(inputs or {}), **named}), strict=True))
+        given = named if inputs is None else self._join(inputs, named)
+        self.run(given, sizes=sizes)  # chooses the variant, attaches, warms up
+        arrays = dict(zip(self._inputs, self._take(given), strict=True))
         with self._lock:
             executable, live = self._selected()
             ordered = [arrays[entry.name] for entry in executable.manifest.inputs]
-            given = self._inputs_of(executable, ordered, live)
+            buffers = self._inputs_of(executable, ordered, live)
             results = [None] * len(executable.manifest.outputs)
             with executable.recording() as recording:
                 for _ in range(max(1, repeat)):
-                    executable.run(given, results, live)
+                    executable.run(buffers, results, live)
                 self.allocator.synchronize()
         return recording.profile()
 
@@ -356,6 +357,16 @@ class CompiledGraph:
                 hint="give them in the options' binding, or run once",
             )  # fmt: skip
         return self._current
+
+    def _join(self, inputs: Mapping[str, Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs of a mapping and those given by name."""
+        if not isinstance(inputs, Mapping):
+            raise InputError(
+                "inputs have names here", where=self._signature.name, got=type(inputs).__name__,
+                expected=", ".join(f"{name}=…" for name in self._inputs) or "none",
+                hint="f(x) takes them in order",
+            )  # fmt: skip
+        return {**inputs, **named} if named else inputs
 
     def _take(self, given: Mapping[str, Any]) -> list[Any]:
         """The arrays in the order of the inputs, checked."""

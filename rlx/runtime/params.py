@@ -219,6 +219,9 @@ class ParamStore:
         """Bytes held, prepared ones included."""
         return sum(a.nbytes for a in [*self._arrays.values(), *self._prepared.values()])
 
+    def __repr__(self) -> str:
+        return f"<ParamStore: {len(self._arrays)} params, {self.num_bytes:,} bytes>"
+
     def __contains__(self, name: object) -> bool:
         return name in self._arrays or name in self._prepared
 

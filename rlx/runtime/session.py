@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.registry import Device
+from rlx.errors import BindingError
 from rlx.ir.binding import DimBinding, UpTo
 from rlx.ir.graph import Graph
 from rlx.ir.module import GraphModule
@@ -24,6 +25,9 @@ class Session:
     def __init__(self, device: Device | str = "cpu") -> None:
         self.device = Device.of(device)
 
+    def __repr__(self) -> str:
+        return f"<Session on {self.device.name}>"
+
     def compile(
         self,
         graph: Graph | GraphModule,
@@ -38,6 +42,11 @@ class Session:
         where `binding` gives the open ones; else by the first run with new sizes. After a
         `binding` other sizes may still be run; a bound `UpTo` in it holds for all of them.
         """
+        if not isinstance(binding, (DimBinding, Mapping, type(None))):
+            raise BindingError(
+                "not a binding", where="binding", got=repr(binding),
+                expected='a DimBinding or a mapping such as {"batch": 4}',
+            )  # fmt: skip
         sizes = {} if binding is None else dict(binding.items())
         chosen = CompileOptions.of(options)
         for symbol, size in sizes.items():

@@ -118,7 +118,10 @@ def _lowered(graph: Graph | GraphModule, options: CompileOptions) -> Graph:
     if isinstance(graph, Graph):
         graph = GraphModule.from_graph(graph)
     if not isinstance(graph, GraphModule):
-        raise OptionError("not a graph", got=type(graph).__name__, expected="Graph or GraphModule")
+        raise OptionError(
+            "not a graph", got=type(graph).__name__, expected="Graph or GraphModule",
+            hint='rlx.GraphModule.define("name", build) makes one of a function',
+        )  # fmt: skip
     if options.profile.fusion == "fusable":
         graph = graph.with_fusion_policy(FusionPolicy.FUSABLE)
     return graph.into_graph()

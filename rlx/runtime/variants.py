@@ -146,12 +146,12 @@ def _size(symbol: str, bound: int, known: Mapping[str, int]) -> int:
     """The size of a dynamic dimension in this run."""
     if symbol not in known:
         raise BindingError(
-            "a live size is missing", where=symbol, expected=f"0 … {bound}",
+            "the size of a dynamic dimension is missing", where=symbol, expected=f"0 … {bound}",
             hint=f"pass sizes={{{symbol!r}: n}} to run",
         )  # fmt: skip
     if not 0 <= known[symbol] <= bound:
         raise BindingError(
-            "a value beyond its live bound", where=symbol, got=known[symbol],
+            "a size above the bound of a dynamic dimension", where=symbol, got=known[symbol],
             expected=f"0 … {bound}",
         )  # fmt: skip
     return known[symbol]

@@ -50,7 +50,7 @@ def rlx() -> Rlx:
     """Run a command in this process: exit_code, stdout and stderr of the result."""
 
     def call(*arguments: object, input: str | None = None) -> Any:
-        words: Sequence[str] = [str(a) for a in arguments]
-        return CliRunner().invoke(app, words, input=input, prog_name="rlx")
+        given: Sequence[str] = [str(a) for a in arguments]
+        return CliRunner().invoke(app, given, input=input, prog_name="rlx")
 
     return call

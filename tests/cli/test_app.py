@@ -44,6 +44,12 @@ def test_every_command_and_option_says_what_it_does(
     assert all(p.opts[-1] in shown.stdout for p in command.params if p.opts[-1].startswith("--"))
 
 
+@pytest.mark.parametrize("command", ["compile", "quantize", "run"])
+def test_help_shows_a_default_only_where_there_is_one(rlx: Any, command: str) -> None:
+    text = rlx(command, "--help").stdout
+    assert ("smollm2-135m" in text) == (command == "run")
+
+
 def test_help_and_version_load_nothing_heavy() -> None:
     """What takes long to import is what made other tools slow to answer."""
     code = (
@@ -109,7 +115,7 @@ def test_settings_hold_what_was_asked_for_and_no_more() -> None:
         (["run", "--temperature", "-1", "x"], 2, "[temperature] out of range; got -1.0"),
         (["run", "--logit-bias", "seven=1", "x"], 2, "not a bias; got 'seven=1'"),
         (["run", "--device", "abacus", "TINY", "x"], 2, "unknown device; got 'abacus'"),
-        (["run", "--kv", "q1", "TINY", "x"], 2, "unknown cache type"),
+        (["run", "--kv", "q1", "TINY", "x"], 2, "unknown type of the KV cache"),
         (["run", "--context", "9999", "TINY", "x"], 1, "context out of range"),
         (["run", "--max-tokens", "many", "x"], 2, "--max-tokens"),
         (["run", "--raw", "--system", "a", "x"], 2, "--raw"),

@@ -101,7 +101,7 @@ def test_files_that_are_no_conversation(rlx: Any, tiny: Path, tmp_path: Path) ->
         assert "not a conversation" in talk(rlx, tiny, f"/load {file}").stderr
 
 
-def test_a_full_context_is_told(rlx: Any, tiny: Path) -> None:
+def test_a_full_context_is_reported(rlx: Any, tiny: Path) -> None:
     more = ("--context", "40", "--max-tokens", "100", "--logit-bias", "104=1000")
     done = talk(rlx, tiny, "Hi", more=more)
     assert "the context of 40 tokens is full" in done.stderr

@@ -22,21 +22,23 @@ def test_it_is_made_described_and_run_without_llvmlite(
         "--variant", "decode:1", "--cpu", "generic", "--json",
     )  # fmt: skip
     assert made.exit_code == 0, made.stderr
-    told = json.loads(made.stdout)
+    report = json.loads(made.stdout)
     file = tmp_path / "tiny.rlx"
-    assert told["path"] == str(file) and told["bytes"] == file.stat().st_size
-    assert (told["kind"], told["context"], told["chunk"]) == ("language", 64, 16)
-    assert told["cpu"] == "generic" and "sample" in told["uses"]
+    assert report["path"] == str(file) and report["bytes"] == file.stat().st_size
+    assert (report["kind"], report["context"], report["chunk"]) == ("language", 64, 16)
+    assert report["cpu"] == "generic" and "sample" in report["entry_points"]
     wanted = rlx("run", tiny, "ab", *GREEDY, "--context", "64").stdout
     code = "import sys; sys.modules['llvmlite'] = None; from rlx.cli import main; main()"
-    words = ["run", str(tiny), "ab", "--artifact", str(file), *GREEDY]
+    arguments = ["run", str(tiny), "ab", "--artifact", str(file), *GREEDY]
     env = os.environ | {"RLX_CACHE_DIR": str(tmp_path / "elsewhere")}
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, env=env
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env
     )
     assert (done.returncode, done.stdout) == (0, wanted), done.stderr
-    told = rlx("profile", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1")
-    assert told.exit_code == 0, told.stderr
+    report = rlx(
+        "profile", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1"
+    )
+    assert report.exit_code == 0, report.stderr
 
 
 def test_batching_and_speculation_go_along(rlx: Any, tiny: Path, tmp_path: Path) -> None:
@@ -46,15 +48,15 @@ def test_batching_and_speculation_go_along(rlx: Any, tiny: Path, tmp_path: Path)
         "100", "--speculate", "3", "--json",
     )  # fmt: skip
     assert made.exit_code == 0, made.stderr
-    told = json.loads(made.stdout)
-    assert (told["requests"], told["cache_tokens"]) == (2, 128), "whole pages"
-    assert {"requests", "verify-4", "row-sample-penalties"} <= set(told["uses"])
-    assert {"any", "verify-4", "decode"} <= told["variants"].keys()
-    words = ("bench", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1")
-    measured = rlx(*words, "--batch", "1", "--batch", "2", "--json")
+    report = json.loads(made.stdout)
+    assert (report["requests"], report["cache_tokens"]) == (2, 128), "whole pages"
+    assert {"requests", "verify-4", "row-sample-penalties"} <= set(report["entry_points"])
+    assert {"any", "verify-4", "decode"} <= report["variants"].keys()
+    arguments = ("bench", tiny, "--artifact", file, "--prompt", "4", "--new", "2", "--repeat", "1")
+    measured = rlx(*arguments, "--batch", "1", "--batch", "2", "--json")
     assert measured.exit_code == 0, measured.stderr
     assert [row["batch"] for row in json.loads(measured.stdout)["tests"]] == [1, 1, 2]
-    other = rlx(*words, "--batch", "3")
+    other = rlx(*arguments, "--batch", "3")
     assert other.exit_code == 2 and "made for something else" in other.stderr
 
 
@@ -71,7 +73,7 @@ def test_encoders_and_what_is_said_about_it(rlx: Any, encoder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "said"),
     [
         (("--variant", "prefil:1"), "not a variant"),
         (("--variant", "prefill:2x16"), "one sequence at a time"),
@@ -80,13 +82,13 @@ def test_encoders_and_what_is_said_about_it(rlx: Any, encoder: Path, tmp_path: P
         (("--variant", "inference:1"), "not a phase of this model"),
         (("--cpu", "z80"), "unknown target"),
         (("--context", "100000"), "context out of range"),
-        (("--kv", "f17"), "unknown cache type"),
+        (("--kv", "f17"), "unknown type of the KV cache"),
     ],
 )
 def test_what_cannot_be_made(
-    rlx: Any, tiny: Path, tmp_path: Path, words: tuple[str, ...], said: str
+    rlx: Any, tiny: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    done = rlx("compile", tiny, "--out", tmp_path / "x.rlx", *words)
+    done = rlx("compile", tiny, "--out", tmp_path / "x.rlx", *arguments)
     assert done.exit_code in (1, 2) and said in done.stderr
     assert not (tmp_path / "x.rlx").exists()
 

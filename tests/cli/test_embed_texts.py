@@ -218,7 +218,7 @@ def test_encoders_are_inspected_and_measured(rlx: Any, encoder: Path) -> None:
     assert need["largest_context"] == need["trained_context"] == found["context"]
 
 
-def test_artifacts_are_kept_and_checked(rlx: Any, encoder: Path, own_cache: Path) -> None:
+def test_artifacts_are_cached_and_checked(rlx: Any, encoder: Path, own_cache: Path) -> None:
     assert rlx("embed", encoder, "the cat").exit_code == 0  # natively, which stores what it made
     sizes = json.loads(rlx("cache", "size", "--json").stdout)
     assert sizes["artifacts"]["count"] > 0

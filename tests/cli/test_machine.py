@@ -24,7 +24,7 @@ def test_doctor_knows_the_machine(rlx: Any, own_cache: Path) -> None:
     assert 0 < found["machine"]["free_memory_bytes"] <= found["machine"]["memory_bytes"]
     assert found["machine"]["threads"] >= 1
     assert ("avx2" in found["machine"]["features"]) == (found["machine"]["vector_bits"] >= 256)
-    assert found["machine"]["int8_products"] in ("vpdpbusd", "pmaddubsw", "sdot", "as floats")
+    assert found["machine"]["int8_dot_product"] in ("vpdpbusd", "pmaddubsw", "sdot", "as floats")
     assert found["cache"]["kernels_directory"] == str(own_cache / "kernels")
     assert "native code" in rlx("doctor").stdout
 

@@ -173,7 +173,7 @@ def test_edited_kernels_run(rlx: Any, tiny: Path, tmp_path: Path, stage: str) ->
     assert json.loads(rlx(*command).stdout)["tokens"] == plain
     text = file.read_text()
     head, attention, after = re.split(r"(?m)^(; kernel .*blk\.0\.rms_norm.*\n)", text)[:3]
-    empty = "define void @kernel(ptr %words, i32 %tid, i32 %nth) {\n  ret void\n}\n"
+    empty = "define void @kernel(ptr %args, i32 %tid, i32 %nth) {\n  ret void\n}\n"
     if stage == "asm":
         empty = "\t.globl kernel\nkernel:\n\tret\n"
     rest = after[after.find("\n; kernel ") + 1 :] if "\n; kernel " in after else ""

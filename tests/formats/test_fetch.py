@@ -167,7 +167,7 @@ def test_a_cache_that_cannot_be(shelf: Path, monkeypatch: pytest.MonkeyPatch) ->
         fetch.resolve("tiny")
 
 
-def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_models_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_CACHE_DIR", "/a")
     assert fetch.models_dir() == Path("/a/models")
     monkeypatch.delenv("RLX_CACHE_DIR")

@@ -120,7 +120,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         GgufFile(tmp_path)
 
 
-def test_every_cut_is_told(tmp_path: Path) -> None:
+def test_every_cut_raises(tmp_path: Path) -> None:
     whole = b.document(
         pairs(b.array("words", 8, ["a", "bc"]), b.array("n", 4, [1, 2])),
         [b.tensor("w", [8, 2], F32, 0)],

@@ -138,7 +138,7 @@ def test_a_file_of_floats(tmp_path: Path, scheme: str) -> None:
     assert steps[-1] == ("quantising", total, total)
 
 
-def test_packed_weights_are_packed_again_only_when_told(tmp_path: Path) -> None:
+def test_quantised_weights_are_quantised_again_only_when_asked(tmp_path: Path) -> None:
     write_model(tmp_path / "in.gguf", "Q8_0")
     with GgufFile(tmp_path / "in.gguf") as file:
         with pytest.raises(InputError, match="quantised already; got Q8_0"):

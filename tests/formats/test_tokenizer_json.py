@@ -77,11 +77,11 @@ def odd() -> Any:
     return backend
 
 
-KINDS = {
+TOKENIZERS = {
     "bytes": byte_level,
     "spaces": llama,
     "metaspace": metaspace,
-    "words": wordpiece,
+    "wordpiece": wordpiece,
     "odd": odd,
 }
 
@@ -93,9 +93,9 @@ def loaded(folder: Path, backend: Any, **files: object) -> Tokenizer:
     return tokenizer_from_file(folder / "tokenizer.json")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_ids_and_texts_are_those_of_the_library(tmp_path: Path, kind: str) -> None:
-    backend = KINDS[kind]()
+    backend = TOKENIZERS[kind]()
     tokenizer = loaded(tmp_path, backend)
     for text in TEXTS:
         ids = backend.encode(text).ids
@@ -113,13 +113,13 @@ def test_ids_and_texts_are_those_of_the_library(tmp_path: Path, kind: str) -> No
         assert "".join(map(stream.push, ids)) + stream.flush() == backend.decode(ids)
 
 
-def test_the_kinds_are_recognised(tmp_path: Path) -> None:
-    found = {k: loaded(tmp_path, make()).vocabulary.decoder.kind for k, make in KINDS.items()}
+def test_the_tokenizers_are_recognised(tmp_path: Path) -> None:
+    found = {k: loaded(tmp_path, make()).vocabulary.decoder.kind for k, make in TOKENIZERS.items()}
     assert found == {
         "bytes": "byte_level",
         "spaces": "metaspace",
         "metaspace": "metaspace",
-        "words": "wordpiece",
+        "wordpiece": "wordpiece",
         "odd": "library",
     }
 

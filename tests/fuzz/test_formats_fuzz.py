@@ -124,7 +124,7 @@ FORMATS: dict[str, tuple[Callable[[Path], bytes], Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 @pytest.mark.parametrize("format", FORMATS)
-def test_damage_is_told(tmp_path: Path, format: str, seed: int) -> None:
+def test_damage_raises(tmp_path: Path, format: str, seed: int) -> None:
     make, read = FORMATS[format]
     whole, rng = make(tmp_path), random.Random(seed)
     refused = 0
@@ -147,7 +147,7 @@ def test_damage_is_told(tmp_path: Path, format: str, seed: int) -> None:
     assert PER_ROUND // 2 < refused < PER_ROUND  # some changes are harmless
 
 
-def test_noise_is_told(tmp_path: Path) -> None:
+def test_noise_raises(tmp_path: Path) -> None:
     rng = random.Random(7)
     path = tmp_path / "noise"
     for head in (b"", b"GGUF\3\0\0\0", b"GGUF\3\0\0\0" + bytes(8) + b"\x05" + bytes(7)):
@@ -158,7 +158,7 @@ def test_noise_is_told(tmp_path: Path) -> None:
                     kind(path)
 
 
-def test_damaged_vocabularies_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_vocabularies_raise(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     whole, rng = gguf_file(tmp_path), random.Random(5)
     built = 0
     for i in range(600):

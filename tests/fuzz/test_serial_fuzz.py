@@ -110,7 +110,7 @@ def graph_of(program: Any) -> Graph:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_damage_is_told(seed: int) -> None:
+def test_damage_raises(seed: int) -> None:
     rng = random.Random(seed)
     samples = programs()
     refused = 0
@@ -128,7 +128,7 @@ def test_damage_is_told(seed: int) -> None:
     assert refused > 350
 
 
-def test_noise_is_told() -> None:
+def test_noise_raises() -> None:
     rng = random.Random(99)
     for _ in range(500):
         noise = rng.randbytes(rng.randrange(400))

@@ -226,7 +226,7 @@ _FFN = (("up", [32, 48]), ("gate", [32, 48]), ("down", [48, 32]))
 
 
 def lowered() -> Graph:
-    """Products as the CPU device rewrites them: packed weights, plain and quantised."""
+    """Matmuls as the CPU device rewrites them: packed weights, plain and quantised."""
     g = Graph("lowered")
     x = g.input("x", ["batch", 64])
     plain = g.matmul(x, g.param("w", [64, 32]))

@@ -15,7 +15,8 @@ import make_methods
 
 import rlx
 from rlx.ir.hir import REGISTERED
-from rlx.ir.op import REGISTRY, Op, op
+from rlx.ir.op import ELSEWHERE, REGISTRY, Op, op
+from rlx.ir.ops.elementwise import unary
 
 
 def test_the_stub_is_what_the_registry_gives() -> None:
@@ -76,6 +77,43 @@ def test_tensors_may_be_named_and_numpys_names_are_the_attributes() -> None:
         g.sum(x, axes=1)  # type: ignore[call-arg]
 
 
+def test_unknown_methods_hint_at_what_to_write() -> None:
+    g = rlx.GraphModule.hir("names")
+    x = g.input("x", ["n", 4])
+    for owner in (g, x):
+        for name, hint in (("clip", r"write x.clamp\(low, high\)"), ("sofmax", "softmax")):
+            assert not hasattr(owner, name)
+            with pytest.raises(AttributeError, match=f"got {name}\n  hint: .*{hint}"):
+                getattr(owner, name)
+    with pytest.raises(
+        rlx.InputError, match=r"missing argument; got no high; expected pad\(x; low"
+    ):
+        g.pad(x, [(0, 0), (1, 1)])  # type: ignore[call-arg]
+    with pytest.raises(rlx.OptionError, match="hint: did you mean bf16"):
+        g.input("y", ["n"], "bfloat16")
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_hints_say_runs(name: str) -> None:
+    g = rlx.Graph("hints")
+    x, y, ids = g.input("x", [4, 4]), g.input("y", [4, 4]), g.input("ids", [4, 4], "i32")
+    given = {
+        "low": 0,
+        "high": 1,
+        "axis": 0,
+        "axes": (1, 0),
+        "shape": (2, 4, 4),
+        "number": 2.0,
+        "n": 2,
+    }
+    if name == "view":
+        given["shape"] = (2, 8)
+    code = ELSEWHERE[name].removesuffix(", which takes the axis away")
+    made = eval(code, {"g": g, "x": x, "y": y, "ids": ids, "dtype": "f16"} | given)
+    for value in made if isinstance(made, tuple) else (made,):
+        assert isinstance(value, rlx.Value)
+
+
 def test_an_op_of_the_users_is_a_method_too() -> None:
     try:
 
@@ -99,6 +137,21 @@ def test_an_op_of_the_users_is_a_method_too() -> None:
         from rlx.ir.methods import OpMethods, ValueMethods
 
         del REGISTRY["thrice"], OpMethods.thrice, ValueMethods.thrice  # type: ignore[attr-defined]
+
+
+def test_what_is_wrong_with_a_row_is_said() -> None:
+    with pytest.raises(rlx.OptionError, match="not a name for an op; got 'two words'"):
+        unary("two words", np.cbrt, "∛x")
+    try:
+        unary("total", np.cbrt, "not elementwise", lambda g, x: g.sum(x))
+        g = rlx.Graph("row")
+        g.set_outputs(g.total(g.input("x", ["n", 3])))  # type: ignore[attr-defined]
+        with pytest.raises(rlx.ShapeError, match=r"formula is not elementwise; got \[\] f32"):
+            rlx.Session("cpu").compile(g, binding={"n": 2})
+    finally:
+        from rlx.ir.methods import OpMethods, ValueMethods
+
+        del REGISTRY["total"], OpMethods.total, ValueMethods.total  # type: ignore[attr-defined]
 
 
 TYPED = """

@@ -156,8 +156,8 @@ def test_fusion_policy() -> None:
     fusable = module.with_fusion_policy("fusable")
     assert fusable.fusion_policy is FusionPolicy.FUSABLE
     assert module.fusion_policy is FusionPolicy.DIRECT
-    kinds = [[n.kind for n in m.lower().into_graph().nodes] for m in (module, fusable)]
-    assert kinds == [
+    op_names = [[n.kind for n in m.lower().into_graph().nodes] for m in (module, fusable)]
+    assert op_names == [
         ["input", "param", "fused_matmul_bias_act"],
         ["input", "param", "matmul", "relu"],
     ]

@@ -69,7 +69,7 @@ def seen_by(kind, rows, keys, mask=None):
     return lambda b, h, i, j: True
 
 
-KINDS = {
+MASKS = {
     "none": MaskKind.NONE,
     "causal": MaskKind.CAUSAL,
     "window": MaskKind.SLIDING_WINDOW(3),
@@ -97,7 +97,7 @@ def make_mask(kind, *scores):
 EXACT = {"rtol": 1e-12, "atol": 1e-13}
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(MASKS))
 @pytest.mark.parametrize("counts", [(2, 2), (4, 2), (3, 1)])
 @pytest.mark.parametrize(("rows", "keys"), [(5, 5), (2, 6), (1, 4), (4, 2)])
 def test_masks_groups_and_lengths(kind, counts, rows, keys):
@@ -110,7 +110,7 @@ def test_masks_groups_and_lengths(kind, counts, rows, keys):
     operands = (q, k, v) if mask is None else (q, k, v, mask)
     found = run(
         "attention", *operands, num_heads=counts[0], num_kv_heads=counts[1], head_dim=4,
-        mask_kind=KINDS[kind],
+        mask_kind=MASKS[kind],
     )  # fmt: skip
     visible = seen_by(kind, rows, keys, mask)
     expected = attend(q, k, v, visible=visible, bias=mask if kind == "bias" else None)
@@ -130,7 +130,7 @@ def test_scale_and_softcap(kind, scale, softcap):
 
 
 def _options(kind, scale, softcap):
-    return {**heads(2, 2, 4), "mask_kind": KINDS[kind], "scale": scale, "softcap": softcap}
+    return {**heads(2, 2, 4), "mask_kind": MASKS[kind], "scale": scale, "softcap": softcap}
 
 
 def layouts(x):
@@ -204,7 +204,7 @@ def test_attention_infers_symbols():
 
 
 def flops(rows, keys, kind):
-    attributes = {**heads(4, 2, 8), "mask_kind": KINDS[kind]}
+    attributes = {**heads(4, 2, 8), "mask_kind": MASKS[kind]}
     return cost("attention", [3, rows, 32], [3, keys, 16], [3, keys, 16], **attributes).flops
 
 
@@ -325,32 +325,32 @@ def tables(rows, half):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("n_rot", [0, 2, 4])
-@pytest.mark.parametrize("form", ["flat", "bshd", "bhsd"])
+@pytest.mark.parametrize("layout_name", ["flat", "bshd", "bhsd"])
 @pytest.mark.parametrize("offset", [0, 3])
-def test_rope_turns_pairs(interleaved, n_rot, form, offset):
+def test_rope_turns_pairs(interleaved, n_rot, layout_name, offset):
     x = normal(2, 4, 3, 6)
     cos, sin = tables(9, (n_rot or 6) // 2)
-    layout, array = layouts(x)[form]
+    layout, array = layouts(x)[layout_name]
     found = run(
         "rope", array, cos, sin, head_dim=6, n_rot=n_rot, interleaved=interleaved, offset=offset,
         layout=layout,
     )  # fmt: skip
     expected = turn(x, cos, sin, lambda b, s: offset + s, n_rot or 6, interleaved)
-    np.testing.assert_allclose(found, layouts(expected)[form][1], **EXACT)
+    np.testing.assert_allclose(found, layouts(expected)[layout_name][1], **EXACT)
 
 
-@pytest.mark.parametrize("form", ["flat", "bshd", "bhsd"])
+@pytest.mark.parametrize("layout_name", ["flat", "bshd", "bhsd"])
 @pytest.mark.parametrize("per_batch", [False, True])
-def test_rope_takes_positions(form, per_batch):
+def test_rope_takes_positions(layout_name, per_batch):
     x = normal(2, 4, 3, 6)
     cos, sin = tables(9, 3)
     positions = rng.integers(0, 9, (2, 4) if per_batch else (4,)).astype(np.int32)
-    layout, array = layouts(x)[form]
+    layout, array = layouts(x)[layout_name]
     found = run("rope", array, cos, sin, positions, head_dim=6, layout=layout)
     expected = turn(
         x, cos, sin, lambda b, s: positions[b, s] if per_batch else positions[s], 6, False
     )
-    np.testing.assert_allclose(found, layouts(expected)[form][1], **EXACT)
+    np.testing.assert_allclose(found, layouts(expected)[layout_name][1], **EXACT)
 
 
 def test_rope_keeps_the_type_of_x():

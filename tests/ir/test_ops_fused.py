@@ -76,7 +76,7 @@ def test_unknown_activations_are_listed(name, bad):
     assert "silu" in error.value.expected
 
 
-# -- product, bias, activation, residual ------------------------------------------------------
+# -- matmul, bias, activation, residual ------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
@@ -213,10 +213,10 @@ def _halves(n):
     return slice(0, n // 2), slice(n // 2, n)
 
 
-@pytest.mark.parametrize("form", ["flat", "bshd", "bhsd"])
+@pytest.mark.parametrize("layout_name", ["flat", "bshd", "bhsd"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("n_rot", [0, 4])
-def test_fused_qk_norm_rope(form, interleaved, n_rot):
+def test_fused_qk_norm_rope(layout_name, interleaved, n_rot):
     x, gamma = normal(2, 3, 2, 6), normal(6)
     angles = rng.uniform(0, 7, (7, (n_rot or 6) // 2))
     cos, sin = np.cos(angles), np.sin(angles)
@@ -225,9 +225,9 @@ def test_fused_qk_norm_rope(form, interleaved, n_rot):
         "flat": lambda a: a.reshape(2, 3, 12),
         "bshd": lambda a: a,
         "bhsd": lambda a: a.transpose(0, 2, 1, 3).copy(),
-    }[form]
+    }[layout_name]
     attributes = {"head_dim": 6, "n_rot": n_rot, "interleaved": interleaved, "eps": 1e-3}
-    layout = "bhsd" if form == "bhsd" else "bshd"
+    layout = "bhsd" if layout_name == "bhsd" else "bshd"
     operands = reshape(x), gamma, cos, sin
     found = run("fused_qk_norm_rope", *operands, **attributes, offset=2, layout=layout)
     np.testing.assert_allclose(found, reshape(expected), **EXACT)

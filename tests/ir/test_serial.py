@@ -1,4 +1,4 @@
-"""Programs stored and read back equal; bytes the same everywhere; damage told, never believed."""
+"""Programs stored and read back equal; bytes the same everywhere; damage raises, never believed."""
 
 from __future__ import annotations
 

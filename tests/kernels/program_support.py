@@ -134,7 +134,7 @@ def compare(
 ) -> None:
     """Native results against the reference: |difference| ≤ tolerance · largest magnitude.
 
-    With `sizes` the symbols stay live, planned for `bounds` (the sizes themselves unless given).
+    With `sizes` the symbols stay dynamic, planned for `bounds` (the sizes themselves unless given).
     """
     expected = reference(graph, inputs, sizes)
     for target, workers in setups:

@@ -333,11 +333,11 @@ def test_strided_operands_are_read_in_place(rows):
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_live_sizes(layout):
+def test_dynamic_dims(layout):
     """One program serves every number of queries and of cached positions."""
     seq, past, axis = sym("seq"), sym("past"), 1 if layout == "bshd" else 2
     dims = [1, 64, 2, 16] if layout == "bshd" else [1, 2, 64, 16]
-    g = Graph("live")
+    g = Graph("dynamic")
     q = g.input("q", [1, seq, 4, 16])
     states = [g.state(n, dims, dtype="f16") for n in "kv"]
     filled = [g.narrow(s, axis=axis, start=0, length=past + seq) for s in states]

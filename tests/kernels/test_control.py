@@ -73,7 +73,7 @@ def recurrent(reverse: bool, length: object = "n") -> Graph:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 6])
-def test_scan_over_a_live_length(length, reverse):
+def test_scan_over_a_dynamic_length(length, reverse):
     inputs = {"h": normal(3, 5), "xs": normal(length, 3, 5), "w": normal(5, 5)}
     same(recurrent(reverse), inputs, {"n": length}, {"n": 6})
 
@@ -100,7 +100,7 @@ def test_values_that_change_places_and_one_that_stays(length):
 
 
 def test_scan_without_carried_values():
-    """Rows of live width, two operands, results of another type and rank."""
+    """Rows of dynamic width, two operands, results of another type and rank."""
     g = Graph("rows")
     xs, ks = g.input("xs", ["n", "m", 4]), g.input("ks", ["n"], "i32")
     body = make_body(

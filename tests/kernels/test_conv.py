@@ -110,7 +110,7 @@ def test_element_types(dtypes, groups):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(("height", "width"), [(9, 12), (1, 30)])
-def test_live_sizes(batch, height, width):
+def test_dynamic_dims(batch, height, width):
     sizes = {"batch": batch, "height": height, "width": width}
     for w, attributes in (((6, 4, 3, 3), {}), ((4, 1, 3, 3), {"groups": 4})):
         g, arrays = make(
@@ -121,7 +121,7 @@ def test_live_sizes(batch, height, width):
         compare(g, arrays, TOLERANCE["f32"], sizes, setups=SETUPS[1::3], bounds=bounds)
 
 
-def test_live_sizes_transposed():
+def test_dynamic_dims_transposed():
     sizes = {"batch": 2, "width": 5}
     attributes = {"stride": (3,), "padding": (1,), "sizes": sizes}
     g, arrays = make("conv_transpose", ("batch", 4, "width"), (4, 2, 4), **attributes)

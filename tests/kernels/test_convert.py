@@ -173,11 +173,11 @@ def test_no_library_is_called(name):
     f = m.kernel()
     p = f.arg(f["args"], 0)
     at = 0
-    kinds = (f16, bf16, f32, f64, i8, i16, i32, i64)
+    dtypes = (f16, bf16, f32, f64, i8, i16, i32, i64)
     for lanes in (1, 8):
-        for source in kinds:
+        for source in dtypes:
             x = f.load(p, source.with_lanes(lanes), at)
-            for wanted in kinds:
+            for wanted in dtypes:
                 f.store(x.to(wanted), p, at)
                 f.store(x.to(wanted, signed=False), p, at)
                 at += 64
@@ -186,7 +186,7 @@ def test_no_library_is_called(name):
     assert ObjectFile(Unit(m.text(), target).compile()).externals() == []
 
 
-def test_wrong_conversions_are_told():
+def test_wrong_conversions_raise():
     f = Module().kernel()
     with pytest.raises(CodegenError, match="convert to"):
         f["args"].to(i64)

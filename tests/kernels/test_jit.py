@@ -47,9 +47,9 @@ def adder(number: int, target: Target | None = None) -> Unit:
 
 def run_adder(kernel: jit.Kernel) -> int:
     cell = np.array([1], np.int64)
-    words = np.array([cell.ctypes.data], np.int64)
+    args = np.array([cell.ctypes.data], np.int64)
     call = kernel.function("kernel", None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-    call(words.ctypes.data, 0, 1)
+    call(args.ctypes.data, 0, 1)
     return int(cell[0])
 
 
@@ -348,10 +348,10 @@ def test_aarch64_calls_and_addresses_are_encoded(monkeypatch):
 
 
 def test_damaged_objects_never_crash():
-    """Every damage is told as a CodegenError, or leaves a linkable object (which is not run)."""
+    """Every damage raises a CodegenError, or leaves a linkable object (which is not run)."""
     data = Unit(busy_module(Target.host()).text(), Target.host()).compile()
     rng = random.Random(11)
-    told = 0
+    refused = 0
     for trial in range(1500):
         damaged = bytearray(data)
         if trial % 3 == 0:
@@ -362,8 +362,8 @@ def test_damaged_objects_never_crash():
         try:
             ObjectFile(bytes(damaged)).link(1 << 32, lambda symbol: 0)
         except CodegenError:
-            told += 1
-    assert told > 500
+            refused += 1
+    assert refused > 500
     for nonsense in (b"", b"\x7fELF", os.urandom(4096)):
         with pytest.raises(CodegenError, match="not a usable object"):
             Image(nonsense)

@@ -92,7 +92,7 @@ def test_imaginary_parts_that_do_not_count():
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(1, 6), (3, 1), (2, 25)])
-def test_live_sizes(batch, seq):
+def test_dynamic_dims(batch, seq):
     sizes, bounds = {"batch": batch, "seq": seq}, {"batch": 4, "seq": 30}
     for made, axis in (
         (transform("fft", ("batch", 12), sizes=sizes), -1),
@@ -105,7 +105,7 @@ def test_live_sizes(batch, seq):
         compare_norms(*made, axis, used, most, SETUPS[1::3])
 
 
-def test_live_inverse():
+def test_dynamic_inverse():
     for points in (6, 7):
         g = Graph()
         x = g.input("x", ("batch", "seq"), "f32")
@@ -171,7 +171,7 @@ def test_singular_matrices_give_nan_and_leave_others_alone():
     assert np.isnan(got[1:3]).all() and np.isfinite(got[[0, 3]]).all()
 
 
-def test_live_systems():
+def test_dynamic_systems():
     sizes, bounds = {"batch": 2, "seq": 7}, {"batch": 3, "seq": 9}
     made = system(("batch", "seq", "seq"), ("batch", "seq", 4), sizes=sizes)
     compare(*made, 2e-7, sizes, SETUPS[1::3], bounds)

@@ -78,7 +78,7 @@ def test_nan_wins_and_infinities_stay():
             compare(g, {"x": x}, 1e-6, setups=SETUPS[1::3])
 
 
-def test_live_sizes():
+def test_dynamic_dims():
     sizes = {"batch": 2, "height": 9, "width": 30}
     for kind in ("max_pool", "avg_pool"):
         attributes = {"kernel": (3,), "stride": (2,), "padding": (1,)}
@@ -132,7 +132,7 @@ def test_linear_of_other_types(dtype, tolerance):
     compare(g, {"x": values((1, 2, 5, 9), dtype)}, tolerance, setups=SETUPS[1::3])
 
 
-def test_live_resize():
+def test_dynamic_resize():
     sizes = {"batch": 2, "height": 6, "width": 10}
     attributes = {"sizes": ("height", 25), "mode": "linear"}
     g = graph_of("resize", ("batch", 3, 5, "width"), "f32", attributes)

@@ -71,8 +71,8 @@ def test_delta_net_of_other_types(dtype, seq):
 @pytest.mark.parametrize("seq", [1, 19])
 def test_delta_net_of_mixed_types(seq):
     names = ("q", "k", "v", "g", "beta", "state")
-    for kinds in (("f16", "f16", "f32", "f32", "bf16", "f32"), ("f32",) * 5 + ("f64",)):
-        g, arrays = delta_net(1, seq, 2, 16, dtype=dict(zip(names, kinds, strict=True)))
+    for dtypes in (("f16", "f16", "f32", "f32", "bf16", "f32"), ("f32",) * 5 + ("f64",)):
+        g, arrays = delta_net(1, seq, 2, 16, dtype=dict(zip(names, dtypes, strict=True)))
         compare(g, arrays, WORST, setups=SETUPS[1::3])
 
 
@@ -122,7 +122,7 @@ def test_few_heads_are_divided_by_columns():
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), (2, 37)])
-def test_live_sizes(batch, seq):
+def test_dynamic_dims(batch, seq):
     sizes = {"batch": batch, "seq": seq}
     bounds = {"batch": 3, "seq": 64}
     made = delta_net("batch", "seq", 2, 16, sizes=sizes)
@@ -146,8 +146,8 @@ def test_selective_scan_of_other_types(dtype):
 
 
 def test_selective_scan_of_mixed_types():
-    kinds = {"u": "f16", "delta": "f32", "a": "f32", "b": "bf16", "c": "f16", "d": "f32"}
-    compare(*scan(2, 9, 20, 16, dtype=kinds | {"state": "f32"}), 2**-10, setups=SETUPS[1::3])
+    dtypes = {"u": "f16", "delta": "f32", "a": "f32", "b": "bf16", "c": "f16", "d": "f32"}
+    compare(*scan(2, 9, 20, 16, dtype=dtypes | {"state": "f32"}), 2**-10, setups=SETUPS[1::3])
 
 
 def test_selective_scan_of_odd_numbers():

@@ -174,9 +174,9 @@ def test_strided_operands_are_read_in_place():
         close(got.reshape(part.shape), rotated(part, c, s, np.arange(5), 32, False), part, 3)
 
 
-def test_live_length_and_offset():
+def test_dynamic_length_and_offset():
     seq, past = sym("seq"), sym("past")
-    g = Graph("live")
+    g = Graph("dynamic")
     x = g.input("x", [1, seq, 2, 32])
     cos, sin = (g.input(n, [40, 16]) for n in ("cos", "sin"))
     g.set_outputs(g.rope(x, cos, sin, head_dim=32, offset=past))

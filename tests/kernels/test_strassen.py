@@ -1,10 +1,10 @@
-"""Products of sums of blocks: as exact as the largest numbers allow, at every number of rows."""
+"""Strassen's GEMM: as exact as the largest numbers allow, at every number of rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from matmul_support import close, draw, native, wide
+from gemm_support import close, draw, native, wide
 from program_support import HOST, V3, kernels_for
 
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights

@@ -115,7 +115,7 @@ def test_reserved_register_of_apple():
     assert apple.runs_on(linux_m1)
 
 
-def test_unknown_names_are_told():
+def test_unknown_names_raise():
     with pytest.raises(OptionError, match=r"unknown target; got 'pentium'.*x86-64-v3"):
         Target.named("pentium")
 

@@ -67,8 +67,8 @@ def write_model(
 ) -> Path:
     """The folder of a tiny encoder, with a classifier or without."""
     write_folder(name, folder)
-    kinds = CONFIGS[name]["architectures"] if classifier else []
-    settings = {**CONFIGS[name], "architectures": kinds, **config}
+    classes = CONFIGS[name]["architectures"] if classifier else []
+    settings = {**CONFIGS[name], "architectures": classes, **config}
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     write_tokenizer(folder, like_roberta=name in ("roberta", "mpnet"))
     return folder

@@ -29,7 +29,7 @@ SEQ = max(LENGTHS)
 
 
 def compiled(folder: Path, device: str, use: EntryPoint) -> Any:
-    """A use of the model, batch and sequence both live."""
+    """A use of the model, batch and sequence both dynamic."""
     model = ModelFile.open(folder)
     described = build_graph(model, model.weights(), use)
     binding = DimBinding().set_live("batch", 4).set_live("seq", SEQ + 3)
@@ -225,11 +225,11 @@ def test_local_layers_see_a_window(tmp_path: Path, padded: bool) -> None:
     graph = build_graph(
         file, file.weights(), EntryPoint("hidden", padded=padded)
     ).module.into_graph()
-    kinds = [n.op.mask_kind for n in graph.nodes if n.op.name == "attention"]
+    masks = [n.op.mask_kind for n in graph.nodes if n.op.name == "attention"]
     whole = MaskKind.CUSTOM if padded else MaskKind.NONE
     local = MaskKind.LOCAL(CONFIGS["modernbert"]["local_attention"] // 2)
     layers = range(file.config.layers)
-    assert kinds == [local if i in file.config.encoder.local_layers else whole for i in layers]
+    assert masks == [local if i in file.config.encoder.local_layers else whole for i in layers]
 
 
 @pytest.mark.parametrize("kept", [{"dtype": "bf16"}, {"quant": "int8"}, {"quant": "Q8_0"}])

@@ -1,4 +1,4 @@
-"""Experts against all of them computed densely, plain and packed, few tokens and many."""
+"""Mixtures of experts against a dense computation, floats and quantised, few tokens and many."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def test_unknown_architectures_are_told_all_known_ones() -> None:
+def test_unknown_architectures_raise_and_list_the_known() -> None:
     with pytest.raises(UnsupportedError, match=r"got gpt_os; expected .*gpt_oss") as caught:
         architecture("gpt_os")
     assert "the nearest is gpt_oss" in str(caught.value)

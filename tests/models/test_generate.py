@@ -1,4 +1,4 @@
-"""Generation on a tiny model: what comes out, what is reused, what may be asked for."""
+"""Generation on a tiny model: tokens, prefix reuse, settings."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_closing_is_final(model: LanguageModel) -> None:
         ({"top_p": 1.5}, "top_p"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"overflow": "wrap"}, "overflow"),
-        ({"temprature": 1}, "unknown setting; got temprature"),
+        ({"temprature": 1}, r"unknown setting; got temprature.*\n.*did you mean temperature\?"),
         ({"logit_bias": {VOCAB: 1.0}}, "no such token"),
         ({"logit_bias": {"the": 1.0}}, "token ids to numbers"),
         ({"logit_bias": {3: float("nan")}}, "token ids to numbers"),
@@ -288,9 +288,17 @@ def test_bad_prompts(model: LanguageModel) -> None:
         model.generate([])
     with pytest.raises(rlx.InputError, match="no such token"):
         model.generate([VOCAB])
+    for call in (model.generate, model.logits):
+        with pytest.raises(rlx.InputError, match=r"not token ids; got \['a', 'b'\].*\n.*tokenize"):
+            call(["a", "b"])
 
 
-def test_stop_strings_across_pieces() -> None:
+def test_an_unknown_device_is_refused_when_loading(tmp_path: Path) -> None:
+    with pytest.raises(rlx.OptionError, match="unknown device; got 'tpu'"):
+        rlx.load(tmp_path, device="tpu")
+
+
+def test_stop_strings_across_tokens() -> None:
     watch = StopStrings(["</s>", "stop"])
     shown = "".join(watch.push(p) for p in ["a<", "/", "b", "st", "o", "x<", "/s", ">after"])
     assert shown == "a</bstox"

@@ -26,7 +26,7 @@ def load(name: str, folder: Path, device: str):  # type: ignore[no-untyped-def]
 
 
 def compiled(model: ModelFile, context: int, device: str):  # type: ignore[no-untyped-def]
-    """The model for logits of all tokens, sequence and past both live; f32 cache."""
+    """The model for logits of all tokens, sequence and past both dynamic; f32 cache."""
     described = build_graph(model, model.weights(), LOGITS, context=context, kv="f32")
     binding = DimBinding().set_live("seq", 32).set_live("past_seq", context - 1)
     made = Session(device).compile(described.module, CompileOptions(binding=binding))

@@ -1,4 +1,4 @@
-"""Models with a state that is carried from token to token: what an engine may reuse of it."""
+"""Models with a recurrent state: how much of it a runner may reuse."""
 
 from __future__ import annotations
 

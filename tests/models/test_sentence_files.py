@@ -160,7 +160,7 @@ def test_dense_layers_that_cannot_be_are_refused_when_loaded(
         ("config_sentence_transformers.json", '{"default_prompt_name": [3]}', rlx.FormatError),
     ],
 )
-def test_settings_of_the_wrong_form(tmp_path: Path, name: str, text: str, error: type) -> None:
+def test_settings_of_the_wrong_type(tmp_path: Path, name: str, text: str, error: type) -> None:
     write_model(tmp_path)
     write_modules(tmp_path, TRANSFORMER, MEAN)
     (tmp_path / name).write_text(text)

@@ -96,18 +96,18 @@ def test_the_same_logits(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["smollm", "gpt-2", "llama-bpe", "qwen2", "spaced"])
 def test_the_same_tokens(name: str, tmp_path: Path) -> None:
     pre = tokenizers.pre_tokenizers
-    words = (
+    pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    kinds = {"smollm": [pre.Digits(individual_digits=True)], "gpt-2": []}
+    splits = {"smollm": [pre.Digits(individual_digits=True)], "gpt-2": []}
     if name == "spaced":
         backend = spaced()
-    elif name in kinds:
-        backend = byte_level(*kinds[name])
+    elif name in splits:
+        backend = byte_level(*splits[name])
     else:
         backend = byte_level(ignore_merges=name == "llama-bpe")
-        split = tokenizers.Regex(words % ("{1,3}" if name == "llama-bpe" else ""))
+        split = tokenizers.Regex(pattern % ("{1,3}" if name == "llama-bpe" else ""))
         backend.pre_tokenizer = pre.Sequence(
             [pre.Split(split, "isolated"), pre.ByteLevel(False, use_regex=False)]
         )
@@ -121,7 +121,7 @@ def test_the_same_tokens(name: str, tmp_path: Path) -> None:
     assert len(got) >= VOCAB
 
 
-def test_what_gguf_has_no_words_for(tmp_path: Path) -> None:
+def test_what_gguf_cannot_express(tmp_path: Path) -> None:
     odd = byte_level(tokenizers.pre_tokenizers.Punctuation())
     with pytest.raises(UnsupportedError, match="a pre-tokenizer that cannot be written"):
         both(tmp_path, odd)

@@ -353,10 +353,10 @@ def indexing() -> Iterator[Case]:
         yield Case("scatter_add", t, many, lambda g, x, u, i: g.scatter_add(x, i, u), off, "sum")
 
 
-# -- products --------------------------------------------------------------
+# -- matmuls ---------------------------------------------------------------
 
 
-def products() -> Iterator[Case]:
+def matmuls() -> Iterator[Case]:
     # K = 48 products of numbers up to 2: the sum is off by a few units of the largest result
     for t in (*FLOATS, "i32", "c64"):
         off = 0 if t == "i32" else 12
@@ -719,7 +719,7 @@ def sampling() -> Iterator[Case]:
 
 
 GROUPS = (
-    unary, binary, reductions, norms, layout, indexing, products, quantised, attention, spatial,
+    unary, binary, reductions, norms, layout, indexing, matmuls, quantised, attention, spatial,
     recurrent, transforms, control, sampling,
 )  # fmt: skip
 

@@ -65,7 +65,7 @@ def softmax(x: Any) -> Any:
     return e / e.sum(-1, keepdims=True)
 
 
-# -- products ---------------------------------------------------------------------------------
+# -- matmuls ----------------------------------------------------------------------------------
 
 case("linear", lambda m, x, w: m.linear(x, w), lambda x, w: x @ w, x=X, w=[K, 3])
 case(

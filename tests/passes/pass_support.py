@@ -39,7 +39,7 @@ def assert_stays(change: Callable[[Graph], Graph], text: str) -> None:
     assert_becomes(change, text, text)
 
 
-def kinds(graph: Graph) -> list[str]:
+def op_names(graph: Graph) -> list[str]:
     """The ops of a graph, without sources."""
     return [n.op.name for n in graph.nodes if not n.op.is_source]
 

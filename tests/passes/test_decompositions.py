@@ -34,7 +34,7 @@ _PRIMITIVES = """
 PRIMITIVES = _PRIMITIVES.split()
 
 
-def kinds() -> set[str]:
+def op_names() -> set[str]:
     """Our own ops. Packed forms, which a backend makes of an op it runs, are not looked at."""
     found = {name: cls for name, cls in REGISTRY.items() if not cls.is_block}
     found = {k: cls for k, cls in found.items() if cls.__module__.startswith("rlx.ir.")}
@@ -42,12 +42,12 @@ def kinds() -> set[str]:
 
 
 def decomposed() -> set[str]:
-    return {k for k in kinds() if REGISTRY[k].has_decomposition()}
+    return {k for k in op_names() if REGISTRY[k].has_decomposition()}
 
 
 def test_every_op_is_primitive_or_has_a_decomposition() -> None:
     assert decomposed().isdisjoint(PRIMITIVES)
-    assert kinds() == decomposed() | set(PRIMITIVES)
+    assert op_names() == decomposed() | set(PRIMITIVES)
 
 
 def f(*dims: int, dtype: Any = np.float32, scale: float = 1.0) -> np.ndarray:

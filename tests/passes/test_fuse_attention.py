@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_support import assert_same_results, fused, kinds, reasons
+from pass_support import assert_same_results, fused, op_names, reasons
 
 from rlx.ir.attrs import MaskKind
 from rlx.ir.graph import Graph
@@ -39,7 +39,7 @@ def check(g: Graph, **expected: Any) -> Any:
     assert report.count(RULE) == 1, report
     (node,) = [n for n in after.nodes if n.op.name == "attention"]
     views = {"reshape", "transpose"}
-    assert {k for k in kinds(after) if k not in views} <= {"attention", "where", *MASK_OPS}
+    assert {k for k in op_names(after) if k not in views} <= {"attention", "where", *MASK_OPS}
     for field, value in expected.items():
         assert getattr(node.op, field) == value
     return node
@@ -92,7 +92,7 @@ def test_softcap() -> None:
     q, k, v = heads(g)
     g.set_outputs(attended(g, g.tanh(scores(g, q, k) / 30.0) * 20.0, v))
     after, _ = fused(g, "attention")
-    assert "attention" not in kinds(after)
+    assert "attention" not in op_names(after)
 
 
 # -- masks -------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_scores_lowered_a_little_are_no_mask() -> None:
     keep = g.input("keep", ["batch", 1, 1, "seq"], "bool")
     g.set_outputs(attended(g, g.where(keep, scores(g, q, k), -1e4), v))
     after, report = fused(g, "attention")
-    assert "attention" not in kinds(after)
+    assert "attention" not in op_names(after)
     assert "-10000.0 only" in reasons(report, RULE)[0]
 
 
@@ -277,7 +277,7 @@ def test_repeated_heads_in_the_layout_of_projections(how: str, before: bool) -> 
     y = attended(g, scores(g, q, parts[0]), parts[1])
     g.set_outputs(g.transpose(y, axes=(0, 2, 1, 3)))
     after, _ = fused(g, "attention", "views")
-    assert kinds(after) == ["attention"]
+    assert op_names(after) == ["attention"]
     node = after.outputs[0].node
     assert (node.op.q_layout, node.op.kv_layout) == ("bshd", "bshd")  # type: ignore[attr-defined]
     assert node.op.num_kv_heads == KV  # type: ignore[attr-defined]
@@ -331,7 +331,7 @@ def test_weights_that_are_wanted_keep_the_pattern_apart() -> None:
     w = g.softmax(scores(g, q, k))
     g.set_outputs(g.matmul(w, v), w)
     after, report = fused(g, "attention")
-    assert "attention" not in kinds(after)
+    assert "attention" not in op_names(after)
     assert reasons(report, RULE) == ["the softmax inside is a graph output"]
     g.set_outputs(g.matmul(w, v), g.sum(w))
     assert reasons(fused(g, "attention")[1], RULE) == ["the softmax inside has another user"]
@@ -343,7 +343,7 @@ def test_values_of_another_size_are_left_alone() -> None:
     v = g.input("wide", ["batch", H, "seq", 2 * D])
     g.set_outputs(attended(g, scores(g, q, k), v))
     after, report = fused(g, "attention")
-    assert "attention" not in kinds(after)
+    assert "attention" not in op_names(after)
     assert "heads differ in size" in reasons(report, RULE)[0]
 
 
@@ -352,7 +352,7 @@ def test_softmax_over_another_axis_is_not_attention() -> None:
     q, k, v = heads(g)
     g.set_outputs(g.matmul(g.softmax(scores(g, q, k), axis=-2), v))
     after, _ = fused(g, "attention")
-    assert "attention" not in kinds(after)
+    assert "attention" not in op_names(after)
 
 
 def test_a_mask_that_broadcasts_the_scores_is_left_alone() -> None:
@@ -362,5 +362,5 @@ def test_a_mask_that_broadcasts_the_scores_is_left_alone() -> None:
     bias = g.input("bias", ["batch", 1, "seq", "seq"])
     g.set_outputs(attended(g, scores(g, q, k) + bias, v))
     after, report = fused(g, "attention")
-    assert "attention" not in kinds(after)
+    assert "attention" not in op_names(after)
     assert "broadcasts" in reasons(report, RULE)[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_support import assert_same_results, fused, kinds, reasons
+from pass_support import assert_same_results, fused, op_names, reasons
 
 import rlx.passes.fusion as fuse_package
 from rlx.errors import OptionError
@@ -27,7 +27,7 @@ from rlx.passes.rewrite import Rule
 Build = Callable[[Graph, Value], Any]
 
 
-def product(dtype: str = "f32") -> tuple[Graph, Value, Value]:
+def matmul_graph(dtype: str = "f32") -> tuple[Graph, Value, Value]:
     """(graph, x, x·w)"""
     g = Graph("linear")
     x = g.input("x", ["batch", "seq", 8], dtype)
@@ -68,7 +68,7 @@ def test_activations_written_out(kind: str, build: Build, dtype: str) -> None:
     g = Graph("act")
     g.set_outputs(build(g, g.input("x", ["n", 4], dtype)))
     after, _ = fused(g, "activations")
-    assert kinds(after) == [kind]
+    assert op_names(after) == [kind]
 
 
 NEARLY: list[Build] = [
@@ -86,7 +86,7 @@ def test_other_numbers_are_other_functions(build: Build) -> None:
     g.set_outputs(build(g, g.input("x", ["n", 4])))
     after, report = fused(g, "activations")
     assert not report.fused
-    assert len(kinds(after)) > 1
+    assert len(op_names(after)) > 1
 
 
 def test_an_inner_value_that_is_an_output_is_not_fused_and_the_report_says_so() -> None:
@@ -95,7 +95,7 @@ def test_an_inner_value_that_is_an_output_is_not_fused_and_the_report_says_so() 
     s = g.sigmoid(x)
     g.set_outputs(x * s, s)
     after, report = fused(g, "activations")
-    assert kinds(after) == ["sigmoid", "mul"]
+    assert op_names(after) == ["sigmoid", "mul"]
     assert reasons(report, "decomposed silu") == ["the sigmoid inside is a graph output"]
 
 
@@ -109,7 +109,7 @@ def test_an_inner_value_that_is_an_output_is_not_fused_and_the_report_says_so() 
 def test_everything_after_a_matmul_becomes_one_op(
     dtype: str, activation: str, has_bias: bool, has_residual: bool
 ) -> None:
-    g, _, y = product(dtype)
+    g, _, y = matmul_graph(dtype)
     if has_bias:
         y = g.param("b", [6], dtype) + y
     if activation != "none":
@@ -119,9 +119,9 @@ def test_everything_after_a_matmul_becomes_one_op(
     g.set_outputs(y)
     after, _ = fused(g, "linear")
     if activation == "none" and not has_bias and not has_residual:
-        assert kinds(after) == ["matmul"]
+        assert op_names(after) == ["matmul"]
         return
-    assert kinds(after) == ["fused_matmul_bias_act"]
+    assert op_names(after) == ["fused_matmul_bias_act"]
     record = only(after, "fused_matmul_bias_act")
     assert record.attributes() == {
         "activation": activation, "has_bias": has_bias, "has_residual": has_residual,
@@ -130,21 +130,21 @@ def test_everything_after_a_matmul_becomes_one_op(
 
 
 def test_a_bias_of_higher_rank_is_flattened() -> None:
-    g, _, y = product()
+    g, _, y = matmul_graph()
     g.set_outputs(y + g.param("b", [1, 1, 6]))
     after, _ = fused(g, "linear")
-    assert kinds(after) == ["reshape", "fused_matmul_bias_act"]
+    assert op_names(after) == ["reshape", "fused_matmul_bias_act"]
 
 
 def test_the_sum_of_two_matmuls_uses_one_as_the_residual_of_the_other() -> None:
-    g, x, y = product()
+    g, x, y = matmul_graph()
     g.set_outputs(y + g.matmul(x, g.param("v", [8, 6])))
     after, _ = fused(g, "linear")
-    assert sorted(kinds(after)) == ["fused_matmul_bias_act", "matmul"]
+    assert sorted(op_names(after)) == ["fused_matmul_bias_act", "matmul"]
 
 
 def test_where_one_matmul_has_another_user_the_other_one_is_fused() -> None:
-    g, x, y = product()
+    g, x, y = matmul_graph()
     z = g.matmul(x, g.param("v", [8, 6]))
     g.set_outputs(y + z, y)
     after, _ = fused(g, "linear")
@@ -155,23 +155,23 @@ def test_where_one_matmul_has_another_user_the_other_one_is_fused() -> None:
 
 @pytest.mark.parametrize("how", ["user", "output"])
 def test_a_matmul_with_another_user_is_left_alone(how: str) -> None:
-    g, _, y = product()
+    g, _, y = matmul_graph()
     total = y + g.param("b", [6])
     g.set_outputs(total, y if how == "output" else g.exp(y))
     after, report = fused(g, "linear")
-    assert "fused_matmul_bias_act" not in kinds(after)
+    assert "fused_matmul_bias_act" not in op_names(after)
     why = "has another user" if how == "user" else "is a graph output"
     assert f"the matmul inside {why}" in reasons(report, "matmul + bias")
 
 
 def test_an_activation_with_other_attributes_is_not_a_name() -> None:
-    g, _, y = product()
+    g, _, y = matmul_graph()
     g.set_outputs(g.leaky_relu(y, alpha=0.3))
     after, report = fused(g, "linear")
-    assert kinds(after) == ["matmul", "leaky_relu"]
+    assert op_names(after) == ["matmul", "leaky_relu"]
     assert "not the default leaky_relu" in reasons(report, "matmul + activation")[0]
     g.set_outputs(g.leaky_relu(y))
-    assert kinds(fused(g, "linear")[0]) == ["fused_matmul_bias_act"]
+    assert op_names(fused(g, "linear")[0]) == ["fused_matmul_bias_act"]
 
 
 REFUSED: dict[str, Callable[[], Graph]] = {}
@@ -184,20 +184,20 @@ def refused(build: Callable[[], Graph]) -> Callable[[], Graph]:
 
 @refused
 def a_residual_that_broadcasts() -> Graph:
-    g, _, y = product()
+    g, _, y = matmul_graph()
     return g.set_outputs(y + g.input("r", ["seq", 6]))
 
 
 @refused
 def a_bias_of_a_wider_type() -> Graph:
     """The product is rounded to f16 before the f32 sum; the fused op would not do that."""
-    g, _, y = product("f16")
+    g, _, y = matmul_graph("f16")
     return g.set_outputs(y + g.param("b", [6], "f32"))
 
 
 @refused
 def a_residual_of_a_wider_type() -> Graph:
-    g, _, y = product("f16")
+    g, _, y = matmul_graph("f16")
     return g.set_outputs(y + g.input("r", ["batch", "seq", 6], "f32"))
 
 
@@ -218,7 +218,7 @@ def an_integer_product() -> Graph:
 
 @refused
 def a_bias_per_row() -> Graph:
-    g, _, y = product()
+    g, _, y = matmul_graph()
     return g.set_outputs(y + g.input("b", ["seq", 1]))
 
 
@@ -226,16 +226,16 @@ def a_bias_per_row() -> Graph:
 def test_not_a_linear_layer(name: str) -> None:
     graph = REFUSED[name]()
     after, report = fused(graph, "linear", exact=True)
-    assert "fused_matmul_bias_act" not in kinds(after)
+    assert "fused_matmul_bias_act" not in op_names(after)
     assert not report.fused
 
 
 def test_lora_written_out() -> None:
-    g, x, y = product()
+    g, x, y = matmul_graph()
     adapter = g.matmul(g.matmul(x, g.param("a", [8, 2])), g.param("b", [2, 6])) * 0.5
     g.set_outputs(y + adapter)
     after, _ = fused(g, "linear")
-    assert kinds(after) == ["lora_matmul"]
+    assert op_names(after) == ["lora_matmul"]
     assert only(after, "lora_matmul").scale == 0.5
 
 
@@ -245,9 +245,9 @@ def test_the_bias_of_a_convolution() -> None:
     y = g.conv(x, g.param("w", [4, 3, 2, 2]))
     g.set_outputs(y + g.param("b", [4, 1, 1]))
     after, _ = fused(g, "linear")
-    assert kinds(after) == ["reshape", "conv"]
+    assert op_names(after) == ["reshape", "conv"]
     g.set_outputs(y + g.param("c", [4]))  # broadcasts over the last axis, not over channels
-    assert "add" in kinds(fused(g, "linear")[0])
+    assert "add" in op_names(fused(g, "linear")[0])
 
 
 # -- gates -----------------------------------------------------------------------------------
@@ -256,12 +256,12 @@ def test_the_bias_of_a_convolution() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "sigmoid", "none"])
 def test_gated_linear_units(activation: str, dtype: str) -> None:
-    g, x, gate = product(dtype)
+    g, x, gate = matmul_graph(dtype)
     if activation != "none":
         gate = g.apply(activation, gate)
     g.set_outputs(g.matmul(x, g.param("up", [8, 6], dtype)) * gate)
     after, report = fused(g, "glu")
-    assert kinds(after) == ["fused_swiglu"]
+    assert op_names(after) == ["fused_swiglu"]
     node = after.outputs[0].node
     assert node.op.activation == activation  # type: ignore[attr-defined]
     if activation != "none":
@@ -270,36 +270,41 @@ def test_gated_linear_units(activation: str, dtype: str) -> None:
 
 
 def test_a_gate_with_biases_is_one_matmul_and_prepare_joins_the_weights() -> None:
-    g, x, gate = product()
+    g, x, gate = matmul_graph()
     gate = g.silu(gate + g.param("gb", [6]))
     up = g.matmul(x, g.param("up", [8, 6])) + g.param("ub", [6])
     g.set_outputs(gate * up)
     after, _ = fused(g, "glu", "linear")
-    assert sorted(kinds(after)) == ["concat", "concat", "fused_gated_act", "fused_matmul_bias_act"]
+    assert sorted(op_names(after)) == [
+        "concat",
+        "concat",
+        "fused_gated_act",
+        "fused_matmul_bias_act",
+    ]
     main, prepared = split_prepare(after)
-    assert kinds(main) == ["fused_matmul_bias_act", "fused_gated_act"]
-    assert kinds(prepared) == ["concat", "concat"]
+    assert op_names(main) == ["fused_matmul_bias_act", "fused_gated_act"]
+    assert op_names(prepared) == ["concat", "concat"]
 
 
 def test_halves_of_one_matmul() -> None:
-    g, x, _ = product()
+    g, x, _ = matmul_graph()
     both = g.matmul(x, g.param("both", [8, 12]))
     gate, up = (g.narrow(both, axis=2, start=s, length=6) for s in (0, 6))
     g.set_outputs(g.gelu(gate) * up)
     after, _ = fused(g, "glu")
-    assert kinds(after) == ["matmul", "fused_gated_act"]
+    assert op_names(after) == ["matmul", "fused_gated_act"]
 
 
 @pytest.mark.parametrize(
     ("start", "length"), [(0, 6), (4, 6)], ids=["the same half twice", "overlapping"]
 )
 def test_pieces_that_are_not_halves(start: int, length: int) -> None:
-    g, x, _ = product()
+    g, x, _ = matmul_graph()
     both = g.matmul(x, g.param("both", [8, 12]))
     gate, up = (g.narrow(both, axis=2, start=s, length=length) for s in (0, start))
     g.set_outputs(g.gelu(gate) * up)
     after, _ = fused(g, "glu")
-    assert "fused_gated_act" not in kinds(after)
+    assert "fused_gated_act" not in op_names(after)
 
 
 def quantised(
@@ -324,13 +329,13 @@ def test_quantised_matmuls_of_one_input_share_it(name: str) -> None:
         results.append(g.dequant_matmul(x, *parts, scheme=scheme))
     g.set_outputs(results)
     after = FUSIONS["shared_input"](g.copy(), None, None)
-    assert kinds(after).count("dequant_matmul") == 1
-    assert kinds(after).count("narrow") == 2
+    assert op_names(after).count("dequant_matmul") == 1
+    assert op_names(after).count("narrow") == 2
     assert_same_results(g, after, given=data)
     g.set_outputs(g.silu(results[0]) * results[1])
     gated = FUSIONS["glu"](g.copy(), None, None)
-    assert kinds(gated).count("dequant_matmul") == 1
-    assert kinds(gated)[-1] == "fused_gated_act"
+    assert op_names(gated).count("dequant_matmul") == 1
+    assert op_names(gated)[-1] == "fused_gated_act"
     assert_same_results(g, gated, given=data)
 
 
@@ -348,10 +353,10 @@ def test_matmuls_of_one_input_become_one(dtype: str) -> None:
     g, _, parts = three(dtype)
     g.set_outputs(parts)
     after, report = fused(g, "shared_input")
-    assert kinds(after) == ["concat", "matmul", "narrow", "narrow", "narrow"]
+    assert op_names(after) == ["concat", "matmul", "narrow", "narrow", "narrow"]
     assert report.count("matmuls sharing their input") == 1
     main, prepared = split_prepare(after)
-    assert kinds(main) == ["matmul", "narrow", "narrow", "narrow"]
+    assert op_names(main) == ["matmul", "narrow", "narrow", "narrow"]
     assert [n.name for n in main.sources("param")] == prepared.output_names
 
 
@@ -359,22 +364,25 @@ def test_biases_join_too_and_a_missing_one_is_zeros() -> None:
     g, _, (q, k, v) = three()
     g.set_outputs(q + g.param("qb", [6]), k, v + g.param("vb", [2]))
     after, _ = fused(g, "linear", "shared_input")
-    assert kinds(after).count("fused_matmul_bias_act") == 1
-    assert "matmul" not in kinds(after)
+    assert op_names(after).count("fused_matmul_bias_act") == 1
+    assert "matmul" not in op_names(after)
 
 
 def test_matmuls_with_different_activations_do_not_join() -> None:
     g, _, (q, k, v) = three()
     g.set_outputs(g.relu(q), g.relu(k), v)
     after, _ = fused(g, "linear", "shared_input")
-    assert sorted(k for k in kinds(after) if "matmul" in k) == ["fused_matmul_bias_act", "matmul"]
+    assert sorted(k for k in op_names(after) if "matmul" in k) == [
+        "fused_matmul_bias_act",
+        "matmul",
+    ]
 
 
 def test_weights_that_are_not_parameters_do_not_join() -> None:
     g, x, (q, *_) = three()
     g.set_outputs(q, g.matmul(x, g.input("w", [8, 3])))
     after, report = fused(g, "shared_input")
-    assert kinds(after) == ["matmul", "matmul"]
+    assert op_names(after) == ["matmul", "matmul"]
     assert reasons(report, "matmuls sharing their input") == ["a weight is not a parameter"]
 
 
@@ -385,7 +393,7 @@ def test_a_weight_used_elsewhere_is_not_kept_twice() -> None:
     logits = g.matmul(x, g.transpose(table, axes=(1, 0)))
     g.set_outputs(logits, g.matmul(x, g.param("w", [8, 3])), g.matmul(x, g.param("v", [8, 3])))
     after, report = fused(g, "shared_input")
-    assert kinds(after).count("matmul") == 2
+    assert op_names(after).count("matmul") == 2
     (why,) = reasons(report, "matmuls sharing their input")
     assert "kept twice" in why
 
@@ -395,9 +403,9 @@ def test_transposed_weights_join() -> None:
     x = g.input("x", ["n", 8])
     g.set_outputs([g.matmul(x, g.transpose(g.param(n, [4, 8]), axes=(1, 0))) for n in "ab"])
     after, _ = fused(g, "shared_input")
-    assert kinds(after).count("matmul") == 1
+    assert op_names(after).count("matmul") == 1
     main, _ = split_prepare(after)
-    assert kinds(main) == ["matmul", "narrow", "narrow"]
+    assert op_names(main) == ["matmul", "narrow", "narrow"]
 
 
 def test_matmuls_stay_what_they_were_asked_to_be() -> None:
@@ -460,7 +468,7 @@ def test_attributes_are_part_of_a_formula() -> None:
         g = Graph("limits")
         x = g.input("x", [4])
         g.set_outputs(g.clamp(x, low=-1.0, high=1.0), g.clamp(x, low=-2.0, high=2.0))
-        assert kinds(fuse(g, only=["activations"])) == ["test_hard_tanh", "clamp"]
+        assert op_names(fuse(g, only=["activations"])) == ["test_hard_tanh", "clamp"]
     finally:
         del REGISTRY["test_hard_tanh"]
         ACTIVATION.pop()

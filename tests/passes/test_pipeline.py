@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_support import kinds
+from pass_support import op_names
 from sequence_cases import CASES, SIZES
 from test_lower_hir import DIRECT_OP, built
 
@@ -145,7 +145,7 @@ def test_a_decoder_with_a_cache(policy: str) -> None:
     np.testing.assert_allclose(
         run_result(result, data, sizes)[0], before.outputs[0], rtol=1e-4, atol=1e-4
     )
-    found = [k for k in kinds(result.graph) if k not in VIEWS]
+    found = [k for k in op_names(result.graph) if k not in VIEWS]
     layer = [
         "matmul", "fused_qk_norm_rope", "fused_qk_norm_rope", "state_update", "state_update",
         "attention", "matmul", "fused_residual_rms_norm", "fused_swiglu", "matmul",
@@ -154,7 +154,7 @@ def test_a_decoder_with_a_cache(policy: str) -> None:
     assert sorted(found) == sorted(["rms_norm", *layer * 2, "matmul"])
     assert result.fusion_report.count("matmuls sharing their input") == 2
     assert result.prepare is not None
-    assert kinds(result.prepare) == ["concat"] * 2
+    assert op_names(result.prepare) == ["concat"] * 2
 
 
 def test_states_hold_the_same_after_a_run() -> None:
@@ -214,11 +214,11 @@ def test_passes_can_be_chosen_by_name() -> None:
     named = run_pipeline(small(), passes=["simplify"])
     assert [s.name for s in named.trace if s.name == "simplify"] == ["simplify", "simplify"]
     assert not any(s.name.startswith("fuse") for s in named.trace)
-    assert kinds(named.graph) == ["matmul", "add", "relu", "tanh", "mul", "add"]
+    assert op_names(named.graph) == ["matmul", "add", "relu", "tanh", "mul", "add"]
     every = run_pipeline(small(), passes=["fuse"])
-    assert kinds(every.graph) == ["fused_matmul_bias_act", "elementwise_region"]
+    assert op_names(every.graph) == ["fused_matmul_bias_act", "elementwise_region"]
     one = run_pipeline(small(), passes=["fuse.linear"])
-    assert kinds(one.graph) == ["fused_matmul_bias_act", "mul", "tanh", "mul", "add"]
+    assert op_names(one.graph) == ["fused_matmul_bias_act", "mul", "tanh", "mul", "add"]
 
 
 def test_an_unknown_pass_is_an_error_that_lists_them() -> None:
@@ -254,10 +254,10 @@ def test_the_device_rewrites_before_parameters_are_split_off() -> None:
 
     result = run_pipeline(small(), lower=lower)
     assert result.prepare is not None
-    assert kinds(result.prepare) == ["neg", "neg"]
+    assert op_names(result.prepare) == ["neg", "neg"]
 
 
-def test_rules_that_fire_are_told() -> None:
+def test_rules_that_fire_are_printed() -> None:
     fired: list[tuple[str, str]] = []
     run_pipeline(small(), on_fire=lambda p, rule, node, new: fired.append((p, rule.name)))
     assert ("simplify", "x * 1") in fired
@@ -272,7 +272,7 @@ def test_precision_runs_matmuls_in_16_bits(precision: str) -> None:
     assert all(v.shape.dtype.name == precision for n in products for v in n.inputs)
     assert result.graph.outputs[0].shape is g.outputs[0].shape
     assert result.prepare is not None
-    assert set(kinds(result.prepare)) == {"cast"}  # weights are cast once
+    assert set(op_names(result.prepare)) == {"cast"}  # weights are cast once
     data = arguments(g, {"n": 3})
     exact = evaluate(g, data)[0]
     # 8 or 11 bits of mantissa in sums of four products and a bias of size about 1
@@ -289,12 +289,12 @@ def test_casts_between_matmuls_cancel() -> None:
     h = g.matmul(x, g.param("a", [4, 4]))
     g.set_outputs(g.matmul(h, g.param("b", [4, 4])))
     result = run_pipeline(g, precision="f16")
-    assert kinds(result.graph) == ["cast", "matmul", "matmul", "cast"]
+    assert op_names(result.graph) == ["cast", "matmul", "matmul", "cast"]
 
 
 def test_regions_that_a_device_does_not_run_are_taken_apart() -> None:
     result = run_pipeline(small(), has_native=lambda n: n.op.name != "elementwise_region")
-    assert "elementwise_region" not in kinds(result.graph)
+    assert "elementwise_region" not in op_names(result.graph)
     assert result.dispatch_report.outcome("elementwise_region") == {"rewritten"}
 
 
@@ -317,7 +317,7 @@ def test_the_fusion_report_reads_like_a_report() -> None:
     assert str(FusionReport()) == "fused: nothing"
 
 
-def test_misses_of_nodes_that_fused_otherwise_are_not_told() -> None:
+def test_misses_of_nodes_that_fused_otherwise_are_not_reported() -> None:
     g = Graph("later")
     x = g.input("x", ["n", 4])
     y = g.matmul(x, g.param("w", [4, 4]))

@@ -80,7 +80,7 @@ def test_the_mode_of_a_component_and_a_known_model_key(tmp_path: Path) -> None:
     check(pipeline(cache).get_or_specialize_aot(component(), never, ONE, model_key="small-1")[0])
 
 
-def test_live_sizes_states_and_bad_indices_survive_the_disk(tmp_path: Path) -> None:
+def test_dynamic_dims_states_and_bad_indices_survive_the_disk(tmp_path: Path) -> None:
     def model() -> rlx.Graph:
         g = rlx.Graph("rows")
         row = g.gather(g.param("table", [5, 4]), g.input("ids", ["seq"], "i32"))
@@ -118,13 +118,13 @@ print(component().cache_key(), entry.name, cache.counters.hits)
 
 def test_processes_and_hash_seeds_agree_on_key_and_name(tmp_path: Path) -> None:
     code = _KEYS.format(root=str(tmp_path))
-    told = []
+    printed = []
     for seed in ("0", "1", "4711"):
         done = python(code, PYTHONHASHSEED=seed)
         assert done.returncode == 0, done.stderr
-        told.append(done.stdout.split())
-    assert len({(key, name) for key, name, _ in told}) == 1
-    assert [hits for *_, hits in told] == ["0", "1", "1"]
+        printed.append(done.stdout.split())
+    assert len({(key, name) for key, name, _ in printed}) == 1
+    assert [hits for *_, hits in printed] == ["0", "1", "1"]
 
 
 _START = """

@@ -99,8 +99,8 @@ def test_a_miss_explains_itself() -> None:
     cache.get_or_make("k", lambda: 1, material=lambda: {"seq": 4, "quant": None})
     cache.get_or_make("l", lambda: 1, material=lambda: {"seq": 9, "quant": "Q4_K"})
     assert cache.explain("k") == "hit"
-    told = cache.explain("m", {"seq": 5, "quant": None})
-    assert told == "miss: differs from the nearest entry in seq (4 there, 5 asked)"
+    reason = cache.explain("m", {"seq": 5, "quant": None})
+    assert reason == "miss: differs from the nearest entry in seq (4 there, 5 asked)"
     assert "none of the 2 entries" in cache.explain("m")
 
 

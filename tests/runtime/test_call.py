@@ -45,6 +45,26 @@ def test_what_is_wrong_with_a_call_is_said() -> None:
         f(X)
     with pytest.raises(rlx.InputError, match="unknown input; got z"):
         f(X, z=Y)
+    for by_name in (f.run, f.profile):
+        with pytest.raises(
+            rlx.InputError, match="inputs have names here; got ndarray; expected x="
+        ):
+            by_name(X)  # type: ignore[arg-type]
+    with pytest.raises(rlx.OptionError, match=r"not a graph; got function.*\n.*GraphModule.define"):
+        rlx.Session("reference").compile(lambda g: g.input("x", [1]))  # type: ignore[arg-type]
+    with pytest.raises(rlx.BindingError, match=r"not a binding; got 4; expected a DimBinding"):
+        rlx.Session("reference").compile(rlx.Graph("g"), binding=4)  # type: ignore[arg-type]
+
+
+def test_reprs_say_what_things_are() -> None:
+    assert repr(rlx.Session("reference")) == "<Session on reference>"
+    f = rlx.Session("reference").compile(
+        rlx.GraphModule.define("r", lambda g: g.input("x", ["n", 3]) * g.param("w", [3])),
+        binding={"n": 2},
+    )
+    f.set_param("w", np.ones(3, np.float32))
+    assert repr(f.params) == "<ParamStore: 1 params, 12 bytes>"
+    assert repr(f.executable) == "<ReferenceExecutable: x [2, 3] f32 -> output_0 [2, 3] f32>"
 
 
 def test_sizes_that_no_input_shows_go_with_the_call() -> None:

@@ -163,8 +163,8 @@ def test_a_miss_says_what_differs() -> None:
     assert "empty" in p.explain(component(), ONE)
     p.get_or_compile_component(component(), build, ONE)
     p.get_or_compile_component(component(1, 5).with_compilation_mode("lazy"), build, ONE)
-    told = p.explain(component(1, 9), ONE)
-    assert told == (
+    reason = p.explain(component(1, 9), ONE)
+    assert reason == (
         "miss: differs from the nearest entry in variant (prefill:1x4 there, prefill:1x9 asked)"
     )
     assert "quant (None there, Q8_0 asked)" in p.explain(component().with_quant("Q8_0"), ONE)
@@ -234,8 +234,8 @@ def test_dispatch_is_applied() -> None:
     dispatch = KernelDispatchConfig(force_common_kinds=frozenset({"rms_norm"}))
     asked = component().with_kernel_dispatch(dispatch)
     common = p.get_or_compile_component(asked, build, ONE)[0]
-    kinds = [{n.op.name for n in c.executable.lir.graph.nodes} for c in (native, common)]
-    assert "rms_norm" in kinds[0] and "rms_norm" not in kinds[1]
+    op_names = [{n.op.name for n in c.executable.lir.graph.nodes} for c in (native, common)]
+    assert "rms_norm" in op_names[0] and "rms_norm" not in op_names[1]
     run(common)
 
 
@@ -314,7 +314,7 @@ def test_the_layer_composition_is_applied() -> None:
         p.get_or_compile_component(component().with_layer_composition_key("f" * 64), build, ONE)
 
 
-def test_a_live_variant_serves_every_length() -> None:
+def test_a_dynamic_variant_serves_every_length() -> None:
     p = pipeline()
     asked = ModelComponent(ModelVariant.prefill(1, rlx.UpTo(64)), KernelDispatchConfig())
     compiled, manifest = p.get_or_compile_component(asked, build, ONE)

@@ -1,4 +1,4 @@
-"""Sessions on the reference device: any size, live sizes, states, parameters, and bad input."""
+"""Sessions on the reference device: any size, dynamic dims, states, parameters, and bad input."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_slots_are_where_the_manifest_says() -> None:
     np.testing.assert_array_equal(f.slot(out.name), np.ones((2, 3), np.float32))
 
 
-def test_live_sizes_serve_every_length_up_to_the_bound() -> None:
+def test_dynamic_dims_serve_every_length_up_to_the_bound() -> None:
     options = CompileOptions(binding=DimBinding(seq=1).set_live("past_seq", 7))
     f = Session("reference").compile(counter(), options)
     executable = f.executable
@@ -81,9 +81,9 @@ def test_live_sizes_serve_every_length_up_to_the_bound() -> None:
         assert np.array_equal(got[0], total)
         assert f.executable is executable
     assert np.array_equal(f.read_state("cache")[0, :, 0], np.arange(1, 9))
-    with pytest.raises(rlx.BindingError, match="beyond its live bound"):
+    with pytest.raises(rlx.BindingError, match="above the bound of a dynamic dimension"):
         f.run(x=x, sizes={"past_seq": 8})
-    with pytest.raises(rlx.BindingError, match="live size is missing"):
+    with pytest.raises(rlx.BindingError, match="size of a dynamic dimension is missing"):
         f.run(x=x)
 
 
@@ -271,8 +271,8 @@ def test_profiles_and_dispatch_are_applied() -> None:
     )
     g = rlx.Graph("t")
     g.set_outputs(g.softmax(g.input("x", ["n", 4])))
-    kinds = {n.kind for n in Session("reference").compile(g, common).template.result.graph.nodes}
-    assert "softmax" not in kinds
+    op_names = {n.kind for n in Session("reference").compile(g, common).template.result.graph.nodes}
+    assert "softmax" not in op_names
     forced = CompileOptions(
         dispatch=rlx.KernelDispatchConfig(force_common_kinds=frozenset({"input", "exp"}))
     )
@@ -284,7 +284,7 @@ def test_profiles_and_dispatch_are_applied() -> None:
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
-def test_a_profile_accounts_for_every_step(device: str) -> None:
+def test_a_profile_accounts_for_every_launch(device: str) -> None:
     g = rlx.Graph("t")
     g.set_outputs(g.matmul(g.input("x", ["n", 64]), g.param("w", [64, 32])))
     f = Session(device).compile(g).set_param("w", np.ones((64, 32), np.float32))
@@ -305,3 +305,13 @@ def test_parameters_may_be_strided(device: str) -> None:
     g.set_outputs(g.matmul(g.input("x", ["n", 4]), g.param("w", [4, 3])))
     f = Session(device).compile(g, params=store)
     np.testing.assert_array_equal(f.run(x=np.eye(4, dtype=np.float32))[0], joined[:, ::2])
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_a_scalar_of_parameters_alone_is_prepared(device: str) -> None:
+    """Zero axes stay zero axes: NumPy's `ascontiguousarray` would make one of them."""
+    module = rlx.GraphModule.define(
+        "scaled", lambda g: g.input("x", ["n"]) * g.param("w", [3]).sum()
+    )
+    f = Session(device).compile(module).set_param("w", np.float32([1, 2, 3]))
+    np.testing.assert_array_equal(f(np.float32([1, 2])), [6, 12])

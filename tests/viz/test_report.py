@@ -112,7 +112,7 @@ def test_kernels_are_measured(report: Report) -> None:
     assert spent == pytest.approx(sum(u.seconds for u in uses), rel=1e-6)
 
 
-def test_compiling_is_told_part_by_part(report: Report) -> None:
+def test_compile_time_is_reported_part_by_part(report: Report) -> None:
     parts = [s.part for s in report.spent]
     assert list(dict.fromkeys(parts)) == ["passes", "plan", "code", "llvm", "program", "weights"]
     passes = [s.name for s in report.spent if s.part == "passes"]

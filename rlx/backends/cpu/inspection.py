@@ -81,7 +81,7 @@ class CpuInspection(Inspection):
             "target": target.cpu + (" (RLX_TARGET)" if setting("RLX_TARGET") else ""),
             "vector_bits": target.vector_bits,
             "features": [name for name in _FEATURES if getattr(target, name)],
-            "int8_products": kind.instruction if kind else "as floats",
+            "int8_dot_product": kind.instruction if kind else "as floats",
             "cores": f"{physical_cores()} physical, {usable_cores()} usable",
             "threads": worker_count(threads),
         }

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlx.errors import AttributeValueError, DTypeError, RlxError
+from rlx.errors import AttributeValueError, DTypeError, RlxError, ShapeError
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, bool_, f32
 from rlx.ir.op import REGISTRY, Array, Cost, Op, op, registrations
@@ -72,7 +72,15 @@ class Unary(Op):
         return cls.formula is not Unary.formula
 
     def decompose(self, g: Graph, x: Value) -> Any:
-        return self.formula(g, x)
+        return self.elementwise(self.formula(g, x), x)
+
+    def elementwise(self, y: Any, x: Value) -> Any:
+        """What the formula gives, which must have the shape of its operand."""
+        if y is not None and not y.shape.same_dims(x.shape):
+            raise ShapeError(
+                "the formula is not elementwise", where=self.name, got=y.shape, expected=x.shape
+            )
+        return y
 
     def result(self, element: DType) -> DType:
         """The element type of the result."""
@@ -104,7 +112,7 @@ class FloatUnary(Unary):
         return real_type(element)
 
     def decompose(self, g: Graph, x: Value) -> Any:
-        y = self.formula(g, as_real(g, x))
+        y = self.elementwise(self.formula(g, as_real(g, x)), x)
         return None if y is None else cast(g, y, self.result(x.shape.dtype))
 
     def reference(self, x: Array) -> Array:

@@ -139,7 +139,7 @@ def test_a_regular_expression_is_matched(model: rlx.LanguageModel) -> None:
         assert re.fullmatch(r"[a-f]{2,4}-(19|20)[0-9][0-9]!?", text)
 
 
-def test_grammars_of_both_kinds_are_followed(model: rlx.LanguageModel) -> None:
+def test_gbnf_and_lark_grammars_are_followed(model: rlx.LanguageModel) -> None:
     gbnf = 'root ::= item ("+" item)?\nitem ::= [0-9] | "(" item ")"'
     lark = 'start: item ("+" item)?\nitem: /[0-9]/ | "(" item ")"'
     for grammar in (gbnf, lark):
@@ -147,21 +147,21 @@ def test_grammars_of_both_kinds_are_followed(model: rlx.LanguageModel) -> None:
         assert re.fullmatch(r"\(*\d\)*(\+\(*\d\)*)?", text) and text.count("(") == text.count(")")
 
 
-def test_many_requests_have_forms_of_their_own(
+def test_many_requests_have_grammars_of_their_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Ascii()
     monkeypatch.setattr(ModelFile, "tokenizer", lambda self: tokenizer)
     with rlx.Engine(folder, requests=3) as engine:
-        forms = [r"a{3}", r"[bc]{2}", r"\d{5}", r"(x|y)z"]
-        replies = [engine.submit("x", regex=form, max_tokens=20) for form in forms]
+        patterns = [r"a{3}", r"[bc]{2}", r"\d{5}", r"(x|y)z"]
+        replies = [engine.submit("x", regex=pattern, max_tokens=20) for pattern in patterns]
         plain = engine.submit("x", max_tokens=3, temperature=0)
-        for form, reply in zip(forms, replies, strict=True):
-            assert re.fullmatch(form, reply.wait().text)
+        for pattern, reply in zip(patterns, replies, strict=True):
+            assert re.fullmatch(pattern, reply.wait().text)
         assert len(plain.wait().tokens) == 3
 
 
-def test_penalties_count_beside_a_form(model: rlx.LanguageModel) -> None:
+def test_penalties_count_beside_a_grammar(model: rlx.LanguageModel) -> None:
     bias = {ord("b") - 32: 50.0}
     assert answer(model, regex="[abc]{4}", logit_bias=bias, temperature=0) == "bbbb"
 

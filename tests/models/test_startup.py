@@ -46,8 +46,8 @@ def tiny(tmp_path: Path) -> Path:
 def answer(path: Path, **options: object) -> tuple[list[int], int]:
     """Tokens of a greedy answer, and how often weights were packed for it."""
     with rlx.load(path, **options) as model:
-        told = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
-        return told.tokens, model.runner.params.preparations
+        result = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
+        return result.tokens, model.runner.params.preparations
 
 
 def test_a_second_start_runs_no_pass_and_packs_nothing(tiny: Path) -> None:
@@ -63,10 +63,10 @@ import sys
 sys.modules["llvmlite"] = None  # an import of it fails
 import rlx
 with rlx.load({path!r}{more}) as model:
-    told = model.generate({prompt}, temperature=0, max_tokens=6, stream=False)
+    result = model.generate({prompt}, temperature=0, max_tokens=6, stream=False)
     biased = model.generate({prompt}, temperature=0, max_tokens=2, logit_bias={{3: 99.0}},
-                            stream=False) if {bias} else told
-print(*told.tokens, "|", *biased.tokens[:2])
+                            stream=False) if {bias} else result
+print(*result.tokens, "|", *biased.tokens[:2])
 """
 
 
@@ -109,7 +109,7 @@ def test_other_weights_are_packed_again(tiny: Path) -> None:
     assert answer(tiny)[1] > 0
 
 
-def test_what_is_kept_of_weights_can_be_limited(
+def test_the_packed_weight_cache_can_be_limited(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLX_CACHE_WEIGHTS", "0")
@@ -124,7 +124,7 @@ def test_what_is_kept_of_weights_can_be_limited(
         answer(tiny)
 
 
-def test_packed_weights_are_maps_and_the_file_is_let_go(tiny: Path) -> None:
+def test_packed_weights_are_memory_mapped_and_the_file_is_released(tiny: Path) -> None:
     model = ModelFile.open(tiny)
     engine = DecoderRunner(model, context=32)
     engine.executables(SAMPLE)
@@ -146,16 +146,16 @@ def resident():  # kB of LLVM's library
     return sum(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
 
 with rlx.load({path!r}) as model:
-    told = model.generate({prompt}, temperature=0, max_tokens=6, stream=False)
+    result = model.generate({prompt}, temperature=0, max_tokens=6, stream=False)
     compiled, left = counters.compilations, resident()
     # LLVM runs on after its pages were given back
     model.generate({prompt}, max_tokens=2, logit_bias={{3: 1.0}}, stream=False)
-    print(*told.tokens, compiled, counters.compilations > compiled, left)
+    print(*result.tokens, compiled, counters.compilations > compiled, left)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the system tells of its maps")
-def test_a_first_start_lets_go_of_the_compiler(tiny: Path) -> None:
+def test_a_first_start_frees_the_compiler(tiny: Path) -> None:
     code = _FIRST.format(path=str(tiny), prompt=PROMPT)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -171,7 +171,7 @@ def encoder(tmp_path: Path) -> Path:
     return write_model(tmp_path / "bert")
 
 
-def test_weights_are_packed_while_code_is_made(
+def test_weights_are_packed_while_code_is_compiled(
     encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed, ensure, make = threading.Event(), ParamStore.ensure, compiling.Unit.compile
@@ -206,7 +206,7 @@ def test_notebooks_show_models(tiny: Path, encoder: Path) -> None:
     assert page.startswith("<div><b>EncoderModel bert</b><table>") and ">mean</td>" in page
 
 
-def test_what_fails_while_packing_is_told(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_while_packing_is_raised(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room to pack")
 
@@ -283,14 +283,14 @@ def test_an_artifact_packs_nothing_where_it_has_the_weights(tiny: Path, tmp_path
     assert answer(tiny, artifact=tmp_path / "w.rlx") == (wanted, 0)
 
 
-def test_chunks_are_those_it_was_made_with(tiny: Path, tmp_path: Path) -> None:
+def test_prefill_chunks_are_those_of_the_artifact(tiny: Path, tmp_path: Path) -> None:
     wanted, _ = answer(tiny, context=64)
     for chunk in (1, 2):
         compile_model(tiny, tmp_path / "c.rlx", context=64, chunk=chunk)
         with rlx.load(tiny, artifact=tmp_path / "c.rlx") as model:
             assert model.runner.chunk == chunk and model.runner.context == 64
-            told = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
-            assert told.tokens == wanted
+            result = model.generate(PROMPT, temperature=0, max_tokens=6, stream=False)
+            assert result.tokens == wanted
 
 
 def test_a_generic_cpu_and_an_artifact_of_something_else(tiny: Path, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_generic_cpu_and_an_artifact_of_something_else(tiny: Path, tmp_path: P
         rlx.load(tiny, artifact=tmp_path / "b.rlx")
 
 
-def test_encoders_ship_too(tmp_path: Path) -> None:
+def test_encoders_have_bundles_too(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     folder = write_model(tmp_path / "bert")
     with rlx.load(folder) as model:
@@ -341,8 +341,8 @@ def answers(path: Path, **options: object) -> tuple[list[list[int]], int]:
     packed for them."""
     with rlx.Engine(path, requests=3, **options) as engine:
         found = [g.tokens for p in MANY for g in engine.generate([p], temperature=0, max_tokens=4)]
-        told = engine.generate(MANY, temperature=0, max_tokens=4, presence_penalty=0.5)
-        found += [g.tokens for g in told]
+        result = engine.generate(MANY, temperature=0, max_tokens=4, presence_penalty=0.5)
+        found += [g.tokens for g in result]
         return found, engine.runner.params.preparations
 
 
@@ -355,7 +355,7 @@ def test_a_second_engine_runs_no_pass_and_packs_nothing(tiny: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the system tells of its maps")
-def test_a_closed_engine_lets_go_of_its_weights(tiny: Path) -> None:
+def test_a_closed_engine_frees_its_weights(tiny: Path) -> None:
     with rlx.Engine(tiny, requests=2, context=64) as engine:
         engine.generate([PROMPT], max_tokens=2)
         cache = AotCache.default()
@@ -388,11 +388,11 @@ sys.modules["llvmlite"] = None
 import rlx
 with rlx.Engine({path!r}, artifact={artifact!r}) as engine:
     for settings in ({{}}, {{"logit_bias": {{3: 99.0}}}}):
-        told = engine.generate({prompts}, temperature=0, max_tokens=4, **settings)
-        print(*(g.tokens for g in told), sep="|")
+        result = engine.generate({prompts}, temperature=0, max_tokens=4, **settings)
+        print(*(g.tokens for g in result), sep="|")
 with rlx.load({path!r}, artifact={artifact!r}) as model:
-    told = model.generate({prompts}[0], temperature=0, max_tokens=4, stream=False, speculate=2)
-    print(told.tokens)
+    result = model.generate({prompts}[0], temperature=0, max_tokens=4, stream=False, speculate=2)
+    print(result.tokens)
 """
 
 

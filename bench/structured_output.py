@@ -1,6 +1,6 @@
-"""What a form of the answer costs: decoding with a mask of tokens against decoding without.
+"""What structured output costs: decoding with a mask of allowed tokens against decoding without.
 
-One form allows any text, so that both sides make the same tokens; another is JSON of a schema.
+One grammar allows any text, so that both sides decode the same tokens; another is a JSON schema.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMA = {
 
 
 def rate(model: LanguageModel, **settings: Any) -> float:
-    """Tokens per second after the first; an answer that ends early says nothing."""
+    """Tokens per second after the first; an answer that ends early is no measurement."""
     messages = [{"role": "user", "content": PROMPT}]
     made = model.chat(messages, stream=False, max_tokens=TOKENS, temperature=0, **settings)
     if len(made.tokens) < TOKENS:
@@ -42,13 +42,13 @@ def rate(model: LanguageModel, **settings: Any) -> float:
 
 
 def main(argv: list[str]) -> int:
-    parser = arguments("grammar", __doc__ or "")
+    parser = arguments("structured_output", __doc__ or "")
     parser.add_argument("--model", default="smollm2-135m", help="a name, GGUF file or folder")
     options = parser.parse_args(argv)
     model = load(options.model, context=1024)
     assert isinstance(model, LanguageModel)
     cases: dict[str, dict[str, Any]] = {
-        "plain": {},
+        "unconstrained": {},
         "any": {"regex": ANY},
         "json": {"json_schema": json.dumps(SCHEMA)},
     }
@@ -61,7 +61,14 @@ def main(argv: list[str]) -> int:
                 rates[name].append(rate(model, **settings))
     found = {name: statistics.median(kept) for name, kept in rates.items()}
     bars = [
-        Bar(f"form_{name}", found[name], "tok/s", "no form", found["plain"], GOAL)
+        Bar(
+            f"structured_{name}",
+            found[name],
+            "tok/s",
+            "unconstrained",
+            found["unconstrained"],
+            GOAL,
+        )
         for name in ("any", "json")
     ]
     return finish(bars, options.json)

@@ -1,4 +1,4 @@
-"""Native products against sums in f64: sizes, element types, epilogues, and every target."""
+"""Native GEMM against sums in f64: sizes, element types, epilogues, and every target."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from matmul_support import check, draw, native, product, wide
+from gemm_support import check, draw, gemm, native, wide
 from program_support import HOST, SETUPS, TARGETS, kernels_for
 
 from rlx.backends.cpu.kernels.gemm.gemm import KC, MC
@@ -35,12 +35,12 @@ SIZES = [
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_packed_sizes(m, n, k):
-    check(*product(draw(m, m, k), draw(n, k, n)))
+    check(*gemm(draw(m, m, k), draw(n, k, n)))
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_unpacked_sizes(m, n, k):
-    check(*product(draw(m, m, k), draw(n, k, n), param=False), packed=False)
+    check(*gemm(draw(m, m, k), draw(n, k, n), param=False), packed=False)
 
 
 @pytest.mark.parametrize("w", ["f16", "bf16", "f8e4m3", "f8e5m2", "f32", "f64"])
@@ -48,11 +48,11 @@ def test_unpacked_sizes(m, n, k):
 def test_float_types(x, w):
     for m in (1, 9):
         a, b = draw(1, m, 70, dtype=x), draw(2, 70, 90, dtype=w)
-        check(*product(a, b), setups=[(t, 2) for t in TARGETS])
+        check(*gemm(a, b), setups=[(t, 2) for t in TARGETS])
 
 
 def test_results_are_rounded_to_the_promoted_type():
-    g, arrays, want, *_ = product(draw(1, 4, 32, dtype="f16"), draw(2, 32, 8, dtype="f16"))
+    g, arrays, want, *_ = gemm(draw(1, 4, 32, dtype="f16"), draw(2, 32, 8, dtype="f16"))
     (got,) = native(g, arrays, HOST, 1)
     assert got.dtype == np.float16
     # f32 sums are exact enough for the nearest half in all but ties; so at most one step away
@@ -69,15 +69,15 @@ def test_integers_wrap(dtype):
     a = a * element.type(77)  # sums leave the narrow types
     with np.errstate(over="ignore"):
         want = (a[:, :, None] * b[None]).sum(1, dtype=element)
-    g, arrays, *_ = product(a, b)
+    g, arrays, *_ = gemm(a, b)
     for target, workers in SETUPS:
         np.testing.assert_array_equal(native(g, arrays, target, workers)[0], want)
 
 
 def test_mixed_integers_and_floats():
-    check(*product(draw(1, 3, 40, dtype="i8"), draw(2, 40, 20)))
-    check(*product(draw(1, 3, 40), draw(2, 40, 20, dtype="u16")))
-    check(*product(draw(1, 3, 40, dtype="f64"), draw(2, 40, 20, dtype="f8e4m3")))
+    check(*gemm(draw(1, 3, 40, dtype="i8"), draw(2, 40, 20)))
+    check(*gemm(draw(1, 3, 40), draw(2, 40, 20, dtype="u16")))
+    check(*gemm(draw(1, 3, 40, dtype="f64"), draw(2, 40, 20, dtype="f8e4m3")))
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -83,7 +83,7 @@ def test_settings_belong_to_the_request(engine: rlx.Engine, folders: dict[str, P
         ]
 
 
-def test_equal_beginnings_are_read_once(engine: rlx.Engine, folders: dict[str, Path]) -> None:
+def test_equal_prefixes_are_prefilled_once(engine: rlx.Engine, folders: dict[str, Path]) -> None:
     first = PROMPTS[6]  # a full page and more
     second = [*PROMPTS[6][:80], 9, 8, 7]
     assert engine.submit(first, max_tokens=4, temperature=0).wait().reused_tokens == 0
@@ -93,7 +93,7 @@ def test_equal_beginnings_are_read_once(engine: rlx.Engine, folders: dict[str, P
     assert engine.pages.held == 0
 
 
-def test_pieces_arrive_one_by_one_and_reply_can_be_awaited(engine: rlx.Engine) -> None:
+def test_text_streams_and_a_reply_can_be_awaited(engine: rlx.Engine) -> None:
     reply = engine.submit(PROMPTS[1], max_tokens=6, temperature=0)
     pieces = list(reply)
     assert len(pieces) == len(reply.result.tokens) and "".join(pieces) == reply.result.text
@@ -166,7 +166,7 @@ def test_what_cannot_run_is_refused(
         engine.submit(tokens, **settings)
 
 
-def test_a_cache_beyond_memory_is_refused(folders: dict[str, Path]) -> None:
+def test_a_kv_cache_beyond_memory_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(rlx.InputError, match="memory would not suffice"):
         rlx.Engine(folders["llama"], cache_tokens=1 << 50)
     with pytest.raises(rlx.OptionError, match="requests"):

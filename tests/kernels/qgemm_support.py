@@ -1,4 +1,4 @@
-"""Packed weights to test with, and the bounds that products with them keep."""
+"""Packed weights to test with, and the error bounds of GEMMs with them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def columns(scheme: QuantScheme) -> int:
 
 
 def graph_of(scheme: QuantScheme, x: np.ndarray, parts: list[np.ndarray]) -> Graph:
-    g = Graph("product")
+    g = Graph("qgemm")
     rows = g.input("x", Shape(x.shape, x.dtype))
     g.set_outputs(g.dequant_matmul(rows, *weight_params(g, parts), scheme=scheme))
     return g

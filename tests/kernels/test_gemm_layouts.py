@@ -1,10 +1,10 @@
-"""Native products of views and batches, with live sizes, of experts and adapters; packing."""
+"""Native GEMM of views and batches, with dynamic dims, of experts and adapters; packing."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from matmul_support import check, draw, native, product, wide
+from gemm_support import check, draw, gemm, native, wide
 from program_support import HOST, SETUPS, Native
 
 from rlx.backends.cpu.kernels.gemm.gemm import KC, MC
@@ -45,7 +45,7 @@ BATCHES = [
 
 @pytest.mark.parametrize(("left", "right"), BATCHES)
 def test_batches(left, right):
-    check(*product(draw(1, *left), draw(2, *right), param=False), packed=False)
+    check(*gemm(draw(1, *left), draw(2, *right), param=False), packed=False)
 
 
 ONE_ROW = [
@@ -76,7 +76,7 @@ def test_one_row_or_column(left, right, turned, dtype):
 def test_one_row_of_integers():
     for right in ((50, 37), (50, 1)):
         a, b = draw(1, 37 if right[1] == 1 else 1, 50, dtype="i8"), draw(2, *right, dtype="i8")
-        g, arrays, *_ = product(a, b, param=False)
+        g, arrays, *_ = gemm(a, b, param=False)
         want = (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int8)
         for target, workers in SETUPS:
             (got,) = native(g, arrays, target, workers, packed=False)
@@ -132,11 +132,11 @@ def test_every_second_column():
     check(g, {"x": x, "w": w}, a @ b, np.abs(a) @ np.abs(b), 20, packed=False)
 
 
-# -- live sizes -------------------------------------------------------------------------------
+# -- dynamic dims -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 6, 7, 50])
-def test_live_rows(rows):
+def test_dynamic_rows(rows):
     x, w = draw(1, rows, 500), draw(2, 500, 70)
     g = Graph()
     g.set_outputs(g.matmul(g.input("x", ["seq", 500]), g.param("w", w.shape)))
@@ -146,7 +146,7 @@ def test_live_rows(rows):
 
 
 @pytest.mark.parametrize("size", [1, 5, 130, 600])
-def test_live_terms_and_columns(size):
+def test_dynamic_terms_and_columns(size):
     x, w, v = draw(1, 2, 3, 24), draw(2, 2, size, 24), draw(3, 2, size, 10)
     g = Graph()
     keys = g.transpose(g.input("w", [2, "past", 24]), (0, 2, 1))
@@ -159,7 +159,7 @@ def test_live_terms_and_columns(size):
     check(g, {"x": x, "w": w, "v": v}, want, magnitude, size + 24, **options)
 
 
-# -- several products -------------------------------------------------------------------------
+# -- several GEMMs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed", [True, False])

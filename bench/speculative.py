@@ -1,7 +1,7 @@
-"""Speculative decoding on text that repeats itself, against one token a run.
+"""Speculative decoding on text that repeats itself, against one token per run.
 
-A greedy answer that copies a piece of code with small changes: the case that looking into the
-prompt is for. Both sides make the same tokens.
+A greedy answer that copies a piece of code with small changes: the case for prompt lookup.
+Both sides decode the same tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def answer(model: LanguageModel, **settings: Any) -> Any:
 
 
 def main(argv: list[str]) -> int:
-    parser = arguments("speculate", __doc__ or "")
+    parser = arguments("speculative", __doc__ or "")
     parser.add_argument("--model", default="smollm2-135m", help="a name, GGUF file or folder")
     parser.add_argument("--draft", help="a draft model")
     parser.add_argument("--count", type=int, default=4, help="draft tokens per run")
@@ -44,11 +44,11 @@ def main(argv: list[str]) -> int:
     with model:
         plain, drafted = answer(model, speculate=0), answer(model, speculate=options.count)
         for _ in range(5 if options.quick else 15):
-            for kept, count in zip(rates, (0, options.count), strict=True):
-                kept.append(answer(model, speculate=count).tokens_per_second)
-    one, many = (statistics.median(kept) for kept in rates)
+            for samples, count in zip(rates, (0, options.count), strict=True):
+                samples.append(answer(model, speculate=count).tokens_per_second)
+    one, many = (statistics.median(samples) for samples in rates)
     same = next((i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True))
                  if a != b), TOKENS)  # fmt: skip
     print(f"the first {same} of {TOKENS} tokens are equal")
-    bars = [Bar("speculate", many, "tok/s", "one token a run", one, GOAL)]
+    bars = [Bar("speculative", many, "tok/s", "one token per run", one, GOAL)]
     return finish(bars, options.json)

@@ -1,4 +1,4 @@
-"""Pages of the cache: shared beginnings, counts, and nothing lost, whatever comes and goes."""
+"""Pages of the KV cache: shared prefixes, counts, and nothing lost, whatever comes and goes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def learn_all(pages: PageAllocator, held: list[int], tokens: list[int]) -> None:
         pages.learn(held, number, tokens[number * SIZE : (number + 1) * SIZE])
 
 
-def test_equal_beginnings_share_pages() -> None:
+def test_equal_prefixes_share_pages() -> None:
     pages = PageAllocator(8, SIZE)
     first = begin(pages, list(range(10)))
     learn_all(pages, first, list(range(10)))

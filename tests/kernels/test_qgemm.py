@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernel_support import RUNNABLE
 from program_support import HOST, TARGETS, V3, Native, check, compare, kernels_for, reference
-from qmatmul_support import (
+from qgemm_support import (
     INTEGER,
     SCHEMES,
     activation_bound,
@@ -40,12 +40,12 @@ ROWS = (1, 2, 7, 64)
 MULTIPLYING = [t for t in map(Target.named, RUNNABLE) if dot.dot_kind(t) is not None]
 
 
-# -- products ---------------------------------------------------------------------------------
+# -- GEMM -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 @pytest.mark.parametrize("scheme", INTEGER, ids=str)
-def test_integer_products_err_by_eight_bit_activations_alone(scheme, target):
+def test_integer_matmuls_err_by_eight_bit_activations_alone(scheme, target):
     k, n = columns(scheme), 37
     rng = np.random.default_rng(7)
     parts = random_weight(scheme, (n,), k, rng)
@@ -115,12 +115,12 @@ def test_dequantised_gemms_are_exact_but_for_rounding(scheme):
             assert (np.abs(got - x.astype(np.float64) @ weights.T) <= slack).all()
 
 
-def test_rows_may_be_live_and_absent():
+def test_rows_may_be_dynamic_and_absent():
     scheme = GGUF_SCHEMES["Q4_K"]
     rng = np.random.default_rng(9)
     parts = random_weight(scheme, (40,), 512, rng)
     for rewrite in (True, False):
-        g = Graph("live")
+        g = Graph("dynamic")
         x = g.input("x", Shape(("batch", "seq", 512)))
         g.set_outputs(g.dequant_matmul(x, *weight_params(g, parts), scheme=scheme))
         graph = pack_quantised(g, HOST) if rewrite else g
@@ -147,7 +147,7 @@ def test_narrow_activations(dtype, rewrite):
 
 
 @pytest.mark.parametrize(("cache", "coarse"), [("f16", True), ("f32", False)])
-def test_attention_between_quantised_products_is_coarse(cache, coarse):
+def test_attention_between_quantised_matmuls_is_coarse(cache, coarse):
     """Only where keys and values are narrow, and the result becomes codes."""
     scheme = GGUF_SCHEMES["Q8_0"]
     parts = random_weight(scheme, (32,), 64, np.random.default_rng(12))
@@ -185,13 +185,13 @@ def test_no_columns_give_zeros():
         np.testing.assert_array_equal(got, np.zeros((3, 20), np.float32))
 
 
-# -- what follows a product -------------------------------------------------------------------
+# -- epilogues --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8"])
-def test_epilogues_join_the_product(name, target, rows):
+def test_epilogues_join_the_matmul(name, target, rows):
     scheme = QuantScheme.parse(name)
     rng = np.random.default_rng(12)
     k, n = 512, 70
@@ -212,10 +212,10 @@ def test_epilogues_join_the_product(name, target, rows):
     gated = g.fused_gated_act(g.dequant_matmul(x, *joined, scheme=scheme), activation="silu")
     g.set_outputs(g.add(g.gelu(biased), residual), gated, g.dequant_matmul(x, *u, scheme=scheme))
     packed = pack_quantised(g.copy(), target)
-    kinds = [node.op.name for node in packed.nodes if not node.op.is_source]
-    assert kinds.count("packed_dequant_matmul") == 3
-    assert kinds.count("quantize_rows") == 1, "x is quantised once"
-    assert not {"add", "gelu", "fused_gated_act"} & set(kinds)
+    op_names = [node.op.name for node in packed.nodes if not node.op.is_source]
+    assert op_names.count("packed_dequant_matmul") == 3
+    assert op_names.count("quantize_rows") == 1, "x is quantised once"
+    assert not {"add", "gelu", "fused_gated_act"} & set(op_names)
     # Against the same integers, so only f32 rounding is left: of gelu and silu, some units.
     compare(packed, arrays, 2e-6, setups=[(target, 1), (target, 2)])
     # Against f32 activations: steps of 1/127 of a maximum average out over 512 columns.
@@ -223,8 +223,8 @@ def test_epilogues_join_the_product(name, target, rows):
         check(got, want, 0.02)
 
 
-def test_an_encoder_layer_has_no_step_beside_its_products_and_norm():
-    """Regions that only finish a product, and biases of pieces of a joined one, go into it."""
+def test_an_encoder_layer_has_no_launch_beside_its_gemms_and_norm():
+    """Regions that only finish a GEMM, and biases of parts of a joined one, become its epilogue."""
     scheme = QuantScheme.int8()
     rng = np.random.default_rng(13)
     g, params = rlx.Graph("encoder"), {}
@@ -246,9 +246,9 @@ def test_an_encoder_layer_has_no_step_beside_its_products_and_norm():
     x = g.layer_norm(x, vector("gamma", 64), vector("beta", 64))
     g.set_outputs({"q": linear(x, "q", 64, 64), "k": linear(x, "k", 64, 64)})
     f = rlx.Session("cpu").compile(g)
-    kinds = [n.op.name for n in f.template.result.graph.nodes if not n.op.is_source]
-    product = ["quantize_rows", "packed_dequant_matmul"]
-    assert kinds == [*product * 2, "fused_residual_layer_norm", *product, "narrow", "narrow"]
+    op_names = [n.op.name for n in f.template.result.graph.nodes if not n.op.is_source]
+    qgemm = ["quantize_rows", "packed_dequant_matmul"]
+    assert op_names == [*qgemm * 2, "fused_residual_layer_norm", *qgemm, "narrow", "narrow"]
     f.set_params(params)
     r = rlx.Session("reference").compile(g).set_params(params)
     rows = rng.standard_normal((5, 64)).astype(np.float32)
@@ -256,7 +256,7 @@ def test_an_encoder_layer_has_no_step_beside_its_products_and_norm():
         check(got, want, 0.03)  # three layers of activations with steps of 1/127 of a maximum
 
 
-def test_a_product_with_another_reader_is_left_alone():
+def test_a_matmul_with_another_reader_is_left_alone():
     scheme = GGUF_SCHEMES["Q4_0"]
     parts = random_weight(scheme, (32,), 64, np.random.default_rng(0))
     g = Graph("shared")

@@ -1,4 +1,4 @@
-"""Two hundred chats with two models at once, some given up midway, some through asyncio."""
+"""Two hundred chats with two models at once, some cancelled midway, some through asyncio."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def greedy(model: Any) -> list[int]:
     return tokens
 
 
-def test_an_answer_given_up_in_a_task_frees_the_model(model: Any) -> None:
+def test_a_cancelled_task_frees_the_model(model: Any) -> None:
     wanted = greedy(model)
 
     async def give_up() -> int:
@@ -107,7 +107,7 @@ def test_streams_read_in_turn_are_those_read_alone(model: Any) -> None:
     model.logits([1, 2, 3])
 
 
-def test_the_loop_stays_free_while_tokens_are_made(model: Any) -> None:
+def test_the_event_loop_stays_free_while_decoding(model: Any) -> None:
     async def both() -> tuple[int, int]:
         ticks, pieces = 0, 0
 

@@ -1,7 +1,7 @@
-"""Products with quantised weights: one row against read bandwidth, many rows against f32 peak.
+"""GEMM and GEMV with quantised weights: one row against read bandwidth, many against f32 peak.
 
-Weights are repacked beforehand (as `prepare` does once per model); quantising the activations is
-part of what is timed, once for all products that read them. One row goes through so many copies of
+Weights are prepacked (as `prepare` does once per model); quantising the activations is
+part of what is timed, once for all GEMMs that read them. One row goes through so many copies of
 the weight that no cache holds them, and is counted in bytes of the file. Results are checked
 against f64 before anything is timed.
 """
@@ -33,7 +33,7 @@ SHAPES = ((3072, 1024), (1024, 3072), (151936, 1024))  # columns of the result, 
 MANY = (128, 512)  # rows
 _BEYOND_CACHES = 300 << 20  # bytes that one pass reads at least
 _REST = 0.3  # seconds; OpenBLAS, which the check uses, spins for some 0.1 s after its work
-_KINDS = {  # name: least part of read bandwidth, and least multiple of f32 peak
+_GOALS = {  # name: least part of read bandwidth, and least multiple of f32 peak
     "Q8_0": (0.85, 0.9),
     "Q6_K": (0.80, 0.9),
     "Q4_K": (0.80, 1.2),
@@ -64,10 +64,10 @@ class Weight:
         want = numbers.astype(np.float64) @ decode(self.scheme, self.rows).astype(np.float64).T
         worst = np.abs(got[:, : want.shape[1]] - want).max() / np.abs(want).max()
         if not worst < 1e-6:
-            raise SystemExit(f"qmatmul: the result is wrong: off by {worst:.2g} of the largest")
+            raise SystemExit(f"qgemm: the result is wrong: off by {worst:.2g} of the largest")
 
 
-class Product:
+class GemmProgram:
     """Quantise x, then multiply with each copy of the weight, none waiting for another."""
 
     def __init__(self, weight: Weight, m: int, threads: int) -> None:
@@ -86,11 +86,11 @@ class Product:
         column_tiles = column_tile_layout(scheme, k)
         assert column_tiles is not None
         sizes = [m, n, k, layout.row_bytes(k), column_tiles.tile_bytes]
-        steps = [Launch(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
+        launches = [Launch(quantize, [self.x.ctypes.data, self.codes.ctypes.data, m, k])]
         for copy in self.column_tiles:
             places = [a.ctypes.data for a in (self.codes, copy, self.out)]
-            steps.append(Launch(multiply, [*places, *sizes], barrier=False))
-        self.program = Program(steps, workers=threads, keep=kernels)
+            launches.append(Launch(multiply, [*places, *sizes], barrier=False))
+        self.program = Program(launches, workers=threads, keep=kernels)
         self.pool = get_pool(threads)
         self.run()
         weight.check(layout, self.x, self.out)
@@ -107,36 +107,36 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
     return raw[start : start + size].reshape(shape)
 
 
-def one_row(weight: Weight, threads: int, rounds: int, goal: float) -> Bar:
-    product, probe = Product(weight, 1, threads), ReadProbe(threads)
-    ours, peer = interleaved([product.run, probe.run], rounds)
-    read = weight.scheme.stored_bytes(weight.n, weight.k) * product.copies
-    name = f"one_row_{weight.scheme}_{weight.n}x{weight.k}_{threads}t"
+def gemv(weight: Weight, threads: int, rounds: int, goal: float) -> Bar:
+    gemm, probe = GemmProgram(weight, 1, threads), ReadProbe(threads)
+    ours, peer = interleaved([gemm.run, probe.run], rounds)
+    read = weight.scheme.stored_bytes(weight.n, weight.k) * gemm.copies
+    name = f"qgemv_{weight.scheme}_{weight.n}x{weight.k}_{threads}t"
     rate = probe.bytes / peer / 1e9
     return Bar(name, read / ours / 1e9, "GB/s", "read bandwidth", rate, goal)
 
 
-def many_rows(weight: Weight, m: int, threads: int, rounds: int, goal: float) -> Bar:
-    product, probe = Product(weight, m, threads), FmaProbe(threads)
-    ours, peer = interleaved([product.run, probe.run], rounds, inner=4)
+def gemm_rows(weight: Weight, m: int, threads: int, rounds: int, goal: float) -> Bar:
+    gemm, probe = GemmProgram(weight, m, threads), FmaProbe(threads)
+    ours, peer = interleaved([gemm.run, probe.run], rounds, inner=4)
     work = 2 * m * weight.n * weight.k
-    name = f"{m}_rows_{weight.scheme}_{weight.n}x{weight.k}_{threads}t"
+    name = f"qgemm_{weight.scheme}_{m}x{weight.n}x{weight.k}_{threads}t"
     return Bar(name, work / ours / 1e9, "GOP/s", "f32 peak", probe.flops / peer / 1e9, goal)
 
 
 def main(argv: list[str]) -> int:
-    parser = arguments("qmatmul", __doc__ or "")
-    parser.add_argument("--type", action="append", choices=tuple(_KINDS), metavar="TYPE")
+    parser = arguments("qgemm", __doc__ or "")
+    parser.add_argument("--type", action="append", choices=tuple(_GOALS), metavar="TYPE")
     options = parser.parse_args(argv)
     rounds = 5 if options.quick else 15
     threads = min(2, get_pool().workers)
     bars = []
-    for name in options.type or _KINDS:
-        bandwidth, peak = _KINDS[name]
+    for name in options.type or _GOALS:
+        bandwidth, peak = _GOALS[name]
         for n, k in SHAPES:
             weight = Weight(QuantScheme.parse(name), n, k)
-            bars.append(one_row(weight, threads, rounds, bandwidth))
+            bars.append(gemv(weight, threads, rounds, bandwidth))
             # The head is multiplied with a row or two only; 150,000 columns show nothing new.
             if n < 100_000:
-                bars += [many_rows(weight, m, threads, rounds, peak) for m in MANY]
+                bars += [gemm_rows(weight, m, threads, rounds, peak) for m in MANY]
     return finish(bars, options.json)

@@ -1,4 +1,4 @@
-"""The builder: what it emits computes what it says, and wrong use is told in Python."""
+"""The builder: what it emits computes what it says, and wrong use raises in Python."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_atomics_alloca_and_tables(target):
     assert bytes(result[4:].view(np.uint8))[:61] == bytes(range(61))
 
 
-def test_wrong_use_is_told_in_python():
+def test_wrong_use_raises_in_python():
     m = Module()
     f = m.kernel()
     x, y = f.const(1.0, f32), f.i64(1)
@@ -266,7 +266,7 @@ def test_wrong_use_is_told_in_python():
         f.select(y, x, x)
 
 
-def test_leaving_a_range_early_is_told():
+def test_leaving_a_range_early_raises():
     m = Module()
     f = m.kernel()
     for _ in f.range(0, f.arg(f["args"], 0, i64)):

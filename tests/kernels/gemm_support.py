@@ -1,4 +1,4 @@
-"""Products run natively, and what they must be: sums in f64 with the room that rounding takes.
+"""GEMMs run natively, and what they must be: sums in f64 with the room that rounding takes.
 
 A sum of k terms, each rounded at 2^-24 of the partial sum, is off by √k·2^-24 of the sum of
 magnitudes for typical signs; four times that is asked for, and 1.2 more because activations used
@@ -70,7 +70,7 @@ def wide(*arrays):
     return [a.astype(np.float64) for a in arrays]
 
 
-def product(x, w, param=True):
+def gemm(x, w, param=True):
     """A graph of x·w with the arrays, and the exact product with its magnitude."""
     g = Graph()
     arrays = {"x": x, "w": w}

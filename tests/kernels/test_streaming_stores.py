@@ -1,4 +1,4 @@
-"""Results beyond the caches: kernels that write past them give what others give, bit by bit."""
+"""Streaming stores: results that bypass the CPU caches are the same bit by bit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_streamed_results_are_the_same(caches, build, size, in_slots) -> None:
 
 
 def test_only_large_results_are_streamed(monkeypatch, caches) -> None:
-    kinds = (NestKernel, RotaryEmbedding)
+    classes = (NestKernel, RotaryEmbedding)
 
     def streamed() -> bool:
         made: list[bool] = []
@@ -75,7 +75,7 @@ def test_only_large_results_are_streamed(monkeypatch, caches) -> None:
 
         def watched(spec, target: Target):
             unit = original(spec, target)
-            made.append(isinstance(spec, kinds) and "!nontemporal" in unit.text)
+            made.append(isinstance(spec, classes) and "!nontemporal" in unit.text)
             return unit
 
         monkeypatch.setattr(spec, "unit_of", watched)

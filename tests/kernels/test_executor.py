@@ -1,10 +1,10 @@
-"""Steps that say where to go on, and steps that the caller does."""
+"""The executor: launches that jump, and launches that run on the host."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_pool import count_kernel, rotate_kernel, wait_kernel
+from test_thread_pool import count_kernel, rotate_kernel, wait_kernel
 
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.program import Launch, Program
@@ -40,12 +40,12 @@ class Loop:
         self.program = Program([*body, back, behind], keep=(rotate, turn, count, self))
 
 
-def test_a_loop_of_steps_in_lock_step(pool):
+def test_a_loop_of_launches_in_lock_step(pool):
     loop = Loop(pool.workers, 500)
     for run in range(1, 4):
         loop.counters[:] = 0
         pool.run(loop.program)
-        # two steps a round, each of which adds one to what a neighbour had
+        # two launches an iteration, each of which adds one to what a neighbour had
         assert (loop.buffers[0] == 1000 * run).all()
         assert (loop.counters == 500).all()
         assert loop.after[0] == run * 1000 * pool.workers**2
@@ -63,11 +63,11 @@ def test_a_long_loop_returns_to_python_and_resumes(pool):
         pool._crew.native.run = native
     assert (loop.buffers[0] == 80).all()
     assert loop.after[0] == 1000 * pool.workers**2
-    # 40 rounds of 4 ms come back to Python about every 50 ms
+    # 40 iterations of 4 ms come back to Python about every 50 ms
     assert len(runs) >= 3
 
 
-def test_profile_adds_up_the_rounds():
+def test_profile_adds_up_the_iterations():
     pool = Pool(2, oversubscribe=True)
     wait = wait_kernel()
     ticks = int(pool.ticks_per_second * 2e-4)
@@ -84,7 +84,7 @@ def test_profile_adds_up_the_rounds():
     pool.close()
 
 
-def test_the_caller_does_host_steps_inside_a_loop(pool):
+def test_host_launches_run_inside_a_loop(pool):
     asked = []
     loop = Loop(pool.workers, 5, [Launch(0, host=True)])
 

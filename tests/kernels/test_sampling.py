@@ -35,7 +35,7 @@ def test_top_k_of_long_rows() -> None:
     assert assert_close(lambda g, x: g.top_k(x, k=9, largest=False), [falling])
 
 
-def test_top_k_with_rows_of_this_run() -> None:
+def test_top_k_with_dynamic_rows() -> None:
     x = plain("f32", 5, 40)
     for rows in (0, 1, 5):
         graph = graph_for(lambda g, x: g.top_k(x, k=4), [x], [["seq", 40]])
@@ -90,7 +90,7 @@ def test_sample_draws_the_reference_s_tokens(dtype: str) -> None:
                     np.testing.assert_array_equal(got, want)
 
 
-def test_settings_known_beforehand_and_a_whole_vocabulary() -> None:
+def test_constant_settings_and_a_whole_vocabulary() -> None:
     x = (np.random.default_rng(0).standard_normal((3, 151_936)) * 4).astype(np.float32)
     for how in (
         {"temperature": 0.6, "top_k": 20, "top_p": 0.95},

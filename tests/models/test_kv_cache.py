@@ -1,4 +1,4 @@
-"""A cache in blocks of Q8_0: how far attention may be from exact, and that a model uses it."""
+"""A KV cache in blocks of Q8_0: how far attention may be from exact, and that a model uses it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ERROR = 1 / 254 + 2.0**-11
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rows", [1, 40])
-def test_attention_with_a_packed_cache_keeps_its_bound(device: str, rows: int) -> None:
+def test_attention_with_a_quantised_kv_cache_keeps_its_bound(device: str, rows: int) -> None:
     """Every key is off by at most ERROR of its largest element, so a score by at most
     s = scale · |q|₁ · ERROR · max|k|, and a weight by a factor between exp(-2s) and exp(2s). The
     result, a mean of values, is then off by (exp(2s) - 1) · max|v| + ERROR · max|v|, and by f32
@@ -76,7 +76,7 @@ def logits(folder: Path, device: str, kv: str, parts: list[tuple[int, int]]) -> 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_model_with_a_packed_cache(folder: Path, device: str) -> None:
+def test_a_model_with_a_quantised_kv_cache(folder: Path, device: str) -> None:
     """Chunks and single tokens read what a whole prefill reads: the same blocks. What differs is
     the order of sums, and a code that rounds the other way for it, a step of 1/127 in one of many
     terms: 2e-3 of the largest logit. Against f32 the errors of all layers stay below 3 %."""
@@ -89,7 +89,7 @@ def test_a_model_with_a_packed_cache(folder: Path, device: str) -> None:
     assert 0 < np.abs(whole - exact).max() < 0.03 * largest
 
 
-def test_the_cache_takes_what_it_says(folder: Path) -> None:
+def test_the_kv_cache_takes_what_it_says(folder: Path) -> None:
     model = ModelFile.open(folder)
     sizes = {}
     for kv in ("f32", "f16", "bf16", "q8_0"):
@@ -101,7 +101,7 @@ def test_the_cache_takes_what_it_says(folder: Path) -> None:
     assert sizes["q8_0"] == 40 * per_token // 32 * 34
 
 
-def test_the_cache_is_never_unpacked_as_a_whole(folder: Path) -> None:
+def test_the_kv_cache_is_never_dequantised_as_a_whole(folder: Path) -> None:
     """What a run needs beside the states does not grow with them."""
     model = ModelFile.open(folder)
     arenas = []
@@ -112,13 +112,13 @@ def test_the_cache_is_never_unpacked_as_a_whole(folder: Path) -> None:
             .decode.executable.lir
         )
         arenas.append(lir.arena_size)
-        kinds = {n.op.name for n in lir.graph.nodes}
-        assert "quantize_blocks" in kinds and "dequant_gather" not in kinds
+        op_names = {n.op.name for n in lir.graph.nodes}
+        assert "quantize_blocks" in op_names and "dequant_gather" not in op_names
     assert arenas[0] == arenas[1]
 
 
-def test_what_cannot_be_packed(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(rlx.OptionError, match="unknown cache type; got q4_0"):
+def test_what_cannot_be_quantised(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(rlx.OptionError, match="unknown type of the KV cache; got q4_0"):
         rlx.load(folder, kv="q4_0")
     write_folder("llama", tmp_path)
     with pytest.raises(rlx.OptionError, match=r"heads of 16; expected a multiple of 32 for q8_0"):

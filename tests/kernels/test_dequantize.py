@@ -9,7 +9,7 @@ import gguf.quants as gguf_quants
 import numpy as np
 import pytest
 from program_support import HOST, TARGETS, Native, check, compare, reference
-from qmatmul_support import INTEGER, SCHEMES, columns, named, random_weight, weight_params
+from qgemm_support import INTEGER, SCHEMES, columns, named, random_weight, weight_params
 
 import rlx
 from rlx.backends.cpu.kernels.qgemm.gather import has_tile_rows
@@ -174,8 +174,8 @@ def test_rows_of_column_tiles_are_those_of_the_table(name):
     product = g.dequant_matmul(rows, g.find("w0"), scheme=scheme)
     g.set_outputs({"rows": rows, "product": product})
     packed = pack_quantised(g.copy(), HOST)
-    kinds = [n.op.name for n in packed.nodes]
-    assert "dequant_gather" not in kinds and "packed_dequant_gather" in kinds
+    op_names = [n.op.name for n in packed.nodes]
+    assert "dequant_gather" not in op_names and "packed_dequant_gather" in op_names
     want = decode(scheme, table)[ids]
     by_reference = evaluate(packed, {"ids": ids, "w0": table})[0]
     same_bits(by_reference, want)
