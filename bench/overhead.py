@@ -10,8 +10,8 @@ import numpy as np
 from bench.common import Bar, arguments, finish, median_time
 from rlx import Graph, Session
 from rlx.backends.cpu.kernels.spec import KernelSpec, compile_specs
-from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.ops.control import make_body
 from rlx.llvm.builder import Module
 from rlx.llvm.target import Target
@@ -31,7 +31,7 @@ def program_cost(steps: int, barrier: bool, workers: int) -> float:
     kernel = compile_specs([spec], Target.host())[spec]
     step = Launch(kernel.address(), (), barrier)
     program = Program([step] * steps, keep=kernel)
-    pool = get_pool(workers)
+    pool = get_thread_pool(workers)
     return median_time(lambda: pool.run(program), 21, 20)
 
 

@@ -1,13 +1,13 @@
-"""Steps that say where to go on, and steps that the caller does."""
+"""Launches that jump, and host calls."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_pool import count_kernel, rotate_kernel, wait_kernel
+from test_thread_pool import count_kernel, rotate_kernel, wait_kernel
 
-from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.thread_pool import ThreadPool
 from rlx.llvm.builder import Module, i32, i64, ptr
 from rlx.llvm.jit import Kernel, Unit, compile_unit
 
@@ -55,12 +55,12 @@ def test_a_long_loop_returns_to_python_and_resumes(pool):
     wait = wait_kernel()
     ticks = int(pool.ticks_per_second * 0.004)
     loop = Loop(pool.workers, 40, [Launch(wait.address(), (ticks,))])
-    native, runs = pool._crew.native.run, []
-    pool._crew.native.run = lambda *args: runs.append(native(*args)) or runs[-1]
+    native, runs = pool._threads.native.run, []
+    pool._threads.native.run = lambda *args: runs.append(native(*args)) or runs[-1]
     try:
         pool.run(loop.program)
     finally:
-        pool._crew.native.run = native
+        pool._threads.native.run = native
     assert (loop.buffers[0] == 80).all()
     assert loop.after[0] == 1000 * pool.workers**2
     # 40 rounds of 4 ms come back to Python about every 50 ms
@@ -68,7 +68,7 @@ def test_a_long_loop_returns_to_python_and_resumes(pool):
 
 
 def test_profile_adds_up_the_rounds():
-    pool = Pool(2, oversubscribe=True)
+    pool = ThreadPool(2, oversubscribe=True)
     wait = wait_kernel()
     ticks = int(pool.ticks_per_second * 2e-4)
     loop = Loop(pool.workers, 10, [Launch(wait.address(), (ticks,))])

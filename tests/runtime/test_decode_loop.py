@@ -79,16 +79,16 @@ def test_it_is_native_and_may_be_used_again() -> None:
 def test_it_comes_back_for_signals_and_goes_on() -> None:
     f = made("cpu")
     native = f.executable.pool.native  # type: ignore[attr-defined]
-    plain, entered = native.chain, []
-    state = f.executable.pool._crew.state  # type: ignore[attr-defined]
+    plain, entered = native.decode_loop, []
+    state = f.executable.pool._threads.state  # type: ignore[attr-defined]
     budget = ctypes.c_int64.from_address(state + control_block.BUDGET)
     before, budget.value = budget.value, 0
-    native.chain = lambda *a: (entered.append(1), plain(*a))[1]
+    native.decode_loop = lambda *a: (entered.append(1), plain(*a))[1]
     try:
         begin(f, 4)
         assert f.run_loop(f.decode_loop(SPEC), {"past_seq": 0}, 9, ()) == followed(4, 9)
     finally:
-        native.chain, budget.value = plain, before
+        native.decode_loop, budget.value = plain, before
     assert len(entered) >= 9
 
 

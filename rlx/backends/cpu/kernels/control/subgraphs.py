@@ -13,7 +13,6 @@ from dataclasses import field
 from functools import lru_cache
 
 from rlx.backends.cpu.barriers import barriers_of
-from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.lowering import (
     ConstantPointer,
     Context,
@@ -21,6 +20,7 @@ from rlx.backends.cpu.lowering import (
     KernelLaunch,
     Pointer,
     Scratch,
+    insert_contiguous,
     lower_graph,
     scratch_of,
 )
