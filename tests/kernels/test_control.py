@@ -16,7 +16,13 @@ import pytest
 from program_support import SETUPS, Native, check, reference
 
 import rlx
-from rlx.backends.cpu.kernels.control.flow_kernels import Begin, Choose, Copies, Goto, Turn
+from rlx.backends.cpu.kernels.control.control_kernels import (
+    Branch,
+    BranchIfFalse,
+    CopyResults,
+    LoopHeader,
+    LoopPreheader,
+)
 from rlx.backends.cpu.kernels.spec import unit_of
 from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.graph import Graph
@@ -377,12 +383,12 @@ def test_the_body_stands_in_the_program_once():
         native = Native(g, *SETUPS[0], {})
         lengths.add(len(native.linked.program))
         labels = [s.label for s in native.launches]
-        assert labels.count("turn") == 1 and labels.count("gemm") == 1
+        assert labels.count("loopheader") == 1 and labels.count("gemm") == 1
     assert len(lengths) == 1
 
 
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v4", "aarch64", "apple-m1"])
 def test_kernels_for_other_machines(name):
     target = Target.named(name)
-    for spec in (Begin(), Turn(), Goto(), Choose(), Copies()):
+    for spec in (LoopPreheader(), LoopHeader(), Branch(), BranchIfFalse(), CopyResults()):
         assert ObjectFile(unit_of(spec, target).compile()).machine.arch == target.arch
