@@ -83,7 +83,7 @@ def write_atomic(
 
     Several processes may write one file at once: the last one wins, and each file is complete.
     """
-    import tempfile  # a start that only reads does without it
+    import tempfile  # slow to import, and a start that only reads does without it
 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_TEMPORARY}{os.getpid()}-")
     try:
@@ -110,9 +110,9 @@ def write_atomic(
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A new file for a user, with the usual permissions; it takes its name when the block ends
-    without an error."""
-    import tempfile  # readers do without it
+    """Write a file for a user atomically, with the usual permissions: it gets its name when the
+    block ends without an error."""
+    import tempfile  # slow to import, and readers do without it
 
     target = Path(path)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")

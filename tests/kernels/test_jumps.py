@@ -95,5 +95,5 @@ def test_the_caller_does_host_steps_inside_a_loop(pool):
     pool.run(loop.program, on_host=on_host)
     assert asked == [(0, i) for i in range(5)]
     assert (loop.buffers[0] == 5 * 102).all()
-    with pytest.raises(ValueError, match="step 0 is the caller's"):
+    with pytest.raises(ValueError, match="launch 0 is a host call"):
         pool.run(loop.program)

@@ -328,7 +328,7 @@ def test_container_quota(tmp_path):
     group = tmp_path / "fs" / "a" / "b"
     group.mkdir(parents=True)
     (tmp_path / "cgroup").write_text("0::/a/b\n")
-    read = machine._quota
+    read = machine._read_cpu_quota
     assert read(tmp_path / "cgroup", tmp_path / "fs") == machine.MAX_WORKERS
     (group / "cpu.max").write_text("max 100000\n")
     (group.parent / "cpu.max").write_text("150000 100000\n")

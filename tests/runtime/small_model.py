@@ -1,4 +1,4 @@
-"""A small model with a state, live sizes and a choice at its end, for tests of the runtime."""
+"""A small model with a state and dynamic dims, for tests of the runtime."""
 
 from __future__ import annotations
 

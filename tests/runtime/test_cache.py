@@ -89,7 +89,9 @@ def test_a_key_stands_for_one_thing() -> None:
 
     ask(4)
     assert ask(4) == 1
-    with pytest.raises(OptionError, match=r"one key for two different things.*4 there, 5 asked"):
+    with pytest.raises(
+        OptionError, match=r"one key for two different contents.*4 cached, 5 requested"
+    ):
         ask(5)
 
 
@@ -100,7 +102,7 @@ def test_a_miss_explains_itself() -> None:
     cache.get_or_make("l", lambda: 1, material=lambda: {"seq": 9, "quant": "Q4_K"})
     assert cache.explain("k") == "hit"
     told = cache.explain("m", {"seq": 5, "quant": None})
-    assert told == "miss: differs from the nearest entry in seq (4 there, 5 asked)"
+    assert told == "miss: differs from the nearest entry in seq (4 cached, 5 requested)"
     assert "none of the 2 entries" in cache.explain("m")
 
 
@@ -162,7 +164,7 @@ def test_sizes_out_of_range_say_the_range() -> None:
     holes = bucketed("reference", buckets=[(2, 4), (8, 16), (17, 20)])
     with pytest.raises(BindingError, match=r"got 5; expected 2 … 4 or 8 … 20"):
         holes.get(5)
-    with pytest.raises(rlx.InputError, match="no input shows the size"):
+    with pytest.raises(rlx.InputError, match="size cannot be inferred"):
         holes.run()
 
 

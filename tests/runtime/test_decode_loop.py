@@ -150,7 +150,7 @@ def test_watched_runs_are_single_ones() -> None:
 @pytest.mark.parametrize(
     "spec, match",
     [
-        (LoopSpec({"ids": "pair_next"}, "token", "past_seq"), "does not fit"),
+        (LoopSpec({"ids": "pair_next"}, "token", "past_seq"), "does not match its input"),
         (LoopSpec({"ids": "token"}, "pair_next", "past_seq"), "not one i32"),
     ],
 )

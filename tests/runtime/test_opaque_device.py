@@ -90,7 +90,7 @@ def test_copies_views_and_zeros(memory: opaque_device.OpaqueMemory) -> None:
 def test_the_host_cannot_reach_it(memory: opaque_device.OpaqueMemory) -> None:
     buffer = memory.put(np.ones(4, np.float32))
     for reach in (lambda: buffer.array, lambda: np.asarray(buffer), lambda: np.from_dlpack(buffer)):
-        with pytest.raises(rlx.UnsupportedError, match=r"\[opaque\] the host cannot reach"):
+        with pytest.raises(rlx.UnsupportedError, match=r"\[opaque\] the host cannot access"):
             reach()
     with pytest.raises(rlx.InputError, match="past the end of a buffer"):
         buffer.view(4, (4,), np.float32)
@@ -247,7 +247,7 @@ def test_code_is_made_for_a_binding_at_once() -> None:
     assert f.executable is made
     assert f.run(x=np.ones((3, 64), np.float32))[0].shape == (3, 10)  # others as before
     bounded = Session("opaque").compile(counter(), binding={"seq": 1, "past_seq": UpTo(7)})
-    assert bounded.template.live == {"past_seq": 7}
+    assert bounded.template.dynamic_dims == {"past_seq": 7}
     for wrong in ({}, {"batch": 2, "seq": 3}):
         with pytest.raises(rlx.BindingError, match="open symbols"):
             Session("opaque").compile(mlp(), binding=wrong)

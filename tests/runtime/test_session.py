@@ -1,4 +1,4 @@
-"""Sessions on the reference device: any size, live sizes, states, parameters, and bad input."""
+"""Sessions on the reference device: any size, dynamic dims, states, parameters, and bad input."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_live_sizes_serve_every_length_up_to_the_bound() -> None:
         assert np.array_equal(got[0], total)
         assert f.executable is executable
     assert np.array_equal(f.read_state("cache")[0, :, 0], np.arange(1, 9))
-    with pytest.raises(rlx.BindingError, match="beyond its live bound"):
+    with pytest.raises(rlx.BindingError, match="beyond the bound of its dynamic dimension"):
         f.run(x=x, sizes={"past_seq": 8})
-    with pytest.raises(rlx.BindingError, match="live size is missing"):
+    with pytest.raises(rlx.BindingError, match="size of a dynamic dimension is missing"):
         f.run(x=x)
 
 
