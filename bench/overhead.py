@@ -1,4 +1,4 @@
-"""What it costs to run nothing: steps, barriers, rounds of a loop, Python's side, idle workers."""
+"""Overheads: empty launches, barriers, loop iterations, Python per run, idle workers."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ class Nothing(KernelSpec):
         m.kernel().ret()
 
 
-def program_cost(steps: int, barrier: bool, workers: int) -> float:
-    """Seconds of a program of empty steps."""
+def program_cost(launches: int, barrier: bool, workers: int) -> float:
+    """Seconds of a program of empty launches."""
     spec = Nothing()
     kernel = compile_specs([spec], Target.host())[spec]
-    step = Launch(kernel.address(), (), barrier)
-    program = Program([step] * steps, keep=kernel)
+    launch = Launch(kernel.address(), (), barrier)
+    program = Program([launch] * launches, keep=kernel)
     pool = get_thread_pool(workers)
     return median_time(lambda: pool.run(program), 21, 20)
 
 
-def round_cost(workers: int) -> float:
-    """Seconds of one round of a loop whose body hands on what it got."""
-    rounds = 10_000
+def iteration_cost(workers: int) -> float:
+    """Seconds of one iteration of a loop whose body returns its inputs."""
+    iterations = 10_000
     g = Graph("idle")
     body = make_body(lambda b, x: [x], [4])
-    g.set_outputs(g.scan(g.input("x", [4]), body=body, n_carry=1, n_xs=0, length=rounds))
+    g.set_outputs(g.scan(g.input("x", [4]), body=body, n_carry=1, n_xs=0, length=iterations))
     f = Session("cpu").compile(g, {"threads": workers})
     x = np.ones(4, np.float32)
-    return median_time(lambda: f.run(x=x), 11, 3) / rounds
+    return median_time(lambda: f.run(x=x), 11, 3) / iterations
 
 
 def python_cost() -> float:
-    """Seconds of a whole run of a one-step graph on a size seen before, less its native part."""
+    """Seconds of a run of a graph of one launch, with a cached variant, less its native part."""
     g = Graph("tiny")
     g.set_outputs(g.matmul(g.input("x", ["n", 4]), g.param("w", [4, 4])))
     f = Session("cpu").compile(g, {"threads": 1}).set_param("w", np.eye(4, dtype=np.float32))
     x = np.ones((1, 4), np.float32)
     whole = median_time(lambda: f.run(x=x), 21, 200)
-    made = f.executable.made  # type: ignore[attr-defined]
-    native = median_time(lambda: f.executable.pool.run(made.program), 21, 200)  # type: ignore[attr-defined]
+    program = f.executable.linked.program  # type: ignore[attr-defined]
+    native = median_time(lambda: f.executable.pool.run(program), 21, 200)  # type: ignore[attr-defined]
     return whole - native
 
 
@@ -76,7 +76,9 @@ def main(argv: list[str]) -> int:
     bars = [
         Bar("program_200", whole * 1e6, "µs", "budget", 60.0, 1.0, higher_is_better=False),
         Bar("barrier", max(barrier, 1e-9) * 1e6, "µs", "budget", 2.0, 1.0, higher_is_better=False),
-        Bar("round", round_cost(workers) * 1e6, "µs", "budget", 1.0, 1.0, higher_is_better=False),
+        Bar(
+            "round", iteration_cost(workers) * 1e6, "µs", "budget", 1.0, 1.0, higher_is_better=False
+        ),
         Bar("python", python_cost() * 1e6, "µs", "budget", 15.0, 1.0, higher_is_better=False),
         Bar("idle", max(idle_share(workers), 1e-6) * 100, "%", "budget", 0.1, 1.0, False),
     ]

@@ -87,7 +87,7 @@ class NativeProgram:
     def kernels(
         self, wanted: Callable[[Node | None], bool]
     ) -> dict[DistinctKernel, list[LaunchInfo]]:
-        """The distinct kernels of the nodes asked for, and their launches."""
+        """The distinct kernels of the wanted nodes, and their launches."""
         found: dict[DistinctKernel, list[LaunchInfo]] = {}
         for launch in self.launches:
             if launch.kernel is not None and wanted(launch.node):
@@ -95,7 +95,7 @@ class NativeProgram:
         return found
 
     def table(self, wanted: Callable[[Node | None], bool]) -> str:
-        """A header, and a row for each launch of the nodes asked for."""
+        """A header, and a row for each launch of the wanted nodes."""
         distinct = {x.kernel for x in self.launches if x.kernel is not None}
         head = (
             f"program {self.lir.name}: {len(self.launches)} launches, {len(distinct)} kernels, "

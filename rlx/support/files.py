@@ -1,7 +1,7 @@
 """Files: the cache directory, atomic writes, and trusted files, which hold machine code.
 
-Machine code is executed, so whoever can write it can do anything in this user's name. A trusted
-file belongs to this user and nobody else may write to it.
+Machine code is executed: write access to it is as good as this user's account. A trusted file
+belongs to this user and nobody else may write to it.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ def bytes_in(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     total = 0
-    for place, _, names in os.walk(path):
+    for folder, _, names in os.walk(path):
         for name in names:
             try:
-                total += os.lstat(os.path.join(place, name)).st_size
+                total += os.lstat(os.path.join(folder, name)).st_size
             except OSError:
                 continue
     return total

@@ -35,10 +35,10 @@ def dataclass(
 ) -> Any:
     """As `dataclasses.dataclass`."""
 
-    def wrap(made: Any) -> Any:
+    def wrap(plain: Any) -> Any:
         if others:
-            return dataclasses.dataclass(frozen=frozen, eq=eq, **others)(made)
-        return _record(made, frozen, eq)
+            return dataclasses.dataclass(frozen=frozen, eq=eq, **others)(plain)
+        return _record(plain, frozen, eq)
 
     return wrap if cls is None else wrap(cls)
 
@@ -92,9 +92,9 @@ def _make_init(cls: Any, frozen: bool) -> Callable[..., None]:
         body.append("self.__post_init__()")
     arguments = ", ".join([*plain, *(["*", *named] if named else [])])
     exec(f"def __init__({arguments}):\n " + "\n ".join(body or ["pass"]), known)
-    made: Callable[..., None] = known["__init__"]
-    made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-    return made
+    init: Callable[..., None] = known["__init__"]
+    init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    return init
 
 
 def _value(f: Field[Any], known: dict[str, Any]) -> str:

@@ -24,9 +24,9 @@ from rlx.backends.cpu.lowering import (
     ArgAddress,
     ConstantPointer,
     Context,
-    Entry,
     KernelLaunch,
     NodeNumber,
+    OpLowering,
     Pointer,
     Scratch,
     Status,
@@ -421,7 +421,9 @@ def test_a_lowering_may_use_its_own_node_only(monkeypatch: pytest.MonkeyPatch) -
         ctx.lir.slots[other] = ctx.lir.slots[node.output]
         return launches
 
-    monkeypatch.setitem(TABLE, "softmax", Entry(foreign, first.when, first.scratch, first.strided))
+    monkeypatch.setitem(
+        TABLE, "softmax", OpLowering(foreign, first.when, first.scratch, first.strided)
+    )
     g = Graph("g")
     g.set_outputs(g.softmax(g.input("x", [2, 8])))
     with pytest.raises(CodegenError, match="depends_on_neighbours"):
@@ -487,7 +489,9 @@ def test_equal_classes_of_two_graphs_are_lowered_once(monkeypatch: pytest.Monkey
         calls.append(node)
         return first.lower(node, ctx)
 
-    monkeypatch.setitem(TABLE, "softmax", Entry(counted, first.when, first.scratch, first.strided))
+    monkeypatch.setitem(
+        TABLE, "softmax", OpLowering(counted, first.when, first.scratch, first.strided)
+    )
     compiler = Compiler(HOST)
     for count in (2, 5):
         compiler.compile_program(plan(softmaxes(count)), 2)
@@ -503,6 +507,8 @@ def test_a_lowering_that_is_registered_anew_is_used(monkeypatch: pytest.MonkeyPa
         return launches
 
     before = compiler.compile_program(plan(softmaxes(2)), 2).program
-    monkeypatch.setitem(TABLE, "softmax", Entry(labelled, first.when, first.scratch, first.strided))
+    monkeypatch.setitem(
+        TABLE, "softmax", OpLowering(labelled, first.when, first.scratch, first.strided)
+    )
     after = compiler.compile_program(plan(softmaxes(2)), 2).program
     assert {m.label for m in after.metadata} == {"mine"} != {m.label for m in before.metadata}

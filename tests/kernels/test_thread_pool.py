@@ -209,7 +209,7 @@ def script(body: str, **kwargs) -> subprocess.Popen:
         import os, signal, sys, threading, time
         sys.path.insert(0, "tests/kernels")
         import numpy as np
-        from test_pool import rotating, wait_kernel
+        from test_thread_pool import rotating, wait_kernel
         from rlx.backends.cpu.program import Program, Launch
         from rlx.backends.cpu.thread_pool import ThreadPool, get_thread_pool
     """

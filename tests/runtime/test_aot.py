@@ -84,8 +84,8 @@ def test_live_sizes_states_and_bad_indices_survive_the_disk(tmp_path: Path) -> N
     def model() -> rlx.Graph:
         g = rlx.Graph("rows")
         row = g.gather(g.param("table", [5, 4]), g.input("ids", ["seq"], "i32"))
-        kept = g.state_update(g.state("cache", [16, 4]), row, axis=0, start="past_seq")
-        g.set_outputs({"sum": g.sum(g.narrow(kept, 0, 0, "past_seq + seq"), 0)})
+        updated = g.state_update(g.state("cache", [16, 4]), row, axis=0, start="past_seq")
+        g.set_outputs({"sum": g.sum(g.narrow(updated, 0, 0, "past_seq + seq"), 0)})
         return g
 
     variant = rlx.ModelVariant.decode(1, rlx.UpTo(15), rlx.UpTo(4))
@@ -118,13 +118,13 @@ print(component().cache_key(), entry.name, cache.counters.hits)
 
 def test_processes_and_hash_seeds_agree_on_key_and_name(tmp_path: Path) -> None:
     code = _KEYS.format(root=str(tmp_path))
-    told = []
+    outputs = []
     for seed in ("0", "1", "4711"):
         done = python(code, PYTHONHASHSEED=seed)
         assert done.returncode == 0, done.stderr
-        told.append(done.stdout.split())
-    assert len({(key, name) for key, name, _ in told}) == 1
-    assert [hits for *_, hits in told] == ["0", "1", "1"]
+        outputs.append(done.stdout.split())
+    assert len({(key, name) for key, name, _ in outputs}) == 1
+    assert [hits for *_, hits in outputs] == ["0", "1", "1"]
 
 
 _START = """

@@ -90,8 +90,8 @@ def test_variants_share_states(tmp_path: Path) -> None:
     def counter() -> rlx.Graph:
         g = rlx.Graph("counter")
         x = g.input("x", ["seq", 2])
-        kept = g.state_update(g.state("kept", [8, 2]), x, axis=0, start="past_seq")
-        g.set_outputs({"sum": g.sum(g.narrow(kept, 0, 0, "past_seq + seq"), 0)})
+        updated = g.state_update(g.state("kept", [8, 2]), x, axis=0, start="past_seq")
+        g.set_outputs({"sum": g.sum(g.narrow(updated, 0, 0, "past_seq + seq"), 0)})
         return g
 
     variants = {

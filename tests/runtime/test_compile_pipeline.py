@@ -1,4 +1,4 @@
-"""The compile pipeline: three steps, caches over them, and components that are applied."""
+"""The compile pipeline: three stages, each cached, and components that are applied."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_hit_rebuilds_nothing_and_costs_microseconds() -> None:
     first = p.get_or_compile_component(asked, model, ONE)
     plans = counters.plans
     assert p.get_or_compile_component(asked, model, ONE)[0] is first[0]
-    # the same component made anew, and asked for with another builder
+    # the same component built again, and requested with another builder
     assert p.get_or_compile_component(component(), build, ONE)[0] is first[0]
     assert counters.plans == plans and model.calls == 1
     took = []
@@ -163,8 +163,8 @@ def test_a_miss_says_what_differs() -> None:
     assert "empty" in p.explain(component(), ONE)
     p.get_or_compile_component(component(), build, ONE)
     p.get_or_compile_component(component(1, 5).with_compilation_mode("lazy"), build, ONE)
-    told = p.explain(component(1, 9), ONE)
-    assert told == (
+    reason = p.explain(component(1, 9), ONE)
+    assert reason == (
         "miss: differs from the nearest entry in variant "
         "(prefill:1x4 cached, prefill:1x9 requested)"
     )

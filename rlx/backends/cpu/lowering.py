@@ -138,7 +138,7 @@ ScratchSize = Callable[[Node, Target, int], int]
 
 
 @dataclass(frozen=True)
-class Entry:
+class OpLowering:
     """How an op is lowered: its launches, the nodes it applies to, the scratch memory it needs.
 
     `strided` says whether the kernel (for this node) reads strided views. Where it does not,
@@ -154,7 +154,7 @@ class Entry:
         return self.strided(node) if callable(self.strided) else self.strided
 
 
-TABLE: dict[str, Entry] = {}
+TABLE: dict[str, OpLowering] = {}
 
 
 def lowers(
@@ -167,7 +167,7 @@ def lowers(
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            TABLE[name] = Entry(function, when, scratch, strided)
+            TABLE[name] = OpLowering(function, when, scratch, strided)
         return function
 
     return register
@@ -271,10 +271,10 @@ __all__ = [
     "ArgAddress",
     "ConstantPointer",
     "Context",
-    "Entry",
     "KernelArg",
     "KernelLaunch",
     "NodeNumber",
+    "OpLowering",
     "Pointer",
     "Scratch",
     "Status",

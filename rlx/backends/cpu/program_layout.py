@@ -203,19 +203,19 @@ class ProgramLayout:
     def _relocate(self, numbers: Sequence[Any]) -> list[Relocation]:
         """Relocations of params and states; shared with the last variant where they are equal."""
         addends = [numbers[i] for i in self._relocated]
-        known, made = self._relocations_known
+        known, relocations = self._relocations_known
         if addends != known:
             rows = zip(self._relocations, addends, strict=True)
-            made = [Relocation(arg, external, addend) for (arg, external), addend in rows]
-            self._relocations_known = addends, made
-        return made
+            relocations = [Relocation(arg, external, addend) for (arg, external), addend in rows]
+            self._relocations_known = addends, relocations
+        return relocations
 
     def _dynamic_args(
         self, variant: Variant, numbers: Sequence[Dim]
     ) -> tuple[list[DynamicArg], npt.NDArray[np.int32]]:
         """The distinct dynamic args, and the patches (arg, dynamic arg) of the executor. Layers
         share them, so each is computed once."""
-        made: dict[DynamicArg, int] = {}
+        distinct: dict[DynamicArg, int] = {}
         known: dict[tuple[Any, ...], int] = {}
         pairs = []
         for arg, base, external, value, node in self._dynamic:
@@ -228,9 +228,9 @@ class ProgramLayout:
             number = known.get(key)
             if number is None:
                 new = DynamicArg(base, external, expand(numbers[key[0]] + offset))
-                number = known[key] = made.setdefault(new, len(made))
+                number = known[key] = distinct.setdefault(new, len(distinct))
             pairs.append((arg, number))
-        return list(made), np.array(pairs, np.int32).reshape(-1, 2)
+        return list(distinct), np.array(pairs, np.int32).reshape(-1, 2)
 
     def error_sites(self, variant: Variant) -> dict[int, ErrorSite]:
         """The nodes whose kernels may meet bad data, by error number."""
@@ -250,7 +250,7 @@ class ProgramLayout:
 
 
 def ascending(phases: Sequence[int]) -> npt.NDArray[np.int32]:
-    """The phase of every launch, made monotonic: one before an earlier phase belongs to that."""
+    """Monotonic phases of launches: one before a launch of an earlier phase belongs to that."""
     return np.minimum.accumulate(np.array(phases[::-1], np.int32))[::-1]
 
 

@@ -240,7 +240,7 @@ def _read_program(data: bytes) -> RelocatableProgram:
     end = reader.at + size
     about: Any = reader.value()
     if reader.at != end:
-        reader.fail("a program that makes no sense")
+        reader.fail("malformed program")
     kernels, dynamic, externals, symbols, checks, arena, workers, *rest = about
     error_sites, labels, costs, constants = rest
     columns = {name: _read_array(reader, kind) for name, kind in _COLUMNS}
@@ -282,7 +282,7 @@ def _require_sound(program: RelocatableProgram) -> None:
         and all(0 <= s.base < bases for s in program.dynamic_args)
     )
     if not sound:
-        raise FormatError("a program that makes no sense", where="artifact")
+        raise FormatError("malformed program", where="artifact")
 
 
 def _within(column: npt.NDArray[Any], low: int, high: int) -> bool:
