@@ -58,12 +58,12 @@ def test_a_long_loop_returns_to_python_and_resumes(pool):
     wait = wait_kernel()
     ticks = int(pool.ticks_per_second * 0.004)
     loop = Loop(pool.workers, 40, [Launch(wait.address(), (ticks,))])
-    native, runs = pool._threads.native.run, []
-    pool._threads.native.run = lambda *args: runs.append(native(*args)) or runs[-1]
+    native, runs = pool._group.native.run, []
+    pool._group.native.run = lambda *args: runs.append(native(*args)) or runs[-1]
     try:
         pool.run(loop.program)
     finally:
-        pool._threads.native.run = native
+        pool._group.native.run = native
     assert (loop.buffers[0] == 80).all()
     assert loop.after[0] == 1000 * pool.workers**2
     # 40 iterations of 4 ms come back to Python about every 50 ms

@@ -178,7 +178,7 @@ def test_collected_pool_ends_its_threads():
     pool = ThreadPool(3, oversubscribe=True)
     program, _ = rotating(pool, 2)
     pool.run(program)
-    threads = pool._threads.threads
+    threads = pool._group.threads
     assert all(t.is_alive() for t in threads)
     del pool
     for thread in threads:

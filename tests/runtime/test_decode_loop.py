@@ -80,7 +80,7 @@ def test_it_comes_back_for_signals_and_goes_on() -> None:
     f = compiled("cpu")
     native = f.executable.pool.native  # type: ignore[attr-defined]
     plain, entered = native.decode_loop, []
-    state = f.executable.pool._threads.state  # type: ignore[attr-defined]
+    state = f.executable.pool._group.state  # type: ignore[attr-defined]
     budget = ctypes.c_int64.from_address(state + control_block.BUDGET)
     before, budget.value = budget.value, 0
     native.decode_loop = lambda *a: (entered.append(1), plain(*a))[1]

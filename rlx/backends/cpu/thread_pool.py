@@ -87,7 +87,7 @@ _native = cache(_Native)
 # -- workers --------------------------------------------------------------------------------------
 
 
-class _Workers:
+class _WorkerGroup:
     """Control block and threads of a pool. It does not refer to the pool, which can be freed."""
 
     def __init__(self, workers: int, futex: bool) -> None:
@@ -168,7 +168,8 @@ class _Workers:
 
 
 class ThreadPool:
-    """Workers that run programs. `ThreadPool()` has RLX_NUM_THREADS workers, or one per core.
+    """Workers that run programs. `ThreadPool()` has RLX_NUM_THREADS workers, else one per
+    physical core.
 
     `oversubscribe` allows more workers than cores (slow; for tests). `futex=False` makes idle
     workers sleep in Python, as on systems without futexes.
@@ -187,9 +188,9 @@ class ThreadPool:
         _pools.add(self)
 
     def _reset(self) -> None:
-        self._threads = _Workers(self.workers, self._futex)
+        self._group = _WorkerGroup(self.workers, self._futex)
         self._started = False
-        self._finalizer = weakref.finalize(self, self._threads.stop)
+        self._finalizer = weakref.finalize(self, self._group.stop)
 
     def after_fork(self) -> None:
         """In a child process: the workers are gone, and the lock may never be released."""
@@ -213,17 +214,17 @@ class ThreadPool:
         program.begin_run()
         at = first
         while at < end:
-            with self._threads.lock:
+            with self._group.lock:
                 self._start()
-                at = self._threads.native.run(self._threads.state, program.address, at, end)
-                if self._rebalances and self._threads.shared_core.value:
-                    self._threads.rebalance()
+                at = self._group.native.run(self._group.state, program.address, at, end)
+                if self._rebalances and self._group.shared_core.value:
+                    self._group.rebalance()
             if at < end and program.is_host(at):
                 if on_host is None:
                     raise ValueError(f"launch {at} is a host call, and on_host was not given")
-                begin = self._threads.native.now()
+                begin = self._group.native.now()
                 on_host(at)
-                program.record(at, begin, self._threads.native.now())
+                program.record(at, begin, self._group.native.now())
                 at += 1
 
     def run_loop(self, program: Program, header: int) -> None:
@@ -231,27 +232,27 @@ class ThreadPool:
         program.begin_run()
         again = 1
         while again:
-            with self._threads.lock:
+            with self._group.lock:
                 self._start()
-                state, end = self._threads.state, len(program)
-                again = self._threads.native.decode_loop(state, program.address, end, header)
-                if self._rebalances and self._threads.shared_core.value:
-                    self._threads.rebalance()
+                state, end = self._group.state, len(program)
+                again = self._group.native.decode_loop(state, program.address, end, header)
+                if self._rebalances and self._group.shared_core.value:
+                    self._group.rebalance()
 
     def _start(self) -> None:
         if not self._started:
-            self._threads.start()
+            self._group.start()
             self._started = True
 
     @property
     def native(self) -> Any:
         """The native functions of the executor, to time their calls."""
-        return self._threads.native
+        return self._group.native
 
     @property
     def ticks_per_second(self) -> float:
         """Rate of the time stamps in a program's profile."""
-        return self._threads.native.rate
+        return self._group.native.rate
 
     def close(self) -> None:
         """Stop the workers. Later runs use the caller's thread alone."""
