@@ -20,8 +20,8 @@ from rlx.backends.cpu.kernels.gemm.gemm import Gemm
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.pack import PackMatMul, panel_layout
 from rlx.backends.cpu.peaks import ReadProbe
-from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.dtype import DType, f32
 from rlx.llvm.target import Target
 
@@ -51,7 +51,7 @@ class GemmProgram:
         args = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in given.values()]
         kernel = compile_specs([spec], target)[spec]
         self.program = Program([Launch(kernel.address(), args)], keep=kernel)
-        self.pool = get_pool(threads)
+        self.pool = get_thread_pool(threads)
 
     def run(self) -> None:
         self.pool.run(self.program)
@@ -132,7 +132,7 @@ def against_bandwidth(dtype: str, threads: int, rounds: int) -> Bar:
 def main(argv: list[str]) -> int:
     options = arguments("gemm", __doc__ or "").parse_args(argv)
     rounds = 5 if options.quick else 15
-    counts = sorted({1, min(2, get_pool().workers)})
+    counts = sorted({1, min(2, get_thread_pool().workers)})
     print("weights are prepacked; OpenBLAS is NumPy's")
     bars = [against_bandwidth(d, t, rounds) for d in ("f16", "bf16") for t in counts]
     bars += [against_openblas(shape, t, rounds) for shape in SHAPES for t in counts]

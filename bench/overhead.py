@@ -10,8 +10,8 @@ import numpy as np
 from bench.common import Bar, arguments, finish, median_time
 from rlx import Graph, Session
 from rlx.backends.cpu.kernels.spec import KernelSpec, compile_specs
-from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.ops.control import make_body
 from rlx.llvm.builder import Module
 from rlx.llvm.target import Target
@@ -31,7 +31,7 @@ def program_cost(launches: int, barrier: bool, workers: int) -> float:
     kernel = compile_specs([spec], Target.host())[spec]
     launch = Launch(kernel.address(), (), barrier)
     program = Program([launch] * launches, keep=kernel)
-    pool = get_pool(workers)
+    pool = get_thread_pool(workers)
     return median_time(lambda: pool.run(program), 21, 20)
 
 
@@ -53,8 +53,8 @@ def python_cost() -> float:
     f = Session("cpu").compile(g, {"threads": 1}).set_param("w", np.eye(4, dtype=np.float32))
     x = np.ones((1, 4), np.float32)
     whole = median_time(lambda: f.run(x=x), 21, 200)
-    made = f.executable.made  # type: ignore[attr-defined]
-    native = median_time(lambda: f.executable.pool.run(made.program), 21, 200)  # type: ignore[attr-defined]
+    program = f.executable.linked.program  # type: ignore[attr-defined]
+    native = median_time(lambda: f.executable.pool.run(program), 21, 200)  # type: ignore[attr-defined]
     return whole - native
 
 

@@ -23,8 +23,8 @@ from rlx.backends.cpu.layouts.quant_tiles import (
     pack_column_tiles,
 )
 from rlx.backends.cpu.peaks import FmaProbe, ReadProbe
-from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.dtype import f32
 from rlx.ir.quant.scheme import QuantScheme, decode
 from rlx.llvm.target import Target
@@ -91,7 +91,7 @@ class GemmProgram:
             places = [a.ctypes.data for a in (self.codes, copy, self.out)]
             launches.append(Launch(multiply, [*places, *sizes], barrier=False))
         self.program = Program(launches, workers=threads, keep=kernels)
-        self.pool = get_pool(threads)
+        self.pool = get_thread_pool(threads)
         self.run()
         weight.check(layout, self.x, self.out)
         time.sleep(_REST)
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--type", action="append", choices=tuple(_GOALS), metavar="TYPE")
     options = parser.parse_args(argv)
     rounds = 5 if options.quick else 15
-    threads = min(2, get_pool().workers)
+    threads = min(2, get_thread_pool().workers)
     bars = []
     for name in options.type or _GOALS:
         bandwidth, peak = _GOALS[name]

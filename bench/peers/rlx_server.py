@@ -57,12 +57,12 @@ class Server:
         return {"seconds": seconds}
 
     def overhead(self, steps: int) -> Answer:
-        """What a token costs outside native code, as a user meets it: `next` of a stream less the
-        time in the native driver, as a mean over the tokens of a native call. The median of calls,
-        because others may take the core."""
+        """What a token costs outside native code: `next` of a stream less the time in the executor,
+        averaged over the tokens of a native call. The median of calls, because others may take the
+        core."""
         pool, inside = self.runner.executables(SAMPLE).decode.executable.pool, Inside()
         native = pool.native
-        plain, native.chain = native.chain, inside.timed(native.chain)
+        plain, native.decode_loop = native.decode_loop, inside.timed(native.decode_loop)
         taken: list[list[float]] = []
         try:
             stream = self.model.generate(ids(64), temperature=0.0, max_tokens=steps)
@@ -76,7 +76,7 @@ class Server:
                     taken.append([])
                 taken[-1].append(spent)
         finally:
-            native.chain = plain
+            native.decode_loop = plain
         means = [statistics.mean(call) for call in taken if call]
         return {"seconds": statistics.median(means), "samples": len(means)}
 

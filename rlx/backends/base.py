@@ -29,13 +29,13 @@ from rlx.support.records import dataclass
 if TYPE_CHECKING:
     from rlx.backends.inspection import Inspection
 
-Span = tuple[Phase, Phase]  # from this phase on, up to and with that one
-Parts = Mapping[str, bytes]  # of a program on disk, by name
+Span = tuple[Phase, Phase]  # first and last phase, inclusive
+Parts = Mapping[str, bytes]  # the parts of a stored program, by name
 
 
 @dataclass
 class PlanInfo:
-    """What an executable needs of its plan; the plan itself may still be on disk."""
+    """What an executable needs of its plan; `lir` reads the plan itself, perhaps from disk."""
 
     manifest: BindingManifest
     output_phases: Sequence[Phase]
@@ -50,7 +50,7 @@ class Executable(ABC):
     """A compiled plan. It owns an arena; buffers of parameters and states are attached."""
 
     manifest: BindingManifest
-    arena: Buffer  # bytes; inputs and outputs lie in it at the manifest's offsets
+    arena: Buffer  # bytes; inputs and outputs have slots in it, at the manifest's offsets
     output_phases: Sequence[Phase]  # which phase computes each output
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Executable(ABC):
 
     @abstractmethod
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
-        """Take the buffers of every parameter and state; they are used in place."""
+        """Attach the buffers of all parameters and states; they are used in place."""
 
     @abstractmethod
     def run(
@@ -77,13 +77,14 @@ class Executable(ABC):
     ) -> None:
         """Run once, or queue a run: see `Allocator.synchronize`.
 
-        An input that is None is read from its arena slot, an output that is None stays in its
-        slot; others are buffers of this device. `sizes` gives the dynamic dimensions. A `span` of
-        phases runs that part alone, on what earlier phases left in the arena.
+        Inputs and outputs are buffers of this device; None stands for the arena slot. `sizes` gives
+        the dynamic dimensions. With a `span` only those phases run, on what earlier phases left in
+        the arena.
         """
 
     def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
-        """Runs that feed each other. A device that can loop without the host has its own."""
+        """A decode loop over this executable. This one runs from the host; a device that can loop
+        without the host overrides it."""
         return DecodeLoop(self, spec)
 
     def slot(self, entry: ManifestEntry, sizes: Mapping[str, int] | None = None) -> Buffer:
@@ -93,7 +94,7 @@ class Executable(ABC):
 
     @abstractmethod
     def recording(self) -> AbstractContextManager[Recording]:
-        """Time the runs inside it, step by step and worker by worker."""
+        """Record the runs inside the context: the time of every launch on every worker."""
 
     @abstractmethod
     def run_checked(
@@ -102,11 +103,11 @@ class Executable(ABC):
         outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
-        """Run node by node; NumericsError names the first whose result has a NaN."""
+        """Run node by node; NumericsError names the first node whose result has a NaN."""
 
 
 def check_numbers(node: Node, results: Sequence[Array]) -> None:
-    """Raise when a result has a NaN. Infinities pass: masks are made of them."""
+    """Raise if a result has a NaN. Infinities pass: masks use them."""
     if node.op.is_source:
         return
     for result in results:
@@ -115,10 +116,10 @@ def check_numbers(node: Node, results: Sequence[Array]) -> None:
         bad = np.isnan(result.astype(np.complex128))
         if not bad.any():
             continue
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
         raise NumericsError(
             "a result is not a number", where=node.op.name,
-            got=f"{result[place]} at {list(place)}, {int(bad.sum())} of {result.size} elements",
+            got=f"{result[index]} at {list(index)}, {int(bad.sum())} of {result.size} elements",
             origin=f"{node!r} {node.origin}",
             hint="no earlier result had one: look at this op, its parameters and inputs",
         )  # fmt: skip
@@ -145,7 +146,7 @@ class Backend(ABC):
         """Whether the device has a kernel for this node; else the node is decomposed."""
 
     def rewrite_template(self, graph: Graph) -> Graph:
-        """Rewrite a template for the device, before work on parameters is split off."""
+        """Rewrite a template for the device, before the prepare graph is split off."""
         return graph
 
     def rewrite_variant(self, graph: Graph) -> Graph:
@@ -153,21 +154,22 @@ class Backend(ABC):
         return graph
 
     def scratch(self, node: Node) -> int:
-        """Bytes of arena memory that the node's kernel works in."""
+        """Bytes of scratch memory that the node's kernel needs, in the arena."""
         return 0
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> Mapping[str, Array | Buffer]:
-        """Run a prepare graph: its outputs by name, in host memory or in the device's own.
+        """Run a prepare graph: weight prepacking and constant folding of params, done once.
 
-        This one runs it on the host, in NumPy.
+        Returns its outputs by name, in host memory or in the device's own. This one runs it on the
+        host, in NumPy.
         """
-        from rlx.ir.interp import evaluate  # not needed where all is on disk
+        from rlx.ir.interp import evaluate  # prepared params on disk do without it
 
         given = {n.name: params[n.name] for n in graph.sources("param")}
-        made = [np.asarray(a, order="C") for a in evaluate(graph, given)]
-        return dict(zip(graph.output_names, made, strict=True))
+        prepared = [np.asarray(a, order="C") for a in evaluate(graph, given)]
+        return dict(zip(graph.output_names, prepared, strict=True))
 
-    # -- code -------------------------------------------------------------------------------------
+    # -- compilation ------------------------------------------------------------------------------
 
     @abstractmethod
     def compile(self, lir: Lir, options: CompileOptions) -> Executable:
@@ -191,7 +193,7 @@ class Backend(ABC):
     def for_target(self, name: str) -> Backend:
         """The same device compiling for another machine; "host" is this one."""
         if name != "host":
-            raise OptionError("a device without named targets", where=self.name, got=repr(name))
+            raise OptionError("this device has no named targets", where=self.name, got=repr(name))
         return self
 
     @property
@@ -200,7 +202,7 @@ class Backend(ABC):
         return self.name
 
     def workers(self, options: CompileOptions) -> int:
-        """How many workers programs are made for."""
+        """How many workers programs are compiled for."""
         return 1
 
     @property
@@ -209,7 +211,7 @@ class Backend(ABC):
         return 0
 
     def trim_memory(self) -> None:  # noqa: B027
-        """Give memory that only the compiler needed back to the system."""
+        """Return memory that only the compiler needed to the system."""
 
     def inspection(self) -> Inspection:
         """What the device shows of its machine, its native code and its caches."""

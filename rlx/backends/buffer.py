@@ -1,7 +1,7 @@
-"""Device memory: buffers, and the allocator that makes, copies and clears them.
+"""Device memory: buffers, and the allocator that allocates, copies and clears them.
 
-Work on a device is queued in order. A run may return before its results are there; any copy to the
-host waits for what was queued before it, and `Allocator.synchronize` waits for all of it.
+A device executes its work in order, as one stream. A run may return before it is done; a copy to
+the host waits for everything queued before it, and `Allocator.synchronize` waits for all.
 
 Host memory needs no copies: a `HostBuffer` is a NumPy array with the methods of a buffer. A device
 with memory of its own implements six methods of `DeviceAllocator`, on handles and byte offsets.
@@ -48,7 +48,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def view(self, offset: int, shape: Sequence[int], dtype: Any) -> Buffer:
-        """The elements from byte `offset` on, in place."""
+        """A view of the elements from byte `offset` on."""
 
     @property
     def device(self) -> str:
@@ -58,8 +58,8 @@ class Buffer(ABC):
     def array(self) -> Array:
         """The memory itself as a NumPy array; host memory only."""
         raise UnsupportedError(
-            "the host cannot reach this memory", where=self.device, got=repr(self),
-            hint="copy_out() gives a copy",
+            "the host cannot access this memory", where=self.device, got=repr(self),
+            hint="copy_out() returns a copy",
         )  # fmt: skip
 
     def copy_in(self, array: Array) -> None:
@@ -116,7 +116,7 @@ class HostBuffer(Buffer):
 
 
 class DeviceBuffer(Buffer):
-    """A range of an allocation in memory that only the device can reach."""
+    """A range of an allocation in memory that only the device can access."""
 
     __slots__ = ("_allocation", "_dtype", "_nbytes", "_shape", "offset")
 
@@ -129,7 +129,7 @@ class DeviceBuffer(Buffer):
 
     @property
     def handle(self) -> Any:
-        """What the allocator gave for the whole allocation: an address, a key."""
+        """The allocator's handle of the whole allocation: an address, a key."""
         return self._allocation.handle
 
     @property
@@ -158,7 +158,7 @@ class DeviceBuffer(Buffer):
 
 
 class Allocation:
-    """Owns memory of a device until the last buffer in it is gone."""
+    """Owns device memory; it is freed with the last buffer in it."""
 
     __slots__ = ("allocator", "handle")
 
@@ -180,34 +180,34 @@ class Allocator(ABC):
         """A new buffer of zeros; it is freed with the last reference to it."""
 
     def alloc_arena(self, nbytes: int) -> Buffer:
-        """Zeroed bytes for the working memory of an executable."""
+        """Zeroed bytes for the arena of an executable."""
         return self.alloc((nbytes,), np.uint8)
 
     def put(self, array: Array) -> Buffer:
-        """The array as a buffer: the array itself on host memory, else a copy."""
+        """The array as a buffer: the same memory on the host, else a copy."""
         buffer = self.alloc(array.shape, array.dtype)
         self.copy_in(buffer, array)
         return buffer
 
     def staging(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Host memory that the device copies from and to fastest: pinned, where that is."""
+        """Host memory for fast copies from and to the device: pinned, where there is such."""
         return np.zeros(shape, dtype)
 
     def from_dlpack(self, value: Any) -> Buffer | None:
-        """The memory of a DLPack object as a buffer; None where it is not this device's."""
+        """The memory of a DLPack object as a buffer; None if it is another device's."""
         return None
 
     def free_bytes(self) -> int | None:
-        """How much memory is free; None where it is the host's."""
+        """Bytes of free device memory; None for host memory."""
         return None
 
     @abstractmethod
     def copy_in(self, buffer: Buffer, array: Array) -> None:
-        """Write the elements of a host array, which may be changed as soon as this returns."""
+        """Write the elements of a host array; the caller may change it as soon as this returns."""
 
     @abstractmethod
     def copy_out(self, buffer: Buffer, out: Array | None = None) -> Array:
-        """Read the elements into `out`, or into a new array, when all earlier work is done."""
+        """Wait for all earlier work, then read the elements into `out` or a new array."""
 
     @abstractmethod
     def copy(self, target: Buffer, source: Buffer) -> None:
@@ -236,8 +236,8 @@ class HostAllocator(Allocator):
         return HostBuffer(raw[start : start + size].view(dtype).reshape(shape))
 
     def alloc_arena(self, nbytes: int) -> HostBuffer:
-        """Large arenas are the system's own pages, zero without being written: an allocator that
-        had such a piece before would clear it, which costs more than all else of a new variant."""
+        """Large arenas are fresh pages of the system, which are zero already: clearing memory that
+        was used before would cost more than everything else of a new variant."""
         if nbytes < _LARGE:
             return self.alloc((nbytes,), np.uint8)
         try:
@@ -267,7 +267,7 @@ class HostAllocator(Allocator):
 
 
 class DeviceAllocator(Allocator):
-    """Memory that the host cannot reach. A device implements the six underscored methods."""
+    """Memory that the host cannot access. A device implements the six underscored methods."""
 
     def alloc(self, shape: Sequence[int], dtype: Any) -> DeviceBuffer:
         size = _size(shape, dtype)
@@ -312,19 +312,19 @@ class DeviceAllocator(Allocator):
 
     @abstractmethod
     def _alloc(self, nbytes: int) -> Any:
-        """A handle of new memory; MemoryError where there is not enough."""
+        """Allocate memory and return its handle; MemoryError if there is not enough."""
 
     @abstractmethod
     def _free(self, handle: Any) -> None:
-        """Give memory back, after the work queued so far."""
+        """Free memory, after the work queued so far."""
 
     @abstractmethod
     def _copy_in(self, handle: Any, offset: int, data: memoryview) -> None:
-        """Queue a write; `data` must have been read when this returns."""
+        """Queue a write; `data` must be read before this returns."""
 
     @abstractmethod
     def _copy_out(self, data: memoryview, handle: Any, offset: int) -> None:
-        """Fill `data` after all queued work; it is filled when this returns."""
+        """Wait for all queued work, then fill `data`."""
 
     @abstractmethod
     def _copy(self, target: Any, at: int, source: Any, offset: int, nbytes: int) -> None:
@@ -339,8 +339,8 @@ HOST = HostAllocator()
 
 
 class Mirror:
-    """A host array that stands for a buffer: the memory itself where the host reaches it, else
-    staging memory, which `push` writes to the device and `pull` reads back."""
+    """A host array that mirrors a buffer: the same memory if the host can access it, else staging
+    memory, which `push` copies to the device and `pull` copies back."""
 
     __slots__ = ("array", "buffer", "is_copy")
 
@@ -360,12 +360,11 @@ class Mirror:
 
 
 def _pages(size: int) -> mmap.mmap:
-    """Memory of the system, in huge pages where it has them: a row of each of several tensors would
-    else take as many page table walks."""
+    """Pages of the system, huge ones where it has them, to save page table walks."""
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel made without them
+    with suppress(OSError):  # a kernel built without them
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
 
@@ -390,7 +389,7 @@ def _require_fit(buffer: Buffer, other: Buffer | Array) -> None:
 def _out_of_memory(device: str, shape: Sequence[int], dtype: Any) -> OutOfMemoryError:
     size = _size(shape, dtype)
     return OutOfMemoryError(
-        "out of memory", where=device, got=f"{size:,} bytes asked for",
+        "out of memory", where=device, got=f"{size:,} bytes requested",
         origin=f"a buffer {list(shape)} {np.dtype(dtype)}",
         hint="a smaller context or batch needs less; free what is not in use",
     )  # fmt: skip

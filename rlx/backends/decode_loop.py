@@ -1,4 +1,4 @@
-"""The decode loop: runs of an executable in which each takes its inputs from the one before."""
+"""The decode loop: repeated runs of an executable, each taking its inputs from the last outputs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoopSpec:
-    """What changes from run to run. All other inputs stay the same."""
+    """The loop-carried values of a decode loop. All other inputs stay the same."""
 
-    carried: Mapping[str, str]  # an input, and the output of the run before that it takes
+    carried: Mapping[str, str]  # input → the output of the previous run that it takes
     emitted: str  # the output, one i32, that the loop collects: the token
     counter: str  # the dynamic dimension that grows by one in each run: the position
 
 
 class DecodeLoop:
-    """Works on the arena, where the caller has written the inputs of the first run.
+    """Runs on arena slots; the caller has written the inputs of the first run there.
 
-    This one makes every run from the host. A device may do better: see `Executable.decode_loop`.
+    This one launches every run from the host. A device may do better: see `Executable.decode_loop`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class DecodeLoop:
         spec: LoopSpec,
         run_once: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
-        """`run_once` replaces the executable's run, to watch it."""
+        """`run_once` replaces the executable's run, to record or check it."""
         self.executable, self.spec = executable, spec
         self._run_once = run_once or self._run
         manifest = executable.manifest
@@ -43,7 +43,7 @@ class DecodeLoop:
             target, source = (executable.slot(manifest.find(n)) for n in (name, output))
             if (source.nbytes, source.dtype) != (target.nbytes, target.dtype):
                 raise OptionError(
-                    "an output that does not fit the input it is carried to", where=name,
+                    "a carried output does not match its input", where=name,
                     got=f"{list(source.shape)} {source.dtype}",
                     expected=f"{list(target.shape)} {target.dtype}",
                 )  # fmt: skip
@@ -54,8 +54,8 @@ class DecodeLoop:
         self._token = Mirror(self.emitted)
 
     def run(self, sizes: Mapping[str, int], count: int, stop: Collection[int]) -> list[int]:
-        """Make up to `count` runs, the first with these sizes, until one emits a value in `stop`.
-        Returns what each emitted."""
+        """Run up to `count` times, from these sizes on, until a run emits a value in `stop`.
+        Returns the emitted values."""
         found: list[int] = []
         while len(found) < count:
             position = sizes[self.spec.counter] + len(found)

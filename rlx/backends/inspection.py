@@ -1,7 +1,7 @@
 """What a device shows of its machine, its native code and its caches.
 
-`Backend.inspection()` gives it. The command line and reports use nothing else of a device; one
-without native code keeps the answers of this page.
+`Backend.inspection()` returns it. The command line and reports use nothing else of a device. A
+device without native code inherits the defaults of this file.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class KernelCode(Protocol):
     def text(self) -> str: ...
     def assembly(self) -> str: ...
     def compile(self) -> bytes:
-        """The object file, made by the compiler now, whatever is cached."""
+        """Compile to an object file now, whatever is cached."""
 
 
 class DistinctKernel(Protocol):
-    """A kernel of a program, equal to others that have the same code."""
+    """A kernel of a program; kernels with the same code are equal."""
 
     def emit(self) -> KernelCode: ...
     def __hash__(self) -> int: ...
 
 
-class Launch(NamedTuple):
+class LaunchInfo(NamedTuple):
     """One kernel launch of a program."""
 
     label: str
@@ -72,28 +72,30 @@ class NativeProgram:
     def __init__(
         self,
         lir: Lir,
-        launches: Sequence[Launch],
+        launches: Sequence[LaunchInfo],
         barriers: Callable[[], Sequence[bool]],
         workers: int,
         target: str,
     ) -> None:
         self.lir, self.launches, self.workers, self.target = lir, launches, workers, target
-        self._place_barriers = barriers
+        self._insert_barriers = barriers
 
     @cached_property
     def barriers(self) -> Sequence[bool]:
-        return self._place_barriers()
+        return self._insert_barriers()
 
-    def kernels(self, wanted: Callable[[Node | None], bool]) -> dict[DistinctKernel, list[Launch]]:
-        """The distinct kernels of the nodes asked for, and their launches."""
-        found: dict[DistinctKernel, list[Launch]] = {}
+    def kernels(
+        self, wanted: Callable[[Node | None], bool]
+    ) -> dict[DistinctKernel, list[LaunchInfo]]:
+        """The distinct kernels of the wanted nodes, and their launches."""
+        found: dict[DistinctKernel, list[LaunchInfo]] = {}
         for launch in self.launches:
             if launch.kernel is not None and wanted(launch.node):
                 found.setdefault(launch.kernel, []).append(launch)
         return found
 
     def table(self, wanted: Callable[[Node | None], bool]) -> str:
-        """A header, and a row for each launch of the nodes asked for."""
+        """A header, and a row for each launch of the wanted nodes."""
         distinct = {x.kernel for x in self.launches if x.kernel is not None}
         head = (
             f"program {self.lir.name}: {len(self.launches)} launches, {len(distinct)} kernels, "
@@ -112,7 +114,7 @@ class NativeProgram:
         return "\n".join([head, *lines]) + "\n"
 
 
-def _flags(launch: Launch, barrier: bool) -> str:
+def _flags(launch: LaunchInfo, barrier: bool) -> str:
     return ", ".join([*filter(None, [launch.flags]), *(["barrier"] if barrier else [])])
 
 
@@ -142,7 +144,7 @@ class Roof:
 
 
 class CachedFile(NamedTuple):
-    """A file of a cache on disk, which can be made again."""
+    """A file of a disk cache; what it holds can be compiled again."""
 
     kind: str  # kernels or artifacts
     path: Path
@@ -151,7 +153,7 @@ class CachedFile(NamedTuple):
 
 
 class Inspection:
-    """A device without native code: nothing to show but its name."""
+    """A device without native code has nothing to show."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -173,7 +175,7 @@ class Inspection:
         return ["host"]
 
     def machine(self, threads: int | None = None) -> dict[str, Any]:
-        """What code is made for, and on how many cores it runs."""
+        """The target that code is compiled for, and the cores it runs on."""
         return {}
 
     def roofline(self, workers: int) -> list[Roof]:
@@ -185,8 +187,8 @@ class Inspection:
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
         """The kernel launches of a planned graph; nothing is compiled."""
         raise StageError(
-            "this device makes no native code", got=self.backend.name, expected="cpu",
-            hint="the stages hir, mir and lir are there for every device",
+            "this device has no native code", got=self.backend.name, expected="cpu",
+            hint="every device has the stages hir, mir and lir",
         )  # fmt: skip
 
     def write_kernel(self, code: KernelCode, title: str, *, assembly: bool) -> str:
@@ -200,7 +202,7 @@ class Inspection:
     def override(self, executables: Iterable[Executable], text: str, where: str) -> None:
         """Run edited kernels, or an edited table of launches, in place of what was compiled."""
         raise StageError(
-            "this device makes no native code", where=where, got=self.backend.name, expected="cpu"
+            "this device has no native code", where=where, got=self.backend.name, expected="cpu"
         )
 
     # -- cache ----------------------------------------------------------------------------------

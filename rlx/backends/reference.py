@@ -1,4 +1,4 @@
-"""The oracle as a device: LIR run in NumPy, node by node, by each op's own reference."""
+"""The reference device, oracle of the tests: runs LIR in NumPy, node by node."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ReferenceExecutable(Executable):
         self._params: dict[str, Buffer] = {}
         self._states: Mapping[str, Buffer] = {}
         self._programs: dict[tuple[tuple[str, int], ...], Program] = {}
-        self.watched_by: ReferenceRecording | None = None
-        self._left: dict[Value, Array] = {}  # what the last part of a run left for the next
+        self.recorder: ReferenceRecording | None = None
+        self._left: dict[Value, Array] = {}  # values of earlier phases, for the next ones
 
     @property
     def lir(self) -> Lir:
@@ -62,14 +62,14 @@ class ReferenceExecutable(Executable):
         if span is not None:
             first, last = self._end_of(span[0].order - 1), self._end_of(span[1].order)
             values = self._left if first else values
-        if on_node is None and self.watched_by is not None:
-            on_node = self.watched_by.new_run(sizes)
+        if on_node is None and self.recorder is not None:
+            on_node = self.recorder.new_run(sizes)
         program.run_part(values, given, first, last, on_node)
         self._left = {} if span is None else values
         for name, array in program.states_in(values).items():
             self.store(self._states[name], array)
-        places = zip(program.graph.outputs, outputs, self.manifest.outputs, strict=True)
-        for value, out, entry in places:
+        rows = zip(program.graph.outputs, outputs, self.manifest.outputs, strict=True)
+        for value, out, entry in rows:
             if value in values:
                 self.store(self.slot(entry, sizes) if out is None else out, values[value])
 
@@ -83,7 +83,7 @@ class ReferenceExecutable(Executable):
         return {name: self.load(buffer) for name, buffer in given.items()}
 
     def _end_of(self, phase: int) -> int:
-        """How many nodes belong to the phase and those before it."""
+        """The number of nodes up to the end of a phase."""
         nodes, phases = self.lir.graph.nodes, self.lir.phases
         for position in range(len(nodes), 0, -1):
             found = phases.get(nodes[position - 1])
@@ -92,7 +92,7 @@ class ReferenceExecutable(Executable):
         return 0
 
     def recording(self) -> AbstractContextManager[ReferenceRecording]:
-        return ReferenceRecording(self).watch()
+        return ReferenceRecording(self).record()
 
     def run_checked(
         self,
@@ -113,7 +113,7 @@ class ReferenceExecutable(Executable):
 
 
 class ReferenceRecording(Recording):
-    """Runs in NumPy; a step is a node."""
+    """Runs in NumPy; a launch is a node."""
 
     def __init__(self, executable: ReferenceExecutable) -> None:
         self._executable = executable
@@ -121,12 +121,12 @@ class ReferenceRecording(Recording):
         self._slices: list[Slice] = []
 
     @contextmanager
-    def watch(self) -> Iterator[ReferenceRecording]:
-        self._executable.watched_by = self
+    def record(self) -> Iterator[ReferenceRecording]:
+        self._executable.recorder = self
         try:
             yield self
         finally:
-            self._executable.watched_by = None
+            self._executable.recorder = None
 
     def new_run(self, sizes: Mapping[str, int]) -> Hook:
         run, rows = len(self._runs), list[Timing]()
@@ -151,7 +151,7 @@ class ReferenceRecording(Recording):
         if not self._runs:
             return Profile(())
         longest = max(len(rows) for rows in self._runs)
-        whole = [rows for rows in self._runs if len(rows) == longest]  # not runs of a part
+        whole = [rows for rows in self._runs if len(rows) == longest]  # not runs of some phases
         middle = whole[len(whole) // 2]
         times = [median_of(r.seconds for r in same) for same in zip(*whole, strict=True)]
         rows = tuple(replace(r, seconds=t) for r, t in zip(middle, times, strict=True))
@@ -165,13 +165,13 @@ class ReferenceBackend(Backend):
     name = "reference"
 
     def has_native(self, node: Node) -> bool:
-        return True  # every op record has a reference
+        return True  # every op has a reference
 
     def compile(self, lir: Lir, options: CompileOptions) -> ReferenceExecutable:
         return ReferenceExecutable(lir)
 
     def export(self, lir: Lir, options: CompileOptions) -> Parts:
-        return {}  # the plan is all
+        return {}  # the plan is enough
 
     def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> ReferenceExecutable:
         return ReferenceExecutable(info.lir())

@@ -1,8 +1,7 @@
-"""Devices by name. Others plug in with `register_backend`, or by the entry point `rlx.backends`."""
+"""Devices by name. Plugins use `register_backend`, or the entry point `rlx.backends`."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,33 +9,32 @@ from typing import TYPE_CHECKING
 from rlx.backends.base import Backend
 from rlx.errors import OptionError
 from rlx.support.records import dataclass
+from rlx.support.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-# found by name: the module is imported when its device is first asked for
+# the module of a device is imported on its first use
 _BUILT_IN = {"reference": "rlx.backends.reference", "cpu": "rlx.backends.cpu"}
 _factories: dict[str, Callable[[], Backend]] = {}
-_made: dict[str, Backend] = {}
+_backends: dict[str, Backend] = {}
 
 
 @dataclass(frozen=True)
 class Device:
-    """A place to run: `Device("cpu")`, `Device("reference")`, … Wherever one is expected, its name
-    does."""
+    """A device to run on: `Device("cpu")`, `Device("reference")`, … Its name is accepted wherever a
+    device is."""
 
     name: str
 
     def __post_init__(self) -> None:
         known = self.name in _BUILT_IN or self.name in _factories
         if not known and self.name not in available_devices():
-            near = difflib.get_close_matches(self.name, available_devices(), 1)
+            names = available_devices()
             raise OptionError(
-                "unknown device",
-                got=repr(self.name),
-                expected=", ".join(available_devices()),
-                hint=f"did you mean {near[0]}?" if near else "",
-            )
+                "unknown device", got=repr(self.name), expected=", ".join(names),
+                hint=did_you_mean(self.name, names),
+            )  # fmt: skip
 
     @staticmethod
     def of(value: Device | str) -> Device:
@@ -62,20 +60,20 @@ def register_backend(name: str, factory: Callable[[], Backend]) -> None:
 
 
 def available_devices() -> list[str]:
-    return sorted({*_BUILT_IN, *_factories, *(e.name for e in _plugged())})
+    return sorted({*_BUILT_IN, *_factories, *(e.name for e in _entry_points())})
 
 
-def _plugged() -> EntryPoints:
-    # looks through every installed package, which most starts can do without
+def _entry_points() -> EntryPoints:
+    # scans every installed package: slow, and most starts do without
     from importlib.metadata import entry_points
 
     return entry_points(group="rlx.backends")
 
 
 def get_backend(name: str) -> Backend:
-    if name not in _made:
-        _made[name] = _find(name)()
-    return _made[name]
+    if name not in _backends:
+        _backends[name] = _find(name)()
+    return _backends[name]
 
 
 def _find(name: str) -> Callable[[], Backend]:
@@ -84,8 +82,8 @@ def _find(name: str) -> Callable[[], Backend]:
     if name in _BUILT_IN:
         found: Callable[[], Backend] = importlib.import_module(_BUILT_IN[name]).make_backend
         return found
-    for entry in _plugged():
+    for entry in _entry_points():
         if entry.name == name:
-            plugged: Callable[[], Backend] = entry.load()
-            return plugged
+            plugin: Callable[[], Backend] = entry.load()
+            return plugin
     raise OptionError("unknown device", got=repr(name), expected=", ".join(available_devices()))

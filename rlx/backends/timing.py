@@ -1,7 +1,7 @@
-"""Where the time of runs goes: a row per step, a record per kernel, and what each worker did when.
+"""Profiles and timelines of runs: a row per launch, a row per kernel, a slice per worker.
 
-An executable's `recording()` watches the runs inside it. Its `profile()` is the median of them,
-its `slices()` are the timeline.
+`Executable.recording()` records the runs inside it. `profile()` is their median, `slices()` the
+timeline.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _MOST_BLOCKS = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """One step, over all its workers."""
+    """The time of one launch, over all workers."""
 
     label: str  # the kernel
-    node: str  # what it computes
-    block: str  # where that came from
+    node: str  # the node it computes
+    block: str  # the block that the node came from
     seconds: float
     flops: int
     bytes: int
-    calls: int = 1  # rounds of a step in a loop; 0: it was jumped over
+    calls: int = 1  # iterations of a launch in a loop; 0: it was jumped over
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """All steps of one kernel."""
+    """The time of all launches of one kernel."""
 
     kernel: str
-    blocks: tuple[str, ...]  # what it serves, blocks that differ in a number once: blk.*.rope
+    blocks: tuple[str, ...]  # that it is used by, numbers replaced: blk.*.rope
     calls: int
     seconds: float
     flops: int
@@ -50,7 +50,7 @@ class KernelTime:
 
     @property
     def serves(self) -> str:
-        """The blocks in a few words."""
+        """The blocks, shortened."""
         more = len(self.blocks) - _MOST_BLOCKS
         shown = ", ".join(self.blocks[:_MOST_BLOCKS])
         return f"{shown} and {more} more" if more > 0 else shown
@@ -58,7 +58,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class Slice:
-    """What a worker did from one moment to another, in seconds of a clock that all runs share."""
+    """A time interval of one worker, in seconds of a clock that all runs share."""
 
     run: int
     worker: int
@@ -70,7 +70,7 @@ class Slice:
 
 
 WAIT = "wait"
-"""The label of a slice in which a worker waits for others."""
+"""The label of a slice in which a worker waits at a barrier."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,24 @@ class Profile:
     """Timings of one run (the median of several), in schedule order."""
 
     rows: tuple[Timing, ...]
-    elapsed: float = 0.0  # from the begin of the first step to the end of the last
+    elapsed: float = 0.0  # from the begin of the first launch to the end of the last
 
     @property
     def seconds(self) -> float:
-        """The time that belongs to steps."""
+        """The time spent in launches."""
         return sum(r.seconds for r in self.rows)
 
     @property
     def waiting(self) -> float:
-        """Time at barriers, where workers wait for each other."""
+        """The time spent at barriers."""
         return max(0.0, self.elapsed - self.seconds)
 
     def by_kernel(self) -> list[KernelTime]:
-        """The costliest first."""
+        """Kernels, the most expensive first."""
         table: dict[str, list[Timing]] = {}
         for row in self.rows:
             table.setdefault(row.label, []).append(row)
-        found = [_together(label, rows) for label, rows in table.items()]
+        found = [_sum(label, rows) for label, rows in table.items()]
         return sorted(found, key=lambda k: -k.seconds)
 
     def __str__(self) -> str:
@@ -114,18 +114,18 @@ class Profile:
 
 
 class Recording(ABC):
-    """The runs of an executable while it was watched."""
+    """The recorded runs of an executable."""
 
     @abstractmethod
     def profile(self) -> Profile:
-        """Step by step the median of all runs; costs are those of the run in the middle."""
+        """For each launch the median of all runs; flops and bytes are those of the middle run."""
 
     @abstractmethod
     def slices(self) -> list[Slice]:
-        """What every worker did, run by run."""
+        """The timeline of every worker, run by run."""
 
 
-def _together(label: str, rows: Sequence[Timing]) -> KernelTime:
+def _sum(label: str, rows: Sequence[Timing]) -> KernelTime:
     return KernelTime(
         label,
         tuple(dict.fromkeys(block_pattern(r.block) for r in rows if r.block)),
@@ -137,11 +137,11 @@ def _together(label: str, rows: Sequence[Timing]) -> KernelTime:
 
 
 def block_pattern(block: str) -> str:
-    """`blk.7.rope` as `blk.*.rope`: the layers of a model are alike."""
+    """`blk.7.rope` as `blk.*.rope`: all layers of a model together."""
     return _NUMBER.sub("*", block)
 
 
 def median_of(values: Iterable[float]) -> float:
-    """The upper median; 0 of nothing."""
+    """The upper median; 0 if there are no values."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else 0.0

@@ -15,7 +15,7 @@ from rlx.support.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
-    from rlx.backends.inspection import KernelCode, Launch, NativeProgram
+    from rlx.backends.inspection import KernelCode, LaunchInfo, NativeProgram
     from rlx.ir.binding import DimBinding
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
@@ -202,12 +202,12 @@ class Stages:
 
     @cached_property
     def program(self) -> NativeProgram:
-        """The kernel launches; StageError where the device makes no native code."""
+        """The kernel launches; StageError where the device has no native code."""
         return self.backend.inspection().program(self.lir, self.options)
 
-    def kernels(self) -> dict[str, tuple[KernelCode, list[Launch]]]:
+    def kernels(self) -> dict[str, tuple[KernelCode, list[LaunchInfo]]]:
         """The distinct kernels of the blocks asked for, by key, with their launches."""
-        found: dict[str, tuple[KernelCode, list[Launch]]] = {}
+        found: dict[str, tuple[KernelCode, list[LaunchInfo]]] = {}
         for kernel, launches in self.program.kernels(self._wanted).items():
             code = kernel.emit()
             found.setdefault(code.key, (code, []))[1].extend(launches)
@@ -234,7 +234,7 @@ class Stages:
         )
 
 
-def _title(launches: list[Launch]) -> str:
+def _title(launches: list[LaunchInfo]) -> str:
     first = launches[0]
     more = f" and {len(launches) - 1} more" if launches[1:] else ""
     return f"{first.label}: {first.about_node} {first.about_block}{more}".rstrip()

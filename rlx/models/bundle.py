@@ -18,7 +18,7 @@ from typing import Any
 from rlx.errors import FormatError, OptionError
 from rlx.ir.module import GraphModule
 from rlx.models.build_graph import BuiltGraph
-from rlx.runtime.bundle import Bundle, BundleMaker, load_bundle
+from rlx.runtime.bundle import Bundle, BundleBuilder, load_bundle
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import model_key
 from rlx.specialize.options import CompileOptions
@@ -80,7 +80,7 @@ def write_bundle(
     """Compile a plan into one file; with `weights` the packed weights go into it, and a load packs
     none. `done` is called after each executable."""
     params = ParamStore() if weights else None
-    maker = BundleMaker(target=target, device=device, options=options, params=params)
+    maker = BundleBuilder(target=target, device=device, options=options, params=params)
     keys: dict[str, str] = {}
     for entry_point, spec in plan.entry_points.items():
         built = spec.build()

@@ -58,7 +58,7 @@ class PackedWeightCache:
             return
         if self._disk.store_weights(self._name, prepared, self._source):
             mapped = self._disk.load_weights(self._name, self._source, check=False)
-            params.adopt(mapped or {}, instead=True)
+            params.adopt(mapped or {}, replace=True)
 
     def _has_room(self, disk: AotCache, size: int) -> bool:
         """Whether they neither fill the cache nor the disk."""

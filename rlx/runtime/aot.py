@@ -1,10 +1,10 @@
-"""Artifacts on disk, by key: many processes at once, nothing damaged or foreign ever used.
+"""The AOT cache: artifacts and prepacked weights on disk, by key, shared by many processes.
 
     cache = AotCache("artifacts")              # or AotCache.default(): the user's cache directory
     pipeline.get_or_specialize_aot(component, build_hir, cache=cache)
 
-What makes a file unusable (another CPU, damage, another owner) is told in a warning, and the
-variant is compiled and stored again; files of another version are renewed without a word. See
+A file that cannot be used (another CPU, damaged, another owner) causes a warning, and the variant
+is compiled and stored again. Files of another compiler version are replaced silently. See
 docs/artifacts.md for what is trusted.
 """
 
@@ -26,7 +26,7 @@ from rlx.support.records import dataclass
 from rlx.support.settings import debug, mebibytes
 
 ARTIFACT, WEIGHTS = ".rlx", ".weights"
-_OUTDATED = "made by another version of the compiler"
+_OUTDATED = "compiled by another version of RLX"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class AotEntry:
     name: str
     path: Path
     num_bytes: int
-    used: float  # seconds since 1970, when it was last written or loaded
+    used: float  # last written or loaded, in seconds since 1970
 
 
 @dataclass
@@ -44,15 +44,15 @@ class AotCounters:
     hits: int = 0
     misses: int = 0
     stores: int = 0
-    refused: int = 0  # files that were there and could not be used
-    removed: int = 0  # to keep the limit
+    rejected: int = 0  # files that could not be used
+    removed: int = 0  # evicted
 
 
 class AotCache:
-    """Artifacts in one directory, at most `limit_bytes` of them, the least recently used removed.
+    """Artifacts in one directory, up to `limit_bytes`; the least recently used are evicted.
 
-    Files appear whole or not at all, so processes need no lock: two that build the same artifact
-    both end well. Failing to write is no error, only a slower next start.
+    Writes are atomic, so processes need no lock: two may build the same artifact at once. A failed
+    write is no error; only the next start is slower.
     """
 
     def __init__(self, root: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
@@ -76,8 +76,8 @@ class AotCache:
     # -- artifacts --------------------------------------------------------------------------------
 
     def load(self, name: str, material: bytes | None = None) -> Artifact | None:
-        """The artifact `name`, if there is one that can be used here; `material` is what its key
-        must have been made of."""
+        """The artifact `name`, or None if there is none that can be used. `material` is what its
+        key must stand for."""
         path = self.path(name)
         try:
             parts = container.read(path).parts
@@ -86,13 +86,13 @@ class AotCache:
             self.counters.misses += 1
             return None
         except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
-            self._refuse(path, _brief(error))
+            self._reject(path, _brief(error))
             return None
         if found is None:
-            self._renew(path)
+            self._count_rejected(path)
             return None
         if material is not None and found.material != material.hex():
-            self._refuse(path, "made for something else of the same name")
+            self._reject(path, "another artifact of the same name")
             return None
         self.counters.hits += 1
         _touch(path)
@@ -102,40 +102,40 @@ class AotCache:
         """Write the artifact; False, with a warning, where that is not possible."""
         return self._write(self.path(name), artifact.to_parts(), {})
 
-    def refuse(self, name: str, error: Exception) -> None:
-        """Tell that an artifact which looked well could not be used after all."""
+    def reject(self, name: str, error: Exception) -> None:
+        """Count an artifact that was loaded but failed to link as a miss, and warn."""
         self.counters.hits -= 1
-        self._refuse(self.path(name), _brief(error))
+        self._reject(self.path(name), _brief(error))
 
-    def _refuse(self, path: Path, why: str) -> None:
-        self._renew(path, why)
-        warnings.warn(f"[aot] {path} is made again: {why}", RuntimeWarning, stacklevel=4)
+    def _reject(self, path: Path, why: str) -> None:
+        self._count_rejected(path, why)
+        warnings.warn(f"[aot] {path} is rebuilt: {why}", RuntimeWarning, stacklevel=4)
 
-    def _renew(self, path: Path, why: str = _OUTDATED) -> None:
-        """Count a file that is not used. After an upgrade that is all files, and nobody's fault."""
+    def _count_rejected(self, path: Path, why: str = _OUTDATED) -> None:
+        """Count a file that is not used, without a warning: after an upgrade that is all files."""
         self.counters.misses += 1
-        self.counters.refused += 1
-        debug(1, f"{path} is made again: {why}")
+        self.counters.rejected += 1
+        debug(1, f"{path} is rebuilt: {why}")
 
-    # -- prepared weights -------------------------------------------------------------------------
+    # -- prepacked weights ------------------------------------------------------------------------
 
     def store_weights(self, name: str, tensors: Mapping[str, Array], source: str) -> bool:
-        """Keep prepared parameters; `source` says what they were made of."""
+        """Store prepacked weights; `source` identifies the weights they come from."""
         return self._write(self.path(name, WEIGHTS), {"source": source.encode()}, tensors)
 
     def load_weights(self, name: str, source: str, check: bool = True) -> dict[str, Array] | None:
-        """Prepared parameters made of `source`, mapped from disk, or None; unchecked ones are for
-        who has just stored them."""
+        """The prepacked weights of `source`, mapped from disk, or None. `check=False` skips the
+        checksums, for a process that has just stored them."""
         path = self.path(name, WEIGHTS)
         try:
             found = container.read(path, check=check)
         except FileNotFoundError:
             return None
         except (OSError, RlxError, ValueError, TypeError, LookupError) as error:
-            self._refuse(path, _brief(error))
+            self._reject(path, _brief(error))
             return None
         if found.parts.get("source") != source.encode():
-            self._renew(path, f"of other weights, or {_OUTDATED}")
+            self._count_rejected(path, f"packed from other weights, or {_OUTDATED}")
             return None
         _touch(path)
         return found.tensors
@@ -173,7 +173,7 @@ class AotCache:
         return sum(e.num_bytes for e in self.entries())
 
     def trim(self, keep: Path | None = None) -> int:
-        """Remove the least recently used files until the limit is kept; gives their number."""
+        """Evict the least recently used files down to the limit. Returns how many."""
         entries = self.entries()
         total, removed = sum(e.num_bytes for e in entries), 0
         for entry in reversed(entries):
@@ -187,7 +187,7 @@ class AotCache:
         return removed
 
     def clear(self) -> int:
-        """Remove everything, and what was left half-written; gives the number of files."""
+        """Remove all files, also temporary ones that are stale. Returns how many."""
         entries = self.entries()
         for entry in entries:
             entry.path.unlink(missing_ok=True)
@@ -195,7 +195,7 @@ class AotCache:
         return len(entries)
 
     def verify(self) -> dict[Path, str]:
-        """Read every file; those that would not be used, and why."""
+        """Read every file. Returns those that would not be used, and why."""
         faults: dict[Path, str] = {}
         for entry in self.entries():
             try:
@@ -217,12 +217,12 @@ class AotCache:
 
 
 def _outdated(parts: Mapping[str, bytes]) -> bool:
-    """Whether an artifact is of another compiler; then no more of it is read."""
+    """Whether another compiler wrote the artifact; then no other part may be read."""
     return parts.get(STAMP) != compiler_stamp().encode()
 
 
 def _touch(path: Path) -> None:
-    """The time of last use, kept by ourselves: many systems do not."""
+    """Record the time of last use: many file systems do not."""
     with contextlib.suppress(OSError):
         now = time.time()
         os.utime(path, (now, now))

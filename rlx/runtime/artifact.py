@@ -1,7 +1,8 @@
-"""An artifact: one variant of a model that runs without passes and without a compiler.
+"""An artifact: one compiled variant of a model, which runs without passes and without a compiler.
 
-Its parts: the `stamp` of the compiler, read before all others, `about` (who it is for and what
-callers must know), the plan as LIR, and what the device stores: program, object code and target.
+Its parts are the `stamp` of the compiler, read before all others, `about` (device, key material,
+signature, binding and manifest), the plan as LIR, and the device's own parts: program, object code
+and target.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _COMPILER = ("ir", "passes", "specialize", "loops", "llvm", "backends")
 
 @cache
 def compiler_stamp() -> str:
-    """Identity of this compiler: a digest of its own source, so that no edit goes unseen."""
+    """The identity of this compiler: a digest of its source, so that every edit changes it."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for folder in _COMPILER:
@@ -53,7 +54,7 @@ def _sources(folder: str) -> Iterator[str]:
 
 @dataclass
 class Artifact:
-    """What is stored of a variant. `material` is all that its key was made of."""
+    """A stored variant. `material` is everything that its cache key hashes."""
 
     device: str
     stamp: str
@@ -62,7 +63,7 @@ class Artifact:
     binding: DimBinding
     manifest: BindingManifest
     output_phases: tuple[Phase, ...]
-    parts: Parts  # of the device
+    parts: Parts  # of the device: see `Backend.export`
     plan: bytes  # LIR
 
     @staticmethod
@@ -92,7 +93,7 @@ class Artifact:
 
     @staticmethod
     def from_parts(parts: Mapping[str, bytes]) -> Artifact:
-        """The artifact; its plan and code stay bytes until they are asked for."""
+        """Read an artifact; its plan and code stay bytes until they are used."""
         rest = dict(parts)
         try:
             stamp, about, plan = (rest.pop(name) for name in (STAMP, ABOUT, LIR))
@@ -117,7 +118,7 @@ class Artifact:
 
     @cached_property
     def lir(self) -> Lir:
-        """The plan, read when it is first asked for: runs do without it."""
+        """The plan, read on first use: runs do without it."""
         found: Any = serial.from_bytes(self.plan, "artifact")
         if not isinstance(found, Lir):
             raise FormatError("not a plan", where="artifact", got=type(found).__name__)
@@ -140,7 +141,7 @@ def _entry(row: tuple[Any, ...]) -> ManifestEntry:
 
 @dataclass
 class StoredVariant:
-    """A variant from disk, for a compiled graph: its sizes are what they are."""
+    """The provider of a compiled graph that has one variant, loaded from disk."""
 
     artifact: Artifact
     backend: Backend
@@ -155,7 +156,7 @@ class StoredVariant:
         return self.artifact.binding
 
     @property
-    def live(self) -> dict[str, int]:
+    def dynamic_dims(self) -> dict[str, int]:
         return self.artifact.binding.live
 
     @property

@@ -1,11 +1,11 @@
-"""Bundles: one file to ship, with variants of a model and, if wanted, its weights.
+"""Bundles: one file with compiled variants of a model and, optionally, its weights.
 
     compile_bundle("model.rlx", build_hir, {"prefill": prefill, "decode": decode},
                    target="x86-64-v3", params=weights)
     bundle = load_bundle("model.rlx")            # needs no llvmlite, runs no pass
     (logits,) = bundle["prefill"].run(ids=ids)
 
-All variants share the weights and the states. A bundle is code: load only what you would run.
+All variants share weights and states. A bundle is code: load only those that you trust.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlx.specialize.options import CompileOptions
 from rlx.specialize.variant import ModelVariant
 from rlx.support.records import dataclass
 
-Wanted = ModelComponent | ModelVariant | DimBinding
+VariantSpec = ModelComponent | ModelVariant | DimBinding
 _VARIANT, _EXTRA, _PARAM, _PREPARED = "variant/", "extra/", "param/", "prepared/"
 
 
@@ -42,9 +42,9 @@ def write_bundle(
     prepared: Mapping[str, Array] | None = None,
     extras: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Put artifacts, weights and whatever else a model needs into one file."""
+    """Write artifacts, weights and other files of a model to one file."""
     if not variants:
-        raise OptionError("a bundle holds a variant at least", where=str(path))
+        raise OptionError("a bundle needs at least one variant", where=str(path))
     parts: dict[str, bytes] = {}
     for name, artifact in variants.items():
         if not name or "/" in name:
@@ -55,14 +55,14 @@ def write_bundle(
     tensors |= {f"{_PREPARED}{name}": a for name, a in (prepared or {}).items()}
     target = Path(path)
     container.write(target, parts, tensors)
-    target.chmod(0o644)  # to be given away, unlike what a cache holds
+    target.chmod(0o644)  # for others too, unlike files of a cache
     return target
 
 
 def compile_bundle(
     path: str | os.PathLike[str],
     build_hir: BuildHir,
-    variants: Mapping[str, Wanted],
+    variants: Mapping[str, VariantSpec],
     *,
     target: str = "host",
     device: Device | str = "cpu",
@@ -72,16 +72,16 @@ def compile_bundle(
 ) -> Path:
     """Compile variants of a model for a target, by name, into one file.
 
-    With `params` the bundle holds the weights too, prepared as its programs want them.
+    With `params` the bundle holds the weights too, prepacked for its kernels.
     """
     store = params if isinstance(params, ParamStore) or params is None else ParamStore(params)
-    maker = BundleMaker(target=target, device=device, options=options, params=store)
-    maker.add(build_hir, variants)
-    return maker.write(path, extras)
+    builder = BundleBuilder(target=target, device=device, options=options, params=store)
+    builder.add(build_hir, variants)
+    return builder.write(path, extras)
 
 
-class BundleMaker:
-    """Compiles variants, of one model or of several that share parameters, for one file."""
+class BundleBuilder:
+    """Compiles variants, of one model or of several that share parameters, into one file."""
 
     def __init__(
         self,
@@ -95,77 +95,75 @@ class BundleMaker:
         self._options = replace(base, profile=replace(base.profile, target=target))
         self._pipeline = ModelCompilePipeline(device)
         self._params = params
-        self._made: dict[str, Artifact] = {}
-        self._kept: dict[str, dict[str, Array]] = {_PARAM: {}, _PREPARED: {}}
+        self._artifacts: dict[str, Artifact] = {}
+        self._weights: dict[str, dict[str, Array]] = {_PARAM: {}, _PREPARED: {}}
 
-    def add(self, build_hir: BuildHir, variants: Mapping[str, Wanted]) -> None:
+    def add(self, build_hir: BuildHir, variants: Mapping[str, VariantSpec]) -> None:
         """Compile variants of a model, by name."""
-        for name, wanted in variants.items():
-            chosen, binding = _chosen(self._options, wanted)
-            composition = wanted.layer_composition_key if isinstance(wanted, ModelComponent) else ""
+        for name, spec in variants.items():
+            chosen, binding = _chosen(self._options, spec)
+            composition = spec.layer_composition_key if isinstance(spec, ModelComponent) else ""
             template = self._pipeline.build_template(build_hir, chosen, composition)
             specialized = self._pipeline.specialize_template(binding, chosen, template)
-            self._made[name] = specialized.artifact()
+            self._artifacts[name] = specialized.artifact()
             if self._params is not None:
-                self._keep(self._params, specialized)
+                self._add_weights(self._params, specialized)
 
-    def _keep(self, params: ParamStore, specialized: Specialized) -> None:
-        """The parameters of a variant, prepared as its program wants them."""
+    def _add_weights(self, params: ParamStore, specialized: Specialized) -> None:
+        """Add the parameters of a variant, prepacked for its kernels."""
         template, names = specialized.template, specialized.manifest.param_names
         params.ensure(names, template.prepare, template.backend)
         prepared = params.prepared_names
         for name in names:
             kind = _PREPARED if name in prepared else _PARAM
-            self._kept[kind][name] = params.get(name)
+            self._weights[kind][name] = params.get(name)
 
     def write(
         self, path: str | os.PathLike[str], extras: Mapping[str, bytes] | None = None
     ) -> Path:
-        """Everything that was added, in one file."""
-        kept = self._kept
-        return write_bundle(
-            path, self._made, params=kept[_PARAM], prepared=kept[_PREPARED], extras=extras
-        )
+        """Write everything that was added to one file."""
+        params, prepared = self._weights[_PARAM], self._weights[_PREPARED]
+        return write_bundle(path, self._artifacts, params=params, prepared=prepared, extras=extras)
 
 
-def _chosen(base: CompileOptions, wanted: Wanted) -> tuple[CompileOptions, DimBinding]:
-    if isinstance(wanted, ModelComponent):
+def _chosen(base: CompileOptions, spec: VariantSpec) -> tuple[CompileOptions, DimBinding]:
+    if isinstance(spec, ModelComponent):
         target = base.profile.target
-        chosen = base.for_component(wanted)
+        chosen = base.for_component(spec)
         profile = replace(chosen.profile, target=target)
-        return replace(chosen, profile=profile), wanted.dim_binding()
-    if isinstance(wanted, ModelVariant):
-        return base, wanted.dim_binding()
-    return base, wanted
+        return replace(chosen, profile=profile), spec.dim_binding()
+    if isinstance(spec, ModelVariant):
+        return base, spec.dim_binding()
+    return base, spec
 
 
 @dataclass(eq=False)
 class Bundle(Mapping[str, CompiledGraph]):
-    """The variants of a file by name, compiled graphs that share parameters and states."""
+    """The variants of a bundle by name: compiled graphs that share parameters and states."""
 
     path: Path
     artifacts: dict[str, Artifact]
     params: ParamStore
     extras: dict[str, bytes]
     options: CompileOptions
-    _made: dict[str, CompiledGraph] = field(default_factory=dict)
+    _graphs: dict[str, CompiledGraph] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> CompiledGraph:
-        if name not in self._made:
+        if name not in self._graphs:
             if name not in self.artifacts:
                 raise InputError(
                     "no such variant", where=self.path.name, got=repr(name),
                     expected=", ".join(self.artifacts),
                 )  # fmt: skip
-            self._made[name] = self._compiled(self.artifacts[name])
-        return self._made[name]
+            self._graphs[name] = self._compiled(self.artifacts[name])
+        return self._graphs[name]
 
     def _compiled(self, artifact: Artifact) -> CompiledGraph:
         backend = Device.of(artifact.device).backend
         variant = StoredVariant(artifact, backend, self.options)
         compiled = CompiledGraph(variant, self.params, variant.specialize({}))
         for state in artifact.manifest.states:
-            for other in self._made.values():
+            for other in self._graphs.values():
                 if other.template.signature.states.get(state.name) is state.shape:
                     compiled.bind_state(state.name, other.state_buffer(state.name))
                     break
@@ -185,16 +183,16 @@ def load_bundle(
     params: ParamStore | None = None,
     check: bool = True,
 ) -> Bundle:
-    """The bundle in a file; FormatError when it is damaged, CodegenError when its code is for
-    another CPU. `check=False` leaves the weights unchecked."""
-    place = Path(path)
+    """Load a bundle; FormatError if it is damaged, CodegenError if its code is for another CPU.
+    `check=False` skips the checksums of the weights."""
+    location = Path(path)
     try:
-        found = container.read(place, system=True, check=check)
+        found = container.read(location, system=True, check=check)
     except FileNotFoundError:
-        raise InputError("no such bundle", where=str(place)) from None
+        raise InputError("no such bundle", where=str(location)) from None
     except PermissionError as error:
         raise FormatError(
-            "a bundle that others could have changed is not loaded", where=str(place),
+            "a bundle that others could have changed is not loaded", where=str(location),
             got=str(error), hint="it is code: copy it to a file of your own",
         ) from error  # fmt: skip
     variants: dict[str, dict[str, bytes]] = {}
@@ -203,15 +201,15 @@ def load_bundle(
             name, _, part = key.removeprefix(_VARIANT).partition("/")
             variants.setdefault(name, {})[part] = data
     if not variants:
-        raise FormatError("not a bundle", where=str(place), expected="a file of compile_bundle")
+        raise FormatError("not a bundle", where=str(location), expected="a file of compile_bundle")
     store = params if params is not None else ParamStore()
-    for name, array in _under(found.tensors, _PARAM).items():
+    for name, array in _with_prefix(found.tensors, _PARAM).items():
         store.set(name, array)
-    store.adopt(_under(found.tensors, _PREPARED))
+    store.adopt(_with_prefix(found.tensors, _PREPARED))
     artifacts = {name: Artifact.from_parts(parts) for name, parts in variants.items()}
-    extras = _under(found.parts, _EXTRA)
-    return Bundle(place, artifacts, store, extras, CompileOptions.of(options))
+    extras = _with_prefix(found.parts, _EXTRA)
+    return Bundle(location, artifacts, store, extras, CompileOptions.of(options))
 
 
-def _under(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _with_prefix(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {k.removeprefix(prefix): v for k, v in table.items() if k.startswith(prefix)}

@@ -1,13 +1,11 @@
-"""Compiled things by key: bounded by entries and bytes, pinned ones kept, misses explained.
-
-Executables for ranges of a size: few of them serve every size, and only live rows are computed.
+"""Compile caches: executables by key with eviction and pinning, and by bucket of a dimension.
 
     f = BucketedCompileCache(model, "seq", [64, 256, 1024])      # 1…64, 65…256, 257…1024
     f = BucketedCompileCache(model, "seq", largest=4096)         # powers of two: 1…16, 17…32, …
     (y,) = f.run(x=x)                                            # any length up to the largest
 
-Memory is planned for the upper end of a range. A run brings its own size and nothing is padded:
-kernels compute as many rows as there are, and results have the size that was asked for.
+The memory of a bucket is planned for its upper end, as a bounded dynamic dimension. Nothing is
+padded: kernels compute as many rows as a run has, and outputs have its size.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from rlx.support.settings import debug, debug_level
 T = TypeVar("T")
 Material = Mapping[str, object]
 _POLICIES = ("fifo", "lru")
-_MOST_GONE = 1024
+_MAX_EVICTED = 1024
 
 
 @dataclass
@@ -58,17 +56,18 @@ class CacheCounters:
 
 @dataclass
 class _Pending:
-    """A value being made: others that ask for it wait instead of making it too."""
+    """A value that one thread computes; others that need it wait."""
 
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class CompileCache(Generic[T]):
-    """Values made once per key, by whoever asks first; safe to use from several threads.
+    """A thread-safe cache; a value is computed once per key, by the first thread that needs it.
 
-    `capacity` bounds the entries, `capacity_bytes` what they hold; the oldest ("fifo") or the least
-    recently used ("lru") goes first, pinned ones never. `material` is what a key stands for: it
-    lets `explain` say what a miss differed in, and a key met with other material is an error.
+    `capacity` bounds the number of entries, `capacity_bytes` their size. The oldest ("fifo") or the
+    least recently used ("lru") entry is evicted first, a pinned one never. `material` is what a key
+    stands for: `explain` uses it to say why a lookup missed, and two materials under one key are an
+    error.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class CompileCache(Generic[T]):
         self.capacity, self.capacity_bytes, self.eviction = capacity, capacity_bytes, eviction
         self.counters = CacheCounters()
         self._entries: OrderedDict[Hashable, _Entry[T]] = OrderedDict()
-        self._gone: OrderedDict[Hashable, None] = OrderedDict()
+        self._evicted: OrderedDict[Hashable, None] = OrderedDict()
         self._pending: dict[Hashable, _Pending] = {}
         self._lock = threading.Lock()
 
@@ -110,10 +109,10 @@ class CompileCache(Generic[T]):
         material: Callable[[], Material] = dict,
         token: object = None,
     ) -> T:
-        """The value of `key`, made if it is not there; several threads make it once.
+        """The value of `key`, computed on a miss, by one thread.
 
-        `token` is a cheap stand-in for the material: only where it is not that of the entry is the
-        material looked at.
+        `token` is a cheap proxy of the material: the material is compared only if the token differs
+        from that of the entry.
         """
         while True:
             with self._lock:
@@ -137,7 +136,7 @@ class CompileCache(Generic[T]):
             entry = _Entry(value, size(value), dict(material()), token)
             with self._lock:
                 self._entries[key] = entry
-                self._gone.pop(key, None)
+                self._evicted.pop(key, None)
                 self._evict(key)
             return value
         finally:
@@ -154,12 +153,12 @@ class CompileCache(Generic[T]):
             if key != newest and not self._entries[key].pinned:
                 total -= self._entries.pop(key).size
                 self.counters.evictions += 1
-                self._gone[key] = None
-                if len(self._gone) > _MOST_GONE:
-                    self._gone.popitem(last=False)
+                self._evicted[key] = None
+                if len(self._evicted) > _MAX_EVICTED:
+                    self._evicted.popitem(last=False)
 
     def pin(self, key: Hashable, pinned: bool = True) -> None:
-        """Keep an entry whatever else comes, or no longer."""
+        """Exempt an entry from eviction, or no longer."""
         with self._lock:
             if key not in self._entries:
                 raise OptionError("no such entry to pin", got=str(key)[:24])
@@ -172,15 +171,15 @@ class CompileCache(Generic[T]):
         with self._lock:
             if key in self._entries:
                 return "hit"
-            if key in self._gone:
+            if key in self._evicted:
                 return f"miss: it was evicted ({self.eviction}, at most {self.capacity} entries)"
             if not self._entries:
                 return "miss: the cache is empty"
             if material is None:
                 return f"miss: none of the {len(self._entries)} entries has this key"
             wanted = dict(material)
-            kept = [e.material for e in self._entries.values()]
-        nearest = min(kept, key=lambda there: _distance(wanted, there))
+            cached = [e.material for e in self._entries.values()]
+        nearest = min(cached, key=lambda there: _distance(wanted, there))
         if not _distance(wanted, nearest):
             return "miss: another key of the same material"
         return f"miss: differs from the nearest entry in {_difference(wanted, nearest)}"
@@ -190,7 +189,7 @@ class CompileCache(Generic[T]):
         return sum(e.size for e in self._entries.values())
 
     def remove(self, key: Hashable) -> None:
-        """Let go of an entry, pinned or not; nothing happens where there is none."""
+        """Remove an entry if it exists, pinned or not."""
         with self._lock:
             self._entries.pop(key, None)
 
@@ -199,7 +198,7 @@ class CompileCache(Generic[T]):
             self._entries.clear()
 
     def values(self) -> list[T]:
-        """What is kept, the oldest (or least recently used) first."""
+        """All values, in order of eviction."""
         with self._lock:
             return [e.value for e in self._entries.values()]
 
@@ -213,11 +212,11 @@ class CompileCache(Generic[T]):
         return iter(list(self._entries))
 
 
-def _require_same(key: Hashable, material: Material, kept: Material) -> None:
-    if _distance(material, kept):
+def _require_same(key: Hashable, material: Material, cached: Material) -> None:
+    if _distance(material, cached):
         raise OptionError(
-            "one key for two different things", where=str(key)[:24],
-            got=_difference(material, kept), hint="give each its own key",
+            "one key for two different contents", where=str(key)[:24],
+            got=_difference(material, cached), hint="use a key for each",
         )  # fmt: skip
 
 
@@ -225,12 +224,12 @@ def _distance(a: Material, b: Material) -> int:
     return sum(a.get(k) != b.get(k) for k in a.keys() | b.keys())
 
 
-def _difference(wanted: Material, kept: Material) -> str:
-    names = sorted(k for k in wanted.keys() | kept.keys() if wanted.get(k) != kept.get(k))
-    return ", ".join(f"{k} ({kept.get(k)} there, {wanted.get(k)} asked)" for k in names)
+def _difference(wanted: Material, cached: Material) -> str:
+    names = sorted(k for k in wanted.keys() | cached.keys() if wanted.get(k) != cached.get(k))
+    return ", ".join(f"{k} ({cached.get(k)} cached, {wanted.get(k)} requested)" for k in names)
 
 
-SMALLEST_STEP = 16  # of the ladder: below it executables would differ in nothing
+SMALLEST_BUCKET = 16  # executables for fewer rows would not differ
 
 
 class Bucket(NamedTuple):
@@ -244,10 +243,10 @@ class Bucket(NamedTuple):
 
 
 class BucketedCompileCache:
-    """A graph compiled once per range of one symbol. Other symbols may stay open.
+    """A graph compiled once per bucket of one symbol. Other symbols may stay open.
 
-    `buckets` are upper ends, or (low, high) pairs; without them the ladder of powers of two up to
-    `largest` is used. All executables share parameters, and states of a fixed size.
+    `buckets` are upper ends, or (low, high) pairs; by default they are powers of two up to
+    `largest`. All executables share parameters, and states of static shape.
     """
 
     def __init__(
@@ -264,9 +263,9 @@ class BucketedCompileCache:
         eviction: str = "lru",
     ) -> None:
         if (buckets is None) == (largest is None):
-            raise OptionError("either buckets or the largest size", where="BucketedCompileCache")
+            raise OptionError("give either buckets or largest", where="BucketedCompileCache")
         self.symbol = symbol
-        self.buckets = ladder(largest) if buckets is None else _buckets(buckets)
+        self.buckets = power_of_two_buckets(largest) if buckets is None else _buckets(buckets)
         self.params = params if params is not None else ParamStore()
         self.cache: CompileCache[CompiledGraph] = CompileCache(capacity, eviction)
         self._template = Session(device).template(graph, options)
@@ -279,17 +278,17 @@ class BucketedCompileCache:
             )  # fmt: skip
 
     def bucket(self, size: int) -> Bucket:
-        """The range that `size` is in."""
+        """The bucket of a size."""
         for bucket in self.buckets:
             if bucket.low <= size <= bucket.high:
                 return bucket
         raise BindingError(
             "a size outside every bucket", where=self.symbol, got=size,
-            expected=" or ".join(map(str, _joined(self.buckets))),
+            expected=" or ".join(map(str, _merged(self.buckets))),
         )  # fmt: skip
 
     def get(self, size: int) -> CompiledGraph:
-        """The compiled graph for `size`, which serves its whole bucket."""
+        """The compiled graph for `size`, shared by its bucket."""
         bucket = self.bucket(size)
         return self.cache.get_or_make(bucket, lambda: self._compile(bucket))
 
@@ -304,14 +303,14 @@ class BucketedCompileCache:
         return compiled
 
     def _state(self, name: str, shape: Shape) -> Buffer:
-        made = self._template.backend.allocator.alloc(shape.static_dims, shape.dtype.numpy)
-        return self._states.setdefault(name, made)  # buckets may be compiled at the same time
+        new = self._template.backend.allocator.alloc(shape.static_dims, shape.dtype.numpy)
+        return self._states.setdefault(name, new)  # other threads may compile buckets too
 
     def run(
         self, inputs: Mapping[str, Any] | None = None, /, *,
         sizes: Mapping[str, int] | None = None, **named: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
-        """Run the executable of these sizes; see `CompiledGraph.run`."""
+        """Run the executable of the inputs' bucket; see `CompiledGraph.run`."""
         given = {**(inputs or {}), **named}
         return self.get(self._size(given, sizes)).run(given, sizes=sizes)
 
@@ -325,13 +324,13 @@ class BucketedCompileCache:
         found = infer_sizes(shown, {**self._template.binding.sizes, **(sizes or {})})
         if self.symbol not in found:
             raise InputError(
-                "no input shows the size", where=self.symbol,
+                "the size cannot be inferred from the inputs", where=self.symbol,
                 hint=f"pass sizes={{{self.symbol!r}: n}} to run",
             )  # fmt: skip
         return found[self.symbol]
 
     def set_param(self, name: str, array: Any) -> BucketedCompileCache:
-        """Give one parameter, for all buckets."""
+        """Set one parameter, for all buckets."""
         self.get(self.buckets[0].low).set_param(name, array)
         return self
 
@@ -340,11 +339,13 @@ class BucketedCompileCache:
         return self
 
     def __len__(self) -> int:
-        """How many executables there are."""
+        """How many executables are compiled."""
         return len(self.cache)
 
 
-def ladder(largest: int | None, smallest: int = SMALLEST_STEP) -> tuple[Bucket, ...]:
+def power_of_two_buckets(
+    largest: int | None, smallest: int = SMALLEST_BUCKET
+) -> tuple[Bucket, ...]:
     """Powers of two from `smallest` on, and `largest` itself at the end."""
     if not isinstance(largest, int) or largest < 1:
         raise OptionError("not a largest size", where="largest", got=largest)
@@ -374,8 +375,8 @@ def _buckets(given: Iterable[int | tuple[int, int]]) -> tuple[Bucket, ...]:
     return tuple(found)
 
 
-def _joined(buckets: Iterable[Bucket]) -> list[Bucket]:
-    """Neighbouring buckets as one, to be shown."""
+def _merged(buckets: Iterable[Bucket]) -> list[Bucket]:
+    """Adjacent buckets merged, for error messages."""
     found: list[Bucket] = []
     for bucket in buckets:
         if found and bucket.low == found[-1].high + 1:

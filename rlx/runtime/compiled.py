@@ -1,4 +1,7 @@
-"""A compiled graph: parameters and states bound by name, any sizes run, variants made on demand."""
+"""A compiled graph: binds parameters and states by name, and runs any sizes.
+
+A run dispatches by the shapes of its inputs to a variant, which is compiled on first use.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,19 @@ from rlx.ir.html import card
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
-from rlx.runtime.params import Deferred, ParamStore, as_argument, as_array
-from rlx.runtime.states import StateStore
-from rlx.runtime.variants import VariantCache, Variants
+from rlx.runtime.params import Deferred, ParamStore, StateStore, as_argument, as_array
+from rlx.runtime.variants import VariantCache, VariantProvider
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.settings import check_nan, debug, debug_level
 
 
 class CompiledGraph:
-    """What `Session.compile` gives. Safe to call from several threads; runs of one take turns.
+    """What `Session.compile` returns. Threads may share it; a lock makes their runs exclusive.
 
-    Symbols that the options bind are fixed, dynamic ones arrive with each run, and those left open
-    follow the inputs. Code for a variant is made when its sizes are known: now, where no symbol is
-    open, else by `warm` or by the first run with these sizes. That takes milliseconds; later runs
-    find it.
+    Symbols that the options bind are fixed. Dynamic dims are given with each run, below a bound.
+    Open symbols follow the inputs: each combination of their sizes is a variant. A variant is
+    compiled once its sizes are known: now, if no symbol is open, else by `warm` or by the first run
+    with these sizes, which takes milliseconds.
 
     Arrays are NumPy's. On a device with memory of its own, `run` copies inputs to the device and
     outputs back; on the host nothing is copied.
@@ -40,14 +42,14 @@ class CompiledGraph:
 
     def __init__(
         self,
-        template: Variants,
+        template: VariantProvider,
         params: ParamStore | None = None,
         executable: Executable | Callable[[], Executable] | None = None,
         manifest: BindingManifest | None = None,
     ) -> None:
-        """`executable` is that of a template without open symbols, or a function that makes it on
-        first use; without it, such a template is compiled now. `manifest` is that of an executable
-        not made yet."""
+        """`executable`, or a function that returns it on first use, is for templates without open
+        symbols; if it is None, such a template is compiled now. `manifest` is for an executable
+        that is not compiled yet."""
         self.template = template
         self.params = params if params is not None else ParamStore()
         self._signature = template.signature
@@ -56,18 +58,18 @@ class CompiledGraph:
         self._on_host = self.allocator.is_host
         self._states = StateStore(self.allocator)
         self._variants = VariantCache(template, executable)
-        self._watched = debug_level() >= 2 or check_nan()
+        self._instrumented = debug_level() >= 2 or check_nan()
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
         if not callable(executable) and not template.open_symbols:
-            self._selected()
+            self._current_variant()
 
     # -- parameters and states ----------------------------------------------------------------
 
     def set_param(self, name: str, array: Any) -> CompiledGraph:
-        """Give one parameter, an array or a buffer of the device; it is used in place and shared
-        by every variant."""
-        shape = self._known(self._signature.params, name, "parameter")
+        """Set one parameter to an array or a buffer of the device. It is used in place and shared
+        by all variants."""
+        shape = self._find(self._signature.params, name, "parameter")
         checked = array
         if not isinstance(array, Deferred):
             checked = as_argument(name, array, shape, self.allocator)
@@ -78,36 +80,36 @@ class CompiledGraph:
 
     def set_params(self, arrays: Mapping[str, Any]) -> CompiledGraph:
         for name in arrays:
-            self._known(self._signature.params, name, "parameter")
+            self._find(self._signature.params, name, "parameter")
         for name, array in arrays.items():
             self.set_param(name, array)
         return self
 
     def prepare(self) -> CompiledGraph:
-        """Prepare the parameters of the current variant now, and put them on the device, not with
+        """Prepack the parameters of the current variant and copy them to the device now, not with
         the first run."""
         with self._lock:
-            for name in self._prepare(self._selected()[0]):
+            for name in self._prepare(self._current_variant()[0]):
                 self.params.buffer(name, self.allocator)
         return self
 
     def bind_state(self, name: str, array: Any) -> CompiledGraph:
-        """Use a Buffer, or in host memory an array, as the memory of a state: to share it, or to
-        begin from it. A device with memory of its own begins from a copy of an array."""
-        shape = self._known(self._signature.states, name, "state")
+        """Use a buffer as the memory of a state, to share it or to set its first value. An array is
+        used in place on the host, and copied to a device with memory of its own."""
+        shape = self._find(self._signature.states, name, "state")
         with self._lock:
             self._states.bind(name, array, shape, self.template.binding.sizes)
         return self
 
     def read_state(self, name: str) -> Array:
-        """The state as it is now. In host memory it is the memory itself: writing to the array
+        """The current value of a state. On the host it is the memory itself: writing to the array
         changes the state. On a device with memory of its own it is a copy."""
         self.state_buffer(name)
         return self._states.read(name)
 
     def state_buffer(self, name: str) -> Buffer:
         """The memory of a state, to share it with another graph, to clear or to write it."""
-        shape = self._known(self._signature.states, name, "state")
+        shape = self._find(self._signature.states, name, "state")
         if name not in self._states.buffers:
             if not shape.is_static and self._current is None:
                 raise InputError("state has no size yet", where=name, expected="a run before")
@@ -115,7 +117,7 @@ class CompiledGraph:
         return self._states.buffers[name]
 
     def warm(self, sizes: Mapping[str, int] | None = None, /, **named: int) -> CompiledGraph:
-        """Make the code for these sizes of the open symbols now, not with the first run."""
+        """Compile the variant of these open sizes now, not with the first run."""
         given = {**(sizes or {}), **named}
         unknown = given.keys() - self.template.open_symbols
         missing = self.template.open_symbols - given.keys()
@@ -136,42 +138,43 @@ class CompiledGraph:
         sizes: Mapping[str, int] | None = None,
         phase: Phase | str | None = None, until: Phase | str | None = None, **named: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
-        """Run once; arrays by name, outputs in order. `sizes` gives sizes no input shows.
+        """Run once on arrays by name; returns the outputs in order. `sizes` gives dimensions that
+        cannot be inferred from the inputs.
 
-        `until` stops after that phase: a chunk of a prefill that is not the last needs no epilogue.
-        `phase` runs one phase alone, on what the phases before it left; nothing else may run in
+        `until` stops after a phase: all chunks of a prefill but the last need no epilogue. `phase`
+        runs one phase alone, on what earlier phases left in the arena; nothing else may run in
         between. Outputs that such a run does not compute are None.
         """
         span = _span(phase, until)
-        arrays = self._take(named if inputs is None else self._join(inputs, named))
+        arrays = self._input_arrays(named if inputs is None else self._join(inputs, named))
         shapes = tuple([a.shape for a in arrays])
         key = (*shapes, *sorted(sizes.items())) if sizes else shapes
         with self._lock:
-            choice = self._variants.choices.get(key)
-            if choice is None:
-                choice = self._variants.choose(shapes, sizes, key)
-            executable, live, made, order = choice
-            self._current = (executable, live)
+            entry = self._variants.dispatch_cache.get(key)
+            if entry is None:
+                entry = self._variants.dispatch(shapes, sizes, key)
+            executable, dims, output_types, order = entry
+            self._current = (executable, dims)
             self._attach(executable)
             given = [arrays[i] for i in order]
             if span is not None:
-                return self._run_part(executable, given, live, span)
+                return self._run_phases(executable, given, dims, span)
             if not self._on_host:
-                return self._run_copied(executable, given, live)
-            results = tuple([np.empty(dims, element) for dims, element in made])
+                return self._run_copied(executable, given, dims)
+            results = tuple([np.empty(shape, element) for shape, element in output_types])
             given, outputs = [HostBuffer(a) for a in given], [HostBuffer(a) for a in results]
-            if self._watched:
-                self._run_watched(executable, given, outputs, live)
+            if self._instrumented:
+                self._run_instrumented(executable, given, outputs, dims)
             else:
-                executable.run(given, outputs, live)
+                executable.run(given, outputs, dims)
         return results
 
     def __call__(
         self, *arrays: Any, sizes: Mapping[str, int] | None = None, **named: Any
     ) -> Array | tuple[Array, ...]:
-        """Run once: inputs in their order, by name, or as one mapping of names.
+        """Run once: inputs in order, by name, or as one mapping.
 
-        Gives the array itself where there is one output, a tuple in order where there are more.
+        Returns the array if there is one output, else a tuple.
         """
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):
             given = dict(arrays[0])
@@ -189,19 +192,19 @@ class CompiledGraph:
         return results[0] if len(results) == 1 else results
 
     def _run_copied(
-        self, executable: Executable, arrays: Sequence[Any], live: Mapping[str, int]
+        self, executable: Executable, arrays: Sequence[Any], dims: Mapping[str, int]
     ) -> tuple[Array, ...]:
-        """Copy inputs to the arena, run, and copy outputs from it."""
+        """Copy inputs to their arena slots, run, and copy outputs to the host."""
         outputs = executable.manifest.outputs
-        given = self._inputs_of(executable, arrays, live)
-        if self._watched:
-            self._run_watched(executable, given, (None,) * len(outputs), live)
+        given = self._inputs_of(executable, arrays, dims)
+        if self._instrumented:
+            self._run_instrumented(executable, given, (None,) * len(outputs), dims)
         else:
-            executable.run(given, (None,) * len(outputs), live)
-        return tuple([executable.slot(entry, live).copy_out() for entry in outputs])
+            executable.run(given, (None,) * len(outputs), dims)
+        return tuple([executable.slot(entry, dims).copy_out() for entry in outputs])
 
     def _inputs_of(
-        self, executable: Executable, arrays: Sequence[Any], live: Mapping[str, int]
+        self, executable: Executable, arrays: Sequence[Any], dims: Mapping[str, int]
     ) -> list[Buffer | None]:
         """Inputs for `Executable.run`: arrays in place, or copied to their arena slots."""
         if self._on_host:
@@ -211,75 +214,75 @@ class CompiledGraph:
             is_buffer = isinstance(array, Buffer)
             given.append(array if is_buffer else None)
             if array is not None and not is_buffer:
-                executable.slot(entry, live).copy_in(array)
+                executable.slot(entry, dims).copy_in(array)
         return given
 
-    def _run_watched(
+    def _run_instrumented(
         self,
         executable: Executable,
         inputs: Sequence[Buffer | None],
         outputs: Sequence[Buffer | None],
-        live: Mapping[str, int],
+        dims: Mapping[str, int],
     ) -> None:
-        """A run under RLX_DEBUG ≥ 2 (times of every kernel) or RLX_CHECK_NAN."""
+        """Run with RLX_DEBUG ≥ 2 (profiled) or RLX_CHECK_NAN."""
         if check_nan():
-            executable.run_checked(inputs, outputs, live)
+            executable.run_checked(inputs, outputs, dims)
         if debug_level() >= 2:
             with executable.recording() as recording:
-                executable.run(inputs, outputs, live)
+                executable.run(inputs, outputs, dims)
                 self.allocator.synchronize()
             debug(2, f"{self._signature.name}\n{recording.profile()}")
         elif not check_nan():
-            executable.run(inputs, outputs, live)
+            executable.run(inputs, outputs, dims)
 
-    def _run_part(
+    def _run_phases(
         self,
         executable: Executable,
         arrays: Sequence[Any],
-        live: Mapping[str, int],
+        dims: Mapping[str, int],
         span: Span,
     ) -> tuple[Any, ...]:
-        """Outputs stay in the arena, where later phases may read them; the caller gets copies."""
+        """Run some phases. Outputs stay in the arena for later phases; returns copies."""
         outputs = executable.manifest.outputs
-        given = self._inputs_of(executable, arrays, live)
-        executable.run(given, (None,) * len(outputs), live, span)
+        given = self._inputs_of(executable, arrays, dims)
+        executable.run(given, (None,) * len(outputs), dims, span)
         phases = zip(outputs, executable.output_phases, strict=True)
         inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
-        return tuple([None if e is None else executable.slot(e, live).copy_out() for e in inside])
+        return tuple([None if e is None else executable.slot(e, dims).copy_out() for e in inside])
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
-        """Run by position, the fastest way: None for an input that lies in the arena already.
+        """Run with the least overhead: inputs by position, None for one already in its arena slot.
 
         Nothing is returned: outputs are in the arena, at the offsets of `manifest`; see `slot`.
         Element types and shapes are not checked.
         """
         with self._lock:
-            executable, live = self._selected()
+            executable, dims = self._current_variant()
             self._attach(executable)
             given: Sequence[Buffer | None] = (None,) * len(self._inputs)
             if inputs:
-                given = self._inputs_of(executable, inputs, sizes or live)
+                given = self._inputs_of(executable, inputs, sizes or dims)
             results = (None,) * len(self._signature.output_names)
-            if self._watched:
-                self._run_watched(executable, given, results, sizes or live)
+            if self._instrumented:
+                self._run_instrumented(executable, given, results, sizes or dims)
             else:
-                executable.run(given, results, sizes or live)
+                executable.run(given, results, sizes or dims)
 
     def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
-        """A loop over the current variant, for `run_loop`."""
-        executable, _ = self._selected()
-        if not self._watched:
+        """A decode loop over the current variant, for `run_loop`."""
+        executable, _ = self._current_variant()
+        if not self._instrumented:
             return executable.decode_loop(spec)
         given = (None,) * len(executable.manifest.inputs)
         results = (None,) * len(executable.manifest.outputs)
         return DecodeLoop(
-            executable, spec, lambda live: self._run_watched(executable, given, results, live)
+            executable, spec, lambda dims: self._run_instrumented(executable, given, results, dims)
         )
 
     def run_loop(
         self, loop: DecodeLoop, sizes: Mapping[str, int], count: int, stop: Collection[int]
     ) -> list[int]:
-        """Several runs in one call; see `DecodeLoop.run`."""
+        """Decode several tokens in one call; see `DecodeLoop.run`."""
         with self._lock:
             self._attach(loop.executable)
             return loop.run(sizes, count, stop)
@@ -292,49 +295,48 @@ class CompiledGraph:
         self, inputs: Mapping[str, Any] | None = None, /, *,
         sizes: Mapping[str, int] | None = None, repeat: int = 5, **named: Any,
     ) -> Profile:  # fmt: skip
-        """Run several times and say where the time goes, kernel by kernel (medians)."""
+        """Run several times and profile every kernel (medians)."""
         given = named if inputs is None else self._join(inputs, named)
-        self.run(given, sizes=sizes)  # chooses the variant, attaches, warms up
-        arrays = dict(zip(self._inputs, self._take(given), strict=True))
+        self.run(given, sizes=sizes)  # dispatches, attaches, warms up
+        arrays = dict(zip(self._inputs, self._input_arrays(given), strict=True))
         with self._lock:
-            executable, live = self._selected()
+            executable, dims = self._current_variant()
             ordered = [arrays[entry.name] for entry in executable.manifest.inputs]
-            buffers = self._inputs_of(executable, ordered, live)
+            buffers = self._inputs_of(executable, ordered, dims)
             results = [None] * len(executable.manifest.outputs)
             with executable.recording() as recording:
                 for _ in range(max(1, repeat)):
-                    executable.run(buffers, results, live)
+                    executable.run(buffers, results, dims)
                 self.allocator.synchronize()
         return recording.profile()
 
     def recording(self) -> AbstractContextManager[Recording]:
-        """Watch the runs of the current variant, made by whomever: its `profile()` is their
-        median, its `slices()` what each worker did when."""
+        """Record all runs of the current variant inside the context: `profile()` is their median,
+        `slices()` the timeline of every worker."""
         return self.executable.recording()
 
     def slot(self, name: str) -> Array:
-        """The arena memory of an input or output of the current variant, as an array; in host
-        memory only."""
+        """The arena slot of an input or output of the current variant as an array; host only."""
         return self.slot_buffer(name).array
 
     def slot_buffer(self, name: str) -> Buffer:
-        """The arena memory of an input or output of the current variant."""
-        executable, live = self._selected()
+        """The arena slot of an input or output of the current variant."""
+        executable, dims = self._current_variant()
         entry = executable.manifest.find(name)
         if entry.arena_offset is None:
             raise InputError("no arena slot", where=name, got=entry.role)
-        return executable.slot(entry, live)
+        return executable.slot(entry, dims)
 
     @property
     def manifest(self) -> BindingManifest:
-        """Of the current variant: the one bound by the options, or the last one run."""
+        """The manifest of the current variant: the one bound by the options, or the last run."""
         if self._current is None and self._manifest is not None:
             return self._manifest
-        return self._selected()[0].manifest
+        return self._current_variant()[0].manifest
 
     @property
     def executable(self) -> Executable:
-        return self._selected()[0]
+        return self._current_variant()[0]
 
     @property
     def input_names(self) -> list[str]:
@@ -346,13 +348,13 @@ class CompiledGraph:
 
     # -- arguments and variants ---------------------------------------------------------------
 
-    def _selected(self) -> tuple[Executable, dict[str, int]]:
+    def _current_variant(self) -> tuple[Executable, dict[str, int]]:
         if self._current is None and not self.template.open_symbols:
             with self._lock:
                 self._current = (self._variants.executable({}), {})
         if self._current is None:
             raise InputError(
-                "sizes are still open", where=self._signature.name,
+                "symbols are still open", where=self._signature.name,
                 got=", ".join(sorted(self.template.open_symbols)),
                 hint="give them in the options' binding, or run once",
             )  # fmt: skip
@@ -368,11 +370,11 @@ class CompiledGraph:
             )  # fmt: skip
         return {**inputs, **named} if named else inputs
 
-    def _take(self, given: Mapping[str, Any]) -> list[Any]:
-        """The arrays in the order of the inputs, checked."""
+    def _input_arrays(self, given: Mapping[str, Any]) -> list[Any]:
+        """The inputs in order, checked."""
         if len(given) != len(self._inputs) or given.keys() != self._inputs.keys():
             for name in given:
-                self._known(self._inputs, name, "input")
+                self._find(self._inputs, name, "input")
             missing = [n for n in self._inputs if n not in given]
             shapes = ", ".join(f"{n} {self._inputs[n]}" for n in missing)
             raise InputError("missing inputs", where=self._signature.name, expected=shapes)
@@ -381,7 +383,7 @@ class CompiledGraph:
         own = self.allocator
         return [as_argument(n, given[n], shape, own) for n, shape in self._inputs.items()]
 
-    def _known(self, table: Mapping[str, Shape], name: str, what: str) -> Shape:
+    def _find(self, table: Mapping[str, Shape], name: str, what: str) -> Shape:
         if name not in table:
             known = ", ".join(table) or "none"
             raise InputError(
@@ -390,7 +392,7 @@ class CompiledGraph:
         return table[name]
 
     def _attach(self, executable: Executable) -> None:
-        """Hand over parameters and states, unless the executable has the latest already."""
+        """Attach parameters and states, unless the executable has the latest already."""
         latest = (self.params.version, self._states.version)
         if self._variants.attached.get(executable) == latest:
             return
@@ -401,9 +403,9 @@ class CompiledGraph:
         self._variants.attached[executable] = latest
 
     def _prepare(self, executable: Executable) -> list[str]:
-        """See that all parameters are there, those computed from others included; their names."""
+        """Prepare missing parameters of an executable; returns the names of all."""
         names = executable.manifest.param_names
-        if any(n not in self.params for n in names):  # an artifact's plan is read for this alone
+        if any(n not in self.params for n in names):  # an artifact reads its plan only for this
             self.params.ensure(names, self.template.prepare, self.template.backend)
         return names
 
@@ -411,13 +413,13 @@ class CompiledGraph:
         shapes = self._signature.states
         if executable is not None:
             shapes = {e.name: e.shape for e in executable.manifest.states}
-        self._states.allocate(shapes, self.template.live)
+        self._states.allocate(shapes, self.template.dynamic_dims)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self._signature.name} on {self.template.backend.name}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: inputs and outputs, params, states and variants."""
+        """HTML for notebooks: inputs and outputs, params, states and variants."""
         rows: dict[str, object] = {f"input {n}": shape for n, shape in self._inputs.items()}
         rows |= {f"state {n}": shape for n, shape in self._signature.states.items()}
         rows |= {"params": len(self._signature.params), "outputs": ", ".join(self.output_names)}
@@ -429,7 +431,7 @@ def _span(phase: Phase | str | None, until: Phase | str | None) -> Span | None:
     if phase is None and until is None:
         return None
     if phase is not None and until is not None:
-        raise OptionError("one phase or an end, not both", where="run", got=f"{phase} and {until}")
+        raise OptionError("give phase or until, not both", where="run", got=f"{phase} and {until}")
     if until is not None:
         return Phase.PROLOGUE, Phase.of(until)
     return Phase.of(phase), Phase.of(phase)

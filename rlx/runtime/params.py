@@ -1,4 +1,9 @@
-"""Parameters: loaded once, prepared once, put on each device once, shared by all variants."""
+"""Parameters and states: named buffers that executables attach.
+
+Parameters are loaded once, prepared once (weight prepacking, constant folding), copied to each
+device once, and shared by all variants. States (KV cache, recurrent state) belong to one compiled
+graph, unless they are bound to others; they begin as zeros.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,8 @@ import numpy as np
 from rlx.backends.base import Backend
 from rlx.backends.buffer import Allocator, Buffer, DeviceBuffer, HostBuffer
 from rlx.errors import InputError
+from rlx.ir.binding import infer_sizes
+from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Array
@@ -22,7 +29,7 @@ PREPARED = "prepared."
 
 
 def as_array(name: str, value: Any, expected: Shape) -> Array:
-    """`value` as a C-ordered array of the expected element type; no copy where none is needed."""
+    """`value` as a C-contiguous array of the expected element type, without a copy if it is one."""
     if type(value) is np.ndarray and value.dtype == expected.dtype.numpy:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
     if isinstance(value, Buffer):
@@ -43,7 +50,7 @@ def as_array(name: str, value: Any, expected: Shape) -> Array:
 
 
 def as_argument(name: str, value: Any, expected: Shape, allocator: Allocator) -> Any:
-    """`value` as an array, or as a buffer where it lies in the device's own memory."""
+    """`value` as an array, or as a buffer if it is in the device's own memory."""
     is_foreign = not isinstance(value, np.ndarray | Buffer) and hasattr(value, "__dlpack__")
     if is_foreign and not allocator.is_host:
         value = allocator.from_dlpack(value) or value
@@ -54,8 +61,8 @@ def as_argument(name: str, value: Any, expected: Shape, allocator: Allocator) ->
     return value
 
 
-def _in_order(array: Any) -> Array:
-    """C-ordered, as kernels read it: the array itself where it is so already."""
+def _contiguous(array: Any) -> Array:
+    """The array itself if it is C-contiguous, as kernels expect it, else a copy."""
     found = np.asanyarray(array)
     return found if found.flags.c_contiguous else np.ascontiguousarray(found)
 
@@ -66,7 +73,7 @@ def _element(shape: Shape) -> Any:
 
 @dataclass(frozen=True)
 class Deferred:
-    """An array that is made when something is prepared from it, and let go again."""
+    """A parameter that is computed when something is prepared from it, and then freed."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -77,15 +84,15 @@ class Deferred:
         return prod(self.shape) * self.dtype.bytes
 
     def copy(self) -> Array:
-        return _in_order(self.make())
+        return _contiguous(self.make())
 
 
 class ParamStore:
-    """Arrays by name, what was prepared (packed, concatenated) from them, and their buffers.
+    """Parameters by name, what was prepared (packed, concatenated) from them, and their buffers.
 
-    Arrays are kept as they are given (a memory map stays one). Prepared ones are named by what they
-    compute, so that every variant that needs the same packed weight finds the same array. A device
-    with memory of its own gets one copy of each parameter that its executables use.
+    Arrays are not copied (a memory map stays one). Prepared ones are named by what they compute, so
+    that all variants that need the same packed weight share it. A device with memory of its own
+    gets one copy of each parameter that its executables use.
     """
 
     def __init__(self, arrays: Mapping[str, Any] | None = None) -> None:
@@ -94,26 +101,26 @@ class ParamStore:
         self._buffers: dict[Allocator, dict[str, Buffer]] = {}
         self._lock = threading.RLock()
         self.version = 0
-        self.preparations = 0  # how often something was prepared
+        self.preparations = 0  # how often a prepare graph ran
         for name, array in (arrays or {}).items():
             self.set(name, array)
 
     def set(self, name: str, array: Any) -> None:
-        """Give the parameter `name`; what was prepared from an older one is dropped."""
+        """Set the parameter `name`; what was prepared from an older one is dropped."""
         if name.startswith(PREPARED):
-            raise InputError("a name kept for prepared parameters", got=name)
+            raise InputError("a name reserved for prepared parameters", got=name)
         with self._lock:
-            if name in self._arrays:  # a new one cannot have been used yet
+            if name in self._arrays:  # nothing was prepared from a new name
                 for prepared in self._prepared:
                     self._drop_buffer(prepared)
                 self._prepared.clear()
             self._drop_buffer(name)
             as_given = isinstance(array, Deferred | Buffer)
-            self._arrays[name] = array if as_given else _in_order(array)
+            self._arrays[name] = array if as_given else _contiguous(array)
             self.version += 1
 
     def get(self, name: str) -> Array:
-        """The parameter in host memory; one that is on a device is copied out."""
+        """The parameter in host memory, copied from the device if need be."""
         return _host_array(self._find(name))
 
     def buffer(self, name: str, allocator: Allocator) -> Buffer:
@@ -128,7 +135,7 @@ class ParamStore:
     def _put(self, name: str, allocator: Allocator) -> Buffer:
         given = self._arrays.get(name)
         if isinstance(given, Deferred) and not allocator.is_host:
-            return allocator.put(given.copy())  # what the host made is let go again
+            return allocator.put(given.copy())  # the host's copy is freed
         found = self._find(name)
         if isinstance(found, Buffer) and found.allocator is allocator:
             return found
@@ -140,7 +147,7 @@ class ParamStore:
         if name not in self._arrays:
             raise InputError("parameter not given", got=name, hint=f"set_param({name!r}, array)")
         array = self._arrays[name]
-        if isinstance(array, Deferred):  # used as it is: then it stays
+        if isinstance(array, Deferred):  # used unprepared: cached
             array = self._arrays[name] = array.copy()
         return array
 
@@ -149,8 +156,8 @@ class ParamStore:
             own.pop(name, None)
 
     def ensure(self, names: Sequence[str], prepare: Graph | None, backend: Backend) -> None:
-        """See that all parameters of these names are there: prepare those that are not yet, by the
-        part of the graph `prepare` that gives them."""
+        """Prepare those of these parameters that are missing, by the part of the prepare graph that
+        computes them."""
         if all(n in self for n in names):
             return
         with self._lock:
@@ -165,7 +172,8 @@ class ParamStore:
                 self.preparations += 1
 
     def _parts(self, graph: Graph) -> Iterator[Graph]:
-        """What is made of deferred arrays is prepared one by one, so that few are there at once."""
+        """Parts of a prepare graph to run one after the other. Outputs of deferred arrays are parts
+        of their own, so that few of these arrays are in memory at once."""
         params = graph.sources("param")
         late = {n for n in params if isinstance(self._arrays[n.name], Deferred)}
         for node in graph.nodes:
@@ -183,14 +191,14 @@ class ParamStore:
         given = {n.name: self._arrays[n.name] for n in part.sources("param")}
         self.adopt(backend.prepare(part, {n: _host_array(a) for n, a in given.items()}))
 
-    def adopt(self, prepared: Mapping[str, Array | Buffer], *, instead: bool = False) -> None:
-        """Take prepared parameters, made here or mapped from disk. Those that are there stay, or
-        with `instead` give way to the same numbers in another place."""
+    def adopt(self, prepared: Mapping[str, Array | Buffer], *, replace: bool = False) -> None:
+        """Add prepared parameters, computed here or mapped from disk. `replace` exchanges the
+        memory of those that exist; the values must be the same."""
         with self._lock:
-            if instead:
+            if replace:
                 self._prepared |= prepared
                 for own in (own for of, own in self._buffers.items() if of.is_host):
-                    for name in prepared:  # copies on devices are as good as before
+                    for name in prepared:  # copies on devices stay valid
                         own.pop(name, None)
                 self.version += 1
             for name, array in prepared.items():
@@ -202,11 +210,11 @@ class ParamStore:
 
     @property
     def prepared(self) -> dict[str, Array]:
-        """What was prepared so far, in host memory."""
+        """All prepared parameters, in host memory."""
         return {name: _host_array(array) for name, array in dict(self._prepared).items()}
 
     def require(self, names: list[str]) -> None:
-        """Raise an error that lists every name that was not given."""
+        """Raise an error that lists all missing parameters."""
         missing = [n for n in names if n not in self._arrays and n not in self._prepared]
         if missing:
             shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" * (len(missing) > 8))
@@ -241,7 +249,7 @@ def _host_array(value: Array | Buffer | Deferred) -> Array:
 
 
 def _only(graph: Graph, names: Sequence[str]) -> Graph:
-    """The part of a graph that gives these outputs; nodes on parameters have no other effect."""
+    """The part of a prepare graph that computes these outputs."""
     part = graph.copy()
     outputs = dict(zip(part.output_names, part.outputs, strict=True))
     part.set_outputs({n: outputs[n] for n in names})
@@ -253,3 +261,40 @@ def _only(graph: Graph, names: Sequence[str]) -> Graph:
     for position, node in enumerate(part.nodes):
         node.id = position
     return part
+
+
+class StateStore:
+    """States by name, in the memory of one device: allocated on first use, or bound."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self.buffers: dict[str, Buffer] = {}
+        self.version = 0  # counts bindings
+
+    def bind(self, name: str, array: Any, shape: Shape, sizes: Mapping[str, int]) -> None:
+        """Use a buffer of the device, or an array, as the memory of a state."""
+        is_host = self._allocator.is_host
+        own = isinstance(array, Buffer) and array.allocator is self._allocator
+        if not own and (not isinstance(array, np.ndarray) or not array.flags.c_contiguous):
+            raise InputError(
+                "a state is a buffer of the device or a C-ordered NumPy array", where=name,
+                got=type(array).__name__,
+            )  # fmt: skip
+        if is_host and not (array.array if own else array).flags.writeable:
+            raise InputError("a state must be writeable", where=name)
+        as_argument(name, array, shape, self._allocator)
+        infer_sizes([(name, shape, array.shape)], sizes)
+        self.buffers[name] = array if own else self._allocator.put(array)
+        self.version += 1
+
+    def allocate(self, shapes: Mapping[str, Shape], bounds: Mapping[str, int]) -> None:
+        """Allocate missing states; dynamic dims get their upper bounds."""
+        for name, shape in shapes.items():
+            if name not in self.buffers:
+                dims = [upper_bound(d, bounds) for d in shape.dims]
+                self.buffers[name] = self._allocator.alloc(dims, shape.dtype.numpy)
+
+    def read(self, name: str) -> Any:
+        """The memory itself on the host, else a copy."""
+        buffer = self.buffers[name]
+        return buffer.array if self._allocator.is_host else buffer.copy_out()

@@ -1,9 +1,7 @@
-"""Compile once, specialise instantly: templates by model and options, executables by key.
+"""The compile pipeline of a model: caches of templates (by graph and options) and of executables.
 
-Builds a model for a component: its layer composition says what the stack is made of.
-
-A function that takes an argument gets the composition and builds that stack. One that takes none
-describes the stack by itself; then the two must not contradict each other.
+A model is built by a function. One that takes an argument gets the layer composition of the
+component and builds that stack. One that takes none must agree with the composition.
 """
 
 from __future__ import annotations
@@ -44,25 +42,25 @@ if TYPE_CHECKING:
 BuildHir = Callable[..., Graph | GraphModule]
 
 
-def build(build_hir: BuildHir, composition_key: str = "") -> Graph | GraphModule:
-    """The model, with the layers that the composition of this key asks for."""
+def build_model(build_hir: BuildHir, composition_key: str = "") -> Graph | GraphModule:
+    """Build the model, with the layer stack that the composition of this key describes."""
     if not composition_key:
         return build_hir()
     composition = LayerComposition.of_key(composition_key)
     if composition is None:
         raise OptionError(
             "unknown layer composition", got=composition_key[:16],
-            hint="take the key of a LayerComposition made in this process",
+            hint="use the key of a LayerComposition of this process",
         )  # fmt: skip
-    if _takes_one(build_hir):
+    if _takes_composition(build_hir):
         return build_hir(composition)
     module = build_hir()
     _require_layers(module, composition)
     return module
 
 
-def _takes_one(function: BuildHir) -> bool:
-    """Whether it has a parameter without a default."""
+def _takes_composition(function: BuildHir) -> bool:
+    """Whether the function has a parameter without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -81,7 +79,7 @@ def _require_layers(module: Graph | GraphModule, composition: LayerComposition) 
         wanted = composition.count if composition.kind == "homogeneous" else 1
         if found and len(found) != wanted:
             raise OptionError(
-                "the model is not what its layer composition says", where=layer,
+                "the model does not match its layer composition", where=layer,
                 got=f"{len(found)} layers", expected=str(composition),
             )  # fmt: skip
 
@@ -93,7 +91,7 @@ _MOST_TEMPLATES = 256
 
 @dataclass(frozen=True)
 class Specialized:
-    """A template bound and planned: everything but machine code."""
+    """A variant, bound and planned: everything but machine code."""
 
     template: Template
     lir: Lir
@@ -103,10 +101,10 @@ class Specialized:
         return BindingManifest.of(self.lir)
 
     def artifact(self, material: bytes = b"") -> Artifact:
-        """The variant as it is stored, for its target, which need not be this machine."""
+        """Compile the variant to an artifact; its target need not be this machine."""
         base, options = self.template, self.template.options
         binding = DimBinding(options.binding.sizes)
-        for symbol, bound in base.live.items():
+        for symbol, bound in base.dynamic_dims.items():
             binding.set_live(symbol, bound)
         parts = base.backend.export(self.lir, options)
         name = base.backend.name
@@ -114,11 +112,10 @@ class Specialized:
 
 
 class ModelCompilePipeline:
-    """The three steps (template, specialisation, machine code) and caches over them, for one model.
+    """Three stages (template, specialisation, machine code), each cached, for one model.
 
-    All executables share one ParamStore. A hit finds an executable by its key and rebuilds nothing;
-    a miss specialises a template that is there already, and only a new model or new options run the
-    passes. Safe to call from several threads.
+    All executables share one ParamStore. A hit finds an executable by its key. A miss specialises a
+    cached template; only a new model or new options run the passes. Thread-safe.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class ModelCompilePipeline:
         params: ParamStore | None = None,
         aot: AotCache | None = None,
     ) -> None:
-        """`aot` is where artifacts are kept, the user's cache directory unless given."""
+        """`aot` is the cache of artifacts; by default it is in the user's cache directory."""
         self.session = Session(device)
         self.params = params if params is not None else ParamStore()
         self.cache: CompileCache[CompiledGraph] = CompileCache(capacity, eviction, capacity_bytes)
@@ -140,12 +137,12 @@ class ModelCompilePipeline:
         self._modules: weakref.WeakKeyDictionary[BuildHir, Any] = weakref.WeakKeyDictionary()
         self._last: Template | None = None
 
-    # -- the three steps --------------------------------------------------------------------------
+    # -- stages -----------------------------------------------------------------------------------
 
     def build_template(
         self, build_hir: BuildHir, options: Options = None, composition_key: str = ""
     ) -> Template:
-        """Lowering, fusion and legalisation on symbolic HIR, once per (HIR, options)."""
+        """Lower, fuse and legalise symbolic HIR, once per (HIR, options)."""
         chosen = CompileOptions.of(options)
         module, content = self._module(build_hir, composition_key)
         plain = replace(chosen, binding=DimBinding())
@@ -156,19 +153,19 @@ class ModelCompilePipeline:
         return template
 
     def _module(self, build_hir: BuildHir, composition: str) -> tuple[Graph | GraphModule, str]:
-        """The model and the key of its contents; what was built once is remembered."""
+        """The model and the key of its contents, cached by the function that builds it."""
         known: dict[str, tuple[Graph | GraphModule, str]] = {}
-        with contextlib.suppress(TypeError):  # not every callable can be remembered
+        with contextlib.suppress(TypeError):  # not every callable can be referenced weakly
             known = self._modules.setdefault(build_hir, known)
         if composition not in known:
-            module = build(build_hir, composition)
+            module = build_model(build_hir, composition)
             known[composition] = module, model_key(module)
         return known[composition]
 
     def specialize_template(
         self, binding: DimBinding, options: Options = None, template: Template | None = None
     ) -> Specialized:
-        """Bind and plan the template of these options (the last one built, unless given)."""
+        """Bind and plan a template; by default the last one that was built with these options."""
         chosen = CompileOptions.of(options)
         base = template or self._template_for(chosen)
         bound = base.with_options(replace(chosen, binding=binding))
@@ -180,11 +177,11 @@ class ModelCompilePipeline:
         return Specialized(bound, bound.plan({}))
 
     def compile_lir(self, specialized: Specialized, options: Options = None) -> Executable:
-        """The executable of a planned template."""
+        """Compile a planned variant."""
         chosen = specialized.template.options if options is None else CompileOptions.of(options)
         return specialized.template.backend.compile(specialized.lir, chosen)
 
-    # -- the cache over them ----------------------------------------------------------------------
+    # -- executables by key -----------------------------------------------------------------------
 
     def get_or_compile(
         self, key: str, binding: DimBinding, build_hir: BuildHir, options: Options = None
@@ -205,10 +202,10 @@ class ModelCompilePipeline:
     def get_or_compile_component(
         self, component: ModelComponent, build_hir: BuildHir, options: Options = None
     ) -> Found:
-        """The executable of a component; also as the very first call.
+        """The executable of a component; it needs no other call before it.
 
-        EAGER: compiled when this returns. LAZY: planned, and compiled by its first run. AOT: loaded
-        from disk, or compiled and stored there, see `get_or_specialize_aot`.
+        EAGER: compiled when this returns. LAZY: planned now and compiled by the first run. AOT:
+        loaded from disk, or compiled and stored there; see `get_or_specialize_aot`.
         """
         if component.compilation_mode is CompilationMode.AOT:
             return self.get_or_specialize_aot(component, build_hir, options)
@@ -220,9 +217,9 @@ class ModelCompilePipeline:
             lazy = component.compilation_mode is CompilationMode.LAZY
             return self._compiled(specialized, lazy)
 
-        return self._kept(component, options, make)
+        return self._cached(component, options, make)
 
-    def _kept(self, component: ModelComponent, options: Options, make: Any) -> Found:
+    def _cached(self, component: ModelComponent, options: Options, make: Any) -> Found:
         compiled = self.cache.get_or_make(
             component.cache_key(), make, size=_size, token=(options,),
             material=lambda: component_material(component, options),
@@ -251,10 +248,10 @@ class ModelCompilePipeline:
     ) -> Found:
         """The executable of a component from disk, or compiled and stored there.
 
-        `model_key` names the contents of the model, for callers who know them before building:
-        then a hit does not even call `build_hir`. `on_plan` is told of a variant that is about to
-        be compiled, to begin what need not wait for its code. Where the disk cache is off, or the
-        device cannot export programs, the variant is compiled and kept in memory only.
+        `model_key` identifies the contents of the model, if the caller knows it before building:
+        then a hit does not call `build_hir`. `on_plan` is called before a variant is compiled, to
+        begin work that need not wait for its code. If the disk cache is off, or the device cannot
+        export programs, the variant is cached in memory only.
         """
         can_export = self.session.device.backend.can_export
         disk = cache or self.aot or AotCache.default() if can_export else None
@@ -279,7 +276,7 @@ class ModelCompilePipeline:
             disk.store(name, artifact)
             return self._restored(artifact, backend, chosen)
 
-        return self._kept(component, options, make)
+        return self._cached(component, options, make)
 
     def _load(
         self, disk: AotCache, name: str, material: bytes, backend: Backend, options: CompileOptions
@@ -290,7 +287,7 @@ class ModelCompilePipeline:
         try:
             return self._restored(artifact, backend, options)
         except RlxError as error:
-            disk.refuse(name, error)
+            disk.reject(name, error)
             return None
 
     def _restored(
@@ -299,13 +296,13 @@ class ModelCompilePipeline:
         variant = StoredVariant(artifact, backend, options)
         return CompiledGraph(variant, self.params, variant.specialize({}))
 
-    # -- questions --------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     def contains(self, key: str | ModelComponent) -> bool:
         return (key.cache_key() if isinstance(key, ModelComponent) else key) in self.cache
 
     def pin(self, key: str | ModelComponent, pinned: bool = True) -> None:
-        """Keep an executable whatever else is compiled, or no longer."""
+        """Exempt an executable from eviction, or no longer."""
         self.cache.pin(key.cache_key() if isinstance(key, ModelComponent) else key, pinned)
 
     def has_template(self, options: Options = None) -> bool:
@@ -313,11 +310,11 @@ class ModelCompilePipeline:
         return any(t.options.template_key() == wanted for t in self._templates.values())
 
     def template_result(self, options: Options = None) -> PipelineResult:
-        """What the passes made of the model, and their reports."""
+        """The graph after all passes, and their reports."""
         return self._template_for(CompileOptions.of(options)).result
 
     def template_binding_manifest(self, binding: DimBinding) -> BindingManifest:
-        """The manifest that a binding of the last template would have."""
+        """The manifest of the last template with this binding."""
         return self.specialize_template(binding, template=self._last).manifest
 
     def binding_manifest_for_binding(
@@ -352,7 +349,7 @@ class ModelCompilePipeline:
 def artifact_material(
     component: ModelComponent, model: str, options: CompileOptions, backend: Backend
 ) -> dict[str, object]:
-    """Everything an artifact's code depends on, but for the compiler itself."""
+    """Everything that an artifact's code depends on, except the compiler itself."""
     return {
         "component": component,
         "model": model,
@@ -364,7 +361,7 @@ def artifact_material(
 
 
 def component_material(component: ModelComponent, options: Options) -> dict[str, object]:
-    """What selects an executable, readable."""
+    """What selects an executable, as readable values."""
     dispatch = component.kernel_dispatch
     return {
         "variant": str(component.variant),
@@ -380,7 +377,7 @@ def component_material(component: ModelComponent, options: Options) -> dict[str,
 
 
 def _material(options: CompileOptions) -> dict[str, object]:
-    """The parts of the options by the beginnings of their keys."""
+    """The options as short hashes, one for each field."""
     parts = {**options.template_material(), "threads": options.threads}
     return {f"options.{k}": make_key("part", v)[:12] for k, v in parts.items()}
 
@@ -390,7 +387,7 @@ def _size(compiled: CompiledGraph) -> int:
 
 
 def model_key(module: Graph | GraphModule) -> str:
-    """The key of a model's contents, the same in every process."""
+    """A content hash of a model, the same in every process."""
     return make_key("model", canonical(_graph_of(module)))
 
 

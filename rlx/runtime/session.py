@@ -1,4 +1,4 @@
-"""The front door: a device, and graphs compiled for it."""
+"""Sessions: compile graphs for a device."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Session:
     ) -> CompiledGraph:
         """Run the passes on `graph`; `params` may be shared with other compiled graphs.
 
-        Machine code is made when sizes are known: now, where the options leave no symbol open, or
-        where `binding` gives the open ones; else by the first run with new sizes. After a
-        `binding` other sizes may still be run; a bound `UpTo` in it holds for all of them.
+        Machine code is generated once all sizes are known: now, if the options or `binding` give
+        them, else by the first run with new sizes. After a `binding` other sizes may still be run;
+        a bound `UpTo` in it holds for all of them.
         """
         if not isinstance(binding, (DimBinding, Mapping, type(None))):
             raise BindingError(
@@ -63,8 +63,8 @@ class Session:
         graph: Graph | GraphModule,
         options: CompileOptions | Mapping[str, Any] | None = None,
     ) -> Template:
-        """Lowered, fused and legalised, with symbolic sizes."""
-        # all passes with their rules: a start from an artifact does without them
+        """Lower, fuse and legalise `graph`; its dims stay symbolic."""
+        # imports all passes: a start from an artifact does without them
         from rlx.runtime.template import make_template
 
         return make_template(graph, CompileOptions.of(options), self.device.backend)

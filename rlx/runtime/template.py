@@ -1,4 +1,4 @@
-"""A template: lowered, fused and legalised once with symbolic sizes, specialised many times."""
+"""A template: a graph lowered, fused and legalised with symbolic dims, then specialised often."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from rlx.support.settings import debug, debug_level
 
 @dataclass
 class Template:
-    source: Graph  # MIR as the user described it: names, shapes and types of all arguments
-    result: PipelineResult  # what the passes made of it
+    source: Graph  # MIR before passes: names, shapes and types of all arguments
+    result: PipelineResult  # the graph after all passes, and their reports
     backend: Backend
     options: CompileOptions
 
@@ -37,16 +37,16 @@ class Template:
         return self.options.binding
 
     @property
-    def live(self) -> dict[str, int]:
-        """Dynamic symbols that the graph uses, and their upper bounds."""
+    def dynamic_dims(self) -> dict[str, int]:
+        """The dynamic dimensions that the graph uses, and their upper bounds."""
         return {s: b for s, b in self.binding.live.items() if s in self._symbols}
 
     def with_options(self, options: CompileOptions) -> Template:
-        """The same template with other sizes; what was found out about it is kept."""
-        made = replace(self, options=options)
-        for fact in ("_symbols", "signature", "_plans"):
-            made.__dict__[fact] = getattr(self, fact)
-        return made
+        """The same template with another binding; cached properties are shared."""
+        other = replace(self, options=options)
+        for name in ("_symbols", "signature", "_plans"):
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     @cached_property
     def _symbols(self) -> frozenset[str]:
@@ -63,7 +63,7 @@ class Template:
 
     @cached_property
     def open_symbols(self) -> frozenset[str]:
-        """Symbols whose sizes the options leave to the inputs."""
+        """Symbols that the options do not bind: the inputs of each run do."""
         return frozenset(s for s in self._symbols if s not in self.binding)
 
     @property
@@ -76,7 +76,7 @@ class Template:
 
     @without_gc()
     def plan(self, open_sizes: Mapping[str, int]) -> Lir:
-        """Bind and plan: a variant without machine code."""
+        """Bind all symbols and plan memory: a variant without machine code."""
         binding = DimBinding(dict(self.binding.items()))
         for symbol, size in open_sizes.items():
             binding.set(symbol, size)
@@ -91,7 +91,7 @@ class Template:
 
 @without_gc()
 def make_template(graph: Graph | GraphModule, options: CompileOptions, device: Backend) -> Template:
-    """Run the passes on a graph whose sizes are open."""
+    """Run all passes on a graph with symbolic dims."""
     source = _lowered(graph, options)
     backend = device.for_target(options.profile.target)
     debug(1, f"{source.name}: {len(source)} nodes for {backend.name}")

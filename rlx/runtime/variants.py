@@ -1,6 +1,7 @@
-"""What a compiled graph is made from: a template in memory, or one variant that came from disk.
+"""The variants of a compiled graph: what provides them, and the cache that runs dispatch through.
 
-The executables of a compiled graph: by the sizes of open symbols, and by the shapes of runs.
+A provider is a template, which is specialised on demand, or one stored variant. The cache holds
+executables by the sizes of open symbols; a run finds its executable by the shapes of its inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class Signature:
-    """A model as its callers see it: every argument, also those that passes did without."""
+    """The interface of a model: all its arguments, including those that passes removed."""
 
     name: str
     inputs: Mapping[str, Shape]
@@ -35,8 +36,8 @@ class Signature:
         return Signature(source.name, shapes("input"), shapes("param"), shapes("state"), names)
 
 
-class Variants(Protocol):
-    """Gives executables for sizes."""
+class VariantProvider(Protocol):
+    """Compiles or loads the executables of a compiled graph."""
 
     @property
     def signature(self) -> Signature: ...
@@ -45,8 +46,8 @@ class Variants(Protocol):
     def binding(self) -> DimBinding: ...
 
     @property
-    def live(self) -> dict[str, int]:
-        """Live symbols that the graph uses, and their bounds."""
+    def dynamic_dims(self) -> dict[str, int]:
+        """The dynamic dimensions that the graph uses, and their upper bounds."""
 
     @property
     def open_symbols(self) -> frozenset[str]:
@@ -57,47 +58,49 @@ class Variants(Protocol):
 
     @property
     def prepare(self) -> Graph | None:
-        """Work on parameters, to be done once."""
+        """The prepare graph: weight prepacking and constant folding of params, run once."""
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         """The executable of the variant whose open symbols have these sizes."""
 
 
 _MAX_SHAPES = 1024
-_MAX_VARIANTS = 64  # each has an arena of its own
+_MAX_VARIANTS = 64  # each has its own arena
 
 
-class Choice(NamedTuple):
-    """What a run with known shapes needs."""
+class DispatchEntry(NamedTuple):
+    """What a run needs for inputs of certain shapes."""
 
     executable: Executable
     sizes: dict[str, int]  # of the dynamic dimensions
     outputs: tuple[tuple[tuple[int, ...], Any], ...]  # dims and element type of each
-    inputs: list[int]  # which of the graph's inputs the executable reads, in its order
+    inputs: list[int]  # the graph's inputs that the executable reads, in its order
 
 
 class VariantCache:
-    """Makes executables on demand and keeps the newest; the callers' lock guards it."""
+    """Executables, compiled on demand, least recently used evicted. Callers hold a lock."""
 
     def __init__(
-        self, template: Variants, executable: Executable | Callable[[], Executable] | None
+        self, template: VariantProvider, executable: Executable | Callable[[], Executable] | None
     ) -> None:
-        """`executable` is that of a template without open symbols, or makes it on first use."""
-        self._template, self._first = template, executable
+        """`executable`, or what it returns on first use, is the only variant of a template without
+        open symbols."""
+        self._template, self._only = template, executable
         self._executables: dict[tuple[tuple[str, int], ...], Executable] = {}
-        self.choices: dict[tuple[Any, ...], Choice] = {}  # by the shapes and sizes of a run
+        # by the shapes and sizes of a run
+        self.dispatch_cache: dict[tuple[Any, ...], DispatchEntry] = {}
         self.attached: dict[Executable, tuple[int, int]] = {}  # versions of params and states
 
-    def choose(
+    def dispatch(
         self, shapes: Sequence[tuple[int, ...]], sizes: Mapping[str, int] | None,
         key: tuple[Any, ...],
-    ) -> Choice:  # fmt: skip
-        """The variant for inputs of these shapes; remembered for later runs."""
+    ) -> DispatchEntry:  # fmt: skip
+        """Find or compile the variant for inputs of these shapes, and cache it under `key`."""
         template = self._template
         named = zip(template.signature.inputs.items(), shapes, strict=True)
         shown = [(name, shape, dims) for (name, shape), dims in named]
         known = infer_sizes(shown, {**template.binding.sizes, **(sizes or {})})
-        dynamic = {s: _size(s, bound, known) for s, bound in template.live.items()}
+        dynamic = {s: _size(s, bound, known) for s, bound in template.dynamic_dims.items()}
         missing = template.open_symbols - known.keys()
         if missing:
             raise BindingError(
@@ -109,18 +112,18 @@ class VariantCache:
             (e.shape.bind(dynamic).static_dims, e.shape.dtype.numpy)
             for e in executable.manifest.outputs
         )
-        if len(self.choices) >= _MAX_SHAPES:
-            self.choices.pop(next(iter(self.choices)))
-        order = self._order(executable)
-        self.choices[key] = choice = Choice(executable, dynamic, outputs, order)
-        return choice
+        if len(self.dispatch_cache) >= _MAX_SHAPES:
+            self.dispatch_cache.pop(next(iter(self.dispatch_cache)))
+        order = self._input_order(executable)
+        self.dispatch_cache[key] = entry = DispatchEntry(executable, dynamic, outputs, order)
+        return entry
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
         """The executable for these sizes of the open symbols, compiled the first time."""
         key = tuple(sorted(sizes.items()))
         found = self._executables.pop(key, None)
         if found is None and not key:
-            found = self._first() if callable(self._first) else self._first
+            found = self._only() if callable(self._only) else self._only
         if found is None:
             found = self._template.specialize(dict(key))
         self._executables[key] = found
@@ -131,15 +134,15 @@ class VariantCache:
     def __len__(self) -> int:
         return len(self._executables)
 
-    def _order(self, executable: Executable) -> list[int]:
-        """Passes may have dropped inputs that nothing reads."""
-        places = {name: i for i, name in enumerate(self._template.signature.inputs)}
-        return [places[e.name] for e in executable.manifest.inputs]
+    def _input_order(self, executable: Executable) -> list[int]:
+        """The inputs that the executable reads: passes may have removed unused ones."""
+        positions = {name: i for i, name in enumerate(self._template.signature.inputs)}
+        return [positions[e.name] for e in executable.manifest.inputs]
 
     def _evict(self, executable: Executable) -> None:
         self.attached.pop(executable, None)
-        for key in [k for k, c in self.choices.items() if c.executable is executable]:
-            del self.choices[key]
+        for key in [k for k, c in self.dispatch_cache.items() if c.executable is executable]:
+            del self.dispatch_cache[key]
 
 
 def _size(symbol: str, bound: int, known: Mapping[str, int]) -> int:
@@ -151,7 +154,7 @@ def _size(symbol: str, bound: int, known: Mapping[str, int]) -> int:
         )  # fmt: skip
     if not 0 <= known[symbol] <= bound:
         raise BindingError(
-            "a size above the bound of a dynamic dimension", where=symbol, got=known[symbol],
+            "a size beyond the bound of its dynamic dimension", where=symbol, got=known[symbol],
             expected=f"0 … {bound}",
         )  # fmt: skip
     return known[symbol]

@@ -1,9 +1,9 @@
-"""Compile profiles: a small TOML file, or a preset by architecture and phase.
+"""Compile profiles: fusion, precision, target and passes, from a TOML file or a preset.
 
 fusion = "direct"            # or "fusable"
 precision = "f32"            # element type of activations: f32, f16, bf16
 target = "host"              # or a named CPU
-passes = ["simplify", …]     # leave out for the whole list
+passes = ["simplify", …]     # default: all passes
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CompileProfile:
 
     @staticmethod
     def from_toml(text: str, where: str = "profile") -> CompileProfile:
-        import tomllib  # few profiles come from files
+        import tomllib  # slow to import, and most profiles are presets
 
         try:
             table = tomllib.loads(text)
@@ -85,7 +85,7 @@ class CompileProfile:
 
     @property
     def profile_key(self) -> str:
-        """A hash of the contents: the file's name and layout do not matter."""
+        """A content hash: name and formatting of a file do not matter."""
         return make_key("profile", self)
 
 
@@ -100,14 +100,14 @@ _by_key: dict[str, CompileProfile] = {}
 
 
 def register_profile(profile: CompileProfile) -> str:
-    """Let components name the profile by its key, which is given back."""
+    """Register a profile, so that components can use its key. Returns the key."""
     key = profile.profile_key
     _by_key[key] = profile
     return key
 
 
 def profile_of(key: str) -> CompileProfile:
-    """The profile of that key: one that was registered, or a preset."""
+    """The registered profile or preset of a key."""
     if key not in _by_key:
         for preset in (CompileProfile(), *PRESETS.values()):
             register_profile(preset)
@@ -123,8 +123,8 @@ def profile_of(key: str) -> CompileProfile:
 PRESETS: dict[tuple[str, str], CompileProfile] = {
     ("debug", "*"): CompileProfile(fusion="fusable", passes=("lower_hir", "dce")),
 }
-"""By architecture and phase (`*`: any): those that differ from the defaults."""
+"""Profiles that differ from the defaults, by architecture and phase (`*`: any)."""
 
 _DEFAULT = ("default", "bert", "gemma2", "gemma3", "gpt2", "llama", "mistral", "phi3", "qwen2",
             "qwen3")  # fmt: skip
-"""Architectures that are compiled with the defaults, in every phase."""
+"""Architectures that use the defaults in every phase."""

@@ -1,4 +1,4 @@
-"""Everything that selects an executable, in one record."""
+"""Model components: a variant and how it is compiled, everything that selects an executable."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rlx.support.records import dataclass
 
 class CompilationMode(Enum):
     EAGER = "eager"  # compiled before the first run
-    LAZY = "lazy"  # template at load, each variant on first use
-    AOT = "aot"  # executables on disk, loaded without fusion or code generation
+    LAZY = "lazy"  # planned at load, compiled by the first run
+    AOT = "aot"  # loaded from disk without fusion or code generation
 
     @staticmethod
     def of(value: object) -> CompilationMode:
@@ -61,14 +61,14 @@ class LayerComposition:
 
     @property
     def key(self) -> str:
-        """A content hash; it registers the composition, so that components can name it."""
-        made = make_key("composition", self)
-        _compositions[made] = self
-        return made
+        """A content hash. Reading it registers the composition, so that components can use it."""
+        key = make_key("composition", self)
+        _compositions[key] = self
+        return key
 
     @staticmethod
     def of_key(key: str) -> LayerComposition | None:
-        """The composition of that key, if its key was asked for in this process."""
+        """The composition of a key that was read in this process, else None."""
         return _compositions.get(key)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ _compositions: dict[str, LayerComposition] = {}
 
 @dataclass(frozen=True)
 class ModelComponent:
-    """A variant and how to compile it. All of it is applied, not only hashed."""
+    """A variant and how to compile it. Every field is applied, not only hashed."""
 
     variant: ModelVariant
     kernel_dispatch: KernelDispatchConfig = field(
@@ -105,7 +105,7 @@ class ModelComponent:
         return replace(self, profile_key=key)
 
     def with_profile(self, profile: CompileProfile) -> ModelComponent:
-        """Compile with this profile; its key enters the component's."""
+        """Compile with this profile; the key of the component depends on it."""
         return self.with_profile_key(register_profile(profile))
 
     def with_quant(self, scheme: QuantScheme | str | None) -> ModelComponent:
@@ -131,7 +131,7 @@ class ModelComponent:
         return self._key
 
     @cached_property
-    def _key(self) -> str:  # cached: a cache hit must not cost a hash
+    def _key(self) -> str:  # computed once: a cache hit must not cost a hash
         return make_key("component", self)
 
     def aot_disk_base(self) -> str:

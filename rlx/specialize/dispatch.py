@@ -36,10 +36,11 @@ class KernelDispatchConfig:
         return KernelDispatchConfig(parse_policy(wanted)) if wanted else KernelDispatchConfig()
 
     def choose(self, kind: str, has_native: bool, has_common: bool) -> str:
-        """`native` or `common` when that is what will run, `unsupported` when nothing can.
+        """What runs an op: its `native` kernel, its decomposition (`common`), or `unsupported`.
 
-        PREFER_NATIVE takes what there is. What is forced and absent is unsupported, except that
-        FORCE_COMMON leaves primitive ops native: decompositions are made of them.
+        PREFER_NATIVE takes the kernel if there is one, else the decomposition. A forced choice that
+        does not exist is unsupported; but FORCE_COMMON leaves primitive ops native, because
+        decompositions consist of them.
         """
         if kind in self.force_native_kinds:
             return "native" if has_native else "unsupported"

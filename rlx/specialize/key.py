@@ -1,7 +1,7 @@
-"""Cache keys, made in this one place.
+"""Cache keys: content hashes, computed here and nowhere else.
 
-A key is a SHA-256 over a tagged, length-prefixed encoding: different contents never share an
-encoding, and the same contents encode the same way in every process, machine and Python version.
+A key is the SHA-256 of a tagged, length-prefixed encoding. Different contents have different
+encodings, and equal contents the same one in every process, machine and Python version.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlx.errors import OptionError
 
 @runtime_checkable
 class Keyed(Protocol):
-    """An object that lists what its key is made of."""
+    """An object that lists what its key depends on."""
 
     def key_material(self) -> Mapping[str, object]: ...
 
 
 def encode(value: object) -> bytes:
-    """Tag, length, contents. 1, 1.0, True and "1" all differ; mappings are sorted by key."""
+    """Encode as tag, length, contents. 1, 1.0, True and "1" differ; mappings are sorted."""
     if value is None:
         return b"n"
     if value is True or value is False:
@@ -53,5 +53,5 @@ def _framed(tag: bytes, contents: bytes) -> bytes:
 
 
 def make_key(kind: str, material: object) -> str:
-    """The SHA-256 of `material`, as 64 hex digits; keys of other kinds differ."""
+    """The SHA-256 of `kind` and `material`, as 64 hex digits."""
     return hashlib.sha256(encode(("rlx", kind, material))).hexdigest()

@@ -1,4 +1,4 @@
-"""The binding manifest: what a caller of an executable must know, by name."""
+"""The binding manifest: shape, size and arena offset of every argument of an executable."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class BindingManifest:
     def __str__(self) -> str:
         lines = [f"arena {self.arena_size:,} bytes"]
         for e in self.entries:
-            place = "outside" if e.arena_offset is None else f"@{e.arena_offset}"
+            slot = "no slot" if e.arena_offset is None else f"@{e.arena_offset}"
             view = " view" if e.is_view else ""
-            lines.append(f"{e.role:6} {e.name}: {e.shape}, {e.num_bytes:,} bytes, {place}{view}")
+            lines.append(f"{e.role:6} {e.name}: {e.shape}, {e.num_bytes:,} bytes, {slot}{view}")
         return "\n".join(lines)
 
 

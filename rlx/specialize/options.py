@@ -1,4 +1,4 @@
-"""Compile options; every one has a default."""
+"""Compile options: binding, kernel dispatch, profile, quantisation, threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlx.support.records import dataclass
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How to compile. Symbols that `binding` leaves out are bound by the inputs of each run."""
+    """How to compile. Symbols that `binding` does not bind follow the inputs of each run."""
 
     binding: DimBinding = field(default_factory=DimBinding)
     dispatch: KernelDispatchConfig = field(default_factory=KernelDispatchConfig.from_environment)
@@ -52,7 +52,7 @@ class CompileOptions:
         raise OptionError("not compile options", got=repr(value))
 
     def for_component(self, component: ModelComponent) -> CompileOptions:
-        """These options with the component's own applied."""
+        """These options with those of a component applied."""
         key = component.profile_key
         own = not key or key == self.profile.profile_key
         return replace(
@@ -64,7 +64,7 @@ class CompileOptions:
         )
 
     def template_material(self) -> Mapping[str, object]:
-        """What a template depends on: all but the binding."""
+        """What a template depends on: everything but binding and threads."""
         return {
             "dispatch": self.dispatch,
             "profile": self.profile,

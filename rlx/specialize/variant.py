@@ -1,4 +1,4 @@
-"""Variants: one concrete use of a model, by batch, sequence length and phase."""
+"""Model variants: batch, sequence length and phase of one use of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModelPhase(Enum):
 
 @dataclass(frozen=True)
 class ModelVariant:
-    """The sizes of one use, and its phase. A size may be dynamic with a bound (`UpTo(4096)`)."""
+    """Sizes and phase of one use. A size may be a bounded dynamic dimension (`UpTo(4096)`)."""
 
     batch: Size = 1
     seq: Size = 1

@@ -1,7 +1,7 @@
 """Files: the cache directory, atomic writes, and trusted files, which hold machine code.
 
-Machine code is executed, so whoever can write it can do anything in this user's name. A trusted
-file belongs to this user and nobody else may write to it.
+Machine code is executed: write access to it is as good as this user's account. A trusted file
+belongs to this user and nobody else may write to it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def write_atomic(
 
     Several processes may write one file at once: the last one wins, and each file is complete.
     """
-    import tempfile  # a start that only reads does without it
+    import tempfile  # slow to import, and a start that only reads does without it
 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_TEMPORARY}{os.getpid()}-")
     try:
@@ -110,9 +110,9 @@ def write_atomic(
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A new file for a user, with the usual permissions; it takes its name when the block ends
-    without an error."""
-    import tempfile  # readers do without it
+    """Write a file for a user atomically, with the usual permissions: it gets its name when the
+    block ends without an error."""
+    import tempfile  # slow to import, and readers do without it
 
     target = Path(path)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
@@ -166,10 +166,10 @@ def bytes_in(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     total = 0
-    for place, _, names in os.walk(path):
+    for folder, _, names in os.walk(path):
         for name in names:
             try:
-                total += os.lstat(os.path.join(place, name)).st_size
+                total += os.lstat(os.path.join(folder, name)).st_size
             except OSError:
                 continue
     return total

@@ -1,4 +1,4 @@
-"""Pauses the cyclic garbage collector where many objects are made that all stay."""
+"""Pauses the cyclic garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Hundreds of thousands of new objects would make the collector traverse all of them again and
-    again. Reference counting still frees everything that is not part of a cycle."""
+    """Disable the collector: it would traverse hundreds of thousands of new objects again and
+    again. Reference counting still frees everything that is not in a cycle."""
     was_on = gc.isenabled()
     gc.disable()
     try:

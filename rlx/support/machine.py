@@ -1,6 +1,6 @@
-"""How many workers this process may use: affinity, container quota, physical cores, settings.
+"""The machine: cores, worker threads and memory that this process may use, and the CPU's name.
 
-Facts about the machine: processor and memory, within the limits of a container.
+Affinity and the limits of a container (cgroups) count.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MAX_WORKERS = 250
 
 def usable_cores() -> int:
     """CPUs this process may run on at once, within the quota of its container."""
-    return max(1, min(len(_cpus()), _granted(), MAX_WORKERS))
+    return max(1, min(len(_cpus()), _cpu_quota(), MAX_WORKERS))
 
 
 @cache
-def _granted() -> int:
-    """Read once: planning a variant asks for every node."""
-    return _quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+def _cpu_quota() -> int:
+    """Cached: planning a variant reads it for every node."""
+    return _read_cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
 
 
 def physical_cores() -> int:
-    """Usable cores, counting those that share execution units once."""
-    return max(1, min(_distinct(tuple(_cpus())), usable_cores()))
+    """Usable cores, SMT siblings counted once."""
+    return max(1, min(_physical(tuple(_cpus())), usable_cores()))
 
 
 @cache
-def _distinct(cpus: tuple[int, ...]) -> int:
+def _physical(cpus: tuple[int, ...]) -> int:
     siblings = set()
     for cpu in cpus:
         path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -47,18 +47,18 @@ def _distinct(cpus: tuple[int, ...]) -> int:
     return len(siblings)
 
 
-def worker_count(asked: int | None = None) -> int:
-    """Workers to use: the argument, else RLX_NUM_THREADS, else every physical core.
+def worker_count(requested: int | None = None) -> int:
+    """Worker threads to use: the argument, else RLX_NUM_THREADS, else one per physical core.
 
-    Never more than usable cores: a barrier among more workers than cores costs 100 times as much.
+    Never more than usable cores: oversubscribed barriers cost 100 times as much.
     """
-    if asked is None:
-        asked = _from_environment()
-    if asked is None:
+    if requested is None:
+        requested = _from_environment()
+    if requested is None:
         return physical_cores()
-    if asked < 1:
-        raise OptionError("number of threads", where="threads", got=asked, expected="1 or more")
-    return min(asked, usable_cores())
+    if requested < 1:
+        raise OptionError("number of threads", where="threads", got=requested, expected="1 or more")
+    return min(requested, usable_cores())
 
 
 def _from_environment() -> int | None:
@@ -78,8 +78,8 @@ def _cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def _quota(membership: Path, root: Path) -> int:
-    """Whole CPUs that cgroup v2 or v1 grants; the limits of all enclosing groups count."""
+def _read_cpu_quota(membership: Path, root: Path) -> int:
+    """CPUs that cgroup v2 or v1 grants, rounded up; the limits of all parent groups count."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -121,7 +121,7 @@ _UNLIMITED = 1 << 62
 
 
 def cpu_name() -> str:
-    """What the maker calls the processor."""
+    """The model name of the CPU."""
     if sys.platform == "linux":
         for line in _text(Path("/proc/cpuinfo")).splitlines():
             key, _, value = line.partition(":")
@@ -131,19 +131,19 @@ def cpu_name() -> str:
 
 
 def total_memory() -> int:
-    """Bytes of memory that this process may come to use."""
-    found = _meminfo("MemTotal") or _from_system("SC_PHYS_PAGES") or _windows(0)
-    return min(found, _group_limit())
+    """Bytes of memory that this process may use."""
+    found = _meminfo("MemTotal") or _sysconf("SC_PHYS_PAGES") or _windows(0)
+    return min(found, _cgroup_limit())
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping; what caches hold counts as free."""
-    found = _meminfo("MemAvailable") or _from_system("SC_AVPHYS_PAGES") or _windows(1)
-    limit = _group_limit()
+    """Bytes that are available without swapping; page cache counts as free."""
+    found = _meminfo("MemAvailable") or _sysconf("SC_AVPHYS_PAGES") or _windows(1)
+    limit = _cgroup_limit()
     if limit == _UNLIMITED:
         return found
     used = _number(Path("/sys/fs/cgroup/memory.current"))
-    cached = _group_cache()
+    cached = _cgroup_cache()
     return max(0, min(found, limit - used + cached))
 
 
@@ -154,7 +154,7 @@ def _meminfo(key: str) -> int:
     return 0
 
 
-def _from_system(pages: str) -> int:
+def _sysconf(pages: str) -> int:
     try:
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -175,12 +175,12 @@ def _windows(which: int) -> int:
     return int(status.free if which else status.total)
 
 
-def _group_limit() -> int:
-    """What a container allows (cgroup version 2)."""
+def _cgroup_limit() -> int:
+    """The memory limit of a container (cgroup v2)."""
     return _number(Path("/sys/fs/cgroup/memory.max")) or _UNLIMITED
 
 
-def _group_cache() -> int:
+def _cgroup_cache() -> int:
     for line in _text(Path("/sys/fs/cgroup/memory.stat")).splitlines():
         if line.startswith("inactive_file "):
             return int(line.split()[1])

@@ -1,4 +1,4 @@
-"""Optional dependencies."""
+"""Optional dependencies, imported on first use."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_native_stages(rlx: Any, tiny: Path) -> None:
     assert "zmm" not in asm.stdout
     refused = rlx("inspect", tiny, "--stage", "llvm", "--device", "reference")
     assert refused.exit_code == 1
-    assert "makes no native code; got reference" in refused.stderr
+    assert "has no native code; got reference" in refused.stderr
 
 
 def test_what_a_pass_changed(rlx: Any, tiny: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kernel_support import RUNNABLE
 
-from rlx.backends.cpu.pool import Pool
+from rlx.backends.cpu.thread_pool import ThreadPool
 from rlx.llvm.target import Target
 
 
@@ -27,6 +27,6 @@ def target(request) -> Target:
 def pool(request):
     """Pools of several sizes, also with more workers than there may be cores."""
     workers, futex = request.param
-    made = Pool(workers, oversubscribe=True, futex=futex)
+    made = ThreadPool(workers, oversubscribe=True, futex=futex)
     yield made
     made.close()

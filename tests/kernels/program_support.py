@@ -9,12 +9,11 @@ import numpy as np
 
 import rlx.ir.ops  # noqa: F401
 from rlx.backends.cpu.compiler import Compiler
-from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.executor import emit
 from rlx.backends.cpu.kernels import registry  # noqa: F401
 from rlx.backends.cpu.kernels.spec import unit_of
 from rlx.backends.cpu.link import link
-from rlx.backends.cpu.lowering import TABLE, Context, lower_graph
+from rlx.backends.cpu.lowering import TABLE, Context, insert_contiguous, lower_graph
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
@@ -47,7 +46,7 @@ class Native:
 
         self.lir = plan(bound, scratch=scratch)
         self.launches = lower_graph(Context(self.lir, target, workers))
-        self.made = link(*Compiler(target).compile_program(self.lir, workers))
+        self.linked = link(*Compiler(target).compile_program(self.lir, workers))
         self.workers = workers
 
     def prepare(
@@ -59,36 +58,36 @@ class Native:
         }
         for node in [*self.lir.inputs, *self.lir.params, *self.lir.states]:
             addresses[node.op.name, node.name] = inputs[node.name].ctypes.data
-        for arg, external, addend in self.made.relocatable.relocations:
-            self.made.program.args[arg] = addresses[external] + addend
+        for arg, external, addend in self.linked.relocatable.relocations:
+            self.linked.program.args[arg] = addresses[external] + addend
         symbols = sorted(self.lir.live)
         values = [sizes[s] for s in symbols]
-        self.made.filler(symbols)(
-            memoryview(self.made.program.live),
-            [addresses[b] for b in self.made.externals()],
+        self.linked.filler(symbols)(
+            memoryview(self.linked.program.dynamic_args),
+            [addresses[b] for b in self.linked.externals()],
             *values,
         )
-        self.made.arena[:] = 0xFF  # NaN in every float type
+        self.linked.arena[:] = 0xFF  # NaN in every float type
 
     @property
     def _outputs(self) -> list[str]:
         return list(self.lir.graph.output_names)
 
-    def step_by_step(self) -> None:
-        """What the executor does, in one thread: every worker's share of a step, then the next."""
-        program = self.made.program
+    def run_sequentially(self) -> None:
+        """Do what the executor does in one thread: a launch as every worker, then the next."""
+        program = self.linked.program
         for arg, source in program.patches:
-            program.args[arg] = program.live[source]
+            program.args[arg] = program.dynamic_args[source]
         call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
         at = 0
-        while at < len(program.steps):
-            step = program.steps[at]
-            share = 1 if step["flags"] & emit.ALONE else self.workers
-            args = int(step["args"])
-            gave = {call(int(step["fn"]))(args, tid, share) for tid in range(share)}
-            if step["flags"] & emit.JUMP:
-                assert len(gave) == 1, "workers go different ways"
-            at += gave.pop() if step["flags"] & emit.JUMP else 1
+        while at < len(program.launches):
+            launch = program.launches[at]
+            workers = 1 if launch["flags"] & emit.SOLO else self.workers
+            args = int(launch["args"])
+            distances = {call(int(launch["fn"]))(args, tid, workers) for tid in range(workers)}
+            if launch["flags"] & emit.JUMP:
+                assert len(distances) == 1, "workers jump to different launches"
+            at += distances.pop() if launch["flags"] & emit.JUMP else 1
 
     def run(
         self,
@@ -96,15 +95,15 @@ class Native:
         sizes: Mapping[str, int] | None = None,
         pool: Callable[[object], None] | None = None,
     ) -> list[np.ndarray]:
-        """Results of one run, in the pool or step by step, into poisoned memory."""
+        """Results of one run, in the pool or in one thread, into poisoned memory."""
         given = {k: np.ascontiguousarray(v) for k, v in inputs.items()}
         shapes = [v.shape.bind(sizes or {}) for v in self.lir.outputs]
         padded = [poisoned(s.static_dims, s.dtype.numpy) for s in shapes]
         self.prepare(given, [p[1] for p in padded], sizes or {})
         if pool is None:
-            self.step_by_step()
+            self.run_sequentially()
         else:
-            pool(self.made.program)
+            pool(self.linked.program)
         for whole, part in padded:
             edge = whole.view(np.uint8)[part.nbytes :]
             assert (edge == 0xFF).all(), "a kernel wrote behind its result"

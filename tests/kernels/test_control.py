@@ -16,9 +16,15 @@ import pytest
 from program_support import SETUPS, Native, check, reference
 
 import rlx
-from rlx.backends.cpu.kernels.control.flow_kernels import Begin, Choose, Copies, Goto, Turn
+from rlx.backends.cpu.kernels.control.control_kernels import (
+    Branch,
+    BranchIfFalse,
+    CopyResults,
+    LoopHeader,
+    LoopPreheader,
+)
 from rlx.backends.cpu.kernels.spec import unit_of
-from rlx.backends.cpu.pool import get_pool
+from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.graph import Graph
 from rlx.ir.ops.control import make_body
 from rlx.ir.ops.custom import custom_op
@@ -48,7 +54,7 @@ def same(
     for target, workers in SETUPS:
         native = Native(graph, target, workers, bounds or sizes or {})
         ways: list[Callable | None] = [None]
-        ways += [get_pool(workers).run] * (get_pool(workers).workers == workers)
+        ways += [get_thread_pool(workers).run] * (get_thread_pool(workers).workers == workers)
         for way in ways:
             for _ in range(2):  # the second run finds the cells and args of the first
                 for got, want in zip(native.run(inputs, sizes, way), expected, strict=True):
@@ -375,14 +381,14 @@ def test_the_body_stands_in_the_program_once():
     for n in (2, 1000):
         g = recurrent(False, n)
         native = Native(g, *SETUPS[0], {})
-        lengths.add(len(native.made.program))
+        lengths.add(len(native.linked.program))
         labels = [s.label for s in native.launches]
-        assert labels.count("turn") == 1 and labels.count("gemm") == 1
+        assert labels.count("loopheader") == 1 and labels.count("gemm") == 1
     assert len(lengths) == 1
 
 
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v4", "aarch64", "apple-m1"])
 def test_kernels_for_other_machines(name):
     target = Target.named(name)
-    for spec in (Begin(), Turn(), Goto(), Choose(), Copies()):
+    for spec in (LoopPreheader(), LoopHeader(), Branch(), BranchIfFalse(), CopyResults()):
         assert ObjectFile(unit_of(spec, target).compile()).machine.arch == target.arch

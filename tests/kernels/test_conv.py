@@ -189,7 +189,7 @@ def test_causal_depthwise(batch, seq, channels, taps, dtype):
 
 def test_a_program_in_the_pool():
     """Two convolutions and a depthwise one, run by real workers, several times over."""
-    from rlx.backends.cpu.pool import Pool
+    from rlx.backends.cpu.thread_pool import ThreadPool
 
     g = Graph()
     x = g.input("x", (2, 8, 20, 20), "f32")
@@ -202,7 +202,7 @@ def test_a_program_in_the_pool():
         for n in g.nodes if n.op.is_source
     }  # fmt: skip
     [want] = reference(g, arrays)
-    pool = Pool(2, oversubscribe=True)
+    pool = ThreadPool(2, oversubscribe=True)
     native = Native(g, HOST, 2, {})
     first = native.run(arrays, pool=pool.run)[0].copy()
     assert np.abs(first - want).max() <= 1e-5 * np.abs(want).max()  # three sums, one on the other

@@ -21,7 +21,7 @@ from rlx.backends.cpu.layouts.quant_tiles import (
     pack_column_tiles,
     unpack_column_tiles,
 )
-from rlx.backends.cpu.prepare import give_back, prepare_params
+from rlx.backends.cpu.prepare import prepare_params, release_pages
 from rlx.errors import InputError
 from rlx.formats.tensor_file import MappedFile
 from rlx.ir.dtype import DType
@@ -99,7 +99,7 @@ def test_gather_takes_any_index_and_names_one_out_of_range(index):
     ids[1, 1] = 10
     native = Native(graph, HOST, 2, {})
     native.run({"ids": ids, **named(parts)})
-    assert native.made.status[0] != 0, "an index out of range went unseen"
+    assert native.linked.status[0] != 0, "an index out of range went unseen"
     with pytest.raises(InputError):
         reference(graph, {"ids": ids, **named(parts)})
 
@@ -204,10 +204,10 @@ def test_prepare_repacks_natively_and_hands_the_file_back(tmp_path):
     assert column_tiles.ctypes.data % 64 == 0, "lines of column_tiles must be lines of the cache"
     before = mapped_bytes(path)
     assert int(w[::4096].sum()) == int(rows[::4096].sum())  # the file can still be read
-    give_back(w)
+    release_pages(w)
     assert before == mapped_bytes(path) == 0
     writable = rows.copy()
-    give_back(writable)
+    release_pages(writable)
     np.testing.assert_array_equal(writable, rows)
 
 

@@ -217,9 +217,9 @@ def test_grouped_reports_an_expert_that_does_not_exist():
     program = Native(g, HOST, 2, {})
     for bad in (2, -1):
         expert = np.array([0, bad, 1], np.int32)
-        program.made.status[0] = 0
+        program.linked.status[0] = 0
         program.run({"x": draw(1, 3, 4), "w": draw(2, 2, 4, 5), "e": expert})
-        assert program.made.status[0] == g.outputs[0].node.id + 1
+        assert program.linked.status[0] == g.outputs[0].node.id + 1
 
 
 # -- the packed layout ------------------------------------------------------------------------

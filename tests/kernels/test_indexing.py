@@ -58,22 +58,22 @@ def test_an_index_out_of_range_is_reported_and_harmless(wrong: int, workers: int
     ]
     for build, operands in cases:
         native = Native(graph_for(build, operands), HOST, workers, {})
-        native.made.status[0] = 0
+        native.linked.status[0] = 0
         native.run(named(operands))
-        node = native.lir.graph.nodes[int(native.made.status[0]) - 1]
+        node = native.lir.graph.nodes[int(native.linked.status[0]) - 1]
         assert node.op.name in ("gather", "take_along", "scatter", "scatter_add")
         good = [operands[0], np.array([3, 0, 6, -7]), *operands[2:]]
-        native.made.status[0] = 0
+        native.linked.status[0] = 0
         native.run(named(good))
-        assert native.made.status[0] == 0
+        assert native.linked.status[0] == 0
 
 
 def test_nothing_to_gather_from() -> None:
     operands = [np.zeros((0, 5), np.float32), np.array([0])]
     native = Native(graph_for(lambda g, x, i: g.gather(x, i), operands), HOST, 2, {})
-    native.made.status[0] = 0
+    native.linked.status[0] = 0
     native.run(named(operands))
-    assert native.made.status[0] > 0
+    assert native.linked.status[0] > 0
 
 
 def test_gather_inside_a_region() -> None:

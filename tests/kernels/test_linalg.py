@@ -178,7 +178,7 @@ def test_dynamic_systems():
 
 
 def test_a_program_in_the_pool():
-    from rlx.backends.cpu.pool import Pool
+    from rlx.backends.cpu.thread_pool import ThreadPool
 
     g = Graph()
     x = g.input("x", (33, 48), "f32")
@@ -190,7 +190,7 @@ def test_a_program_in_the_pool():
         for n in g.nodes if n.op.is_source
     }  # fmt: skip
     expected = reference(g, arrays)
-    pool, native = Pool(2, oversubscribe=True), Native(g, HOST, 2, {})
+    pool, native = ThreadPool(2, oversubscribe=True), Native(g, HOST, 2, {})
     for _ in range(3):
         for got, want in zip(native.run(arrays, pool=pool.run), expected, strict=True):
             check(got, want, NORM)

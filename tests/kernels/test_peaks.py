@@ -25,7 +25,7 @@ def test_bytes_are_multiplied_where_the_target_can() -> None:
 
 def test_probes_know_their_work() -> None:
     lanes = Target.host().lanes(32)
-    assert FmaProbe(1, steps=10).flops == 2 * 10 * 12 * lanes
-    assert ReadProbe(1, size=1 << 16, rounds=3).bytes == 3 << 16
+    assert FmaProbe(1, iterations=10).flops == 2 * 10 * 12 * lanes
+    assert ReadProbe(1, size=1 << 16, repeats=3).bytes == 3 << 16
     if dot_peak(1, seconds=0.01) is not None:
-        assert DotProbe(1, steps=10).flops == 4 * FmaProbe(1, steps=10).flops
+        assert DotProbe(1, iterations=10).flops == 4 * FmaProbe(1, iterations=10).flops

@@ -18,15 +18,15 @@ from random_graphs import graphs
 
 from rlx import CompileOptions, DimBinding, GraphModule, Session, UpTo
 from rlx.backends.cpu.compiler import Compiler
-from rlx.backends.cpu.executor.control_block import ALONE, BARRIER
+from rlx.backends.cpu.executor.control_block import BARRIER, SOLO
 from rlx.backends.cpu.lowering import (
     TABLE,
     ArgAddress,
     ConstantPointer,
     Context,
-    Entry,
     KernelLaunch,
     NodeNumber,
+    OpLowering,
     Pointer,
     Scratch,
     Status,
@@ -163,7 +163,7 @@ def args_of(program: RelocatableProgram) -> list[tuple[Any, ...]]:
 
 def rows(program: RelocatableProgram) -> dict[str, object]:
     found = {name: getattr(program, name) for name in program.__dataclass_fields__}
-    found["marks"] = [program.marks[i] for i in range(len(program))]
+    found["metadata"] = [program.metadata[i] for i in range(len(program))]
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
 
 
@@ -174,7 +174,7 @@ def check_program(
     program, kernels = (compiler or Compiler(HOST)).compile_program(lir, workers)
     wanted = ByNode(lir, HOST, workers)
     assert program.starts.tolist() == wanted.starts
-    nested = {n: r.op for n, r in program.reports.items() if n > len(lir.graph)}
+    nested = {n: r.op for n, r in program.error_sites.items() if n > len(lir.graph)}
     pairs = zip(args_of(program), wanted.args(), strict=True)
     for i, (got, expected) in enumerate(pairs):
         if expected[0] == "nested":
@@ -182,9 +182,9 @@ def check_program(
         else:
             assert got == expected, i
     labels = [(s.label, s.node.id, s.flops, s.bytes) for s in wanted.launches if s.node]
-    assert [tuple(mark) for mark in program.marks] == labels
+    assert [tuple(mark) for mark in program.metadata] == labels
     assert ((program.flags & BARRIER) != 0).tolist() == wanted.barriers()
-    assert ((program.flags & ALONE) != 0).tolist() == [s.solo for s in wanted.launches]
+    assert ((program.flags & SOLO) != 0).tolist() == [s.solo for s in wanted.launches]
     numbers: dict[Any, int] = {}
     for launch in wanted.launches:
         if launch.spec is not None:
@@ -266,7 +266,7 @@ def test_variants_of_a_decoder() -> None:
     template = Session("cpu").template(decoder())
     made = [check(template, DimBinding({"batch": 1, **sizes})) for sizes in SIZES]
     templates = {id(lir.template) for lir in made if isinstance(lir, Variant)}
-    assert len(templates) < len(made), "sizes alone must not need another structure"
+    assert len(templates) < len(made), "sizes solo must not need another structure"
 
 
 def test_a_new_variant_makes_no_graph_and_no_code() -> None:
@@ -349,15 +349,15 @@ def test_random_graphs(graph: Graph, sizes: list[tuple[int, int]]) -> None:
         check(template, DimBinding().set_live("n", n).set_live("m", m))
 
 
-@pytest.mark.parametrize(("rows", "alone"), [(1, True), (512, False)])
-def test_small_steps_are_left_to_one_worker_without_barriers(rows, alone):
+@pytest.mark.parametrize(("rows", "solo"), [(1, True), (512, False)])
+def test_small_steps_are_left_to_one_worker_without_barriers(rows, solo):
     g = Graph("steps")
     g.set_outputs(g.cumsum(g.softmax(g.input("x", [rows, 1024]))))
     f = Session("cpu").compile(g, {"threads": 2})
     flags = f.executable.relocatable.flags
     assert len(flags) == 2
-    assert ((flags & ALONE) != 0).tolist() == [alone] * 2
-    assert ((flags & BARRIER) != 0).tolist() == [not alone, False]
+    assert ((flags & SOLO) != 0).tolist() == [solo] * 2
+    assert ((flags & BARRIER) != 0).tolist() == [not solo, False]
 
 
 # -- nodes that a class cannot speak for, and plans from elsewhere --------------------------------
@@ -383,7 +383,7 @@ def test_launches_that_depend_on_neighbours(readers: bool) -> None:
     template = Session("cpu").template(recurrence(readers))
     for binding in (DimBinding(n=1), DimBinding(n=9), DimBinding().set_live("n", 12)):
         lir = check(template, binding)
-        names = [lir.graph.nodes[mark.node].op.name for mark in check_program(lir).marks]
+        names = [lir.graph.nodes[mark.node].op.name for mark in check_program(lir).metadata]
         assert ("state_update" in names) == readers
 
 
@@ -406,7 +406,7 @@ def test_launches_of_nested_graphs() -> None:
     template = Session("cpu").template(g)
     for binding in (DimBinding(n=3), DimBinding().set_live("n", 8), DimBinding().set_live("n", 9)):
         program = check_program(check(template, binding))
-        nested = [r for n, r in program.reports.items() if n > len(template.result.graph)]
+        nested = [r for n, r in program.error_sites.items() if n > len(template.result.graph)]
         assert [r.op for r in nested] == ["gather"] * len(nested) and nested
 
 
@@ -421,7 +421,9 @@ def test_a_lowering_may_use_its_own_node_only(monkeypatch: pytest.MonkeyPatch) -
         ctx.lir.slots[other] = ctx.lir.slots[node.output]
         return launches
 
-    monkeypatch.setitem(TABLE, "softmax", Entry(foreign, first.when, first.scratch, first.strided))
+    monkeypatch.setitem(
+        TABLE, "softmax", OpLowering(foreign, first.when, first.scratch, first.strided)
+    )
     g = Graph("g")
     g.set_outputs(g.softmax(g.input("x", [2, 8])))
     with pytest.raises(CodegenError, match="depends_on_neighbours"):
@@ -487,7 +489,9 @@ def test_equal_classes_of_two_graphs_are_lowered_once(monkeypatch: pytest.Monkey
         calls.append(node)
         return first.lower(node, ctx)
 
-    monkeypatch.setitem(TABLE, "softmax", Entry(counted, first.when, first.scratch, first.strided))
+    monkeypatch.setitem(
+        TABLE, "softmax", OpLowering(counted, first.when, first.scratch, first.strided)
+    )
     compiler = Compiler(HOST)
     for count in (2, 5):
         compiler.compile_program(plan(softmaxes(count)), 2)
@@ -503,6 +507,8 @@ def test_a_lowering_that_is_registered_anew_is_used(monkeypatch: pytest.MonkeyPa
         return launches
 
     before = compiler.compile_program(plan(softmaxes(2)), 2).program
-    monkeypatch.setitem(TABLE, "softmax", Entry(labelled, first.when, first.scratch, first.strided))
+    monkeypatch.setitem(
+        TABLE, "softmax", OpLowering(labelled, first.when, first.scratch, first.strided)
+    )
     after = compiler.compile_program(plan(softmaxes(2)), 2).program
-    assert {m.label for m in after.marks} == {"mine"} != {m.label for m in before.marks}
+    assert {m.label for m in after.metadata} == {"mine"} != {m.label for m in before.metadata}

@@ -158,11 +158,11 @@ def test_selective_scan_of_odd_numbers():
 
 
 def test_a_program_in_the_pool():
-    from rlx.backends.cpu.pool import Pool
+    from rlx.backends.cpu.thread_pool import ThreadPool
 
     g, arrays = delta_net(2, 40, 3, 64)
     expected = reference(g, arrays)
-    pool, native = Pool(2, oversubscribe=True), Native(g, HOST, 2, {})
+    pool, native = ThreadPool(2, oversubscribe=True), Native(g, HOST, 2, {})
     for _ in range(3):
         for got, want in zip(native.run(arrays, pool=pool.run), expected, strict=True):
             check(got, want, WORST)

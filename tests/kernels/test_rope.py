@@ -143,7 +143,7 @@ def test_positions_without_a_row_are_reported(bad):
     arrays["positions"][2] = bad
     native = Native(g, HOST, 2, {})
     (got,) = native.run(arrays)
-    assert native.made.status[0] == g.outputs[0].node.id + 1
+    assert native.linked.status[0] == g.outputs[0].node.id + 1
     kept = np.delete(got, 2, axis=1)
     np.testing.assert_array_equal(kept, rotated_exactly(arrays, [0, 1, 3, 4]))
 

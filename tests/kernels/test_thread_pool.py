@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.executor.emit import executor_unit
-from rlx.backends.cpu.pool import Pool, get_pool
 from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.thread_pool import ThreadPool, get_thread_pool
 from rlx.errors import CodegenError, OptionError
 from rlx.llvm.builder import Module, i64
 from rlx.llvm.elf import ObjectFile
@@ -65,11 +65,11 @@ def wait_kernel() -> Kernel:
     return compiled(emit)
 
 
-def rotating(pool: Pool, steps: int) -> tuple[Program, np.ndarray]:
+def rotating(pool: ThreadPool, launches: int) -> tuple[Program, np.ndarray]:
     kernel = rotate_kernel()
     buffers = np.zeros((2, pool.workers), np.int64)
     places = buffers.ctypes.data, buffers[1].ctypes.data
-    table = [Launch(kernel.address(), (places[i % 2], places[1 - i % 2])) for i in range(steps)]
+    table = [Launch(kernel.address(), (places[i % 2], places[1 - i % 2])) for i in range(launches)]
     return Program(table, keep=(kernel, buffers)), buffers
 
 
@@ -77,7 +77,7 @@ def test_workers_stay_in_step(pool):
     program, buffers = rotating(pool, 300)
     for run in range(1, 6):
         pool.run(program)
-        # 300 is even, so buffer 0 holds the result; every element has passed all steps
+        # 300 is even, so buffer 0 holds the result; every element has passed all launches
         assert (buffers[0] == 300 * run).all()
 
 
@@ -96,14 +96,14 @@ def test_runs_after_sleep_and_part_of_a_program(pool):
 def test_alone_patches_and_limited_workers(pool):
     kernel = count_kernel()
     cell, other = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    steps = [
+    launches = [
         Launch(kernel.address(), (cell.ctypes.data, 1)),
-        Launch(kernel.address(), (0, 0), alone=True, barrier=False),
+        Launch(kernel.address(), (0, 0), solo=True, barrier=False),
     ]
-    program = Program(steps, [(2, 0), (3, 1)], live=2, keep=kernel)
+    program = Program(launches, [(2, 0), (3, 1)], dynamic_args=2, keep=kernel)
     assert program.arg_number(1, 1) == 3
     for run in range(1, 4):
-        program.live[:] = other.ctypes.data, run
+        program.dynamic_args[:] = other.ctypes.data, run
         pool.run(program)
     each = 1000 * pool.workers + 1
     assert cell[0] == 3 * pool.workers * each
@@ -119,11 +119,11 @@ def test_a_long_run_returns_to_python_and_resumes(pool):
     kernel, counter = wait_kernel(), count_kernel()
     cell = np.zeros(1, np.int64)
     ticks = int(pool.ticks_per_second * 0.02)
-    steps = [
+    launches = [
         Launch(kernel.address(), (ticks,)),
         Launch(counter.address(), (cell.ctypes.data, 0)),
     ] * 8
-    pool.run(Program(steps, keep=(kernel, counter)))
+    pool.run(Program(launches, keep=(kernel, counter)))
     assert cell[0] == 8 * pool.workers * pool.workers * 1000
 
 
@@ -137,7 +137,7 @@ def test_profile_records_each_worker(pool):
     spent = stamps[:, :, 1] - stamps[:, :, 0]
     assert (spent[:, 0] >= ticks).all()
     assert (spent[:, 1] >= 2 * ticks).all()
-    assert stamps[:, 1, 0].min() >= stamps[:, 0, 1].max(), "the barrier separates the steps"
+    assert stamps[:, 1, 0].min() >= stamps[:, 0, 1].max(), "the barrier separates the launches"
     program.stop_profile()
     before = stamps.copy()
     pool.run(program)
@@ -146,7 +146,7 @@ def test_profile_records_each_worker(pool):
 
 
 def test_several_python_threads_share_a_pool():
-    pool, errors = get_pool(), []
+    pool, errors = get_thread_pool(), []
 
     def work():
         program, buffers = rotating(pool, 20)
@@ -164,7 +164,7 @@ def test_several_python_threads_share_a_pool():
 
 
 def test_closed_pool_runs_alone():
-    pool = Pool(2, oversubscribe=True)
+    pool = ThreadPool(2, oversubscribe=True)
     program, buffers = rotating(pool, 2)
     pool.run(program)
     pool.close()
@@ -175,10 +175,10 @@ def test_closed_pool_runs_alone():
 
 
 def test_collected_pool_ends_its_threads():
-    pool = Pool(3, oversubscribe=True)
+    pool = ThreadPool(3, oversubscribe=True)
     program, _ = rotating(pool, 2)
     pool.run(program)
-    threads = pool._crew.threads
+    threads = pool._group.threads
     assert all(t.is_alive() for t in threads)
     del pool
     for thread in threads:
@@ -187,7 +187,7 @@ def test_collected_pool_ends_its_threads():
 
 
 def test_idle_workers_cost_nothing():
-    pool = Pool(2, oversubscribe=True)
+    pool = ThreadPool(2, oversubscribe=True)
     program, _ = rotating(pool, 2)
     pool.run(program)
     time.sleep(0.05)
@@ -199,9 +199,9 @@ def test_idle_workers_cost_nothing():
 
 def test_bad_patches_are_refused():
     with pytest.raises(CodegenError, match="patch out of range"):
-        Program([Launch(1, (1, 2))], [(2, 0)], live=1)
+        Program([Launch(1, (1, 2))], [(2, 0)], dynamic_args=1)
     with pytest.raises(CodegenError, match="patch out of range"):
-        Program([Launch(1, (1, 2))], [(0, 1)], live=1)
+        Program([Launch(1, (1, 2))], [(0, 1)], dynamic_args=1)
 
 
 def script(body: str, **kwargs) -> subprocess.Popen:
@@ -211,7 +211,7 @@ def script(body: str, **kwargs) -> subprocess.Popen:
         import numpy as np
         from test_thread_pool import rotating, wait_kernel
         from rlx.backends.cpu.program import Program, Launch
-        from rlx.backends.cpu.pool import Pool, get_pool
+        from rlx.backends.cpu.thread_pool import ThreadPool, get_thread_pool
     """
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(head) + textwrap.dedent(body)],
@@ -225,7 +225,7 @@ def script(body: str, **kwargs) -> subprocess.Popen:
 
 def test_fork_gives_the_child_its_own_workers():
     child = script("""
-        pool = Pool(2, oversubscribe=True)
+        pool = ThreadPool(2, oversubscribe=True)
         program, buffers = rotating(pool, 4)
         pool.run(program)
         pid = os.fork()
@@ -242,7 +242,7 @@ def test_fork_gives_the_child_its_own_workers():
 
 def test_fork_while_another_thread_runs():
     child = script("""
-        pool = Pool(2, oversubscribe=True)
+        pool = ThreadPool(2, oversubscribe=True)
         program, buffers = rotating(pool, 50)
         stop = threading.Event()
         def busy():
@@ -267,7 +267,7 @@ def test_fork_while_another_thread_runs():
 
 def test_interrupt_during_a_long_run():
     child = script("""
-        pool = Pool(2, oversubscribe=True)
+        pool = ThreadPool(2, oversubscribe=True)
         kernel = wait_kernel()
         ticks = int(pool.ticks_per_second * 0.005)
         program = Program([Launch(kernel.address(), (ticks,))] * 10000, keep=kernel)
@@ -293,7 +293,7 @@ def test_interrupt_during_a_long_run():
 @pytest.mark.parametrize("ending", ["pass", "sys.exit(0)", "busy()"])
 def test_interpreter_exit_is_clean(ending):
     child = script(f"""
-        pool = get_pool()
+        pool = get_thread_pool()
         program, _ = rotating(pool, 20)
         pool.run(program)
         def busy():
@@ -328,7 +328,7 @@ def test_container_quota(tmp_path):
     group = tmp_path / "fs" / "a" / "b"
     group.mkdir(parents=True)
     (tmp_path / "cgroup").write_text("0::/a/b\n")
-    read = machine._quota
+    read = machine._read_cpu_quota
     assert read(tmp_path / "cgroup", tmp_path / "fs") == machine.MAX_WORKERS
     (group / "cpu.max").write_text("max 100000\n")
     (group.parent / "cpu.max").write_text("150000 100000\n")

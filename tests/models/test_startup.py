@@ -97,7 +97,7 @@ def test_a_damaged_file_is_made_again_with_a_warning(tiny: Path, suffix: str) ->
             data = bytearray(entry.path.read_bytes())
             data[-9] ^= 16
             entry.path.write_bytes(data)
-    with pytest.warns(RuntimeWarning, match="made again"):
+    with pytest.warns(RuntimeWarning, match="is rebuilt"):
         assert answer(tiny)[0] == wanted
     assert cache.verify() == {}
 

@@ -145,8 +145,8 @@ class OpaqueExecutable(ReferenceExecutable):
         self._memory = memory
 
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
-        given, kept, plain = dict(params), dict(states), super().attach
-        self._memory.stream.submit(lambda: plain(given, kept))
+        given, own_states, plain = dict(params), dict(states), super().attach
+        self._memory.stream.submit(lambda: plain(given, own_states))
 
     def run(
         self, inputs: Sequence[Buffer | None], outputs: Sequence[Buffer | None],
@@ -177,8 +177,8 @@ class OpaqueBackend(Backend):
 
     def prepare(self, graph: Graph, params: Mapping[str, np.ndarray]) -> dict[str, Buffer]:
         """Prepared parameters are left in the device's memory."""
-        made = super().prepare(graph, params)
-        return {name: self.memory.put(array) for name, array in made.items()}
+        prepared = super().prepare(graph, params)
+        return {name: self.memory.put(array) for name, array in prepared.items()}
 
     def compile(self, lir: Lir, options: CompileOptions) -> OpaqueExecutable:
         return OpaqueExecutable(lir, self.memory)

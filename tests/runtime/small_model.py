@@ -32,12 +32,12 @@ def weights(layers: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
     def random(*dims: int) -> np.ndarray:
         return (rng.normal(size=dims) / np.sqrt(dims[0])).astype(np.float32)
 
-    made = {"head": random(WIDTH, OUT)}
+    params = {"head": random(WIDTH, OUT)}
     for i in range(layers):
-        made[f"layers.{i}.gamma"] = 1 + 0.1 * random(WIDTH)
-        made[f"layers.{i}.up"] = random(WIDTH, 2 * WIDTH)
-        made[f"layers.{i}.down"] = random(2 * WIDTH, WIDTH)
-    return made
+        params[f"layers.{i}.gamma"] = 1 + 0.1 * random(WIDTH)
+        params[f"layers.{i}.up"] = random(WIDTH, 2 * WIDTH)
+        params[f"layers.{i}.down"] = random(2 * WIDTH, WIDTH)
+    return params
 
 
 def expected(x: np.ndarray, given: dict[str, np.ndarray], layers: int = 2) -> np.ndarray:

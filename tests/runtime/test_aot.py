@@ -84,8 +84,8 @@ def test_dynamic_dims_states_and_bad_indices_survive_the_disk(tmp_path: Path) ->
     def model() -> rlx.Graph:
         g = rlx.Graph("rows")
         row = g.gather(g.param("table", [5, 4]), g.input("ids", ["seq"], "i32"))
-        kept = g.state_update(g.state("cache", [16, 4]), row, axis=0, start="past_seq")
-        g.set_outputs({"sum": g.sum(g.narrow(kept, 0, 0, "past_seq + seq"), 0)})
+        updated = g.state_update(g.state("cache", [16, 4]), row, axis=0, start="past_seq")
+        g.set_outputs({"sum": g.sum(g.narrow(updated, 0, 0, "past_seq + seq"), 0)})
         return g
 
     variant = rlx.ModelVariant.decode(1, rlx.UpTo(15), rlx.UpTo(4))
@@ -118,13 +118,13 @@ print(component().cache_key(), entry.name, cache.counters.hits)
 
 def test_processes_and_hash_seeds_agree_on_key_and_name(tmp_path: Path) -> None:
     code = _KEYS.format(root=str(tmp_path))
-    printed = []
+    outputs = []
     for seed in ("0", "1", "4711"):
         done = python(code, PYTHONHASHSEED=seed)
         assert done.returncode == 0, done.stderr
-        printed.append(done.stdout.split())
-    assert len({(key, name) for key, name, _ in printed}) == 1
-    assert [hits for *_, hits in printed] == ["0", "1", "1"]
+        outputs.append(done.stdout.split())
+    assert len({(key, name) for key, name, _ in outputs}) == 1
+    assert [hits for *_, hits in outputs] == ["0", "1", "1"]
 
 
 _START = """
@@ -183,7 +183,7 @@ def test_a_damaged_artifact_is_made_again_with_a_warning(tmp_path: Path) -> None
     whole = path.read_bytes()
     path.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
     assert list(cache.verify()) == [path]
-    with pytest.warns(RuntimeWarning, match=r"is made again: .*damaged"):
+    with pytest.warns(RuntimeWarning, match=r"is rebuilt: .*damaged"):
         check(pipeline(cache).get_or_specialize_aot(component(), build, ONE)[0])
     assert not cache.verify()
     hits = cache.counters.hits
@@ -202,7 +202,7 @@ def changed(path: Path, **fields: object) -> None:
 def test_a_foreign_artifact_is_made_again_with_a_warning(tmp_path: Path) -> None:
     cache = AotCache(tmp_path)
     changed(stored(cache), material="00")
-    with pytest.warns(RuntimeWarning, match="something else"):
+    with pytest.warns(RuntimeWarning, match="another artifact"):
         check(pipeline(cache).get_or_specialize_aot(component(), build, ONE)[0])
 
 
@@ -214,11 +214,11 @@ def test_an_outdated_artifact_is_renewed_without_a_word(tmp_path: Path) -> None:
     for changes in ({"stamp": b"0" * 64}, {"stamp": b"0" * 64, "about": b"?"}):
         container.write(path, parts | changes)
         assert "another version" in cache.verify()[path]
-        refused = cache.counters.refused
+        rejected = cache.counters.rejected
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             check(pipeline(cache).get_or_specialize_aot(component(), build, ONE)[0])
-        assert cache.counters.refused == refused + 1 and not cache.verify()
+        assert cache.counters.rejected == rejected + 1 and not cache.verify()
 
 
 def test_code_for_another_cpu_is_never_loaded(tmp_path: Path) -> None:
@@ -258,14 +258,14 @@ def test_files_that_others_may_write_are_refused(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.rlx"
     stored(cache).rename(target)
     path.symlink_to(target)
-    with pytest.warns(RuntimeWarning, match="is made again"):
+    with pytest.warns(RuntimeWarning, match="is rebuilt"):
         pipeline(cache).get_or_specialize_aot(component(), build, ONE)
 
 
 def test_a_full_or_missing_disk_is_no_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    with pytest.warns(RuntimeWarning, match="not written|is made again"):
+    with pytest.warns(RuntimeWarning, match="not written|is rebuilt"):
         check(pipeline(AotCache(blocked)).get_or_specialize_aot(component(), build, ONE)[0])
 
 
@@ -303,7 +303,7 @@ def test_prepared_weights_are_mapped_and_checked(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], array, strict=True)
         assert not found[name].flags.writeable and found[name].ctypes.data % 64 == 0
     assert cache.load_weights("w", "source 2") is None
-    assert cache.counters.refused == 1
+    assert cache.counters.rejected == 1
     path = cache.path("w", ".weights")
     data = bytearray(path.read_bytes())
     for at in (70, len(data) // 2, len(data) - 1):

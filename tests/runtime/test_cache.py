@@ -35,7 +35,7 @@ def test_bytes_bound_a_cache_too() -> None:
     cache = filled("fifo", 8, capacity_bytes=25)
     cache.get_or_make("c", lambda: "c", size=lambda v: 10)
     assert list(cache) == ["b", "c"] and cache.num_bytes == 20
-    cache.get_or_make("d", lambda: "d", size=lambda v: 100)  # too large for all: kept by itself
+    cache.get_or_make("d", lambda: "d", size=lambda v: 100)  # too large for all: it stays alone
     assert list(cache) == ["d"]
 
 
@@ -89,7 +89,9 @@ def test_a_key_stands_for_one_thing() -> None:
 
     ask(4)
     assert ask(4) == 1
-    with pytest.raises(OptionError, match=r"one key for two different things.*4 there, 5 asked"):
+    with pytest.raises(
+        OptionError, match=r"one key for two different contents.*4 cached, 5 requested"
+    ):
         ask(5)
 
 
@@ -100,7 +102,7 @@ def test_a_miss_explains_itself() -> None:
     cache.get_or_make("l", lambda: 1, material=lambda: {"seq": 9, "quant": "Q4_K"})
     assert cache.explain("k") == "hit"
     reason = cache.explain("m", {"seq": 5, "quant": None})
-    assert reason == "miss: differs from the nearest entry in seq (4 there, 5 asked)"
+    assert reason == "miss: differs from the nearest entry in seq (4 cached, 5 requested)"
     assert "none of the 2 entries" in cache.explain("m")
 
 
@@ -116,8 +118,8 @@ def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
 
 
 def bucketed(device: str, **settings: object) -> BucketedCompileCache:
-    made = BucketedCompileCache(build(), "seq", device=device, options={"threads": 1}, **settings)  # type: ignore[arg-type]
-    return made.set_params(weights())
+    cache = BucketedCompileCache(build(), "seq", device=device, options={"threads": 1}, **settings)  # type: ignore[arg-type]
+    return cache.set_params(weights())
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
@@ -162,7 +164,7 @@ def test_sizes_out_of_range_say_the_range() -> None:
     holes = bucketed("reference", buckets=[(2, 4), (8, 16), (17, 20)])
     with pytest.raises(BindingError, match=r"got 5; expected 2 … 4 or 8 … 20"):
         holes.get(5)
-    with pytest.raises(rlx.InputError, match="no input shows the size"):
+    with pytest.raises(rlx.InputError, match="size cannot be inferred"):
         holes.run()
 
 

@@ -1,4 +1,4 @@
-"""The compile pipeline: three steps, caches over them, and components that are applied."""
+"""The compile pipeline: three stages, each cached, and components that are applied."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_hit_rebuilds_nothing_and_costs_microseconds() -> None:
     first = p.get_or_compile_component(asked, model, ONE)
     plans = counters.plans
     assert p.get_or_compile_component(asked, model, ONE)[0] is first[0]
-    # the same component made anew, and asked for with another builder
+    # the same component built again, and requested with another builder
     assert p.get_or_compile_component(component(), build, ONE)[0] is first[0]
     assert counters.plans == plans and model.calls == 1
     took = []
@@ -165,9 +165,10 @@ def test_a_miss_says_what_differs() -> None:
     p.get_or_compile_component(component(1, 5).with_compilation_mode("lazy"), build, ONE)
     reason = p.explain(component(1, 9), ONE)
     assert reason == (
-        "miss: differs from the nearest entry in variant (prefill:1x4 there, prefill:1x9 asked)"
+        "miss: differs from the nearest entry in variant "
+        "(prefill:1x4 cached, prefill:1x9 requested)"
     )
-    assert "quant (None there, Q8_0 asked)" in p.explain(component().with_quant("Q8_0"), ONE)
+    assert "quant (None cached, Q8_0 requested)" in p.explain(component().with_quant("Q8_0"), ONE)
     assert p.explain(component(), ONE) == "hit"
 
 
@@ -181,7 +182,7 @@ def test_misses_say_why_when_asked_to(
     assert "cache:" not in capsys.readouterr().err
     p.get_or_compile_component(component(1, 5), build, ONE)
     said = capsys.readouterr().err
-    assert "variant (prefill:1x4 there, prefill:1x5 asked)" in said
+    assert "variant (prefill:1x4 cached, prefill:1x5 requested)" in said
 
 
 def test_several_threads_compile_each_key_once() -> None:
@@ -308,7 +309,7 @@ def test_the_layer_composition_is_applied() -> None:
         x = inputs(1, 4)
         np.testing.assert_allclose(compiled.run(x=x)[0], expected(x, weights(5), count), **CLOSE)
     asked = component().with_layer_composition_key(LayerComposition.homogeneous("layers", 3).key)
-    with pytest.raises(OptionError, match=r"not what its layer composition says.*got 2 layers"):
+    with pytest.raises(OptionError, match=r"does not match its layer composition.*got 2 layers"):
         p.get_or_compile_component(asked, build, ONE)
     with pytest.raises(OptionError, match="unknown layer composition"):
         p.get_or_compile_component(component().with_layer_composition_key("f" * 64), build, ONE)

@@ -56,8 +56,8 @@ def counter() -> rlx.Graph:
     g = rlx.Graph("counter")
     x = g.input("x", [1, "seq", 2])
     cache = g.state("cache", [1, 8, 2])
-    kept = g.state_update(cache, x, axis=1, start="past_seq")
-    g.set_outputs({"total": g.sum(g.narrow(kept, 1, 0, "past_seq + seq"), 1)})
+    updated = g.state_update(cache, x, axis=1, start="past_seq")
+    g.set_outputs({"total": g.sum(g.narrow(updated, 1, 0, "past_seq + seq"), 1)})
     return g
 
 
@@ -90,7 +90,7 @@ def test_copies_views_and_zeros(memory: opaque_device.OpaqueMemory) -> None:
 def test_the_host_cannot_reach_it(memory: opaque_device.OpaqueMemory) -> None:
     buffer = memory.put(np.ones(4, np.float32))
     for reach in (lambda: buffer.array, lambda: np.asarray(buffer), lambda: np.from_dlpack(buffer)):
-        with pytest.raises(rlx.UnsupportedError, match=r"\[opaque\] the host cannot reach"):
+        with pytest.raises(rlx.UnsupportedError, match=r"\[opaque\] the host cannot access"):
             reach()
     with pytest.raises(rlx.InputError, match="past the end of a buffer"):
         buffer.view(4, (4,), np.float32)
@@ -166,10 +166,10 @@ def test_parameters_may_be_buffers_of_the_device(memory: opaque_device.OpaqueMem
 
 
 def test_a_deferred_parameter_does_not_stay_in_host_memory() -> None:
-    made: list[str] = []
+    computed: list[str] = []
 
     def make(name: str) -> np.ndarray:
-        made.append(name)
+        computed.append(name)
         return PARAMS[name]
 
     late = {n: Deferred(SHAPES[n], rlx.f32, lambda n=n: make(n)) for n in SHAPES}
@@ -178,7 +178,7 @@ def test_a_deferred_parameter_does_not_stay_in_host_memory() -> None:
     x = RNG.normal(size=(2, 64)).astype(np.float32)
     for rows in (1, 2):
         np.testing.assert_array_equal(f.run(x=x[:rows])[0], oracle.run(x=x[:rows])[0])
-    assert sorted(made) == sorted(SHAPES)
+    assert sorted(computed) == sorted(SHAPES)
     assert all(isinstance(f.params._arrays[name], Deferred) for name in SHAPES)
 
 
@@ -241,13 +241,13 @@ def test_phases_run_alone() -> None:
 
 def test_code_is_made_for_a_binding_at_once() -> None:
     f = Session("opaque").compile(mlp(), binding={"batch": 2}).set_params(PARAMS)
-    made = f.executable
+    warm = f.executable
     assert f.manifest.find("x").num_bytes == 2 * 64 * 4
     assert f.run(x=np.ones((2, 64), np.float32))[0].shape == (2, 10)
-    assert f.executable is made
+    assert f.executable is warm
     assert f.run(x=np.ones((3, 64), np.float32))[0].shape == (3, 10)  # others as before
     bounded = Session("opaque").compile(counter(), binding={"seq": 1, "past_seq": UpTo(7)})
-    assert bounded.template.live == {"past_seq": 7}
+    assert bounded.template.dynamic_dims == {"past_seq": 7}
     for wrong in ({}, {"batch": 2, "seq": 3}):
         with pytest.raises(rlx.BindingError, match="open symbols"):
             Session("opaque").compile(mlp(), binding=wrong)
@@ -263,11 +263,11 @@ def test_states_are_bound_shared_and_read_back() -> None:
     prefill.run(x=np.ones((1, 2, 2), np.float32), sizes={"past_seq": 0})
     (total,) = decode.run(x=np.full((1, 1, 2), 5, np.float32), sizes={"past_seq": 2})
     assert total.tolist() == [[7, 7]]
-    kept = prefill.read_state("cache")
-    assert kept[0, :, 0].tolist() == [1, 1, 5, 0, 0, 0, 0, 0]
-    kept.fill(3)  # a copy: the state stays
+    copy = prefill.read_state("cache")
+    assert copy[0, :, 0].tolist() == [1, 1, 5, 0, 0, 0, 0, 0]
+    copy.fill(3)  # a copy: the state stays
     assert decode.read_state("cache")[0, 0, 0] == 1
-    prefill.bind_state("cache", kept)  # begins from a copy, and shares no longer
+    prefill.bind_state("cache", copy)  # begins from a copy, and shares no longer
     (total,) = prefill.run(x=np.ones((1, 2, 2), np.float32), sizes={"past_seq": 1})
     assert total.tolist() == [[5, 5]]
     decode.state_buffer("cache").zero()
@@ -312,9 +312,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models(folder: Path) -> Iterator[list[Any]]:
-    made = [rlx.load(folder, device=d, context=40, kv="f32") for d in ("opaque", "reference")]
-    yield made
-    for model in made:
+    models = [rlx.load(folder, device=d, context=40, kv="f32") for d in ("opaque", "reference")]
+    yield models
+    for model in models:
         model.close()
 
 

@@ -18,8 +18,8 @@ def chooser() -> Graph:
     x = g.input("x", ["seq", 4])
     w = g.param("w", [4, 6])
     early = g.top_k(g.input("y", [8]), k=2)[0]  # a choice that stands before the last anchor
-    kept = g.state_update(g.state("cache", [16, 6]), g.matmul(x, w), axis=0, start="past_seq")
-    total = g.sum(g.narrow(kept, 0, 0, "past_seq + seq"), 0)
+    updated = g.state_update(g.state("cache", [16, 6]), g.matmul(x, w), axis=0, start="past_seq")
+    total = g.sum(g.narrow(updated, 0, 0, "past_seq + seq"), 0)
     values, where = g.top_k(total, k=3)
     g.set_outputs({"total": total, "best": values, "where": where, "early": early})
     return g

@@ -25,8 +25,8 @@ def counter() -> rlx.Graph:
     g = rlx.Graph("counter")
     x = g.input("x", [1, "seq", 2])
     cache = g.state("cache", [1, 8, 2])
-    kept = g.state_update(cache, x, axis=1, start="past_seq")
-    g.set_outputs({"total": g.sum(g.narrow(kept, 1, 0, "past_seq + seq"), 1)})
+    updated = g.state_update(cache, x, axis=1, start="past_seq")
+    g.set_outputs({"total": g.sum(g.narrow(updated, 1, 0, "past_seq + seq"), 1)})
     return g
 
 
@@ -81,7 +81,7 @@ def test_dynamic_dims_serve_every_length_up_to_the_bound() -> None:
         assert np.array_equal(got[0], total)
         assert f.executable is executable
     assert np.array_equal(f.read_state("cache")[0, :, 0], np.arange(1, 9))
-    with pytest.raises(rlx.BindingError, match="above the bound of a dynamic dimension"):
+    with pytest.raises(rlx.BindingError, match="beyond the bound of its dynamic dimension"):
         f.run(x=x, sizes={"past_seq": 8})
     with pytest.raises(rlx.BindingError, match="size of a dynamic dimension is missing"):
         f.run(x=x)
@@ -122,29 +122,29 @@ def test_host_memory_is_used_in_place(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_code_is_made_when_sizes_are_known(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    arenas: list[int] = []
     backend = type(rlx.Device(device).backend)
     plain = backend.compile
 
     def compile(self: object, lir: rlx.Lir, options: CompileOptions) -> object:
-        made.append(lir.arena_size)
+        arenas.append(lir.arena_size)
         return plain(self, lir, options)
 
     monkeypatch.setattr(backend, "compile", compile)
     given = {"w": W, "b": np.ones(3, np.float32)}
     f = Session(device).compile(linear()).set_params(given)
-    assert not made  # the batch is open
+    assert not arenas  # the batch is open
     f.run(x=X)
-    assert len(made) == 1
+    assert len(arenas) == 1
     Session(device).compile(linear(), CompileOptions(binding=DimBinding(batch=2)))
-    assert len(made) == 2  # nothing is open
+    assert len(arenas) == 2  # nothing is open
     g = Session(device).compile(linear(), binding={"batch": 2}).set_params(given)
-    assert len(made) == 3
+    assert len(arenas) == 3
     np.testing.assert_array_equal(g.run(x=X)[0], f.run(x=X)[0])
-    assert len(made) == 3
+    assert len(arenas) == 3
     g.warm(batch=5)
     g.run(x=np.zeros((5, 4), np.float32))
-    assert len(made) == 4
+    assert len(arenas) == 4
 
 
 def test_a_write_past_the_state_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The CPU as a device: native kernels in one program, run by workers in lock step."""
+"""The CPU device: native kernels, linked to one program that a thread pool runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rlx.backends.base import Backend, Parts, PlanInfo
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.link import link
-from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.relocatable import read_parts, write_parts
+from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -62,7 +62,7 @@ class CpuBackend(Backend):
     def trim_memory(self) -> None:
         trim_compiler_memory()
 
-    # -- making code ------------------------------------------------------------------------------
+    # -- compilation ------------------------------------------------------------------------------
 
     def has_native(self, node: Node) -> bool:
         return self._compiler.has_native(node)
@@ -74,19 +74,21 @@ class CpuBackend(Backend):
         return self._compiler.rewrite_variant(graph)
 
     def scratch(self, node: Node) -> int:
-        # for as many workers as a compilation can ask for; what is not touched costs nothing
+        # for the most workers that a compilation can have; pages never touched cost nothing
         return self._compiler.scratch(node, usable_cores())
 
     def prepare(self, graph: Graph, params: Mapping[str, Array]) -> dict[str, Array]:
-        from rlx.backends.cpu.prepare import prepare_params  # not needed where all is on disk
+        from rlx.backends.cpu.prepare import prepare_params  # prepacked weights on disk need none
 
-        made = prepare_params(graph, params, native=has_compiler())
-        return dict(zip(graph.output_names, made, strict=True))
+        prepared = prepare_params(graph, params, native=has_compiler())
+        return dict(zip(graph.output_names, prepared, strict=True))
 
     def compile(self, lir: Lir, options: CompileOptions) -> CpuExecutable:
         self._require_host()
         program, kernels = self._compiler.compile_program(lir, self.workers(options))
-        return CpuExecutable(link(program, kernels), PlanInfo.of(lir), get_pool(program.workers))
+        return CpuExecutable(
+            link(program, kernels), PlanInfo.of(lir), get_thread_pool(program.workers)
+        )
 
     # -- programs on disk -------------------------------------------------------------------------
 
@@ -97,13 +99,13 @@ class CpuBackend(Backend):
     def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> CpuExecutable:
         program, kernels = read_parts(parts)
         workers = min(program.workers, self.workers(options))
-        return CpuExecutable(link(program, kernels), info, get_pool(workers))
+        return CpuExecutable(link(program, kernels), info, get_thread_pool(workers))
 
     def _require_host(self) -> None:
         if not self.target.runs_on(Target.host()):
             raise CodegenError(
                 "code for another CPU cannot run here", where="target", got=self.target.key,
-                expected=Target.host().key, hint="write it to a bundle and load that over there",
+                expected=Target.host().key, hint="write a bundle and load it on that machine",
             )  # fmt: skip
 
     def inspection(self) -> CpuInspection:

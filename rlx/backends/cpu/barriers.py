@@ -1,4 +1,4 @@
-"""Where barriers go: a launch waits only for launches whose memory it shares."""
+"""Where barriers go: between launches that depend on each other through memory."""
 
 from __future__ import annotations
 
@@ -9,72 +9,73 @@ from rlx.backends.cpu.lowering import KernelLaunch
 from rlx.ir.lir import Lir, aligned
 from rlx.passes.plan import Variant
 
-Span = tuple[object, int, int]  # a memory space and a byte range in it
+MemoryRange = tuple[object, int, int]  # a memory space and a byte range in it
 _ALL = 1 << 62
 _ARENA = "arena"
 
 
-class Uses(NamedTuple):
-    """Memory that a launch touches: roots by value number, and the node whose scratch it uses."""
+class Accesses(NamedTuple):
+    """Memory that a launch accesses: root values by number, and the node of its scratch memory."""
 
     reads: Sequence[int]
     writes: Sequence[int]
     scratch: int  # −1: none
-    solo: bool  # run by one worker
-    fence: bool  # a barrier follows in any case
+    solo: bool  # run by worker 0 alone
+    fence: bool  # always followed by a barrier
 
 
-class Touched(NamedTuple):
+class AccessedRanges(NamedTuple):
     """The byte ranges a launch reads and writes."""
 
-    reads: list[Span]
-    writes: list[Span]
+    reads: list[MemoryRange]
+    writes: list[MemoryRange]
 
 
 def barriers_of(launches: Sequence[KernelLaunch], lir: Lir) -> list[bool]:
     """For each launch of a planned graph, whether a barrier follows it."""
     variant = Variant.of(lir)
     numbers, roots = variant.value_numbers, variant.roots
-    uses = []
+    accesses = []
     for s in launches:
         reads, writes = ([roots[numbers[v]] for v in vs] for vs in (s.reads, s.writes))
         scratch = s.node.id if s.uses_scratch and s.node is not None else -1
-        uses.append(Uses(reads, writes, scratch, s.solo, s.fence))
-    return place_barriers(uses, variant)
+        accesses.append(Accesses(reads, writes, scratch, s.solo, s.fence))
+    return insert_barriers(accesses, variant)
 
 
-def place_barriers(
-    uses: Sequence[Uses], variant: Variant, certain: Sequence[int] | None = None
+def insert_barriers(
+    accesses: Sequence[Accesses], variant: Variant, dependencies: Sequence[int] | None = None
 ) -> list[bool]:
     """For each launch, whether all workers must have finished it before the next one begins.
-    `certain` are the `certain_waits`, where they are known."""
-    touched = _ranges(uses, variant)
-    after = [False] * len(uses)
-    begin = 0  # the first launch behind the last barrier
-    for i, use in enumerate(uses):
-        waits = certain is not None and certain[i] >= begin
-        if waits or _must_wait(i, begin, touched, uses):
+    `dependencies` are the `data_dependencies`, if they were computed before."""
+    accessed = _accessed_ranges(accesses, variant)
+    after = [False] * len(accesses)
+    begin = 0  # the first launch after the last barrier
+    for i, access in enumerate(accesses):
+        waits = dependencies is not None and dependencies[i] >= begin
+        if waits or _must_wait(i, begin, accessed, accesses):
             after[i - 1] = True
             begin = i
-        if use.fence:
+        if access.fence:
             after[i] = True
             begin = i + 1
     return after
 
 
-def certain_waits(uses: Sequence[Uses]) -> list[int]:
-    """For each launch, the last before it that wrote what it touches or read what it writes,
-    whatever the offsets; −1: none. Launches of one worker do not wait for each other."""
-    read: list[dict[int, int]] = [{}, {}]  # by all workers, by one alone
+def data_dependencies(accesses: Sequence[Accesses]) -> list[int]:
+    """For each launch, the last earlier one that it depends on by a value (read after write, write
+    after read or write), whatever the arena offsets; −1: none. Solo launches run in order on one
+    worker and need no barrier between them."""
+    read: list[dict[int, int]] = [{}, {}]  # by all workers; by solo launches
     written: list[dict[int, int]] = [{}, {}]
     waits = []
-    for i, (reads, writes, _, solo, _) in enumerate(uses):
+    for i, (reads, writes, _, solo, _) in enumerate(accesses):
         last = -1
-        for alone in range(1 if solo else 2):
+        for by_solo in range(1 if solo else 2):
             for root in (*reads, *writes):
-                last = max(last, written[alone].get(root, -1))
+                last = max(last, written[by_solo].get(root, -1))
             for root in writes:
-                last = max(last, read[alone].get(root, -1))
+                last = max(last, read[by_solo].get(root, -1))
         waits.append(last)
         read[solo] |= dict.fromkeys(reads, i)
         written[solo] |= dict.fromkeys(writes, i)
@@ -82,59 +83,65 @@ def certain_waits(uses: Sequence[Uses]) -> list[int]:
 
 
 def _must_wait(
-    launch: int, begin: int, touched: Callable[[int], Touched], uses: Sequence[Uses]
+    launch: int, begin: int, accessed: Callable[[int], AccessedRanges], accesses: Sequence[Accesses]
 ) -> bool:
     if launch == begin:
         return False
-    own, alone = touched(launch), uses[launch].solo
+    own, solo = accessed(launch), accesses[launch].solo
     for earlier in range(begin, launch):
-        if alone and uses[earlier].solo:
-            continue  # the same worker does both
-        reads, writes = touched(earlier)
-        if _meet(own.reads, writes) or _meet(own.writes, writes) or _meet(own.writes, reads):
+        if solo and accesses[earlier].solo:
+            continue  # worker 0 runs both, in order
+        reads, writes = accessed(earlier)
+        if (
+            _overlap(own.reads, writes)
+            or _overlap(own.writes, writes)
+            or _overlap(own.writes, reads)
+        ):
             return True
     return False
 
 
-def _ranges(uses: Sequence[Uses], variant: Variant) -> Callable[[int], Touched]:
-    """The byte ranges of each launch, found when they are asked for."""
-    known: dict[int, list[Span]] = {}
-    found: dict[int, Touched] = {}
+def _accessed_ranges(
+    accesses: Sequence[Accesses], variant: Variant
+) -> Callable[[int], AccessedRanges]:
+    """The byte ranges of each launch, computed on demand."""
+    known: dict[int, list[MemoryRange]] = {}
+    found: dict[int, AccessedRanges] = {}
 
-    def spans(roots: Sequence[int]) -> list[Span]:
-        made: list[Span] = []
+    def ranges(roots: Sequence[int]) -> list[MemoryRange]:
+        merged: list[MemoryRange] = []
         for root in roots:
             if root not in known:
-                known[root] = _value_spans(root, variant)
-            made += known[root]
-        return made
+                known[root] = _value_ranges(root, variant)
+            merged += known[root]
+        return merged
 
-    def touched(launch: int) -> Touched:
+    def accessed(launch: int) -> AccessedRanges:
         if launch not in found:
-            reads, writes, node, _, _ = uses[launch]
-            made = found[launch] = Touched(spans(reads), spans(writes))
+            reads, writes, node, _, _ = accesses[launch]
+            new = found[launch] = AccessedRanges(ranges(reads), ranges(writes))
             if node in variant.scratch:
                 offset, size = variant.scratch[node]
-                made.writes.append((_ARENA, offset, offset + size))
+                new.writes.append((_ARENA, offset, offset + size))
         return found[launch]
 
-    return touched
+    return accessed
 
 
-def _value_spans(root: int, variant: Variant) -> list[Span]:
+def _value_ranges(root: int, variant: Variant) -> list[MemoryRange]:
     """The memory of a value that is its own root."""
     kind, offset = variant.slot_kinds[root], variant.offsets[root]
     if kind in ("param", "constant"):
         return []  # never written
-    spans: list[Span] = []
+    ranges: list[MemoryRange] = []
     if offset is not None:
-        spans.append((_ARENA, offset, offset + aligned(variant.sizes[root])))
-    if kind != "arena":  # a run may bring memory of its own for inputs and outputs
-        spans.append((root, 0, _ALL))
-    return spans
+        ranges.append((_ARENA, offset, offset + aligned(variant.sizes[root])))
+    if kind != "arena":  # inputs and outputs may be buffers of the caller
+        ranges.append((root, 0, _ALL))
+    return ranges
 
 
-def _meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
+def _overlap(some: Sequence[MemoryRange], others: Sequence[MemoryRange]) -> bool:
     for space, start, end in some:
         for other, first, last in others:
             if start < last and first < end and space == other:

@@ -1,7 +1,7 @@
-"""Bounds checks of a run's dynamic sizes, before native code may touch memory.
+"""Bounds checks of a run's dynamic dimensions, before native code accesses memory.
 
-Writes to states, reads of rope tables and slices move with dynamic dimensions; a kernel trusts
-them, so they are checked first, once per distinct condition and not per layer.
+Offsets of state updates, rope tables and slices depend on dynamic dimensions. Kernels do not check
+them, so each run does first, once per distinct condition and not per layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NESTING = frozenset({"cond", "while_loop", "scan", "elementwise_region"})
 
 
 class BoundsCheck(NamedTuple):
-    """`value` may be at most `most`; what it means when it is not, and whose condition it is."""
+    """0 ≤ `value` ≤ `most`; `what` is the error message, `op` and `origin` name the node."""
 
     value: Dim
     most: Dim
@@ -36,10 +36,10 @@ def bounds_checks_of(nodes: Iterable[Node]) -> list[BoundsCheck]:
     seen: set[tuple[Any, ...]] = set()
     for node in _all_nodes(nodes):
         rule = _RULES[node.op.name]
-        kind = (node.op, *[v.shape for v in node.inputs])
-        if kind in seen:  # another layer asks the same
+        key = (node.op, *[v.shape for v in node.inputs])
+        if key in seen:  # the same check in another layer
             continue
-        seen.add(kind)
+        seen.add(key)
         for value, most, what in rule(node, node.op):
             if isinstance(value, Expr) or isinstance(most, Expr):
                 check = BoundsCheck(value, most, what, node.op.name, str(node.origin))
@@ -48,7 +48,7 @@ def bounds_checks_of(nodes: Iterable[Node]) -> list[BoundsCheck]:
 
 
 def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Nodes with a rule, of a graph and of the graphs nested in it."""
+    """Nodes with a rule, in a graph and its subgraphs."""
     for node in nodes:
         name = node.op.name
         if name in _RULES:
@@ -61,21 +61,21 @@ def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def checker(checks: Sequence[BoundsCheck], symbols: Sequence[str]) -> Callable[..., int]:
-    """A function of the sizes: the number of the first one that fails, or −1."""
+    """Generate `check(*sizes)`: the index of the first check that fails, or −1."""
     lines = [f"def check({', '.join(symbols)}):"]
     for i, check in enumerate(checks):
         lines.append(f"    if not 0 <= ({check.value}) <= ({check.most}): return {i}")
     lines.append("    return -1")
     scope: dict[str, Any] = {}
     exec(compiled("\n".join(lines)), scope)  # names are checked identifiers, the rest integers
-    made: Callable[..., int] = scope["check"]
-    return made
+    check_all: Callable[..., int] = scope["check"]
+    return check_all
 
 
 @lru_cache(maxsize=256)
 def compiled(source: str) -> CodeType:
-    """The code of a Python source text. Variants of one model share most of these, and making one
-    costs more than a variant's tables."""
+    """The bytecode of a Python source. Variants of one model share most of these, and compiling one
+    costs more than the tables of a variant."""
     return compile(source, "<rlx>", "exec")
 
 
@@ -90,7 +90,7 @@ def raise_failed(check: BoundsCheck, sizes: Mapping[str, int]) -> None:
 
 def _state_update(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
     if len(node.inputs) > 2:
-        return []  # slots are data, checked by the kernel
+        return []  # slots are data: the kernel checks them
     state, update = (v.shape for v in node.inputs)
     axis = normalize_axis(op.axis, state.rank)
     end = op.start + update.dims[axis]
@@ -109,7 +109,7 @@ def _narrow(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
 def _rope(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
     tables = 1 if op.name == "rope" else 2  # the fused form has the norm's gamma before them
     if len(node.inputs) > tables + 2:
-        return []  # positions are data, checked by the kernel
+        return []  # positions are data: the kernel checks them
     x, table = node.inputs[0].shape, node.inputs[tables].shape
     seq = x.dims[2] if x.rank == 4 and getattr(op, "layout", "bshd") == "bhsd" else x.dims[1]
     return [(op.offset + seq, table.dims[0], "positions beyond the rope table")]

@@ -1,9 +1,8 @@
-"""The part of the CPU device that makes code; a program from disk runs without importing it.
+"""The CPU's compiler: from a planned graph to a relocatable program.
 
-One path leads from a plan to a program: node classes are lowered to launch templates
-(`lowering_cache`), a program layout puts those of all nodes in order (`program_layout`), and their
-distinct kernels become machine code. The result is a relocatable program, which can be stored, and
-which `link` prepares for a run.
+Node classes are lowered to launch templates (`lowering_cache`), a program layout concatenates those
+of all nodes (`program_layout`), and their distinct kernels are compiled. The result can be stored,
+and `link` gives it addresses. A program from disk runs without importing this file.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rlx.backends.cpu.bounds_checks import bounds_checks_of
-from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.kernels import registry
 from rlx.backends.cpu.kernels.spec import compile_specs
-from rlx.backends.cpu.lowering import TABLE, KernelLaunch, scratch_of
+from rlx.backends.cpu.lowering import TABLE, KernelLaunch, insert_contiguous, scratch_of
 from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
 from rlx.backends.cpu.program import launch_flags
 from rlx.backends.cpu.program_layout import ProgramLayout
-from rlx.backends.cpu.relocatable import Mark, RelocatableProgram
+from rlx.backends.cpu.relocatable import LaunchMetadata, RelocatableProgram
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
@@ -31,18 +29,18 @@ from rlx.llvm.jit import Kernel
 from rlx.llvm.target import Target
 from rlx.passes.plan import PlanTemplate, Variant
 
-_MAX_LAYOUTS = 64  # of a plan template
+_MAX_LAYOUTS = 64  # for each plan template
 
 
 class CompiledProgram(NamedTuple):
-    """A relocatable program, and the code of its kernels by content key."""
+    """A relocatable program, and its kernels by content key."""
 
     program: RelocatableProgram
     kernels: dict[str, Kernel]
 
 
 class Compiler:
-    """Lowers graphs and makes programs for one target."""
+    """Compiles programs for one target."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -69,7 +67,7 @@ class Compiler:
         return scratch_of(node, self.target, workers)
 
     def compile_program(self, lir: Lir, workers: int) -> CompiledProgram:
-        """The program for up to so many workers, also where the target is another machine."""
+        """The program of a plan for up to `workers` workers; the target may be another machine."""
         variant = Variant.of(lir)
         lowered = self._lowering.lower(variant, workers)
         layout = self._layout(variant, lowered)
@@ -94,9 +92,9 @@ class Compiler:
             bounds_checks=bounds_checks_of(variant.class_nodes()) if variant.live else [],
             arena_size=variant.arena_size,
             workers=workers,
-            reports=layout.reports(variant),
+            error_sites=layout.error_sites(variant),
             hosts={i: call for i, row in enumerate(layout.rows) if (call := hosts[row])},
-            marks=_Marks(launches, layout.rows, layout.nodes),
+            metadata=_Metadata(launches, layout.rows, layout.nodes),
         )
         return CompiledProgram(program, code.kernels)
 
@@ -112,24 +110,24 @@ class Compiler:
 
 
 class _Code:
-    """Kernels of launches, numbered in the order in which they are first called."""
+    """The distinct kernels of launches, compiled, in order of first use."""
 
     def __init__(
         self, launches: Sequence[KernelLaunch], target: Target, order: Iterable[int]
     ) -> None:
         specs = [launches[i].spec for i in order]
-        made = compile_specs([spec for spec in specs if spec is not None], target)
-        self.kernels = {kernel.key: kernel for kernel in made.values()}
+        compiled = compile_specs([spec for spec in specs if spec is not None], target)
+        self.kernels = {kernel.key: kernel for kernel in compiled.values()}
         self.keys = list(self.kernels)
-        places = {key: i for i, key in enumerate(self.keys)}
-        numbers = {spec: places[kernel.key] for spec, kernel in made.items()}
-        calls = [-1 if s.spec is None else numbers[s.spec] for s in launches]
+        by_key = {key: i for i, key in enumerate(self.keys)}
+        index = {spec: by_key[kernel.key] for spec, kernel in compiled.items()}
+        calls = [-1 if s.spec is None else index[s.spec] for s in launches]
         flags = [launch_flags(False, s.solo, s.jump, s.spec is None) for s in launches]
         self.calls, self.flags = np.array(calls, np.int32), np.array(flags, np.int32)
 
 
-class _Marks(Sequence[Mark]):
-    """Marks of launches, made when somebody looks: a variant that only runs needs none."""
+class _Metadata(Sequence[LaunchMetadata]):
+    """Metadata of launches, built when it is read: a variant that only runs needs none."""
 
     def __init__(
         self, launches: Sequence[KernelLaunch], rows: Sequence[int], nodes: Sequence[int]
@@ -143,4 +141,4 @@ class _Marks(Sequence[Mark]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         launch = self.launches[self.rows[index]]
-        return Mark(launch.label, self.nodes[index], launch.flops, launch.bytes)
+        return LaunchMetadata(launch.label, self.nodes[index], launch.flops, launch.bytes)

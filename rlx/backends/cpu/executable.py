@@ -1,7 +1,4 @@
-"""A program with its memory: attached parameters and states, and runs.
-
-Values as arrays: what Python sees of a run's memory, for steps that Python does.
-"""
+"""An executable: a linked program with its arena, attached parameters and states, and its runs."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from rlx.backends.cpu.bounds_checks import checker, raise_failed
 from rlx.backends.cpu.decode_loop import CpuDecodeLoop
 from rlx.backends.cpu.executor.control_block import BARRIER
 from rlx.backends.cpu.link import LinkedProgram, address_of, call_host
-from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.profile import CpuRecording
+from rlx.backends.cpu.thread_pool import ThreadPool
 from rlx.backends.decode_loop import LoopSpec
 from rlx.errors import InputError
 from rlx.ir.dim import evaluate
@@ -33,7 +30,7 @@ from rlx.support.records import dataclass
 
 @dataclass
 class RunMemory:
-    """The memory of one run: the arena, what is attached, and what the caller brought."""
+    """The memory of one run as NumPy sees it: arena, attached buffers, inputs and outputs."""
 
     lir: Lir
     arena: Array
@@ -55,7 +52,7 @@ class RunMemory:
         return np.lib.stride_tricks.as_strided(flat[start:], shape.static_dims, strides)
 
     def _flat(self, root: Value) -> Array:
-        found = self._given(root)
+        found = self._outside_arena(root)
         if found is not None:
             return found.reshape(-1)
         slot = self.lir.slots[root]
@@ -63,8 +60,8 @@ class RunMemory:
         raw = self.arena[slot.offset : slot.offset + slot.size]
         return raw.view(root.shape.dtype.numpy)
 
-    def _given(self, root: Value) -> Array | None:
-        """The array of a value that is not in the arena."""
+    def _outside_arena(self, root: Value) -> Array | None:
+        """The array of a value that is not in the arena, else None."""
         kind, name = self.lir.slots[root].kind, root.node.name
         if kind == "constant":
             constant: Any = root.node.op
@@ -81,58 +78,58 @@ class RunMemory:
 
 
 class CpuExecutable(Executable):
-    def __init__(self, made: LinkedProgram, info: PlanInfo, pool: Pool) -> None:
-        self.made, self.relocatable, self.pool = made, made.relocatable, pool
+    def __init__(self, linked: LinkedProgram, info: PlanInfo, pool: ThreadPool) -> None:
+        self.linked, self.relocatable, self.pool = linked, linked.relocatable, pool
         self.manifest, self.output_phases = info.manifest, info.output_phases
         self._info, manifest = info, info.manifest
-        self.arena = HOST.put(made.arena)
+        self.arena = HOST.put(linked.arena)
         self._symbols = self.relocatable.symbols
-        self._fill = made.filler(self._symbols)
+        self._fill = linked.filler(self._symbols)
         self._check = checker(self.relocatable.bounds_checks, self._symbols)
-        self._live = memoryview(made.program.live.data)
-        self._status = memoryview(made.status)
-        self._externals = {external: i for i, external in enumerate(made.externals())}
-        self._given = [0] * len(self._externals)  # their addresses in this run
+        self._dynamic_args = memoryview(linked.program.dynamic_args.data)
+        self._status = memoryview(linked.status)
+        self._externals = {external: i for i, external in enumerate(linked.externals())}
+        self._external_addresses = [0] * len(self._externals)  # in this run
         self._addresses: dict[tuple[str, str], int] = {}
         self._attached: dict[str, Buffer] = {}
-        self.attachments = 0  # how often there were others
+        self.attachments = 0  # how often buffers were attached
         self._sizes: Mapping[str, int] = {}
-        self.watched_by: CpuRecording | None = None
-        self._replaced: dict[str, Kernel] = {}  # held while the program points into them
+        self.recorder: CpuRecording | None = None
+        self._overrides: dict[str, Kernel] = {}  # alive while the program points into them
         self._inputs = [e.name for e in manifest.inputs]
         self._outputs = [e.name for e in manifest.outputs]
-        self._outside = [*manifest.params, *manifest.states]
-        self._place_slots()
+        self._attachable = [*manifest.params, *manifest.states]
+        self._find_slots()
 
     @cached_property
     def lir(self) -> Lir:
         return self._info.lir()
 
-    def _place_slots(self) -> None:
-        """Inputs and outputs that a run does not bring lie in the arena."""
+    def _find_slots(self) -> None:
+        """Inputs and outputs that the caller passes no buffer for are in the arena."""
         start = address_of(self.arena.array)
         for entry in [*self.manifest.inputs, *self.manifest.outputs]:
             self._addresses[entry.role, entry.name] = start + (entry.arena_offset or 0)
-        self._input_places = self._places("input", self._inputs)
-        self._output_places = self._places("output", self._outputs)
-        self._slots = [p for p in (*self._input_places, *self._output_places) if p[0] >= 0]
+        self._input_args = self._external_args("input", self._inputs)
+        self._output_args = self._external_args("output", self._outputs)
+        self._slots = [p for p in (*self._input_args, *self._output_args) if p[0] >= 0]
 
-    def _places(self, role: str, names: Sequence[str]) -> list[tuple[int, int]]:
-        """For each name: where its address goes in `_given` (-1: nowhere), and its slot."""
+    def _external_args(self, role: str, names: Sequence[str]) -> list[tuple[int, int]]:
+        """For each name: its index in `_external_addresses` (−1: none), and its slot's address."""
         keys = [(role, name) for name in names]
         return [(self._externals.get(key, -1), self._addresses[key]) for key in keys]
 
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
         needed: dict[str, Buffer] = {}
-        for entry in self._outside:
+        for entry in self._attachable:
             buffer = (params if entry.role == "param" else states)[entry.name]
             needed[entry.name] = buffer
             self._addresses[entry.role, entry.name] = address_of(buffer.array)
-        args = self.made.program.args
+        args = self.linked.program.args
         for arg, external, addend in self.relocatable.relocations:
             args[arg] = self._addresses[external] + addend
-        for external, place in self._externals.items():
-            self._given[place] = self._addresses[external]
+        for external, index in self._externals.items():
+            self._external_addresses[index] = self._addresses[external]
         self._attached = needed
         self.attachments += 1
 
@@ -144,14 +141,14 @@ class CpuExecutable(Executable):
         span: Span | None = None,
     ) -> None:
         self._begin(inputs, outputs, sizes)
-        if self.watched_by is not None:
-            self.watched_by.sizes.append(dict(sizes))  # callers may use one mapping again
-        first, last = self._steps(span)
-        self.pool.run(self.made.program, first, last, self._on_host)
+        if self.recorder is not None:
+            self.recorder.sizes.append(dict(sizes))  # callers may use one mapping again
+        first, last = self._launches(span)
+        self.pool.run(self.linked.program, first, last, self._on_host)
         if self._status[0]:
             self._raise_status()
 
-    def _steps(self, span: Span | None) -> tuple[int, int | None]:
+    def _launches(self, span: Span | None) -> tuple[int, int | None]:
         if span is None:
             return 0, None
         first, last = span
@@ -163,35 +160,35 @@ class CpuExecutable(Executable):
         outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
-        """Check the sizes and fill in the args that belong to this run."""
-        given = self._given
-        for places, buffers in ((self._input_places, inputs), (self._output_places, outputs)):
-            for (place, slot), buffer in zip(places, buffers, strict=True):
-                if place >= 0:
-                    given[place] = slot if buffer is None else _fast_address(buffer.array)
-        live = [sizes[s] for s in self._symbols]
-        self.check_sizes(*live)
+        """Check the sizes and compute the dynamic args of this run."""
+        addresses = self._external_addresses
+        for args, buffers in ((self._input_args, inputs), (self._output_args, outputs)):
+            for (index, slot), buffer in zip(args, buffers, strict=True):
+                if index >= 0:
+                    addresses[index] = slot if buffer is None else _fast_address(buffer.array)
+        dims = [sizes[s] for s in self._symbols]
+        self.check_sizes(*dims)
         self._sizes = sizes
-        self._fill(self._live, given, *live)
+        self._fill(self._dynamic_args, addresses, *dims)
 
-    def check_sizes(self, *live: int) -> None:
-        """Raise where native code would leave its memory with these sizes."""
-        failed = self._check(*live)
+    def check_sizes(self, *dims: int) -> None:
+        """Raise if kernels would access memory out of bounds with these dynamic dimensions."""
+        failed = self._check(*dims)
         if failed >= 0:
-            sizes = dict(zip(self._symbols, live, strict=True))
+            sizes = dict(zip(self._symbols, dims, strict=True))
             raise_failed(self.relocatable.bounds_checks[failed], sizes)
 
     def decode_loop(self, spec: LoopSpec) -> CpuDecodeLoop:
         return CpuDecodeLoop(self, spec)
 
-    def fill_live(self, row: memoryview, *live: int) -> None:
-        """The live args of a run with these sizes on what lies in the arena."""
-        for place, slot in self._slots:
-            self._given[place] = slot
-        self._fill(row, self._given, *live)
+    def fill_dynamic_args(self, row: memoryview, *dims: int) -> None:
+        """Compute the dynamic args of a run whose inputs and outputs are in the arena."""
+        for index, slot in self._slots:
+            self._external_addresses[index] = slot
+        self._fill(row, self._external_addresses, *dims)
 
     def run_loop(self, header: int) -> None:
-        self.pool.run_loop(self.made.program, header)
+        self.pool.run_loop(self.linked.program, header)
         if self._status[0]:
             self._raise_status()
 
@@ -212,12 +209,12 @@ class CpuExecutable(Executable):
     ) -> None:
         self._begin(inputs, outputs, sizes)
         memory = self._memory(inputs, outputs, sizes)
-        marks, nodes, done = self.relocatable.marks, self.lir.graph.nodes, 0
-        while done < len(marks):
-            number, first = marks[done].node, done
-            while done < len(marks) and marks[done].node == number:
+        metadata, nodes, done = self.relocatable.metadata, self.lir.graph.nodes, 0
+        while done < len(metadata):
+            number, first = metadata[done].node, done
+            while done < len(metadata) and metadata[done].node == number:
                 done += 1
-            self.pool.run(self.made.program, first, done, self._on_host)
+            self.pool.run(self.linked.program, first, done, self._on_host)
             if number >= 0:
                 node = nodes[number]
                 check_numbers(node, [memory.array(v) for v in node.outputs])
@@ -225,40 +222,40 @@ class CpuExecutable(Executable):
             self._raise_status()
 
     def _on_host(self, index: int) -> None:
-        call_host(self.relocatable.hosts[index], self.made.program.args_of(index), self._sizes)
+        call_host(self.relocatable.hosts[index], self.linked.program.args_of(index), self._sizes)
 
     def replace_kernels(self, kernels: Mapping[str, Kernel]) -> set[str]:
-        """Run other code for the kernels of these keys from now on; the keys that are there."""
+        """Run other code for the kernels of these keys. Returns the keys that the program has."""
         found = set(kernels) & set(self.relocatable.kernels)
         for number, key in enumerate(self.relocatable.kernels):
             if key in found:
                 launches = self.relocatable.calls == number
-                self.made.program.steps["fn"][launches] = kernels[key].address()
-        self._replaced.update({key: kernels[key] for key in found})
+                self.linked.program.launches["fn"][launches] = kernels[key].address()
+        self._overrides.update({key: kernels[key] for key in found})
         return found
 
     def set_barriers(self, after: Sequence[bool]) -> None:
-        """Wait for all workers after these steps, and after no others."""
-        flags = self.made.program.steps["flags"]
+        """Put barriers after these launches, and after no others."""
+        flags = self.linked.program.launches["flags"]
         flags[:] = flags & ~BARRIER | np.where(after, BARRIER, 0)
 
     def recording(self) -> AbstractContextManager[CpuRecording]:
-        return CpuRecording(self).watch()
+        return CpuRecording(self).record()
 
     def _raise_status(self) -> None:
-        report = self.relocatable.reports[self._status[0]]
+        site = self.relocatable.error_sites[self._status[0]]
         self._status[0] = 0
         raise InputError(
             "an index is out of range",
-            where=report.op,
-            got=f"operands {report.operands}",
-            origin=report.origin,
+            where=site.op,
+            got=f"operands {site.operands}",
+            origin=site.origin,
             hint="check the ids or indices given to this run",
         )
 
 
 def _fast_address(array: Any) -> int:
-    """`address_of` in a quarter of the time, where the array can be written and is not empty."""
+    """`address_of` in a quarter of the time, for arrays that are writeable and not empty."""
     try:
         return addressof(c_char.from_buffer(array))
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
 """The CPU's machine, native code and kernel cache, for `rlx inspect`, reports and `rlx doctor`.
 
-Kernels that were edited by hand run in place of compiled ones. Such a file has a line for each
-kernel, `; kernel KEY LANGUAGE TITLE`, and its code below. KEY is that of the unit which the code
-came from, LANGUAGE is `llvm OPT LEVEL` (as in `jit.Unit`) or `asm`.
+Overrides are kernels edited by hand that run in place of compiled ones. Such a file has a header
+line for each kernel, `; kernel KEY LANGUAGE TITLE`, and its code below. KEY is the key of the unit
+that it replaces, LANGUAGE is `llvm OPT LEVEL` (as in `jit.Unit`) or `asm`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlx.backends.inspection import (
     CachedFile,
     Inspection,
     KernelCode,
-    Launch,
+    LaunchInfo,
     NativeProgram,
     Roof,
     is_table,
@@ -105,11 +105,9 @@ class CpuInspection(Inspection):
         from rlx.backends.cpu.lowering import Context, lower_graph
 
         target, workers = self.backend.target, self.backend.workers(options)
-        steps = lower_graph(Context(lir, target, workers))
-        launches = [_launch(step, target) for step in steps]
-        return NativeProgram(
-            lir, launches, lambda: barriers_of(steps, lir), workers, target.cpu
-        )  # fmt: skip
+        launches = lower_graph(Context(lir, target, workers))
+        shown = [_launch_info(launch, target) for launch in launches]
+        return NativeProgram(lir, shown, lambda: barriers_of(launches, lir), workers, target.cpu)
 
     def write_kernel(self, code: KernelCode, title: str, *, assembly: bool) -> str:
         assert isinstance(code, Unit)
@@ -145,10 +143,14 @@ class CpuInspection(Inspection):
         return {path: why for path, why in faults.items() if why}
 
 
-def _launch(step: KernelLaunch, target: Target) -> Launch:
-    flags = ("one worker" * step.solo, "jump" * step.jump, "in Python" * (step.host is not None))
-    kernel = None if step.spec is None else CpuKernel(step.spec, target)
-    return Launch(step.label, step.node, kernel, ", ".join(filter(None, flags)))
+def _launch_info(launch: KernelLaunch, target: Target) -> LaunchInfo:
+    flags = (
+        "one worker" * launch.solo,
+        "jump" * launch.jump,
+        "in Python" * (launch.host is not None),
+    )
+    kernel = None if launch.spec is None else CpuKernel(launch.spec, target)
+    return LaunchInfo(launch.label, launch.node, kernel, ", ".join(filter(None, flags)))
 
 
 def _fault(disk: DiskCache, key: str) -> str:
@@ -159,19 +161,19 @@ def _fault(disk: DiskCache, key: str) -> str:
     return str(caught[0].message).rpartition("compiled again: ")[2] if caught else "gone"
 
 
-# -- edited code ----------------------------------------------------------------------------------
+# -- overrides ------------------------------------------------------------------------------------
 
 
 def _override_barriers(executables: list[CpuExecutable], text: str, where: str) -> None:
-    """Barriers where the table has them, in the executables whose launches it lists."""
+    """Set the barriers of an edited table, in the executables that have its launches."""
     rows = parse_table(text)
     labels = [label for label, _ in rows]
-    same = [e for e in executables if [mark.label for mark in e.relocatable.marks] == labels]
+    same = [e for e in executables if [m.label for m in e.relocatable.metadata] == labels]
     for executable in same:
         executable.set_barriers([barrier for _, barrier in rows])
     if not same:
         raise InputError(
-            "launches that are not the model's", where=where, got=f"{len(rows)} launches",
+            "launches that the model does not have", where=where, got=f"{len(rows)} launches",
             hint="barriers may be added and removed; kernels and their order stay",
         )  # fmt: skip
 
@@ -190,8 +192,8 @@ def _override_kernels(executables: list[CpuExecutable], text: str, where: str) -
         )  # fmt: skip
 
 
-class EditedKernel(NamedTuple):
-    """Code in place of the unit of that key."""
+class KernelOverride(NamedTuple):
+    """Code that replaces the unit of this key."""
 
     key: str
     text: str
@@ -206,7 +208,7 @@ class EditedKernel(NamedTuple):
         return Kernel(unit.key, _assemble(unit))
 
 
-def parse_kernels(text: str, where: str) -> list[EditedKernel]:
+def parse_kernels(text: str, where: str) -> list[KernelOverride]:
     heads = [*_HEAD.finditer(text)]
     if not heads or heads[0].start() != 0 or len(heads) != len(re.findall("(?m)^; kernel ", text)):
         raise ParseError(
@@ -216,7 +218,7 @@ def parse_kernels(text: str, where: str) -> list[EditedKernel]:
         )  # fmt: skip
     ends = [*(h.start() for h in heads[1:]), len(text)]
     return [
-        EditedKernel(
+        KernelOverride(
             h[1], text[h.end() + 1 : end], h[2] is not None, h[3] or "none", int(h[4] or 2)
         )
         for h, end in zip(heads, ends, strict=True)
@@ -224,7 +226,7 @@ def parse_kernels(text: str, where: str) -> list[EditedKernel]:
 
 
 def _as_module(assembly: str) -> str:
-    """An LLVM module that is all inline assembly."""
+    """An LLVM module of module-level inline assembly."""
 
     def quoted(line: str) -> str:
         return re.sub(r'[\\"\x00-\x1f\x7f-\U0010ffff]', _escaped, line)
@@ -237,7 +239,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _assemble(unit: Unit) -> bytes:
-    """The object, made in another process: LLVM exits on a syntax error in assembly."""
+    """Assemble in another process: LLVM exits on a syntax error in assembly."""
     done = subprocess.run(
         [sys.executable, "-c", _ASSEMBLE],
         input=pickle.dumps(unit),
@@ -246,6 +248,6 @@ def _assemble(unit: Unit) -> bytes:
     )
     if done.returncode != 0:
         raise CodegenError(
-            "LLVM refuses the assembly", where="llvm", got=done.stderr.decode().strip()
+            "LLVM rejects the assembly", where="llvm", got=done.stderr.decode().strip()
         )
     return done.stdout

@@ -1,4 +1,4 @@
-"""Linking: memory and addresses for a relocatable program, in the tables of the native driver."""
+"""Linking: gives a relocatable program memory and addresses, in tables for the native executor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlx.support.records import dataclass
 
 @dataclass
 class LinkedProgram:
-    """Everything a run needs but parameters, states and inputs."""
+    """A program with code, arena and constants; parameters, states and inputs come later."""
 
     relocatable: RelocatableProgram
     program: Program
@@ -39,13 +39,13 @@ class LinkedProgram:
     addresses: list[int]  # of the relocation bases
 
     def externals(self) -> list[External]:
-        """What dynamic args are relative to, in the order in which `fill` takes addresses."""
-        given = [arg.external for arg in self.relocatable.dynamic_args]
-        return list(dict.fromkeys(external for external in given if external is not None))
+        """The externals of dynamic args, in the order in which `fill` takes their addresses."""
+        used = [arg.external for arg in self.relocatable.dynamic_args]
+        return list(dict.fromkeys(external for external in used if external is not None))
 
     def filler(self, symbols: Sequence[str]) -> Callable[..., None]:
-        """`fill(dynamic, externals, *sizes)`: writes every dynamic arg. Made as Python source, so
-        that a run costs one call and no walking over expressions."""
+        """`fill(dynamic, externals, *sizes)` computes every dynamic arg. It is generated as Python
+        source, so that a run evaluates no expression trees."""
         externals = {external: i for i, external in enumerate(self.externals())}
         lines = [f"def fill(dynamic, externals{''.join(', ' + s for s in symbols)}):"]
         for i, (base, external, addend) in enumerate(self.relocatable.dynamic_args):
@@ -58,15 +58,15 @@ class LinkedProgram:
         lines.append("    return")
         scope: dict[str, Any] = {"bases": self.addresses}
         exec(compiled("\n".join(lines)), scope)  # names are checked identifiers, the rest integers
-        made: Callable[..., None] = scope["fill"]
-        return made
+        fill: Callable[..., None] = scope["fill"]
+        return fill
 
 
 def link(relocatable: RelocatableProgram, kernels: Mapping[str, Kernel]) -> LinkedProgram:
-    """Give a program memory and the addresses of its kernels' code."""
+    """Allocate a program's arena and resolve the addresses of its kernels, arena and constants."""
     arena, status = HOST.alloc_arena(relocatable.arena_size).array, np.zeros(1, np.int64)
     code = np.array([*(kernels[k].address() for k in relocatable.kernels), 0], np.uint64)
-    fns = code[relocatable.calls]  # a host call has the number −1, that of the zero at the end
+    fns = code[relocatable.calls]  # a host call is −1: the null at the end
     table = LaunchTable(fns, relocatable.starts, relocatable.flags, relocatable.phases)
     keep, count = (kernels, relocatable.constants), len(relocatable.dynamic_args)
     program = Program(table, relocatable.patches, count, relocatable.workers, keep)
@@ -83,7 +83,7 @@ def address_of(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-# -- launches that Python does ---------------------------------------------------------------------
+# -- host calls ------------------------------------------------------------------------------------
 
 
 def call_host(call: HostCall, addresses: Sequence[int], sizes: Mapping[str, int]) -> None:
@@ -100,7 +100,7 @@ def call_host(call: HostCall, addresses: Sequence[int], sizes: Mapping[str, int]
 
 
 def _array_at(address: int, shape: Shape) -> Array:
-    """Row-major memory as an array, in place."""
+    """A row-major array over memory at an address."""
     size = int(np.prod(shape.static_dims, dtype=np.int64)) * shape.dtype.bytes
     if not size:
         return np.empty(shape.static_dims, shape.dtype.numpy)

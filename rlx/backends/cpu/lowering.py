@@ -3,7 +3,9 @@
     @lowers("matmul")
     def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]: ...
 
-A launch is a kernel and its args: pointers to values, sizes, scratch memory.
+A launch is a kernel and its args: pointers to values, sizes, scratch memory. A lowering also says
+whether its kernel reads strided views; `insert_contiguous` puts a copy in front of those that do
+not.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.errors import UnsupportedError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
+from rlx.ir.op import lookup
 from rlx.llvm.target import Target
-from rlx.passes.views import is_plain, plain_view
+from rlx.passes.views import Alias, find_views, is_plain, plain_view
 from rlx.support.records import dataclass
 
 
@@ -41,13 +45,13 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Status:
-    """The address of an i64 in which a kernel leaves the node's number when it meets bad data, such
-    as an index out of range; the run then raises an error that names the node."""
+    """The address of the status word, an i64. A kernel that meets bad data, such as an index out of
+    range, stores the node's error number there; the run then raises an error that names it."""
 
 
 @dataclass(frozen=True)
 class NodeNumber:
-    """The number of a node, for `Status`."""
+    """The error number of a node, for `Status`."""
 
     node: Node
 
@@ -62,7 +66,7 @@ class ConstantPointer:
 
 @dataclass(frozen=True)
 class ArgAddress:
-    """The address of an arg of a launch, for kernels that change the args of others."""
+    """The address of an arg of a launch, for kernels that update the args of other launches."""
 
     launch: KernelLaunch = field(repr=False)
     index: int
@@ -74,11 +78,11 @@ KernelArg = Pointer | Scratch | Status | NodeNumber | ConstantPointer | ArgAddre
 
 @dataclass
 class KernelLaunch:
-    """One call of a kernel by every worker (or by the first alone when `solo`).
+    """One call of a kernel by all workers, or by the first alone if `solo`.
 
-    A `jump` kernel returns how many launches further the program goes on. A launch without a kernel
-    is a host call: Python runs the reference of the node `host` on the args, the addresses of
-    row-major operands and results. A barrier follows a `fence` in any case.
+    The kernel of a `jump` returns the distance to the next launch. A launch without a kernel is a
+    host call: Python runs the reference of the node `host` on the args, which are the addresses of
+    row-major operands and results. A `fence` is always followed by a barrier.
     """
 
     spec: KernelSpec | None
@@ -97,17 +101,17 @@ class KernelLaunch:
 
 
 _SMALL = 48 << 10  # operations, and bytes
-_CACHES = 64 << 20  # bytes: twice what the last cache of most machines holds
+_CACHES = 64 << 20  # bytes: twice the last-level cache of most machines
 
 
 class Context:
-    """What a lowering may ask about its surroundings."""
+    """What a lowering may know besides its node: the plan, the target, the number of workers."""
 
     def __init__(self, lir: Lir, target: Target, threads: int) -> None:
         self.lir, self.target, self.threads = lir, target, threads
 
     def view(self, value: Value) -> View:
-        """How the value lies in memory: element offset from its root and strides."""
+        """The memory layout of a value: strides, and element offset from its root."""
         slot = self.lir.slots[value]
         return slot.view if slot.view is not None else plain_view(value.shape)
 
@@ -115,62 +119,62 @@ class Context:
         return self.view(value).strides
 
     def is_plain(self, value: Value) -> bool:
-        """Row-major without gaps."""
+        """Whether a value is contiguous: row-major without gaps."""
         slot = self.lir.slots[value]
         return slot.view is None or is_plain(slot.view, value.shape)
 
     def upper(self, dim: Dim) -> int:
-        """The most a dimension can be."""
+        """The upper bound of a dimension."""
         return upper_bound(dim, self.lir.live)
 
     def outgrows_caches(self, value: Value) -> bool:
-        """Whether a later launch would find little of the value in any cache."""
+        """Whether the value is too large to be cached until a later launch reads it."""
         return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
 Lowering = Callable[[Node, Context], list[KernelLaunch]]
-Condition = Callable[[Node], bool]
+Predicate = Callable[[Node], bool]
 ScratchSize = Callable[[Node, Target, int], int]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """How an op is lowered: its launches, when that applies, the scratch memory it wants.
+class OpLowering:
+    """How an op is lowered: its launches, the nodes it applies to, the scratch memory it needs.
 
-    `strided` says whether the kernel (for this node) reads operands that are strided views; where
-    it does not, a copy is put in front of it.
+    `strided` says whether the kernel (for this node) reads strided views. Where it does not,
+    `insert_contiguous` copies them first.
     """
 
     lower: Lowering
-    when: Condition | None = None
+    when: Predicate | None = None
     scratch: ScratchSize | None = None
-    strided: bool | Condition = False
+    strided: bool | Predicate = False
 
     def reads_strided(self, node: Node) -> bool:
         return self.strided(node) if callable(self.strided) else self.strided
 
 
-TABLE: dict[str, Entry] = {}
+TABLE: dict[str, OpLowering] = {}
 
 
 def lowers(
-    *kinds: str,
-    when: Condition | None = None,
+    *names: str,
+    when: Predicate | None = None,
     scratch: ScratchSize | None = None,
-    strided: bool | Condition = False,
+    strided: bool | Predicate = False,
 ) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for ops by name; `when` limits it to nodes it can do."""
+    """Register a lowering for ops by name; `when` limits it to nodes that the kernel supports."""
 
     def register(function: Lowering) -> Lowering:
-        for kind in kinds:
-            TABLE[kind] = Entry(function, when, scratch, strided)
+        for name in names:
+            TABLE[name] = OpLowering(function, when, scratch, strided)
         return function
 
     return register
 
 
 def scratch_of(node: Node, target: Target, threads: int) -> int:
-    """Bytes of scratch memory that a node's kernels want, with up to so many workers."""
+    """Bytes of scratch memory that a node's kernels need with up to `threads` workers."""
     entry = TABLE.get(node.op.name)
     return entry.scratch(node, target, threads) if entry is not None and entry.scratch else 0
 
@@ -193,18 +197,18 @@ def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
             "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
             hint="legalize should have rewritten it by its decomposition",
         )  # fmt: skip
-    made = entry.lower(node, ctx)
-    for launch in made:
+    launches = entry.lower(node, ctx)
+    for launch in launches:
         launch.node = node
         launch.label = launch.label or (node.op.name if launch.spec is None else launch.spec.label)
-        # launches of one node may rely on each being shared by as many workers
-        launch.solo = launch.solo or (len(made) == 1 and _is_small(launch, node))
-    return made
+        # launches of one node may rely on the same number of workers for each
+        launch.solo = launch.solo or (len(launches) == 1 and _is_small(launch, node))
+    return launches
 
 
 def _is_small(launch: KernelLaunch, node: Node) -> bool:
-    """Whether the work takes no longer than sharing it would: workers wait for each other, and
-    fetch what the other one wrote. A sequence of such launches needs no barriers."""
+    """Whether the work takes less time than a barrier and the cache misses on data that another
+    worker wrote. A sequence of such launches needs no barriers."""
     if launch.spec is None or launch.jump:
         return False
     work: tuple[Dim, Dim] = launch.flops, launch.bytes
@@ -216,9 +220,50 @@ def _is_small(launch: KernelLaunch, node: Node) -> bool:
 
 @lowers("custom")
 def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
-    """An op of the user's is run by Python, in the midst of a native run."""
+    """A user's op is a host call: Python runs its reference in the middle of a native run."""
     args = [Pointer(v) for v in (*node.inputs, *node.outputs)]
     return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
+
+
+# -- strided views ---------------------------------------------------------------------------------
+
+
+def insert_contiguous(graph: Graph) -> Graph:
+    """Copy strided views to contiguous values in front of kernels that cannot read them.
+
+    One copy serves all such readers. A view that strides cannot express (a reshape of a transposed
+    tensor) gets a copy of its operand, and is then a row-major view of the copy.
+    """
+    views = find_views(graph.nodes)
+    copies: dict[Value, Value] = {}
+    order: list[Node] = []
+    for node in list(graph.nodes):
+        entry = TABLE.get(node.op.name)
+        lost_view = node.op.is_view and node.outputs[0] not in views
+        if lost_view or (not node.op.is_view and (entry is None or not entry.reads_strided(node))):
+            node.inputs = tuple([_contiguous(graph, v, views, copies, order) for v in node.inputs])
+        order.append(node)
+    graph.nodes = order
+    for position, node in enumerate(order):
+        node.id = position
+    return graph
+
+
+def _contiguous(
+    graph: Graph,
+    value: Value,
+    views: dict[Value, Alias],
+    copies: dict[Value, Value],
+    order: list[Node],
+) -> Value:
+    alias = views.get(value)
+    if alias is None or is_plain(alias[1], value.shape):
+        return value
+    if value not in copies:
+        with graph.origin(value.node.origin.touched("copies")):
+            copies[value] = graph.append(lookup("contiguous")(), (value,))
+        order.append(graph.nodes.pop())
+    return copies[value]
 
 
 __all__ = [
@@ -226,14 +271,15 @@ __all__ = [
     "ArgAddress",
     "ConstantPointer",
     "Context",
-    "Entry",
     "KernelArg",
     "KernelLaunch",
     "NodeNumber",
+    "OpLowering",
     "Pointer",
     "Scratch",
     "Status",
     "contiguous_strides",
+    "insert_contiguous",
     "lower_graph",
     "lower_node",
     "lowers",

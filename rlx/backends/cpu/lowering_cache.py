@@ -1,9 +1,9 @@
 """Launch templates: what a node class lowers to, cached for all its nodes and variants.
 
 A lowering depends on a node's op, on the shapes and strides of its operands, on the target and on
-the number of workers. What it yields is kept as relocatable templates: kernel launches whose args
-are numbers and addends, with a fixup for every arg that is an address or depends on the program.
-A node that depends on its neighbours is lowered in its graph each time, into the same templates.
+the number of workers. Its result is cached as launch templates: the args are numbers and addends,
+with a fixup for every arg that is an address or depends on the program. A node that depends on its
+neighbours is lowered in its graph each time, into templates of the same form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlx.backends.cpu.lowering import (
     Status,
     lower_node,
 )
-from rlx.backends.cpu.relocatable import HostCall, Report
+from rlx.backends.cpu.relocatable import ErrorSite, HostCall
 from rlx.errors import CodegenError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, Expr
@@ -43,34 +43,34 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class FixupKind(Enum):
-    """What an arg is relative to, where it is not just a number."""
+    """What an arg is relative to, where it is more than a number."""
 
     VALUE = "value"  # the address of a value
     SCRATCH = "scratch"  # an address in the node's scratch memory
     CONSTANT = "constant"  # the address of constant data
     STATUS = "status"  # the address of the status word
     ARG = "arg"  # the address of another launch's arg
-    NODE = "node"  # the number of a node, for error reports
+    NODE = "node"  # the error number of a node
     DIM = "dim"  # a dynamic size
 
 
 class Fixup(NamedTuple):
-    """An arg of a launch template that the program layout completes."""
+    """An arg of a launch template that the program layout resolves."""
 
     arg: int
     kind: FixupKind
-    dynamic: bool = False  # it depends on sizes that arrive with each run
+    dynamic: bool = False  # it depends on dynamic dimensions
     number: int = 0  # VALUE: which of the node's values; ARG: which of its launches' args
     data: Data | None = None  # CONSTANT
-    report: Report | None = None  # NODE: of a nested graph
+    site: ErrorSite | None = None  # NODE: in a subgraph
 
 
 @dataclass
 class LaunchTemplate:
-    """A kernel launch of any node of a class; values are numbered operands first, then results."""
+    """A kernel launch of any node of a class. Values are numbered: operands, then results."""
 
     launch: KernelLaunch
-    args: list[Dim]  # numbers, and what is added to addresses
+    args: list[Dim]  # numbers, and addends of fixups
     fixups: tuple[Fixup, ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -78,7 +78,7 @@ class LaunchTemplate:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """All but numbers and the kernel."""
+        """Everything that a program layout depends on: all but args and kernel."""
         s = self.launch
         flags = (s.spec is None, s.solo, s.jump, s.fence, s.uses_scratch)
         return (len(self.args), self.fixups, self.reads, self.writes, flags)
@@ -90,11 +90,11 @@ class LoweredClass:
 
     launches: list[LaunchTemplate]
     args: list[Dim]  # of all launches
-    neighbours: tuple[int, ...]  # values of other nodes, numbered behind the node's own
-    layout: int  # the same number for equal layouts
+    neighbours: tuple[int, ...]  # values of other nodes, numbered after the node's own
+    layout: int  # equal for equal layouts
 
 
-_NOTHING = LoweredClass([], [], (), 0)
+_NO_LAUNCHES = LoweredClass([], [], (), 0)
 
 
 class LoweringCache:
@@ -112,7 +112,7 @@ class LoweringCache:
         found: list[LoweredClass] = []
         for number, c in enumerate(bound.classes.nodes):
             if c.op.is_source or (c.op.is_view and bound.views[c.results[0]] is not None):
-                found.append(_NOTHING)
+                found.append(_NO_LAUNCHES)
             elif c.depends_on_neighbours:
                 node = variant.graph.nodes[c.first]
                 found.append(self._lower(node, Context(variant, self.target, threads), variant))
@@ -122,30 +122,30 @@ class LoweringCache:
 
     def _lower_class(self, variant: Variant, number: int, threads: int) -> LoweredClass:
         entry = TABLE.get(variant.bound.classes.nodes[number].op.name)
-        key = (threads, entry, *variant.bound.key(number))  # a lowering may be registered anew
+        key = (threads, entry, *variant.bound.key(number))  # a lowering may be replaced
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MAX_TEMPLATES:
                 self._known.clear()
-            node, lir = _detached(variant, number)
+            node, lir = _isolated(variant, number)
             found = self._known[key] = self._lower(node, Context(lir, self.target, threads))
         return found
 
     def _lower(self, node: Node, ctx: Context, graph: Variant | None = None) -> LoweredClass:
-        """The templates of a node; one that depends on its neighbours comes with its `graph`."""
+        """The templates of a node; `graph` is given if it depends on its neighbours."""
         launches = lower_node(node, ctx)
-        values = _Values(node, graph)
-        made = [_template(node, launch, launches, ctx, values) for launch in launches]
-        layout = (tuple([launch.layout for launch in made]), tuple(values.neighbours))
+        values = _ValueNumbers(node, graph)
+        templates = [_template(node, launch, launches, ctx, values) for launch in launches]
+        layout = (tuple([template.layout for template in templates]), tuple(values.neighbours))
         known = self._layouts.get(layout)
         if known is None:
             known = self._layouts.setdefault(layout, next(self._layout_numbers))
-        args = [arg for launch in made for arg in launch.args]
-        return LoweredClass(made, args, tuple(values.neighbours), known)
+        args = [arg for template in templates for arg in template.args]
+        return LoweredClass(templates, args, tuple(values.neighbours), known)
 
 
-def _detached(variant: Variant, number: int) -> tuple[Node, Lir]:
-    """A node of the class by itself, and a plan that says how its operands lie in memory."""
+def _isolated(variant: Variant, number: int) -> tuple[Node, Lir]:
+    """A node of the class alone, and a plan with the strides of its operands."""
     bound = variant.bound
     node, c = bound.node(number), bound.classes.nodes[number]
     values = zip((*node.inputs, *node.outputs), (*c.operands, *c.results), strict=True)
@@ -153,7 +153,7 @@ def _detached(variant: Variant, number: int) -> tuple[Node, Lir]:
     return node, Lir(node.graph, slots, 0, PhaseSchedule())
 
 
-class _Values:
+class _ValueNumbers:
     """Numbers of the values that a node's launches use."""
 
     def __init__(self, node: Node, graph: Variant | None) -> None:
@@ -176,7 +176,7 @@ class _Values:
 
 def _foreign(node: Node, what: object) -> CodegenError:
     return CodegenError(
-        "a lowering uses what is not its node's", where=node.op.name, got=str(what),
+        "a lowering uses values of other nodes", where=node.op.name, got=str(what),
         origin=str(node.origin), hint="the op needs the trait depends_on_neighbours",
     )  # fmt: skip
 
@@ -186,13 +186,13 @@ def _template(
     launch: KernelLaunch,
     launches: Sequence[KernelLaunch],
     ctx: Context,
-    values: _Values,
+    values: _ValueNumbers,
 ) -> LaunchTemplate:
     args: list[Dim] = []
     fixups: list[Fixup] = []
     for i, arg in enumerate(launch.args):
         if isinstance(arg, int):
-            args.append(wrapped(arg))
+            args.append(as_int64(arg))
             continue
         addend, fixup = _fixup(i, arg, node, launches, ctx, values)
         args.append(addend)
@@ -208,7 +208,7 @@ def _fixup(
     node: Node,
     launches: Sequence[KernelLaunch],
     ctx: Context,
-    values: _Values,
+    values: _ValueNumbers,
 ) -> tuple[Dim, Fixup]:
     """The addend of an arg, and what it is added to."""
     if isinstance(arg, Pointer):
@@ -228,19 +228,19 @@ def _fixup(
     if isinstance(arg, Status):
         return 0, Fixup(i, FixupKind.STATUS)
     if isinstance(arg, NodeNumber):
-        report = None if arg.node is node else Report.of(arg.node)
-        return 0, Fixup(i, FixupKind.NODE, report=report)
+        site = None if arg.node is node else ErrorSite.of(arg.node)
+        return 0, Fixup(i, FixupKind.NODE, site=site)
     if isinstance(arg, ArgAddress):
         return 0, Fixup(i, FixupKind.ARG, number=_arg_number(arg, launches))
     return arg, Fixup(i, FixupKind.DIM, True)
 
 
 def _arg_number(arg: ArgAddress, launches: Sequence[KernelLaunch]) -> int:
-    """The number of an arg among those of all launches of a node."""
-    place = next(k for k, launch in enumerate(launches) if launch is arg.launch)
-    return sum(len(launch.args) for launch in launches[:place]) + arg.index
+    """The index of an arg among the args of all launches of a node."""
+    position = next(k for k, launch in enumerate(launches) if launch is arg.launch)
+    return sum(len(launch.args) for launch in launches[:position]) + arg.index
 
 
-def wrapped(number: int) -> int:
-    """A number as 64 bits with a sign: masks above 2^63 wrap."""
+def as_int64(number: int) -> int:
+    """A number as signed 64 bits: masks above 2^63 wrap."""
     return number if _LOWEST <= number <= _HIGHEST else (number + _WRAP // 2) % _WRAP - _WRAP // 2

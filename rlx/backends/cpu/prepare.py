@@ -1,7 +1,8 @@
-"""Work on parameters, done once: natively where that pays, and with files given back.
+"""Runs prepare graphs: weights are prepacked and constants of params folded, once, when loaded.
 
-What is repacked replaces the pages of the file it came from: they are handed back to the system as
-soon as they have been read, so that a model is resident once, not twice.
+Packing kernels are native where there is a compiler. Prepacked weights replace the pages of the
+file they came from: these are released as soon as they have been read, so that a model is resident
+once, not twice.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.quant_ops import PackQuant
 from rlx.backends.cpu.link import address_of
-from rlx.backends.cpu.pool import get_pool
 from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.node import Node
@@ -30,13 +31,13 @@ from rlx.llvm.target import Target
 
 
 def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = True) -> list[Array]:
-    """The outputs of a prepare graph, row-major: kernels trust that.
+    """The outputs of a prepare graph, row-major, as kernels expect them.
 
-    Where there is no compiler NumPy does it, slower and the same.
+    Without a compiler NumPy computes the same, slower.
     """
     given = {n.name: params[n.name] for n in graph.sources("param")}
 
-    views: dict[Node, list[Array]] = {}  # the parameters that a node shows without reading them
+    views: dict[Node, list[Array]] = {}  # the parameters that a node is a view of
 
     def release(node: Node, results: Sequence[Array]) -> None:
         seen = [a for v in node.inputs for a in views.get(v.node, ())]
@@ -46,7 +47,7 @@ def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = Tru
             views[node] = seen
         else:
             for array in seen:
-                give_back(array)
+                release_pages(array)
 
     chosen = graph.rebuild(_native) if native else graph
     results = evaluate(chosen, given, on_node=release)
@@ -54,40 +55,40 @@ def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = Tru
 
 
 def _native(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
-    """The op whose reference is a kernel, where there is one; shapes stay."""
+    """The op with a native reference, where there is one; shapes stay."""
     if isinstance(op, PackQuant):
         return NativePack(**op.attributes()), shapes
     return ThreadedQuantize(op.scheme) if isinstance(op, QuantizeWeight) else op, shapes
 
 
 class NativePack(PackQuant):
-    """`pack_quant` by all workers, into memory that begins with a cache line."""
+    """`pack_quant` by all workers, into memory aligned to a cache line."""
 
     def reference(self, w: Array, scale: Array | None = None, zp: Array | None = None) -> Array:
         parts = [np.ascontiguousarray(a) for a in (w, scale, zp) if a is not None]
-        made = self.infer(*[Shape(a.shape, a.dtype) for a in parts])
-        out = HOST.alloc_arena(prod(made.static_dims)).array.reshape(made.static_dims)
+        dims = self.infer(*[Shape(a.shape, a.dtype) for a in parts]).static_dims
+        out = HOST.alloc_arena(prod(dims)).array.reshape(dims)
         spec = RepackColumnTiles(self.scheme)
         kernel = compile_specs([spec], Target.host())[spec]
         *outer, rows, width = parts[0].shape
         sizes = spec.sizes(int(np.prod(outer)), rows, self.scheme.row_elements(width), self.pair)
-        places = [address_of(a) for a in parts] + [0] * (3 - len(parts))
-        args = [*places, address_of(out), *sizes]
+        addresses = [address_of(a) for a in parts] + [0] * (3 - len(parts))
+        args = [*addresses, address_of(out), *sizes]
         program = Program([Launch(kernel.address(), args)], keep=(kernel, parts))  # type: ignore[arg-type]
-        get_pool().run(program)
+        get_thread_pool().run(program)
         return out
 
 
 class ThreadedQuantize(QuantizeWeight):
-    """`quantize_weight` on as many cores as there are workers."""
+    """`quantize_weight` by as many threads as there are workers."""
 
     def reference(self, w: Array) -> tuple[Array, ...]:
-        parts = encode(self.scheme, w, threads=get_pool().workers)
+        parts = encode(self.scheme, w, threads=get_thread_pool().workers)
         return tuple(part for part in parts if part is not None)
 
 
-def give_back(array: Array) -> None:
-    """Tell the system that the pages of a read-only map under an array are not needed now."""
+def release_pages(array: Array) -> None:
+    """Let the system drop the pages of a read-only memory map under an array."""
     base = array
     while isinstance(base, np.ndarray):
         base = base.base

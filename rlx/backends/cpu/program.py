@@ -1,4 +1,4 @@
-"""A program's tables, as the native driver reads them. Made once per variant, without LLVM."""
+"""A program's tables, as the native executor reads them; built once per variant, without LLVM."""
 
 from __future__ import annotations
 
@@ -8,42 +8,49 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.executor import control_block as driver
+from rlx.backends.cpu.executor import control_block
 from rlx.errors import CodegenError
 from rlx.support.records import dataclass
 
-_STEP = np.dtype(
+_LAUNCH = np.dtype(
     {
         "names": ["fn", "args", "flags", "phase"],
         "formats": [np.uint64, np.uint64, np.int32, np.int32],
-        "offsets": [driver.STEP_FN, driver.STEP_ARGS, driver.STEP_FLAGS, driver.STEP_PHASE],
-        "itemsize": driver.STEP_BYTES,
+        "offsets": [
+            control_block.LAUNCH_FN,
+            control_block.LAUNCH_ARGS,
+            control_block.LAUNCH_FLAGS,
+            control_block.LAUNCH_PHASE,
+        ],
+        "itemsize": control_block.LAUNCH_BYTES,
     }
 )
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `args` are 64-bit numbers: addresses, and sizes known now.
+    """A kernel launch with addresses. `args` are 64-bit numbers: pointers and sizes.
 
-    The kernel of a `jump` says where to go on; a `host` call has none and is left to the caller.
+    The kernel of a `jump` returns the distance to the next launch. A `host` call has no kernel and
+    is left to the caller.
     """
 
     fn: int
     args: Sequence[int] = ()
     barrier: bool = True
-    alone: bool = False
+    solo: bool = False
     phase: int = 0
     jump: bool = False
     host: bool = False
 
     @property
     def flags(self) -> int:
-        return launch_flags(self.barrier, self.alone, self.jump, self.host)
+        return launch_flags(self.barrier, self.solo, self.jump, self.host)
 
 
-def launch_flags(barrier: bool, alone: bool, jump: bool, host: bool) -> int:
-    return driver.BARRIER * barrier | driver.ALONE * alone | driver.JUMP * jump | driver.HOST * host
+def launch_flags(barrier: bool, solo: bool, jump: bool, host: bool) -> int:
+    flags = control_block.BARRIER * barrier | control_block.SOLO * solo
+    return flags | control_block.JUMP * jump | control_block.HOST * host
 
 
 @dataclass(frozen=True)
@@ -56,119 +63,119 @@ class LaunchTable:
     phases: npt.NDArray[np.int32]
 
     @staticmethod
-    def of(steps: Sequence[Launch]) -> LaunchTable:
-        lengths = [0, *(len(step.args) for step in steps)]
+    def of(launches: Sequence[Launch]) -> LaunchTable:
+        lengths = [0, *(len(launch.args) for launch in launches)]
         return LaunchTable(
-            np.array([step.fn for step in steps], np.uint64),
+            np.array([launch.fn for launch in launches], np.uint64),
             np.cumsum(lengths, dtype=np.int64),
-            np.array([step.flags for step in steps], np.int32),
-            np.array([step.phase for step in steps], np.int32),
+            np.array([launch.flags for launch in launches], np.int32),
+            np.array([launch.phase for launch in launches], np.int32),
         )
 
 
 class Program:
-    """The tables of a sequence of launches, ready to be run by a thread pool.
+    """Launches as tables of addresses, ready to be run by a thread pool.
 
-    `patches` are (arg, source) pairs: before a run, `live[source]` is copied into that arg, args
-    being numbered through all launches (see `arg_number`). `keep` holds whatever the addresses in
-    the tables point into. A program may be run by one thread at a time.
+    `patches` are pairs (arg, dynamic arg): before a run, the executor copies `dynamic_args` into
+    the args of launches, which are numbered through the program (see `arg_number`). `keep` holds
+    whatever the addresses in the tables point into. One thread at a time may run a program.
     """
 
     def __init__(
         self,
-        steps: Sequence[Launch] | LaunchTable,
+        launches: Sequence[Launch] | LaunchTable,
         patches: Iterable[tuple[int, int]] | npt.NDArray[np.int32] = (),
-        live: int = 0,
+        dynamic_args: int = 0,
         workers: int = 0,
         keep: object = None,
     ) -> None:
         self.keep = keep
-        table = steps if isinstance(steps, LaunchTable) else LaunchTable.of(steps)
+        table = launches if isinstance(launches, LaunchTable) else LaunchTable.of(launches)
         self._starts, count = table.starts, len(table.flags)
         self.args = np.zeros(max(int(self._starts[-1]), 1), np.int64)
-        if not isinstance(steps, LaunchTable):
-            flat = [arg for step in steps for arg in step.args]
+        if not isinstance(launches, LaunchTable):
+            flat = [arg for launch in launches for arg in launch.args]
             self.args[: len(flat)] = _signed(flat)
-        self.live = np.zeros(max(live, 1), np.int64)
+        self.dynamic_args = np.zeros(max(dynamic_args, 1), np.int64)
         pairs = patches if isinstance(patches, np.ndarray) else list(patches)
         self.patches = np.ascontiguousarray(np.array(pairs, np.int32).reshape(-1, 2))
-        self._check_patches(live)
-        self.steps = np.zeros(count, _STEP)
-        self.steps["fn"], self.steps["flags"] = table.fns, table.flags
-        self.steps["phase"] = table.phases
-        self.steps["args"] = self._starts[:-1] * 8 + self.args.ctypes.data
+        self._check_patches(dynamic_args)
+        self.launches = np.zeros(count, _LAUNCH)
+        self.launches["fn"], self.launches["flags"] = table.fns, table.flags
+        self.launches["phase"] = table.phases
+        self.launches["args"] = self._starts[:-1] * 8 + self.args.ctypes.data
         self._profile: list[npt.NDArray[np.int64]] | None = None
-        self._header = np.zeros(driver.HEADER_BYTES // 8, np.int64)
-        self._set(driver.STEPS, self.steps.ctypes.data)
-        self._set(driver.PATCHES, self.patches.ctypes.data)
-        self._set(driver.PATCH_COUNT, len(self.patches))
-        self._set(driver.ARGS, self.args.ctypes.data)
-        self._set(driver.LIVE, self.live.ctypes.data)
-        self._set(driver.STEP_COUNT, count)
-        self._set(driver.USE_WORKERS, workers)
+        self._header = np.zeros(control_block.HEADER_BYTES // 8, np.int64)
+        self._set(control_block.LAUNCHES, self.launches.ctypes.data)
+        self._set(control_block.PATCHES, self.patches.ctypes.data)
+        self._set(control_block.PATCH_COUNT, len(self.patches))
+        self._set(control_block.ARGS, self.args.ctypes.data)
+        self._set(control_block.DYNAMIC_ARGS, self.dynamic_args.ctypes.data)
+        self._set(control_block.LAUNCH_COUNT, count)
+        self._set(control_block.USE_WORKERS, workers)
         self.address: int = self._header.ctypes.data
 
     def _set(self, offset: int, value: int) -> None:
         self._header[offset // 8] = value
 
-    def _check_patches(self, live: int) -> None:
-        limits = np.array([self._starts[-1], live])
+    def _check_patches(self, dynamic_args: int) -> None:
+        limits = np.array([self._starts[-1], dynamic_args])
         if ((self.patches < 0) | (self.patches >= limits)).any():
             raise CodegenError(
                 "patch out of range",
                 where="program",
                 got=self.patches.tolist(),
-                expected=f"args below {limits[0]}, sources below {limits[1]}",
+                expected=f"args below {limits[0]}, dynamic args below {limits[1]}",
             )
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.launches)
 
-    def arg_number(self, step: int, index: int) -> int:
+    def arg_number(self, launch: int, index: int) -> int:
         """Number of a launch's arg, for the patch table."""
-        return int(self._starts[step]) + index
+        return int(self._starts[launch]) + index
 
-    def args_of(self, step: int) -> list[int]:
-        """The args of a launch as they stand now."""
-        return [int(w) for w in self.args[self._starts[step] : self._starts[step + 1]]]
+    def args_of(self, launch: int) -> list[int]:
+        """The current args of a launch."""
+        return [int(w) for w in self.args[self._starts[launch] : self._starts[launch + 1]]]
 
     def arg_address(self, arg: int) -> int:
-        """Where an arg lies, for kernels that change the args of others."""
+        """The address of an arg, for kernels that update the args of other launches."""
         return int(self.args.ctypes.data) + 8 * arg
 
     def profile(self, workers: int) -> list[npt.NDArray[np.int64]]:
-        """Ask for time stamps: every run adds an array [worker, step, (begin, end, rounds)].
+        """Ask for time stamps: every run adds an array [worker, launch, (begin, end, iterations)].
 
-        A step in a loop has the begin of its first round, and an end such that the difference is
-        the time of all its rounds; one that was jumped over has none.
+        A launch in a loop has the begin of its first iteration; its end minus its begin is the time
+        of all iterations. A launch that was jumped over has 0 iterations.
         """
         self._profile = []
         self._workers = workers
         return self._profile
 
     def begin_run(self) -> None:
-        """Make room for the time stamps of a run."""
+        """Allocate the time stamps of a run."""
         if self._profile is not None:
             self._profile.append(np.zeros((self._workers, len(self), 3), np.int64))
-            self._set(driver.PROFILE, self._profile[-1].ctypes.data)
+            self._set(control_block.PROFILE, self._profile[-1].ctypes.data)
 
-    def record(self, step: int, begin: int, end: int) -> None:
-        """Time stamps of a step that the caller did, as the driver keeps them."""
+    def record(self, launch: int, begin: int, end: int) -> None:
+        """Record a host call, as the executor records launches."""
         if self._profile is not None:
-            stamps = self._profile[-1][0, step]
+            stamps = self._profile[-1][0, launch]
             if not stamps[2]:
                 stamps[:2] = begin
             stamps[1:] += end - begin, 1
 
-    def is_host(self, step: int) -> bool:
-        return bool(self.steps[step]["flags"] & driver.HOST)
+    def is_host(self, launch: int) -> bool:
+        return bool(self.launches[launch]["flags"] & control_block.HOST)
 
     def stop_profile(self) -> None:
-        self._set(driver.PROFILE, 0)
+        self._set(control_block.PROFILE, 0)
         self._profile = None
 
 
 def _signed(args: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Args as 64 bits each; addresses and masks above 2^63 wrap."""
+    """Args as signed 64-bit numbers; addresses and masks above 2^63 wrap."""
     wrapped: list[Any] = [(w + (1 << 63)) % (1 << 64) - (1 << 63) for w in args]
     return np.array(wrapped, np.int64)

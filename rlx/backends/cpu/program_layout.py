@@ -1,8 +1,8 @@
-"""Program layout: where the launch templates of all nodes stand in one program.
+"""Program layout: the launch templates of all nodes concatenated to one program.
 
-Variants of one plan template whose node classes have launch templates of the same layout share a
-program layout: what launches what, where each arg stands and what it is relative to. A new variant
-then costs a few array operations, however many layers there are.
+It says which kernel each launch calls, where each arg is, and what it is relative to. Variants of
+one plan template share a layout if the launch templates of their node classes have the same one. A
+new variant then costs a few array operations, however many layers there are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.barriers import Uses, certain_waits, place_barriers
+from rlx.backends.cpu.barriers import Accesses, data_dependencies, insert_barriers
 from rlx.backends.cpu.lowering_cache import Fixup, FixupKind, LoweredClass
 from rlx.backends.cpu.relocatable import (
     ABSOLUTE,
@@ -23,9 +23,9 @@ from rlx.backends.cpu.relocatable import (
     CONSTANT,
     STATUS,
     DynamicArg,
+    ErrorSite,
     External,
     Relocation,
-    Report,
 )
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, expand
@@ -37,13 +37,13 @@ _ATTACHED, _PER_RUN = ("param", "state"), ("input", "output")
 
 
 class _Dynamic(NamedTuple):
-    """An arg of each run: what it is relative to, besides its own addend."""
+    """A dynamic arg: what its addend is relative to."""
 
     arg: int
     base: int
     external: External | None
-    value: int = -1  # whose place in the arena counts
-    node: int = -1  # whose scratch memory counts
+    value: int = -1  # relative to the arena offset of this value
+    node: int = -1  # relative to the scratch memory of this node
 
 
 class ProgramArgs(NamedTuple):
@@ -56,7 +56,7 @@ class ProgramArgs(NamedTuple):
 
 
 class ProgramLayout:
-    """What the programs of variants have in common. It keeps no plan template alive."""
+    """What the programs of variants share. It holds no reference to the plan template."""
 
     def __init__(self, variant: Variant, lowered: Sequence[LoweredClass]) -> None:
         template = variant.template
@@ -66,12 +66,12 @@ class ProgramLayout:
         self._externals: dict[int, External] = {
             n: (role, name) for role, name, n in template.arguments
         }
-        self.rows: list[int] = []  # for each launch, its number among those of the classes
+        self.rows: list[int] = []  # for each launch, its index among the launches of all classes
         self.nodes: list[int] = []  # for each launch, the id of its node
-        self.uses: list[Uses] = []
+        self.accesses: list[Accesses] = []
         self.starts = [0]
         self.constants: list[Array] = []
-        self._args: list[int] = []  # for each arg, its number among those of the classes
+        self._args: list[int] = []  # for each arg, its index among the args of all classes
         self._bases: list[int] = []
         self._exact: list[tuple[int, int]] = []
         self._arena: list[tuple[int, int]] = []
@@ -79,8 +79,8 @@ class ProgramLayout:
         self._relocations: list[tuple[int, External]] = []
         self._dynamic: list[_Dynamic] = []
         self._constants: dict[int, int] = {}
-        self._reported: dict[int, None] = {}
-        self._nested: dict[Report, int] = {}
+        self._own_sites: dict[int, None] = {}
+        self._nested_sites: dict[ErrorSite, int] = {}
         first_launch = [0, *accumulate(len(c.launches) for c in lowered)]
         first_arg = [0, *accumulate(len(c.args) for c in lowered)]
         for node, c in zip(template.graph.nodes, template.classes.of_node, strict=True):
@@ -110,7 +110,7 @@ class ProgramLayout:
                 [values[n] for n in template.reads],
                 [values[n] for n in template.writes],
             )
-            self.uses.append(Uses(reads, writes, scratch, launch.solo, launch.fence))
+            self.accesses.append(Accesses(reads, writes, scratch, launch.solo, launch.fence))
 
     def _fix(self, node: Node, fixup: Fixup, arg: int, values: list[int], first: int) -> None:
         kind, dynamic = fixup.kind, fixup.dynamic
@@ -129,7 +129,7 @@ class ProgramLayout:
         elif kind is FixupKind.DIM:
             self._dynamic.append(_Dynamic(arg, ABSOLUTE, None))
         elif kind is FixupKind.NODE:
-            self._exact.append((arg, self._report_number(node, fixup.report)))
+            self._exact.append((arg, self._error_number(node, fixup.site)))
         else:
             self._bases[arg] = ARGS
             self._exact.append((arg, 8 * (first + fixup.number)))
@@ -159,15 +159,17 @@ class ProgramLayout:
         else:
             self._bases[arg] = CONSTANT + number
 
-    def _report_number(self, node: Node, report: Report | None) -> int:
-        """The graph's own nodes are numbered from 1 on, then come those of nested graphs."""
-        if report is None:
-            self._reported[node.id] = None
+    def _error_number(self, node: Node, site: ErrorSite | None) -> int:
+        """The number that a kernel stores in the status word; those of subgraphs come last."""
+        if site is None:
+            self._own_sites[node.id] = None
             return node.id + 1
-        return self._nested.setdefault(report, len(self._graph.nodes) + 1 + len(self._nested))
+        return self._nested_sites.setdefault(
+            site, len(self._graph.nodes) + 1 + len(self._nested_sites)
+        )
 
     def _close(self) -> None:
-        """Lists become arrays, and what follows from the order of launches is found."""
+        """Turn lists into arrays, and compute what depends on the order of launches."""
         self.arg_starts = np.array(self.starts, np.int64)
         self.bases = np.array(self._bases, np.int32)
         self._sources = np.array(self._args, np.int64)
@@ -178,11 +180,11 @@ class ProgramLayout:
         self._relocated = [self._args[arg] for arg, _ in self._relocations]
         self._relocations_known: tuple[list[Any], list[Relocation]] = [], []
         first = {row: i for i, row in reversed(list(enumerate(self.rows)))}
-        self.first = sorted(first, key=first.__getitem__)  # launches of classes as they first come
+        self.first = sorted(first, key=first.__getitem__)  # launches of classes by first use
         self.row_numbers = np.array(self.rows, np.int64)
-        self._certain = certain_waits(self.uses)
+        self._dependencies = data_dependencies(self.accesses)
 
-    # -- a variant's numbers ----------------------------------------------------------------------
+    # -- the args of a variant --------------------------------------------------------------------
 
     def args(self, variant: Variant, lowered: Sequence[LoweredClass]) -> ProgramArgs:
         numbers = [arg for c in lowered for arg in c.args]
@@ -199,54 +201,56 @@ class ProgramLayout:
         return ProgramArgs(addends, relocations, *dynamic)
 
     def _relocate(self, numbers: Sequence[Any]) -> list[Relocation]:
-        """Sizes seldom move views of parameters and states: then the list is shared."""
+        """Relocations of params and states; shared with the last variant where they are equal."""
         addends = [numbers[i] for i in self._relocated]
-        known, made = self._relocations_known
+        known, relocations = self._relocations_known
         if addends != known:
             rows = zip(self._relocations, addends, strict=True)
-            made = [Relocation(arg, external, addend) for (arg, external), addend in rows]
-            self._relocations_known = addends, made
-        return made
+            relocations = [Relocation(arg, external, addend) for (arg, external), addend in rows]
+            self._relocations_known = addends, relocations
+        return relocations
 
     def _dynamic_args(
         self, variant: Variant, numbers: Sequence[Dim]
     ) -> tuple[list[DynamicArg], npt.NDArray[np.int32]]:
-        """The distinct dynamic args in order, and pairs of arg and number for the driver. Layers
-        share them, so each is made once."""
-        made: dict[DynamicArg, int] = {}
+        """The distinct dynamic args, and the patches (arg, dynamic arg) of the executor. Layers
+        share them, so each is computed once."""
+        distinct: dict[DynamicArg, int] = {}
         known: dict[tuple[Any, ...], int] = {}
         pairs = []
         for arg, base, external, value, node in self._dynamic:
-            place = 0
+            offset = 0
             if value >= 0:
-                place = variant.offsets[value] or 0
+                offset = variant.offsets[value] or 0
             elif node >= 0:
-                place = variant.scratch[node][0]
-            key = (self._args[arg], base, external, place)
+                offset = variant.scratch[node][0]
+            key = (self._args[arg], base, external, offset)
             number = known.get(key)
             if number is None:
-                new = DynamicArg(base, external, expand(numbers[key[0]] + place))
-                number = known[key] = made.setdefault(new, len(made))
+                new = DynamicArg(base, external, expand(numbers[key[0]] + offset))
+                number = known[key] = distinct.setdefault(new, len(distinct))
             pairs.append((arg, number))
-        return list(made), np.array(pairs, np.int32).reshape(-1, 2)
+        return list(distinct), np.array(pairs, np.int32).reshape(-1, 2)
 
-    def reports(self, variant: Variant) -> dict[int, Report]:
-        """The nodes that may find bad data, as error messages name them."""
+    def error_sites(self, variant: Variant) -> dict[int, ErrorSite]:
+        """The nodes whose kernels may meet bad data, by error number."""
         found = {}
         shapes = variant.bound.shapes
-        for number in self._reported:
+        for number in self._own_sites:
             node = self._graph.nodes[number]
             operands = [f"{v.name} {shapes[self._of_value[self._numbers[v]]]}" for v in node.inputs]
-            found[number + 1] = Report(node.op.name, ", ".join(operands), str(node.origin))
-        return found | {number: report for report, number in self._nested.items()}
+            found[number + 1] = ErrorSite(node.op.name, ", ".join(operands), str(node.origin))
+        return found | {number: site for site, number in self._nested_sites.items()}
 
     def barriers(self, variant: Variant) -> list[bool]:
-        # values without elements share no memory, not even with themselves
-        return place_barriers(self.uses, variant, self._certain if all(variant.sizes) else None)
+        # empty values share no memory, not even with themselves
+        return insert_barriers(
+            self.accesses, variant, self._dependencies if all(variant.sizes) else None
+        )
 
 
 def ascending(phases: Sequence[int]) -> npt.NDArray[np.int32]:
-    """The phase of every launch: one that stands before an earlier phase belongs to it."""
+    """Monotonic phases of launches: one before a launch of an earlier phase belongs to that."""
     return np.minimum.accumulate(np.array(phases[::-1], np.int32))[::-1]
 
 

@@ -4,11 +4,11 @@ Every arg of a program is an addend to a relocation base: zero (then it is a num
 status word, the table of args itself, or a constant. Memory that the program does not own is
 external: a parameter, state, input or output by name. An arg with a fixed addend to a parameter or
 state is a relocation, applied when those are attached. An arg that depends on a dynamic dimension,
-or on memory that comes with each run, is a dynamic arg, patched into place by the native executor.
+or on memory that comes with each run, is a dynamic arg, which the executor patches into its launch.
 
-On disk a program is its columns, the code of its kernels and of the executor, and the target. What
-is read was checked by its digest and is trusted as far as code must be; still, all that would crash
-Python or run on the wrong CPU is checked.
+On disk a program is its columns, the code of its kernels and of the executor, and the target. A
+file is trusted as code is, and its digest was checked before. Still, everything that would crash
+Python or run on the wrong CPU is checked here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from rlx.backends.base import Parts
 from rlx.backends.cpu.bounds_checks import BoundsCheck
 from rlx.backends.cpu.executor import control_block
-from rlx.backends.cpu.executor.select import make_executor, offer_executor, uses_futex
+from rlx.backends.cpu.thread_pool import make_executor, offer_executor, uses_futex
 from rlx.errors import CodegenError, FormatError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim
@@ -43,7 +43,8 @@ External = tuple[str, str]  # ("input", name), ("output", name), ("param", name)
 
 
 class DynamicArg(NamedTuple):
-    """An arg of each run: addresses of a base and of an external, and an expression of sizes."""
+    """An arg computed in each run: a relocation base, plus an external, plus an expression of
+    dynamic dimensions."""
 
     base: int
     external: External | None
@@ -58,17 +59,17 @@ class Relocation(NamedTuple):
     addend: int
 
 
-class Report(NamedTuple):
-    """A node that may find bad data, as error messages name it."""
+class ErrorSite(NamedTuple):
+    """A node whose kernel may meet bad data, as the error message describes it."""
 
     op: str
     operands: str
     origin: str
 
     @staticmethod
-    def of(node: Node) -> Report:
+    def of(node: Node) -> ErrorSite:
         operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
-        return Report(node.op.name, operands, str(node.origin))
+        return ErrorSite(node.op.name, operands, str(node.origin))
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class HostCall:
         return HostCall(node.op, inputs, outputs)
 
 
-class Mark(NamedTuple):
-    """What a launch is, for profiles and checks. Costs of 0 stand for those of the node."""
+class LaunchMetadata(NamedTuple):
+    """What a launch is, for profiles and checks. Where flops and bytes are 0, the node's count."""
 
     label: str
     node: int  # its id; −1: none
@@ -99,7 +100,7 @@ class RelocatableProgram:
     """Kernel launches as columns, their args, and what is needed to run and explain them."""
 
     kernels: list[str]  # content keys
-    calls: npt.NDArray[np.int32]  # a kernel's number for every launch; −1: a host call
+    calls: npt.NDArray[np.int32]  # for every launch the index of its kernel; −1: a host call
     starts: npt.NDArray[np.int64]
     flags: npt.NDArray[np.int32]
     phases: npt.NDArray[np.int32]
@@ -112,16 +113,16 @@ class RelocatableProgram:
     symbols: list[str]  # of dynamic dimensions, sorted
     bounds_checks: list[BoundsCheck]
     arena_size: int
-    workers: int  # most that may run it
-    reports: dict[int, Report] = field(default_factory=dict)
+    workers: int  # at most so many may run it
+    error_sites: dict[int, ErrorSite] = field(default_factory=dict)
     hosts: dict[int, HostCall] = field(default_factory=dict)
-    marks: Sequence[Mark] = ()
+    metadata: Sequence[LaunchMetadata] = ()
 
     def __len__(self) -> int:
         return len(self.calls)
 
     def end_of(self, phase: int) -> int:
-        """How many launches belong to the phase and those before it; later ones come last."""
+        """The number of launches up to the end of a phase."""
         return int(np.searchsorted(self.phases, phase, side="right"))
 
 
@@ -153,7 +154,7 @@ def write_parts(
 
 
 def read_parts(parts: Parts) -> tuple[RelocatableProgram, dict[str, Kernel]]:
-    """The program, and the code of its kernels, loaded; the executor is offered to the pool."""
+    """The program and its kernels, loaded; the executor is offered to the thread pool."""
     target = read_target(parts)
     host = Target.host()
     if not target.runs_on(host):
@@ -166,7 +167,7 @@ def read_parts(parts: Parts) -> tuple[RelocatableProgram, dict[str, Kernel]]:
     program = _read_program(parts["program"])
     *code, executor = _read_kernels(parts["kernels"])
     if [kernel.key for kernel in code] != program.kernels:
-        raise FormatError("code that is not the program's", where="artifact")
+        raise FormatError("the kernels do not belong to the program", where="artifact")
     offer_executor(executor, uses_futex(target))
     return program, {kernel.key: kernel for kernel in code}
 
@@ -177,7 +178,7 @@ def read_target(parts: Parts) -> Target:
     if abi != control_block.ABI:
         raise FormatError(
             "a program of another version", where="artifact", got=f"ABI {abi}",
-            expected=f"ABI {control_block.ABI}", hint="make it again with this RLX",
+            expected=f"ABI {control_block.ABI}", hint="compile it again with this RLX",
         )  # fmt: skip
     return Target(triple, cpu, features, arch)
 
@@ -212,20 +213,20 @@ def _write_program(program: RelocatableProgram) -> bytes:
     relocations = [
         n for r in program.relocations for n in (r.arg, externals.number(r.external), r.addend)
     ]
-    labels, costs, marks = _Table(), _Table(), list[int]()
-    for label, node, *cost in program.marks:
-        marks += (labels.number(label), node, costs.number(tuple(cost)))
+    labels, costs, metadata = _Table(), _Table(), list[int]()
+    for label, node, *cost in program.metadata:
+        metadata += (labels.number(label), node, costs.number(tuple(cost)))
     writer = Writer()
     about = (
         tuple(program.kernels), tuple(dynamic), tuple(externals.entries), tuple(program.symbols),
         _plain(program.bounds_checks), program.arena_size, program.workers,
-        _plain((n, *r) for n, r in sorted(program.reports.items())),
+        _plain((n, *r) for n, r in sorted(program.error_sites.items())),
         tuple(labels.entries), tuple(costs.entries),
         tuple(Data(c) for c in program.constants),
     )  # fmt: skip
     out = [_framed(writer.value(about))]
     out += [_array(getattr(program, name), kind) for name, kind in _COLUMNS]
-    out += [_array(np.array(rows, np.int64), np.int64) for rows in (relocations, marks)]
+    out += [_array(np.array(rows, np.int64), np.int64) for rows in (relocations, metadata)]
     out.append(uint(len(program.hosts)))
     for launch, call in sorted(program.hosts.items()):
         shapes = (call.inputs, call.outputs)
@@ -239,11 +240,11 @@ def _read_program(data: bytes) -> RelocatableProgram:
     end = reader.at + size
     about: Any = reader.value()
     if reader.at != end:
-        reader.fail("a program that makes no sense")
+        reader.fail("malformed program")
     kernels, dynamic, externals, symbols, checks, arena, workers, *rest = about
-    reports, labels, costs, constants = rest
+    error_sites, labels, costs, constants = rest
     columns = {name: _read_array(reader, kind) for name, kind in _COLUMNS}
-    relocations, marks = (_read_array(reader, np.int64).tolist() for _ in range(2))
+    relocations, metadata = (_read_array(reader, np.int64).tolist() for _ in range(2))
     program = RelocatableProgram(
         kernels=list(kernels),
         **{**columns, "patches": columns["patches"].reshape(-1, 2)},
@@ -254,9 +255,12 @@ def _read_program(data: bytes) -> RelocatableProgram:
         bounds_checks=[BoundsCheck(*check) for check in checks],
         arena_size=arena,
         workers=workers,
-        reports={n: Report(*r) for n, *r in reports},
+        error_sites={n: ErrorSite(*r) for n, *r in error_sites},
         hosts=dict([_read_host(reader) for _ in range(reader.count())]),
-        marks=[Mark(labels[label], node, *costs[cost]) for label, node, cost in _rows(marks, 3)],
+        metadata=[
+            LaunchMetadata(labels[label], node, *costs[cost])
+            for label, node, cost in _rows(metadata, 3)
+        ],
     )
     reader.finish()
     _require_sound(program)
@@ -264,12 +268,12 @@ def _read_program(data: bytes) -> RelocatableProgram:
 
 
 def _require_sound(program: RelocatableProgram) -> None:
-    """Indices in range: a fault here would be a crash in native code."""
+    """Check that all indices are in range: a bad one would crash native code."""
     launches, args = len(program.calls), len(program.addends)
     bases = CONSTANT + len(program.constants)
     sound = (
         len(program.starts) == launches + 1
-        and len(program.flags) == len(program.phases) == len(program.marks) == launches
+        and len(program.flags) == len(program.phases) == len(program.metadata) == launches
         and len(program.bases) == args == program.starts[-1]
         and (np.diff(program.starts) >= 0).all()
         and _within(program.calls, -1, len(program.kernels))
@@ -278,7 +282,7 @@ def _require_sound(program: RelocatableProgram) -> None:
         and all(0 <= s.base < bases for s in program.dynamic_args)
     )
     if not sound:
-        raise FormatError("a program that makes no sense", where="artifact")
+        raise FormatError("malformed program", where="artifact")
 
 
 def _within(column: npt.NDArray[Any], low: int, high: int) -> bool:
@@ -292,7 +296,7 @@ def _read_host(reader: Reader) -> tuple[int, HostCall]:
 
 
 class _Table:
-    """Distinct entries by number; None is −1."""
+    """Distinct entries, each with an index; None is −1."""
 
     def __init__(self) -> None:
         self.entries: dict[Any, int] = {}

@@ -110,7 +110,7 @@ def run_timed(made: Compiled, params: Mapping[str, Array] | None) -> Measured:
     assert made.executable is not None
     template, given = made.template, params or {}
     graph = CompiledGraph(template, ParamStore(), made.executable)
-    sizes = {symbol: min(bound, _MOST) for symbol, bound in template.live.items()}
+    sizes = {symbol: min(bound, _MOST) for symbol, bound in template.dynamic_dims.items()}
     fixed, signature = template.binding.sizes, template.signature
     for name, shape in signature.params.items():
         if name.startswith(PREPARED):  # of a plan read from a file

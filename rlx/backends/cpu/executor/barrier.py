@@ -1,7 +1,7 @@
 """Waiting in the executor: workers spin, then yield, then sleep until others wake them.
 
-A sleeper counts itself before it looks a last time, and whoever changes what it waits for reads
-this count afterwards: no wake-up is lost. On Linux workers sleep in futexes.
+A sleeper counts itself before it checks its condition a last time. Whoever changes the condition
+reads this count afterwards, so no wake-up is lost. On Linux workers sleep in futexes.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def wake_nobody(f: Function, address: Value) -> None:
 
 
 def counted_sleep(f: Function, counter: Value, sleep: Callable[[], None]) -> None:
-    """Count the sleeper before `sleep` looks a last time, so that no wake-up is lost."""
+    """Count the sleeper before `sleep` checks a last time, so that no wake-up is lost."""
     f.atomic_rmw("add", counter, f.i32(1), order="seq_cst")
     sleep()
     f.atomic_rmw("sub", counter, f.i32(1), order="seq_cst")
 
 
 def idle(f: Function, state: Value, start: Value, patience: int, sleep: Callable[[], None]) -> None:
-    """One iteration of a wait loop: first spin, then yield the core, in the end sleep.
+    """One iteration of a wait loop: spin at first, then yield the core, then sleep.
 
     Yielding early matters where the awaited thread shares the core.
     """
@@ -81,6 +81,7 @@ def emit_barrier(
     wait: Callable[[Function, Value, Value], None],
     wake: Callable[[Function, Value], None],
 ) -> Function:
+    """barrier(state, nth): wait until all workers of the run have arrived."""
     f = m.function("barrier", [("state", ptr), ("nth", i32)], internal=True)
     state = f["state"]
     generation, sleepers = f.gep(state, GENERATION), f.gep(state, BARRIER_SLEEPERS)

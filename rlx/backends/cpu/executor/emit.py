@@ -1,30 +1,32 @@
-"""The native executor: worker threads that run a program, a table of kernel launches, in lock step.
+"""The native executor: worker threads run a program, a table of kernel launches, in lock step.
 
-A kernel is `void kernel(ptr args, i32 tid, i32 nth)`; `args` holds its 8-byte arguments (pointers
-and i64 scalars), and worker `tid` of `nth` does its share.
+A kernel is `void kernel(ptr args, i32 tid, i32 nth)`. `args` holds its 8-byte args (pointers and
+i64 scalars); worker `tid` of `nth` computes its share.
 
-A program is a table of steps {kernel, args, flags, phase}. Before the first step the executor
-copies `live` values (sizes of this run, addresses of inputs and outputs) into the arguments that
-the patch table names, so a run costs Python one call, whatever the number of steps. Flag BARRIER:
-all workers finish this step before any begins the next. Flag ALONE: worker 0 runs the step by
-itself (as tid 0 of 1). Flag JUMP: the kernel returns an i64, the distance to the next step (1 is
-the usual, a negative one jumps back); all workers must return the same. Flag HOST: no kernel; the
-run returns before the step, the caller does it and resumes after it. A run ends when every worker
-has left it.
+A program is a table of launches {kernel, args, flags, phase}. Before the first launch the executor
+copies the dynamic args (sizes of this run, addresses of inputs and outputs) to where the patch
+table says, so a run costs Python one call, however many launches there are. Flags of a launch:
 
-The control block (see `control_block`) is shared by all workers. A run is announced by a new epoch,
-whose low byte is the number of workers that take part. Worker 0 is the caller. After `BUDGET` ticks
-the workers agree, at a barrier, to return early, so that Python can handle a signal; the caller
-then resumes at the step that the run returned.
+- BARRIER: all workers finish this launch before any begins the next
+- SOLO: worker 0 runs the kernel alone, as tid 0 of 1
+- JUMP: the kernel returns an i64, the distance to the next launch; 1 is the next one, a negative
+  distance jumps back. All workers must return the same
+- HOST: no kernel. The run returns before the launch; the caller does it and resumes after it
 
-The decode loop: runs of one program, each fed by the results of the one before, without Python.
+All workers share the control block (see `control_block`). A run is announced by a new epoch, whose
+low byte is the number of workers that take part. Worker 0 is the caller. A run ends when every
+worker has left it. After `BUDGET` ticks the workers agree at a barrier to return early, so that
+Python can handle a signal; the caller then resumes at the launch that was returned.
 
-After the weights of a model have streamed through the caches, Python's own data is evicted, and
-each call costs a hundred microseconds of cache misses; several tokens per call share this cost.
+The decode loop makes many runs of one program in one call; each takes its inputs from the outputs
+of the run before. Weights that stream through the caches evict Python's own data, so every return
+to Python costs a hundred microseconds of cache misses; the tokens of one call share this cost. The
+loop's header holds
 
-The header (see `control_block`) holds: the size that grows by one in each run, and the live values
-as base + slope · size; the address of the i32 to log after each run, such as the sampled token; the
-stop values, of which any ends the loop; and 4-byte moves from results to the next run's inputs.
+- the size that grows by one in each run, and the dynamic args as base + slope · size
+- the address of the i32 that a run emits, such as the sampled token, and the log it goes to
+- stop values, of which any ends the loop
+- 4-byte copies from outputs to the inputs of the next run
 """
 
 from __future__ import annotations
@@ -45,52 +47,52 @@ from rlx.backends.cpu.executor.barrier import (
     wake_nobody,
 )
 from rlx.backends.cpu.executor.control_block import (
-    ALONE,
     ARGS,
     BARRIER,
     BEGIN,
     BUDGET,
+    COPY_BYTES,
+    COPY_FROM,
+    COPY_TO,
     CPUS,
-    CROWDED,
+    DYNAMIC_ARGS,
     END,
     EPOCH,
     FINISHED,
     FIRST,
     HOST,
     IDLE_YIELD,
+    ITERATIONS,
     JUMP,
     LAST,
-    LIVE,
-    LOOP_AT,
+    LAUNCH_ARGS,
+    LAUNCH_BYTES,
+    LAUNCH_COUNT,
+    LAUNCH_FLAGS,
+    LAUNCH_FN,
+    LAUNCHES,
     LOOP_BASE,
+    LOOP_COPIES,
+    LOOP_COPY_COUNT,
     LOOP_COUNT,
     LOOP_DONE,
-    LOOP_END_COUNT,
-    LOOP_ENDS,
-    LOOP_KEPT,
-    LOOP_LIVE_COUNT,
+    LOOP_DYNAMIC_COUNT,
+    LOOP_EMITTED,
     LOOP_LOG,
-    LOOP_MOVE_COUNT,
-    LOOP_MOVES,
+    LOOP_RESUME_AT,
     LOOP_SIZE,
     LOOP_SLOPE,
     LOOP_STATUS,
-    MOVE_BYTES,
-    MOVE_FROM,
-    MOVE_TO,
+    LOOP_STOP,
+    LOOP_STOP_COUNT,
     PATCH_COUNT,
     PATCHES,
     PROFILE,
     PROGRAM,
-    ROUNDS,
+    SHARED_CORE,
     SLEEPERS,
+    SOLO,
     STAMP_BYTES,
-    STEP_ARGS,
-    STEP_BYTES,
-    STEP_COUNT,
-    STEP_FLAGS,
-    STEP_FN,
-    STEPS,
     STOP,
     USE_WORKERS,
     WAKE,
@@ -105,8 +107,9 @@ _BUDGETS = 4  # budgets of a run, after which the loop returns so that Python ca
 
 
 def emit_decode_loop(m: Module, run: Function) -> None:
-    """i64 chain(state, program, last, header): returns 1 if it must be called again, because the
-    time was up in which Python must check for signals, else 0."""
+    """i64 chain(state, program, last, header): the decode loop, under the name that artifacts know.
+
+    Returns 0 when it is done, and 1 to be called again, after Python has checked for signals."""
     params = [("state", ptr), ("program", ptr), ("last", i64), ("header", ptr)]
     f = m.function("chain", params, i64)
     state, program, last, header = (f[name] for name, _ in params)
@@ -114,17 +117,17 @@ def emit_decode_loop(m: Module, run: Function) -> None:
     begin, budget = f.clock(), f.load(state, i64, BUDGET) * _BUDGETS
 
     def iteration(done: Value, limit: Value) -> list[Value]:
-        _set_live(f, f.load(program, ptr, LIVE), header, done)
-        at = f.call(run, state, program, f.load(header, i64, LOOP_AT), last)
-        f.store(at, header, LOOP_AT)
+        _set_dynamic_args(f, f.load(program, ptr, DYNAMIC_ARGS), header, done)
+        at = f.call(run, state, program, f.load(header, i64, LOOP_RESUME_AT), last)
+        f.store(at, header, LOOP_RESUME_AT)
         f.if_(at < last, lambda: f.ret(f.i64(1)))
         f.if_(f.load(f.load(header, ptr, LOOP_STATUS), i64).ne(0), lambda: f.ret(f.i64(0)))
-        f.store(f.i64(0), header, LOOP_AT)
-        kept = f.load(f.load(header, ptr, LOOP_KEPT), i32)
-        f.store(kept, f.gep(f.load(header, ptr, LOOP_LOG), done, 4))
+        f.store(f.i64(0), header, LOOP_RESUME_AT)
+        emitted = f.load(f.load(header, ptr, LOOP_EMITTED), i32)
+        f.store(emitted, f.gep(f.load(header, ptr, LOOP_LOG), done, 4))
         f.store(done + 1, header, LOOP_DONE)
-        _move(f, header)
-        end = f.select(_is_end(f, header, kept), done + 1, limit)
+        _copy_outputs(f, header)
+        end = f.select(_is_stop(f, header, emitted), done + 1, limit)
         late = (f.clock() - begin > budget) & (done + 1 < end)
         f.if_(late, lambda: f.ret(f.i64(1)))
         return [done + 1, end]
@@ -134,29 +137,30 @@ def emit_decode_loop(m: Module, run: Function) -> None:
     f.ret(f.i64(0))
 
 
-def _set_live(f: Function, live: Value, header: Value, done: Value) -> None:
+def _set_dynamic_args(f: Function, dynamic: Value, header: Value, done: Value) -> None:
+    """Evaluate base + slope · size for every dynamic arg of the next run."""
     size = f.load(header, i64, LOOP_SIZE) + done
     base, slope = f.load(header, ptr, LOOP_BASE), f.load(header, ptr, LOOP_SLOPE)
-    for i in f.range(0, f.load(header, i64, LOOP_LIVE_COUNT)):
+    for i in f.range(0, f.load(header, i64, LOOP_DYNAMIC_COUNT)):
         value = f.load(f.gep(base, i, 8), i64) + f.load(f.gep(slope, i, 8), i64) * size
-        f.store(value, f.gep(live, i, 8))
+        f.store(value, f.gep(dynamic, i, 8))
 
 
-def _is_end(f: Function, header: Value, kept: Value) -> Value:
-    ends, count = f.load(header, ptr, LOOP_ENDS), f.load(header, i64, LOOP_END_COUNT)
+def _is_stop(f: Function, header: Value, emitted: Value) -> Value:
+    stop, count = f.load(header, ptr, LOOP_STOP), f.load(header, i64, LOOP_STOP_COUNT)
 
     def look(i: Value, found: Value) -> Value:
-        return found | f.load(f.gep(ends, i, 4), i32).eq(kept)
+        return found | f.load(f.gep(stop, i, 4), i32).eq(emitted)
 
-    [found] = f.loop(0, count, 1, [f.const(0, kept.eq(kept).type)], look)
+    [found] = f.loop(0, count, 1, [f.const(0, emitted.eq(emitted).type)], look)
     return found
 
 
-def _move(f: Function, header: Value) -> None:
-    moves, count = f.load(header, ptr, LOOP_MOVES), f.load(header, i64, LOOP_MOVE_COUNT)
+def _copy_outputs(f: Function, header: Value) -> None:
+    copies, count = f.load(header, ptr, LOOP_COPIES), f.load(header, i64, LOOP_COPY_COUNT)
     for i in f.range(0, count):
-        move = f.gep(moves, i, MOVE_BYTES)
-        f.store(f.load(f.load(move, ptr, MOVE_FROM), i32), f.load(move, ptr, MOVE_TO))
+        copy = f.gep(copies, i, COPY_BYTES)
+        f.store(f.load(f.load(copy, ptr, COPY_FROM), i32), f.load(copy, ptr, COPY_TO))
 
 
 def executor_unit(target: Target, futex: bool | None = None) -> Unit:
@@ -190,10 +194,11 @@ _EXECUTE = [
 
 
 def _emit_execute(m: Module, barrier: Function, records_cpu: bool) -> Function:
-    """Run steps [first, last) as worker tid of nth. Returns the step to resume at. Profiled
-    programs have code of their own, so that others pay nothing."""
-    plain = _emit_steps(m, barrier, records_cpu, timed=False)
-    timed = _emit_steps(m, barrier, records_cpu, timed=True)
+    """Run launches [first, last) as worker tid of nth. Returns the launch to resume at.
+
+    Profiled programs have code of their own, so that others pay nothing."""
+    plain = _emit_launches(m, barrier, records_cpu, timed=False)
+    timed = _emit_launches(m, barrier, records_cpu, timed=True)
     f = m.function("execute", _EXECUTE, i64, internal=True)
     given = [f[name] for name, _ in _EXECUTE]
     profiled = f.load(f["program"], ptr, PROFILE).ne(f.null())
@@ -201,56 +206,58 @@ def _emit_execute(m: Module, barrier: Function, records_cpu: bool) -> Function:
     return f
 
 
-def _emit_steps(m: Module, barrier: Function, records_cpu: bool, timed: bool) -> Function:
+def _emit_launches(m: Module, barrier: Function, records_cpu: bool, timed: bool) -> Function:
     f = m.function("execute_profiled" if timed else "execute_plain", _EXECUTE, i64, internal=True)
     state, program, tid, nth = f["state"], f["program"], f["tid"], f["nth"]
-    steps, profile = f.load(program, ptr, STEPS), f.load(program, ptr, PROFILE)
+    launches, profile = f.load(program, ptr, LAUNCHES), f.load(program, ptr, PROFILE)
     cpu_slot = f.gep(f.gep(state, CPUS), tid.to(i64), 4)
     budget, begin = f.load(state, i64, BUDGET), f.clock()
-    row = f.gep(profile, tid.to(i64) * f.load(program, i64, STEP_COUNT), STAMP_BYTES)
+    row = f.gep(profile, tid.to(i64) * f.load(program, i64, LAUNCH_COUNT), STAMP_BYTES)
     is_leader = tid.eq(0)
 
-    def sync(round_: Value) -> Value:
-        """A barrier; returns whether to leave the run there. It is identified by the round and not
-        by the step: in a loop a slow worker may still read the previous round's decision."""
-        late = is_leader & (f.clock() - begin > budget)
-        f.if_(late, lambda: f.atomic_store(round_, state, YIELD_AT, "monotonic"))
-        f.if_(nth > 1, lambda: void_results(f.call(barrier, state, nth)))
-        return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(round_)
+    def sync(iteration: Value) -> Value:
+        """A barrier; returns whether to leave the run there.
 
-    def body(step: Value, limit: Value, round_: Value) -> list[Value]:
-        entry = f.gep(steps, step, STEP_BYTES)
-        flags = f.load(entry, i32, STEP_FLAGS)
-        alone, one = (flags & ALONE).ne(0), f.i64(1)
-        f.if_((flags & HOST).ne(0), lambda: f.ret(step))
+        The decision is stored with the iteration and not with the launch: where a program jumps
+        back, a slow worker may still read the decision of the time before."""
+        late = is_leader & (f.clock() - begin > budget)
+        f.if_(late, lambda: f.atomic_store(iteration, state, YIELD_AT, "monotonic"))
+        f.if_(nth > 1, lambda: void_results(f.call(barrier, state, nth)))
+        return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(iteration)
+
+    def body(at: Value, limit: Value, iteration: Value) -> list[Value]:
+        entry = f.gep(launches, at, LAUNCH_BYTES)
+        flags = f.load(entry, i32, LAUNCH_FLAGS)
+        solo, one = (flags & SOLO).ne(0), f.i64(1)
+        f.if_((flags & HOST).ne(0), lambda: f.ret(at))
 
         def launch() -> Value:
-            return _launch(f, entry, flags, alone, f.gep(row, step, STAMP_BYTES), timed)
+            return _launch(f, entry, flags, solo, f.gep(row, at, STAMP_BYTES), timed)
 
-        [distance] = f.if_(is_leader | ~alone, launch, lambda: one)
-        following = step + distance
+        [distance] = f.if_(is_leader | ~solo, launch, lambda: one)
+        following = at + distance
         wanted = (flags & BARRIER).ne(0) & (following < limit)
-        [leave] = f.if_(wanted, lambda: sync(round_), lambda: f.const(0, is_leader.type))
-        return [following, f.select(leave, following, limit), round_ + 1]
+        [leave] = f.if_(wanted, lambda: sync(iteration), lambda: f.const(0, is_leader.type))
+        return [following, f.select(leave, following, limit), iteration + 1]
 
     carry = [f["first"], f["last"], f.i64(0)]
-    at, _, _ = f.while_(carry, lambda step, limit, round_: step < limit, body)
+    end, _, _ = f.while_(carry, lambda at, limit, iteration: at < limit, body)
     if records_cpu:
         f.store(f.intrinsic("sched_getcpu", i32), cpu_slot)
-    f.ret(at)
+    f.ret(end)
     return f
 
 
 def _launch(
-    f: Function, entry: Value, flags: Value, alone: Value, stamps: Value, timed: bool
+    f: Function, entry: Value, flags: Value, solo: Value, stamps: Value, timed: bool
 ) -> Value:
-    """Call a step's kernel as this worker. Returns the distance to the next step."""
+    """Call the kernel of a launch as this worker. Returns the distance to the next launch."""
     if timed:
         f.prefetch(stamps)  # it arrives while the kernel runs
         f.prefetch(stamps, STAMP_BYTES - 8)
     start = f.clock() if timed else None
-    nth = f.select(alone, f.i32(1), f["nth"])
-    call = f.load(entry, ptr, STEP_FN), f.load(entry, ptr, STEP_ARGS), f["tid"], nth
+    nth = f.select(solo, f.i32(1), f["nth"])
+    call = f.load(entry, ptr, LAUNCH_FN), f.load(entry, ptr, LAUNCH_ARGS), f["tid"], nth
 
     def plain() -> Value:
         f.call_pointer(call[0], void, *call[1:])
@@ -266,12 +273,12 @@ def _launch(
 
 
 def _record(f: Function, stamps: Value, start: Value) -> None:
-    """Add a launch to a step's record: begin of the first, END - BEGIN the total time of all."""
-    spent, rounds = f.clock() - start, f.load(stamps, i64, ROUNDS)
-    again = rounds.ne(0)
+    """Add a call to a launch's record: BEGIN of the first, END - BEGIN the total time of all."""
+    spent, iterations = f.clock() - start, f.load(stamps, i64, ITERATIONS)
+    again = iterations.ne(0)
     f.store(f.select(again, f.load(stamps, i64, BEGIN), start), stamps, BEGIN)
     f.store(f.select(again, f.load(stamps, i64, END), start) + spent, stamps, END)
-    f.store(rounds + 1, stamps, ROUNDS)
+    f.store(iterations + 1, stamps, ITERATIONS)
 
 
 def _count_sleepers(f: Function, op: str) -> None:
@@ -336,7 +343,7 @@ def _emit_worker(m: Module, execute: Function, finish: Function, futex: bool) ->
 
 
 def _emit_run(m: Module, execute: Function, join: Function, futex: bool) -> Function:
-    """i64 run(state, program, first, last): run as worker 0. Returns the step to resume at."""
+    """i64 run(state, program, first, last): run as worker 0. Returns the launch to resume at."""
     params = [("state", ptr), ("program", ptr), ("first", i64), ("last", i64)]
     f = m.function("run", params, i64)
     state, program, first, last = (f[name] for name, _ in params)
@@ -357,13 +364,13 @@ def _emit_run(m: Module, execute: Function, join: Function, futex: bool) -> Func
     at = f.call(execute, state, program, first, last, f.i32(0), nth)
     f.if_(nth > 1, lambda: void_results(f.call(join, state, nth)))
     if futex:
-        _emit_crowding(f, nth)
+        _emit_shared_core(f, nth)
     f.ret(at)
     return f
 
 
-def _emit_crowding(f: Function, nth: Value) -> None:
-    """Set CROWDED if workers ended on shared cores. Cores 64 apart alias; Python checks again."""
+def _emit_shared_core(f: Function, nth: Value) -> None:
+    """Set SHARED_CORE if workers ended on one core. Cores 64 apart alias; Python checks again."""
     state, one = f["state"], f.i64(1)
 
     def add(tid: Value, cores: Value) -> Value:
@@ -372,16 +379,17 @@ def _emit_crowding(f: Function, nth: Value) -> None:
 
     [cores] = f.loop(0, nth.to(i64), 1, [f.i64(0)], add)
     count = f.intrinsic("llvm.ctpop.i64", i64, cores)
-    f.store((count < nth.to(i64)).to(i32, signed=False), state, CROWDED)
+    f.store((count < nth.to(i64)).to(i32, signed=False), state, SHARED_CORE)
 
 
 def _emit_patches(f: Function, program: Value) -> None:
+    """Copy the dynamic args of this run to where launches read them."""
     pairs, count = f.load(program, ptr, PATCHES), f.load(program, i64, PATCH_COUNT)
-    args, live = f.load(program, ptr, ARGS), f.load(program, ptr, LIVE)
+    args, dynamic = f.load(program, ptr, ARGS), f.load(program, ptr, DYNAMIC_ARGS)
     for i in f.range(0, count):
         pair = f.gep(pairs, i, 8)
         arg, source = f.load(pair, i32).to(i64), f.load(pair, i32, 4).to(i64)
-        f.store(f.load(f.gep(live, source, 8), i64), f.gep(args, arg, 8))
+        f.store(f.load(f.gep(dynamic, source, 8), i64), f.gep(args, arg, 8))
 
 
 def _new_epoch(f: Function, nth: Value, futex: bool) -> None:

@@ -1,4 +1,4 @@
-"""The kernel families: importing every module of this package fills the table of lowerings."""
+"""Registers all kernels: importing every module of this package fills the table of lowerings."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from rlx.llvm.target import Target
 for _module in walk_packages(families.__path__, f"{families.__name__}."):
     import_module(_module.name)
 
-# Rewrites of a template for this device, in order: packed weights and the like.
+# Rewrites of a template for this device, in order: weights are prepacked.
 REWRITES: list[Callable[[Graph, Target], Graph]] = [pack_conv, pack_weights, pack_quantised]

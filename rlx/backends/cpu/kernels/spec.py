@@ -1,4 +1,4 @@
-"""A kernel by its constants: equal specs are one native function, emitted and compiled once.
+"""Kernel specs: a kernel by its compile-time constants. Equal specs are compiled once.
 
     @dataclass(frozen=True)
     class Scale(KernelSpec):
@@ -9,9 +9,8 @@
             f = m.kernel()
             ...
 
-The docstring lists the args the kernel reads, in order; whoever makes steps for it must give them.
-
-The args of a kernel by name, for kernels that have many.
+The docstring lists the args that the kernel reads, in order; a launch of it must pass them.
+`Operands` reads them by name, for kernels that have many.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from rlx.support.settings import debug, debug_level
 
 
 class KernelSpec(ABC):
-    """Base of kernel families: frozen dataclasses of what is constant in the code."""
+    """Base of kernels: frozen dataclasses of what is constant in their code."""
 
-    optimizer: ClassVar[str] = "none"  # see jit.Unit: most kernels are emitted as they should run
+    optimizer: ClassVar[str] = "none"  # see jit.Unit: most kernels need no LLVM passes
     level: ClassVar[int] = 2
 
     @abstractmethod
@@ -71,10 +70,10 @@ def compile_specs(specs: Iterable[KernelSpec], target: Target) -> dict[KernelSpe
 
 
 class Operands:
-    """Args read where they are first asked for; `o["name"]` is a pointer or an i64.
+    """The args of a kernel by name: `o["name"]` is a pointer or an i64.
 
-    Ask for an arg in a block that comes before all its uses: at the start of a function, usually by
-    making the object with every name the function needs.
+    They are loaded where the object is created, which must dominate all uses: usually the start of
+    the function. `wanted` limits the loads to those names.
     """
 
     def __init__(

@@ -1,35 +1,166 @@
-"""Branches and loops as steps of the program: bodies stand in it once, jumps lead around them."""
+"""Control flow: subgraphs are inlined among the launches of a program, with jumps around them.
+
+A subgraph (a branch, a condition, a loop body) is planned by itself, into a part of its node's
+scratch memory, and lowered; its launches become launches of that node. Its addresses become
+addresses in the scratch memory or those of operands and results of the node. An address that
+changes in every iteration is an induction pointer: the loop header updates the args that hold it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from functools import lru_cache
 from typing import Any
 
-from rlx.backends.cpu.kernels.control.flow_kernels import Begin, Choose, Copies, Goto, Turn
-from rlx.backends.cpu.kernels.control.subgraphs import Move, Nest, Place, Source, plan_body
+from rlx.backends.cpu.barriers import barriers_of
+from rlx.backends.cpu.kernels.control.control_kernels import (
+    Branch,
+    BranchIfFalse,
+    CopyResults,
+    LoopHeader,
+    LoopPreheader,
+)
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.lowering import (
     ArgAddress,
+    ConstantPointer,
     Context,
     KernelArg,
     KernelLaunch,
     Pointer,
     Scratch,
+    insert_contiguous,
+    lower_graph,
     lowers,
+    scratch_of,
 )
 from rlx.ir.attrs import Body
 from rlx.ir.dim import Dim
-from rlx.ir.lir import aligned
+from rlx.ir.lir import Lir, aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.control import Scan, WhileLoop
 from rlx.llvm.target import Target
+from rlx.passes.plan import plan
 from rlx.support.machine import usable_cores
+from rlx.support.records import dataclass
 
 _FOREVER = (1 << 63) - 1
 
 
-def _most(threads: int) -> int:
-    """For how many workers memory is laid out: when it is planned, fewer may be known than run."""
+# -- subgraphs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InductionPointer:
+    """An address that changes in every iteration, by its number in the loop header."""
+
+    number: int
+
+
+Location = Pointer | Scratch | InductionPointer
+
+
+@dataclass(frozen=True)
+class ArgUpdate:
+    """An arg of a launch that is set in every iteration: an induction pointer plus some bytes."""
+
+    launch: KernelLaunch
+    index: int
+    pointer: int
+    offset: Dim
+
+
+def plan_subgraph(
+    body: Body, node: Node, target: Target, threads: int, outputs: Sequence[int] | None = None
+) -> Lir:
+    """The plan of a subgraph of `node`, with all outputs or those of these numbers."""
+    chosen = range(len(body.graph.outputs)) if outputs is None else outputs
+    bounds = tuple(sorted(node.graph.live.items()))
+    return _plan_subgraph(body, tuple(chosen), bounds, target, threads)
+
+
+@lru_cache(maxsize=512)
+def _plan_subgraph(
+    body: Body,
+    outputs: tuple[int, ...],
+    bounds: tuple[tuple[str, int], ...],
+    target: Target,
+    threads: int,
+) -> Lir:
+    graph = body.graph.copy()
+    graph.set_outputs([graph.outputs[i] for i in outputs])
+    graph.live = dict(bounds)
+    return plan(
+        insert_contiguous(graph), scratch=lambda n: scratch_of(n, target, threads), nested=True
+    )
+
+
+@dataclass
+class Subgraph:
+    """A planned subgraph of `node`: the offset of its arena in the node's scratch memory, and the
+    locations of its inputs and outputs."""
+
+    node: Node
+    lir: Lir
+    start: int
+    inputs: Sequence[Location]
+    outputs: Sequence[Location]
+    updates: list[ArgUpdate] = field(default_factory=list)
+
+    def launches(self, ctx: Context) -> list[KernelLaunch]:
+        """The launches, with the barriers between them and none at the end."""
+        inputs = [n.output for n in self.lir.inputs]
+        locations = dict(zip(inputs, self.inputs, strict=True))
+        locations |= dict(zip(self.lir.outputs, self.outputs, strict=True))
+        launches = lower_graph(Context(self.lir, ctx.target, ctx.threads))
+        barriers = barriers_of(launches, self.lir)
+        for launch, barrier in zip(launches, barriers, strict=True):
+            _set_cost(launch)
+            launch.args = [self._arg(launch, i, a, locations) for i, a in enumerate(launch.args)]
+            launch.reads, launch.writes, launch.uses_scratch, launch.fence = (), (), False, barrier
+        return launches
+
+    def _arg(
+        self, launch: KernelLaunch, index: int, arg: KernelArg, locations: Mapping[Value, Location]
+    ) -> KernelArg:
+        if isinstance(arg, Scratch):
+            offset, _ = self.lir.scratch[arg.node.id]
+            return Scratch(self.node, self.start + offset + arg.offset, arg.shift)
+        if not isinstance(arg, Pointer):
+            return arg
+        root, slot = self.lir.home(arg.value)
+        view = self.lir.slots[arg.value].view
+        shift = arg.shift + (0 if view is None else view.offset)
+        offset = shift * root.dtype.bytes  # type: ignore[assignment]
+        location = locations.get(root)
+        if isinstance(location, Pointer):
+            return Pointer(location.value, location.shift + shift)
+        if isinstance(location, Scratch):
+            return Scratch(location.node, location.offset, location.shift + offset)
+        if isinstance(location, InductionPointer):
+            self.updates.append(ArgUpdate(launch, index, location.number, offset))
+            return 0
+        if slot.kind == "constant":
+            return ConstantPointer(root.node.op.data, offset)  # type: ignore[attr-defined]
+        assert slot.offset is not None, f"{root} has no arena slot"
+        return Scratch(self.node, self.start + slot.offset, offset)
+
+
+def _set_cost(launch: KernelLaunch) -> None:
+    """Give a launch its node's cost, where it has none of its own: from now on it belongs to the
+    node around it, whose cost is that of all iterations of all launches."""
+    node = launch.node
+    if node is not None and not launch.flops and not launch.bytes:
+        cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
+        launch.flops, launch.bytes = cost.flops, cost.bytes
+
+
+# -- launches of control flow ---------------------------------------------------------------------
+
+
+def _max_workers(threads: int) -> int:
+    """For how many workers memory is laid out: planning may know of fewer than run later."""
     return max(threads, usable_cores())
 
 
@@ -37,27 +168,27 @@ def _jump(spec: KernelSpec, args: Sequence[KernelArg], fence: bool = False) -> K
     return KernelLaunch(spec, args, jump=True, fence=fence, bytes=8 * len(args))
 
 
-def _opens(step: KernelLaunch, node: Node) -> KernelLaunch:
-    """The first step of a node stands for all of them when barriers are placed around it."""
-    step.reads, step.writes, step.uses_scratch = node.inputs, node.outputs, True
-    return step
+def _first(launch: KernelLaunch, node: Node) -> KernelLaunch:
+    """The first launch of a node carries the memory accesses of all, for barriers before it."""
+    launch.reads, launch.writes, launch.uses_scratch = node.inputs, node.outputs, True
+    return launch
 
 
-def _copies(copies: Sequence[tuple[KernelArg, KernelArg, Dim]]) -> KernelLaunch:
-    """Ends every node of control flow, with a barrier: until there, memory has not been watched."""
+def _last(copies: Sequence[tuple[KernelArg, KernelArg, Dim]]) -> KernelLaunch:
+    """The last launch of a node, with a barrier: accesses inside the node are not tracked."""
     args: list[KernelArg] = [len(copies)]
     for copy in copies:
         args += copy
-    return KernelLaunch(Copies(), args, fence=True, bytes=8 * len(args))
+    return KernelLaunch(CopyResults(), args, fence=True, bytes=8 * len(args))
 
 
-# -- branches ---------------------------------------------------------------------------------
+# -- branches -------------------------------------------------------------------------------------
 
 
 def _cond_scratch(node: Node, target: Target, threads: int) -> int:
     op: Any = node.op
     bodies = (op.then, op.otherwise)
-    return max(plan_body(b, node, target, _most(threads)).arena_size for b in bodies)
+    return max(plan_subgraph(b, node, target, _max_workers(threads)).arena_size for b in bodies)
 
 
 @lowers("cond", scratch=_cond_scratch)
@@ -67,24 +198,24 @@ def lower_cond(node: Node, ctx: Context) -> list[KernelLaunch]:
     results = [Pointer(v) for v in node.outputs]
 
     def branch(body: Body) -> list[KernelLaunch]:
-        lir = plan_body(body, node, ctx.target, _most(ctx.threads))
-        return Nest(node, lir, 0, operands, results).launches(ctx)
+        lir = plan_subgraph(body, node, ctx.target, _max_workers(ctx.threads))
+        return Subgraph(node, lir, 0, operands, results).launches(ctx)
 
     then, otherwise = branch(op.then), branch(op.otherwise)
-    choose = _jump(Choose(), [flag, len(then) + 2])
-    over = _jump(Goto(), [len(otherwise) + 1])
-    return [_opens(choose, node), *then, over, *otherwise, _copies([])]
+    to_else = _jump(BranchIfFalse(), [flag, len(then) + 2])
+    to_end = _jump(Branch(), [len(otherwise) + 1])
+    return [_first(to_else, node), *then, to_end, *otherwise, _last([])]
 
 
-# -- loops ------------------------------------------------------------------------------------
+# -- loops ----------------------------------------------------------------------------------------
 
 
 class _Loop:
-    """What loops share: memory, and the steps around the body.
+    """Memory of a loop, and the launches around its body.
 
-    Scratch memory holds the cells of every worker, a second place for each carried value, a flag,
-    and the memory of the bodies. Carried values go to and fro between their result and their
-    second place; one that the body hands on as it got it stays where it is.
+    Scratch memory holds the cells of every worker, a second buffer for each carried value, a flag,
+    and the arenas of the subgraphs. A carried value is double-buffered: its result and the second
+    buffer take turns. One that the body passes through unchanged stays where it is.
     """
 
     def __init__(self, node: Node, target: Target, threads: int) -> None:
@@ -95,15 +226,15 @@ class _Loop:
         self.changed = [i for i in range(op.n_carry) if outputs[i] is not inputs[i]]
         self.xs = node.inputs[op.n_carry :][: op.n_xs] if isinstance(op, Scan) else ()
         self.ys = node.outputs[op.n_carry :]
-        results = [*self.changed, *range(op.n_carry, len(outputs))]
-        self.plans = {"body": plan_body(op.body, node, target, _most(threads), results)}
+        results, workers = [*self.changed, *range(op.n_carry, len(outputs))], _max_workers(threads)
+        self.plans = {"body": plan_subgraph(op.body, node, target, workers, results)}
         if isinstance(op, WhileLoop):
-            self.plans["condition"] = plan_body(op.condition, node, target, _most(threads))
-        self._lay_out(_most(threads))
+            self.plans["condition"] = plan_subgraph(op.condition, node, target, workers)
+        self._lay_out(workers)
 
-    def _lay_out(self, threads: int) -> None:
-        self.each = aligned(8 * (1 + self._swap(len(self.changed))))
-        size = self.each * threads
+    def _lay_out(self, workers: int) -> None:
+        self.cell_bytes = aligned(8 * (1 + self._buffer_number(len(self.changed))))
+        size = self.cell_bytes * workers
         self.spare: dict[int, int] = {}
         for i in self.changed:
             self.spare[i] = size
@@ -112,68 +243,69 @@ class _Loop:
         self.size = self.start + max(lir.arena_size for lir in self.plans.values())
 
     @property
-    def operands(self) -> list[Place]:
-        """Where the nested graphs find carried values, slices and what is given whole."""
-        places: list[Place] = [Pointer(v) for v in self.node.inputs]
+    def operands(self) -> list[Location]:
+        """Where subgraphs read carried values, slices and loop-invariant operands."""
+        found: list[Location] = [Pointer(v) for v in self.node.inputs]
         for i in range(len(self.xs)):
-            places[self.n_carry + i] = Source(i)
+            found[self.n_carry + i] = InductionPointer(i)
         for position, i in enumerate(self.changed):
-            places[i] = Source(self._swap(position))
-        return places
+            found[i] = InductionPointer(self._buffer_number(position))
+        return found
 
     @property
-    def written(self) -> list[Place]:
-        """Where the body writes carried values, and results of the round."""
-        carried = [Source(self._swap(position) + 1) for position in range(len(self.changed))]
-        return [*carried, *(Source(len(self.xs) + i) for i in range(len(self.ys)))]
+    def results(self) -> list[Location]:
+        """Where the body writes carried values and the slices of results."""
+        count = len(self.changed)
+        carried = [InductionPointer(self._buffer_number(i) + 1) for i in range(count)]
+        return [*carried, *(InductionPointer(len(self.xs) + i) for i in range(len(self.ys)))]
 
-    def _swap(self, position: int) -> int:
-        """NodeNumber of the source from which the changed value of that position is read."""
+    def _buffer_number(self, position: int) -> int:
+        """The induction pointer from which the changed value of that position is read."""
         return len(self.xs) + len(self.ys) + 2 * position
 
-    def nest(self, name: str, outputs: Sequence[Place]) -> Nest:
-        return Nest(self.node, self.plans[name], self.start, self.operands, outputs)
+    def subgraph(self, name: str, outputs: Sequence[Location]) -> Subgraph:
+        return Subgraph(self.node, self.plans[name], self.start, self.operands, outputs)
 
-    def around(
+    def launches(
         self,
         inside: list[KernelLaunch],
-        moves: list[Move],
-        rounds: Dim,
-        slides: Sequence[tuple[KernelArg, KernelArg]] = (),
+        updates: list[ArgUpdate],
+        iterations: Dim,
+        slices: Sequence[tuple[KernelArg, KernelArg]] = (),
     ) -> list[KernelLaunch]:
-        """The steps of one round, made a loop."""
-        settle = self._settle(moves)
-        cells: list[KernelArg] = [Scratch(self.node), self.each]
-        begin = KernelLaunch(Begin(), cells, bytes=16)
-        args = [*cells, rounds, len(inside) + 2, *self._turn_args(slides, moves)]
-        back = _jump(Goto(), [-len(inside) - 1], fence=True)
-        return [_opens(begin, self.node), _jump(Turn(), args), *inside, back, settle]
+        """The launches of the loop around those of one iteration."""
+        last = self._copy_results(updates)
+        cells: list[KernelArg] = [Scratch(self.node), self.cell_bytes]
+        preheader = KernelLaunch(LoopPreheader(), cells, bytes=16)
+        args = [*cells, iterations, len(inside) + 2, *self._header_args(slices, updates)]
+        back = _jump(Branch(), [-len(inside) - 1], fence=True)
+        return [_first(preheader, self.node), _jump(LoopHeader(), args), *inside, back, last]
 
-    def _settle(self, moves: list[Move]) -> KernelLaunch:
-        """Carried values become results; most are there already."""
+    def _copy_results(self, updates: list[ArgUpdate]) -> KernelLaunch:
+        """Copy carried values to the results; most are there already, and cost nothing."""
         copies: list[tuple[KernelArg, KernelArg, Dim]] = []
         for i in range(self.n_carry):
             value, result = self.node.inputs[i], self.node.outputs[i]
             copies.append((Pointer(result), Pointer(value), result.shape.size_bytes))
-        settle = _copies(copies)
-        args = list(settle.args)
+        last = _last(copies)
+        args = list(last.args)
         for position, i in enumerate(self.changed):
             args[2 + 3 * i] = 0
-            moves.append(Move(settle, 2 + 3 * i, self._swap(position), 0))
-        settle.args = args
-        return settle
+            updates.append(ArgUpdate(last, 2 + 3 * i, self._buffer_number(position), 0))
+        last.args = args
+        return last
 
-    def _turn_args(
-        self, slides: Sequence[tuple[KernelArg, KernelArg]], moves: Sequence[Move]
+    def _header_args(
+        self, slices: Sequence[tuple[KernelArg, KernelArg]], updates: Sequence[ArgUpdate]
     ) -> list[KernelArg]:
-        args: list[KernelArg] = [len(slides), len(self.changed), len(moves)]
-        for slide in slides:
-            args += slide
+        args: list[KernelArg] = [len(slices), len(self.changed), len(updates)]
+        for part in slices:
+            args += part
         for i in self.changed:
             first, last = self.node.inputs[i], self.node.outputs[i]
             args += [Pointer(first), Pointer(last), Scratch(self.node, self.spare[i])]
-        for move in moves:
-            args += [ArgAddress(move.launch, move.index), move.source, move.offset]
+        for update in updates:
+            args += [ArgAddress(update.launch, update.index), update.pointer, update.offset]
         return args
 
 
@@ -186,12 +318,13 @@ def lower_while(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     loop = _Loop(node, ctx.target, ctx.threads)
     flag = Scratch(node, loop.flag)
-    test, body = loop.nest("condition", [flag]), loop.nest("body", loop.written)
-    asked, done = test.launches(ctx), body.launches(ctx)
-    asked[-1].fence = True
-    leave = _jump(Choose(), [flag, len(done) + 2])
-    inside = [*asked, leave, *done]
-    return loop.around(inside, test.moves + body.moves, op.max_iterations or _FOREVER)
+    condition, body = loop.subgraph("condition", [flag]), loop.subgraph("body", loop.results)
+    test, iteration = condition.launches(ctx), body.launches(ctx)
+    test[-1].fence = True
+    leave = _jump(BranchIfFalse(), [flag, len(iteration) + 2])
+    inside = [*test, leave, *iteration]
+    updates = condition.updates + body.updates
+    return loop.launches(inside, updates, op.max_iterations or _FOREVER)
 
 
 @lowers("scan", scratch=_loop_scratch)
@@ -199,16 +332,16 @@ def lower_scan(node: Node, ctx: Context) -> list[KernelLaunch]:
     op: Any = node.op
     loop = _Loop(node, ctx.target, ctx.threads)
     length: Dim = loop.xs[0].shape.dims[0] if loop.xs else op.length
-    slides = [_slide(v, length, op.reverse) for v in (*loop.xs, *loop.ys)]
-    body = loop.nest("body", loop.written)
-    return loop.around(body.launches(ctx), body.moves, length, slides)
+    slices = [_slice(v, length, op.reverse) for v in (*loop.xs, *loop.ys)]
+    body = loop.subgraph("body", loop.results)
+    return loop.launches(body.launches(ctx), body.updates, length, slices)
 
 
-def _slide(value: Value, length: Dim, reverse: bool) -> tuple[KernelArg, KernelArg]:
-    """Where the first round's slice is, and the bytes from one round's to the next one's."""
-    step: Dim = 1
+def _slice(value: Value, length: Dim, reverse: bool) -> tuple[KernelArg, KernelArg]:
+    """The address of the first iteration's slice, and the bytes from one slice to the next."""
+    size: Dim = 1
     for d in value.shape.dims[1:]:
-        step = step * d
+        size = size * d
     if reverse:
-        return Pointer(value, (length - 1) * step), -(step * value.dtype.bytes)
-    return Pointer(value), step * value.dtype.bytes
+        return Pointer(value, (length - 1) * size), -(size * value.dtype.bytes)
+    return Pointer(value), size * value.dtype.bytes

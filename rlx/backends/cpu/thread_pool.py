@@ -1,7 +1,8 @@
-"""The worker pool: Python threads that entered native code once and wait there for programs.
+"""The thread pool: worker threads that entered native code once and wait there for programs.
 
-One pool serves all Python threads of a process; runs take turns, each with every worker. After a
-fork the child's pool starts workers of its own. Workers are daemons and are stopped at exit.
+One pool serves all Python threads of a process. A lock makes runs exclusive: each has every worker.
+After a fork the child's pool starts workers of its own. Workers are daemons and are stopped at
+exit. The native code is the executor: one that came with an artifact, or one compiled here.
 """
 
 from __future__ import annotations
@@ -14,32 +15,60 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.backends.cpu.executor import control_block
-from rlx.backends.cpu.executor.select import get_executor
-from rlx.backends.cpu.program import Program
+from rlx.llvm.jit import Kernel
+from rlx.llvm.target import Target
 from rlx.support.machine import MAX_WORKERS, usable_cores, worker_count
 
+if TYPE_CHECKING:
+    from rlx.backends.cpu.program import Program
+
 SPIN = 20e-6
-"""Seconds of waiting without letting other threads run."""
+"""Seconds of waiting before a worker yields its core."""
 IDLE_YIELD, BARRIER_YIELD = 1.5e-3, 2e-3
-"""Seconds after which a worker without a run, and one at a barrier, sleeps. Waking takes some
-0.1 ms, so this is longer than the gap between two decode steps."""
+"""Seconds after which an idle worker, and one at a barrier, sleeps. Waking takes some 0.1 ms, so
+this is longer than the gap between two decode steps."""
 BUDGET = 50e-3
-"""Seconds after which a run comes back to Python to let it handle signals."""
+"""Seconds after which a run returns to Python to let it handle signals."""
+
+
+# -- the executor in use --------------------------------------------------------------------------
+
+_executors: dict[bool, Kernel] = {}
+
+
+def uses_futex(target: Target) -> bool:
+    """Whether workers sleep in futexes: on Linux, in code compiled for Linux."""
+    return "linux" in target.triple and sys.platform == "linux"
+
+
+def offer_executor(kernel: Kernel, futex: bool) -> None:
+    """Use this executor, unless another is in use already; its code must run on this machine."""
+    _executors.setdefault(futex, kernel)
+
+
+def make_executor(target: Target, futex: bool | None = None) -> Kernel:
+    """The executor for a target, from the caches or compiled."""
+    # importing the emitter takes longer than loading an artifact
+    from rlx.backends.cpu.executor.emit import load_executor
+
+    return load_executor(target, uses_futex(target) if futex is None else futex)
 
 
 class _Native:
     """The executor's native functions."""
 
     def __init__(self, futex: bool) -> None:
-        kernel = get_executor(futex)
+        if futex not in _executors:
+            _executors[futex] = make_executor(Target.host(), futex)
+        kernel = _executors[futex]
         p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         self.run = kernel.function("run", n, p, p, n, n)
-        self.chain = kernel.function("chain", n, p, p, n, p)
+        self.decode_loop = kernel.function("chain", n, p, p, n, p)
         self.worker = kernel.function("worker", n, p, i, i, i)
         self.stop = kernel.function("stop", None, p)
         self.now = kernel.function("now", n)
@@ -55,23 +84,26 @@ class _Native:
 _native = cache(_Native)
 
 
-class _Crew:
-    """State and threads of one pool; does not refer to the pool, so that it can be collected."""
+# -- workers --------------------------------------------------------------------------------------
+
+
+class _WorkerGroup:
+    """Control block and threads of a pool. It does not refer to the pool, which can be freed."""
 
     def __init__(self, workers: int, futex: bool) -> None:
         self.workers, self.futex, self.native = workers, futex, _native(futex)
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
-        self.permits = threading.Semaphore(0)
+        self.wake_ups = threading.Semaphore(0)
         self._memory = np.zeros(control_block.STATE_BYTES + 64, np.uint8)
         self.state: int = -(-self._memory.ctypes.data // 64) * 64
         self._wake = ctypes.CFUNCTYPE(None)(self._release)
-        self.crowded = ctypes.c_int32.from_address(self.state + control_block.CROWDED)
+        self.shared_core = ctypes.c_int32.from_address(self.state + control_block.SHARED_CORE)
         self.cpus = (ctypes.c_int32 * workers).from_address(self.state + control_block.CPUS)
         rate = self.native.rate
-        crowded = workers > usable_cores()
+        oversubscribed = workers > usable_cores()
         self._set(ctypes.c_int32, control_block.WORKERS, workers)
-        self._set(ctypes.c_int64, control_block.SPIN, int(rate * (0 if crowded else SPIN)))
+        self._set(ctypes.c_int64, control_block.SPIN, int(rate * (0 if oversubscribed else SPIN)))
         self._set(ctypes.c_int64, control_block.IDLE_YIELD, int(rate * IDLE_YIELD))
         self._set(ctypes.c_int64, control_block.BARRIER_YIELD, int(rate * BARRIER_YIELD))
         self._set(ctypes.c_int64, control_block.BUDGET, int(rate * BUDGET))
@@ -83,7 +115,7 @@ class _Crew:
 
     def _release(self) -> None:
         """Called by the executor when workers sleep in Python."""
-        self.permits.release(self.workers)
+        self.wake_ups.release(self.workers)
 
     def start(self) -> None:
         for tid in range(1, self.workers):
@@ -93,12 +125,12 @@ class _Crew:
             self.threads.append(thread)
             thread.start()
 
-    def spread(self) -> None:
-        """Move workers that shared a core with another in the last run to cores of their own.
+    def rebalance(self) -> None:
+        """Migrate workers that shared a core in the last run to free cores.
 
-        The system may put a woken worker where the caller runs and leave it there, which makes
-        every barrier wait for a time slice. The worker is bound to a free core and let go again:
-        it stays there until the system has a reason to move it.
+        The scheduler may wake a worker on the caller's core and leave it there; then every barrier
+        waits for a time slice. The worker is pinned to a free core and unpinned at once: it stays
+        there until the scheduler has a reason to move it.
         """
         cpus = self.cpus[:]
         if len(set(cpus)) == len(cpus):
@@ -118,11 +150,11 @@ class _Crew:
         while seen >= 0:
             seen = self.native.worker(self.state, tid, seen, slept)
             if seen >= 0:
-                self.permits.acquire()
+                self.wake_ups.acquire()
                 slept = 1
 
     def stop(self) -> None:
-        """End the workers; later runs do without them. A run that does not end is left alone."""
+        """End the workers; later runs use the caller's thread alone. A run that hangs is left."""
         if not self.lock.acquire(timeout=2.0):
             return
         try:
@@ -135,8 +167,9 @@ class _Crew:
             self.lock.release()
 
 
-class Pool:
-    """Workers that run programs. `Pool()` takes RLX_NUM_THREADS or all cores.
+class ThreadPool:
+    """Workers that run programs. `ThreadPool()` has RLX_NUM_THREADS workers, else one per
+    physical core.
 
     `oversubscribe` allows more workers than cores (slow; for tests). `futex=False` makes idle
     workers sleep in Python, as on systems without futexes.
@@ -150,19 +183,19 @@ class Pool:
         else:
             self.workers = worker_count(workers)
         self._futex = sys.platform == "linux" if futex is None else futex
-        self._spreads = self._futex and 1 < self.workers <= usable_cores()
-        self._renew()
+        self._rebalances = self._futex and 1 < self.workers <= usable_cores()
+        self._reset()
         _pools.add(self)
 
-    def _renew(self) -> None:
-        self._crew = _Crew(self.workers, self._futex)
+    def _reset(self) -> None:
+        self._group = _WorkerGroup(self.workers, self._futex)
         self._started = False
-        self._finalizer = weakref.finalize(self, self._crew.stop)
+        self._finalizer = weakref.finalize(self, self._group.stop)
 
     def after_fork(self) -> None:
-        """In a child process: the workers are gone, and the lock may be held by nobody."""
+        """In a child process: the workers are gone, and the lock may never be released."""
         self._finalizer.detach()
-        self._renew()
+        self._reset()
 
     def run(
         self,
@@ -171,55 +204,55 @@ class Pool:
         last: int | None = None,
         on_host: Callable[[int], None] | None = None,
     ) -> None:
-        """Run steps [first, last). Ctrl-C stops a long run at a barrier; the pool stays usable.
+        """Run launches [first, last). Ctrl-C stops a long run at a barrier; the pool stays usable.
 
-        `on_host` does the host steps; meanwhile other threads may use the workers.
+        `on_host` does the host calls; meanwhile other threads may use the workers.
         """
         end = len(program) if last is None else last
         if not 0 <= first <= end <= len(program):
-            raise ValueError(f"steps {first} to {end} of {len(program)}")
+            raise ValueError(f"launches {first} to {end} of {len(program)}")
         program.begin_run()
         at = first
         while at < end:
-            with self._crew.lock:
+            with self._group.lock:
                 self._start()
-                at = self._crew.native.run(self._crew.state, program.address, at, end)
-                if self._spreads and self._crew.crowded.value:
-                    self._crew.spread()
+                at = self._group.native.run(self._group.state, program.address, at, end)
+                if self._rebalances and self._group.shared_core.value:
+                    self._group.rebalance()
             if at < end and program.is_host(at):
                 if on_host is None:
-                    raise ValueError(f"step {at} is the caller's, who gave no function for it")
-                begin = self._crew.native.now()
+                    raise ValueError(f"launch {at} is a host call, and on_host was not given")
+                begin = self._group.native.now()
                 on_host(at)
-                program.record(at, begin, self._crew.native.now())
+                program.record(at, begin, self._group.native.now())
                 at += 1
 
     def run_loop(self, program: Program, header: int) -> None:
-        """Run the decode loop of a program without host steps; Ctrl-C stops it like a run."""
+        """Run a decode loop over a program without host calls; Ctrl-C stops it like a run."""
         program.begin_run()
         again = 1
         while again:
-            with self._crew.lock:
+            with self._group.lock:
                 self._start()
-                state, end = self._crew.state, len(program)
-                again = self._crew.native.chain(state, program.address, end, header)
-                if self._spreads and self._crew.crowded.value:
-                    self._crew.spread()
+                state, end = self._group.state, len(program)
+                again = self._group.native.decode_loop(state, program.address, end, header)
+                if self._rebalances and self._group.shared_core.value:
+                    self._group.rebalance()
 
     def _start(self) -> None:
         if not self._started:
-            self._crew.start()
+            self._group.start()
             self._started = True
 
     @property
     def native(self) -> Any:
-        """The executor's functions, to time the calls."""
-        return self._crew.native
+        """The native functions of the executor, to time their calls."""
+        return self._group.native
 
     @property
     def ticks_per_second(self) -> float:
         """Rate of the time stamps in a program's profile."""
-        return self._crew.native.rate
+        return self._group.native.rate
 
     def close(self) -> None:
         """Stop the workers. Later runs use the caller's thread alone."""
@@ -227,17 +260,17 @@ class Pool:
         self._started = True
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_shared: dict[int, Pool] = {}
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+_shared: dict[int, ThreadPool] = {}
 _shared_lock = threading.Lock()
 
 
-def get_pool(workers: int | None = None) -> Pool:
-    """The process's pool of that size, made on first use."""
+def get_thread_pool(workers: int | None = None) -> ThreadPool:
+    """The process's thread pool of that size, created on first use."""
     count = worker_count(workers)
     with _shared_lock:
         if count not in _shared:
-            _shared[count] = Pool(count)
+            _shared[count] = ThreadPool(count)
         return _shared[count]
 
 
