@@ -15,20 +15,25 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
 # found by name: the module is imported when its device is first asked for
-_BUILT_IN = {"reference": "rlx.backends.reference", "cpu": "rlx.backends.cpu"}
+_BUILT_IN = {
+    "reference": "rlx.backends.reference",
+    "cpu": "rlx.backends.cpu",
+    "cuda": "rlx.backends.cuda",
+}
+_NUMBERED = ("cuda",)  # there may be several: "cuda:1" is the second; listed where there is one
 _factories: dict[str, Callable[[], Backend]] = {}
 _made: dict[str, Backend] = {}
 
 
 @dataclass(frozen=True)
 class Device:
-    """A place to run: `Device("cpu")`, `Device("reference")`, … Wherever one is expected, its name
+    """A place to run: `Device("cpu")`, `Device("cuda:1")`, … Wherever one is expected, its name
     does."""
 
     name: str
 
     def __post_init__(self) -> None:
-        known = self.name in _BUILT_IN or self.name in _factories
+        known = _built_in(self.name) is not None or self.name in _factories
         if not known and self.name not in available_devices():
             near = difflib.get_close_matches(self.name, available_devices(), 1)
             raise OptionError(
@@ -56,13 +61,34 @@ class Device:
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:
     """Make a device available under `name`."""
-    if name in available_devices():
+    if name in _names():
         raise OptionError("a device of that name exists", got=name)
     _factories[name] = factory
 
 
 def available_devices() -> list[str]:
-    return sorted({*_BUILT_IN, *_factories, *(e.name for e in _plugged())})
+    """Names of the devices that this machine has."""
+    return sorted(name for name in _names() if name not in _NUMBERED or _count(name))
+
+
+def _names() -> set[str]:
+    return {*_BUILT_IN, *_factories, *(e.name for e in _plugged())}
+
+
+def _count(name: str) -> int:
+    """How many devices of this name the machine has; its driver is asked."""
+    count: int = importlib.import_module(_BUILT_IN[name]).count_devices()
+    return count
+
+
+def _built_in(name: str) -> tuple[str, int] | None:
+    """Module and number of a device of the package: `cuda:1` is number 1 of `cuda`."""
+    if name in _BUILT_IN:
+        return _BUILT_IN[name], 0
+    kind, _, number = name.partition(":")
+    if kind in _NUMBERED and number.isdecimal():
+        return _BUILT_IN[kind], int(number)
+    return None
 
 
 def _plugged() -> EntryPoints:
@@ -73,6 +99,8 @@ def _plugged() -> EntryPoints:
 
 
 def get_backend(name: str) -> Backend:
+    if name.partition(":")[0] in _NUMBERED:
+        name = name.removesuffix(":0")
     if name not in _made:
         _made[name] = _find(name)()
     return _made[name]
@@ -81,9 +109,11 @@ def get_backend(name: str) -> Backend:
 def _find(name: str) -> Callable[[], Backend]:
     if name in _factories:
         return _factories[name]
-    if name in _BUILT_IN:
-        found: Callable[[], Backend] = importlib.import_module(_BUILT_IN[name]).make_backend
-        return found
+    built_in = _built_in(name)
+    if built_in is not None:
+        module, number = importlib.import_module(built_in[0]), built_in[1]
+        make: Callable[..., Backend] = module.make_backend
+        return lambda: make(number) if name.partition(":")[0] in _NUMBERED else make()
     for entry in _plugged():
         if entry.name == name:
             plugged: Callable[[], Backend] = entry.load()

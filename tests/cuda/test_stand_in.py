@@ -1,0 +1,155 @@
+"""The whole device on the host: its own lowering, programs, graphs and memory, with the threads of
+a launch as numbers in a loop. Only PTX and the GPU itself are missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
+from cases import Case, cases
+from fake_driver import FakeDriver, installed, make_stand_in
+from test_parity import compare
+
+import rlx
+from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.lowering import lower_graph
+from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.template import make_template
+from rlx.specialize.options import CompileOptions
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[CudaBackend]:
+    with installed(FakeDriver()):
+        yield make_stand_in()
+
+
+def compiled(backend: CudaBackend, graph: Graph, **options: Any) -> CompiledGraph:
+    return CompiledGraph(make_template(graph, CompileOptions(**options), backend))
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda c: c.id)
+def test_parity(case: Case, backend: CudaBackend) -> None:
+    graph = case.graph()
+    made = compiled(backend, graph)
+    if case.consts:
+        made.set_params(case.consts)
+    for n in case.sizes:
+        data = case.data(n)
+        sizes = {"n": n} if "n" in graph.symbols() else None
+        wanted = evaluate(graph, {**data, **case.consts}, sizes)
+        for _ in range(3):  # launches, then captured as a graph, then the graph again
+            for got, want in zip(made.run(data, sizes=sizes), wanted, strict=True):
+                compare(case, got, want)
+
+
+def two_kernels(g: Graph) -> Any:
+    x, w = g.input("x", [5, 8]), g.param("w", [8, 3])
+    return g.softmax(g.matmul(x, w))
+
+
+def graph_of(build: Any) -> Graph:
+    g = Graph("test")
+    out = build(g)
+    g.set_outputs(*(out if isinstance(out, tuple) else [out]))
+    return g
+
+
+def test_args_are_written_only_when_they_change(backend: CudaBackend) -> None:
+    made = compiled(backend, graph_of(two_kernels))
+    made.set_param("w", np.ones((8, 3), np.float32))
+    x = np.ones((5, 8), np.float32)
+    made.run(x=x)
+    made.run(x=x)
+    fake: Any = backend.gpu._driver
+    fake.calls.clear()
+    made.run(x=x)
+    assert fake.calls.count("cuMemcpyHtoDAsync_v2") == 1  # the input
+    assert fake.calls.count("cuGraphLaunch") == 1
+    assert "cuLaunchKernelEx" not in fake.calls
+
+
+def test_dynamic_sizes_change_the_args_and_not_the_graph(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        x = g.input("x", ["n", 4])
+        return g.softmax(g.add(g.transpose(x, (1, 0)), 1.0)), g.sum(x)
+
+    graph = graph_of(build)
+    made = compiled(backend, graph, binding={"n": rlx.UpTo(64)})
+    fake: Any = backend.gpu._driver
+    for n in (3, 64, 17, 3):
+        x = np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32)
+        fake.calls.clear()
+        for got, want in zip(made.run(x=x), evaluate(graph, {"x": x}), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert "cuGraphLaunch" in fake.calls
+    assert "cuLaunchKernelEx" not in fake.calls
+    assert backend.compile_count == 0
+
+
+def test_an_index_out_of_range_is_an_error_where_the_host_waits(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        return g.gather(g.input("x", [4, 3]), g.input("i", [2], "i32"), axis=0)
+
+    made = compiled(backend, graph_of(build))
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with pytest.raises(rlx.InputError, match="out of range"):
+        made.run(x=x, i=np.array([0, 4], np.int32))
+    (got,) = made.run(x=x, i=np.array([-1, 1], np.int32))
+    np.testing.assert_array_equal(got, x[[-1, 1]])
+
+
+def test_states_are_changed_in_place(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        state = g.state("s", [4, 2])
+        return g.sum(g.state_update(state, g.input("x", [1, 2]), axis=0, start=2), axis=0)
+
+    made = compiled(backend, graph_of(build))
+    for number in (1.0, 5.0):
+        (got,) = made.run(x=np.full((1, 2), number, np.float32))
+        np.testing.assert_array_equal(got, [number, number])
+    np.testing.assert_array_equal(made.read_state("s")[2], [5.0, 5.0])
+
+
+def test_ops_without_kernels_are_in_the_report(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        return g.top_k(g.relu(g.input("x", [3, 9])), k=2)
+
+    template = make_template(graph_of(build), CompileOptions(), backend)
+    report = template.result.dispatch_report
+    assert report.outcome("top_k") == {"host"}
+    assert "no kernel" in str(report)
+    assert report.outcome("relu") <= {"native"}
+    launches = lower_graph(template.plan({}))
+    assert [x.label for x in launches if x.kernel is None] == ["top_k"]
+
+
+def test_a_nan_is_found_where_it_is_made(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_CHECK_NAN", "1")
+
+    def build(g: Graph) -> Any:
+        return g.softmax(g.matmul(g.log(g.input("x", [2, 2])), g.input("y", [2, 2])))
+
+    made = compiled(backend, graph_of(build))
+    x = np.array([[1, -1], [1, 1]], np.float32)
+    with pytest.raises(rlx.NumericsError, match="not a number"):
+        made.run(x=x, y=x)
+
+
+def test_the_inspector_shows_launches_and_both_codes(backend: CudaBackend) -> None:
+    template = make_template(graph_of(two_kernels), CompileOptions(), backend)
+    program = backend.inspection().program(template.plan({}), CompileOptions())
+    assert "region(mul, sum)" in program.table(lambda node: True)
+    [kernel, *_] = program.kernels(lambda node: True)
+    assert "define void @kernel" in kernel.emit().text
