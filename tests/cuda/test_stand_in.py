@@ -14,8 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
 from cases import Case, cases
+from comparison import compare
 from fake_driver import FakeDriver, installed, make_stand_in
-from test_parity import compare
 
 import rlx
 from rlx.backends.cuda.backend import CudaBackend
