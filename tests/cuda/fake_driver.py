@@ -85,7 +85,7 @@ class FakeDriver:
 
     @property
     def used(self) -> int:
-        return sum(len(b) for b in self.blocks.values())
+        return sum(len(b) for b in list(self.blocks.values()))
 
     def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:
         free._obj.value, total._obj.value = self.total - self.used, self.total
@@ -117,7 +117,7 @@ class FakeDriver:
         return 0
 
     def _inside(self, address: int, size: int) -> None:
-        start = max(a for a in self.blocks if a <= address)
+        start = max(a for a in list(self.blocks) if a <= address)  # others free meanwhile
         assert address + size <= start + len(self.blocks[start]), "outside its allocation"
 
     def cuMemcpyHtoDAsync_v2(self, to: Any, of: Any, size: Any, stream: Any) -> int:

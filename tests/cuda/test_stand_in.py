@@ -13,15 +13,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+import checks_on_gpu
 from cases import Case, cases
-from comparison import compare
 from fake_driver import FakeDriver, installed, make_stand_in
 
 import rlx
+from rlx.backends import registry
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.lowering import lower_graph
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
+from rlx.models.model_file import ModelFile
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
 from rlx.specialize.options import CompileOptions
@@ -37,19 +40,26 @@ def compiled(backend: CudaBackend, graph: Graph, **options: Any) -> CompiledGrap
     return CompiledGraph(make_template(graph, CompileOptions(**options), backend))
 
 
+@pytest.fixture
+def as_cuda(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in under the name of the device."""
+    monkeypatch.setitem(registry._made, "cuda", backend)
+    monkeypatch.setattr(ModelFile, "tokenizer", ModelFile.tokenizer)  # put back afterwards
+    checks_on_gpu.backend.cache_clear()
+    yield
+    checks_on_gpu.backend.cache_clear()
+
+
+@pytest.mark.usefixtures("as_cuda")
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.id)
-def test_parity(case: Case, backend: CudaBackend) -> None:
-    graph = case.graph()
-    made = compiled(backend, graph)
-    if case.consts:
-        made.set_params(case.consts)
-    for n in case.sizes:
-        data = case.data(n)
-        sizes = {"n": n} if "n" in graph.symbols() else None
-        wanted = evaluate(graph, {**data, **case.consts}, sizes)
-        for _ in range(3):  # launches, then captured as a graph, then the graph again
-            for got, want in zip(made.run(data, sizes=sizes), wanted, strict=True):
-                compare(case, got, want)
+def test_parity(case: Case) -> None:
+    checks_on_gpu.compare_case(case)
+
+
+@pytest.mark.usefixtures("as_cuda")
+@pytest.mark.parametrize("name", [n for n in checks_on_gpu.CHECKS if n != "figures"])
+def test_what_the_script_for_gpus_checks(name: str) -> None:
+    checks_on_gpu.CHECKS[name]()
 
 
 def two_kernels(g: Graph) -> Any:
@@ -94,30 +104,6 @@ def test_dynamic_sizes_change_the_args_and_not_the_graph(backend: CudaBackend) -
     assert "cuGraphLaunch" in fake.calls
     assert "cuLaunchKernelEx" not in fake.calls
     assert backend.compile_count == 0
-
-
-def test_an_index_out_of_range_is_an_error_where_the_host_waits(backend: CudaBackend) -> None:
-    def build(g: Graph) -> Any:
-        return g.gather(g.input("x", [4, 3]), g.input("i", [2], "i32"), axis=0)
-
-    made = compiled(backend, graph_of(build))
-    x = np.arange(12, dtype=np.float32).reshape(4, 3)
-    with pytest.raises(rlx.InputError, match="out of range"):
-        made.run(x=x, i=np.array([0, 4], np.int32))
-    (got,) = made.run(x=x, i=np.array([-1, 1], np.int32))
-    np.testing.assert_array_equal(got, x[[-1, 1]])
-
-
-def test_states_are_changed_in_place(backend: CudaBackend) -> None:
-    def build(g: Graph) -> Any:
-        state = g.state("s", [4, 2])
-        return g.sum(g.state_update(state, g.input("x", [1, 2]), axis=0, start=2), axis=0)
-
-    made = compiled(backend, graph_of(build))
-    for number in (1.0, 5.0):
-        (got,) = made.run(x=np.full((1, 2), number, np.float32))
-        np.testing.assert_array_equal(got, [number, number])
-    np.testing.assert_array_equal(made.read_state("s")[2], [5.0, 5.0])
 
 
 def test_ops_without_kernels_are_in_the_report(backend: CudaBackend) -> None:
