@@ -7,7 +7,7 @@ same kernels with the threads of a launch as numbers in a loop. Everything but P
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_int32, c_void_p
 from typing import Any
@@ -19,7 +19,7 @@ from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.builder import KernelFunction, KernelModule
 from rlx.backends.cuda.kernel import KernelLoader
 from rlx.llvm.builder import Value, i32, i64, ptr, void
-from rlx.llvm.jit import Kernel, Unit, compile_unit
+from rlx.llvm.jit import Kernel, Unit, compile_many
 from rlx.llvm.target import Target
 
 _THREADS = 7  # of every launch: grid-stride loops make up for the others
@@ -253,8 +253,8 @@ class HostKernels(KernelLoader):
     def new_module(self) -> HostModule:
         return HostModule(Target.host())
 
-    def image(self, unit: Unit) -> bytes:
-        return compile_unit(unit).object
+    def images(self, units: Sequence[Unit]) -> list[bytes]:
+        return [kernel.object for kernel in compile_many(units)]
 
 
 @contextmanager

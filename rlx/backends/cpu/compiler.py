@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rlx.backends.cpu.bounds_checks import bounds_checks_of
+from rlx.backends.bounds_checks import bounds_checks_of
 from rlx.backends.cpu.contiguous import insert_contiguous
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.kernels import registry

@@ -14,6 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
+from rlx.backends.bounds_checks import checker, raise_failed
 from rlx.backends.buffer import Buffer, DeviceBuffer
 from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
@@ -37,6 +38,7 @@ class CudaExecutable(Executable):
         self._lir, self._allocator = lir, allocator
         self.manifest, self.output_phases = info.manifest, info.output_phases
         self.program = Program(lir)
+        self._check = checker(self.program.bounds_checks, self.program.symbols)
         self.arena = allocator.alloc_arena(lir.arena_size)
         self._status = allocator.staging((1,), np.int64)
         self._table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
@@ -49,13 +51,19 @@ class CudaExecutable(Executable):
             STATUS: int(self._status.ctypes.data),
             **{b: _address(buffer) for b, buffer in self._constants.items()},
         }
-        self._functions = [x.kernel and kernels.function(x.kernel) for x in self.program.launches]
+        self._functions = self._load(kernels)
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self._grids = [
             Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS)
             for x in self.program.launches
         ]
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
+
+    def _load(self, kernels: KernelLoader) -> list[c_void_p | None]:
+        """The function of each launch; None where the host runs the node."""
+        wanted = [x.kernel for x in self.program.launches]
+        made = kernels.functions([k for k in wanted if k is not None])
+        return [None if k is None else made[k] for k in wanted]
 
     @property
     def lir(self) -> Lir:
@@ -78,6 +86,7 @@ class CudaExecutable(Executable):
     ) -> None:
         self._begin(inputs, outputs, sizes)
         self._queue(*self.program.part(span), sizes)
+        self._check_status_later()
 
     def _begin(
         self,
@@ -85,7 +94,8 @@ class CudaExecutable(Executable):
         outputs: Sequence[Buffer | None],
         sizes: Mapping[str, int],
     ) -> None:
-        """Write the args that belong to this run."""
+        """Check the sizes and write the args that belong to this run."""
+        self._check_sizes(sizes)
         entries = [*self.manifest.inputs, *self.manifest.outputs]
         for entry, buffer in zip(entries, (*inputs, *outputs), strict=True):
             self._place(
@@ -95,6 +105,14 @@ class CudaExecutable(Executable):
         if table != self._uploaded:
             self._allocator.queue_copy_in(_address(self._table), table)
             self._uploaded = table
+
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise where kernels would leave their memory with these sizes."""
+        failed = self._check(*[sizes[s] for s in self.program.symbols])
+        if failed >= 0:
+            raise_failed(self.program.bounds_checks[failed], sizes)
+
+    def _check_status_later(self) -> None:
         if self.program.reports:
             self._allocator.check_later(self, self._raise_status)
 
@@ -133,7 +151,7 @@ class CudaExecutable(Executable):
 
     def _launch(self, i: int, stream: Stream) -> None:
         function = self._functions[i]
-        assert isinstance(function, c_void_p)
+        assert function is not None
         launch(
             stream, function, self._grids[i], [_address(self._table) + 8 * self.program.starts[i]]
         )
@@ -177,6 +195,7 @@ class CudaExecutable(Executable):
             self._queue(part[0], part[-1] + 1, sizes)
             node = self._node(part[0])
             check_numbers(node, [b.copy_out() for b in self._results(node, sizes)])
+        self._check_status_later()
 
     def _results(self, node: Node, sizes: Mapping[str, int]) -> Iterator[Buffer]:
         for value in node.outputs:

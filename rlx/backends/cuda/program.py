@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx.backends.bounds_checks import bounds_checks_of
 from rlx.backends.cuda.lowering import (
     KernelArg,
     KernelLaunch,
@@ -39,6 +40,8 @@ _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
 class Program:
     def __init__(self, lir: Lir) -> None:
         self.lir, self.launches = lir, lower_graph(lir)
+        self.symbols = sorted(lir.live)
+        self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
         self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds
         self._outputs = dict(zip(lir.outputs, lir.graph.output_names, strict=True))
         self.starts = [0]  # the first arg of each launch

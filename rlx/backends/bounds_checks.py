@@ -1,4 +1,4 @@
-"""Bounds checks of a run's dynamic sizes, before native code may touch memory.
+"""Bounds checks of a run's dynamic sizes, before a kernel of any device may touch memory.
 
 Writes to states, reads of rope tables and slices move with dynamic dimensions; a kernel trusts
 them, so they are checked first, once per distinct condition and not per layer.
