@@ -8,8 +8,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 # folders whose tests compile kernels, start processes or go through thousands of cases
-SLOW = ("browser", "cli", "docs", "formats", "fuzz", "kernels", "models", "parity")
-QUICK = ("kernels/test_builder.py", "models/test_generate.py", "parity/test_random_native.py")
+SLOW = ("browser", "cli", "cuda", "docs", "formats", "fuzz", "kernels", "models", "parity")
+QUICK = (
+    "cuda/test_driver.py",
+    "kernels/test_builder.py",
+    "models/test_generate.py",
+    "parity/test_random_native.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -145,6 +145,10 @@ class Backend(ABC):
     def has_native(self, node: Node) -> bool:
         """Whether the device has a kernel for this node; else the node is decomposed."""
 
+    def runs_on_host(self, node: Node) -> bool:
+        """Whether the host runs the reference of this node, which is native only in name."""
+        return False
+
     def rewrite_template(self, graph: Graph) -> Graph:
         """Rewrite a template for the device, before the prepare graph is split off."""
         return graph

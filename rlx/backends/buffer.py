@@ -274,7 +274,7 @@ class DeviceAllocator(Allocator):
         try:
             handle = self._alloc(size)
         except MemoryError as error:
-            raise _out_of_memory(self.device, shape, dtype) from error
+            raise _out_of_memory(self.device, shape, dtype, self.free_bytes()) from error
         buffer = DeviceBuffer(Allocation(self, handle), 0, shape, dtype)
         self._zero(handle, 0, size)
         return buffer
@@ -386,10 +386,13 @@ def _require_fit(buffer: Buffer, other: Buffer | Array) -> None:
         )  # fmt: skip
 
 
-def _out_of_memory(device: str, shape: Sequence[int], dtype: Any) -> OutOfMemoryError:
+def _out_of_memory(
+    device: str, shape: Sequence[int], dtype: Any, free: int | None = None
+) -> OutOfMemoryError:
     size = _size(shape, dtype)
     return OutOfMemoryError(
         "out of memory", where=device, got=f"{size:,} bytes requested",
+        expected=None if free is None else f"at most {free:,} bytes, which are free",
         origin=f"a buffer {list(shape)} {np.dtype(dtype)}",
         hint="a smaller context or batch needs less; free what is not in use",
     )  # fmt: skip

@@ -15,20 +15,25 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
 # the module of a device is imported on its first use
-_BUILT_IN = {"reference": "rlx.backends.reference", "cpu": "rlx.backends.cpu"}
+_BUILT_IN = {
+    "reference": "rlx.backends.reference",
+    "cpu": "rlx.backends.cpu",
+    "cuda": "rlx.backends.cuda",
+}
+_NUMBERED = ("cuda",)  # there may be several: "cuda:1" is the second; listed where there is one
 _factories: dict[str, Callable[[], Backend]] = {}
 _backends: dict[str, Backend] = {}
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device to run on: `Device("cpu")`, `Device("reference")`, … Its name is accepted wherever a
+    """A device to run on: `Device("cpu")`, `Device("cuda:1")`, … Its name is accepted wherever a
     device is."""
 
     name: str
 
     def __post_init__(self) -> None:
-        known = self.name in _BUILT_IN or self.name in _factories
+        known = _built_in(self.name) is not None or self.name in _factories
         if not known and self.name not in available_devices():
             names = available_devices()
             raise OptionError(
@@ -54,13 +59,34 @@ class Device:
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:
     """Make a device available under `name`."""
-    if name in available_devices():
+    if name in _names():
         raise OptionError("a device of that name exists", got=name)
     _factories[name] = factory
 
 
 def available_devices() -> list[str]:
-    return sorted({*_BUILT_IN, *_factories, *(e.name for e in _entry_points())})
+    """Names of the devices that this machine has."""
+    return sorted(name for name in _names() if name not in _NUMBERED or _count(name))
+
+
+def _names() -> set[str]:
+    return {*_BUILT_IN, *_factories, *(e.name for e in _entry_points())}
+
+
+def _count(name: str) -> int:
+    """How many devices of this name the machine has, according to the driver."""
+    count: int = importlib.import_module(_BUILT_IN[name]).count_devices()
+    return count
+
+
+def _built_in(name: str) -> tuple[str, int] | None:
+    """Module and number of a device of the package: `cuda:1` is number 1 of `cuda`."""
+    if name in _BUILT_IN:
+        return _BUILT_IN[name], 0
+    family, _, number = name.partition(":")
+    if family in _NUMBERED and number.isdecimal():
+        return _BUILT_IN[family], int(number)
+    return None
 
 
 def _entry_points() -> EntryPoints:
@@ -71,6 +97,8 @@ def _entry_points() -> EntryPoints:
 
 
 def get_backend(name: str) -> Backend:
+    if name.partition(":")[0] in _NUMBERED:
+        name = name.removesuffix(":0")
     if name not in _backends:
         _backends[name] = _find(name)()
     return _backends[name]
@@ -79,9 +107,11 @@ def get_backend(name: str) -> Backend:
 def _find(name: str) -> Callable[[], Backend]:
     if name in _factories:
         return _factories[name]
-    if name in _BUILT_IN:
-        found: Callable[[], Backend] = importlib.import_module(_BUILT_IN[name]).make_backend
-        return found
+    built_in = _built_in(name)
+    if built_in is not None:
+        module, number = importlib.import_module(built_in[0]), built_in[1]
+        make: Callable[..., Backend] = module.make_backend
+        return lambda: make(number) if name.partition(":")[0] in _NUMBERED else make()
     for entry in _entry_points():
         if entry.name == name:
             plugin: Callable[[], Backend] = entry.load()

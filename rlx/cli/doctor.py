@@ -60,9 +60,19 @@ def _machine(threads: int | None) -> dict[str, Any]:
         **Device.of("cpu").backend.inspection().machine(threads),
         "memory_bytes": machine.total_memory(),
         "free_memory_bytes": machine.free_memory(),
+        **_gpu(),
         "libraries": {name: _installed(name) for name in _LIBRARIES},
         "native_code": _try_native(),
     }
+
+
+def _gpu() -> dict[str, Any]:
+    """The first GPU, where there is one that can be used."""
+    from rlx.backends.registry import Device, available_devices
+
+    if "cuda" not in available_devices():
+        return {}
+    return Device.of("cuda").backend.inspection().machine()
 
 
 def _installed(name: str) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import field
 from typing import Literal, NamedTuple
 
 from rlx.ir.graph import Graph
-from rlx.ir.node import Origin
+from rlx.ir.node import Node, Origin
 from rlx.ir.text.printer import bodies
 from rlx.support.records import dataclass
 
@@ -63,8 +64,8 @@ def _in_blocks(blocks: list[str]) -> str:
     return f" in {', '.join(shown[:3])}{more}"
 
 
-Outcome = Literal["native", "common", "rewritten", "unsupported"]
-_OUTCOMES: tuple[Outcome, ...] = ("unsupported", "rewritten", "common", "native")
+Outcome = Literal["native", "host", "common", "rewritten", "unsupported"]
+_OUTCOMES: tuple[Outcome, ...] = ("unsupported", "host", "rewritten", "common", "native")
 
 
 class Dispatched(NamedTuple):
@@ -83,10 +84,11 @@ class Dispatched(NamedTuple):
 
 @dataclass
 class DispatchReport:
-    """Per op name: native, common, rewritten or unsupported, how many nodes, and why.
+    """Per op name: native, host, common, rewritten or unsupported, how many nodes, and why.
 
-    `native`: the backend's own kernel. `common`: the decomposition, chosen by the dispatch policy.
-    `rewritten`: the decomposition, because there is no native kernel.
+    `native`: the backend's own kernel. `host`: the op's reference, run by the host in the middle of
+    a run, since there is neither a kernel nor a decomposition. `common`: the decomposition, chosen
+    by the dispatch policy. `rewritten`: the decomposition, because there is no native kernel.
     """
 
     counts: Counter[tuple[str, Outcome, str]] = field(default_factory=Counter)
@@ -109,6 +111,14 @@ class DispatchReport:
                 if node.op.is_control_flow:
                     for body in bodies(node.op):
                         self._count(body.graph)
+
+    def count_host(self, graph: Graph, runs_on_host: Callable[[Node], bool]) -> None:
+        """Nodes of a legal graph that the host runs, which were counted as native."""
+        for node in graph.nodes:
+            if runs_on_host(node):
+                self.counts[node.op.name, "native", ""] -= 1
+                self.add(node.op.name, "host", "no kernel and no decomposition", node.origin)
+        self.counts = +self.counts
 
     @property
     def rows(self) -> list[Dispatched]:

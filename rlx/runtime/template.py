@@ -105,6 +105,7 @@ def make_template(graph: Graph | GraphModule, options: CompileOptions, device: B
         precision=options.profile.precision,
         quant=options.quant,
     )
+    result.dispatch_report.count_host(result.graph, backend.runs_on_host)
     if debug_level() >= 3:
         debug(3, inspect_graph(result.graph), result.explain())
     return Template(source, result, backend, options)

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rlx.backends.cpu.bounds_checks import bounds_checks_of
+from rlx.backends.bounds_checks import bounds_checks_of
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.kernels import registry
 from rlx.backends.cpu.kernels.spec import compile_specs
-from rlx.backends.cpu.lowering import TABLE, KernelLaunch, insert_contiguous, scratch_of
+from rlx.backends.cpu.lowering import TABLE, KernelLaunch, reads_strided, scratch_of
 from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
 from rlx.backends.cpu.program import launch_flags
 from rlx.backends.cpu.program_layout import ProgramLayout
@@ -27,6 +27,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.llvm.jit import Kernel
 from rlx.llvm.target import Target
+from rlx.passes.contiguous import insert_contiguous
 from rlx.passes.plan import PlanTemplate, Variant
 
 _MAX_LAYOUTS = 64  # for each plan template
@@ -61,7 +62,7 @@ class Compiler:
         return graph
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        return insert_contiguous(graph)
+        return insert_contiguous(graph, reads_strided)
 
     def scratch(self, node: Node, workers: int) -> int:
         return scratch_of(node, self.target, workers)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
+from rlx.backends.bounds_checks import checker, raise_failed
 from rlx.backends.buffer import HOST, Buffer
-from rlx.backends.cpu.bounds_checks import checker, raise_failed
 from rlx.backends.cpu.decode_loop import CpuDecodeLoop
 from rlx.backends.cpu.executor.control_block import BARRIER
 from rlx.backends.cpu.link import LinkedProgram, address_of, call_host

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.bounds_checks import compiled
 from rlx.backends.buffer import HOST
-from rlx.backends.cpu.bounds_checks import compiled
 from rlx.backends.cpu.program import LaunchTable, Program
 from rlx.backends.cpu.relocatable import (
     ABSOLUTE,

@@ -4,7 +4,7 @@
     def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]: ...
 
 A launch is a kernel and its args: pointers to values, sizes, scratch memory. A lowering also says
-whether its kernel reads strided views; `insert_contiguous` puts a copy in front of those that do
+whether its kernel reads strided views; `passes.contiguous` puts a copy in front of those that do
 not.
 """
 
@@ -17,12 +17,10 @@ from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.errors import UnsupportedError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, upper_bound
-from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
-from rlx.ir.op import lookup
 from rlx.llvm.target import Target
-from rlx.passes.views import Alias, find_views, is_plain, plain_view
+from rlx.passes.views import is_plain, plain_view
 from rlx.support.records import dataclass
 
 
@@ -142,7 +140,7 @@ class OpLowering:
     """How an op is lowered: its launches, the nodes it applies to, the scratch memory it needs.
 
     `strided` says whether the kernel (for this node) reads strided views. Where it does not,
-    `insert_contiguous` copies them first.
+    `passes.contiguous` copies them first.
     """
 
     lower: Lowering
@@ -225,45 +223,10 @@ def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
 
 
-# -- strided views ---------------------------------------------------------------------------------
-
-
-def insert_contiguous(graph: Graph) -> Graph:
-    """Copy strided views to contiguous values in front of kernels that cannot read them.
-
-    One copy serves all such readers. A view that strides cannot express (a reshape of a transposed
-    tensor) gets a copy of its operand, and is then a row-major view of the copy.
-    """
-    views = find_views(graph.nodes)
-    copies: dict[Value, Value] = {}
-    order: list[Node] = []
-    for node in list(graph.nodes):
-        entry = TABLE.get(node.op.name)
-        lost_view = node.op.is_view and node.outputs[0] not in views
-        if lost_view or (not node.op.is_view and (entry is None or not entry.reads_strided(node))):
-            node.inputs = tuple([_contiguous(graph, v, views, copies, order) for v in node.inputs])
-        order.append(node)
-    graph.nodes = order
-    for position, node in enumerate(order):
-        node.id = position
-    return graph
-
-
-def _contiguous(
-    graph: Graph,
-    value: Value,
-    views: dict[Value, Alias],
-    copies: dict[Value, Value],
-    order: list[Node],
-) -> Value:
-    alias = views.get(value)
-    if alias is None or is_plain(alias[1], value.shape):
-        return value
-    if value not in copies:
-        with graph.origin(value.node.origin.touched("copies")):
-            copies[value] = graph.append(lookup("contiguous")(), (value,))
-        order.append(graph.nodes.pop())
-    return copies[value]
+def reads_strided(node: Node) -> bool:
+    """Whether the node's kernel reads strided views."""
+    entry = TABLE.get(node.op.name)
+    return entry is not None and entry.reads_strided(node)
 
 
 __all__ = [
@@ -279,9 +242,9 @@ __all__ = [
     "Scratch",
     "Status",
     "contiguous_strides",
-    "insert_contiguous",
     "lower_graph",
     "lower_node",
     "lowers",
+    "reads_strided",
     "scratch_of",
 ]

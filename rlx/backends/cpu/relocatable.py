@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.base import Parts
-from rlx.backends.cpu.bounds_checks import BoundsCheck
+from rlx.backends.bounds_checks import BoundsCheck
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.thread_pool import make_executor, offer_executor, uses_futex
 from rlx.errors import CodegenError, FormatError

@@ -128,6 +128,8 @@ class Function(FlowOps):
 class Module:
     """A unit of compilation for one target."""
 
+    function_class: type[Function] = Function  # what `function` makes; other machines have more
+
     def __init__(self, target: Target | None = None) -> None:
         self.target = target or Target.host()
         self.functions: dict[str, Function] = {}
@@ -146,7 +148,7 @@ class Module:
         """Begin a function. `noalias`: pointers given to it never overlap what others write."""
         if name in self.functions:
             raise CodegenError("two functions of one name", where="module", got=name)
-        made = Function(self, name, params, result, internal, noalias)
+        made = self.function_class(self, name, params, result, internal, noalias)
         self.functions[name] = made
         return made
 

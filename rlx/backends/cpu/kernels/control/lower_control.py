@@ -30,9 +30,9 @@ from rlx.backends.cpu.lowering import (
     KernelLaunch,
     Pointer,
     Scratch,
-    insert_contiguous,
     lower_graph,
     lowers,
+    reads_strided,
     scratch_of,
 )
 from rlx.ir.attrs import Body
@@ -41,6 +41,7 @@ from rlx.ir.lir import Lir, aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.control import Scan, WhileLoop
 from rlx.llvm.target import Target
+from rlx.passes.contiguous import insert_contiguous
 from rlx.passes.plan import plan
 from rlx.support.machine import usable_cores
 from rlx.support.records import dataclass
@@ -92,7 +93,9 @@ def _plan_subgraph(
     graph.set_outputs([graph.outputs[i] for i in outputs])
     graph.live = dict(bounds)
     return plan(
-        insert_contiguous(graph), scratch=lambda n: scratch_of(n, target, threads), nested=True
+        insert_contiguous(graph, reads_strided),
+        scratch=lambda n: scratch_of(n, target, threads),
+        nested=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""Bounds checks of a run's dynamic dimensions, before native code accesses memory.
+"""Bounds checks of a run's dynamic dimensions, before a kernel of any device accesses memory.
 
 Offsets of state updates, rope tables and slices depend on dynamic dimensions. Kernels do not check
 them, so each run does first, once per distinct condition and not per layer.

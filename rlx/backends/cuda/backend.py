@@ -1,0 +1,62 @@
+"""A GPU as a device: kernels of loop nests, launched in order on one stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlx.backends.base import Backend
+from rlx.backends.cuda import lower_loops  # noqa: F401  (registers the lowerings)
+from rlx.backends.cuda.driver import Gpu, version_text
+from rlx.backends.cuda.executable import CudaExecutable
+from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.lowering import entry_for, runs_on_host
+from rlx.backends.cuda.memory import CudaAllocator
+from rlx.ir.graph import Graph
+from rlx.ir.lir import Lir
+from rlx.ir.node import Node
+from rlx.passes.contiguous import insert_contiguous
+from rlx.specialize.options import CompileOptions
+
+if TYPE_CHECKING:
+    from rlx.backends.cuda.inspection import CudaInspection
+
+
+class CudaBackend(Backend):
+    name = "cuda"
+
+    def __init__(self, gpu: Gpu, kernels: KernelLoader | None = None) -> None:
+        self.gpu, self.memory = gpu, CudaAllocator(gpu)
+        self.kernels = kernels or KernelLoader(gpu)
+
+    @property
+    def allocator(self) -> CudaAllocator:
+        return self.memory
+
+    def has_native(self, node: Node) -> bool:
+        return node.op.is_view or entry_for(node) is not None or runs_on_host(node)
+
+    def runs_on_host(self, node: Node) -> bool:
+        return runs_on_host(node)
+
+    def rewrite_variant(self, graph: Graph) -> Graph:
+        return insert_contiguous(graph, lambda node: entry_for(node) is not None)
+
+    def scratch(self, node: Node) -> int:
+        entry = entry_for(node)
+        return entry.scratch(node) if entry is not None and entry.scratch is not None else 0
+
+    def compile(self, lir: Lir, options: CompileOptions) -> CudaExecutable:
+        return CudaExecutable(lir, self.memory, self.kernels)
+
+    @property
+    def target_key(self) -> str:
+        return f"{self.kernels.target.key};{version_text()}"
+
+    @property
+    def compile_count(self) -> int:
+        return self.kernels.compilations
+
+    def inspection(self) -> CudaInspection:
+        from rlx.backends.cuda.inspection import CudaInspection
+
+        return CudaInspection(self)

@@ -1,0 +1,222 @@
+"""A program on a GPU with its memory: an arena, the table of args, and runs.
+
+A run copies the table of args if it changed and queues the launches on the device's stream.
+Launches that have run once are captured as a CUDA graph, which queues them all with one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from ctypes import c_void_p
+from itertools import groupby
+
+import numpy as np
+
+from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
+from rlx.backends.bounds_checks import checker, raise_failed
+from rlx.backends.buffer import Buffer, DeviceBuffer
+from rlx.backends.cuda.builder import THREADS
+from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
+from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.memory import CudaAllocator
+from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, Base, Program
+from rlx.backends.timing import Recording
+from rlx.errors import InputError, UnsupportedError
+from rlx.ir.binding import bind_op
+from rlx.ir.dim import evaluate
+from rlx.ir.lir import Lir
+from rlx.ir.node import Node, Value
+from rlx.passes.views import is_plain
+
+_BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
+
+
+class CudaExecutable(Executable):
+    def __init__(self, lir: Lir, allocator: CudaAllocator, kernels: KernelLoader) -> None:
+        info = PlanInfo.of(lir)
+        self._lir, self._allocator = lir, allocator
+        self.manifest, self.output_phases = info.manifest, info.output_phases
+        self.program = Program(lir)
+        self._check = checker(self.program.bounds_checks, self.program.symbols)
+        self.arena = allocator.alloc_arena(lir.arena_size)
+        self._status = allocator.staging((1,), np.int64)
+        self._table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
+        self._uploaded = b""
+        self._constants = {b: allocator.put(a) for b, a in self.program.constants().items()}
+        self._buffers: dict[Base, Buffer] = dict(self._constants)
+        self._addresses: dict[Base, int] = {
+            NUMBER: 0,
+            ARENA: _address(self.arena),
+            STATUS: int(self._status.ctypes.data),
+            **{b: _address(buffer) for b, buffer in self._constants.items()},
+        }
+        self._functions = self._load(kernels)
+        most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
+        self._grids = [
+            Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS)
+            for x in self.program.launches
+        ]
+        self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
+
+    def _load(self, kernels: KernelLoader) -> list[c_void_p | None]:
+        """The function of each launch; None where the host runs the node."""
+        wanted = [x.kernel for x in self.program.launches]
+        made = kernels.functions([k for k in wanted if k is not None])
+        return [None if k is None else made[k] for k in wanted]
+
+    @property
+    def lir(self) -> Lir:
+        return self._lir
+
+    def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
+        for entry in (*self.manifest.params, *self.manifest.states):
+            buffer = (params if entry.role == "param" else states)[entry.name]
+            self._place((entry.role, entry.name), buffer)
+
+    def _place(self, base: Base, buffer: Buffer) -> None:
+        self._buffers[base], self._addresses[base] = buffer, _address(buffer)
+
+    def run(
+        self,
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
+        sizes: Mapping[str, int],
+        span: Span | None = None,
+    ) -> None:
+        self._begin(inputs, outputs, sizes)
+        self._queue(*self.program.part(span), sizes)
+        self._check_status_later()
+
+    def _begin(
+        self,
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Check the sizes and write the args that belong to this run."""
+        self._check_sizes(sizes)
+        entries = [*self.manifest.inputs, *self.manifest.outputs]
+        for entry, buffer in zip(entries, (*inputs, *outputs), strict=True):
+            self._place(
+                (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
+            )
+        table = self.program.table(self._addresses, sizes)
+        if table != self._uploaded:
+            self._allocator.queue_copy_in(_address(self._table), table)
+            self._uploaded = table
+
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise where kernels would leave their memory with these sizes."""
+        failed = self._check(*[sizes[s] for s in self.program.symbols])
+        if failed >= 0:
+            raise_failed(self.program.bounds_checks[failed], sizes)
+
+    def _check_status_later(self) -> None:
+        if self.program.reports:
+            self._allocator.check_later(self, self._raise_status)
+
+    # -- launches -------------------------------------------------------------------------------
+
+    def _queue(self, first: int, last: int, sizes: Mapping[str, int]) -> None:
+        """Queue launches; those between two calls of the host as one graph."""
+        numbers = range(first, last)
+        for on_host, group in groupby(numbers, lambda i: self._functions[i] is None):
+            part = list(group)
+            if on_host:
+                for i in part:
+                    self._run_on_host(self._node(i), sizes)
+            else:
+                self._queue_kernels(part[0], part[-1] + 1)
+
+    def _queue_kernels(self, first: int, last: int) -> None:
+        key = (first, last)
+        graph = self._graphs.get(key)
+        if graph is None and key in self._graphs and last - first > 1:
+            graph = self._graphs[key] = self._captured(first, last)
+        if graph is not None:
+            graph.launch(self._allocator.stream)
+            return
+        for i in range(first, last):
+            self._launch(i, self._allocator.stream)
+        self._graphs[key] = None
+
+    def _captured(self, first: int, last: int) -> Graph:
+        """The launches as a graph, recorded on a stream that nothing else uses."""
+        stream = Stream(self._allocator.gpu)
+        with stream.capture() as graph:
+            for i in range(first, last):
+                self._launch(i, stream)
+        return graph
+
+    def _launch(self, i: int, stream: Stream) -> None:
+        function = self._functions[i]
+        assert function is not None
+        launch(
+            stream, function, self._grids[i], [_address(self._table) + 8 * self.program.starts[i]]
+        )
+
+    def _node(self, i: int) -> Node:
+        node = self.program.launches[i].node
+        assert node is not None
+        return node
+
+    # -- nodes that the host runs ---------------------------------------------------------------
+
+    def _run_on_host(self, node: Node, sizes: Mapping[str, int]) -> None:
+        """Copy the operands out, run the op's reference, copy the results in."""
+        operands = [self._buffer(v, sizes).copy_out() for v in node.inputs]
+        with np.errstate(all="ignore"):
+            results = bind_op(node.op, dict(sizes)).reference(*operands)
+        for value, result in zip(
+            node.outputs, results if isinstance(results, tuple) else (results,), strict=True
+        ):
+            self._buffer(value, sizes).copy_in(np.asarray(result))
+
+    def _buffer(self, value: Value, sizes: Mapping[str, int]) -> Buffer:
+        """The memory of a value that lies row-major."""
+        base, start = self.program.place(value)
+        whole = self.arena if base == ARENA else self._buffers[base]
+        shape = value.shape.bind(sizes)
+        return whole.view(evaluate(start, sizes), shape.static_dims, shape.dtype.numpy)
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def run_checked(
+        self,
+        inputs: Sequence[Buffer | None],
+        outputs: Sequence[Buffer | None],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self._begin(inputs, outputs, sizes)
+        numbers = range(len(self.program.launches))
+        for _, group in groupby(numbers, lambda i: self._node(i).id):
+            part = list(group)
+            self._queue(part[0], part[-1] + 1, sizes)
+            node = self._node(part[0])
+            check_numbers(node, [b.copy_out() for b in self._results(node, sizes)])
+        self._check_status_later()
+
+    def _results(self, node: Node, sizes: Mapping[str, int]) -> Iterator[Buffer]:
+        for value in node.outputs:
+            view = self._lir.slots[value].view
+            if view is None or is_plain(view, value.shape):
+                yield self._buffer(value, sizes)
+
+    def _raise_status(self) -> None:
+        found, self._status[0] = int(self._status[0]), 0
+        if found:
+            node = self.program.reports[found]
+            operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
+            raise InputError(
+                "an index is out of range", where=node.op.name, got=f"operands {operands}",
+                origin=node.origin, hint="check the ids or indices given to this run",
+            )  # fmt: skip
+
+    def recording(self) -> AbstractContextManager[Recording]:
+        raise UnsupportedError("runs on a GPU are not timed yet", where="cuda")
+
+
+def _address(buffer: Buffer) -> int:
+    assert isinstance(buffer, DeviceBuffer)
+    return int(buffer.handle) + buffer.offset

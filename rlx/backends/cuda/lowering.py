@@ -1,0 +1,141 @@
+"""From nodes to kernel launches: the table of lowerings, one per op.
+
+A launch is a kernel, its args (pointers to values, sizes, scratch memory) and a number of threads.
+A node without a launch of its own that has no decomposition either runs on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import field
+
+from rlx.backends.cuda.kernel import GpuKernel
+from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.lir import Lir
+from rlx.ir.node import Node, Value
+from rlx.ir.ops.composite import decomposed
+from rlx.passes.views import plain_view
+from rlx.support.records import dataclass
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of a value's first element, view offset included, plus `shift` elements."""
+
+    value: Value
+    shift: Dim = 0
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """An address inside the node's scratch memory, `offset` + `shift` bytes from its start."""
+
+    node: Node
+    offset: int = 0
+    shift: Dim = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """The address of an i64 in which a kernel leaves the node's number when it meets an index out
+    of bounds."""
+
+
+@dataclass(frozen=True)
+class NodeNumber:
+    """The number of a node, for `Status`."""
+
+    node: Node
+
+
+KernelArg = Pointer | Scratch | Status | NodeNumber | Dim  # a Dim becomes an i64
+
+
+@dataclass
+class KernelLaunch:
+    """One launch of a kernel, or (without one) a call of the node's reference on the host."""
+
+    kernel: GpuKernel | None
+    args: Sequence[KernelArg] = ()
+    threads: int = 1  # how many have work, at the upper bounds of dynamic sizes
+    node: Node | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        if self.kernel is not None:
+            return self.kernel.label
+        return self.node.op.name if self.node is not None else ""
+
+
+class Context:
+    """What a lowering may ask about its surroundings."""
+
+    def __init__(self, lir: Lir) -> None:
+        self.lir = lir
+
+    def strides(self, value: Value) -> tuple[Dim, ...]:
+        slot = self.lir.slots[value]
+        return (slot.view if slot.view is not None else plain_view(value.shape)).strides
+
+    def upper(self, dim: Dim) -> int:
+        """The most a dimension can be."""
+        return upper_bound(dim, self.lir.live)
+
+
+Lowering = Callable[[Node, Context], list[KernelLaunch]]
+Condition = Callable[[Node], bool]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How an op is lowered, when that applies, and the scratch memory it wants. All kernels read
+    strided operands."""
+
+    lower: Lowering
+    when: Condition | None = None
+    scratch: Callable[[Node], int] | None = None
+
+
+TABLE: dict[str, Entry] = {}
+
+
+def lowers(
+    *names: str, when: Condition | None = None, scratch: Callable[[Node], int] | None = None
+) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for ops by name; `when` limits it to nodes it can do."""
+
+    def register(function: Lowering) -> Lowering:
+        for name in names:
+            TABLE[name] = Entry(function, when, scratch)
+        return function
+
+    return register
+
+
+def entry_for(node: Node) -> Entry | None:
+    """The lowering of a node; None where it has no kernel."""
+    found = TABLE.get(node.op.name)
+    return None if found is None or (found.when is not None and not found.when(node)) else found
+
+
+def runs_on_host(node: Node) -> bool:
+    """Whether a node has neither a kernel nor a decomposition, so that its reference runs."""
+    if node.op.is_source or node.op.is_view or entry_for(node) is not None:
+        return False
+    if not node.op.has_decomposition():
+        return True
+    return decomposed(node.op, tuple([v.shape for v in node.inputs])) is None
+
+
+def lower_graph(lir: Lir) -> list[KernelLaunch]:
+    """The launches of all nodes, in schedule order."""
+    ctx, launches = Context(lir), list[KernelLaunch]()
+    for node in lir.graph.nodes:
+        if node.op.is_source or (node.op.is_view and lir.slots[node.output].kind == "alias"):
+            continue
+        entry = entry_for(node)
+        made = [KernelLaunch(None)] if entry is None else entry.lower(node, ctx)
+        for launch in made:
+            launch.node = node
+        launches += made
+    return launches

@@ -1,0 +1,135 @@
+"""A program: launches in order, and the table of their args in device memory.
+
+Each arg is an address or a number: a base (the arena, a parameter, an input, …) plus an addend,
+which may depend on dynamic sizes. A run with other sizes or buffers writes the table anew, in one
+small copy; the launches stay as they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.bounds_checks import bounds_checks_of
+from rlx.backends.cuda.lowering import (
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Scratch,
+    Status,
+    lower_graph,
+)
+from rlx.ir.dim import Dim, evaluate
+from rlx.ir.lir import Lir
+from rlx.ir.node import Node, Value
+from rlx.ir.phase import Phase
+
+Base = tuple[str, Any]  # role and name: ("param", "w"), ("constant", a node's number), …
+NUMBER: Base = ("number", None)  # no address at all
+ARENA: Base = ("arena", None)
+STATUS: Base = ("status", None)
+
+_MAX_SIZES = 64  # dynamic sizes whose addends are remembered
+
+
+class Program:
+    def __init__(self, lir: Lir) -> None:
+        self.lir, self.launches = lir, lower_graph(lir)
+        self.symbols = sorted(lir.live)
+        self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
+        self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds
+        self._outputs = dict(zip(lir.outputs, lir.graph.output_names, strict=True))
+        self.starts = [0]  # the first arg of each launch
+        bases, addends = list[Base](), list[Dim]()
+        for launch in self.launches:
+            for arg in launch.args:
+                base, addend = self._resolved(arg)
+                bases.append(base)
+                addends.append(addend)
+            self.starts.append(len(bases))
+        self.bases = list(dict.fromkeys([NUMBER, *bases]))
+        number = {base: i for i, base in enumerate(self.bases)}
+        self._base_of = np.array([number[b] for b in bases], np.int64)
+        self._fixed = np.array([a if isinstance(a, int) else 0 for a in addends], np.int64)
+        self._dynamic = [(i, a) for i, a in enumerate(addends) if not isinstance(a, int)]
+        self._known: dict[tuple[tuple[str, int], ...], npt.NDArray[np.int64]] = {}
+        orders = [_order(lir, launch) for launch in self.launches]
+        self._orders = [min(orders[i:]) for i in range(len(orders))]
+
+    @property
+    def num_args(self) -> int:
+        return self.starts[-1]
+
+    def table(self, addresses: Mapping[Base, int], sizes: Mapping[str, int]) -> bytes:
+        """The args of all launches."""
+        bases = np.array([addresses[b] for b in self.bases], np.int64)
+        return (bases[self._base_of] + self._addends(sizes)).tobytes()
+
+    def _addends(self, sizes: Mapping[str, int]) -> npt.NDArray[np.int64]:
+        if not self._dynamic:
+            return self._fixed
+        key = tuple(sorted(sizes.items()))
+        if key not in self._known:
+            if len(self._known) >= _MAX_SIZES:
+                self._known.clear()
+            found = self._known[key] = self._fixed.copy()
+            values = {d: evaluate(d, sizes) for d in dict.fromkeys(d for _, d in self._dynamic)}
+            for position, dim in self._dynamic:
+                found[position] = values[dim]
+        return self._known[key]
+
+    def part(self, span: tuple[Phase, Phase] | None) -> tuple[int, int]:
+        """The launches of a span of phases: from which to which."""
+        if span is None:
+            return 0, len(self.launches)
+        first, last = (bisect_right(self._orders, o) for o in (span[0].order - 1, span[1].order))
+        return first, last
+
+    # -- args -----------------------------------------------------------------------------------
+
+    def _resolved(self, arg: KernelArg) -> tuple[Base, Dim]:
+        if isinstance(arg, Pointer):
+            base, start = self.place(arg.value)
+            return base, start + arg.shift * arg.value.dtype.bytes
+        if isinstance(arg, Scratch):
+            return ARENA, self.lir.scratch[arg.node.id][0] + arg.offset + arg.shift
+        if isinstance(arg, Status):
+            return STATUS, 0
+        if isinstance(arg, NodeNumber):
+            self.reports[arg.node.id + 1] = arg.node
+            return NUMBER, arg.node.id + 1
+        return NUMBER, arg
+
+    def place(self, value: Value) -> tuple[Base, Dim]:
+        """Where a value's first element is: a base, and bytes from there."""
+        view = self.lir.slots[value].view
+        root, slot = self.lir.home(value)
+        start: Dim = 0 if view is None else view.offset * value.dtype.bytes
+        if slot.kind == "arena":
+            assert slot.offset is not None
+            return ARENA, slot.offset + start
+        if slot.kind == "constant":
+            return ("constant", root.node.id), start
+        if slot.kind == "output":
+            return ("output", self._outputs[root]), start
+        return (slot.kind, root.node.name), start
+
+    def constants(self) -> dict[Base, Any]:
+        """The constants that kernels or the host read, as arrays."""
+        used = {base for base in self.bases if base[0] == "constant"}
+        for launch in self.launches:
+            if launch.kernel is None and launch.node is not None:
+                used |= {b for b, _ in map(self.place, launch.node.inputs) if b[0] == "constant"}
+        nodes: Sequence[Any] = self.lir.graph.nodes
+        return {base: nodes[base[1]].op.data.array for base in sorted(used)}
+
+
+def _order(lir: Lir, launch: KernelLaunch) -> int:
+    """The phase of a launch; one that stands before an earlier phase belongs to that."""
+    phase = None if launch.node is None else lir.phases.get(launch.node)
+    return 0 if phase is None else phase.order

@@ -1,0 +1,243 @@
+"""Checks of the cuda device that `run_on_gpu.py` runs, and that the stand-in passes too."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import Case
+from comparison import compare
+from tiny import CONFIGS, PROMPT, write_folder
+
+import rlx
+from rlx.backends.base import Backend
+from rlx.backends.registry import Device
+from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
+from rlx.models.model_file import ModelFile
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.template import make_template
+from rlx.specialize.options import CompileOptions
+
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@cache
+def backend() -> Backend:
+    return Device("cuda").backend
+
+
+def compiled(graph: Graph, **options: Any) -> CompiledGraph:
+    return CompiledGraph(make_template(graph, CompileOptions(**options), backend()))
+
+
+def compare_case(case: Case) -> None:
+    """A case of the parity table, run as launches, while captured, and as a graph."""
+    graph = case.graph()
+    made = compiled(graph)
+    if case.consts:
+        made.set_params(case.consts)
+    for n in case.sizes:
+        data = case.data(n)
+        sizes = {"n": n} if "n" in graph.symbols() else None
+        wanted = evaluate(graph, {**data, **case.consts}, sizes)
+        for _ in range(3):
+            for got, want in zip(made.run(data, sizes=sizes), wanted, strict=True):
+                compare(case, got, want)
+
+
+def graph_of(build: Callable[[Graph], Any]) -> Graph:
+    g = Graph("check")
+    out = build(g)
+    g.set_outputs(*(out if isinstance(out, tuple) else [out]))
+    return g
+
+
+def random(*dims: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=dims).astype(np.float32)
+
+
+def require_error(kind: type[Exception], text: str, function: Callable[[], Any]) -> None:
+    try:
+        function()
+    except kind as error:
+        assert text in str(error), str(error)
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@check
+def buffers_are_copied_and_cleared() -> None:
+    memory = backend().allocator
+    x = random(1000, 1000)
+    buffer = memory.put(x)
+    np.testing.assert_array_equal(buffer.copy_out(), x)
+    other = memory.alloc(x.shape, x.dtype)
+    assert not other.copy_out().any()
+    memory.copy(other, buffer)
+    buffer.zero()
+    np.testing.assert_array_equal(other.copy_out(), x)
+    assert not buffer.copy_out().any()
+    pinned = memory.staging((1000, 1000), np.float32)
+    memory.copy_out(other, pinned)
+    np.testing.assert_array_equal(pinned, x)
+
+
+@check
+def too_little_memory_is_a_typed_error() -> None:
+    memory = backend().allocator
+    free = memory.free_bytes()
+    assert free is not None
+    require_error(
+        rlx.OutOfMemoryError, "bytes requested", lambda: memory.alloc((4 * free,), np.uint8)
+    )
+    np.testing.assert_array_equal(memory.put(np.ones(3)).copy_out(), 1)  # and it goes on
+
+
+@check
+def an_index_out_of_range_is_an_error_of_the_run() -> None:
+    def build(g: Graph) -> Any:
+        return g.gather(g.input("x", [4, 3]), g.input("i", [2], "i32"), axis=0)
+
+    made, x = compiled(graph_of(build)), random(4, 3)
+    bad, good = np.array([0, 4], np.int32), np.array([-1, 1], np.int32)
+    for _ in range(3):
+        require_error(rlx.InputError, "out of range", lambda: made.run(x=x, i=bad))
+        np.testing.assert_array_equal(made.run(x=x, i=good)[0], x[[-1, 1]])
+
+
+@check
+def dynamic_sizes_run_in_one_graph() -> None:
+    def build(g: Graph) -> Any:
+        x = g.input("x", ["n", 40])
+        return g.softmax(g.add(g.transpose(x, (1, 0)), 1.0)), g.sum(x), g.matmul(x, g.iota([40, 3]))
+
+    graph = graph_of(build)
+    made = compiled(graph, binding={"n": rlx.UpTo(512)})
+    for n in (3, 512, 17, 1, 100):
+        x = random(n, 40, seed=n)
+        for got, want in zip(made.run(x=x), evaluate(graph, {"x": x}), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@check
+def states_are_changed_in_place() -> None:
+    def build(g: Graph) -> Any:
+        state = g.state("s", [4, 2])
+        return g.sum(g.state_update(state, g.input("x", [1, 2]), axis=0, start=2), axis=0)
+
+    made = compiled(graph_of(build))
+    for number in (1.0, 5.0, 6.0, 7.0):
+        (got,) = made.run(x=np.full((1, 2), number, np.float32))
+        np.testing.assert_array_equal(got, [number, number])
+    np.testing.assert_array_equal(made.read_state("s")[2], [7.0, 7.0])
+
+
+@check
+def large_values_are_right() -> None:
+    """More elements than threads, so that grid-stride loops go round."""
+
+    def build(g: Graph) -> Any:
+        x, w = g.input("x", [1023, 2049]), g.input("w", [2049, 257])
+        return g.matmul(x, w), g.softmax(x), g.gelu(x), g.sum(x, axis=0), g.max(x), g.argmax(x)
+
+    graph = graph_of(build)
+    x, w = random(1023, 2049), random(2049, 257, seed=1)
+    wanted = evaluate(graph, {"x": x, "w": w})
+    made = compiled(graph)
+    for _ in range(3):
+        for got, want in zip(made.run(x=x, w=w), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@check
+def cubins_are_kept_on_disk() -> None:
+    """A second loader, as in a new process, compiles nothing."""
+    from rlx.backends.cuda.backend import CudaBackend
+
+    first = backend()
+    assert isinstance(first, CudaBackend)
+    graph = graph_of(lambda g: g.tanh(g.mul(g.input("x", [33, 3]), 1.2345)))
+    x = random(33, 3)
+    for _ in range(2):
+        again = CudaBackend(first.gpu, type(first.kernels)(first.gpu))
+        made = CompiledGraph(make_template(graph, CompileOptions(), again))
+        np.testing.assert_allclose(made.run(x=x)[0], np.tanh(x * 1.2345), rtol=1e-5)
+    assert again.compile_count == 0
+
+
+class Letters:
+    """A tokenizer: token t is the character chr(256 + t)."""
+
+    end_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) - 256 for c in text]
+
+    def stream(self) -> Letters:
+        return self
+
+    def push(self, token: int) -> str:
+        return chr(256 + token)
+
+    def flush(self) -> str:
+        return ""
+
+
+def generate(name: str) -> None:
+    """A tiny model gives the tokens of the reference, greedy and sampled."""
+    ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(name, Path(folder))
+        models = [rlx.load(folder, device=d, context=40, kv="f32") for d in ("cuda", "reference")]
+        for settings in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 3}):
+            got, wanted = (
+                m.generate(PROMPT, stream=False, max_tokens=6, **settings) for m in models
+            )
+            assert got.tokens == wanted.tokens, (got.tokens, wanted.tokens)
+        for model in models:
+            model.close()
+
+
+for _name in CONFIGS:
+    CHECKS[f"tiny model {_name}"] = lambda name=_name: generate(name)  # type: ignore[misc]
+
+
+@check
+def figures() -> None:
+    """Not a test: how long some things take now."""
+
+    def seconds(made: CompiledGraph, **inputs: np.ndarray) -> float:
+        buffers = {k: backend().allocator.put(v) for k, v in inputs.items()}
+        best = float("inf")
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(10):
+                made.run_slots(*buffers.values())
+            made.synchronize()
+            best = min(best, (time.perf_counter() - start) / 10)
+        return best
+
+    x = random(4096, 4096)
+    for name, build in (
+        ("add", lambda x: x.graph.add(x, 1.0)),
+        ("softmax", lambda x: x.graph.softmax(x)),
+        ("transpose", lambda x: x.graph.contiguous(x.graph.transpose(x, (1, 0)))),
+    ):
+        graph = graph_of(lambda g, build=build: build(g.input("x", [4096, 4096])))
+        took = seconds(compiled(graph), x=x)
+        print(f"figure {name}: {took * 1e6:.0f} us, {2 * x.nbytes / took / 1e9:.0f} GB/s")
+    size = 1024
+    graph = graph_of(lambda g: g.matmul(g.input("x", [size, size]), g.input("y", [size, size])))
+    took = seconds(compiled(graph), x=random(size, size), y=random(size, size))
+    print(f"figure matmul {size}: {took * 1e6:.0f} us, {2 * size**3 / took / 1e12:.2f} TFLOP/s")

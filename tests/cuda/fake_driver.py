@@ -1,0 +1,275 @@
+"""A CUDA driver without a GPU: the functions that the device calls, on host memory.
+
+Addresses are real ones, so kernels compiled for the host can run on them: `HostKernels` emits the
+same kernels with the threads of a launch as numbers in a loop. Everything but PTX is as on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_int32, c_void_p
+from typing import Any
+
+import pytest
+
+from rlx.backends.cuda import driver
+from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.builder import KernelFunction, KernelModule
+from rlx.backends.cuda.kernel import KernelLoader
+from rlx.llvm.builder import Value, i32, i64, ptr, void
+from rlx.llvm.jit import Kernel, Unit, compile_many
+from rlx.llvm.target import Target
+
+_THREADS = 7  # of every launch: grid-stride loops make up for the others
+
+
+class FakeDriver:
+    """Functions of libcuda by name; `calls` are those that were made."""
+
+    def __init__(self, version: int = 13000, gpus: int = 1, memory: int = 1 << 30) -> None:
+        self.version, self.gpus, self.total = version, gpus, memory
+        self.calls: list[str] = []
+        self.blocks: dict[int, Any] = {}  # address → bytes
+        self.pinned: dict[int, Any] = {}
+        self.modules: dict[int, Kernel | bytes] = {}
+        self.functions: dict[int, Any] = {}
+        self.graphs: dict[int, list[tuple[int, int]]] = {}
+        self.capturing: dict[int, list[tuple[int, int]]] = {}
+        self._handles = iter(range(1, 1 << 30))
+        self._linked: Any = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("cu"):
+            self.calls.append(name)
+        return object.__getattribute__(self, name)
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def cuInit(self, flags: int) -> int:
+        return 0 if self.gpus else 100
+
+    def cuGetErrorString(self, status: int, text: Any) -> int:
+        text._obj.value = {2: b"out of memory", 100: b"no CUDA-capable device"}.get(status, b"bad")
+        return 0
+
+    def cuDriverGetVersion(self, out: Any) -> int:
+        out._obj.value = self.version
+        return 0
+
+    def cuDeviceGetCount(self, out: Any) -> int:
+        out._obj.value = self.gpus
+        return 0
+
+    def cuDeviceGet(self, out: Any, index: int) -> int:
+        out._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, text: Any, size: int, handle: Any) -> int:
+        text.value = b"Stand-in"
+        return 0
+
+    def cuDeviceGetAttribute(self, out: Any, number: int, handle: Any) -> int:
+        out._obj.value = {75: 9, 76: 0, 16: 4, 97: 232448}[number]
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, out: Any, handle: Any) -> int:
+        out._obj.value = 1
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        return 0
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        return sum(len(b) for b in list(self.blocks.values()))
+
+    def cuMemGetInfo_v2(self, free: Any, total: Any) -> int:
+        free._obj.value, total._obj.value = self.total - self.used, self.total
+        return 0
+
+    def cuMemAlloc_v2(self, out: Any, size: Any) -> int:
+        if self.used + size.value > self.total:
+            return 2
+        out._obj.value = self._new(self.blocks, size.value, 0x5C)
+        return 0
+
+    def cuMemHostAlloc(self, out: Any, size: Any, flags: int) -> int:
+        out._obj.value = self._new(self.pinned, size.value, 0x5C)
+        return 0
+
+    def _new(self, where: dict[int, Any], size: int, fill: int) -> int:
+        block = (ctypes.c_ubyte * (size + 256))()
+        start = -ctypes.addressof(block) % 256
+        ctypes.memset(ctypes.addressof(block), fill, size + 256)  # whatever was there before
+        where[ctypes.addressof(block) + start] = block
+        return ctypes.addressof(block) + start
+
+    def cuMemFree_v2(self, address: Any) -> int:
+        del self.blocks[address.value]
+        return 0
+
+    def cuMemFreeHost(self, address: Any) -> int:
+        del self.pinned[address.value]
+        return 0
+
+    def _inside(self, address: int, size: int) -> None:
+        start = max(a for a in list(self.blocks) if a <= address)  # others free meanwhile
+        assert address + size <= start + len(self.blocks[start]), "outside its allocation"
+
+    def cuMemcpyHtoDAsync_v2(self, to: Any, of: Any, size: Any, stream: Any) -> int:
+        self._inside(to.value, size.value)
+        ctypes.memmove(to.value, of.value, size.value)
+        return 0
+
+    def cuMemcpyDtoHAsync_v2(self, to: Any, of: Any, size: Any, stream: Any) -> int:
+        self._inside(of.value, size.value)
+        ctypes.memmove(to.value, of.value, size.value)
+        return 0
+
+    def cuMemcpyDtoDAsync_v2(self, to: Any, of: Any, size: Any, stream: Any) -> int:
+        self._inside(to.value, size.value)
+        self._inside(of.value, size.value)
+        ctypes.memmove(to.value, of.value, size.value)
+        return 0
+
+    def cuMemsetD8Async(self, to: Any, byte: Any, size: Any, stream: Any) -> int:
+        self._inside(to.value, size.value)
+        ctypes.memset(to.value, byte.value, size.value)
+        return 0
+
+    # -- streams, modules, launches and graphs ----------------------------------------------------
+
+    def cuStreamCreate(self, out: Any, flags: int) -> int:
+        out._obj.value = next(self._handles)
+        return 0
+
+    def cuStreamDestroy_v2(self, stream: Any) -> int:
+        return 0
+
+    def cuStreamSynchronize(self, stream: Any) -> int:
+        return 0
+
+    def cuModuleLoadDataEx(self, out: Any, image: bytes, *options: Any) -> int:
+        out._obj.value = next(self._handles)
+        is_object = image.startswith(b"\x7fELF")
+        self.modules[out._obj.value] = Kernel("stand-in", image) if is_object else image
+        return 0
+
+    def cuModuleGetFunction(self, out: Any, module: Any, name: bytes) -> int:
+        found = self.modules[module.value]
+        out._obj.value = next(self._handles)
+        if isinstance(found, Kernel):
+            types = (None, c_void_p, c_int32, c_int32)
+            self.functions[out._obj.value] = found.function(name.decode(), *types)
+        return 0
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
+        how = config._obj
+        assert 0 < how.grid[0] < 1 << 31
+        assert how.block[0] == 256
+        args = ctypes.cast(params[0], ctypes.POINTER(ctypes.c_ulonglong))[0]
+        self._inside(args, 0)
+        recorded = self.capturing.get(how.stream or 0)
+        if recorded is not None:
+            recorded.append((function.value, args))
+        else:
+            self._run(function.value, args)
+        return 0
+
+    def _run(self, function: int, args: int) -> None:
+        for thread in range(_THREADS):
+            self.functions[function](args, thread, _THREADS)
+
+    def cuStreamBeginCapture_v2(self, stream: Any, mode: int) -> int:
+        self.capturing[stream.value] = []
+        return 0
+
+    def cuStreamEndCapture(self, stream: Any, out: Any) -> int:
+        out._obj.value = next(self._handles)
+        self.graphs[out._obj.value] = self.capturing.pop(stream.value)
+        return 0
+
+    def cuGraphInstantiateWithFlags(self, out: Any, graph: Any, flags: Any) -> int:
+        out._obj.value = next(self._handles)
+        self.graphs[out._obj.value] = self.graphs[graph.value]
+        return 0
+
+    def cuGraphDestroy(self, graph: Any) -> int:
+        del self.graphs[graph.value]
+        return 0
+
+    def cuGraphExecDestroy(self, graph: Any) -> int:
+        del self.graphs[graph.value]
+        return 0
+
+    def cuGraphLaunch(self, graph: Any, stream: Any) -> int:
+        for function, args in self.graphs[graph.value]:
+            self._run(function, args)
+        return 0
+
+    def cuLinkCreate_v2(self, count: int, names: Any, values: Any, out: Any) -> int:
+        out._obj.value = next(self._handles)
+        return 0
+
+    def cuLinkAddData_v2(self, state: Any, kind: int, data: bytes, *rest: Any) -> int:
+        self._linked = ctypes.create_string_buffer(b"CUBIN of " + data)
+        return 0 if data.startswith((b"\n//", b"//")) else 218
+
+    def cuLinkComplete(self, state: Any, image: Any, size: Any) -> int:
+        image._obj.value = ctypes.addressof(self._linked)
+        size._obj.value = len(self._linked)
+        return 0
+
+    def cuLinkDestroy(self, state: Any) -> int:
+        return 0
+
+
+class HostFunction(KernelFunction):
+    """Threads are numbered by a parameter."""
+
+    def thread_index(self) -> Value:
+        return self["tid"].to(i64)
+
+    def thread_count(self) -> Value:
+        return self["nth"].to(i64)
+
+
+class HostModule(KernelModule):
+    function_class = HostFunction
+
+    def begin_kernel(self) -> HostFunction:
+        made = self.function("kernel", [("args", ptr), ("tid", i32), ("nth", i32)], void)
+        assert isinstance(made, HostFunction)
+        return made
+
+
+class HostKernels(KernelLoader):
+    """The same kernels as machine code of the host."""
+
+    def new_module(self) -> HostModule:
+        return HostModule(Target.host())
+
+    def images(self, units: Sequence[Unit]) -> list[bytes]:
+        return [kernel.object for kernel in compile_many(units)]
+
+
+@contextmanager
+def installed(fake: FakeDriver) -> Iterator[FakeDriver]:
+    """The fake in the place of libcuda."""
+    with pytest.MonkeyPatch.context() as patch:
+        driver.library.cache_clear()
+        patch.setattr(driver, "_load", lambda: fake)
+        try:
+            yield fake
+        finally:
+            driver.library.cache_clear()
+
+
+def make_stand_in() -> CudaBackend:
+    """The device on the host; a fake must be installed for as long as it is used."""
+    gpu = driver.Gpu()
+    return CudaBackend(gpu, HostKernels(gpu))

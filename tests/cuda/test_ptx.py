@@ -1,0 +1,106 @@
+"""Every kernel of the parity table as PTX, assembled where `ptxas` is installed; no GPU needed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
+from cases import Case, cases
+from fake_driver import FakeDriver, installed, make_stand_in
+
+import rlx
+from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.builder import GpuModule, target_for
+from rlx.backends.cuda.kernel import GpuKernel
+from rlx.backends.cuda.lowering import lower_graph
+from rlx.llvm.jit import Unit
+from rlx.runtime.template import make_template
+from rlx.specialize.options import CompileOptions
+
+OPS = sorted({case.op for case in cases()})
+PTXAS = shutil.which("ptxas")
+needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="ptxas is not installed")
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[CudaBackend]:
+    with installed(FakeDriver()):
+        yield make_stand_in()
+
+
+def kernels_of(case: Case, backend: CudaBackend) -> list[GpuKernel]:
+    """The kernels of a case at its largest size, in order."""
+    template = make_template(case.graph(), CompileOptions(), backend)
+    launches = lower_graph(template.plan(dict.fromkeys(template.open_symbols, case.sizes[-1])))
+    return [x.kernel for x in launches if x.kernel is not None]
+
+
+@cache
+def ptx_of(kernel: GpuKernel, capability: tuple[int, int] = (9, 0)) -> str:
+    module = GpuModule(target_for(capability))
+    kernel.emit(module)
+    return Unit(module.text(), module.target).assembly()
+
+
+def assemble(ptx: str, arch: str) -> str:
+    """What ptxas says of the PTX."""
+    command = [PTXAS or "", f"-arch={arch}", "-v", "-o", "/dev/null", "-"]
+    done = subprocess.run(command, input=ptx, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@needs_ptxas
+@pytest.mark.parametrize("op", OPS)
+def test_kernels_are_assembled_without_spills(op: str, backend: CudaBackend) -> None:
+    found = [k for case in cases() if case.op == op for k in kernels_of(case, backend)]
+    for kernel in dict.fromkeys(found):
+        said = assemble(ptx_of(kernel), "sm_90a")
+        numbers = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+        assert numbers is not None
+        assert numbers.groups() == ("0", "0"), kernel.label
+
+
+def kernel_of(name: str, backend: CudaBackend) -> GpuKernel:
+    case = next(c for c in cases() if c.id == name)
+    return kernels_of(case, backend)[0]
+
+
+@needs_ptxas
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_kernels_are_made_for_all_supported_gpus(
+    capability: tuple[int, int], backend: CudaBackend
+) -> None:
+    for name in ("softmax-f32-axis-1", "add-bf16", "gather-f32", "matmul-f16"):
+        named = [c for c in cases() if c.id == name or c.id.startswith(name)]
+        kernel = kernels_of(named[0], backend)[0]
+        assemble(ptx_of(kernel, capability), target_for(capability).cpu)
+
+
+def test_memory_is_accessed_as_global(backend: CudaBackend) -> None:
+    ptx = ptx_of(kernel_of("softmax-f32-axis-1", backend))
+    assert ".maxntid 256" in ptx
+    assert ".target sm_90a" in ptx
+    loads = re.findall(r"\b(?:ld|st)\.(\w+)", ptx)
+    assert set(loads) == {"param", "global"}
+
+
+def test_what_rounds_twice_is_not_joined(backend: CudaBackend) -> None:
+    """ptxas may join `mul` and `add`, but never `mul.rn` and `add.rn`."""
+    ptx = ptx_of(kernel_of("add-f32", backend))
+    assert "add.rn.f32" in ptx
+    assert "add.f32" not in ptx
+
+
+def test_older_gpus_are_refused() -> None:
+    with pytest.raises(rlx.UnsupportedError, match=r"too old; got compute capability 7\.5"):
+        target_for((7, 5))

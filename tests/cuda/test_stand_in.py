@@ -1,0 +1,191 @@
+"""The whole device on the host: its own lowering, programs, graphs and memory, with the threads of
+a launch as numbers in a loop. Only PTX and the GPU itself are missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+import checks_on_gpu
+from cases import Case, cases
+from fake_driver import FakeDriver, installed, make_stand_in
+
+import rlx
+from rlx.backends import registry
+from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.driver import Gpu
+from rlx.backends.cuda.lowering import lower_graph
+from rlx.ir.graph import Graph
+from rlx.ir.interp import evaluate
+from rlx.models.model_file import ModelFile
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.template import make_template
+from rlx.specialize.options import CompileOptions
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[CudaBackend]:
+    with installed(FakeDriver()):
+        yield make_stand_in()
+
+
+def compiled(backend: CudaBackend, graph: Graph, **options: Any) -> CompiledGraph:
+    return CompiledGraph(make_template(graph, CompileOptions(**options), backend))
+
+
+@pytest.fixture
+def as_cuda(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in under the name of the device."""
+    monkeypatch.setitem(registry._backends, "cuda", backend)
+    monkeypatch.setattr(ModelFile, "tokenizer", ModelFile.tokenizer)  # put back afterwards
+    checks_on_gpu.backend.cache_clear()
+    yield
+    checks_on_gpu.backend.cache_clear()
+
+
+@pytest.mark.usefixtures("as_cuda")
+@pytest.mark.parametrize("case", cases(), ids=lambda c: c.id)
+def test_parity(case: Case) -> None:
+    checks_on_gpu.compare_case(case)
+
+
+@pytest.mark.usefixtures("as_cuda")
+@pytest.mark.parametrize("name", [n for n in checks_on_gpu.CHECKS if n != "figures"])
+def test_what_the_script_for_gpus_checks(name: str) -> None:
+    checks_on_gpu.CHECKS[name]()
+
+
+def two_kernels(g: Graph) -> Any:
+    x, w = g.input("x", [5, 8]), g.param("w", [8, 3])
+    return g.softmax(g.matmul(x, w))
+
+
+def graph_of(build: Any) -> Graph:
+    g = Graph("test")
+    out = build(g)
+    g.set_outputs(*(out if isinstance(out, tuple) else [out]))
+    return g
+
+
+def test_args_are_written_only_when_they_change(backend: CudaBackend) -> None:
+    made = compiled(backend, graph_of(two_kernels))
+    made.set_param("w", np.ones((8, 3), np.float32))
+    x = np.ones((5, 8), np.float32)
+    made.run(x=x)
+    made.run(x=x)
+    fake: Any = backend.gpu._driver
+    fake.calls.clear()
+    made.run(x=x)
+    assert fake.calls.count("cuMemcpyHtoDAsync_v2") == 1  # the input
+    assert fake.calls.count("cuGraphLaunch") == 1
+    assert "cuLaunchKernelEx" not in fake.calls
+
+
+def test_dynamic_sizes_change_the_args_and_not_the_graph(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        x = g.input("x", ["n", 4])
+        return g.softmax(g.add(g.transpose(x, (1, 0)), 1.0)), g.sum(x)
+
+    graph = graph_of(build)
+    made = compiled(backend, graph, binding={"n": rlx.UpTo(64)})
+    fake: Any = backend.gpu._driver
+    for n in (3, 64, 17, 3):
+        x = np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32)
+        fake.calls.clear()
+        for got, want in zip(made.run(x=x), evaluate(graph, {"x": x}), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert "cuGraphLaunch" in fake.calls
+    assert "cuLaunchKernelEx" not in fake.calls
+    assert backend.compile_count == 0
+
+
+def test_ops_without_kernels_are_in_the_report(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        return g.top_k(g.relu(g.input("x", [3, 9])), k=2)
+
+    template = make_template(graph_of(build), CompileOptions(), backend)
+    report = template.result.dispatch_report
+    assert report.outcome("top_k") == {"host"}
+    assert "no kernel" in str(report)
+    assert report.outcome("relu") <= {"native"}
+    launches = lower_graph(template.plan({}))
+    assert [x.label for x in launches if x.kernel is None] == ["top_k"]
+
+
+def test_a_nan_is_found_where_it_is_made(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_CHECK_NAN", "1")
+
+    def build(g: Graph) -> Any:
+        return g.softmax(g.matmul(g.log(g.input("x", [2, 2])), g.input("y", [2, 2])))
+
+    made = compiled(backend, graph_of(build))
+    x = np.array([[1, -1], [1, 1]], np.float32)
+    with pytest.raises(rlx.NumericsError, match="not a number"):
+        made.run(x=x, y=x)
+
+
+def test_the_inspector_shows_launches_and_both_codes(backend: CudaBackend) -> None:
+    template = make_template(graph_of(two_kernels), CompileOptions(), backend)
+    program = backend.inspection().program(template.plan({}), CompileOptions())
+    assert "region(mul, sum)" in program.table(lambda node: True)
+    [kernel, *_] = program.kernels(lambda node: True)
+    assert "define void @kernel" in kernel.emit().text
+
+
+def test_sizes_that_leave_a_state_are_refused_before_the_launch(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        state = g.state("s", [8, 2])
+        return g.sum(g.state_update(state, g.input("x", [1, 2]), axis=0, start="past"), axis=0)
+
+    made = compiled(backend, graph_of(build), binding={"past": rlx.UpTo(9)})
+    x = np.ones((1, 2), np.float32)
+    assert made.run(x=x, sizes={"past": 7})[0].tolist() == [1, 1]
+    fake: Any = backend.gpu._driver
+    fake.calls.clear()
+    with pytest.raises(rlx.BindingError, match="past its end"):
+        made.run(x=x, sizes={"past": 8})
+    assert not {"cuLaunchKernelEx", "cuGraphLaunch"} & set(fake.calls)
+
+
+def test_phases_run_alone(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        return two_kernels(g), g.relu(g.input("y", [3]))
+
+    graph = graph_of(build)
+    templates = [
+        make_template(graph, CompileOptions(), b)
+        for b in (backend, rlx.Device("reference").backend)
+    ]
+    w = np.eye(8, 3, dtype="f")
+    made, oracle = (CompiledGraph(t).set_param("w", w) for t in templates)
+    given = {"x": np.eye(5, 8, dtype="f"), "y": np.ones(3, "f")}
+    for _ in range(2):
+        assert made.run(given, until="prologue") == oracle.run(given, until="prologue")
+        got, want = (f.run(given, until="epilogue") for f in (made, oracle))
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_cubins_are_kept_on_disk_for_each_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    counts = []
+    for version in (12080, 12080, 13000):
+        with installed(FakeDriver(version=version)) as fake:
+            backend = CudaBackend(Gpu())  # LLVM writes PTX, the fake makes cubins of it
+            template = make_template(graph_of(two_kernels), CompileOptions(), backend)
+            backend.compile(template.plan({}), CompileOptions())
+            assert all(b"Generated by LLVM NVPTX" in m for m in fake.modules.values())
+            counts.append(backend.compile_count)
+    assert counts == [2, 0, 2]
