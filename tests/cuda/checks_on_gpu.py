@@ -144,6 +144,22 @@ def states_are_changed_in_place() -> None:
 
 
 @check
+def slots_of_a_state_are_written_in_order() -> None:
+    def build(g: Graph) -> Any:
+        state, x = g.state("s", [3, 8, 2]), g.input("x", [3, 4, 2])
+        return g.state_update(state, x, g.input("slots", [4], "i32"), axis=1)
+
+    made, x = compiled(graph_of(build)), random(3, 4, 2)
+    wanted = np.zeros((3, 8, 2), np.float32)
+    for slots in ([7, 0, 2, 0], [3, 3, 3, 1], [1, 2, 3, 4]):
+        for i, slot in enumerate(slots):
+            wanted[:, slot] = x[:, i]
+        np.testing.assert_array_equal(made.run(x=x, slots=np.array(slots, np.int32))[0], wanted)
+    bad = np.array([0, 8, 1, 2], np.int32)
+    require_error(rlx.InputError, "out of range", lambda: made.run(x=x, slots=bad))
+
+
+@check
 def large_values_are_right() -> None:
     """More elements than threads, so that grid-stride loops go round."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend
-from rlx.backends.cuda import lower_loops  # noqa: F401  (registers the lowerings)
+from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (fill the table)
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.kernel import KernelLoader
-from rlx.backends.cuda.lowering import entry_for, runs_on_host
+from rlx.backends.cuda.lowering import entry_for, reads_strided, runs_on_host
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -39,7 +39,7 @@ class CudaBackend(Backend):
         return runs_on_host(node)
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        return insert_contiguous(graph, lambda node: entry_for(node) is not None)
+        return insert_contiguous(graph, reads_strided)
 
     def scratch(self, node: Node) -> int:
         entry = entry_for(node)

@@ -170,9 +170,10 @@ def launch_for(
     """The launch of a nest; `offsets` are those of temporaries in scratch."""
     nest = scheduled.nest
     items = [*nest.rows, *(() if nest.reduces else nest.spaces[0])]
-    threads = prod(ctx.upper(_dim(scheduled, size)) for size in items)
+    count = prod(ctx.upper(_dim(scheduled, size)) for size in items)
     args = [_arg(node, source, offsets) for source in scheduled.args]
-    return KernelLaunch(_kernel(scheduled), args, threads)
+    kernel = _kernel(scheduled)
+    return KernelLaunch(kernel, args, count * kernel.threads_per_item)
 
 
 @lru_cache(maxsize=4096)
@@ -224,18 +225,6 @@ def lower_concat(node: Node, ctx: Context) -> list[KernelLaunch]:
             made.append(launch_for(node, ctx, copy(dims, _operand(node, ctx, number), target)))
         start = start + dims[at]
     return made
-
-
-@lowers("state_update", when=lambda node: len(node.inputs) == 2)
-def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
-    op: Any = node.op
-    state, update = node.inputs
-    if 0 in update.shape.dims:
-        return []
-    strides = ctx.strides(state)
-    offset = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
-    target = StridedView(Buffer("operand", 0), state.dtype, strides, offset)
-    return [launch_for(node, ctx, copy(update.shape.dims, _operand(node, ctx, 1), target))]
 
 
 @lowers("pad")

@@ -88,25 +88,29 @@ Condition = Callable[[Node], bool]
 
 @dataclass(frozen=True)
 class Entry:
-    """How an op is lowered, when that applies, and the scratch memory it wants. All kernels read
-    strided operands."""
+    """How an op is lowered, when that applies, the scratch memory it wants, and whether the kernel
+    (for this node) reads operands that are strided views."""
 
     lower: Lowering
     when: Condition | None = None
     scratch: Callable[[Node], int] | None = None
+    strided: bool | Condition = True
 
 
 TABLE: dict[str, Entry] = {}
 
 
 def lowers(
-    *names: str, when: Condition | None = None, scratch: Callable[[Node], int] | None = None
+    *names: str,
+    when: Condition | None = None,
+    scratch: Callable[[Node], int] | None = None,
+    strided: bool | Condition = True,
 ) -> Callable[[Lowering], Lowering]:
     """Register a lowering for ops by name; `when` limits it to nodes it can do."""
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            TABLE[name] = Entry(function, when, scratch)
+            TABLE[name] = Entry(function, when, scratch, strided)
         return function
 
     return register
@@ -116,6 +120,14 @@ def entry_for(node: Node) -> Entry | None:
     """The lowering of a node; None where it has no kernel."""
     found = TABLE.get(node.op.name)
     return None if found is None or (found.when is not None and not found.when(node)) else found
+
+
+def reads_strided(node: Node) -> bool:
+    """Whether operands of the node may be strided views; the host reads row-major ones."""
+    entry = entry_for(node)
+    if entry is None:
+        return False
+    return entry.strided(node) if callable(entry.strided) else entry.strided
 
 
 def runs_on_host(node: Node) -> bool:

@@ -1,6 +1,7 @@
-"""The GPU kernel of a loop nest: a thread per element, or per row where there is a reduction.
+"""The GPU kernel of a loop nest: a thread per element, a thread or a warp per row of a reduction.
 
-The instructions of the nest are emitted by the same code as on the CPU, with one lane.
+The instructions of the nest are emitted by the same code as on the CPU, with one lane. Long rows
+are shared by the threads of a warp, which combine their accumulators at the end of each pass.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from rlx.backends.cuda.builder import KernelModule
+from rlx.backends.cuda.builder import WARP, KernelModule
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.llvm.builder import Value
 from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
 from rlx.llvm.nest.reductions import Accumulator, State
 from rlx.llvm.nest.registers import Element, register_type
-from rlx.loops.nest import Apply, Nest, Reduce
+from rlx.loops.nest import Apply, Nest, Reduce, Store
 from rlx.loops.stages import Pass, Stages
 from rlx.support.records import dataclass
+
+_LONG = 2 * WARP  # elements of a row that keep a warp busy
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,22 @@ class NestKernel(GpuKernel):
 
     def emit(self, m: KernelModule) -> None:
         if self.nest.reduces:
-            RowEmitter(m, self.nest, self.columns).emit()
+            RowEmitter(m, self.nest, self.columns, self.shares_rows).emit()
         else:
             emit_elements(m, self.nest)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a warp shares each row: rows are long, and contiguous along the row."""
+        if self.columns or not self.nest.reduces:
+            return False
+        sizes = [space[-1] for space in self.nest.spaces]
+        return any(not isinstance(s, int) or s >= _LONG for s in sizes)
+
+    @property
+    def threads_per_item(self) -> int:
+        """How many threads have work for each element, or for each row of a reduction."""
+        return WARP if self.shares_rows else 1
 
     @cached_property
     def _hash(self) -> int:
@@ -62,10 +78,12 @@ def emit_elements(m: KernelModule, nest: Nest) -> None:
 
 
 class RowEmitter:
-    """A nest with reductions: a thread does all passes over its rows, one after another."""
+    """A nest with reductions: a thread, or a warp, does all passes over its rows in turn."""
 
-    def __init__(self, m: KernelModule, nest: Nest, columns: bool) -> None:
+    def __init__(self, m: KernelModule, nest: Nest, columns: bool, shared: bool) -> None:
         self.f, self.nest, self.columns = m.begin_kernel(), nest, columns
+        self.team = self.f.warp if shared else 1
+        self.lane = self.f.lane() if self.team > 1 else self.f.i64(0)
         self.body = NestBody(self.f, nest, columns)
         self.stages = Stages(nest, buffers=False)  # values are rematerialised, or kept in a result
         self.row: dict[int, Element] = {}
@@ -73,7 +91,7 @@ class RowEmitter:
     def emit(self) -> None:
         body, rows = self.body, self.nest.rows
         body.reject_empty_gathers()
-        for row in self.f.elements(body.product(rows)):
+        for row in self.f.elements(body.product(rows), self.team):
             outer, column = row, self.f.i64(0)
             if self.columns:  # the last row axis is the one that the nest calls its vector axis
                 outer = row.udiv(body.number(rows[-1]))
@@ -91,18 +109,33 @@ class RowEmitter:
             for number in self.stages.row_code(stage):
                 self.body.value(number, vpoint)
             for store in self.stages.row_stores(stage):
-                self.body.store(store.access, self.row[store.operand], vpoint)
+                self._store_row(store, vpoint)
+
+    def _store_row(self, store: Store, vpoint: VectorPoint) -> None:
+        """A value of the row is stored once."""
+
+        def write() -> None:
+            self.body.store(store.access, self.row[store.operand], vpoint)
+
+        if self.team > 1:
+            self.f.if_(self.lane.eq(0), write)
+        else:
+            write()
 
     def _emit_pass(self, pass_: Pass, point: IterPoint, column: Value) -> None:
         accumulators = [self._accumulator(n) for n in pass_.reductions]
         states = [a.start(1) for a in accumulators]
         finals = _Loops(self, pass_, accumulators, column).run(point, states)
         for number, a, state in zip(pass_.reductions, accumulators, finals, strict=True):
+            distance = self.team // 2
+            while distance:  # a butterfly: every thread of the warp gets the whole
+                state = a.combine(state, [self.f.exchange(v, distance) for v in state])
+                distance //= 2
             self.row[number] = a.result(state)
 
     def _accumulator(self, number: int) -> Accumulator:
-        """Sums of f32 are kept in f64, since one thread adds up a whole row; sums of products are
-        long in matrix products only, where the fused multiply-add counts."""
+        """Sums of f32 are kept in f64, since few threads add up a row; sums of products are long
+        in matrix products only, where the fused multiply-add counts."""
         found = self.nest.code[number]
         assert isinstance(found, Reduce)
         wide = self.factors(found) is None
@@ -147,7 +180,9 @@ class _Loops:
             return [v for state in new for v in state]
 
         flat = [v for state in states for v in state]
-        finals = iter(self.f.loop(0, self.body.number(self.sizes[position]), 1, flat, body))
+        size = self.body.number(self.sizes[position])
+        first, step = (self.row.lane, self.row.team) if is_last else (self.f.i64(0), 1)
+        finals = iter(self.f.loop(first, size, step, flat, body))
         return [[next(finals) for _ in state] for state in states]
 
     def _element(self, vpoint: VectorPoint, states: Sequence[State]) -> list[State]:
