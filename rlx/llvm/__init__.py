@@ -2,17 +2,17 @@
 
 - `builder/`          the typed IR builder: modules, functions, loops, vectors, memory
 - `math/`             exp, log, erf, sin, … as vector code, with error bounds in ulp
+- `nest/`             code of loop-nest bodies: elements in registers, elementwise ops, reductions
 - `storage`           element types in memory and in registers; conversions, streaming stores
 - `horizontal`        many horizontal reductions at once
 - `target`            the CPU that code is made for: triple, features, vector width
 - `cpu_features`      names of CPUs and features, from /proc/cpuinfo to LLVM's spelling
-- `jit`               units of IR text to kernels, through the memory and disk caches
+- `jit`               units of IR text to kernels, through the memory and disk caches; trims the
+                      compiler's memory afterwards
 - `emit_object`       the only file that calls LLVM: IR text to an object file or assembly
 - `parallel_compile`  large batches, compiled in worker processes
 - `disk_cache`        object files on disk
 - `elf`, `image`      the linker and loader of objects, in plain Python
-- `override`          kernels as text, to be edited and used instead of the emitted ones
-- `trim_memory`       return the compiler's memory to the system after compiling
 
 The kernels of a backend are in its own folder (`backends/cpu/kernels`). A GPU backend uses
 `builder` and `math` as they are and adds a `Target` with the NVPTX triple: `emit_object` then gives

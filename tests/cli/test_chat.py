@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rlx as api
-from rlx.cli.prompt import read_message
+from rlx.cli.chat import read_message
 
 CHAT = ("--device", "reference", "--seed", "5", "-n", "4")
 

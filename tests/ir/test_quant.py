@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import DTypeError, OptionError, ShapeError
-from rlx.ir.quant import blocks, grids
+from rlx.ir.quant import blocks, iq
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode, encode
 
 # gguf has no decoder for these, and for Q8_1 the size of an older struct.
@@ -222,7 +222,7 @@ def test_grids_equal_those_of_gguf(name: str) -> None:
     peer_class = getattr(gq, name)
     peer_class.init_grid()
     want = peer_class.grid.reshape(peer_class.grid_shape) * (8 if name == "IQ1_S" else 1)
-    got = grids.grid(name)
+    got = iq.grid(name)
     np.testing.assert_array_equal(got.view(np.int8).reshape(want.shape), want)
 
 

@@ -13,12 +13,13 @@ from rlx.backends.cpu.executor import emit
 from rlx.backends.cpu.kernels import registry  # noqa: F401
 from rlx.backends.cpu.kernels.spec import unit_of
 from rlx.backends.cpu.link import link
-from rlx.backends.cpu.lowering import TABLE, Context, insert_contiguous, lower_graph
+from rlx.backends.cpu.lowering import TABLE, Context, lower_graph, reads_strided
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.llvm.target import Target
 from rlx.passes.bind import bind_graph
+from rlx.passes.contiguous import insert_contiguous
 from rlx.passes.plan import plan
 
 V3 = Target.named("x86-64-v3")
@@ -37,7 +38,7 @@ class Native:
         binding = DimBinding()
         for symbol, bound in live.items():
             binding = binding.set_live(symbol, bound)
-        bound = insert_contiguous(bind_graph(graph, binding))
+        bound = insert_contiguous(bind_graph(graph, binding), reads_strided)
 
         def scratch(node: object) -> int:
             entry = TABLE.get(node.op.name)  # type: ignore[attr-defined]
@@ -162,7 +163,9 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # the number an ELF header has for t
 def kernels_for(graph: Graph, target_name: str) -> int:
     """Compile every kernel of the graph for a target; gives their number."""
     target = Target.named(target_name)
-    lir = plan(insert_contiguous(bind_graph(graph, DimBinding())), scratch=lambda n: 64)
+    lir = plan(
+        insert_contiguous(bind_graph(graph, DimBinding()), reads_strided), scratch=lambda n: 64
+    )
     ctx = Context(lir, target, 2)
     specs = set()
     for node in lir.graph.nodes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rlx.errors import CodegenError
-from rlx.llvm.builder.convert import ConvertOps
 from rlx.llvm.builder.core import Value, mismatch
+from rlx.llvm.builder.memory import ConvertOps
 from rlx.llvm.builder.types import Type, i1, i64
 from rlx.support.records import dataclass
 

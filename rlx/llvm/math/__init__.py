@@ -15,14 +15,15 @@ from rlx.llvm.math.exponential import (
     exp_down,
     expm1,
     gelu_tanh,
+    log,
+    log1p,
     pow,
     sigmoid,
     silu,
     softplus,
     tanh,
 )
-from rlx.llvm.math.logarithm import log, log1p
-from rlx.llvm.math.rounding import ceil, floor, floor_div, fmod, mod, round_even, trunc
+from rlx.llvm.math.real import ceil, floor, floor_div, fmod, mod, round_even, trunc
 from rlx.llvm.math.trig import atan, atan2, cos, sin, tan
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlx.backends.cpu.kernels.loops.row_loops import PassLoops
-from rlx.backends.cpu.kernels.loops.rows import RowEmitter
+from rlx.backends.cpu.kernels.loops.rows import PassLoops, RowEmitter
 from rlx.backends.cpu.kernels.loops.vector_body import VectorBody
 from rlx.llvm.builder import Module, Value, i64
 from rlx.llvm.nest.instructions import IterPoint

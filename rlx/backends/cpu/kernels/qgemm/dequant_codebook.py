@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.qgemm.dequant_block import Block, Offset, dequantizes
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import bits_of, put_codebook
-from rlx.ir.quant.grids import grid
+from rlx.backends.cpu.kernels.qgemm.dequant_formats import (
+    Block,
+    Offset,
+    bits_of,
+    dequantizes,
+    put_codebook,
+)
+from rlx.ir.quant.iq import grid
 from rlx.llvm.builder import Value, f16, f32, i8, i16, i32, vec
 
 KVALUES_IQ4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
