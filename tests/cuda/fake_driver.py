@@ -7,6 +7,7 @@ same kernels with the threads of a launch as numbers in a loop. Everything but P
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_int32, c_void_p
@@ -37,6 +38,7 @@ class FakeDriver:
         self.functions: dict[int, Any] = {}
         self.graphs: dict[int, list[tuple[int, int]]] = {}
         self.capturing: dict[int, list[tuple[int, int]]] = {}
+        self.events: dict[int, float] = {}
         self._handles = iter(range(1, 1 << 30))
         self._linked: Any = None
 
@@ -151,6 +153,25 @@ class FakeDriver:
         return 0
 
     def cuStreamSynchronize(self, stream: Any) -> int:
+        return 0
+
+    def cuEventCreate(self, out: Any, flags: int) -> int:
+        out._obj.value = next(self._handles)
+        return 0
+
+    def cuEventDestroy_v2(self, event: Any) -> int:
+        self.events.pop(event.value, None)
+        return 0
+
+    def cuEventRecord(self, event: Any, stream: Any) -> int:
+        self.events[event.value] = time.perf_counter()
+        return 0
+
+    def cuEventSynchronize(self, event: Any) -> int:
+        return 0
+
+    def cuEventElapsedTime(self, out: Any, first: Any, last: Any) -> int:
+        out._obj.value = (self.events[last.value] - self.events[first.value]) * 1e3
         return 0
 
     def cuModuleLoadDataEx(self, out: Any, image: bytes, *options: Any) -> int:

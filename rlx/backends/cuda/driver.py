@@ -243,7 +243,12 @@ class Event:
         self.stream, self.handle = stream, c_void_p()
         call("cuEventCreate", byref(self.handle), 0)
 
+    def __del__(self) -> None:
+        if self.handle:
+            self.stream.gpu.release("cuEventDestroy_v2", self.handle)
+
     def record(self) -> Event:
+        self.stream.gpu.activate()
         call("cuEventRecord", self.handle, self.stream.handle)
         return self
 
