@@ -65,7 +65,7 @@ def test_what_the_script_for_gpus_checks(name: str) -> None:
 
 
 REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "softmax")
-REDUCING += ("log_softmax", "rms_norm", "layer_norm", "group_norm", "attention")
+REDUCING += ("log_softmax", "rms_norm", "layer_norm", "group_norm", "l2_norm")
 
 
 @pytest.mark.parametrize("op", REDUCING)
