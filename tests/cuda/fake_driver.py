@@ -7,6 +7,8 @@ same kernels with the threads of a launch as numbers in a loop. Everything but P
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_int32, c_void_p
@@ -28,8 +30,10 @@ _THREADS = 7  # of every launch: grid-stride loops make up for the others
 class FakeDriver:
     """Functions of libcuda by name; `calls` are those that were made."""
 
-    def __init__(self, version: int = 13000, gpus: int = 1, memory: int = 1 << 30) -> None:
-        self.version, self.gpus, self.total = version, gpus, memory
+    def __init__(
+        self, version: int = 13000, gpus: int = 1, memory: int = 1 << 30, warp: int = 1
+    ) -> None:
+        self.version, self.gpus, self.total, self.warp = version, gpus, memory, warp
         self.calls: list[str] = []
         self.blocks: dict[int, Any] = {}  # address → bytes
         self.pinned: dict[int, Any] = {}
@@ -37,6 +41,7 @@ class FakeDriver:
         self.functions: dict[int, Any] = {}
         self.graphs: dict[int, list[tuple[int, int]]] = {}
         self.capturing: dict[int, list[tuple[int, int]]] = {}
+        self.events: dict[int, float] = {}
         self._handles = iter(range(1, 1 << 30))
         self._linked: Any = None
 
@@ -153,6 +158,25 @@ class FakeDriver:
     def cuStreamSynchronize(self, stream: Any) -> int:
         return 0
 
+    def cuEventCreate(self, out: Any, flags: int) -> int:
+        out._obj.value = next(self._handles)
+        return 0
+
+    def cuEventDestroy_v2(self, event: Any) -> int:
+        self.events.pop(event.value, None)
+        return 0
+
+    def cuEventRecord(self, event: Any, stream: Any) -> int:
+        self.events[event.value] = time.perf_counter()
+        return 0
+
+    def cuEventSynchronize(self, event: Any) -> int:
+        return 0
+
+    def cuEventElapsedTime(self, out: Any, first: Any, last: Any) -> int:
+        out._obj.value = (self.events[last.value] - self.events[first.value]) * 1e3
+        return 0
+
     def cuModuleLoadDataEx(self, out: Any, image: bytes, *options: Any) -> int:
         out._obj.value = next(self._handles)
         is_object = image.startswith(b"\x7fELF")
@@ -163,7 +187,7 @@ class FakeDriver:
         found = self.modules[module.value]
         out._obj.value = next(self._handles)
         if isinstance(found, Kernel):
-            types = (None, c_void_p, c_int32, c_int32)
+            types = (None, c_void_p, c_int32, c_int32, c_void_p)
             self.functions[out._obj.value] = found.function(name.decode(), *types)
         return 0
 
@@ -181,8 +205,20 @@ class FakeDriver:
         return 0
 
     def _run(self, function: int, args: int) -> None:
-        for thread in range(_THREADS):
-            self.functions[function](args, thread, _THREADS)
+        """Warp by warp; the threads of a warp run side by side, with memory to exchange values."""
+        for first in range(0, _THREADS * self.warp, self.warp):
+            shared = (ctypes.c_longlong * (2 + self.warp))()
+            given = (_THREADS * self.warp, ctypes.addressof(shared))
+            call = self.functions[function]
+            others = [
+                threading.Thread(target=call, args=(args, first + lane, *given))
+                for lane in range(1, self.warp)
+            ]
+            for thread in others:
+                thread.start()
+            call(args, first, *given)
+            for thread in others:
+                thread.join()
 
     def cuStreamBeginCapture_v2(self, stream: Any, mode: int) -> int:
         self.capturing[stream.value] = []
@@ -229,7 +265,7 @@ class FakeDriver:
 
 
 class HostFunction(KernelFunction):
-    """Threads are numbered by a parameter."""
+    """Threads are numbered by a parameter; those of a warp exchange values through memory."""
 
     def thread_index(self) -> Value:
         return self["tid"].to(i64)
@@ -237,12 +273,41 @@ class HostFunction(KernelFunction):
     def thread_count(self) -> Value:
         return self["nth"].to(i64)
 
+    @property
+    def warp(self) -> int:
+        assert isinstance(self.module, HostModule)
+        return self.module.warp
+
+    def lane(self) -> Value:
+        return self.thread_index() & self.warp - 1
+
+    def exchange(self, value: Value, distance: int) -> Value:
+        whole = value.bits().to(i64, signed=False)
+        places = self.gep(self["shared"], 16)
+        self.atomic_store(whole, self.gep(places, self.lane(), 8))
+        self._wait_for_all()
+        other = self.atomic_load(self.gep(places, self.lane() ^ distance, 8), i64)
+        self._wait_for_all()
+        return other.to(value.type.as_int).bits(value.type)
+
+    def _wait_for_all(self) -> None:
+        counter = self["shared"]
+        before = self.atomic_rmw("add", counter, self.i64(1))
+        wanted = (before.udiv(self.warp) + 1) * self.warp
+
+        def count(*_: Value) -> list[Value]:
+            return [self.atomic_load(counter, i64)]
+
+        self.while_(count(), lambda found: found < wanted, count)
+
 
 class HostModule(KernelModule):
     function_class = HostFunction
+    warp = 1
 
     def begin_kernel(self) -> HostFunction:
-        made = self.function("kernel", [("args", ptr), ("tid", i32), ("nth", i32)], void)
+        params = [("args", ptr), ("tid", i32), ("nth", i32), ("shared", ptr)]
+        made = self.function("kernel", params, void)
         assert isinstance(made, HostFunction)
         return made
 
@@ -250,8 +315,12 @@ class HostModule(KernelModule):
 class HostKernels(KernelLoader):
     """The same kernels as machine code of the host."""
 
+    warp = 1
+
     def new_module(self) -> HostModule:
-        return HostModule(Target.host())
+        made = HostModule(Target.host())
+        made.warp = self.warp
+        return made
 
     def images(self, units: Sequence[Unit]) -> list[bytes]:
         return [kernel.object for kernel in compile_many(units)]
@@ -272,4 +341,6 @@ def installed(fake: FakeDriver) -> Iterator[FakeDriver]:
 def make_stand_in() -> CudaBackend:
     """The device on the host; a fake must be installed for as long as it is used."""
     gpu = driver.Gpu()
-    return CudaBackend(gpu, HostKernels(gpu))
+    kernels = HostKernels(gpu)
+    kernels.warp = driver.library().warp
+    return CudaBackend(gpu, kernels)

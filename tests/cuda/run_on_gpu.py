@@ -148,12 +148,14 @@ def main() -> int:
         print(f"{fact}: {value}")
     names = [n for n in checks() if options.only in n]
     runner = Runner(start + options.seconds, environment)
-    shares = [names[i :: options.workers] for i in range(options.workers)]
+    together = [n for n in names if n != "figures"]
+    shares = [together[i :: options.workers] for i in range(options.workers)]
     threads = [threading.Thread(target=runner.run, args=(s,)) for s in shares if s]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    runner.run([n for n in names if n == "figures"])  # alone, so that nothing disturbs them
     return summary(runner, len(names), time.time() - start)
 
 

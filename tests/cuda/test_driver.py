@@ -163,7 +163,7 @@ def test_captured_launches_run_when_the_graph_does(fake: FakeDriver, memory: Cud
     ran: list[int] = []
     table = memory.alloc((1,), np.int64)
     function = ctypes.c_void_p(1)
-    fake.functions[1] = lambda args, thread, count: ran.append(thread)
+    fake.functions[1] = lambda args, thread, count, shared: ran.append(thread)
     stream = Stream(memory.gpu)
     with stream.capture() as graph:
         driver.launch(stream, function, Launch(1, 256), [table.handle])

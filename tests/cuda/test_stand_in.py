@@ -20,6 +20,7 @@ from fake_driver import FakeDriver, installed, make_stand_in
 
 import rlx
 from rlx.backends import registry
+from rlx.backends.cuda import nest_kernel
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.driver import Gpu
 from rlx.backends.cuda.lowering import lower_graph
@@ -61,6 +62,26 @@ def test_parity(case: Case) -> None:
 @pytest.mark.parametrize("name", [n for n in checks_on_gpu.CHECKS if n != "figures"])
 def test_what_the_script_for_gpus_checks(name: str) -> None:
     checks_on_gpu.CHECKS[name]()
+
+
+REDUCING = ("sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "softmax")
+REDUCING += ("log_softmax", "rms_norm", "layer_norm", "group_norm", "l2_norm")
+
+
+@pytest.mark.parametrize("op", REDUCING)
+def test_warps_that_share_rows(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads run side by side for each row, however short it is."""
+    monkeypatch.setattr(nest_kernel, "_LONG", 1)
+    with installed(FakeDriver(warp=2)):
+        made = make_stand_in()
+        monkeypatch.setitem(registry._made, "cuda", made)
+        checks_on_gpu.backend.cache_clear()
+        for case in [c for c in cases() if c.op == op][::8]:
+            checks_on_gpu.compare_case(case)
+        shares = [k for k in made.kernels._units if getattr(k, "shares_rows", False)]
+        assert shares
+        assert all("atomicrmw" in made.kernels.unit(k).text for k in shares)
+    checks_on_gpu.backend.cache_clear()
 
 
 def two_kernels(g: Graph) -> Any:

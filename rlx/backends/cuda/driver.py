@@ -243,7 +243,12 @@ class Event:
         self.stream, self.handle = stream, c_void_p()
         call("cuEventCreate", byref(self.handle), 0)
 
+    def __del__(self) -> None:
+        if self.handle:
+            self.stream.gpu.release("cuEventDestroy_v2", self.handle)
+
     def record(self) -> Event:
+        self.stream.gpu.activate()
         call("cuEventRecord", self.handle, self.stream.handle)
         return self
 
@@ -289,10 +294,10 @@ class CudaModule:
 
 
 def launch(stream: Stream, function: c_void_p, how: Launch, arguments: Sequence[int]) -> None:
-    """Queue a kernel whose parameters are 64-bit words."""
+    """Queue a kernel whose parameters are 64 bits each."""
     stream.gpu.activate()
-    words = (c_ulonglong * max(len(arguments), 1))(*arguments)
-    places = [ctypes.addressof(words) + 8 * i for i in range(len(arguments))]
+    values = (c_ulonglong * max(len(arguments), 1))(*arguments)
+    places = [ctypes.addressof(values) + 8 * i for i in range(len(arguments))]
     pointers = (c_void_p * max(len(arguments), 1))(*places)
     attribute = LaunchAttribute(_PROGRAMMATIC, 0)
     attribute.value[0] = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ctypes import c_void_p
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -20,9 +21,9 @@ from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
 from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.memory import CudaAllocator
+from rlx.backends.cuda.profile import CudaRecording
 from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, Base, Program
-from rlx.backends.timing import Recording
-from rlx.errors import InputError, UnsupportedError
+from rlx.errors import InputError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import evaluate
 from rlx.ir.lir import Lir
@@ -57,6 +58,7 @@ class CudaExecutable(Executable):
             Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS)
             for x in self.program.launches
         ]
+        self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
 
     def _load(self, kernels: KernelLoader) -> list[c_void_p | None]:
@@ -121,11 +123,16 @@ class CudaExecutable(Executable):
     def _queue(self, first: int, last: int, sizes: Mapping[str, int]) -> None:
         """Queue launches; those between two calls of the host as one graph."""
         numbers = range(first, last)
+        if self.watched_by is not None:
+            self.watched_by.begin_run(sizes)
+            for i in numbers:
+                self.watched_by.record(i, self._allocator.stream, partial(self._do, i, sizes))
+            return
         for on_host, group in groupby(numbers, lambda i: self._functions[i] is None):
             part = list(group)
             if on_host:
                 for i in part:
-                    self._run_on_host(self._node(i), sizes)
+                    self._do(i, sizes)
             else:
                 self._queue_kernels(part[0], part[-1] + 1)
 
@@ -140,6 +147,13 @@ class CudaExecutable(Executable):
         for i in range(first, last):
             self._launch(i, self._allocator.stream)
         self._graphs[key] = None
+
+    def _do(self, i: int, sizes: Mapping[str, int]) -> None:
+        """One launch, or one call of the host."""
+        if self._functions[i] is None:
+            self._run_on_host(self.node_of(i), sizes)
+        else:
+            self._launch(i, self._allocator.stream)
 
     def _captured(self, first: int, last: int) -> Graph:
         """The launches as a graph, recorded on a stream that nothing else uses."""
@@ -156,7 +170,8 @@ class CudaExecutable(Executable):
             stream, function, self._grids[i], [_address(self._table) + 8 * self.program.starts[i]]
         )
 
-    def _node(self, i: int) -> Node:
+    def node_of(self, i: int) -> Node:
+        """The node of a launch."""
         node = self.program.launches[i].node
         assert node is not None
         return node
@@ -190,10 +205,10 @@ class CudaExecutable(Executable):
     ) -> None:
         self._begin(inputs, outputs, sizes)
         numbers = range(len(self.program.launches))
-        for _, group in groupby(numbers, lambda i: self._node(i).id):
+        for _, group in groupby(numbers, lambda i: self.node_of(i).id):
             part = list(group)
             self._queue(part[0], part[-1] + 1, sizes)
-            node = self._node(part[0])
+            node = self.node_of(part[0])
             check_numbers(node, [b.copy_out() for b in self._results(node, sizes)])
         self._check_status_later()
 
@@ -213,8 +228,8 @@ class CudaExecutable(Executable):
                 origin=node.origin, hint="check the ids or indices given to this run",
             )  # fmt: skip
 
-    def recording(self) -> AbstractContextManager[Recording]:
-        raise UnsupportedError("runs on a GPU are not timed yet", where="cuda")
+    def recording(self) -> AbstractContextManager[CudaRecording]:
+        return CudaRecording(self).watch()
 
 
 def _address(buffer: Buffer) -> int:
