@@ -74,9 +74,9 @@ def test_warps_that_share_rows(op: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(nest_kernel, "_LONG", 1)
     with installed(FakeDriver(warp=2)):
         made = make_stand_in()
-        monkeypatch.setitem(registry._made, "cuda", made)
+        monkeypatch.setitem(registry._backends, "cuda", made)
         checks_on_gpu.backend.cache_clear()
-        for case in [c for c in cases() if c.op == op][::8]:
+        for case in [c for c in cases() if c.op == op][::5]:
             checks_on_gpu.compare_case(case)
         shares = [k for k in made.kernels._units if getattr(k, "shares_rows", False)]
         assert shares
