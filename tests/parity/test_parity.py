@@ -25,14 +25,17 @@ from rlx.specialize.options import CompileOptions
 ALL = cases()
 LESSER = "x86-64-v3"
 _TARGETS = ["host", LESSER] if Target.host().avx512 else ["host"]
-_NO_GPU = pytest.mark.skipif(
-    "cuda" not in available_devices(), reason="no NVIDIA GPU: see tests/cuda/run_on_gpu.py"
-)
+_HAS_GPU = "cuda" in available_devices()
 DEVICES = [
     ("reference", "host"),
     *(("cpu", name) for name in _TARGETS),
-    pytest.param("cuda", "host", marks=_NO_GPU),
+    *([("cuda", "host")] if _HAS_GPU else []),
 ]
+
+
+@pytest.mark.skipif(not _HAS_GPU, reason="no NVIDIA GPU: see tests/cuda/run_on_gpu.py")
+def test_the_table_runs_on_the_gpu() -> None:
+    assert ("cuda", "host") in DEVICES
 
 
 @pytest.mark.parametrize(("device", "target"), DEVICES)
