@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.kernel_args import NodeArg, NodeNumber, Pointer, Scratch, Status
 from rlx.errors import UnsupportedError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, upper_bound
@@ -22,36 +23,6 @@ from rlx.ir.node import Node, Value
 from rlx.llvm.target import Target
 from rlx.passes.views import is_plain, plain_view
 from rlx.support.records import dataclass
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """The address of a value's first element, view offset included, plus `shift` elements."""
-
-    value: Value
-    shift: Dim = 0
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """An address inside the node's scratch memory, `offset` + `shift` bytes from its start."""
-
-    node: Node
-    offset: int = 0
-    shift: Dim = 0
-
-
-@dataclass(frozen=True)
-class Status:
-    """The address of the status word, an i64. A kernel that meets bad data, such as an index out of
-    range, stores the node's error number there; the run then raises an error that names it."""
-
-
-@dataclass(frozen=True)
-class NodeNumber:
-    """The error number of a node, for `Status`."""
-
-    node: Node
 
 
 @dataclass(frozen=True)
@@ -70,8 +41,7 @@ class ArgAddress:
     index: int
 
 
-# A Dim becomes an i64: a constant, or evaluated with each run.
-KernelArg = Pointer | Scratch | Status | NodeNumber | ConstantPointer | ArgAddress | Dim
+KernelArg = NodeArg | ConstantPointer | ArgAddress
 
 
 @dataclass

@@ -8,18 +8,9 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from rlx.backends.cuda.lowering import (
-    TABLE,
-    Context,
-    KernelArg,
-    KernelLaunch,
-    NodeNumber,
-    Pointer,
-    Scratch,
-    Status,
-    lowers,
-)
+from rlx.backends.cuda.lowering import TABLE, Context, KernelLaunch, lowers
 from rlx.backends.cuda.nest_kernel import NestKernel
+from rlx.backends.kernel_args import nest_arg
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f32, promote
 from rlx.ir.graph import Graph
@@ -33,7 +24,7 @@ from rlx.loops.decompose import graph_of, is_decomposed
 from rlx.loops.index_rules import FOLDS, MOVES
 from rlx.loops.nest import Quantity
 from rlx.loops.partition import partition
-from rlx.loops.schedule import NODE, REPORT, Address, ArgSource, ScheduledNest, schedule
+from rlx.loops.schedule import Address, ScheduledNest, schedule
 from rlx.loops.strided_copies import StridedView, copy, fill
 from rlx.loops.trace import Buffer, Source
 from rlx.support.records import dataclass
@@ -171,7 +162,7 @@ def launch_for(
     nest = scheduled.nest
     items = [*nest.rows, *(() if nest.reduces else nest.spaces[0])]
     count = prod(ctx.upper(_dim(scheduled, size)) for size in items)
-    args = [_arg(node, source, offsets) for source in scheduled.args]
+    args = [nest_arg(node, source, offsets) for source in scheduled.args]
     kernel = _kernel(scheduled)
     return KernelLaunch(kernel, args, count * kernel.threads_per_item)
 
@@ -185,21 +176,6 @@ def _dim(scheduled: ScheduledNest, size: Quantity) -> Dim:
     found = size if isinstance(size, int) else scheduled.args[size.index]
     assert not isinstance(found, (str, Address))
     return found
-
-
-def _arg(node: Node, source: ArgSource, offsets: Sequence[int]) -> KernelArg:
-    if source == REPORT:
-        return Status()
-    if source == NODE:
-        return NodeNumber(node)
-    if not isinstance(source, Address):
-        assert not isinstance(source, str)
-        return source
-    buffer = source.buffer
-    if buffer.kind == "temporary":
-        return Scratch(node, offsets[buffer.number], source.offset * source.bytes)
-    values = node.inputs if buffer.kind == "operand" else node.outputs
-    return Pointer(values[buffer.number], source.offset)
 
 
 # -- strided copies --------------------------------------------------------------------------------

@@ -13,14 +13,8 @@ from typing import Any
 from rlx.backends.cuda.builder import KernelModule
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.backends.cuda.lower_loops import launch_for
-from rlx.backends.cuda.lowering import (
-    Context,
-    KernelLaunch,
-    NodeNumber,
-    Pointer,
-    Status,
-    lowers,
-)
+from rlx.backends.cuda.lowering import Context, KernelLaunch, lowers
+from rlx.backends.kernel_args import NodeNumber, Pointer, Status
 from rlx.ir.dtype import DType
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node, Value

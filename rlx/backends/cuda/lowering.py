@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from rlx.backends.cuda.kernel import GpuKernel
+from rlx.backends.kernel_args import NodeArg
 from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
@@ -18,45 +19,12 @@ from rlx.passes.views import plain_view
 from rlx.support.records import dataclass
 
 
-@dataclass(frozen=True)
-class Pointer:
-    """The address of a value's first element, view offset included, plus `shift` elements."""
-
-    value: Value
-    shift: Dim = 0
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """An address inside the node's scratch memory, `offset` + `shift` bytes from its start."""
-
-    node: Node
-    offset: int = 0
-    shift: Dim = 0
-
-
-@dataclass(frozen=True)
-class Status:
-    """The address of an i64 in which a kernel leaves the node's number when it meets an index out
-    of bounds."""
-
-
-@dataclass(frozen=True)
-class NodeNumber:
-    """The number of a node, for `Status`."""
-
-    node: Node
-
-
-KernelArg = Pointer | Scratch | Status | NodeNumber | Dim  # a Dim becomes an i64
-
-
 @dataclass
 class KernelLaunch:
     """One launch of a kernel, or (without one) a call of the node's reference on the host."""
 
     kernel: GpuKernel | None
-    args: Sequence[KernelArg] = ()
+    args: Sequence[NodeArg] = ()
     threads: int = 1  # how many have work, at the upper bounds of dynamic sizes
     node: Node | None = field(default=None, repr=False)
 

@@ -15,15 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.lowering import (
-    KernelArg,
-    KernelLaunch,
-    NodeNumber,
-    Pointer,
-    Scratch,
-    Status,
-    lower_graph,
-)
+from rlx.backends.cuda.lowering import KernelLaunch, lower_graph
+from rlx.backends.kernel_args import NodeArg, NodeNumber, Pointer, Scratch, Status
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
@@ -92,7 +85,7 @@ class Program:
 
     # -- args -----------------------------------------------------------------------------------
 
-    def _resolved(self, arg: KernelArg) -> tuple[Base, Dim]:
+    def _resolved(self, arg: NodeArg) -> tuple[Base, Dim]:
         if isinstance(arg, Pointer):
             base, start = self.place(arg.value)
             return base, start + arg.shift * arg.value.dtype.bytes

@@ -31,12 +31,10 @@ from rlx.backends.cpu.lowering import (
     Context,
     KernelArg,
     KernelLaunch,
-    NodeNumber,
-    Pointer,
     Scratch,
-    Status,
     lowers,
 )
+from rlx.backends.kernel_args import nest_arg
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
@@ -51,7 +49,7 @@ from rlx.loops.index_rules import FOLDS, MOVES
 from rlx.loops.nest import Apply, Arg, Nest, Quantity, Reduce
 from rlx.loops.nest import Arg as NestArg
 from rlx.loops.partition import partition
-from rlx.loops.schedule import NODE, REPORT, Address, ArgSource, ScheduledNest, schedule
+from rlx.loops.schedule import Address, ArgSource, ScheduledNest, schedule
 from rlx.loops.trace import Buffer, Source
 from rlx.support.machine import usable_cores
 from rlx.support.records import dataclass
@@ -211,7 +209,7 @@ def launch_for(
     node: Node, ctx: Context, scheduled: ScheduledNest, offsets: Sequence[int] = (0,)
 ) -> KernelLaunch:
     """The launch of a kernel; `offsets` are those of temporaries in scratch, and the end."""
-    args = [_arg(node, source, offsets) for source in scheduled.args]
+    args = [nest_arg(node, source, offsets) for source in scheduled.args]
     if _streams_stores(node, scheduled, ctx):
         return _launch(node, scheduled, _spec(scheduled, None, streaming=True), args, False)
     scratch = None
@@ -242,7 +240,7 @@ def _is_temporary(source: ArgSource) -> bool:
 
 
 def _launch(
-    node: Node, scheduled: ScheduledNest, spec: NestKernel, args: list[KernelArg], scratch: bool
+    node: Node, scheduled: ScheduledNest, spec: NestKernel, args: Sequence[KernelArg], scratch: bool
 ) -> KernelLaunch:
     buffers = [m.buffer for m in scheduled.args if isinstance(m, Address)]
     reads, writes = _accessed(node, scheduled)
@@ -297,7 +295,7 @@ def launches_for(
     splits = _row_splits(scheduled, ctx.lir.live, ctx.threads)
     if not splits:
         return [launch_for(node, ctx, scheduled, offsets)]
-    args = [_arg(node, source, offsets) for source in scheduled.args]
+    args = [nest_arg(node, source, offsets) for source in scheduled.args]
     names = [NestArg(len(args) + k) for k in range(3)]
     size = _dim(scheduled, nest.spaces[0][0])
     grain = 64 if len(nest.spaces[0]) == 1 and not scheduled.columns else 1
@@ -314,21 +312,6 @@ def _offsets(region: RegionKernels, live: dict[str, int]) -> list[int]:
     for size in _sizes(region, live):
         offsets.append(offsets[-1] + size)
     return offsets
-
-
-def _arg(node: Node, source: ArgSource, offsets: Sequence[int]) -> KernelArg:
-    if source == REPORT:
-        return Status()
-    if source == NODE:
-        return NodeNumber(node)
-    if not isinstance(source, Address):
-        assert not isinstance(source, str)
-        return source
-    buffer = source.buffer
-    if buffer.kind == "temporary":
-        return Scratch(node, offsets[buffer.number], source.offset * source.bytes)
-    values = node.inputs if buffer.kind == "operand" else node.outputs
-    return Pointer(values[buffer.number], source.offset)
 
 
 def _accessed(node: Node, scheduled: ScheduledNest) -> tuple[list[Value], list[Value]]:
