@@ -68,6 +68,9 @@ class Editor:
         self.graph, self.name = graph, name
         self.users: dict[Value, list[Node]] = {}
         self.returned = Counter(graph.outputs)
+        self._positions: dict[Value, list[int]] = {}  # of graph outputs
+        for i, value in enumerate(graph.outputs):
+            self._positions.setdefault(value, []).append(i)
         self.changed = False
         self._fixed: set[Node] | None = None
         self.updates: dict[Value, Node] = {}  # a state before a write -> the write
@@ -198,7 +201,10 @@ class Editor:
         self.users[by].extend(users)
         self.users[value] = []
         if value in self.returned:
-            self.graph.outputs = [by if v is value else v for v in self.graph.outputs]
+            moved = self._positions.pop(value)
+            for i in moved:
+                self.graph.outputs[i] = by
+            self._positions.setdefault(by, []).extend(moved)
             self.returned[by] += self.returned.pop(value)
         self.remove_dead(value.node)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rlx.backends.cpu.lowering import KernelLaunch
@@ -48,17 +49,16 @@ def insert_barriers(
 ) -> list[bool]:
     """For each launch, whether all workers must have finished it before the next one begins.
     `dependencies` are the `data_dependencies`, if they were computed before."""
-    accessed = _accessed_ranges(accesses, variant)
+    window = _Window(accesses, _accessed_ranges(accesses, variant))
     after = [False] * len(accesses)
-    begin = 0  # the first launch after the last barrier
     for i, access in enumerate(accesses):
-        waits = dependencies is not None and dependencies[i] >= begin
-        if waits or _must_wait(i, begin, accessed, accesses):
+        waits = dependencies is not None and dependencies[i] >= window.begin
+        if waits or window.conflicts(i):
             after[i - 1] = True
-            begin = i
+            window.restart(i)
         if access.fence:
             after[i] = True
-            begin = i + 1
+            window.restart(i + 1)
     return after
 
 
@@ -82,23 +82,64 @@ def data_dependencies(accesses: Sequence[Accesses]) -> list[int]:
     return waits
 
 
-def _must_wait(
-    launch: int, begin: int, accessed: Callable[[int], AccessedRanges], accesses: Sequence[Accesses]
-) -> bool:
-    if launch == begin:
+class _Window:
+    """The launches since the last barrier, and the memory they access."""
+
+    def __init__(
+        self, accesses: Sequence[Accesses], accessed: Callable[[int], AccessedRanges]
+    ) -> None:
+        self.accesses, self.accessed = accesses, accessed
+        self.restart(0)
+
+    def restart(self, begin: int) -> None:
+        self.begin = self.end = begin  # launches from `begin` to `end` are counted in
+        self.reads = (_RangeSet(), _RangeSet())  # by all workers; by solo launches
+        self.writes = (_RangeSet(), _RangeSet())
+
+    def conflicts(self, launch: int) -> bool:
+        """Whether `launch` must not run at the same time as those of the window."""
+        if launch == self.begin:
+            return False
+        for earlier in range(self.end, launch):
+            by_solo = self.accesses[earlier].solo
+            reads, writes = self.accessed(earlier)
+            self.reads[by_solo].add(reads)
+            self.writes[by_solo].add(writes)
+        self.end = launch
+        own = self.accessed(launch)
+        # worker 0 runs solo launches in order: they do not wait for each other
+        for solo in (False,) if self.accesses[launch].solo else (False, True):
+            if (
+                self.writes[solo].overlaps(own.reads)
+                or self.writes[solo].overlaps(own.writes)
+                or self.reads[solo].overlaps(own.writes)
+            ):
+                return True
         return False
-    own, solo = accessed(launch), accesses[launch].solo
-    for earlier in range(begin, launch):
-        if solo and accesses[earlier].solo:
-            continue  # worker 0 runs both, in order
-        reads, writes = accessed(earlier)
-        if (
-            _overlap(own.reads, writes)
-            or _overlap(own.writes, writes)
-            or _overlap(own.writes, reads)
-        ):
-            return True
-    return False
+
+
+class _RangeSet:
+    """A union of byte ranges in each memory space: sorted, disjoint, searched by bisection."""
+
+    def __init__(self) -> None:
+        self.bounds: dict[object, tuple[list[int], list[int]]] = {}  # starts and ends
+
+    def add(self, ranges: Iterable[MemoryRange]) -> None:
+        for space, start, end in ranges:
+            starts, ends = self.bounds.setdefault(space, ([], []))
+            first, last = bisect_left(ends, start), bisect_right(starts, end)
+            if first < last:  # merged with those it touches
+                start, end = min(start, starts[first]), max(end, ends[last - 1])
+            starts[first:last], ends[first:last] = [start], [end]
+
+    def overlaps(self, ranges: Iterable[MemoryRange]) -> bool:
+        for space, start, end in ranges:
+            found = self.bounds.get(space)
+            if found is not None:
+                at = bisect_right(found[1], start)
+                if at < len(found[0]) and found[0][at] < end:
+                    return True
+        return False
 
 
 def _accessed_ranges(
@@ -139,11 +180,3 @@ def _value_ranges(root: int, variant: Variant) -> list[MemoryRange]:
     if kind != "arena":  # inputs and outputs may be buffers of the caller
         ranges.append((root, 0, _ALL))
     return ranges
-
-
-def _overlap(some: Sequence[MemoryRange], others: Sequence[MemoryRange]) -> bool:
-    for space, start, end in some:
-        for other, first, last in others:
-            if start < last and first < end and space == other:
-                return True
-    return False

@@ -4,6 +4,9 @@ A region has one iteration space, its `full` dims. A value in it has those dims 
 its last `reduced` axes are 1 (or gone), since a reduction removed them or since it broadcasts along
 the row. Every value is computed once: ops that an outer axis would recompute stay outside. A region
 is convex: no path leaves it and re-enters, so that it can run as one launch.
+
+Constants of one element are literals of the body, unless many regions differ in them alone: these
+take them as operands and share one kernel, so that compile time follows what is different.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from rlx.passes.rewrite import Editor
 NAME = "elementwise region"
 MOST_NODES = 64
 MOST_SPAN = 400  # nodes between first and last member; a longer span would extend live ranges
+MIN_SHARED = 16  # bodies that differ in constants alone, from which on they are made one
 
 Dims = tuple[Dim, ...]
 
@@ -29,9 +33,10 @@ def fuse_regions(graph: Graph, report: FusionReport | None = None) -> Graph:
     """Group nodes that one loop nest can compute."""
     editor = Editor(graph, "fuse")
     groups = _Grouping(editor).run()
+    passed = _varying_constants(groups)
     bodies: dict[Any, Body] = {}
     for group in groups:
-        _replace(editor, group, bodies, report)
+        _replace(editor, group, passed, bodies, report)
     return editor.finish()
 
 
@@ -184,15 +189,20 @@ def _is_worth(group: _Group) -> bool:
 
 
 def _replace(
-    editor: Editor, group: _Group, bodies: dict[Any, Body], report: FusionReport | None
+    editor: Editor,
+    group: _Group,
+    passed: dict[_Group, set[Value]],
+    bodies: dict[Any, Body],
+    report: FusionReport | None,
 ) -> None:
     nodes = sorted(group.nodes, key=lambda n: n.id)
     last = nodes[-1]
     inside = group.nodes
+    constants = passed.get(group, ())
     operands: dict[Value, int] = {}
     for node in nodes:
         for value in node.inputs:
-            if value.node not in inside and not _is_literal(value):
+            if value.node not in inside and (not _is_literal(value) or _viewed(value) in constants):
                 operands.setdefault(value, len(operands))
     results = [
         v
@@ -224,6 +234,59 @@ def _is_literal(value: Value) -> bool:
     if op.name in ("reshape", "expand", "transpose"):
         return _is_literal(value.node.inputs[0])
     return op.name in ("iota", "dim_value") or (op.name == "constant" and op.data.array.size == 1)
+
+
+def _viewed(value: Value) -> Value:
+    while value.node.op.is_view:
+        value = value.node.inputs[0]
+    return value
+
+
+def _varying_constants(groups: list[_Group]) -> dict[_Group, set[Value]]:
+    """The constants that groups of equal structure take as operands: those that differ."""
+    found: dict[_Group, set[Value]] = {}
+    if len(groups) < MIN_SHARED:
+        return found
+    classes: dict[Any, list[tuple[_Group, list[Value]]]] = {}
+    for group in groups:
+        key, constants = _structure(group)
+        if constants:
+            classes.setdefault(key, []).append((group, constants))
+    for members in classes.values():
+        columns = list(zip(*([v.node.op for v in values] for _, values in members), strict=True))
+        if len(set(zip(*columns, strict=True))) < MIN_SHARED:
+            continue
+        varying = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+        for group, values in members:
+            found[group] = {values[i] for i in varying}
+    return found
+
+
+def _structure(group: _Group) -> tuple[Any, list[Value]]:
+    """A key that is equal for groups that differ in constants alone, and those constants."""
+    numbers: dict[Value, Any] = {}
+    constants: list[Value] = []
+
+    def reference(value: Value) -> Any:
+        known = numbers.get(value)
+        if known is None:
+            op = value.node.op
+            if not _is_literal(value):
+                known = (len(numbers), value.shape)
+            elif op.name == "constant":
+                known = ("constant", len(constants), value.shape)
+                constants.append(value)
+            else:
+                known = (op, *map(reference, value.node.inputs))
+            numbers[value] = known
+        return known
+
+    rows: list[Any] = []
+    for node in sorted(group.nodes, key=lambda n: n.id):
+        rows.append((node.op, *map(reference, node.inputs)))
+        for v in node.outputs:
+            numbers[v] = (len(rows), v.index)
+    return tuple(rows), constants
 
 
 def _body(
