@@ -34,7 +34,7 @@ from typing import Any
 
 from rlx.errors import CodegenError, OptionError
 from rlx.llvm.disk_cache import DiskCache
-from rlx.llvm.image import Image
+from rlx.llvm.elf import Image
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 

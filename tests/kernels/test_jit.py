@@ -19,8 +19,7 @@ from rlx.errors import CodegenError, OptionError
 from rlx.llvm import jit, parallel_compile
 from rlx.llvm.builder import Module, f32, f64, i32, i64, ptr, vec
 from rlx.llvm.disk_cache import DiskCache
-from rlx.llvm.elf import ObjectFile
-from rlx.llvm.image import Image
+from rlx.llvm.elf import Image, ObjectFile
 from rlx.llvm.jit import Unit, compile_many, compile_unit, counters
 from rlx.llvm.target import Target
 

@@ -18,8 +18,7 @@ from rlx.backends.cpu.program import Launch, Program
 from rlx.backends.cpu.thread_pool import ThreadPool, get_thread_pool
 from rlx.errors import CodegenError, OptionError
 from rlx.llvm.builder import Module, i64
-from rlx.llvm.elf import ObjectFile
-from rlx.llvm.image import ALLOWED
+from rlx.llvm.elf import ALLOWED, ObjectFile
 from rlx.llvm.jit import Kernel, Unit, compile_unit
 from rlx.llvm.target import Target
 from rlx.support import machine

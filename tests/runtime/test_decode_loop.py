@@ -9,7 +9,7 @@ import pytest
 
 import rlx
 from rlx import CompileOptions, DimBinding, Session
-from rlx.backends.cpu.decode_loop import CpuDecodeLoop
+from rlx.backends.cpu.executable import CpuDecodeLoop
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.decode_loop import LoopSpec
 from rlx.errors import BindingError, InputError, OptionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import rlx
-from rlx.viz.arena import arena_plan
+from rlx.viz.report.records import arena_plan
 
 
 def test_what_lives_at_the_same_time_does_not_overlap() -> None:
