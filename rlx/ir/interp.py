@@ -53,7 +53,7 @@ def run(
     """
     given = _by_name(graph, inputs)
     shapes = {n.name: n.output.shape for n in graph.nodes if n.op.name in _GIVEN}
-    known = infer_sizes(((k, shapes[k], a.shape) for k, a in given.items()), sizes)
+    known = infer_sizes([(k, shapes[k], a.shape) for k, a in given.items()], sizes)
     _require_bound(graph, known)
     for node in graph.sources("state"):
         if node.name not in given:

@@ -311,7 +311,7 @@ class OpMethods:
         **result: Unpack[Result],
     ) -> Any:
         """x + attention(norm(x)): norm, joined q/k/v projection, qk-norm, rope, attention,
-        output [rlx.ir.ops.fused_layer.FusedAttentionBlock]"""
+        output [rlx.ir.ops.fused.FusedAttentionBlock]"""
     def fused_gated_act(
         self, joined: Tensor, activation: str = "silu", **result: Unpack[Result]
     ) -> Value:
@@ -408,7 +408,7 @@ class OpMethods:
         **result: Unpack[Result],
     ) -> Any:
         """h + ffn(norm(h)) with h = fused_attention_block(x): a layer of a transformer
-        [rlx.ir.ops.fused_layer.FusedTransformerLayer]"""
+        [rlx.ir.ops.fused.FusedTransformerLayer]"""
     def gated_delta_net(
         self,
         q: Tensor,
@@ -1403,7 +1403,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Any:
         """x + attention(norm(x)): norm, joined q/k/v projection, qk-norm, rope, attention,
-        output [rlx.ir.ops.fused_layer.FusedAttentionBlock]"""
+        output [rlx.ir.ops.fused.FusedAttentionBlock]"""
     def fused_gated_act(self, activation: str = "silu", **result: Unpack[Result]) -> Value:
         """activation(first half of the last axis) * second half: [..., 2N] -> [..., N]
         [rlx.ir.ops.fused.FusedGatedAct]"""
@@ -1489,7 +1489,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Any:
         """h + ffn(norm(h)) with h = fused_attention_block(x): a layer of a transformer
-        [rlx.ir.ops.fused_layer.FusedTransformerLayer]"""
+        [rlx.ir.ops.fused.FusedTransformerLayer]"""
     def gated_delta_net(
         self,
         k: Tensor,

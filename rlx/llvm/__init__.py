@@ -5,17 +5,17 @@
 - `nest/`             code of loop-nest bodies: elements in registers, elementwise ops, reductions
 - `storage`           element types in memory and in registers; conversions, streaming stores
 - `horizontal`        many horizontal reductions at once
-- `target`            the CPU that code is made for: triple, features, vector width
-- `cpu_features`      names of CPUs and features, from /proc/cpuinfo to LLVM's spelling
+- `target`            the CPU that code is made for: triple, vector width, features, and their
+                      names from /proc/cpuinfo to LLVM's spelling
 - `jit`               units of IR text to kernels, through the memory and disk caches; trims the
                       compiler's memory afterwards
 - `emit_object`       the only file that calls LLVM: IR text to an object file or assembly
 - `parallel_compile`  large batches, compiled in worker processes
 - `disk_cache`        object files on disk
-- `elf`, `image`      the linker and loader of objects, in plain Python
+- `elf`               the linker and loader of objects, in plain Python
 
 The kernels of a backend are in its own folder (`backends/cpu/kernels`). A GPU backend uses
 `builder` and `math` as they are and adds a `Target` with the NVPTX triple: `emit_object` then gives
-PTX as assembly, which the device's driver loads in place of `elf` and `image`. What is of CPUs here
-is `cpu_features`, the vector width in `target`, and the signature that `Module.kernel` gives.
+PTX as assembly, which the device's driver loads in place of `elf`. What is of CPUs here is the
+list of features and the vector width in `target`, and the signature that `Module.kernel` gives.
 """

@@ -41,7 +41,13 @@ def compile_all(units: Sequence[Unit], workers: int | None = None) -> list[bytes
     results: list[bytes | None] = [None] * len(units)
     if workers:
         _compile_parallel(units, results, workers)
-    return [found if found is not None else units[i].compile() for i, found in enumerate(results)]
+    return [found if found is not None else _compile(units[i]) for i, found in enumerate(results)]
+
+
+def _compile(unit: Unit) -> bytes:
+    from rlx.llvm.emit_object import make_object  # imported late: workers start meanwhile
+
+    return make_object(unit.text, unit.target, unit.opt, unit.level)
 
 
 def _num_workers(units: Sequence[Unit]) -> int:
@@ -65,7 +71,7 @@ def _compile_parallel(units: Sequence[Unit], results: list[bytes | None], worker
         thread.start()
     try:
         while (job := _next(jobs)) is not None:
-            results[job] = units[job].compile()
+            results[job] = _compile(units[job])
     finally:
         while _next(jobs) is not None:
             pass
@@ -177,7 +183,7 @@ def _serve() -> None:
         except EOFError:
             return
         try:
-            _send(sink, unit.compile())
+            _send(sink, _compile(unit))
         except CodegenError as error:
             _send(sink, str(error))
 

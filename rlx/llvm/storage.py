@@ -1,12 +1,17 @@
-"""Element types in memory and the types they are computed in; alignment, streaming stores."""
+"""Element types in memory and the types they are computed in; alignment, streaming stores.
+
+The two 8-bit floats are kept in i8: e4m3 (finite, largest 448, one NaN per sign) and e5m2.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rlx.errors import CodegenError
 from rlx.ir.dtype import DType
-from rlx.llvm.builder import Function, Type, Value, bf16, f16, f32, f64, fp8, i8, i16, i32, i64, vec
+from rlx.llvm.builder import Function, Type, Value, bf16, f16, f32, f64, i8, i16, i32, i64, vec
+from rlx.llvm.builder.core import unsuited
 
 _MEMORY: dict[str, Type] = {
     "f64": f64,
@@ -64,8 +69,42 @@ def narrow(f: Function, value: Value, dtype: DType) -> Value:
     return encode(value) if encode is not None else value.to(memory_type(dtype))
 
 
-_DECODE = {"f8e4m3": fp8.from_e4m3, "f8e5m2": fp8.from_e5m2}
-_ENCODE = {"f8e4m3": fp8.to_e4m3, "f8e5m2": fp8.to_e5m2}
+def from_e4m3(code: Value) -> Value:
+    """i8 codes to f32, exactly."""
+    f = code.fn
+    _check(code, "from_e4m3")
+    wide = f.convert(code, i16, signed=False)
+    # The same fields as an f16, whose exponent bias is 8 larger.
+    half = ((wide & 0x80) << 8 | (wide & 0x7F) << 7).bits(wide.type.with_scalar(f16))
+    value = f.convert(half, f32) * 256.0
+    return f.select((wide & 0x7F).eq(0x7F), math.nan, value)
+
+
+def from_e5m2(code: Value) -> Value:
+    """i8 codes to f32, exactly: they are the upper bytes of f16."""
+    f = code.fn
+    _check(code, "from_e5m2")
+    wide = f.convert(code, i16, signed=False) << 8
+    return f.convert(wide.bits(wide.type.with_scalar(f16)), f32)
+
+
+def to_e4m3(value: Value) -> Value:
+    """f32 to i8 codes, to nearest even; overflow becomes NaN."""
+    return value.fn.convert(value.fn.encode_float(value, 4, 3, finite=True), i8)
+
+
+def to_e5m2(value: Value) -> Value:
+    """f32 to i8 codes, to nearest even; overflow becomes infinity."""
+    return value.fn.convert(value.fn.encode_float(value, 5, 2), i8)
+
+
+def _check(code: Value, op: str) -> None:
+    if code.type.scalar is not i8:
+        unsuited(op, code.type)
+
+
+_DECODE = {"f8e4m3": from_e4m3, "f8e5m2": from_e5m2}
+_ENCODE = {"f8e4m3": to_e4m3, "f8e5m2": to_e5m2}
 
 
 def store(

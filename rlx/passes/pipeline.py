@@ -23,9 +23,8 @@ from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.verify import verify
 from rlx.passes.fusion import FUSIONS
 from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
-from rlx.passes.precision import lower_precision
+from rlx.passes.precision import lower_precision, quantize_weights
 from rlx.passes.prepare import split_prepare
-from rlx.passes.quantize import quantize_weights
 from rlx.passes.redundancy import cse, dce, fold
 from rlx.passes.report import DispatchReport, FusionReport, counters
 from rlx.passes.rewrite import OnFire

@@ -1,16 +1,25 @@
-"""Mixed precision: matmuls and attention run in 16 bits when a profile asks for it.
+"""The precision of matmuls and their weights, where options ask for less than the graph has.
 
-Their operands are cast down and their results back to f32; all other ops stay in f32. Weights are
-cast once, by `prepare`. A cast up followed by a cast down cancels: it loses nothing.
+Mixed precision: matmuls and attention run in 16 bits. Their operands are cast down and their
+results back to f32; all other ops stay in f32. Weights are cast once, by `prepare`. A cast up
+followed by a cast down cancels: it loses nothing.
+
+Weight quantisation: x·w becomes dequant_matmul(x, quantize_weight(wᵀ)) for every param-only weight;
+`prepare` packs it once. Fused ops that contain matmuls are decomposed first.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlx.errors import OptionError
 from rlx.ir import dtype as dt
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DType, f64
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
+from rlx.ir.ops.quantize import QuantizeWeight
+from rlx.ir.quant.scheme import QuantScheme
+from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import GONE, Editor
 
 
@@ -51,3 +60,78 @@ def _lower(editor: Editor, node: Node, element: DType, casts: dict[Value, Value]
 def _is_scale(node: Node, value: Value) -> bool:
     """Whether `value` is a scale of a packed weight, whose type the scheme determines."""
     return node.op.name.startswith("dequant") and value is not node.inputs[0]
+
+
+NAME = "quantize"
+_MATMULS = frozenset(["matmul", "grouped_matmul"])
+
+
+def quantize_weights(graph: Graph, scheme: QuantScheme, report: FusionReport) -> Graph:
+    """Pack the float weights of the graph; OptionError when the scheme has no encoder."""
+    _require_encoder(scheme)
+    editor = Editor(graph, NAME)
+    todo = list(reversed(graph.nodes))
+    while todo:
+        node = todo.pop()
+        if node.id == GONE or editor.is_param_only(node.outputs[0]):
+            continue
+        if node.op.holds_weights and _has_weight(editor, node):
+            result, new = editor.build(node, lambda n=node: n.op.decompose(graph, *n.inputs))  # type: ignore[misc]
+            _replace(editor, node, result)
+            todo.extend(reversed(new))
+        elif node.op.name in _MATMULS and _fits(editor, node, scheme, report):
+            result, _ = editor.build(node, lambda n=node: _packed(graph, n, scheme))  # type: ignore[misc]
+            _replace(editor, node, result)
+            report.add("quantised weight", node.origin)
+    return editor.finish()
+
+
+def _replace(editor: Editor, node: Node, result: Any) -> None:
+    values = result if isinstance(result, tuple) else (result,)
+    for old, new in zip(node.outputs, values, strict=True):
+        editor.replace(old, new)
+
+
+def _has_weight(editor: Editor, node: Node) -> bool:
+    return any(editor.is_param_only(v) and v.shape.rank > 1 for v in node.inputs[1:])
+
+
+def _fits(editor: Editor, node: Node, scheme: QuantScheme, report: FusionReport) -> bool:
+    x, w = node.inputs[:2]
+    rank = 3 if node.op.name == "grouped_matmul" else 2
+    plain = w.shape.rank == rank and w.shape.dtype.is_float and w.shape.dtype is not f64
+    if not (
+        editor.is_param_only(w) and plain and x.shape.dtype.is_float and x.shape.dtype is not f64
+    ):
+        return False
+    k = w.shape.static_dims[-2]
+    if k % scheme.block_size or (scheme.block and k % scheme.block):
+        reason = f"{k} rows are not a multiple of the block of {scheme}"
+        report.miss("quantised weight", reason, node.origin)
+        return False
+    return True
+
+
+def _packed(g: Graph, node: Node, scheme: QuantScheme) -> Any:
+    x, w, *rest = node.inputs
+    axes = (1, 0) if w.shape.rank == 2 else (0, 2, 1)
+    made: Any = g.append(QuantizeWeight(scheme), [g.transpose(w, axes=axes)])
+    packed, *sides = made if isinstance(made, tuple) else (made,)
+    if node.op.name == "grouped_matmul":
+        y: Value = g.dequant_grouped_matmul(x, packed, *rest, *sides, scheme=scheme)
+    else:
+        y = g.dequant_matmul(x, packed, *sides, scheme=scheme)
+    wanted = node.output.shape.dtype
+    return y if y.shape.dtype is wanted else g.cast(y, dtype=wanted)
+
+
+def _require_encoder(scheme: QuantScheme) -> None:
+    # imported late: its tables take some milliseconds
+    from rlx.ir.quant.codecs import blocks
+
+    if scheme.ggml_type is not None and scheme.name not in blocks.ENCODERS:
+        raise OptionError(
+            "weights cannot be packed by this scheme here", where="quant", got=scheme,
+            expected=", ".join([*sorted(blocks.ENCODERS), "int8", "int4", "fp8_e4m3", "fp8_e5m2"]),
+            hint="give the model a file that is packed already",
+        )  # fmt: skip

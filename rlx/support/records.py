@@ -49,7 +49,7 @@ def _record(cls: Any, frozen: bool, eq: bool) -> Any:
     dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
     cls.__doc__ = doc
     fields = dataclasses.fields(cls)
-    methods: dict[str, Any] = {"__init__": _lazy_init(cls, frozen), "__repr__": _repr}
+    methods: dict[str, Any] = {"__init__": _LazyInit(cls, frozen), "__repr__": _repr}
     if eq:
         get = _getter([f.name for f in fields if f.compare])
         methods["__eq__"] = _equality(get)
@@ -64,12 +64,15 @@ def _record(cls: Any, frozen: bool, eq: bool) -> Any:
     return cls
 
 
-def _lazy_init(cls: Any, frozen: bool) -> Callable[..., None]:
-    def __init__(self: Any, *args: Any, **named: Any) -> None:
-        cls.__init__ = _make_init(cls, frozen)
-        cls.__init__(self, *args, **named)
+class _LazyInit:
+    """Stands for `__init__` until it is first looked up; it is compiled and put in place then."""
 
-    return __init__
+    def __init__(self, cls: Any, frozen: bool) -> None:
+        self.cls, self.frozen = cls, frozen
+
+    def __get__(self, instance: Any, owner: Any = None) -> Callable[..., None]:
+        made = self.cls.__init__ = _make_init(self.cls, self.frozen)
+        return made if instance is None else made.__get__(instance)
 
 
 def _make_init(cls: Any, frozen: bool) -> Callable[..., None]:

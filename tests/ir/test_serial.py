@@ -95,7 +95,7 @@ def test_plans_come_back_equal() -> None:
 
 
 def test_every_part_of_a_plan_is_stored() -> None:
-    # a field added to these records must be added to rlx/ir/serial/plan.py too
+    # a field added to these records must be added to rlx/ir/serial/__init__.py too
     assert [f.name for f in dataclasses.fields(Lir)] == [
         "graph", "slots", "arena_size", "phases", "prepare", "scratch",
     ]  # fmt: skip

@@ -8,7 +8,8 @@ import pytest
 from kernel_support import apply
 
 from rlx.errors import CodegenError
-from rlx.llvm.builder import Module, bf16, f16, f32, f64, fp8, i1, i8, i16, i32, i64
+from rlx.llvm import storage
+from rlx.llvm.builder import Module, bf16, f16, f32, f64, i1, i8, i16, i32, i64
 from rlx.llvm.elf import ObjectFile
 from rlx.llvm.jit import Unit
 from rlx.llvm.target import Target
@@ -85,8 +86,8 @@ def test_doubles_round_once(target, kind):
 
 def test_fp8_decodes_exactly(target):
     for decode, kind in (
-        (fp8.from_e4m3, ml_dtypes.float8_e4m3fn),
-        (fp8.from_e5m2, ml_dtypes.float8_e5m2),
+        (storage.from_e4m3, ml_dtypes.float8_e4m3fn),
+        (storage.from_e5m2, ml_dtypes.float8_e5m2),
     ):
         got = apply(target, decode, f32, ALL8, types=(i8,), dtype=np.float32, lanes=16)
         same(got, ALL8.view(kind).astype(np.float32))
@@ -95,8 +96,8 @@ def test_fp8_decodes_exactly(target):
 def test_fp8_rounds_to_nearest_even(target):
     x = narrowing_inputs()
     for encode, kind in (
-        (fp8.to_e4m3, ml_dtypes.float8_e4m3fn),
-        (fp8.to_e5m2, ml_dtypes.float8_e5m2),
+        (storage.to_e4m3, ml_dtypes.float8_e4m3fn),
+        (storage.to_e5m2, ml_dtypes.float8_e5m2),
     ):
         with np.errstate(all="ignore"):
             expected = x.astype(kind)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlx.errors import OptionError
-from rlx.llvm import cpu_features
-from rlx.llvm.target import Target, _host
+from rlx.llvm.target import Target, _host, from_cpuinfo
 
 ROOT = Path(__file__).resolve().parents[2]
 ZEN3 = """processor : 0
@@ -68,7 +67,7 @@ def test_a_setting_makes_less_of_the_host(monkeypatch):
 
 
 def test_cpuinfo_of_known_machines():
-    cpu, features = cpu_features.from_cpuinfo(ZEN3, "x86_64")
+    cpu, features = from_cpuinfo(ZEN3, "x86_64")
     zen3 = Target("x86_64-unknown-linux-gnu", cpu, features, "x86_64")
     assert cpu == "znver3"
     assert (zen3.vector_bits, zen3.num_vector_registers) == (256, 16)
@@ -76,7 +75,7 @@ def test_cpuinfo_of_known_machines():
     assert "-avx512f" in features, "what a CPU model might have but the host lacks is switched off"
     assert Target.named("znver3").runs_on(zen3)
     assert not Target.named("znver4").runs_on(zen3)
-    cpu, features = cpu_features.from_cpuinfo(GRAVITON, "aarch64")
+    cpu, features = from_cpuinfo(GRAVITON, "aarch64")
     arm = Target("aarch64-unknown-linux-gnu", cpu, features, "aarch64")
     assert cpu == "neoverse-n1"
     assert arm.neon and arm.dotprod and not arm.i8mm
@@ -133,7 +132,7 @@ def test_llvm_agrees_about_this_machine():
 def test_every_named_feature_is_known_to_llvm():
     """LLVM prints a complaint about an unknown feature and goes on: none may appear."""
     code = (
-        "from rlx.llvm.target import Target\n"
+        "from rlx.llvm.target import from_cpuinfo, Target\n"
         "from rlx.llvm.jit import Unit\n"
         "for name in Target.names():\n"
         "    Unit('define void @kernel() { ret void }', Target.named(name)).compile()"
@@ -147,7 +146,7 @@ def test_every_named_feature_is_known_to_llvm():
 
 def test_host_needs_no_llvm():
     code = (
-        "import sys\nfrom rlx.llvm.target import Target\nTarget.host()\n"
+        "import sys\nfrom rlx.llvm.target import from_cpuinfo, Target\nTarget.host()\n"
         "assert not [m for m in sys.modules if m.startswith('llvmlite')]"
     )
     if sys.platform == "linux":

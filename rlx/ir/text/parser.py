@@ -12,8 +12,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import UNKNOWN, Node, Origin, Value, infer
 from rlx.ir.op import Op, make_op
 from rlx.ir.shape import Shape
-from rlx.ir.text.lexer import Source, Token
-from rlx.ir.text.reader import Reader
+from rlx.ir.text.reader import Reader, Source, Token
 from rlx.ir.verify import verify
 
 _PART = r'(?:"(?:[^"\\]|\\.)*"|[^\s,":>]+)'

@@ -24,9 +24,9 @@ from itertools import combinations
 from rlx.ir.lir import Lir, Slot, View
 from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase, PhaseSchedule
-from rlx.ir.text.lexer import Source, Token
 from rlx.ir.text.parser import GraphParser
 from rlx.ir.text.printer import print_graph
+from rlx.ir.text.reader import Source, Token
 
 _IN_ARENA = ("arena", "input", "output")  # slots with an arena offset
 _KINDS = (*_IN_ARENA, "param", "state", "constant", "alias")
