@@ -22,7 +22,7 @@ from rlx.ir.node import Value
 from rlx.ir.op import REGISTRY, Op
 from rlx.ir.shape import ShapeLike
 from rlx.ir.text import inspect_graph, print_graph
-from rlx.ir.text.view import inspect_lir
+from rlx.ir.text.printer import inspect_lir
 from rlx.ir.verify import verify
 from rlx.support.gc_pause import without_gc
 

@@ -4,8 +4,8 @@ A region (one op, or the subgraph of an `elementwise_region`) goes through these
 
 - `decompose`       composite ops such as softmax as the primitive ops that a nest can hold
 - `index_map`       affine index expressions over loop axes; delinearisation for reshapes
-- `index_rules`     how each layout op and reduction maps an index of its result to its operands
-- `trace`           a graph to instructions on scalar elements, loads and stores by index map
+- `trace`           a graph to instructions on scalar elements, loads and stores by index map; how
+                    each layout op and reduction maps an index of its result to its operands
 - `partition`       which values one kernel computes, which are materialised between kernels
 - `schedule`        axis coalescing, choice of the vector axis, tiling; kernel arguments
 - `nest`            the result: iteration spaces, strides, element instructions (pure data)

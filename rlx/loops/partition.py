@@ -12,7 +12,6 @@ from rlx.ir.dtype import DType, u8, u16, u32, u64
 from rlx.ir.graph import Graph
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Value
-from rlx.loops import index_rules  # noqa: F401  (registers the rules)
 from rlx.loops.index_map import Affine, SplitAxis
 from rlx.loops.trace import AxisSplits, Buffer, MustMaterialize, Source, Trace, TracedInstruction
 from rlx.support.records import dataclass

@@ -297,6 +297,8 @@ def apply(
     on_fire: OnFire | None = None,
 ) -> Graph:
     """Apply `rules` to a fixpoint; `report` lists the rules that fired or nearly did."""
+    if not _can_match(graph, _indexed(rules)):
+        return graph
     return _Driver(graph, rules, name, report, on_fire).run()
 
 
@@ -316,6 +318,16 @@ def _indexed(rules: Sequence[Rule]) -> dict[str, list[Entry]]:
             index.setdefault(name, []).append((rule, rule.pattern.needs))
     _tables[id(rules), len(rules)] = (rules, index, known)
     return index
+
+
+def _can_match(graph: Graph, index: dict[str, list[Entry]]) -> bool:
+    """Whether the graph has the ops that some rule looks for."""
+    present = {n.op.name for n in graph.nodes}
+    return any(
+        not any(need.isdisjoint(present) for need in needs)
+        for name in present & index.keys()
+        for _, needs in index[name]
+    )
 
 
 class _Driver:

@@ -1,4 +1,7 @@
-"""View analysis: values that alias another's memory, with element offset and strides."""
+"""View analysis: values that alias another's memory, with element offset and strides.
+
+`insert_contiguous` copies a view in front of nodes that cannot read strides.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from math import prod
 from typing import Any
 
 from rlx.ir.dim import Dim, same
+from rlx.ir.graph import Graph
 from rlx.ir.lir import View, contiguous_strides
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Op
+from rlx.ir.op import Op, lookup
 from rlx.ir.shape import Shape, normalize_axis
 
 Alias = tuple[Value, View]  # whose memory, and how
@@ -138,3 +142,34 @@ _RULES: dict[str, Callable[[Any, Shape, Shape, View], View | None]] = {
     "expand": _expand,
     "state_update": _state_update,
 }
+
+
+def insert_contiguous(graph: Graph, reads_strided: Callable[[Node], bool]) -> Graph:
+    """Views that are not row-major become `contiguous` values before a node that needs that.
+
+    One copy serves all such readers. A view that strides cannot express (a reshape of a transposed
+    tensor) gets a copy of its operand, and is then a row-major view of the copy.
+    """
+    views = find_views(graph.nodes)
+    copies: dict[Value, Value] = {}
+    order: list[Node] = []
+
+    def plain(value: Value) -> Value:
+        placed = views.get(value)
+        if placed is None or is_plain(placed[1], value.shape):
+            return value
+        if value not in copies:
+            with graph.origin(value.node.origin.touched("copies")):
+                copies[value] = graph.append(lookup("contiguous")(), (value,))
+            order.append(graph.nodes.pop())
+        return copies[value]
+
+    for node in list(graph.nodes):
+        is_lost = node.op.is_view and node.outputs[0] not in views
+        if is_lost or not (node.op.is_view or reads_strided(node)):
+            node.inputs = tuple([plain(v) for v in node.inputs])
+        order.append(node)
+    graph.nodes = order
+    for position, node in enumerate(order):
+        node.id = position
+    return graph

@@ -10,8 +10,8 @@ import pytest
 
 from rlx.errors import InputError, NumericsError, OptionError
 from rlx.formats.gguf import GgufFile, PackedTensor, write_gguf
+from rlx.formats.gguf.header import ValueType
 from rlx.formats.gguf.quantized import QuantizeOptions, quantize_gguf
-from rlx.formats.gguf.values import ValueType
 from rlx.formats.quant_presets import NAMES, QuantPreset
 from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
 

@@ -19,8 +19,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.llvm.target import Target
 from rlx.passes.bind import bind_graph
-from rlx.passes.contiguous import insert_contiguous
 from rlx.passes.plan import plan
+from rlx.passes.views import insert_contiguous
 
 V3 = Target.named("x86-64-v3")
 HOST = Target.host()

@@ -27,8 +27,8 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.llvm.jit import Kernel
 from rlx.llvm.target import Target
-from rlx.passes.contiguous import insert_contiguous
 from rlx.passes.plan import PlanTemplate, Variant
+from rlx.passes.views import insert_contiguous
 
 _MAX_LAYOUTS = 64  # for each plan template
 

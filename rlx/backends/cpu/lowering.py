@@ -4,7 +4,7 @@
     def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]: ...
 
 A launch is a kernel and its args: pointers to values, sizes, scratch memory. A lowering also says
-whether its kernel reads strided views; `passes.contiguous` puts a copy in front of those that do
+whether its kernel reads strided views; `insert_contiguous` puts a copy in front of those that do
 not.
 """
 
@@ -110,7 +110,7 @@ class OpLowering:
     """How an op is lowered: its launches, the nodes it applies to, the scratch memory it needs.
 
     `strided` says whether the kernel (for this node) reads strided views. Where it does not,
-    `passes.contiguous` copies them first.
+    `insert_contiguous` copies them first.
     """
 
     lower: Lowering

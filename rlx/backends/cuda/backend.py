@@ -14,7 +14,7 @@ from rlx.backends.cuda.memory import CudaAllocator
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
-from rlx.passes.contiguous import insert_contiguous
+from rlx.passes.views import insert_contiguous
 from rlx.specialize.options import CompileOptions
 
 if TYPE_CHECKING:

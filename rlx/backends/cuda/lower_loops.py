@@ -21,12 +21,11 @@ from rlx.ir.ops.composite import decomposed
 from rlx.ir.shape import Shape, normalize_axis
 from rlx.llvm.nest.elements import NAMES, has_vector_code
 from rlx.loops.decompose import graph_of, is_decomposed
-from rlx.loops.index_rules import FOLDS, MOVES
 from rlx.loops.nest import Quantity
 from rlx.loops.partition import partition
 from rlx.loops.schedule import Address, ScheduledNest, schedule
 from rlx.loops.strided_copies import StridedView, copy, fill
-from rlx.loops.trace import Buffer, Source
+from rlx.loops.trace import FOLDS, MOVES, Buffer, Source
 from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]

@@ -7,8 +7,8 @@ with GgufFile("model.gguf") as file:
 
 from __future__ import annotations
 
+from rlx.formats.gguf.header import StringArray, ValueType
 from rlx.formats.gguf.reader import GgufFile
-from rlx.formats.gguf.values import StringArray, ValueType
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 
 __all__ = ["GgufFile", "PackedTensor", "StringArray", "ValueType", "write_gguf"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rlx.errors import InputError, NumericsError
 from rlx.formats.gguf import GgufFile
-from rlx.formats.gguf.values import ValueType
+from rlx.formats.gguf.header import ValueType
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.wheel import Progress, silent

@@ -13,8 +13,7 @@ import re
 from typing import Any, TypeVar
 
 from rlx.errors import FormatError
-from rlx.formats.gguf.header import Header, read_header
-from rlx.formats.gguf.values import StringArray, ValueType
+from rlx.formats.gguf.header import Header, StringArray, ValueType, read_header
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.tensor_file import MappedFile, TensorFile, TensorInfo
 from rlx.support.suggestions import close_names

@@ -11,8 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import InputError
-from rlx.formats.gguf.header import DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, PLAIN_TYPES
-from rlx.formats.gguf.values import NUMPY_TYPES, STRUCTS, StringArray, ValueType
+from rlx.formats.gguf.header import (
+    DEFAULT_ALIGNMENT,
+    MAGIC,
+    MAX_DIMS,
+    NUMPY_TYPES,
+    PLAIN_TYPES,
+    STRUCTS,
+    StringArray,
+    ValueType,
+)
 from rlx.formats.tensor_file import scheme_of
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import QuantScheme

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from rlx.ir.text.parser import parse_graph
 from rlx.ir.text.planned import is_lir, parse_lir, print_lir
-from rlx.ir.text.printer import node_line, print_graph
-from rlx.ir.text.view import inspect_graph, inspect_lir
+from rlx.ir.text.printer import inspect_graph, inspect_lir, node_line, print_graph
 
 __all__ = [
     "inspect_graph",

@@ -41,8 +41,8 @@ from rlx.ir.lir import Lir, aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.control import Scan, WhileLoop
 from rlx.llvm.target import Target
-from rlx.passes.contiguous import insert_contiguous
 from rlx.passes.plan import plan
+from rlx.passes.views import insert_contiguous
 from rlx.support.machine import usable_cores
 from rlx.support.records import dataclass
 

@@ -45,12 +45,11 @@ from rlx.llvm.builder import Module
 from rlx.llvm.nest.elements import NAMES, has_vector_code
 from rlx.llvm.target import Target
 from rlx.loops.decompose import graph_of, is_decomposed
-from rlx.loops.index_rules import FOLDS, MOVES
 from rlx.loops.nest import Apply, Arg, Nest, Quantity, Reduce
 from rlx.loops.nest import Arg as NestArg
 from rlx.loops.partition import partition
 from rlx.loops.schedule import Address, ArgSource, ScheduledNest, schedule
-from rlx.loops.trace import Buffer, Source
+from rlx.loops.trace import FOLDS, MOVES, Buffer, Source
 from rlx.support.machine import usable_cores
 from rlx.support.records import dataclass
 
