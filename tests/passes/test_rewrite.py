@@ -321,3 +321,24 @@ def test_a_capture_of_a_constant_gives_its_elements() -> None:
 def test_what_is_no_pattern_is_an_error() -> None:
     with pytest.raises(OptionError, match="not part of a pattern"):
         op("add", None, "x")
+
+
+def test_rules_without_a_root_or_its_operands_leave_the_graph_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No editor is made, so the pass costs one look at the nodes."""
+    made: list[str] = []
+    build = Editor.__init__
+
+    def note(self: Editor, graph: Graph, name: str) -> None:
+        made.append(name)
+        build(self, graph, name)
+
+    monkeypatch.setattr(Editor, "__init__", note)
+    absent = Rule("absent", op("log", "x"), lambda m: m.x)
+    half = Rule("half", op("exp", op("log", "x")), lambda m: m.x)
+    double = Rule("double", op("neg", op("neg", "x")), lambda m: m.x)
+    assert op_names(apply(chain(), [absent, half], "none")) == ["exp", "neg", "neg"]
+    assert made == []
+    assert op_names(apply(chain(), [absent, half, double], "some")) == ["exp"]
+    assert made == ["some"]
