@@ -49,16 +49,19 @@ def prepare_params(graph: Graph, params: Mapping[str, Array], native: bool = Tru
             for array in seen:
                 release_pages(array)
 
-    chosen = graph.rebuild(_native) if native else graph
-    results = evaluate(chosen, given, on_node=release)
+    if native:
+        graph = graph.copy()
+        for node in graph.nodes:
+            node.op = _native(node.op)
+    results = evaluate(graph, given, on_node=release)
     return [np.ascontiguousarray(a) for a in results]
 
 
-def _native(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
-    """The op with a native reference, where there is one; shapes stay."""
+def _native(op: Op) -> Op:
+    """The op with a native reference, where there is one."""
     if isinstance(op, PackQuant):
-        return NativePack(**op.attributes()), shapes
-    return ThreadedQuantize(op.scheme) if isinstance(op, QuantizeWeight) else op, shapes
+        return NativePack(**op.attributes())
+    return ThreadedQuantize(op.scheme) if isinstance(op, QuantizeWeight) else op
 
 
 class NativePack(PackQuant):
