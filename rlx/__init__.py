@@ -38,11 +38,11 @@ _HOMES = {
     "rlx.ir.phase": "Phase PhaseSchedule derive_phases",
     "rlx.ir.quant.scheme": "QuantScheme",
     "rlx.ir.shape": "Shape",
-    "rlx.ir.text": "parse_graph print_graph",
+    "rlx.ir.text": "parse_graph parse_lir print_graph print_lir",
     "rlx.ir.verify": "verify",
     "rlx.passes.bind": "bind_graph",
     "rlx.specialize.component": "CompilationMode LayerComposition ModelComponent",
-    "rlx.specialize.dispatch": "KernelDispatchConfig KernelPolicy",
+    "rlx.specialize.dispatch": "KernelDispatchConfig KernelDispatchPolicy KernelPolicy",
     "rlx.specialize.manifest": "BindingManifest ManifestEntry",
     "rlx.specialize.options": "CompileOptions",
     "rlx.specialize.compile_profile": "CompileProfile register_profile",
@@ -65,6 +65,7 @@ _HOMES = {
 }
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(_HOME)  # `import *` loads them all
 
 
 def __getattr__(name: str) -> Any:

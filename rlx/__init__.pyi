@@ -62,7 +62,12 @@ from rlx.ir.phase import (
 )
 from rlx.ir.quant.scheme import QuantScheme as QuantScheme
 from rlx.ir.shape import Shape as Shape
-from rlx.ir.text import parse_graph as parse_graph, print_graph as print_graph
+from rlx.ir.text import (
+    parse_graph as parse_graph,
+    parse_lir as parse_lir,
+    print_graph as print_graph,
+    print_lir as print_lir,
+)
 from rlx.ir.verify import verify as verify
 from rlx.passes.bind import bind_graph as bind_graph
 from rlx.specialize.component import (
@@ -72,6 +77,7 @@ from rlx.specialize.component import (
 )
 from rlx.specialize.dispatch import (
     KernelDispatchConfig as KernelDispatchConfig,
+    KernelDispatchPolicy as KernelDispatchPolicy,
     KernelPolicy as KernelPolicy,
 )
 from rlx.specialize.manifest import (

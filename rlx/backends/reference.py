@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 from rlx.backends.base import Backend, Executable, Parts, PlanInfo, Span, check_numbers
 from rlx.backends.buffer import HOST, Allocator, Buffer
@@ -30,6 +32,7 @@ class ReferenceExecutable(Executable):
         self._programs: dict[tuple[tuple[str, int], ...], Program] = {}
         self.recorder: ReferenceRecording | None = None
         self._left: dict[Value, Array] = {}  # values of earlier phases, for the next ones
+        self._left_by: Program | None = None
 
     @property
     def lir(self) -> Lir:
@@ -61,12 +64,12 @@ class ReferenceExecutable(Executable):
         first, last = 0, len(program.instructions)
         if span is not None:
             first, last = self._end_of(span[0].order - 1), self._end_of(span[1].order)
-            values = self._left if first else values
+            values = self._left_for(program) if first else values
         if on_node is None and self.recorder is not None:
             on_node = self.recorder.new_run(sizes)
-        program.run_part(values, given, first, last, on_node)
-        self._left = {} if span is None else values
-        for name, array in program.states_in(values).items():
+        program.run_part(values, given, first, last, on_node, keep=span is not None)
+        self._left, self._left_by = ({} if span is None else values), program
+        for name, array in program.states_in(values, first, last).items():
             self.store(self._states[name], array)
         rows = zip(program.graph.outputs, outputs, self.manifest.outputs, strict=True)
         for value, out, entry in rows:
@@ -82,14 +85,20 @@ class ReferenceExecutable(Executable):
             given[entry.name] = self.slot(entry, sizes) if buffer is None else buffer
         return {name: self.load(buffer) for name, buffer in given.items()}
 
+    def _left_for(self, program: Program) -> dict[Value, Array]:
+        """The values of earlier phases, which may have run with other sizes."""
+        if self._left_by is program:
+            return self._left
+        nodes = program.graph.nodes
+        return {nodes[v.node.id].outputs[v.index]: array for v, array in self._left.items()}
+
     def _end_of(self, phase: int) -> int:
         """The number of nodes up to the end of a phase."""
-        nodes, phases = self.lir.graph.nodes, self.lir.phases
-        for position in range(len(nodes), 0, -1):
-            found = phases.get(nodes[position - 1])
-            if found is None or found.order <= phase:
-                return position
-        return 0
+        return bisect_right(self._orders, phase)
+
+    @cached_property
+    def _orders(self) -> list[int]:
+        return self.lir.phase_orders()
 
     def recording(self) -> AbstractContextManager[ReferenceRecording]:
         return ReferenceRecording(self).record()

@@ -6,7 +6,7 @@ from the shapes of given arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from rlx.ir.dim import DERIVED, Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 from rlx.ir.shape import Shape
+from rlx.support.suggestions import did_you_mean
 
 
 class UpTo(NamedTuple):
@@ -50,8 +51,8 @@ class DimBinding:
 
     def set(self, symbol: str | Expr, size: Size) -> DimBinding:
         """Bind `symbol`; binding it again to another size is an error. Returns self."""
-        name = _name(symbol)
-        self._check_size(name, size)
+        name = symbol_name(symbol)
+        check_size(name, size)
         old = self.get(name)
         if old is not None and old != size:
             raise BindingError(
@@ -69,13 +70,6 @@ class DimBinding:
                 )  # fmt: skip
         return self
 
-    def _check_size(self, name: str, size: Size) -> None:
-        if isinstance(size, UpTo):
-            if not isinstance(size.bound, int) or size.bound < 1:
-                raise BindingError("an upper bound is a positive int", where=name, got=size.bound)
-        elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise BindingError("a size is a non-negative int", where=name, got=repr(size))
-
     def set_dynamic(self, symbol: str | Expr, bound: int) -> DimBinding:
         """Leave `symbol` dynamic, at most `bound`; each run gives its size. Returns self."""
         return self.set(symbol, UpTo(bound))
@@ -84,12 +78,12 @@ class DimBinding:
 
     def with_size(self, symbol: str | Expr, size: Size) -> DimBinding:
         """A copy in which `symbol` has `size`."""
-        sizes = {k: v for k, v in self._sizes.items() if k != _name(symbol)}
+        sizes = {k: v for k, v in self._sizes.items() if k != symbol_name(symbol)}
         return DimBinding(sizes).set(symbol, size)
 
     def get(self, symbol: str | Expr) -> Size | None:
         """The size of a symbol, also of a derived one (`rows`) once its factors are bound."""
-        name = _name(symbol)
+        name = symbol_name(symbol)
         found = self._sizes.get(name)
         if found is None and name in DERIVED:
             return self._product(DERIVED[name])
@@ -138,12 +132,35 @@ class DimBinding:
         return f"DimBinding({self})"
 
 
-def _name(symbol: str | Expr) -> str:
-    if isinstance(symbol, Expr):
-        if len(symbol.terms) == 1 and symbol.symbols == {str(symbol)}:
-            return str(symbol)
+def symbol_name(symbol: str | Expr) -> str:
+    """The name of a plain symbol."""
+    if isinstance(symbol, Expr) and len(symbol.terms) == 1 and symbol.symbols == {str(symbol)}:
+        return str(symbol)
+    if not isinstance(symbol, str):
         raise BindingError("only a plain symbol can be bound", got=str(symbol))
     return symbol
+
+
+def check_size(symbol: str, size: object) -> None:
+    """Raise unless `size` is a static size or a bound."""
+    if isinstance(size, UpTo):
+        if not isinstance(size.bound, int) or size.bound < 1:
+            raise BindingError("an upper bound is a positive int", where=symbol, got=size.bound)
+    elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise BindingError("a size is a non-negative int", where=symbol, got=repr(size))
+
+
+WELL_KNOWN = ("batch", "seq", "past_seq", *DERIVED)  # a binding may have them, used or not
+
+
+def require_known(binding: Iterable[str], symbols: Collection[str], where: str) -> None:
+    """Raise if a binding names a symbol that the graph does not have."""
+    unknown = [s for s in binding if s not in symbols and s not in WELL_KNOWN]
+    if unknown:
+        raise BindingError(
+            "unknown symbols in a binding", where=where, got=", ".join(unknown),
+            expected=", ".join(sorted(symbols)) or "none", hint=did_you_mean(unknown[0], symbols),
+        )  # fmt: skip
 
 
 Sizes = Mapping[str, Dim]

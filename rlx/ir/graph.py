@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from rlx.ir.methods import OpMethods, ValueMethods
 from rlx.ir.node import Node, Operand, Origin, Value, caller, infer
 from rlx.ir.op import REGISTRY, Op, lookup, on_register
 from rlx.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from rlx.ir.phase import Phase
 
 
 class UnknownMethod(OptionError, AttributeError):
@@ -213,6 +216,7 @@ class Graph(Builder):
         self.outputs: list[Value] = []
         self.output_names: list[str] = []
         self.dynamic: dict[str, int] = {}  # symbols whose size each run gives → upper bounds
+        self.given_phases: dict[Node, Phase] = {}  # of a schedule that was given, not derived
         self._sources: dict[str, Node] = {}
         self._block = ""
         self._origin: Origin | None = None
@@ -429,15 +433,19 @@ class Graph(Builder):
         """Whether the structures are equal; graph names and node origins do not count."""
         return self.structure() == other.structure()
 
-    def copy(self) -> Graph:
+    def _empty(self) -> Self:
+        """A graph of the same kind and name, without nodes."""
+        return type(self)(self.name)
+
+    def copy(self) -> Self:
         """A copy with the same nodes, ids, names and origins."""
         return self.rebuild(lambda op, shapes: (op, shapes))
 
     def rebuild(
         self, change: Callable[[Op, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]]
-    ) -> Graph:
+    ) -> Self:
         """A copy with `change` applied to ops and shapes; ids, edges and names unchanged."""
-        new = Graph(self.name)
+        new = self._empty()
         nodes, values = new.nodes, dict[Value, Value]()
         for position, old in enumerate(self.nodes):
             outputs = old.outputs
@@ -456,6 +464,8 @@ class Graph(Builder):
         new.outputs = [values[v] for v in self.outputs]
         new.output_names = list(self.output_names)
         new.dynamic = dict(self.dynamic)
+        if self.given_phases:
+            new.given_phases = {nodes[n.id]: p for n, p in self.given_phases.items()}
         return new
 
     def __len__(self) -> int:

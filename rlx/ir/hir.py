@@ -126,14 +126,17 @@ def is_state(value: Value) -> bool:
     return value.node.op.name in ("state", "state_update")
 
 
-def lower(graph: Graph, policy: FusionPolicy = FusionPolicy.DIRECT) -> Graph:
-    """Lower an HIR graph, subgraphs included, to MIR; names, order and outputs are kept."""
-    return _Lowering(graph, policy).run()
+def lower(
+    graph: Graph, policy: FusionPolicy = FusionPolicy.DIRECT, starts: list[int] | None = None
+) -> Graph:
+    """Lower an HIR graph, subgraphs included, to MIR; names, order and outputs are kept. `starts`
+    gets the id of the first node that each node of `graph` became."""
+    return _Lowering(graph, policy, starts).run()
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, policy: FusionPolicy) -> None:
-        self.graph, self.policy = graph, policy
+    def __init__(self, graph: Graph, policy: FusionPolicy, starts: list[int] | None) -> None:
+        self.graph, self.policy, self.starts = graph, policy, [] if starts is None else starts
         self.new = Graph(graph.name)
         self.values: dict[Value, Value] = {}
         self.constants: dict[Op, Value] = {}  # of lowered blocks, deduplicated
@@ -142,6 +145,7 @@ class _Lowering:
     def run(self) -> Graph:
         new = self.new
         for node in self.graph.nodes:
+            self.starts.append(len(new.nodes))
             if node.op.is_block:
                 results: Sequence[Value] = self._instantiate(node)
             else:
@@ -324,6 +328,15 @@ class HirModule(BlockMethods, Graph):
     is the block; every other MIR op is a method too, and `mir` reaches all of them.
     """
 
+    def __init__(
+        self, name: str = "graph", fusion_policy: FusionPolicy | str = FusionPolicy.DIRECT
+    ) -> None:
+        super().__init__(name)
+        self.fusion_policy = FusionPolicy.of(fusion_policy)  # what `lower` makes of blocks
+
+    def _empty(self) -> HirModule:
+        return HirModule(self.name, self.fusion_policy)
+
     def mir(
         self, op: str | Op, inputs: Any = (), *, name: str = "", shape: object = None, **attrs: Any
     ) -> Any:
@@ -343,22 +356,20 @@ class HirModule(BlockMethods, Graph):
             raise InputError("a record has its attributes", where=op.name, got=list(attrs))
         return self.append(op, operands, name, shape)
 
-    def lower(self, policy: FusionPolicy | str = FusionPolicy.DIRECT) -> Graph:
-        """The MIR of this module; the module itself stays as it is."""
-        return lower(self, FusionPolicy.of(policy))
+    def lower(self, policy: FusionPolicy | str | None = None) -> Graph:
+        """The MIR of this module, by default under its own policy; the module stays as it is."""
+        return lower(self, self.fusion_policy if policy is None else FusionPolicy.of(policy))
 
     @staticmethod
     def of(graph: Graph) -> HirModule:
         """`graph` as an HIR module: itself, or one of the same nodes."""
         if isinstance(graph, HirModule):
             return graph
-        return HirModule(graph.name)._adopt(graph.copy())
-
-    def _adopt(self, graph: Graph) -> HirModule:
-        for node in graph.nodes:
-            node.graph = self
-        self.__dict__.update(graph.__dict__)
-        return self
+        made = HirModule(graph.name)
+        made.__dict__.update(graph.copy().__dict__)
+        for node in made.nodes:
+            node.graph = made
+        return made
 
     def __repr__(self) -> str:
         return f"<HirModule {self.name}: {len(self.nodes)} nodes, {len(self.outputs)} outputs>"

@@ -149,10 +149,12 @@ class Program:
         first: int,
         last: int,
         on_node: Hook | None = None,
+        keep: bool = False,
     ) -> None:
-        """Run nodes [first, last) on the `values` of earlier ones, with new inputs."""
+        """Run nodes [first, last) on the `values` of earlier ones, with new inputs and states.
+        `keep` leaves all values for further runs of later nodes."""
         for instruction in self.instructions[:first]:
-            if instruction.node.op.name == "input":
+            if instruction.node.op.name in ("input", "state"):
                 values[instruction.node.output] = given[instruction.node.name]
         with np.errstate(all="ignore"):  # infinities and NaNs are ordinary results
             for instruction in self.instructions[first:last]:
@@ -161,13 +163,20 @@ class Program:
                     values[value] = array
                 if on_node is not None:
                     on_node(instruction.node, results)
-                for value in instruction.dead:
+                for value in () if keep else instruction.dead:
                     del values[value]
 
-    def states_in(self, values: Mapping[Value, Array]) -> dict[str, Array]:
-        """Every state after the nodes that have run."""
-        last = {name: [v for v in vs if v in values] for name, vs in self.states.items()}
-        return {name: values[vs[-1]] for name, vs in last.items() if vs}
+    def states_in(
+        self, values: Mapping[Value, Array], first: int = 0, last: int | None = None
+    ) -> dict[str, Array]:
+        """Every state after nodes [first, last) have run, that they wrote or read."""
+        end = len(self.instructions) if last is None else last
+        found = {}
+        for name, versions in self.states.items():
+            made = [v for v in versions if v in values and first <= v.node.id < end]
+            if made:
+                found[name] = values[made[-1]]
+        return found
 
 
 def _evaluate_node(

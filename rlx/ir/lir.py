@@ -8,13 +8,14 @@ another value's memory: an element offset and strides.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
-from rlx.ir.phase import Phase, PhaseSchedule
+from rlx.ir.op import Op
+from rlx.ir.phase import Phase, PhaseSchedule, check_phases
 from rlx.ir.shape import Shape
 from rlx.support.records import dataclass
 
@@ -92,6 +93,26 @@ class Lir:
     def outputs(self) -> list[Value]:
         return self.graph.outputs
 
+    def check_phases(self) -> None:
+        """Raise unless the phases, which may be edited, cover the graph and fit its edges."""
+        check_phases(self.graph, self.phases)
+
+    def has_work(self, node: Node) -> bool:
+        """Whether a run computes something for the node: it is neither a source nor a view."""
+        is_alias = node.op.is_view and self.slots[node.outputs[0]].kind == "alias"
+        return not node.op.is_source and not is_alias
+
+    def phase_orders(self) -> list[int]:
+        """The order of each node's phase, ascending: a node that stands before one of an earlier
+        phase runs in that phase, and sources and views with what follows them."""
+        orders, current = [], Phase.EPILOGUE.order
+        for node in reversed(self.graph.nodes):
+            if self.has_work(node):
+                phase = self.phases.get(node)
+                current = min(current, 0 if phase is None else phase.order)
+            orders.append(current)
+        return orders[::-1]
+
     @property
     def output_phases(self) -> list[Phase]:
         """Which phase computes each output."""
@@ -109,6 +130,19 @@ class Lir:
             found.append(Argument(role, name, value.shape, slot.size, slot.offset, is_view))
         return found
 
+    def copy(self) -> Lir:
+        """The same plan of a copy of the graph, to change on its own."""
+        graph = self.graph.copy()
+        pairs = zip(self.graph.nodes, graph.nodes, strict=True)
+        values = {a: b for old, new in pairs for a, b in zip(old.outputs, new.outputs, strict=True)}
+        slots = {
+            values[v]: replace(s, root=None if s.root is None else values[s.root])
+            for v, s in self.slots.items()
+        }
+        prepare = None if self.prepare is None else self.prepare.copy()
+        phases, scratch = self.phases.copy(), dict(self.scratch)
+        return Lir(graph, slots, self.arena_size, phases, prepare, scratch)
+
     def slot(self, value: Value) -> Slot:
         return self.slots[value]
 
@@ -119,6 +153,15 @@ class Lir:
 
     def __len__(self) -> int:
         return len(self.graph)
+
+
+def works_in_place(op: Op) -> bool:
+    """Whether the op may write its result over an operand: each element of the result depends on
+    the same element of the operands alone."""
+    if op.name == "elementwise_region":
+        body: Graph = op.body.graph  # type: ignore[attr-defined]
+        return all(n.op.is_elementwise or n.op.is_source for n in body.nodes)
+    return op.is_elementwise
 
 
 def contiguous_strides(shape: Shape | Iterable[Dim]) -> tuple[Dim, ...]:

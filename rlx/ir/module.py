@@ -23,7 +23,7 @@ from rlx.ir.op import REGISTRY, Op
 from rlx.ir.shape import ShapeLike
 from rlx.ir.text import inspect_graph, print_graph
 from rlx.ir.text.printer import inspect_lir
-from rlx.ir.verify import verify
+from rlx.ir.verify import require_results, verify
 from rlx.support.gc_pause import without_gc
 
 if TYPE_CHECKING:
@@ -59,14 +59,15 @@ class GraphModule(BlockMethods):
     """
 
     def __init__(
-        self, held: HirModule | Graph | Lir, policy: FusionPolicy | str = FusionPolicy.DIRECT
+        self, held: HirModule | Graph | Lir, policy: FusionPolicy | str | None = None
     ) -> None:
         self._held: Any = held
-        self._policy = FusionPolicy.of(policy)
+        own = FusionPolicy.DIRECT
         if isinstance(held, HirModule):
-            self._stage = GraphStage.HIR
+            self._stage, own = GraphStage.HIR, held.fusion_policy
         else:
             self._stage = GraphStage.MIR if isinstance(held, Graph) else GraphStage.LIR
+        self._policy = own if policy is None else FusionPolicy.of(policy)
 
     # -- ways in ------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class GraphModule(BlockMethods):
         fusion_policy: FusionPolicy | str = FusionPolicy.DIRECT,
     ) -> GraphModule:
         """Build an HIR module with `build`, whose return values become the outputs."""
-        module = GraphModule(HirModule(name), fusion_policy)
+        module = GraphModule(HirModule(name, fusion_policy))
         with without_gc():
             result = build(module)
         if result is not None:
@@ -138,12 +139,16 @@ class GraphModule(BlockMethods):
 
     @property
     def fusion_policy(self) -> FusionPolicy:
-        """What `lower` makes of blocks."""
+        """What `lower` makes of blocks; after that, what it made of them."""
         return self._policy
 
     def with_fusion_policy(self, policy: FusionPolicy | str) -> GraphModule:
-        """The same program under another policy; both handles build on one graph."""
-        return GraphModule(self._held, policy)
+        """The same HIR under another policy; both handles build on one graph."""
+        return GraphModule(self._require("with_fusion_policy", GraphStage.HIR), policy)
+
+    def copy(self) -> GraphModule:
+        """The same program at the same stage and under the same policy, to change on its own."""
+        return GraphModule(self._held.copy(), self._policy)
 
     # -- stages -------------------------------------------------------------------------------
 
@@ -156,8 +161,13 @@ class GraphModule(BlockMethods):
         return GraphModule(graph, self._policy)
 
     def as_hir(self) -> HirModule | None:
-        """The HIR, or None at another stage."""
-        return self._held if self._stage is GraphStage.HIR else None
+        """The HIR, or None at another stage. A handle of another policy than its graph's gives a
+        copy of that policy."""
+        if self._stage is not GraphStage.HIR or self._policy is self._held.fusion_policy:
+            return self._held if self._stage is GraphStage.HIR else None
+        other: HirModule = self._held.copy()
+        other.fusion_policy = self._policy
+        return other
 
     def as_mir(self) -> Graph | None:
         """The MIR, at LIR that of the plan; None at HIR."""
@@ -251,6 +261,7 @@ class GraphModule(BlockMethods):
         """The finished HIR module: `out` (a value, several, or a mapping) are its outputs."""
         graph = self._require("finish_hir", GraphStage.HIR)
         graph.set_outputs(*(out if isinstance(out, (list, tuple)) else (out,)))
+        require_results(graph)
         verify(graph, after="finish_hir")
         return self
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
-from rlx.errors import RlxError, VerifyError
+from rlx.errors import InputError, RlxError, VerifyError
 from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value, infer
@@ -32,6 +32,15 @@ _verified: dict[int, Body] = {}  # by id; bodies are kept alive so that ids stay
 def verify(graph: Graph, *, after: str = "") -> None:
     """Raise VerifyError, naming the pass `after`, when the graph violates an invariant."""
     _Check(graph, after, ()).run()
+
+
+def require_results(graph: Graph) -> None:
+    """Raise unless a run of the graph has a result: an output, or the update of a state."""
+    if not graph.outputs and not any(n.op.has_effect for n in graph.nodes):
+        raise InputError(
+            "no outputs: nothing would be computed", where=graph.name,
+            expected="an output or a state update", hint="call set_outputs(…)",
+        )  # fmt: skip
 
 
 class _Check:

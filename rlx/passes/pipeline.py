@@ -18,13 +18,14 @@ from rlx.ir.graph import Graph
 from rlx.ir.hir import FusionPolicy, lower
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
-from rlx.ir.phase import Phase, derive_phases
+from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.verify import verify
 from rlx.passes.fusion import FUSIONS
 from rlx.passes.legalize import Choose, HasNative, legalize, prefer_native
+from rlx.passes.phase_parts import join_phases, split_phases
 from rlx.passes.precision import lower_precision, quantize_weights
-from rlx.passes.prepare import split_prepare
+from rlx.passes.prepare import merge_prepared, split_prepare
 from rlx.passes.redundancy import cse, dce, fold
 from rlx.passes.report import DispatchReport, FusionReport, counters
 from rlx.passes.rewrite import OnFire
@@ -91,6 +92,7 @@ class Context:
     fusion: FusionReport = field(default_factory=FusionReport)
     dispatch: DispatchReport = field(default_factory=DispatchReport)
     prepare: Graph | None = None
+    packs_only: bool = False  # prepare only what the device has no kernel for
 
 
 class Pass(NamedTuple):
@@ -135,7 +137,8 @@ def _lower(graph: Graph, context: Context) -> Graph:
 
 
 def _prepare(graph: Graph, context: Context) -> Graph:
-    main, prepared = split_prepare(graph)
+    stays = (context.has_native or (lambda node: True)) if context.packs_only else None
+    main, prepared = split_prepare(graph, stays)
     context.prepare = prepared if prepared.outputs else None
     return main
 
@@ -154,7 +157,7 @@ PIPELINE: tuple[Pass, ...] = (
     _fusion("regions"),
     Pass("legalize", _legalize, required=True),  # decomposes regions that the device does not run
     Pass("lower", _lower, required=True),
-    Pass("prepare", _prepare),
+    Pass("prepare", _prepare, required=True),
     Pass("dce", lambda g, c: dce(g)),
     Pass("schedule", lambda g, c: schedule_phases(g), required=True),
 )
@@ -201,20 +204,44 @@ def run_pipeline(
     precision: str = "f32",
     quant: QuantScheme | None = None,
     passes: Sequence[str] | None = None,
+    phases: PhaseSchedule | None = None,
     on_stage: Callable[[str, Graph], None] | None = None,
     on_fire: OnFire | None = None,
 ) -> PipelineResult:
     """Run the pipeline on a copy of `graph`.
 
     `passes` names the passes to run (`fuse` means all of fuse.…; None means all). `quant` packs
-    float weights. `on_stage` is called after each pass, `on_fire` for each rule that fires.
+    float weights. Under a schedule of `phases` each phase goes through the passes by itself.
+    `on_stage` is called after each pass, `on_fire` for each rule that fires.
     """
     chosen = _selected(passes)
     fusion = FusionPolicy.of(policy)
     context = Context(fusion, precision, has_native, choose, lower, on_fire, quant)
+    context.packs_only = passes is not None and "prepare" not in passes
     trace: list[Stage] = []
-    graph = graph.copy()
-    for each in chosen:
+    if phases is None:
+        graph = _run_passes(graph.copy(), chosen, context, trace, on_stage)
+    else:
+        parts, prepared = [], list[Graph]()
+        for part in split_phases(graph, phases):
+            made = _run_passes(part.graph, chosen, context, trace, on_stage)
+            parts.append(part._replace(graph=made))
+            prepared += [] if context.prepare is None else [context.prepare]
+        graph = join_phases(graph, parts)
+        context.prepare = merge_prepared(prepared)
+        verify(graph, after="phases")
+    if context.prepare is not None:
+        verify(context.prepare, after="prepare")
+    _share_ops(graph)
+    return PipelineResult(graph, context.prepare, context.fusion, context.dispatch, trace)
+
+
+def _run_passes(
+    graph: Graph, passes: Sequence[Pass], context: Context, trace: list[Stage],
+    on_stage: Callable[[str, Graph], None] | None,
+) -> Graph:  # fmt: skip
+    context.prepare = None
+    for each in passes:
         start = perf_counter()
         graph = each.run(graph, context)
         verify(graph, after=each.name)
@@ -222,10 +249,7 @@ def run_pipeline(
         trace.append(Stage(each.name, perf_counter() - start, len(graph)))
         if on_stage is not None:
             on_stage(each.name, graph)
-    if context.prepare is not None:
-        verify(context.prepare, after="prepare")
-    _share_ops(graph)
-    return PipelineResult(graph, context.prepare, context.fusion, context.dispatch, trace)
+    return graph
 
 
 def _share_ops(graph: Graph) -> None:

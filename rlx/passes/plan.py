@@ -14,14 +14,14 @@ are found once, in near-linear time, and each variant is then laid out.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from rlx.ir.graph import Graph
-from rlx.ir.lir import ALIGNMENT, Argument, Lir, Slot, View, aligned
+from rlx.ir.lir import ALIGNMENT, Argument, Lir, Slot, View, aligned, works_in_place
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Op, lookup
+from rlx.ir.op import lookup
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.shape import Shape
 from rlx.ir.verify import verify
@@ -80,7 +80,7 @@ class Lifetimes:
 
     `fits` lists, for a node with one result, which operands the result may overwrite: those of its
     size and layout, where the op `works_in_place`. Inputs and outputs of a `nested` graph get no
-    arena slot: the enclosing node owns their memory.
+    arena slot: the enclosing node owns their memory. Values that are `kept` live to the end.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Lifetimes:
         roots: Mapping[Value, Value],
         fits: Callable[[Node], Sequence[bool]],
         nested: bool,
+        kept: Collection[Value] = (),
     ) -> None:
         self.graph, self.fits, self.nested = graph, fits, nested
         self.values = [v for node in graph.nodes for v in node.outputs]
@@ -97,7 +98,7 @@ class Lifetimes:
         self.slot_kinds = [""] * len(self.values)
         self.spans = [(0, 0)] * len(self.values)  # positions that define and last read a value
         self.events: list[tuple[int, int, int]] = []
-        self._last = self._last_uses()
+        self._last = self._last_uses(kept)
         self._dying: dict[int, list[int]] = {}
         self._outputs = {self.numbers[v] for v in graph.outputs}
         for node in graph.sources("input"):
@@ -105,12 +106,12 @@ class Lifetimes:
         for node in graph.nodes:
             self._visit(node)
 
-    def _last_uses(self) -> dict[int, int]:
+    def _last_uses(self, kept: Collection[Value]) -> dict[int, int]:
         last: dict[int, int] = {}
         for node in self.graph.nodes:
             for v in node.inputs:
                 last[self._root(v)] = node.id
-        for v in self.graph.outputs:
+        for v in (*self.graph.outputs, *kept):
             last[self._root(v)] = len(self.graph.nodes)
         return last
 
@@ -218,15 +219,6 @@ def same_layout(operand: Shape, view: View | None, result: Shape) -> bool:
     )
 
 
-def works_in_place(op: Op) -> bool:
-    """Whether the op may write its result over an operand: each element of the result depends on
-    the same element of the operands alone."""
-    if op.name == "elementwise_region":
-        body: Graph = op.body.graph  # type: ignore[attr-defined]
-        return all(n.op.is_elementwise or n.op.is_source for n in body.nodes)
-    return op.is_elementwise
-
-
 Scratch = Callable[[Node], int]  # bytes of scratch memory a backend wants while a node runs
 
 _MAX_SIZES = 4096
@@ -320,9 +312,16 @@ class PlanTemplate:
         if found is None:
             of_node = self.classes.of_node
             found = self._lifetimes_known[fits] = Lifetimes(
-                self.graph, self._roots, lambda n: fits[of_node[n.id]], self.nested
+                self.graph, self._roots, lambda n: fits[of_node[n.id]], self.nested, self._kept
             )
         return found
+
+    @cached_property
+    def _kept(self) -> set[Value]:
+        """Results of the prologue that later phases read: these may run often, it runs once."""
+        first = {n for n, phase in self.graph.given_phases.items() if phase is Phase.PROLOGUE}
+        readers = [n for n in self.graph.nodes if n not in first] if first else []
+        return {v for n in readers for v in n.inputs if v.node in first}
 
     def _scratch(self, bound: BoundClasses, number: int, scratch: Scratch) -> int:
         if self.classes.nodes[number].op.is_source:
@@ -374,7 +373,7 @@ class Variant(Lir):
         self.template, self.bound, self.sizes = template, bound, sizes
         self.slot_kinds, self.roots = lifetimes.slot_kinds, lifetimes.roots
         self.offsets, self.scratch, self.arena_size = arena
-        self.phases, self.prepare = template.phases, template.prepare
+        self.phases, self.prepare = template.phases.copy(), template.prepare
         self._lifetimes = lifetimes
 
     @staticmethod
@@ -415,6 +414,10 @@ class Variant(Lir):
     @property
     def dynamic(self) -> dict[str, int]:
         return self.bound.dynamic
+
+    def check_phases(self) -> None:
+        if self.phases != self.template.phases:
+            super().check_phases()
 
     @property
     def output_phases(self) -> list[Phase]:

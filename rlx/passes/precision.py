@@ -10,6 +10,7 @@ Weight quantisation: x·w becomes dequant_matmul(x, quantize_weight(wᵀ)) for e
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from rlx.errors import OptionError
@@ -63,6 +64,7 @@ def _is_scale(node: Node, value: Value) -> bool:
 
 
 NAME = "quantize"
+_QUANTISED = "quantised weight"
 _MATMULS = frozenset(["matmul", "grouped_matmul"])
 
 
@@ -82,8 +84,23 @@ def quantize_weights(graph: Graph, scheme: QuantScheme, report: FusionReport) ->
         elif node.op.name in _MATMULS and _fits(editor, node, scheme, report):
             result, _ = editor.build(node, lambda n=node: _packed(graph, n, scheme))  # type: ignore[misc]
             _replace(editor, node, result)
-            report.add("quantised weight", node.origin)
+            report.add(_QUANTISED, node.origin)
+    _say_missed(report)
     return editor.finish()
+
+
+def _say_missed(report: FusionReport) -> None:
+    """Raise if the scheme fits no weight, and warn if it does not fit some."""
+    missed = [m for m in report.missed if m.rule == _QUANTISED]
+    if missed and not report.count(_QUANTISED):
+        raise OptionError(
+            "the quant scheme fits no weight of the model", where="quant", got=missed[0].reason,
+            origin=missed[0].origin, hint="choose smaller blocks, such as Q8_0 or int8_b32",
+        )  # fmt: skip
+    if missed:
+        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+        text = f"[quant] a weight stays as it is: {missed[0].reason} ({missed[0].origin}){more}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _replace(editor: Editor, node: Node, result: Any) -> None:
@@ -107,7 +124,7 @@ def _fits(editor: Editor, node: Node, scheme: QuantScheme, report: FusionReport)
     k = w.shape.static_dims[-2]
     if k % scheme.block_size or (scheme.block and k % scheme.block):
         reason = f"{k} rows are not a multiple of the block of {scheme}"
-        report.miss("quantised weight", reason, node.origin)
+        report.miss(_QUANTISED, reason, node.origin)
         return False
     return True
 

@@ -7,7 +7,7 @@ digest is that of the subexpression, so that all variants of a model share the s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from rlx.ir.attrs import Body, Data
@@ -26,10 +26,15 @@ ALWAYS_SMALL = 1 << 20
 MOST_TABLE = 1 << 26
 
 
-def split_prepare(graph: Graph) -> tuple[Graph, Graph]:
-    """Split `graph` into the main graph and the graph of its param-only work."""
+def split_prepare(
+    graph: Graph, has_native: Callable[[Node], bool] | None = None
+) -> tuple[Graph, Graph]:
+    """Split `graph` into the main graph and the graph of its param-only work; where `has_native` is
+    given, work that the device has kernels for stays in the main graph."""
     param_only = param_only_nodes(graph.nodes)
     wanted = _boundary(graph, param_only)
+    if has_native is not None:
+        wanted = [v for v in wanted if not all(map(has_native, _work(v)))]
     prepared = Graph(f"{graph.name}.prepare")
     if not wanted:
         return graph, prepared
@@ -97,8 +102,8 @@ def _sources(node: Node) -> list[Value]:
     return found
 
 
-def _copy_cone(target: Graph, wanted: Iterable[Value]) -> dict[Value, Value]:
-    """Copy `wanted` and everything they depend on into `target`."""
+def _cone(wanted: Iterable[Value]) -> set[Node]:
+    """The nodes of these values and everything they depend on."""
     needed: set[Node] = set()
     todo = [v.node for v in wanted]
     while todo:
@@ -106,8 +111,17 @@ def _copy_cone(target: Graph, wanted: Iterable[Value]) -> dict[Value, Value]:
         if node not in needed:
             needed.add(node)
             todo.extend(v.node for v in node.inputs)
+    return needed
+
+
+def _work(value: Value) -> list[Node]:
+    return [n for n in _cone([value]) if not n.op.is_source]
+
+
+def _copy_cone(target: Graph, wanted: Iterable[Value]) -> dict[Value, Value]:
+    """Copy `wanted` and everything they depend on into `target`."""
     copies: dict[Value, Value] = {}
-    for node in sorted(needed, key=lambda n: n.id):
+    for node in sorted(_cone(wanted), key=lambda n: n.id):
         with target.origin(node.origin.touched("prepare")):
             new = target.append_node(node.op, [copies[v] for v in node.inputs], node.name)
         copies.update(zip(node.outputs, new.outputs, strict=True))
@@ -125,6 +139,26 @@ def _drop_moved_params(main: Graph, moved: set[Node]) -> None:
             del main._sources[node.name]
         for i, node in enumerate(main.nodes):
             node.id = i
+
+
+def merge_prepared(graphs: Iterable[Graph]) -> Graph | None:
+    """One prepare graph for all of these; equal outputs have equal names."""
+    merged: Graph | None = None
+    results: dict[str, Value] = {}
+    for graph in graphs:
+        merged = merged or Graph(graph.name)
+        values: dict[Value, Value] = {}
+        for node in graph.nodes:
+            known = merged._sources.get(node.name) if node.op.is_source and node.name else None
+            if known is None:
+                with merged.origin(node.origin):
+                    known = merged.append_node(node.op, [values[v] for v in node.inputs], node.name)
+            values.update(zip(node.outputs, known.outputs, strict=True))
+        named = zip(graph.output_names, graph.outputs, strict=True)
+        results.update({name: values[v] for name, v in named})
+    if merged is not None:
+        merged.set_outputs(results)
+    return merged
 
 
 # -- names ------------------------------------------------------------------------------------

@@ -128,8 +128,9 @@ class BundleBuilder:
 
 def _chosen(base: CompileOptions, spec: VariantSpec) -> tuple[CompileOptions, DimBinding]:
     if isinstance(spec, ModelComponent):
-        target = base.profile.target
-        chosen = base.for_component(spec)
+        target = base.profile.target  # of the whole bundle
+        plain = replace(base, profile=replace(base.profile, target="host"))
+        chosen = plain.for_component(spec)
         profile = replace(chosen.profile, target=target)
         return replace(chosen, profile=profile), spec.dim_binding()
     if isinstance(spec, ModelVariant):

@@ -23,6 +23,7 @@ from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
 from rlx.runtime.params import Deferred, ParamStore, StateStore, as_argument, as_array
+from rlx.runtime.phase_runs import PhaseRuns
 from rlx.runtime.variants import VariantCache, VariantProvider
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.settings import check_nan, debug, debug_level
@@ -61,6 +62,7 @@ class CompiledGraph:
         self._instrumented = debug_level() >= 2 or check_nan()
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
+        self._phase_runs: PhaseRuns | None = None
         if not callable(executable) and not template.open_symbols:
             self._current_variant()
 
@@ -142,10 +144,15 @@ class CompiledGraph:
         cannot be inferred from the inputs.
 
         `until` stops after a phase: all chunks of a prefill but the last need no epilogue. `phase`
-        runs one phase alone, on what earlier phases left in the arena; nothing else may run in
-        between. Outputs that such a run does not compute are None.
+        runs one phase alone, on what earlier ones left. Both need only the inputs that these phases
+        read. An earlier phase that has not run on the same inputs runs first, if its inputs are
+        given. Outputs that such a run does not compute are None.
         """
         span = _span(phase, until)
+        if span is not None:
+            return self._run_phases(
+                named if inputs is None else self._join(inputs, named), sizes, span
+            )
         arrays = self._input_arrays(named if inputs is None else self._join(inputs, named))
         shapes = tuple([a.shape for a in arrays])
         key = (*shapes, *sorted(sizes.items())) if sizes else shapes
@@ -157,8 +164,7 @@ class CompiledGraph:
             self._current = (executable, dims)
             self._attach(executable)
             given = [arrays[i] for i in order]
-            if span is not None:
-                return self._run_phases(executable, given, dims, span)
+            self._phase_runs = None
             if not self._on_host:
                 return self._run_copied(executable, given, dims)
             results = tuple([np.empty(shape, element) for shape, element in output_types])
@@ -236,19 +242,37 @@ class CompiledGraph:
             executable.run(inputs, outputs, dims)
 
     def _run_phases(
-        self,
-        executable: Executable,
-        arrays: Sequence[Any],
-        dims: Mapping[str, int],
-        span: Span,
+        self, inputs: Mapping[str, Any], sizes: Mapping[str, int] | None, span: Span
     ) -> tuple[Any, ...]:
         """Run some phases. Outputs stay in the arena for later phases; returns copies."""
-        outputs = executable.manifest.outputs
-        given = self._inputs_of(executable, arrays, dims)
-        executable.run(given, (None,) * len(outputs), dims, span)
-        phases = zip(outputs, executable.output_phases, strict=True)
-        inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
-        return tuple([None if e is None else executable.slot(e, dims).copy_out() for e in inside])
+        given = {
+            n: self._checked(n, a, self._find(self._inputs, n, "input")) for n, a in inputs.items()
+        }
+        with self._lock:
+            runs = self._phase_runs
+            shapes, known = ({}, {}) if runs is None else runs.known(span[0])
+            shown = tuple([given[n].shape if n in given else shapes.get(n) for n in self._inputs])
+            known |= sizes or {}
+            key = (span, *shown, *sorted(known.items()))
+            entry = self._variants.dispatch_cache.get(key)
+            if entry is None:
+                entry = self._variants.dispatch(shown, known, key)
+            executable, dims = entry.executable, entry.sizes
+            self._current = (executable, dims)
+            self._attach(executable)
+            version = self._variants.attached[executable]
+            if runs is None or runs.executable is not executable or runs.version != version:
+                runs = self._phase_runs = PhaseRuns(executable, version)
+            if span[0] > Phase.PROLOGUE or len(given) < len(self._inputs):
+                span = (runs.first_to_run(span, given, dims, self._signature.name), span[1])
+            ordered = [given.get(e.name) for e in executable.manifest.inputs]
+            outputs = executable.manifest.outputs
+            buffers = self._inputs_of(executable, ordered, dims)
+            executable.run(buffers, (None,) * len(outputs), dims, span)
+            runs.add(span, given, dims)
+            phases = zip(outputs, executable.output_phases, strict=True)
+            inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
+            return tuple([e and executable.slot(e, dims).copy_out() for e in inside])
 
     def run_slots(self, *inputs: Array | None, sizes: Mapping[str, int] | None = None) -> None:
         """Run with the least overhead: inputs by position, None for one already in its arena slot.
@@ -257,6 +281,7 @@ class CompiledGraph:
         Element types and shapes are not checked.
         """
         with self._lock:
+            self._phase_runs = None
             executable, dims = self._current_variant()
             self._attach(executable)
             given: Sequence[Buffer | None] = (None,) * len(self._inputs)
@@ -284,6 +309,7 @@ class CompiledGraph:
     ) -> list[int]:
         """Decode several tokens in one call; see `DecodeLoop.run`."""
         with self._lock:
+            self._phase_runs = None
             self._attach(loop.executable)
             return loop.run(sizes, count, stop)
 
@@ -378,10 +404,12 @@ class CompiledGraph:
             missing = [n for n in self._inputs if n not in given]
             shapes = ", ".join(f"{n} {self._inputs[n]}" for n in missing)
             raise InputError("missing inputs", where=self._signature.name, expected=shapes)
+        return [self._checked(n, given[n], shape) for n, shape in self._inputs.items()]
+
+    def _checked(self, name: str, value: Any, shape: Shape) -> Any:
         if self._on_host:
-            return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
-        own = self.allocator
-        return [as_argument(n, given[n], shape, own) for n, shape in self._inputs.items()]
+            return as_array(name, value, shape)
+        return as_argument(name, value, shape, self.allocator)
 
     def _find(self, table: Mapping[str, Shape], name: str, what: str) -> Shape:
         if name not in table:

@@ -8,13 +8,16 @@ from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
 from rlx.errors import OptionError
-from rlx.ir.binding import DimBinding
+from rlx.ir.binding import DimBinding, require_known
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
+from rlx.ir.hir import FusionPolicy, HirModule, lower
 from rlx.ir.lir import Lir
-from rlx.ir.module import FusionPolicy, GraphModule
+from rlx.ir.module import GraphModule
 from rlx.ir.node import Node
+from rlx.ir.phase import PhaseSchedule, check_phases
 from rlx.ir.text import inspect_graph, inspect_lir
+from rlx.ir.verify import require_results, verify
 from rlx.passes.pipeline import PipelineResult, run_pipeline
 from rlx.passes.plan_cache import PlanCache
 from rlx.passes.rewrite import Rule
@@ -43,6 +46,7 @@ class Template:
 
     def with_options(self, options: CompileOptions) -> Template:
         """The same template with another binding; cached properties are shared."""
+        require_known(options.binding, self._symbols, self.source.name)
         other = replace(self, options=options)
         for name in ("_symbols", "signature", "_plans"):
             other.__dict__[name] = getattr(self, name)
@@ -50,10 +54,7 @@ class Template:
 
     @cached_property
     def _symbols(self) -> frozenset[str]:
-        found: set[str] = set()
-        for s in self.source.symbols() | self.result.graph.symbols():
-            found |= DERIVED[s].symbols if s in DERIVED else {s}
-        return frozenset(found)
+        return _symbols_of(self.source, self.result.graph)
 
     @cached_property
     def _plans(self) -> PlanCache:
@@ -89,10 +90,19 @@ class Template:
         return self.backend.compile(self.plan(open_sizes), self.options)
 
 
+def _symbols_of(*graphs: Graph) -> frozenset[str]:
+    found: set[str] = set()
+    for s in set[str]().union(*(g.symbols() for g in graphs)):
+        found |= DERIVED[s].symbols if s in DERIVED else {s}
+    return frozenset(found)
+
+
 @without_gc()
 def make_template(graph: Graph | GraphModule, options: CompileOptions, device: Backend) -> Template:
     """Run all passes on a graph with symbolic dims."""
-    source = _lowered(graph, options)
+    source, phases = _lowered(graph, options)
+    require_results(source)
+    require_known(options.binding, _symbols_of(source), source.name)
     backend = device.for_target(options.profile.target)
     debug(1, f"{source.name}: {len(source)} nodes for {backend.name}")
     result = run_pipeline(
@@ -102,6 +112,7 @@ def make_template(graph: Graph | GraphModule, options: CompileOptions, device: B
         choose=options.dispatch.choose,
         lower=backend.rewrite_template,
         passes=options.profile.passes,
+        phases=phases,
         precision=options.profile.precision,
         quant=options.quant,
     )
@@ -115,14 +126,32 @@ def _show_rule(name: str, rule: Rule, root: Node, new: Sequence[Node]) -> None:
     debug(6, f"{name}: {rule.name}: {root!r} became {', '.join(n.op.name for n in new)}")
 
 
-def _lowered(graph: Graph | GraphModule, options: CompileOptions) -> Graph:
-    if isinstance(graph, Graph):
-        graph = GraphModule.from_graph(graph)
-    if not isinstance(graph, GraphModule):
+def _lowered(
+    graph: Graph | GraphModule, options: CompileOptions
+) -> tuple[Graph, PhaseSchedule | None]:
+    """The MIR of a graph, and the given schedule of its nodes."""
+    module, phases = as_module(graph), options.phases
+    hir = module.as_hir()
+    if hir is None:
+        return module.into_graph(), phases
+    fusable = options.profile.fusion == "fusable"
+    policy = FusionPolicy.FUSABLE if fusable else module.fusion_policy
+    if phases is not None:
+        check_phases(hir, phases)
+    starts: list[int] = []
+    lowered = lower(hir, policy, starts)
+    verify(lowered, after="lower_hir")
+    return lowered, None if phases is None else phases.spread(starts, len(lowered))
+
+
+def as_module(graph: Graph | GraphModule) -> GraphModule:
+    """A graph of any stage as a module."""
+    if isinstance(graph, GraphModule):
+        return graph
+    if not isinstance(graph, Graph):
         raise OptionError(
             "not a graph", got=type(graph).__name__, expected="Graph or GraphModule",
             hint='rlx.GraphModule.define("name", build) makes one of a function',
         )  # fmt: skip
-    if options.profile.fusion == "fusable":
-        graph = graph.with_fusion_policy(FusionPolicy.FUSABLE)
-    return graph.into_graph()
+    is_hir = isinstance(graph, HirModule) or any(n.op.is_block for n in graph.nodes)
+    return GraphModule.from_hir(graph) if is_hir else GraphModule.from_graph(graph)

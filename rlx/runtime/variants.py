@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlx.backends.base import Backend, Executable
 from rlx.errors import BindingError
-from rlx.ir.binding import DimBinding, infer_sizes
+from rlx.ir.binding import DimBinding, infer_sizes, require_known
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 from rlx.support.records import dataclass
@@ -92,13 +92,16 @@ class VariantCache:
         self.attached: dict[Executable, tuple[int, int]] = {}  # versions of params and states
 
     def dispatch(
-        self, shapes: Sequence[tuple[int, ...]], sizes: Mapping[str, int] | None,
+        self, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[str, int] | None,
         key: tuple[Any, ...],
     ) -> DispatchEntry:  # fmt: skip
-        """Find or compile the variant for inputs of these shapes, and cache it under `key`."""
+        """Find or compile the variant for inputs of these shapes, None for inputs not given, and
+        cache it under `key`."""
         template = self._template
+        symbols = {*template.open_symbols, *template.dynamic_dims, *template.binding}
+        require_known(sizes or (), symbols, template.signature.name)
         named = zip(template.signature.inputs.items(), shapes, strict=True)
-        shown = [(name, shape, dims) for (name, shape), dims in named]
+        shown = [(name, shape, dims) for (name, shape), dims in named if dims is not None]
         known = infer_sizes(shown, {**template.binding.sizes, **(sizes or {})})
         dynamic = {s: _size(s, bound, known) for s, bound in template.dynamic_dims.items()}
         missing = template.open_symbols - known.keys()

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlx.errors import OptionError
 from rlx.specialize.key import make_key
+from rlx.specialize.variant import ModelPhase
 from rlx.support.records import dataclass
 from rlx.support.suggestions import did_you_mean
 
@@ -67,17 +68,15 @@ class CompileProfile:
         return CompileProfile.from_toml(text, str(path))
 
     @staticmethod
-    def preset(architecture: str, phase: str = "inference") -> CompileProfile:
-        """The profile of an architecture, by phase."""
-        for key in ((architecture, phase), (architecture, "*")):
+    def preset(name: str, phase: str = "inference") -> CompileProfile:
+        """The profile of that name for a phase: `default`, `debug` or `fusable`."""
+        for key in ((name, ModelPhase.of(phase).value), (name, "*")):
             if key in PRESETS:
                 return PRESETS[key]
-        if architecture in _DEFAULT:
-            return CompileProfile()
-        names = sorted({*_DEFAULT, *(name for name, _ in PRESETS)})
+        names = list(dict.fromkeys(known for known, _ in PRESETS))
         raise OptionError(
-            "unknown profile", got=f"{architecture}/{phase}", expected=", ".join(names),
-            hint=did_you_mean(architecture, names),
+            "unknown profile", got=repr(name), expected=", ".join(names),
+            hint=did_you_mean(str(name), names) or "`default` is for every architecture",
         )  # fmt: skip
 
     def key_material(self) -> Mapping[str, object]:
@@ -109,11 +108,11 @@ def register_profile(profile: CompileProfile) -> str:
 def profile_of(key: str) -> CompileProfile:
     """The registered profile or preset of a key."""
     if key not in _by_key:
-        for preset in (CompileProfile(), *PRESETS.values()):
+        for preset in PRESETS.values():
             register_profile(preset)
     if key not in _by_key:
         raise OptionError(
-            "unknown profile key", where="component", got=key[:16],
+            "unknown profile key", where="component", got=str(key)[:16],
             expected="the key of a registered profile, a preset, or the options' own profile",
             hint="register_profile(profile), or component.with_profile(profile)",
         )  # fmt: skip
@@ -121,10 +120,11 @@ def profile_of(key: str) -> CompileProfile:
 
 
 PRESETS: dict[tuple[str, str], CompileProfile] = {
-    ("debug", "*"): CompileProfile(fusion="fusable", passes=("lower_hir", "dce")),
+    # fused kernels; one choice is right for all architectures and phases
+    ("default", "*"): CompileProfile(),
+    # no op is fused, folded or simplified: each op of the model is a node that can be looked at
+    ("debug", "*"): CompileProfile(fusion="fusable", passes=()),
+    # blocks become primitives, which the passes fuse: the same numbers from the other lowering
+    ("fusable", "*"): CompileProfile(fusion="fusable"),
 }
-"""Profiles that differ from the defaults, by architecture and phase (`*`: any)."""
-
-_DEFAULT = ("default", "bert", "gemma2", "gemma3", "gpt2", "llama", "mistral", "phi3", "qwen2",
-            "qwen3")  # fmt: skip
-"""Architectures that use the defaults in every phase."""
+"""Profiles by name and phase (`*`: any), no two of them equal."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding
@@ -34,27 +34,43 @@ class CompilationMode(Enum):
             raise OptionError("unknown compilation mode", got=repr(value), expected=names) from None
 
 
+Layer: TypeAlias = "str | LayerComposition"
+
+
 @dataclass(frozen=True)
 class LayerComposition:
-    """A layer stack: a single layer, `count` equal ones, or a pair that alternates."""
+    """A layer stack: a single layer, `count` equal ones, or a pair that alternates.
+
+    A layer is a name, or a stack itself: `homogeneous(pair("attention", "mamba"), 12)`.
+    """
 
     kind: str
-    layers: tuple[str, ...]
+    layers: tuple[Layer, ...]
     count: int
 
     @staticmethod
-    def single(layer: str) -> LayerComposition:
-        return LayerComposition("single", (layer,), 1)
+    def single(layer: Layer) -> LayerComposition:
+        return LayerComposition("single", _layers(layer), 1)
 
     @staticmethod
-    def homogeneous(layer: str, count: int) -> LayerComposition:
-        if count < 1:
-            raise OptionError("a stack has at least one layer", got=count)
-        return LayerComposition("homogeneous", (layer,), count)
+    def homogeneous(layer: Layer, count: int) -> LayerComposition:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise OptionError("a stack has at least one layer", got=repr(count))
+        return LayerComposition("homogeneous", _layers(layer), count)
 
     @staticmethod
-    def pair(first: str, second: str) -> LayerComposition:
-        return LayerComposition("pair", (first, second), 2)
+    def pair(first: Layer, second: Layer) -> LayerComposition:
+        return LayerComposition("pair", _layers(first, second), 2)
+
+    def counts(self) -> dict[str, int]:
+        """How often each layer occurs in the whole stack."""
+        times = self.count if self.kind == "homogeneous" else 1
+        found: dict[str, int] = {}
+        for layer in self.layers:
+            inner = layer.counts() if isinstance(layer, LayerComposition) else {layer: 1}
+            for name, count in inner.items():
+                found[name] = found.get(name, 0) + times * count
+        return found
 
     def key_material(self) -> Mapping[str, object]:
         return {"kind": self.kind, "layers": self.layers, "count": self.count}
@@ -73,7 +89,18 @@ class LayerComposition:
 
     def __str__(self) -> str:
         times = f" × {self.count}" if self.kind == "homogeneous" else ""
-        return " + ".join(self.layers) + times
+        shown = [f"({x})" if isinstance(x, LayerComposition) else x for x in self.layers]
+        return " + ".join(shown) + times
+
+
+def _layers(*layers: object) -> tuple[Layer, ...]:
+    for layer in layers:
+        if not isinstance(layer, LayerComposition) and not (isinstance(layer, str) and layer):
+            raise OptionError(
+                "not a layer", where="LayerComposition", got=repr(layer),
+                expected="a name or a LayerComposition",
+            )  # fmt: skip
+    return layers  # type: ignore[return-value]
 
 
 _compositions: dict[str, LayerComposition] = {}
@@ -92,6 +119,22 @@ class ModelComponent:
     quant: QuantScheme | None = None
     layer_composition_key: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compilation_mode", CompilationMode.of(self.compilation_mode))
+        if isinstance(self.quant, str):
+            object.__setattr__(self, "quant", QuantScheme.parse(self.quant))
+        wanted = {
+            "variant": ModelVariant, "kernel_dispatch": KernelDispatchConfig, "profile_key": str,
+            "quant": QuantScheme | None, "layer_composition_key": str,
+        }  # fmt: skip
+        for name, kind in wanted.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                shown = getattr(kind, "__name__", str(kind))
+                raise OptionError(
+                    "wrong type", where=f"component.{name}", got=repr(value)[:80], expected=shown
+                )
+
     def with_variant(self, variant: ModelVariant) -> ModelComponent:
         return replace(self, variant=variant)
 
@@ -101,6 +144,10 @@ class ModelComponent:
     def with_compilation_mode(self, mode: CompilationMode | str) -> ModelComponent:
         return replace(self, compilation_mode=CompilationMode.of(mode))
 
+    def with_layer_composition(self, layers: LayerComposition) -> ModelComponent:
+        """Compile this layer stack; the key of the component depends on it."""
+        return self.with_layer_composition_key(layers.key)
+
     def with_profile_key(self, key: str) -> ModelComponent:
         return replace(self, profile_key=key)
 
@@ -109,7 +156,7 @@ class ModelComponent:
         return self.with_profile_key(register_profile(profile))
 
     def with_quant(self, scheme: QuantScheme | str | None) -> ModelComponent:
-        return replace(self, quant=QuantScheme.parse(scheme) if isinstance(scheme, str) else scheme)
+        return replace(self, quant=scheme)  # type: ignore[arg-type]  # parsed if it is a name
 
     def with_layer_composition_key(self, key: str) -> ModelComponent:
         return replace(self, layer_composition_key=key)

@@ -6,21 +6,26 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from rlx.errors import OptionError
+from rlx.ir.op import REGISTRY
 from rlx.support.records import dataclass
 from rlx.support.settings import setting
+from rlx.support.suggestions import did_you_mean
 
 
-class KernelPolicy(Enum):
+class KernelDispatchPolicy(Enum):
     PREFER_NATIVE = "prefer_native"
     FORCE_COMMON = "force_common"
     FORCE_NATIVE = "force_native"
+
+
+KernelPolicy = KernelDispatchPolicy
 
 
 @dataclass(frozen=True)
 class KernelDispatchConfig:
     """Precedence: force_native_kinds, then force_common_kinds, then the policy."""
 
-    policy: KernelPolicy = KernelPolicy.PREFER_NATIVE
+    policy: KernelDispatchPolicy = KernelDispatchPolicy.PREFER_NATIVE
     force_common_kinds: frozenset[str] = frozenset()
     force_native_kinds: frozenset[str] = frozenset()
 
@@ -46,9 +51,9 @@ class KernelDispatchConfig:
             return "native" if has_native else "unsupported"
         if kind in self.force_common_kinds:
             return "common" if has_common else "unsupported"
-        if self.policy is KernelPolicy.FORCE_NATIVE:
+        if self.policy is KernelDispatchPolicy.FORCE_NATIVE:
             return "native" if has_native else "unsupported"
-        if self.policy is KernelPolicy.FORCE_COMMON and has_common:
+        if self.policy is KernelDispatchPolicy.FORCE_COMMON and has_common:
             return "common"
         if has_native:
             return "native"
@@ -62,23 +67,32 @@ class KernelDispatchConfig:
         }
 
 
-_SHORT = {"common": KernelPolicy.FORCE_COMMON, "native": KernelPolicy.FORCE_NATIVE}
+_SHORT = {"common": KernelDispatchPolicy.FORCE_COMMON, "native": KernelDispatchPolicy.FORCE_NATIVE}
 
 
-def parse_policy(value: object) -> KernelPolicy:
-    if isinstance(value, KernelPolicy):
+def parse_policy(value: object) -> KernelDispatchPolicy:
+    if isinstance(value, KernelDispatchPolicy):
         return value
     text = str(value).lower()
     if text in _SHORT:
         return _SHORT[text]
     try:
-        return KernelPolicy(text)
+        return KernelDispatchPolicy(text)
     except ValueError:
-        names = ", ".join([*_SHORT, *(p.value for p in KernelPolicy)])
+        names = ", ".join([*_SHORT, *(p.value for p in KernelDispatchPolicy)])
         raise OptionError("unknown kernel policy", got=repr(value), expected=names) from None
 
 
 def _kinds(kinds: Iterable[str]) -> frozenset[str]:
     if isinstance(kinds, str):
         raise OptionError("expected a set of op names", got=repr(kinds), hint=f"[{kinds!r}]")
-    return frozenset(kinds)
+    found = frozenset(kinds)
+    ops = [name for name, cls in REGISTRY.items() if not cls.is_block] if found else []
+    unknown = sorted(str(k) for k in found if k not in ops)
+    if unknown:
+        raise OptionError(
+            "unknown ops", where="kernel dispatch", got=", ".join(unknown),
+            expected="names of MIR ops (docs/ops.md)",
+            hint=did_you_mean(unknown[0], ops) or "register an op before it is named here",
+        )  # fmt: skip
+    return found

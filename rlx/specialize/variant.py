@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 
 from rlx.errors import OptionError
-from rlx.ir.binding import DimBinding, Size, UpTo
+from rlx.ir.binding import WELL_KNOWN, DimBinding, Size, UpTo, check_size, symbol_name
+from rlx.ir.dim import Expr
 from rlx.specialize.key import make_key
 from rlx.support.records import dataclass
+from rlx.support.suggestions import did_you_mean
 
 
 class ModelPhase(Enum):
@@ -18,39 +20,61 @@ class ModelPhase(Enum):
     ENCODER = "encoder"
     INFERENCE = "inference"
 
+    @staticmethod
+    def of(value: object) -> ModelPhase:
+        """The phase itself, or the one of that name."""
+        try:
+            return value if isinstance(value, ModelPhase) else ModelPhase(str(value).lower())
+        except ValueError:
+            names = [p.value for p in ModelPhase]
+            raise OptionError(
+                "unknown model phase", got=repr(value), expected=", ".join(names),
+                hint=did_you_mean(str(value), names),
+            ) from None  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ModelVariant:
-    """Sizes and phase of one use. A size may be a bounded dynamic dimension (`UpTo(4096)`)."""
+    """Sizes and phase of one use. A size may be a bounded dynamic dimension (`UpTo(4096)`).
+
+    `past_seq` None leaves that symbol unbound, for models without one. Extras are sorted by symbol:
+    variants that bind the same sizes are equal.
+    """
 
     batch: Size = 1
     seq: Size = 1
-    past_seq: Size = 0
+    past_seq: Size | None = 0
     phase: ModelPhase = ModelPhase.INFERENCE
     extra: tuple[tuple[str, Size], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phase", ModelPhase.of(self.phase))
+        object.__setattr__(self, "extra", _extras(self.extra))
+        for symbol, size in (("batch", self.batch), ("seq", self.seq), *self.extra):
+            check_size(symbol, size)
+        if self.past_seq is not None:
+            check_size("past_seq", self.past_seq)
 
     @staticmethod
     def prefill(batch: Size, seq: Size) -> ModelVariant:
         return ModelVariant(batch, seq, 0, ModelPhase.PREFILL)
 
     @staticmethod
-    def decode(batch: Size, past_seq: Size, new_tokens: Size = 1) -> ModelVariant:
+    def decode(batch: Size, past_seq: Size | None, new_tokens: Size = 1) -> ModelVariant:
         return ModelVariant(batch, new_tokens, past_seq, ModelPhase.DECODE)
 
     @staticmethod
     def encoder(batch: Size, seq: Size) -> ModelVariant:
         return ModelVariant(batch, seq, 0, ModelPhase.ENCODER)
 
-    def with_extra(self, symbol: str, size: Size) -> ModelVariant:
+    def with_extra(self, symbol: str | Expr, size: Size) -> ModelVariant:
         """The same variant with one more symbol bound."""
-        if symbol in dict(self.extra) or symbol in ("batch", "seq", "past_seq"):
-            raise OptionError("symbol already bound", where="with_extra", got=symbol)
         return replace(self, extra=(*self.extra, (symbol, size)))
 
     def dim_binding(self) -> DimBinding:
         """Decode binds batch, past_seq, and seq to the new tokens; other phases batch and seq."""
         binding = DimBinding(batch=self.batch, seq=self.seq)
-        if self.phase is ModelPhase.DECODE:
+        if self.phase is ModelPhase.DECODE and self.past_seq is not None:
             binding.set("past_seq", self.past_seq)
         for symbol, size in self.extra:
             binding.set(symbol, size)
@@ -74,5 +98,21 @@ class ModelVariant:
         return f"{self.phase.value}:{self.batch}x{self.seq}{past}{more}"
 
 
-def _sized(size: Size) -> object:
+def _extras(
+    given: Mapping[str, Size] | Iterable[tuple[str | Expr, Size]],
+) -> tuple[tuple[str, Size], ...]:
+    """Symbol and size of each extra, sorted; each symbol once, and none that the variant has."""
+    found: dict[str, Size] = {}
+    for symbol, size in given.items() if isinstance(given, Mapping) else given:
+        name = symbol_name(symbol)
+        if name in found or name in WELL_KNOWN:
+            raise OptionError(
+                "symbol already bound", where="extra", got=name,
+                expected=f"a symbol other than {', '.join([*WELL_KNOWN, *found])}",
+            )  # fmt: skip
+        found[name] = size
+    return tuple(sorted(found.items()))
+
+
+def _sized(size: Size | None) -> object:
     return ("up to", size.bound) if isinstance(size, UpTo) else size

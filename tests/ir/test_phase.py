@@ -6,6 +6,7 @@ import pytest
 
 from rlx.errors import InputError, OptionError
 from rlx.ir.graph import Graph
+from rlx.ir.module import GraphModule
 from rlx.ir.op import REGISTRY
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 
@@ -78,6 +79,26 @@ def test_after_the_last_sample_is_epilogue_unless_an_anchor_needs_it() -> None:
     phases = derive_phases(g)
     assert phases.get(token) is phases.get(row) is phases.get(y) is STEADY
     assert phases.get(seed) is phases.get(late) is EPILOGUE
+
+
+def test_a_top_k_counts_as_the_last_sample() -> None:
+    g = Graph("chosen")
+    x = g.input("x", [8])
+    values, _ = g.top_k(x, k=2)
+    after, beside = g.exp(values), g.neg(x)
+    g.set_outputs(after, beside)
+    phases = derive_phases(g)
+    assert [phases.get(v) for v in (values, after, beside)] == [EPILOGUE] * 3
+
+
+def test_blocks_are_anchors_where_they_contain_one() -> None:
+    m = GraphModule.define(
+        "head", lambda g: g.tanh(g.linear(g.input("x", [2, 8]), g.param("w", [8, 8])))
+    )
+    phases = derive_phases(m)
+    nodes = {n.op.name: n for n in m.as_hir().nodes}  # type: ignore[union-attr]
+    assert phases.get(nodes["hir.linear"]) is STEADY
+    assert phases.get(nodes["tanh"]) is EPILOGUE
 
 
 def test_a_graph_without_anchors_and_choices_is_steady() -> None:

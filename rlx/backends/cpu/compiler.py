@@ -82,7 +82,7 @@ class Compiler:
             calls=code.calls[layout.row_numbers],
             starts=layout.arg_starts,
             flags=code.flags[layout.row_numbers] | barriers,
-            phases=layout.phases,
+            phases=layout.phases(variant),
             bases=layout.bases,
             addends=args.addends,
             dynamic_args=args.dynamic,

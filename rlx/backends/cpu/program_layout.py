@@ -31,6 +31,7 @@ from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, expand
 from rlx.ir.node import Node
 from rlx.ir.op import Array
+from rlx.ir.phase import PhaseSchedule
 from rlx.passes.plan import Variant
 
 _ATTACHED, _PER_RUN = ("param", "state"), ("input", "output")
@@ -86,9 +87,8 @@ class ProgramLayout:
         for node, c in zip(template.graph.nodes, template.classes.of_node, strict=True):
             self._add(node, lowered[c], first_launch[c], first_arg[c])
         self._close()
-        self.phases = ascending(
-            [0 if p is None else p.order for p in map(template.phases.get, self.nodes)]
-        )
+        self._template_phases = template.phases
+        self._phases = self._ascending(template.phases)
 
     def _add(self, node: Node, lowered: LoweredClass, row: int, number: int) -> None:
         values = [self._roots[self._numbers[v]] for v in (*node.inputs, *node.outputs)]
@@ -183,6 +183,14 @@ class ProgramLayout:
         self.first = sorted(first, key=first.__getitem__)  # launches of classes by first use
         self.row_numbers = np.array(self.rows, np.int64)
         self._dependencies = data_dependencies(self.accesses)
+
+    def phases(self, variant: Variant) -> npt.NDArray[np.int32]:
+        """The phase of each launch; those of a variant may have been edited."""
+        same = variant.phases == self._template_phases
+        return self._phases if same else self._ascending(variant.phases)
+
+    def _ascending(self, phases: PhaseSchedule) -> npt.NDArray[np.int32]:
+        return ascending([0 if p is None else p.order for p in map(phases.get, self.nodes)])
 
     # -- the args of a variant --------------------------------------------------------------------
 
