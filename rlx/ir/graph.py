@@ -66,7 +66,7 @@ class Builder(OpMethods):
 
 def _install(cls: type[Op]) -> None:
     if not cls.is_source and not cls.is_block:
-        setattr(OpMethods, cls.name, _method(cls))
+        setattr(OpMethods, cls.name, cls.builder(_method(cls)))
         install_value_method(cls.name, cls)
 
 

@@ -6,7 +6,7 @@ Generated from the registry of ops by `python tests/ir/make_methods.py`: do not 
 # mypy: disable-error-code="override"
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -685,6 +685,7 @@ class OpMethods:
         """the nearest whole number, halves to the even one [rlx.ir.ops.elementwise.Round]"""
     def rsqrt(self, x: Tensor, **result: Unpack[Result]) -> Value:
         """1 / √x; inf at 0, NaN below [rlx.ir.ops.elementwise.Rsqrt]"""
+    @overload
     def sample(
         self,
         logits: Tensor,
@@ -697,6 +698,20 @@ class OpMethods:
         min_p: float = 0.0,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
+        """Temperature → top-k → softmax → top-p → min-p → draw; returns (tokens, the next rng)
+        [rlx.ir.ops.sample.Sample]"""
+    @overload
+    def sample(
+        self,
+        logits: Tensor,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        temperature: float = 1.0,
+        seed: int = 0,
+        *,
+        min_p: float = 0.0,
+        **result: Unpack[Result],
+    ) -> Value:
         """Temperature → top-k → softmax → top-p → min-p → draw; returns (tokens, the next rng)
         [rlx.ir.ops.sample.Sample]"""
     def scan(
@@ -1841,6 +1856,7 @@ class ValueMethods:
         """the nearest whole number, halves to the even one [rlx.ir.ops.elementwise.Round]"""
     def rsqrt(self, **result: Unpack[Result]) -> Value:
         """1 / √x; inf at 0, NaN below [rlx.ir.ops.elementwise.Rsqrt]"""
+    @overload
     def sample(
         self,
         rng: Tensor,
@@ -1852,6 +1868,19 @@ class ValueMethods:
         min_p: float = 0.0,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
+        """Temperature → top-k → softmax → top-p → min-p → draw; returns (tokens, the next rng)
+        [rlx.ir.ops.sample.Sample]"""
+    @overload
+    def sample(
+        self,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        temperature: float = 1.0,
+        seed: int = 0,
+        *,
+        min_p: float = 0.0,
+        **result: Unpack[Result],
+    ) -> Value:
         """Temperature → top-k → softmax → top-p → min-p → draw; returns (tokens, the next rng)
         [rlx.ir.ops.sample.Sample]"""
     def scatter(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import InputError, StageError
+from rlx.errors import InputError, OptionError, StageError
 from rlx.ir.dtype import DTypeLike
 from rlx.ir.graph import Graph
 from rlx.ir.hir import REGISTERED, FusionPolicy, HirModule, lower
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     BlockMethods = object  # builder methods are delegated to the graph
 
-__all__ = ["FusionPolicy", "GraphModule", "GraphStage"]
+__all__ = ["FusionPolicy", "GraphModule", "GraphStage", "as_module"]
 
 
 class GraphStage(Enum):
@@ -299,6 +299,19 @@ class GraphModule(BlockMethods):
 
     def __bool__(self) -> bool:
         return True  # also while it is empty
+
+
+def as_module(graph: Graph | GraphModule) -> GraphModule:
+    """A graph of any stage as a module."""
+    if isinstance(graph, GraphModule):
+        return graph
+    if not isinstance(graph, Graph):
+        raise OptionError(
+            "not a graph", got=type(graph).__name__, expected="Graph or GraphModule",
+            hint='rlx.GraphModule.define("name", build) makes one of a function',
+        )  # fmt: skip
+    is_hir = isinstance(graph, HirModule) or any(n.op.is_block for n in graph.nodes)
+    return GraphModule.from_hir(graph) if is_hir else GraphModule.from_graph(graph)
 
 
 def _require_graph(graph: object, where: str) -> Graph:

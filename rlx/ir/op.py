@@ -114,6 +114,11 @@ class Op:
     def check(self) -> None:
         """Raise AttributeValueError when an attribute is out of range; shapes are for `infer`."""
 
+    @classmethod
+    def builder(cls, build: Callable[..., Any]) -> Callable[..., Any]:
+        """The builder method of the op, made from the usual one; an op may take other forms."""
+        return build
+
     def infer(self, *inputs: Any) -> Inferred:
         raise NotImplementedError(self.name)
 

@@ -162,7 +162,7 @@ class ModelRunner:
 
     def _pack(self, planned: Specialized, is_last: bool) -> None:
         """Pack weights in a thread while LLVM makes the code; store them after the last variant."""
-        names, plan = planned.manifest.param_names, planned.template
+        names, plan = planned.kernel_params, planned.template
 
         def work() -> None:
             self.params.ensure(names, plan.prepare, plan.backend)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from rlx.errors import VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import ALIGNMENT, Argument, Lir, Slot, View, aligned, works_in_place
 from rlx.ir.node import Node, Value
@@ -262,6 +263,19 @@ def own_outputs(graph: Graph, views: dict[Value, Alias]) -> None:
             for position, node in enumerate(graph.nodes):
                 node.id = position
         seen.add(graph.outputs[i])
+
+
+def require_scratch(lir: Lir, scratch: Scratch) -> None:
+    """Raise if a plan that was written by hand has too little scratch memory for a node."""
+    for node in lir.graph.nodes:
+        wanted = 0 if node.op.is_source else scratch(node)
+        _, found = lir.scratch.get(node.id, (0, 0))
+        if found < wanted:
+            raise VerifyError(
+                "too little scratch memory in the plan", where=node.op.name,
+                got=f"{found} bytes for %{node.id}", expected=f"{wanted} bytes or more",
+                origin=node.origin, hint=f"add a line `%{node.id} scratch {wanted} at OFFSET`",
+            )  # fmt: skip
 
 
 class PlanTemplate:

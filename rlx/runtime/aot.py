@@ -21,6 +21,8 @@ from rlx.errors import OptionError, RlxError
 from rlx.ir.op import Array
 from rlx.runtime import container
 from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
+from rlx.specialize.compile_profile import is_registered, register_profile
+from rlx.specialize.component import ModelComponent
 from rlx.support.files import cache_directory, make_trusted_directory, remove_stale
 from rlx.support.records import dataclass
 from rlx.support.settings import debug, mebibytes
@@ -101,6 +103,20 @@ class AotCache:
     def store(self, name: str, artifact: Artifact) -> bool:
         """Write the artifact; False, with a warning, where that is not possible."""
         return self._write(self.path(name), artifact.to_parts(), {})
+
+    def find_profile(self, component: ModelComponent) -> None:
+        """Register the profile of a component whose key is not known in this process, if one of the
+        component's artifacts has it."""
+        key = component.profile_key
+        if not key or is_registered(key):
+            return
+        for entry in self.entries():
+            if entry.name.startswith(component.aot_disk_base()) and entry.name.endswith(ARTIFACT):
+                with contextlib.suppress(OSError, RlxError, ValueError, TypeError, LookupError):
+                    parts = container.read(entry.path).parts
+                    profile = None if _outdated(parts) else Artifact.from_parts(parts).profile
+                    if profile is not None and register_profile(profile) == key:
+                        return
 
     def reject(self, name: str, error: Exception) -> None:
         """Count an artifact that was loaded but failed to link as a miss, and warn."""

@@ -1,8 +1,8 @@
 """An artifact: one compiled variant of a model, which runs without passes and without a compiler.
 
 Its parts are the `stamp` of the compiler, read before all others, `about` (device, key material,
-signature, binding and manifest), the plan as LIR, and the device's own parts: program, object code
-and target.
+signature, binding, manifest, compile profile), the plan as LIR, and the device's own parts:
+program, object code and target.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rlx.ir.phase import Phase
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.runtime.variants import Signature
+from rlx.specialize.compile_profile import CompileProfile
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
 from rlx.support.records import dataclass
@@ -65,16 +66,17 @@ class Artifact:
     output_phases: tuple[Phase, ...]
     parts: Parts  # of the device: see `Backend.export`
     plan: bytes  # LIR
+    profile: CompileProfile  # that it was compiled with
 
     @staticmethod
     def of(
         device: str, signature: Signature, binding: DimBinding, lir: Lir, parts: Parts,
-        material: bytes = b"",
+        profile: CompileProfile, material: bytes = b"",
     ) -> Artifact:  # fmt: skip
         info = PlanInfo.of(lir)
         return Artifact(
             device, compiler_stamp(), material.hex(), signature, binding, info.manifest,
-            tuple(info.output_phases), parts, serial.to_bytes(lir),
+            tuple(info.output_phases), parts, serial.to_bytes(lir), profile,
         )  # fmt: skip
 
     # -- bytes ------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class Artifact:
             *(tuple(table.items()) for table in (s.inputs, s.params, s.states)), s.output_names,
             tuple(self.binding.sizes.items()), tuple(self.binding.live.items()),
             self.manifest.arena_size, tuple(_row(e) for e in self.manifest),
-            tuple(p.value for p in self.output_phases),
+            tuple(p.value for p in self.output_phases), tuple(self.profile.key_material().items()),
         )  # fmt: skip
         stamp = self.stamp.encode()
         return {STAMP: stamp, ABOUT: Writer().value(about), LIR: self.plan, **self.parts}
@@ -102,7 +104,7 @@ class Artifact:
         reader = Reader(about)
         fields = reader.value()
         reader.finish()
-        device, material, name, *tables, sizes, live, arena, rows, phases = fields
+        device, material, name, *tables, sizes, live, arena, rows, phases, profile = fields
         inputs, params, states, outputs = tables
         binding = DimBinding(dict(sizes))
         for symbol, bound in live:
@@ -111,8 +113,9 @@ class Artifact:
         signature = Signature(name, dict(inputs), dict(params), dict(states), outputs)
         done = tuple(Phase.of(p) for p in phases)
         return Artifact(
-            device, stamp.decode(), material, signature, binding, manifest, done, rest, plan
-        )
+            device, stamp.decode(), material, signature, binding, manifest, done, rest, plan,
+            CompileProfile.from_table(dict(profile), "artifact"),
+        )  # fmt: skip
 
     # -- running ----------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class BundleBuilder:
 
     def _add_weights(self, params: ParamStore, specialized: Specialized) -> None:
         """Add the parameters of a variant, prepacked for its kernels."""
-        template, names = specialized.template, specialized.manifest.param_names
+        template, names = specialized.template, specialized.kernel_params
         params.ensure(names, template.prepare, template.backend)
         prepared = params.prepared_names
         for name in names:
@@ -161,7 +161,8 @@ class Bundle(Mapping[str, CompiledGraph]):
 
     def _compiled(self, artifact: Artifact) -> CompiledGraph:
         backend = Device.of(artifact.device).backend
-        variant = StoredVariant(artifact, backend, self.options)
+        options = replace(self.options, profile=artifact.profile)
+        variant = StoredVariant(artifact, backend, options)
         compiled = CompiledGraph(variant, self.params, variant.specialize({}))
         for state in artifact.manifest.states:
             for other in self._graphs.values():

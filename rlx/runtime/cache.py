@@ -184,6 +184,11 @@ class CompileCache(Generic[T]):
             return "miss: another key of the same material"
         return f"miss: differs from the nearest entry in {_difference(wanted, nearest)}"
 
+    def seen(self) -> list[Hashable]:
+        """Keys of entries, and of those evicted lately."""
+        with self._lock:
+            return [*self._entries, *self._evicted]
+
     @property
     def num_bytes(self) -> int:
         return sum(e.size for e in self._entries.values())

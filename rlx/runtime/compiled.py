@@ -22,9 +22,16 @@ from rlx.ir.html import card
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.ir.shape import Shape
-from rlx.runtime.params import Deferred, ParamStore, StateStore, as_argument, as_array
+from rlx.runtime.params import (
+    Deferred,
+    ParamStore,
+    SharedStates,
+    StateStore,
+    as_argument,
+    as_array,
+)
 from rlx.runtime.phase_runs import PhaseRuns
-from rlx.runtime.variants import VariantCache, VariantProvider
+from rlx.runtime.variants import VariantCache, VariantProvider, users_manifest
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.settings import check_nan, debug, debug_level
 
@@ -47,22 +54,24 @@ class CompiledGraph:
         params: ParamStore | None = None,
         executable: Executable | Callable[[], Executable] | None = None,
         manifest: BindingManifest | None = None,
+        states: SharedStates | None = None,
     ) -> None:
         """`executable`, or a function that returns it on first use, is for templates without open
         symbols; if it is None, such a template is compiled now. `manifest` is for an executable
-        that is not compiled yet."""
+        that is not compiled yet. `states` are shared with other compiled graphs."""
         self.template = template
         self.params = params if params is not None else ParamStore()
         self._signature = template.signature
         self._inputs, self._manifest = self._signature.inputs, manifest
         self.allocator: Allocator = template.backend.allocator
         self._on_host = self.allocator.is_host
-        self._states = StateStore(self.allocator)
+        self._states = StateStore(self.allocator, states)
         self._variants = VariantCache(template, executable)
         self._instrumented = debug_level() >= 2 or check_nan()
         self._lock = threading.RLock()
         self._current: tuple[Executable, dict[str, int]] | None = None
         self._phase_runs: PhaseRuns | None = None
+        self._users_manifest: tuple[Executable, BindingManifest] | None = None
         if not callable(executable) and not template.open_symbols:
             self._current_variant()
 
@@ -358,7 +367,10 @@ class CompiledGraph:
         """The manifest of the current variant: the one bound by the options, or the last run."""
         if self._current is None and self._manifest is not None:
             return self._manifest
-        return self._current_variant()[0].manifest
+        executable = self._current_variant()[0]
+        if self._users_manifest is None or self._users_manifest[0] is not executable:
+            self._users_manifest = executable, users_manifest(executable.manifest, self.template)
+        return self._users_manifest[1]
 
     @property
     def executable(self) -> Executable:

@@ -2,7 +2,7 @@
 
 Parameters are loaded once, prepared once (weight prepacking, constant folding), copied to each
 device once, and shared by all variants. States (KV cache, recurrent state) belong to one compiled
-graph, unless they are bound to others; they begin as zeros.
+graph, or to all of one pipeline, unless they are bound to others; they begin as zeros.
 """
 
 from __future__ import annotations
@@ -263,11 +263,27 @@ def _only(graph: Graph, names: Sequence[str]) -> Graph:
     return part
 
 
-class StateStore:
-    """States by name, in the memory of one device: allocated on first use, or bound."""
+class SharedStates:
+    """States that graphs share: one buffer for each name, size and element type."""
 
-    def __init__(self, allocator: Allocator) -> None:
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[object, ...], Buffer] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str, dims: Sequence[int], dtype: Any, allocator: Allocator) -> Buffer:
+        key = (name, tuple(dims), str(dtype), allocator)
+        with self._lock:
+            if key not in self._buffers:
+                self._buffers[key] = allocator.alloc(dims, dtype)
+            return self._buffers[key]
+
+
+class StateStore:
+    """States by name, in the memory of one device: allocated on first use, shared, or bound."""
+
+    def __init__(self, allocator: Allocator, shared: SharedStates | None = None) -> None:
         self._allocator = allocator
+        self._shared = SharedStates() if shared is None else shared
         self.buffers: dict[str, Buffer] = {}
         self.version = 0  # counts bindings
 
@@ -292,7 +308,8 @@ class StateStore:
         for name, shape in shapes.items():
             if name not in self.buffers:
                 dims = [upper_bound(d, bounds) for d in shape.dims]
-                self.buffers[name] = self._allocator.alloc(dims, shape.dtype.numpy)
+                element = shape.dtype.numpy
+                self.buffers[name] = self._shared.get(name, dims, element, self._allocator)
 
     def read(self, name: str) -> Any:
         """The memory itself on the host, else a copy."""

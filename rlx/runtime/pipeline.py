@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.base import Backend, Executable
@@ -20,14 +22,15 @@ from rlx.errors import OptionError, RlxError
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
-from rlx.ir.module import GraphModule
+from rlx.ir.module import FusionPolicy, GraphModule, GraphStage, as_module
 from rlx.ir.serial import canonical
 from rlx.runtime.aot import AotCache
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.params import ParamStore
+from rlx.runtime.params import ParamStore, SharedStates
 from rlx.runtime.session import Session
+from rlx.runtime.variants import users_manifest
 from rlx.specialize.component import CompilationMode, LayerComposition, ModelComponent
 from rlx.specialize.key import encode, make_key
 from rlx.specialize.manifest import BindingManifest
@@ -42,8 +45,12 @@ if TYPE_CHECKING:
 BuildHir = Callable[..., Graph | GraphModule]
 
 
-def build_model(build_hir: BuildHir, composition_key: str = "") -> Graph | GraphModule:
+def build_model(build_hir: BuildHir, composition_key: str = "") -> GraphModule:
     """Build the model, with the layer stack that the composition of this key describes."""
+    return as_module(_built(build_hir, composition_key))
+
+
+def _built(build_hir: BuildHir, composition_key: str) -> Graph | GraphModule:
     if not composition_key:
         return build_hir()
     composition = LayerComposition.of_key(composition_key)
@@ -71,12 +78,10 @@ def _takes_composition(function: BuildHir) -> bool:
 
 def _require_layers(module: Graph | GraphModule, composition: LayerComposition) -> None:
     """Blocks named `layer.0`, `layer.1`, … are the layers of a composition of that name."""
-    graph = module if isinstance(module, Graph) else module.as_hir() or module.as_graph()
-    blocks = {node.origin.block for node in graph.nodes} if graph is not None else set()
-    for layer in composition.layers:
+    blocks = {node.origin.block for node in _graph_of(as_module(module)).nodes}
+    for layer, wanted in composition.counts().items():
         numbered = re.compile(rf"(?:^|\.){re.escape(layer)}\.(\d+)(?:\.|$)")
         found = {m[1] for b in blocks if (m := numbered.search(b))}
-        wanted = composition.count if composition.kind == "homogeneous" else 1
         if found and len(found) != wanted:
             raise OptionError(
                 "the model does not match its layer composition", where=layer,
@@ -96,26 +101,35 @@ class Specialized:
     template: Template
     lir: Lir
 
-    @property
+    @cached_property
     def manifest(self) -> BindingManifest:
-        return BindingManifest.of(self.lir)
+        """Shapes, sizes and arena offsets of all arguments; params are the user's."""
+        return users_manifest(BindingManifest.of(self.lir), self.template)
+
+    @property
+    def kernel_params(self) -> list[str]:
+        """The params that kernels read, some of them packed from the user's."""
+        return BindingManifest.of(self.lir).param_names
 
     def artifact(self, material: bytes = b"") -> Artifact:
         """Compile the variant to an artifact; its target need not be this machine."""
+        self.lir.check_phases()
         base, options = self.template, self.template.options
         binding = DimBinding(options.binding.sizes)
         for symbol, bound in base.dynamic_dims.items():
             binding.set_live(symbol, bound)
         parts = base.backend.export(self.lir, options)
         name = base.backend.name
-        return Artifact.of(name, base.signature, binding, self.lir, parts, material)
+        profile = options.profile
+        return Artifact.of(name, base.signature, binding, self.lir, parts, profile, material)
 
 
 class ModelCompilePipeline:
-    """Three stages (template, specialisation, machine code), each cached, for one model.
+    """Three stages (template, specialisation, machine code), each cached.
 
-    All executables share one ParamStore. A hit finds an executable by its key. A miss specialises a
-    cached template; only a new model or new options run the passes. Thread-safe.
+    All executables share one ParamStore, and states of the same name, shape and element type. A hit
+    finds an executable by its key and the contents of its model. A miss specialises a cached
+    template; only a new model or new options run the passes. Thread-safe.
     """
 
     def __init__(
@@ -133,9 +147,11 @@ class ModelCompilePipeline:
         self.params = params if params is not None else ParamStore()
         self.cache: CompileCache[CompiledGraph] = CompileCache(capacity, eviction, capacity_bytes)
         self.aot = aot
+        self.states = SharedStates()
         self._templates: CompileCache[Template] = CompileCache(_MOST_TEMPLATES, "lru")
         self._modules: weakref.WeakKeyDictionary[BuildHir, Any] = weakref.WeakKeyDictionary()
-        self._last: Template | None = None
+        self._lock = threading.RLock()
+        self._last: dict[tuple[str, str], Template] = {}  # by options and composition, newest last
 
     # -- stages -----------------------------------------------------------------------------------
 
@@ -149,18 +165,24 @@ class ModelCompilePipeline:
         template = self._templates.get_or_make(
             (content, chosen.template_key()), lambda: self.session.template(module, plain)
         )
-        self._last = template
+        with self._lock:
+            key = (chosen.template_key(), composition_key)
+            self._last.pop(key, None)
+            self._last[key] = template
+            if len(self._last) > _MOST_TEMPLATES:
+                del self._last[next(iter(self._last))]
         return template
 
-    def _module(self, build_hir: BuildHir, composition: str) -> tuple[Graph | GraphModule, str]:
+    def _module(self, build_hir: BuildHir, composition: str) -> tuple[GraphModule, str]:
         """The model and the key of its contents, cached by the function that builds it."""
-        known: dict[str, tuple[Graph | GraphModule, str]] = {}
-        with contextlib.suppress(TypeError):  # not every callable can be referenced weakly
-            known = self._modules.setdefault(build_hir, known)
-        if composition not in known:
-            module = build_model(build_hir, composition)
-            known[composition] = module, model_key(module)
-        return known[composition]
+        with self._lock:
+            known: dict[str, tuple[GraphModule, str]] = {}
+            with contextlib.suppress(TypeError):  # not every callable can be referenced weakly
+                known = self._modules.setdefault(build_hir, known)
+            if composition not in known:
+                module = build_model(build_hir, composition)
+                known[composition] = module, model_key(module)
+            return known[composition]
 
     def specialize_template(
         self, binding: DimBinding, options: Options = None, template: Template | None = None
@@ -176,10 +198,19 @@ class ModelCompilePipeline:
             )  # fmt: skip
         return Specialized(bound, bound.plan({}))
 
-    def compile_lir(self, specialized: Specialized, options: Options = None) -> Executable:
-        """Compile a planned variant."""
-        chosen = specialized.template.options if options is None else CompileOptions.of(options)
-        return specialized.template.backend.compile(specialized.lir, chosen)
+    def compile_lir(self, specialized: Specialized, options: Options = None) -> CompiledGraph:
+        """Compile a planned variant; it shares parameters and states with all others."""
+        if options is not None:
+            own, chosen = specialized.template.options, CompileOptions.of(options)
+            if chosen.template_key() != own.template_key():
+                raise OptionError(
+                    "other options than the variant was planned with", where="compile_lir",
+                    hint="give them to build_template and specialize_template",
+                )  # fmt: skip
+            options = replace(own, threads=chosen.threads)
+            template = specialized.template.with_options(options)
+            specialized = Specialized(template, specialized.lir)
+        return self._compiled(specialized)
 
     # -- executables by key -----------------------------------------------------------------------
 
@@ -187,16 +218,20 @@ class ModelCompilePipeline:
         self, key: str, binding: DimBinding, build_hir: BuildHir, options: Options = None
     ) -> Found:
         """The executable of `key`; `binding`, model and options must be what the key stands for."""
+        model = self._module(build_hir, "")[1]
 
         def make() -> CompiledGraph:
             chosen = CompileOptions.of(options)
             template = self.build_template(build_hir, chosen)
             return self._compiled(self.specialize_template(binding, chosen, template))
 
+        def material() -> dict[str, object]:
+            chosen = CompileOptions.of(options)
+            return {"binding": str(binding), "model": model[:12], **_material(chosen)}
+
         compiled = self.cache.get_or_make(
-            key, make, size=_size, token=(binding, options),
-            material=lambda: {"binding": str(binding), **_material(CompileOptions.of(options))},
-        )  # fmt: skip
+            (key, ""), make, size=_size, token=(binding, options, model), material=material
+        )
         return compiled, compiled.manifest
 
     def get_or_compile_component(
@@ -217,22 +252,26 @@ class ModelCompilePipeline:
             lazy = component.compilation_mode is CompilationMode.LAZY
             return self._compiled(specialized, lazy)
 
-        return self._cached(component, options, make)
+        model = self._module(build_hir, component.layer_composition_key)[1]
+        return self._cached(component, model, options, make)
 
-    def _cached(self, component: ModelComponent, options: Options, make: Any) -> Found:
+    def _cached(self, component: ModelComponent, model: str, options: Options, make: Any) -> Found:
         compiled = self.cache.get_or_make(
-            component.cache_key(), make, size=_size, token=(options,),
+            (component.cache_key(), model), make, size=_size, token=(options,),
             material=lambda: component_material(component, options),
         )  # fmt: skip
         return compiled, compiled.manifest
 
     def _compiled(self, specialized: Specialized, lazy: bool = False) -> CompiledGraph:
-        template = specialized.template
+        template, params, states = specialized.template, self.params, self.states
+
+        def executable() -> Executable:
+            specialized.lir.check_phases()
+            return template.backend.compile(specialized.lir, template.options)
+
         if not lazy:
-            return CompiledGraph(template, self.params, self.compile_lir(specialized))
-        return CompiledGraph(
-            template, self.params, lambda: self.compile_lir(specialized), specialized.manifest
-        )
+            return CompiledGraph(template, params, executable(), states=states)
+        return CompiledGraph(template, params, executable, specialized.manifest, states)
 
     # -- artifacts --------------------------------------------------------------------------------
 
@@ -255,11 +294,13 @@ class ModelCompilePipeline:
         """
         can_export = self.session.device.backend.can_export
         disk = cache or self.aot or AotCache.default() if can_export else None
+        composition = component.layer_composition_key
+        content = model_key or self._module(build_hir, composition)[1]
+        if disk is not None:
+            disk.find_profile(component)
 
         def make() -> CompiledGraph:
             chosen = CompileOptions.of(options).for_component(component)
-            composition = component.layer_composition_key
-            content = model_key or self._module(build_hir, composition)[1]
             backend = self.session.device.backend.for_target(chosen.profile.target)
             material = encode(artifact_material(component, content, chosen, backend))
             name = f"{component.aot_disk_base()}-{make_key('artifact', material)[:16]}"
@@ -276,7 +317,7 @@ class ModelCompilePipeline:
             disk.store(name, artifact)
             return self._restored(artifact, backend, chosen)
 
-        return self._cached(component, options, make)
+        return self._cached(component, content, options, make)
 
     def _load(
         self, disk: AotCache, name: str, material: bytes, backend: Backend, options: CompileOptions
@@ -294,16 +335,22 @@ class ModelCompilePipeline:
         self, artifact: Artifact, backend: Backend, options: CompileOptions
     ) -> CompiledGraph:
         variant = StoredVariant(artifact, backend, options)
-        return CompiledGraph(variant, self.params, variant.specialize({}))
+        return CompiledGraph(variant, self.params, variant.specialize({}), states=self.states)
 
     # -- queries ----------------------------------------------------------------------------------
 
     def contains(self, key: str | ModelComponent) -> bool:
-        return (key.cache_key() if isinstance(key, ModelComponent) else key) in self.cache
+        """Whether there is an executable of this key, of any model."""
+        return bool(self._cached_keys(key))
+
+    def _cached_keys(self, key: str | ModelComponent) -> list[Hashable]:
+        wanted = key.cache_key() if isinstance(key, ModelComponent) else key
+        return [k for k in self.cache if isinstance(k, tuple) and k[0] == wanted]
 
     def pin(self, key: str | ModelComponent, pinned: bool = True) -> None:
         """Exempt an executable from eviction, or no longer."""
-        self.cache.pin(key.cache_key() if isinstance(key, ModelComponent) else key, pinned)
+        for found in self._cached_keys(key) or [str(key)]:
+            self.cache.pin(found, pinned)
 
     def has_template(self, options: Options = None) -> bool:
         wanted = CompileOptions.of(options).template_key()
@@ -313,9 +360,23 @@ class ModelCompilePipeline:
         """The graph after all passes, and their reports."""
         return self._template_for(CompileOptions.of(options)).result
 
-    def template_binding_manifest(self, binding: DimBinding) -> BindingManifest:
-        """The manifest of the last template with this binding."""
-        return self.specialize_template(binding, template=self._last).manifest
+    def template_binding_manifest(self, binding: DimBinding | None = None) -> BindingManifest:
+        """The manifest of the last template: with symbolic shapes, or with this binding."""
+        if not self._last:
+            raise OptionError("no template yet", hint="call build_template first")
+        template = next(reversed(self._last.values()))
+        if binding is not None:
+            return self.specialize_template(binding, template.options, template).manifest
+        source, known = template.source, template.signature
+        outputs = zip(source.output_names, source.outputs, strict=True)
+        return BindingManifest.symbolic(
+            {
+                "input": known.inputs,
+                "param": known.params,
+                "state": known.states,
+                "output": {name: value.shape for name, value in outputs},
+            }
+        )
 
     def binding_manifest_for_binding(
         self, binding: DimBinding, options: Options = None
@@ -323,24 +384,35 @@ class ModelCompilePipeline:
         return self.specialize_template(binding, options).manifest
 
     def binding_manifest_for_component(
-        self, component: ModelComponent, options: Options = None
+        self, component: ModelComponent, options: Options = None, build_hir: BuildHir | None = None
     ) -> BindingManifest:
+        """The manifest of a component, of the last template with its options and layers, or of the
+        model that `build_hir` builds."""
         chosen = CompileOptions.of(options).for_component(component)
-        return self.specialize_template(component.dim_binding(), chosen).manifest
+        composition = component.layer_composition_key
+        if build_hir is not None:
+            template = self.build_template(build_hir, chosen, composition)
+        else:
+            template = self._template_for(chosen, composition)
+        return self.specialize_template(component.dim_binding(), chosen, template).manifest
 
     def explain(self, key: str | ModelComponent, options: Options = None) -> str:
         """Why a key hits or misses, and what differs from the nearest entry."""
+        material, wanted = None, key
         if isinstance(key, ModelComponent):
-            return self.cache.explain(key.cache_key(), component_material(key, options))
-        return self.cache.explain(key)
+            material, wanted = component_material(key, options), key.cache_key()
+        known = [k for k in self.cache.seen() if isinstance(k, tuple) and k[0] == wanted]
+        return self.cache.explain(known[0] if known else (wanted, ""), material)
 
-    def _template_for(self, options: CompileOptions) -> Template:
+    def _template_for(self, options: CompileOptions, composition: str | None = None) -> Template:
         wanted = options.template_key()
-        newest_first = [self._last, *reversed(self._templates.values())]
-        for template in newest_first:
-            if template is not None and template.options.template_key() == wanted:
+        for (key, layers), template in reversed(self._last.items()):
+            if key == wanted and composition in (None, layers):
                 return template
-        raise OptionError("no template of these options", hint="call build_template first")
+        raise OptionError(
+            "no template of these options" + (" and layers" if composition else ""),
+            hint="call build_template first",
+        )
 
     def __len__(self) -> int:
         return len(self.cache)
@@ -372,7 +444,7 @@ def component_material(component: ModelComponent, options: Options) -> dict[str,
         "profile": component.profile_key[:12] or "default",
         "quant": None if component.quant is None else str(component.quant),
         "composition": component.layer_composition_key[:12] or None,
-        **_material(CompileOptions.of(options)),
+        **_material(CompileOptions.of(options).for_component(component)),
     }
 
 
@@ -388,12 +460,14 @@ def _size(compiled: CompiledGraph) -> int:
 
 def model_key(module: Graph | GraphModule) -> str:
     """A content hash of a model, the same in every process."""
-    return make_key("model", canonical(_graph_of(module)))
+    held = as_module(module)
+    policy = held.fusion_policy
+    contents = canonical(_graph_of(held))
+    plain = policy is FusionPolicy.DIRECT or held.stage is not GraphStage.HIR
+    return make_key("model", contents if plain else (contents, policy.value))
 
 
-def _graph_of(module: Graph | GraphModule) -> Graph:
-    if isinstance(module, Graph):
-        return module
+def _graph_of(module: GraphModule) -> Graph:
     held = module.as_hir() or module.as_graph()
     assert held is not None
     return held

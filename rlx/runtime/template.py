@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from rlx.backends.base import Backend, Executable
-from rlx.errors import OptionError
 from rlx.ir.binding import DimBinding, require_known
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
-from rlx.ir.hir import FusionPolicy, HirModule, lower
+from rlx.ir.hir import FusionPolicy, lower
 from rlx.ir.lir import Lir
-from rlx.ir.module import GraphModule
+from rlx.ir.module import GraphModule, as_module
 from rlx.ir.node import Node
 from rlx.ir.phase import PhaseSchedule, check_phases
 from rlx.ir.text import inspect_graph, inspect_lir
@@ -142,16 +141,3 @@ def _lowered(
     lowered = lower(hir, policy, starts)
     verify(lowered, after="lower_hir")
     return lowered, None if phases is None else phases.spread(starts, len(lowered))
-
-
-def as_module(graph: Graph | GraphModule) -> GraphModule:
-    """A graph of any stage as a module."""
-    if isinstance(graph, GraphModule):
-        return graph
-    if not isinstance(graph, Graph):
-        raise OptionError(
-            "not a graph", got=type(graph).__name__, expected="Graph or GraphModule",
-            hint='rlx.GraphModule.define("name", build) makes one of a function',
-        )  # fmt: skip
-    is_hir = isinstance(graph, HirModule) or any(n.op.is_block for n in graph.nodes)
-    return GraphModule.from_hir(graph) if is_hir else GraphModule.from_graph(graph)

@@ -14,6 +14,7 @@ from rlx.errors import BindingError
 from rlx.ir.binding import DimBinding, infer_sizes, require_known
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
+from rlx.specialize.manifest import BindingManifest
 from rlx.support.records import dataclass
 
 
@@ -62,6 +63,12 @@ class VariantProvider(Protocol):
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         """The executable of the variant whose open symbols have these sizes."""
+
+
+def users_manifest(manifest: BindingManifest, provider: VariantProvider) -> BindingManifest:
+    """The manifest of an executable with the user's params instead of those packed from them."""
+    params, sizes = provider.signature.params, provider.binding.sizes
+    return manifest.with_params(params, sizes, provider.dynamic_dims)
 
 
 _MAX_SHAPES = 1024

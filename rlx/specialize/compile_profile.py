@@ -105,12 +105,17 @@ def register_profile(profile: CompileProfile) -> str:
     return key
 
 
-def profile_of(key: str) -> CompileProfile:
-    """The registered profile or preset of a key."""
+def is_registered(key: str) -> bool:
+    """Whether the profile of this key is known here: registered, or a preset."""
     if key not in _by_key:
         for preset in PRESETS.values():
             register_profile(preset)
-    if key not in _by_key:
+    return key in _by_key
+
+
+def profile_of(key: str) -> CompileProfile:
+    """The registered profile or preset of a key."""
+    if not is_registered(key):
         raise OptionError(
             "unknown profile key", where="component", got=str(key)[:16],
             expected="the key of a registered profile, a preset, or the options' own profile",

@@ -1,14 +1,20 @@
-"""The binding manifest: shape, size and arena offset of every argument of an executable."""
+"""The binding manifest: shape, size and arena offset of every argument of an executable.
+
+Params are the user's, by their own names and shapes: what `set_param` takes. Kernels may read
+others that are packed from them; those are in the manifest of the device's executable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from rlx.errors import InputError
 from rlx.ir.lir import Argument, Lir
 from rlx.ir.shape import Shape
 from rlx.support.records import dataclass
+
+Amount: TypeAlias = Any  # an int; a symbolic Dim as long as a symbol of the shape is open
 
 
 class ManifestEntry(NamedTuple):
@@ -17,8 +23,8 @@ class ManifestEntry(NamedTuple):
     role: str  # input, param, state, output
     name: str
     shape: Shape
-    num_elements: int
-    num_bytes: int
+    num_elements: Amount
+    num_bytes: Amount
     arena_offset: int | None  # None: it has no arena slot
     arena_size: int | None
     is_view: bool
@@ -31,12 +37,26 @@ class ManifestEntry(NamedTuple):
 @dataclass(frozen=True)
 class BindingManifest:
     entries: tuple[ManifestEntry, ...]
-    arena_size: int
+    arena_size: int  # 0 for a symbolic manifest: nothing is planned yet
 
     @staticmethod
     def of(lir: Lir) -> BindingManifest:
         entries = tuple([_entry(argument) for argument in lir.arguments()])
         return BindingManifest(entries, lir.arena_size)
+
+    @staticmethod
+    def symbolic(arguments: Mapping[str, Mapping[str, Shape]]) -> BindingManifest:
+        """The manifest before sizes are bound, of the names and shapes of each role."""
+        rows = [(role, *item) for role, table in arguments.items() for item in table.items()]
+        return BindingManifest(tuple([_outside(*row, {}) for row in rows]), 0)
+
+    def with_params(
+        self, params: Mapping[str, Shape], sizes: Mapping[str, int], bounds: Mapping[str, int]
+    ) -> BindingManifest:
+        """The same with these params, the user's; `sizes` and `bounds` are those of symbols."""
+        users = [_outside("param", n, s.bind(sizes), bounds) for n, s in params.items()]
+        own = [*self.inputs, *users, *self.states, *self.outputs]
+        return BindingManifest(tuple(own), self.arena_size)
 
     def role(self, role: str) -> list[ManifestEntry]:
         return [e for e in self.entries if e.role == role]
@@ -62,7 +82,7 @@ class BindingManifest:
         return [e.name for e in self.params]
 
     @property
-    def total_param_bytes(self) -> int:
+    def total_param_bytes(self) -> Amount:
         return sum(e.num_bytes for e in self.params)
 
     def weight_blocks(self) -> dict[str, list[ManifestEntry]]:
@@ -90,7 +110,8 @@ class BindingManifest:
         for e in self.entries:
             slot = "no slot" if e.arena_offset is None else f"@{e.arena_offset}"
             view = " view" if e.is_view else ""
-            lines.append(f"{e.role:6} {e.name}: {e.shape}, {e.num_bytes:,} bytes, {slot}{view}")
+            size = f"{e.num_bytes:,}" if isinstance(e.num_bytes, int) else f"{e.num_bytes}"
+            lines.append(f"{e.role:6} {e.name}: {e.shape}, {size} bytes, {slot}{view}")
         return "\n".join(lines)
 
 
@@ -100,3 +121,12 @@ def _entry(argument: Argument) -> ManifestEntry:
         role, name, shape, size // shape.dtype.bytes, size, offset,
         None if offset is None else size, is_view,
     )  # fmt: skip
+
+
+def _outside(role: str, name: str, shape: Shape, bounds: Mapping[str, int]) -> ManifestEntry:
+    """An entry without an arena slot."""
+    if shape.symbols <= bounds.keys():
+        size = shape.upper_bytes(bounds)
+        return ManifestEntry(role, name, shape, size // shape.dtype.bytes, size, None, None, False)
+    amounts = shape.num_elements, shape.size_bytes
+    return ManifestEntry(role, name, shape, *amounts, None, None, False)

@@ -69,7 +69,7 @@ class ModelVariant:
 
     def with_extra(self, symbol: str | Expr, size: Size) -> ModelVariant:
         """The same variant with one more symbol bound."""
-        return replace(self, extra=(*self.extra, (symbol, size)))
+        return replace(self, extra=(*self.extra, (symbol_name(symbol), size)))
 
     def dim_binding(self) -> DimBinding:
         """Decode binds batch, past_seq, and seq to the new tokens; other phases batch and seq."""

@@ -32,7 +32,7 @@ Generated from the registry of ops by `python tests/ir/make_methods.py`: do not 
 # mypy: disable-error-code="override"
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -72,6 +72,16 @@ TYPES = {
     "tuple[Dim, ...]": "DimLike | Sequence[DimLike]",
 }
 RESULTS = {"Shape": "Value", "tuple[Shape, Shape]": "tuple[Value, Value]"}
+
+
+# a second form of a builder: what it takes after the first tensor, and what it gives
+FORMS = {
+    "sample": (
+        "top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0, seed: int = 0, *, "
+        "min_p: float = 0.0, **result: Unpack[Result]",
+        "Value",
+    )
+}
 
 
 def accepted(annotation: str) -> str:
@@ -130,8 +140,15 @@ def method(name: str, cls: type[Op], *, of_value: bool = False) -> str:
     lines[0], lines[-1] = f'"""{lines[0]}', f'{lines[-1]}"""'
     if len(lines) == 1:
         lines = [f'"""{first}"""']
+    body = "\n".join(f"    {line}" for line in lines)
     head = f"def {name}({signature(cls, of_value=of_value)}) -> {result(cls)}:"
-    return textwrap.indent("\n".join([head, *(f"    {line}" for line in lines)]), "    ")
+    forms = [f"{head}\n{body}"]
+    if name in FORMS:
+        takes, gives = FORMS[name]
+        first = "" if of_value else f"{cls.input_names[0]}: Tensor, "
+        forms.append(f"def {name}(self, {first}{takes}) -> {gives}:\n{body}")
+        forms = [f"@overload\n{form}" for form in forms]
+    return textwrap.indent("\n".join(forms), "    ")
 
 
 def public() -> Iterator[type[Op]]:

@@ -27,7 +27,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node
 from rlx.llvm.jit import Kernel
 from rlx.llvm.target import Target
-from rlx.passes.plan import PlanTemplate, Variant
+from rlx.passes.plan import PlanTemplate, Variant, require_scratch
 from rlx.passes.views import insert_contiguous
 
 _MAX_LAYOUTS = 64  # for each plan template
@@ -70,6 +70,8 @@ class Compiler:
     def compile_program(self, lir: Lir, workers: int) -> CompiledProgram:
         """The program of a plan for up to `workers` workers; the target may be another machine."""
         variant = Variant.of(lir)
+        if variant is not lir:
+            require_scratch(lir, lambda node: self.scratch(node, workers))
         lowered = self._lowering.lower(variant, workers)
         layout = self._layout(variant, lowered)
         launches = [t.launch for c in lowered for t in c.launches]

@@ -15,8 +15,9 @@ For each row x of logits, all in f32 (f64 logits in f64; sums always in f64):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,9 @@ class Sample(Op):
     `rng` is (seed, counter) as u64. Row r draws from Philox4x32-10 with key `seed` at counter
     (counter, r), and the returned rng has counter + 1, so no draw is used twice. `settings`
     (temperature, top_k, top_p, min_p), where given, replaces the attributes at run time.
+
+    Without `rng`, `g.sample(logits, top_k, top_p, temperature, seed)` returns the tokens alone; a
+    state counts the draws, which depend on nothing but `seed` and their number.
     """
 
     temperature: float = 1.0
@@ -98,9 +102,39 @@ class Sample(Op):
             following = np.array([rng[0], rng[1] + np.uint64(1)], np.uint64)
         return np.array(drawn, np.int32).reshape(logits.shape[:-1]), following
 
+    @classmethod
+    def builder(cls, build: Callable[..., Any]) -> Callable[..., Any]:
+        def sample(self: Any, logits: Any, *args: Any, **named: Any) -> Any:
+            has_rng = "rng" in named or (args and hasattr(args[0], "shape"))
+            if has_rng:
+                return build(self, logits, *args, **named)
+            return _seeded(self, build, logits, *args, **named)
+
+        return sample
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """Some ten operations per logit: comparing, the exponential, two sums; one pass over it."""
         return Cost(inputs[0].num_elements * 10, inputs[0].size_bytes)
+
+
+def _seeded(
+    g: Any, build: Callable[..., Any], logits: Any, top_k: int = 0, top_p: float = 1.0,
+    temperature: float = 1.0, seed: int = 0, *, name: str = "", **more: Any,
+) -> Any:  # fmt: skip
+    """Tokens drawn by an RNG of this seed, whose counter is a state of the graph."""
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+        raise AttributeValueError(
+            "not a seed", where="sample.seed", got=repr(seed), expected="an int, 0 … 2**64 - 1",
+            hint="an RNG operand is a tensor of two u64: g.sample(logits, rng)",
+        )  # fmt: skip
+    base = f"{name or 'sample'}.draws"
+    names = (base if i == 0 else f"{base}.{i}" for i in count())
+    draws = g.state(next(n for n in names if n not in g._sources), [1], "u64")
+    rng = g.concat([g.constant(np.array([seed], np.uint64)), draws], axis=0)
+    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    tokens, after = build(g, logits, rng, name=name, **how, **more)
+    g.state_update(draws, g.narrow(after, axis=0, start=1, length=1), axis=0, start=0)
+    return tokens
 
 
 def sample_row(logits: Array, u: float, settings: Settings) -> int:

@@ -19,9 +19,9 @@ strides of an alias are in elements. `life` is the live range: first and last sc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from typing import NamedTuple
 
-from rlx.ir.lir import Lir, Slot, View
+from rlx.ir.lir import Lir, Slot, View, works_in_place
 from rlx.ir.node import Node, Value
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.text.parser import GraphParser
@@ -29,6 +29,7 @@ from rlx.ir.text.printer import print_graph
 from rlx.ir.text.reader import Source, Token
 
 _IN_ARENA = ("arena", "input", "output")  # slots with an arena offset
+_WITHIN = ("arena", "alias")  # slots of what is neither a source nor an output
 _KINDS = (*_IN_ARENA, "param", "state", "constant", "alias")
 
 
@@ -159,18 +160,99 @@ class _PlanParser(GraphParser):
         return offset
 
     def _check(self, labels: dict[str, Value]) -> None:
-        """Every value has a slot, and no two that are live at the same time share bytes."""
-        slots, end = self.found.slots, self.token
-        missing = [label for label, value in labels.items() if value not in slots]
+        """Every value has a slot of its kind, lives as long as it is read, and shares no bytes."""
+        end = self.token
+        missing = [label for label, value in labels.items() if value not in self.found.slots]
         if missing:
             self.fail(end, "values without a slot", got=", ".join(missing[:5]))
-        placed = [
-            (s.first, s.last, s.offset, s.offset + s.size, label)
-            for label, value in labels.items()
-            if (s := slots[value]).offset is not None and s.size
-        ]
-        for (_, last, low, high, one), (first, _, start, stop, other) in combinations(
-            sorted(placed), 2
-        ):
-            if first < last and low < stop and start < high:
-                self.fail(end, "two live values share bytes", got=f"{one} and {other}")
+        for label, value in labels.items():
+            wrong = _fault(self.found, value)
+            if wrong:
+                self.fail(end, wrong, got=f"{label} {_slot_text(self.found.slots[value])}")
+        last = _last_reads(self.found)
+        for label, value in labels.items():
+            slot = self.found.slots[value]
+            if slot.root is None and slot.last < last.get(value, 0):
+                self.fail(end, "a value is read after its life", got=label, expected=last[value])
+        shared = _shared_bytes(self.found)
+        if shared:
+            self.fail(end, "two live values share bytes", got=shared)
+
+
+def _fault(lir: Lir, value: Value) -> str:
+    """What is wrong with the slot of a value by itself, or an empty string."""
+    node, slot, nodes = value.node, lir.slots[value], len(lir.graph)
+    is_output = any(v is value for v in lir.outputs)
+    kinds = (node.op.name,) if node.op.is_source else ("output",) if is_output else _WITHIN
+    if slot.kind not in kinds:
+        return f"not a slot of kind {' or '.join(kinds)}"
+    if slot.first != (0 if slot.kind == "input" else node.id):
+        return f"its life begins with node {node.id}"
+    if slot.kind in ("input", "output") and slot.last != nodes:
+        return f"inputs and outputs live to the end, {nodes}"
+    if slot.root is None or slot.view is None:
+        return ""
+    if not node.op.is_view and node.op.name != "state_update":
+        return "neither a view nor an update"
+    if lir.slots[slot.root].root is not None:
+        return "an alias of an alias"
+    dims = (*value.shape.dims, slot.view.offset, *slot.view.strides, *slot.root.shape.dims)
+    if len(slot.view.strides) != value.shape.rank:
+        return "not a stride for each axis"
+    if all(isinstance(d, int) for d in dims) and value.shape.num_elements:
+        axes = zip(value.shape.static_dims, slot.view.strides, strict=True)
+        steps = [(d - 1) * s for d, s in axes]  # type: ignore[operator]
+        low = slot.view.offset + sum(n for n in steps if n < 0)
+        high = slot.view.offset + sum(n for n in steps if n > 0)
+        if low < 0 or high >= slot.root.shape.num_elements:  # type: ignore[operator]
+            return "a view beyond its root"
+    return ""
+
+
+def _last_reads(lir: Lir) -> dict[Value, int]:
+    """The last position that reads each root, itself or a view of it."""
+    last: dict[Value, int] = {}
+    for node in lir.graph.nodes:
+        for v in node.inputs:
+            last[lir.home(v)[0]] = node.id
+    return last
+
+
+class _Interval(NamedTuple):
+    first: int
+    last: int
+    start: int
+    stop: int
+    label: str
+    value: Value | None  # None: scratch memory
+
+
+def _shared_bytes(lir: Lir) -> str:
+    """Two values, or scratch memory and a value, that share bytes while both are live."""
+    intervals = [
+        _Interval(s.first, s.last, s.offset, s.offset + s.size, _label(v), v)
+        for v, s in lir.slots.items()
+        if s.offset is not None and s.size
+    ]
+    for number, (offset, size) in lir.scratch.items():
+        label = f"the scratch memory of %{number}"
+        intervals.append(_Interval(number, number, offset, offset + size, label, None))
+    active: list[_Interval] = []
+    for new in sorted(intervals, key=lambda i: i[:4]):
+        active = [old for old in active if old.last >= new.first]
+        for old in active:
+            overlap = old.start < new.stop and new.start < old.stop
+            if overlap and not _in_place(lir, old, new):
+                return f"{old.label} and {new.label}"
+        active.append(new)
+    return ""
+
+
+def _in_place(lir: Lir, old: _Interval, new: _Interval) -> bool:
+    """Whether a node writes its result over an operand that it reads last."""
+    if old.value is None or new.value is None or (old.last, old.start) != (new.first, new.start):
+        return False
+    node = new.value.node
+    read = any(lir.home(v)[0] is old.value for v in node.inputs)
+    same = lir.slots[old.value].kind == "arena" and old.stop == new.stop
+    return read and same and works_in_place(node.op)
