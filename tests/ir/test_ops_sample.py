@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from applied import apply, inferred, normal
 
+import rlx
 from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.philox import draw_words, philox4x32, uniform
 from rlx.ir.shape import Shape
@@ -213,3 +214,34 @@ def test_inference() -> None:
 def test_attributes_out_of_range(bad: dict[str, Any]) -> None:
     with pytest.raises(AttributeValueError, match=rf"\[sample.{next(iter(bad))}\] out of range"):
         inferred("sample", Shape([5]), Shape([2], "u64"), **bad)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_a_seed_instead_of_an_rng(device: str) -> None:
+    """Draws are those of the form with an operand, at counters 0, 1, 2, …"""
+    x = np.random.default_rng(3).normal(size=(2, 32)).astype(np.float32)
+
+    def seeded(g: rlx.GraphModule) -> rlx.Value:
+        return g.sample(g.input("x", x.shape), 5, 0.9, 0.7, 42)
+
+    def with_rng(g: rlx.GraphModule) -> rlx.Value:
+        rng = g.input("rng", [2], "u64")
+        return g.sample(g.input("x", x.shape), rng, temperature=0.7, top_k=5, top_p=0.9)[0]
+
+    f = rlx.Session(device).compile(rlx.GraphModule.define("seeded", seeded))
+    other = rlx.Session(device).compile(rlx.GraphModule.define("rng", with_rng))
+    drawn = [f.run(x=x)[0].tolist() for _ in range(8)]
+    wanted = [other.run(x=x, rng=np.array([42, i], np.uint64))[0].tolist() for i in range(8)]
+    assert drawn == wanted and len({tuple(d) for d in drawn}) > 1
+
+
+def test_sample_takes_logits_alone_and_refuses_other_seeds() -> None:
+    g = rlx.Graph("alone")
+    logits = g.input("x", [1, 8])
+    tokens = g.sample(logits)
+    again = logits.sample(seed=7, temperature=0.5)
+    assert [v.shape.dtype.name for v in (tokens, again)] == ["i32", "i32"]
+    assert [n.name for n in g.sources("state")] == ["sample.draws", "sample.draws.1"]
+    for seed in (-1, 2**64, 1.5, True, "7"):
+        with pytest.raises(rlx.AttributeValueError, match="not a seed"):
+            g.sample(logits, 5, 0.9, 0.7, seed)
