@@ -23,7 +23,7 @@ from rlx.ir.op import Array
 from rlx.runtime import container
 from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.params import ParamStore
+from rlx.runtime.params import ParamStore, SharedStates
 from rlx.runtime.pipeline import BuildHir, ModelCompilePipeline, Specialized
 from rlx.specialize.component import ModelComponent
 from rlx.specialize.options import CompileOptions
@@ -148,6 +148,7 @@ class Bundle(Mapping[str, CompiledGraph]):
     extras: dict[str, bytes]
     options: CompileOptions
     _graphs: dict[str, CompiledGraph] = field(default_factory=dict)
+    _states: SharedStates = field(default_factory=SharedStates)
 
     def __getitem__(self, name: str) -> CompiledGraph:
         if name not in self._graphs:
@@ -163,13 +164,7 @@ class Bundle(Mapping[str, CompiledGraph]):
         backend = Device.of(artifact.device).backend
         options = replace(self.options, profile=artifact.profile)
         variant = StoredVariant(artifact, backend, options)
-        compiled = CompiledGraph(variant, self.params, variant.specialize({}))
-        for state in artifact.manifest.states:
-            for other in self._graphs.values():
-                if other.template.signature.states.get(state.name) is state.shape:
-                    compiled.bind_state(state.name, other.state_buffer(state.name))
-                    break
-        return compiled
+        return CompiledGraph(variant, self.params, variant.specialize({}), states=self._states)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.artifacts)

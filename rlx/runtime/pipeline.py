@@ -449,9 +449,10 @@ def component_material(component: ModelComponent, options: Options) -> dict[str,
 
 
 def _material(options: CompileOptions) -> dict[str, object]:
-    """The options as short hashes, one for each field."""
-    parts = {**options.template_material(), "threads": options.threads}
-    return {f"options.{k}": make_key("part", v)[:12] for k, v in parts.items()}
+    """Short hashes of the options, and the number of threads a program is made for."""
+    parts = options.template_material()
+    hashes = {f"options.{k}": make_key("part", v)[:12] for k, v in parts.items()}
+    return hashes | {"options.threads": options.threads}
 
 
 def _size(compiled: CompiledGraph) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -99,6 +100,10 @@ class CpuBackend(Backend):
     def restore(self, parts: Parts, info: PlanInfo, options: CompileOptions) -> CpuExecutable:
         program, kernels = read_parts(parts)
         workers = min(program.workers, self.workers(options))
+        if options.threads is not None and options.threads > program.workers:
+            made = f"the program was compiled for {program.workers} workers"
+            text = f"[artifact] {made}, and {options.threads} threads are asked for"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return CpuExecutable(link(program, kernels), info, get_thread_pool(workers))
 
     def _require_host(self) -> None:
