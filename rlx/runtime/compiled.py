@@ -30,7 +30,7 @@ from rlx.runtime.params import (
     as_argument,
     as_array,
 )
-from rlx.runtime.phase_runs import PhaseRuns
+from rlx.runtime.phase_runs import PhaseRuns, sizes_needed
 from rlx.runtime.variants import VariantCache, VariantProvider, users_manifest
 from rlx.specialize.manifest import BindingManifest
 from rlx.support.settings import check_nan, debug, debug_level
@@ -265,7 +265,8 @@ class CompiledGraph:
             key = (span, *shown, *sorted(known.items()))
             entry = self._variants.dispatch_cache.get(key)
             if entry is None:
-                entry = self._variants.dispatch(shown, known, key)
+                with sizes_needed(span[0], self._inputs.keys() - given.keys(), runs is None):
+                    entry = self._variants.dispatch(shown, known, key)
             executable, dims = entry.executable, entry.sizes
             self._current = (executable, dims)
             self._attach(executable)

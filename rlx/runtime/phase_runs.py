@@ -6,7 +6,8 @@ one has not, it runs first, provided that its inputs are given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from rlx.backends.base import Executable, Span
 from rlx.backends.buffer import Buffer
-from rlx.errors import InputError
+from rlx.errors import BindingError, InputError
 from rlx.ir.lir import Lir, Slot
 from rlx.ir.node import Node
 from rlx.ir.phase import Phase
@@ -102,6 +103,21 @@ class PhaseRuns:
         steady = Phase.STEADY_STATE
         if span[0] <= Phase.EPILOGUE <= span[1] and not self._needs.epilogue_keeps:
             self._records.pop(steady, None)  # the epilogue wrote over what it read
+
+
+@contextmanager
+def sizes_needed(phase: Phase, missing: Collection[str], nothing_ran: bool) -> Iterator[None]:
+    """Sizes that a phase cannot know are those of earlier ones, which have not run."""
+    try:
+        yield
+    except BindingError as error:
+        if not nothing_ran or not missing or phase is Phase.PROLOGUE:
+            raise
+        raise InputError(
+            f"{phase} needs the phases before it, which have not run", where=error.where,
+            expected=f"{', '.join(sorted(missing))} and their sizes",
+            hint='run(…, until="steady_state") before, or give all inputs here',
+        ) from error  # fmt: skip
 
 
 def _names(given: Mapping[str, Any]) -> str:

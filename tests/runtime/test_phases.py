@@ -159,6 +159,8 @@ def test_a_phase_alone_needs_its_own_inputs_only(device: str) -> None:
     np.testing.assert_allclose(found, best(x), rtol=1e-5)
     g = compiled(device)
     given = inputs(2)
+    with pytest.raises(rlx.InputError, match=r"epilogue needs the phases before it.*x, y"):
+        g.run(phase="epilogue")
     g.run(x=given["x"], sizes={"past_seq": 0}, until="steady_state")  # y is the epilogue's
     with pytest.raises(rlx.InputError, match=r"missing inputs of epilogue.*expected y"):
         g.run(phase="epilogue")

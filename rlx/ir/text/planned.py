@@ -19,7 +19,7 @@ strides of an alias are in elements. `life` is the live range: first and last sc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlx.ir.lir import Lir, Slot, View, works_in_place
 from rlx.ir.node import Node, Value
@@ -196,17 +196,21 @@ def _fault(lir: Lir, value: Value) -> str:
         return "neither a view nor an update"
     if lir.slots[slot.root].root is not None:
         return "an alias of an alias"
-    dims = (*value.shape.dims, slot.view.offset, *slot.view.strides, *slot.root.shape.dims)
     if len(slot.view.strides) != value.shape.rank:
         return "not a stride for each axis"
-    if all(isinstance(d, int) for d in dims) and value.shape.num_elements:
-        axes = zip(value.shape.static_dims, slot.view.strides, strict=True)
-        steps = [(d - 1) * s for d, s in axes]  # type: ignore[operator]
-        low = slot.view.offset + sum(n for n in steps if n < 0)
-        high = slot.view.offset + sum(n for n in steps if n > 0)
-        if low < 0 or high >= slot.root.shape.num_elements:  # type: ignore[operator]
-            return "a view beyond its root"
-    return ""
+    return "a view beyond its root" if _is_beyond(value, slot.view, slot.root) else ""
+
+
+def _is_beyond(value: Value, view: View, root: Value) -> bool:
+    """Whether a view of known size reaches elements that its root does not have."""
+    known: Any = (view.offset, root.shape.num_elements, *value.shape.dims, *view.strides)
+    if not all(isinstance(d, int) for d in known) or not value.shape.num_elements:
+        return False
+    offset, count, *rest = known
+    dims, strides = rest[: value.shape.rank], rest[value.shape.rank :]
+    steps = [(d - 1) * s for d, s in zip(dims, strides, strict=True)]
+    low, high = (offset + sum(pick(n, 0) for n in steps) for pick in (min, max))
+    return bool(low < 0 or high >= count)
 
 
 def _last_reads(lir: Lir) -> dict[Value, int]:
