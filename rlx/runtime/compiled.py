@@ -272,14 +272,16 @@ class CompiledGraph:
             self._attach(executable)
             version = self._variants.attached[executable]
             if runs is None or runs.executable is not executable or runs.version != version:
-                runs = self._phase_runs = PhaseRuns(executable, version)
+                runs = PhaseRuns(executable, version)
             if span[0] > Phase.PROLOGUE or len(given) < len(self._inputs):
                 span = (runs.first_to_run(span, given, dims, self._signature.name), span[1])
             ordered = [given.get(e.name) for e in executable.manifest.inputs]
             outputs = executable.manifest.outputs
+            self._phase_runs = None  # a run that fails leaves nothing to go on from
             buffers = self._inputs_of(executable, ordered, dims)
             executable.run(buffers, (None,) * len(outputs), dims, span)
             runs.add(span, given, dims)
+            self._phase_runs = runs
             phases = zip(outputs, executable.output_phases, strict=True)
             inside = [entry if span[0] <= phase <= span[1] else None for entry, phase in phases]
             return tuple([e and executable.slot(e, dims).copy_out() for e in inside])
@@ -417,6 +419,8 @@ class CompiledGraph:
             missing = [n for n in self._inputs if n not in given]
             shapes = ", ".join(f"{n} {self._inputs[n]}" for n in missing)
             raise InputError("missing inputs", where=self._signature.name, expected=shapes)
+        if self._on_host:
+            return [as_array(n, given[n], shape) for n, shape in self._inputs.items()]
         return [self._checked(n, given[n], shape) for n, shape in self._inputs.items()]
 
     def _checked(self, name: str, value: Any, shape: Shape) -> Any:

@@ -175,6 +175,9 @@ class ModelCompilePipeline:
 
     def _module(self, build_hir: BuildHir, composition: str) -> tuple[GraphModule, str]:
         """The model and the key of its contents, cached by the function that builds it."""
+        with contextlib.suppress(TypeError, KeyError):  # hits do not wait for a model being built
+            found: tuple[GraphModule, str] = self._modules[build_hir][composition]
+            return found
         with self._lock:
             known: dict[str, tuple[GraphModule, str]] = {}
             with contextlib.suppress(TypeError):  # not every callable can be referenced weakly
@@ -189,6 +192,11 @@ class ModelCompilePipeline:
     ) -> Specialized:
         """Bind and plan a template; by default the last one that was built with these options."""
         chosen = CompileOptions.of(options)
+        if len(chosen.binding) and chosen.binding != binding:
+            raise OptionError(
+                "two bindings", where="options.binding", got=chosen.binding, expected=binding,
+                hint="leave the one in the options out",
+            )  # fmt: skip
         base = template or self._template_for(chosen)
         bound = base.with_options(replace(chosen, binding=binding))
         if bound.open_symbols:

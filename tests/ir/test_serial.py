@@ -481,3 +481,14 @@ def test_plans_are_checked() -> None:
     assert "an alias of something without memory" in spoil_plan(of_an_alias)
     assert "a view of another rank" in spoil_plan(other_rank)
     assert "outside the arena" in spoil_plan(scratch)
+
+
+@pytest.mark.parametrize("policy", ["direct", "fusable"])
+def test_hir_keeps_its_fusion_policy(policy: str) -> None:
+    module = GraphModule.define(
+        "m", lambda g: g.linear(g.input("x", [2, 4]), g.param("w", [4, 4])), policy
+    )
+    hir = module.as_hir()
+    assert hir is not None
+    assert from_bytes(to_bytes(hir)).fusion_policy.value == policy
+    assert from_bytes(to_bytes(module)).as_hir().fusion_policy.value == policy

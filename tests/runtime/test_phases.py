@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import opaque_device
 import pytest
 
 import rlx
 from rlx import CompileOptions, DimBinding, Graph, Phase, Session, derive_phases
 from rlx.passes.pipeline import schedule_phases
 
-DEVICES = ["reference", "cpu"]
+DEVICES = ["reference", "cpu", opaque_device.OpaqueBackend.name]
 
 
 def chooser() -> Graph:

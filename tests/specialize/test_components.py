@@ -145,6 +145,14 @@ def test_options_beside_a_component_must_agree_with_it(options: object, what: st
         compiled(PLAIN, options)
 
 
+def test_a_binding_in_options_beside_a_binding_must_be_the_same() -> None:
+    pipeline = ModelCompilePipeline("reference")
+    options = CompileOptions(binding=DimBinding(batch=7))
+    with pytest.raises(OptionError, match="two bindings"):
+        pipeline.get_or_compile("k", DimBinding(batch=2), linear, options)
+    pipeline.get_or_compile("k", DimBinding(batch=7), linear, options)
+
+
 def test_a_profile_or_a_quant_in_both_places_must_be_one() -> None:
     half = CompileProfile(precision="bf16")
     with pytest.raises(OptionError, match="another profile each"):

@@ -33,7 +33,9 @@ __all__ = ["VERSION", "canonical", "from_bytes", "load", "save", "to_bytes"]
 MAGIC = b"\x89RLX\r\n\x1a\n"  # reveals transfers that changed line ends or dropped the eighth bit
 VERSION = 3
 _HEADER = struct.Struct("<8sHHQ32s")
-_PROGRAMS: dict[int, str] = {1: "graph", 2: "HIR module", 3: "LIR", 4: "module"}
+_PROGRAMS: dict[int, str] = {
+    1: "graph", 2: "HIR module", 3: "LIR", 4: "module", 5: "fusable HIR module"
+}  # fmt: skip
 
 
 def to_bytes(program: Graph | Lir | GraphModule) -> bytes:
@@ -46,10 +48,15 @@ def to_bytes(program: Graph | Lir | GraphModule) -> bytes:
 def _payload(program: object) -> tuple[int, bytes]:
     if isinstance(program, GraphModule):
         kind, inner = _payload(program._held)
-        return 4, text(program.fusion_policy.value) + bytes([kind]) + inner
+        held = 2 if kind == 5 else kind  # the module has the policy
+        return 4, text(program.fusion_policy.value) + bytes([held]) + inner
+    if isinstance(program, HirModule):
+        verify(program)
+        direct = program.fusion_policy is FusionPolicy.DIRECT
+        return 2 if direct else 5, Writer().graph(program)
     if isinstance(program, Graph):
         verify(program)
-        return 2 if isinstance(program, HirModule) else 1, Writer().graph(program)
+        return 1, Writer().graph(program)
     if isinstance(program, Lir):
         verify(program.graph)
         return 3, write_lir(Writer(), program)
@@ -105,15 +112,20 @@ def _header(head: bytes, size: int) -> tuple[int, bytes]:
 def _program(reader: Reader, kind: int) -> Any:
     if kind == 1:
         return reader.graph(Graph)
-    if kind == 2:
-        return reader.graph(HirModule)
+    if kind in (2, 5):
+        hir = reader.graph(HirModule)
+        hir.fusion_policy = FusionPolicy.DIRECT if kind == 2 else FusionPolicy.FUSABLE
+        return hir
     if kind == 3:
         return read_lir(reader)
     policy = FusionPolicy.of(reader.text())
     held = reader.take(1)[0]
     if held not in (1, 2, 3):
         reader.fail("a module that holds no program", got=held)
-    return GraphModule(_program(reader, held), policy)
+    program = _program(reader, held)
+    if isinstance(program, HirModule):
+        program.fusion_policy = policy
+    return GraphModule(program, policy)
 
 
 def save(program: Graph | Lir | GraphModule, path: str | os.PathLike[str]) -> None:
