@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import cached_property
 from typing import Any
 
 from rlx.errors import OptionError
@@ -43,6 +44,7 @@ class CompileOptions:
         _require_type("profile", self.profile, CompileProfile)
         if self.phases is not None:
             _require_type("phases", self.phases, PhaseSchedule)
+            object.__setattr__(self, "phases", self.phases.copy())
 
     @staticmethod
     def of(value: CompileOptions | Mapping[str, Any] | None) -> CompileOptions:
@@ -95,6 +97,10 @@ class CompileOptions:
         }
 
     def template_key(self) -> str:
+        return self._template_key
+
+    @cached_property
+    def _template_key(self) -> str:
         return make_key("options", self.template_material())
 
 
