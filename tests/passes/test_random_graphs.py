@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from rlx import Session
 from rlx.ir.binding import DimBinding
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
+from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.serial import from_bytes, to_bytes
 from rlx.ir.text import parse_graph, print_graph
 from rlx.passes.bind import bind_graph
@@ -119,3 +122,46 @@ def test_binding_changes_sizes_only(graph: Graph, sizes: dict[str, int]) -> None
 
 if __name__ == "__main__":
     pytest.main([__file__])
+
+
+def check_phases(device: str, graph: Graph, sizes: dict[str, int], dice: random.Random) -> None:
+    """Phase by phase under a random schedule: the same results, also from a second round."""
+    data = arguments(graph, sizes)
+    expected = evaluate(graph, data, sizes)
+    schedule = PhaseSchedule()
+    for node in graph.nodes:
+        least = max(
+            [schedule.get(v) or Phase.PROLOGUE for v in node.inputs], default=Phase.PROLOGUE
+        )
+        allowed = [p for p in Phase if p >= least]
+        schedule.set(node, Phase.PROLOGUE if node.op.is_source else dice.choice(allowed))
+    compiled = Session(device).compile(graph, CompileOptions(phases=schedule))
+    for node in graph.sources("param"):
+        compiled.set_param(node.name, data[node.name])
+    inputs = {n.name: data[n.name] for n in graph.sources("input")}
+    for phases in ([*Phase], [Phase.STEADY_STATE, Phase.EPILOGUE]):
+        found: list[Any] = [None] * len(expected)
+        for phase in phases:
+            part = compiled.run(inputs, sizes=sizes, phase=phase)
+            found = [a if b is None else b for a, b in zip(found, part, strict=True)]
+        rows = [(a, b) for a, b in zip(expected, found, strict=True) if b is not None]
+        check_same([a for a, _ in rows], [b for _, b in rows])
+        assert len(rows) == len(expected) or phases[0] is not Phase.PROLOGUE
+    check_same(expected, list(compiled.run(inputs, sizes=sizes)))
+
+
+@given(graphs(), SIZES, st.randoms(use_true_random=False))
+@QUIET
+def test_phases_of_a_random_schedule_compute_the_same(
+    graph: Graph, sizes: dict[str, int], dice: random.Random
+) -> None:
+    check_phases("reference", graph, sizes, dice)
+
+
+@pytest.mark.slow
+@given(graphs(max_ops=8), SIZES, st.randoms(use_true_random=False))
+@settings(QUIET, max_examples=15)
+def test_phases_of_a_random_schedule_compute_the_same_natively(
+    graph: Graph, sizes: dict[str, int], dice: random.Random
+) -> None:
+    check_phases("cpu", graph, sizes, dice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import opaque_device
 import pytest
@@ -302,3 +304,29 @@ def test_states_go_through_a_given_schedule(device: str) -> None:
         np.testing.assert_allclose(got[0], wanted, rtol=1e-5, atol=1e-5)
     got = f.run(y=given["y"], phase="epilogue")
     np.testing.assert_array_equal(got[2], np.argsort(-wanted, kind="stable")[:3])
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_an_artifact_keeps_the_schedule_that_was_given(device: str, tmp_path: Path) -> None:
+    def build() -> rlx.GraphModule:
+        return rlx.GraphModule.define("prompted", prompted)
+
+    rng = np.random.default_rng(5)
+    weights = {n: rng.normal(size=d).astype(np.float32) for n, d in NAMES.items()}
+    options = CompileOptions(phases=derive_phases(build(), once=["prompt"]), threads=1)
+    component = rlx.ModelComponent(rlx.ModelVariant.encoder(1, 3), compilation_mode="aot")  # type: ignore[arg-type]
+    prompt, x = (rng.normal(size=d).astype(np.float32) for d in ((5, 8), (3, 8)))
+    wanted = prompted_in_numpy(weights, prompt, x)
+    cache = rlx.AotCache(tmp_path)
+    for hits in (0, 1):
+        p = rlx.ModelCompilePipeline(device, params=rlx.ParamStore(weights), aot=cache)
+        f, _ = p.get_or_compile_component(component, build, options)
+        assert cache.counters.hits == hits
+        f.run(prompt=prompt, phase="prologue")
+        for _ in range(2):
+            (y, _) = f.run(x=x, phase="steady_state")
+            np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+    # without the schedule it is another artifact
+    other = rlx.ModelCompilePipeline(device, aot=cache)
+    other.get_or_compile_component(component, build, CompileOptions(threads=1))
+    assert cache.counters.hits == 1 and len(cache.entries()) == 2
