@@ -13,6 +13,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.module import GraphModule
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
+from rlx.runtime.variants import PlannedVariant
 from rlx.specialize.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Session:
 
         Machine code is generated once all sizes are known: now, if the options or `binding` give
         them, else by the first run with new sizes. After a `binding` other sizes may still be run;
-        a bound `UpTo` in it holds for all of them.
+        a bound `UpTo` in it holds for all of them. A module at LIR is compiled as it is planned.
         """
         if not isinstance(binding, (DimBinding, Mapping, type(None))):
             raise BindingError(
@@ -53,6 +54,11 @@ class Session:
             if isinstance(size, UpTo):
                 bound = chosen.binding.with_size(symbol, size)
                 chosen = replace(chosen, binding=bound)
+        lir = graph.as_lir() if isinstance(graph, GraphModule) else None
+        if lir is not None:
+            backend = self.device.backend.for_target(chosen.profile.target)
+            chosen = replace(chosen, binding=DimBinding(sizes)) if sizes else chosen
+            return CompiledGraph(PlannedVariant(lir, backend, chosen), params)
         compiled = CompiledGraph(self.template(graph, chosen), params)
         if binding is not None:
             compiled.warm({s: n for s, n in sizes.items() if isinstance(n, int)})

@@ -7,14 +7,18 @@ executables by the sizes of open symbols; a run finds its executable by the shap
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from rlx.backends.base import Backend, Executable
-from rlx.errors import BindingError
-from rlx.ir.binding import DimBinding, infer_sizes, require_known
+from rlx.errors import BindingError, OptionError
+from rlx.ir.binding import DimBinding, UpTo, infer_sizes, require_known
 from rlx.ir.graph import Graph
+from rlx.ir.lir import Lir
 from rlx.ir.shape import Shape
 from rlx.specialize.manifest import BindingManifest
+from rlx.specialize.options import CompileOptions
 from rlx.support.records import dataclass
 
 
@@ -63,6 +67,58 @@ class VariantProvider(Protocol):
 
     def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
         """The executable of the variant whose open symbols have these sizes."""
+
+
+@dataclass
+class PlannedVariant:
+    """The provider of a compiled graph that has one variant, given as a plan (LIR)."""
+
+    lir: Lir
+    backend: Backend
+    options: CompileOptions
+
+    def __post_init__(self) -> None:
+        plain = replace(self.options.profile, target="host")
+        given = (
+            replace(self.options, profile=plain).template_key() != CompileOptions().template_key()
+        )
+        if given or len(self.options.binding):
+            raise OptionError(
+                "a plan is bound, fused and packed already", where=self.lir.name,
+                got="options of an earlier stage", expected="threads and target alone",
+                hint="compile the HIR or MIR it came from",
+            )  # fmt: skip
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The arguments of the plan; params are those that packed ones are prepared from."""
+        found = Signature.of(self.lir.graph)
+        if self.prepare is None:
+            return found
+        made = set(self.prepare.output_names)
+        params = {n: shape for n, shape in found.params.items() if n not in made}
+        params |= {n.name: n.output.shape for n in self.prepare.sources("param")}
+        return replace(found, params=params)
+
+    @cached_property
+    def binding(self) -> DimBinding:
+        return DimBinding({s: UpTo(bound) for s, bound in self.lir.dynamic.items()})
+
+    @property
+    def dynamic_dims(self) -> dict[str, int]:
+        return self.lir.dynamic
+
+    @property
+    def open_symbols(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def prepare(self) -> Graph | None:
+        return self.lir.prepare
+
+    def specialize(self, open_sizes: Mapping[str, int]) -> Executable:
+        self.lir.check_phases()
+        return self.backend.compile(self.lir, self.options)
 
 
 def users_manifest(manifest: BindingManifest, provider: VariantProvider) -> BindingManifest:

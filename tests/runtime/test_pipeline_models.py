@@ -215,6 +215,27 @@ def test_phases_of_one_variant_are_its_own(device: str) -> None:
         p.compile_lir(one)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_plan_is_compiled_as_it_is(device: str) -> None:
+    p = ModelCompilePipeline(device)
+    p.build_template(build, ONE)
+    binding = DimBinding(batch=1).set_dynamic("seq", 9)
+    text = rlx.print_lir(p.specialize_template(binding, ONE).lir)
+    size = rlx.parse_lir(text).arena_size
+    edited = text.replace(f"lir {size} ", f"lir {size + 4096} ", 1)
+    module = GraphModule.from_lir(rlx.parse_lir(edited))
+    f = rlx.Session(device).compile(module, ONE).set_params(weights())
+    assert f.manifest.arena_size == size + 4096 and set(f.manifest.param_names) == set(weights())
+    for seq in (2, 9):
+        x = inputs(1, seq)
+        np.testing.assert_allclose(f.run(x=x)[0], expected(x, weights()), **CLOSE)
+    for options in ({"quant": "Q8_0"}, {"binding": {"seq": 4}}):
+        with pytest.raises(OptionError, match="a plan is bound, fused and packed already"):
+            rlx.Session(device).compile(module, options)
+    with pytest.raises(OptionError, match="a plan is bound, fused and packed already"):
+        rlx.Session(device).compile(module, binding={"seq": 4})
+
+
 def counting() -> GraphModule:
     """Sums the rows it is given to those it has seen."""
 
