@@ -264,7 +264,8 @@ def _only(graph: Graph, names: Sequence[str]) -> Graph:
 
 
 class SharedStates:
-    """States that graphs share: one buffer for each name, size and element type."""
+    """States that graphs share: one buffer for each name, size and element type. They outlive the
+    graphs: what one wrote, another that is compiled later reads."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[object, ...], Buffer] = {}

@@ -37,6 +37,7 @@ class PhaseRuns:
     def __init__(self, executable: Executable, version: object) -> None:
         self.executable, self.version = executable, version
         self._records: dict[Phase, _Record] = {}
+        self._spent: dict[Phase, _Record] = {}  # those whose results a later phase wrote over
 
     @cached_property
     def _needs(self) -> _Needs:
@@ -61,6 +62,7 @@ class PhaseRuns:
         first = span[0]
         for phase in _PHASES[: first.order]:
             if not self._is_done(phase, given, sizes):
+                self._require_unspent(span[0], phase, given, sizes, name)
                 first = phase
                 break
         for phase in _PHASES[first.order : span[1].order + 1]:
@@ -81,10 +83,30 @@ class PhaseRuns:
                 )  # fmt: skip
         return first
 
+    def _require_unspent(
+        self, wanted: Phase, phase: Phase, given: Mapping[str, Any], sizes: Mapping[str, int],
+        name: str,
+    ) -> None:  # fmt: skip
+        """Raise where a phase that updates states would run again on the same inputs."""
+        spent = self._spent.get(phase)
+        if phase in self._needs.writes and self._ran_on(phase, spent, given, sizes):
+            raise InputError(
+                f"{wanted} has used up what {phase} left, which updates states", where=name,
+                expected=f'run(…, phase="{phase}") before, if it is to update them again',
+            )  # fmt: skip
+
     def _is_done(self, phase: Phase, given: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
-        if not self._needs.has_work[phase]:
-            return True
         record = self._records.get(phase)
+        return not self._needs.has_work[phase] or self._ran_on(phase, record, given, sizes)
+
+    def _ran_on(
+        self,
+        phase: Phase,
+        record: _Record | None,
+        given: Mapping[str, Any],
+        sizes: Mapping[str, int],
+    ) -> bool:
+        """Whether a phase ran on these inputs, as far as it reads them, and sizes."""
         if record is None:
             return False
         read = [n for n in self._needs.inputs[phase] if n in given]
@@ -101,8 +123,10 @@ class PhaseRuns:
             elif phase > span[1]:
                 self._records.pop(phase, None)  # of older inputs
         steady = Phase.STEADY_STATE
-        if span[0] <= Phase.EPILOGUE <= span[1] and not self._needs.epilogue_keeps:
-            self._records.pop(steady, None)  # the epilogue wrote over what it read
+        if span[0] <= steady <= span[1]:
+            self._spent.clear()
+        if span[1] is Phase.EPILOGUE and steady in self._records and not self._needs.epilogue_keeps:
+            self._spent[steady] = self._records.pop(steady)
 
 
 @contextmanager
@@ -142,6 +166,7 @@ class _Needs:
         self.inputs: dict[Phase, set[str]] = {p: set() for p in Phase}
         self.symbols: dict[Phase, set[str]] = {p: set() for p in Phase}
         self.has_work = dict.fromkeys(Phase, False)
+        self.writes: set[Phase] = set()  # phases that update states
         self._lir = lir
         nodes = zip(lir.graph.nodes, lir.phase_orders(), strict=True)
         self._work = [(node, _PHASES[order]) for node, order in nodes if lir.has_work(node)]
@@ -150,6 +175,8 @@ class _Needs:
 
     def _add(self, node: Node, phase: Phase) -> None:
         self.has_work[phase] = True
+        if node.op.has_effect:
+            self.writes.add(phase)
         for value in (*node.inputs, *node.outputs):
             self.symbols[phase] |= value.shape.symbols
         for value in node.inputs:

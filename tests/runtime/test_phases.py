@@ -330,3 +330,26 @@ def test_an_artifact_keeps_the_schedule_that_was_given(device: str, tmp_path: Pa
     other = rlx.ModelCompilePipeline(device, aot=cache)
     other.get_or_compile_component(component, build, CompileOptions(threads=1))
     assert cache.counters.hits == 1 and len(cache.entries()) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_phase_that_updates_states_is_not_repeated_behind_the_users_back(device: str) -> None:
+    g = Graph("recurrent")
+    memory = g.state("memory", [1, 8])
+    h = g.matmul(g.input("x", [1, 8]), g.param("w", [8, 8]))
+    g.state_update(memory, h + memory, axis=0, start=0)
+    g.set_outputs({"y": g.softmax(g.exp(h))})  # unfused, the exponential is written over h
+    f = Session(device).compile(g, {"profile": rlx.CompileProfile.preset("debug")})
+    f.set_param("w", np.eye(8, dtype=np.float32))
+    x = np.linspace(0, 1, 8, dtype=np.float32)[None]
+    powers = np.exp(np.exp(x.astype(np.float64)))
+    f.run(x=x, phase="steady_state")
+    np.testing.assert_allclose(f.run(phase="epilogue")[0], powers / powers.sum(), rtol=1e-5)
+    for given in ({}, {"x": x}):
+        with pytest.raises(rlx.InputError, match="epilogue has used up what steady_state left"):
+            f.run(given, phase="epilogue")
+    np.testing.assert_array_equal(f.read_state("memory"), x)
+    f.run(x=x, phase="steady_state")
+    np.testing.assert_array_equal(f.read_state("memory"), 2 * x)
+    f.run(x=2 * x, phase="epilogue")  # other inputs are another run
+    np.testing.assert_array_equal(f.read_state("memory"), 4 * x)
