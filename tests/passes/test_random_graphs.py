@@ -151,7 +151,7 @@ def check_phases(device: str, graph: Graph, sizes: dict[str, int], dice: random.
 
 
 @given(graphs(), SIZES, st.randoms(use_true_random=False))
-@QUIET
+@settings(QUIET, max_examples=30)
 def test_phases_of_a_random_schedule_compute_the_same(
     graph: Graph, sizes: dict[str, int], dice: random.Random
 ) -> None:

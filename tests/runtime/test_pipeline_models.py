@@ -286,6 +286,7 @@ print(f.template.options.profile.precision, f.template.artifact.profile.precisio
 """
 
 
+@pytest.mark.slow
 def test_a_profile_travels_with_its_artifact(tmp_path: Path) -> None:
     """A process that knows nothing but the key of a profile finds the profile with the artifact."""
     cache = AotCache(tmp_path)

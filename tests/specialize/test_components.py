@@ -281,6 +281,7 @@ def test_names_of_the_specification_are_public() -> None:
     assert KernelDispatchConfig(KernelDispatchPolicy.FORCE_COMMON).policy.value == "force_common"
 
 
+@pytest.mark.slow
 def test_a_star_import_has_every_public_name() -> None:
     code = "from rlx import *\nprint(Session, ModelCompilePipeline, sym('n'), parse_lir)"
     command = [sys.executable, "-c", code]
