@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlx.errors import BindingError
-from rlx.ir.binding import DimBinding, bind_op
+from rlx.ir.binding import DimBinding, bind_op, require_known
 from rlx.ir.dim import DERIVED
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
@@ -20,10 +20,15 @@ def bind_graph(
     """A copy with symbols replaced by sizes: ids, edges, names and outputs unchanged.
 
     Attributes and subgraphs are bound too. Dynamic symbols stay, and the graph records their upper
-    bounds; unbound symbols stay as they are. `symbols` are those of the graph, if already known.
+    bounds; unbound symbols stay as they are, unknown ones are an error. `symbols` are those of the
+    graph, if already known; then the binding is not checked.
     """
     if not isinstance(binding, DimBinding):
         binding = DimBinding(binding)
+    found = graph.symbols() if symbols is None else symbols
+    used = {f for s in found for f in (DERIVED[s].symbols if s in DERIVED else {s})}
+    if symbols is None:
+        require_known(binding, used, graph.name)
     sizes = binding.sizes
     done: dict[tuple[int, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]] = {}
 
@@ -38,10 +43,7 @@ def bind_graph(
         return found
 
     new = graph.rebuild(bind)
-    if binding.dynamic:
-        found = graph.symbols() if symbols is None else symbols
-        used = {f for s in found for f in (DERIVED[s].symbols if s in DERIVED else {s})}
-        new.dynamic |= {s: bound for s, bound in binding.dynamic.items() if s in used}
+    new.dynamic |= {s: bound for s, bound in binding.dynamic.items() if s in used}
     return new
 
 

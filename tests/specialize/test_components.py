@@ -193,6 +193,8 @@ def test_unknown_symbols_in_a_binding_are_refused() -> None:
     f = Session("reference").compile(linear()).set_param("w", np.eye(8, dtype=np.float32))
     with pytest.raises(rlx.BindingError, match=r"unknown symbols.*got frames"):
         f.run(x=x, sizes={"frames": 3})
+    with pytest.raises(rlx.BindingError, match=r"unknown symbols.*got frames"):
+        rlx.bind_graph(linear().into_graph(), {"frames": 3})
     # sizes that every variant has may be bound in a model that has no use for them
     assert Session("reference").compile(linear(), {"binding": DimBinding.batch_seq(2, 5)})
 
