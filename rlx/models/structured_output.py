@@ -120,4 +120,4 @@ class _TokenBytes:
 
     def __call__(self, text: bytes | str) -> list[int]:
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(plain, add_special=False, parse_special=False)
+        return self._tokenizer.encode_continuation(plain, parse_special=False)

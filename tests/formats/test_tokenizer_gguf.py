@@ -94,6 +94,47 @@ def test_sentencepiece_without_a_first_space(tmp_path: Path) -> None:
     assert tokenizer.decode([259, 260]) == " a"
 
 
+def test_special_tokens_are_text_for_unigram_too(tmp_path: Path) -> None:
+    """Ids as llama.cpp has them: its unigram model never finds a control token in a text."""
+    tokens: list[v.Token] = [("<pad>", v.CONTROL, 0), ("</s>", v.CONTROL, 0), ("<unk>", 2, 0)]
+    tokens += [("▁", v.NORMAL, -2), *((c, v.NORMAL, -3.0) for c in "abs</>k"), ("[X]", v.USER, 0)]
+    tokenizer = tokenizer_from_gguf(v.vocab_file(tmp_path, "t5", tokens, add_space_prefix=True))
+    expected = {
+        "a</s>b": ([3, 4, 1, 3, 5, 1], [3, 4, 7, 8, 6, 9, 5, 1]),
+        "<pad>a": ([0, 3, 4, 1], [3, 7, 2, 4, 2, 9, 4, 1]),
+        "<unk>": ([2, 1], [3, 7, 2, 10, 9, 1]),
+        "[X]</s>": ([11, 1, 1], [11, 3, 7, 8, 6, 9, 1]),
+    }
+    for text, (parsed, plain) in expected.items():
+        assert tokenizer.encode(text) == parsed
+        assert tokenizer.encode(text, parse_special=False) == plain
+        assert tokenizer.encode_batch([text], parse_special=False) == [plain[:-1]]
+        assert tokenizer.encode(text) == parsed
+
+
+def test_tokens_that_take_white_space(tmp_path: Path) -> None:
+    """Ids as llama.cpp has them: what Phi-3 marks turns with takes the white space after it, also
+    where the file calls it user-defined."""
+    tokens = [*MARKS[:2], ("</s>", v.USER, 0.0), *v.BYTE_TOKENS]
+    tokens += [(t, v.NORMAL, -float(i)) for i, t in enumerate(["▁", "a", "b", "ab", "▁a", "▁▁"])]
+    tokens += [("<|endoftext|>", v.CONTROL, 0.0), ("<|user|>", v.USER, 0.0)]
+    tokens += [("<|end|>", v.CONTROL, 0.0), ("<mask>", v.USER, 0.0)]
+    named = {"general.name": "Phi-3 Mini"}
+    tokenizer = tokenizer_from_gguf(v.vocab_file(tmp_path, "llama", tokens, **named))
+    assert tokenizer.encode("<|user|>\n a") == [1, 266, 263]
+    assert tokenizer.encode("<|user|> a b<|end|>\n\n a") == [1, 266, 263, 259, 261, 267, 263]
+    assert tokenizer.encode("</s>  a") == [1, 2, 263]
+    assert tokenizer.encode("<|endoftext|>  a") == [1, 265, 264, 263]
+    assert tokenizer.encode("a  <|user|>b") == [1, 263, 264, 266, 259, 261]
+    other = tokenizer_from_gguf(v.vocab_file(tmp_path, "llama", tokens))
+    assert other.encode("<|user|> a") == [1, 266, 259, 263]
+    # BERT-like models' mask takes what is before it
+    words = [*v.bpe_tokens([]), ("<mask>", v.USER, 0.0)]
+    for pre, found in (("jina-v2-de", [256, 97]), ("gpt-2", [32, 256, 97])):
+        file = v.vocab_file(tmp_path, "gpt2", words, merges=[], pre=pre)
+        assert tokenizer_from_gguf(file).encode(" <mask>a", add_special=False) == found
+
+
 def test_merges_on_text(tmp_path: Path) -> None:
     """SentencePiece's spelling with merges in the file, as newer files have it."""
     tokens = [*MARKS, *v.BYTE_TOKENS]

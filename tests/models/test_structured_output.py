@@ -39,6 +39,8 @@ class Ascii:
     def encode(self, text: str, **_: Any) -> list[int]:
         return [ord(c) - 32 for c in text if 32 <= ord(c) < 127]
 
+    encode_continuation = encode
+
     def stream(self) -> Ascii:
         return self
 

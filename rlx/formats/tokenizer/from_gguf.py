@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,17 +115,22 @@ class GgufVocabulary:
         return Tokenizer(backend, vocabulary, self.file.name)
 
     def _add_special(self, backend: Any) -> None:
-        added = self.lib.AddedToken
-        # Phi-3's own tokenizer takes the spaces after its marks into them; files do not say so
+        # which tokens take the white space after or before them; files do not say so: it follows
+        # from the model's name, as in llama.cpp
         name = self.file.get("general.name", str, "").lower()
-        strips = "phi-3" in name or "phi3" in name
+        pre = self.file.get(KEY + "pre", str, "").lower()
+        phi = "phi-3" in name or "phi3" in name
+        jina = any(p in pre for p in ("jina-v2-de", "jina-v2-es", "jina-v2-code"))
+        mask = "<mask>" if jina else "[MASK]" if "modern-bert" in name else ""
         plain = ("<unk>", "<s>", "<|endoftext|>")
-        control = [t for t in map(self.tokens.__getitem__, self.ids(CONTROL, UNKNOWN)) if t]
-        backend.add_special_tokens(
-            [added(t, normalized=False, rstrip=strips and t not in plain) for t in control]
-        )
-        users = [t for t in map(self.tokens.__getitem__, self.ids(USER)) if t]
-        backend.add_tokens([added(t, normalized=False) for t in users])
+
+        def added(*kinds: int) -> list[Any]:
+            texts = [t for t in map(self.tokens.__getitem__, self.ids(*kinds)) if t]
+            make = partial(self.lib.AddedToken, normalized=False)
+            return [make(t, rstrip=phi and t not in plain, lstrip=t == mask) for t in texts]
+
+        backend.add_special_tokens(added(CONTROL, UNKNOWN))
+        backend.add_tokens(added(USER))
 
     def _templates(self) -> dict[str, str]:
         found = {}

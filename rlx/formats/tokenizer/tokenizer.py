@@ -9,13 +9,15 @@ tokenizer.decode(ids)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
 
 from rlx.errors import InputError
 from rlx.formats.chat_template import ChatTemplate
 from rlx.formats.tokenizer.detokenizer import StreamDecoder, TokenDecoder, WindowDecoder
+from rlx.formats.tokenizer.variants import SpacePrefix, without_special
 from rlx.support.optional import library
 from rlx.support.records import dataclass
 
@@ -46,7 +48,9 @@ class Tokenizer:
 
     def __init__(self, backend: Any, vocabulary: Vocabulary, name: str = "tokenizer") -> None:
         self._backend, self.vocabulary, self.name = backend, vocabulary, name
-        self._lock = threading.Lock()  # the library keeps a setting that differs by call
+        self._lock = threading.Lock()  # the library keeps settings that differ by call
+        self._plain: Any = None  # the backend for `parse_special=False`
+        self._space: SpacePrefix | None = None
         self._pieces: dict[int, bytes] = {}
         self._chat: dict[str, ChatTemplate] = {}
 
@@ -77,22 +81,48 @@ class Tokenizer:
         own = self._backend.normalizer
         parts = [kinds.Lowercase(), *([] if own is None else [own])]
         self._backend.normalizer = kinds.Sequence(parts)
+        self._plain = self._space = None
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
         """Token ids. `add_special`: with what the model wants around a text (BOS, EOS);
         `parse_special`: special tokens written out in the text are parsed as such."""
-        try:
-            with self._lock:
-                self._backend.encode_special_tokens = not parse_special
-                ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeEncodeError):
-            _require_text(text, self.name)
-            raise
+        with self._prepared(parse_special) as backend:
+            ids = self._ids(backend, text)
         if not add_special:
             return ids
         return [*self.vocabulary.prefix, *ids, *self.vocabulary.suffix]
+
+    def encode_continuation(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Token ids of a text that goes on after another one: the space that some vocabularies put
+        before the first word is not there."""
+        with self._prepared(parse_special) as backend:
+            if self._space is None:
+                self._space = SpacePrefix(backend)
+            with self._space.left_out(backend):
+                return self._ids(backend, text)
+
+    @contextmanager
+    def _prepared(self, parse_special: bool) -> Iterator[Any]:
+        """The backend, for one caller at a time."""
+        with self._lock:
+            if parse_special:
+                backend = self._backend
+            else:
+                if self._plain is None:
+                    self._plain = without_special(self._backend, self.vocabulary.special)
+                backend = self._plain
+            backend.encode_special_tokens = not parse_special
+            yield backend
+
+    def _ids(self, backend: Any, text: str) -> list[int]:
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):
+            _require_text(text, self.name)
+            raise
+        return ids
 
     def encode_batch(
         self, texts: Sequence[str], *, parse_special: bool = True, first: int = 0
@@ -100,9 +130,8 @@ class Tokenizer:
         """Token ids of many texts, by all cores, without what the model wants around them. `first`
         is the number of the first text, for messages."""
         try:
-            with self._lock:
-                self._backend.encode_special_tokens = not parse_special
-                found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            with self._prepared(parse_special) as backend:
+                found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
             for i, text in enumerate(texts, first):  # one of them is to blame: say which
                 _require_text(text, f"{self.name}, text {i}")
