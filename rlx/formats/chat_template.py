@@ -12,9 +12,11 @@ from functools import cache
 from typing import Any, NoReturn
 
 from rlx.errors import FormatError, InputError, RlxError
+from rlx.formats.template_budget import Budget, spending
+from rlx.formats.template_sandbox import make_sandbox, measured_filter
 from rlx.support.optional import library
 
-_MAX_REPEAT = 1 << 20  # characters or items that `*` may make in a template
+_LONGEST = 1 << 20  # characters of a template
 
 
 class ChatTemplate:
@@ -31,8 +33,13 @@ class ChatTemplate:
         self.source, self.where = source, where
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         jinja = library("jinja2", "chat")
+        if len(source) > _LONGEST:
+            raise FormatError(
+                "a chat template that is too long", where=where, got=len(source), expected=_LONGEST
+            )
         try:
-            self._template = _environment().from_string(source)
+            with spending(Budget()):  # what is constant is computed now
+                self._template = _environment().from_string(source)
         except jinja.TemplateSyntaxError as e:
             raise FormatError(
                 f"the chat template is not valid Jinja: {e.message}",
@@ -54,17 +61,15 @@ class ChatTemplate:
         """The conversation as a prompt, ending where the model continues."""
         _check(messages, self.where)
         jinja = library("jinja2", "chat")
+        given: dict[str, Any] = {
+            "messages": [dict(m) for m in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            "documents": documents,
+        }
         try:
-            text: str = self._template.render(
-                self._tokens
-                | {
-                    "messages": [dict(m) for m in messages],
-                    "add_generation_prompt": add_generation_prompt,
-                    "tools": tools,
-                    "documents": documents,
-                }
-                | variables
-            )
+            with spending(Budget(given)):
+                text: str = self._template.render(self._tokens | given | variables)
             return text
         except RlxError as e:
             raise e.located(self.where) from e.__cause__
@@ -110,34 +115,11 @@ def _line(source: str, number: int) -> str | None:
 def _environment() -> Any:
     """What templates of models expect: Hugging Face's settings and helpers, in a sandbox."""
     jinja = library("jinja2", "chat")
-    environment = _sandbox(library("jinja2.sandbox", "chat"))(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_generation_tag(jinja), "jinja2.ext.loopcontrols"],
-    )
-    environment.filters["tojson"] = _to_json
+    environment = make_sandbox([_generation_tag(jinja), "jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = measured_filter(tojson)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
     return environment
-
-
-def _sandbox(module: Any) -> Any:
-    """Jinja's strictest environment, which also refuses to fill the memory with `*`."""
-
-    class Sandbox(module.ImmutableSandboxedEnvironment):  # type: ignore[misc]
-        intercepted_binops = frozenset(["*", "**"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "**" or _too_long(left, right) or _too_long(right, left):
-                raise module.SecurityError(f"{operator} that makes too much")
-            return super().call_binop(context, operator, left, right)
-
-    return Sandbox
-
-
-def _too_long(value: Any, times: Any) -> bool:
-    repeats = isinstance(value, str | list | tuple) and isinstance(times, int)
-    return repeats and len(value) * times > _MAX_REPEAT
 
 
 def _generation_tag(jinja: Any) -> Any:
@@ -155,7 +137,7 @@ def _generation_tag(jinja: Any) -> Any:
     return Generation
 
 
-def _to_json(
+def tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import tokenizers as lib
 
-TESTS = Path(__file__).resolve().parent.parent
-sys.path += [str(TESTS / "goldens"), str(TESTS / "formats")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "formats"))
 import vocab_files as v
 from tiny import VOCAB, write_folder
 
