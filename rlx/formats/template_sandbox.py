@@ -29,7 +29,8 @@ _EACH, _STEP, _CONCAT, _MADE, _READ = ("\0each", "\0step", "\0concat", "\0made",
 
 def make_sandbox(extensions: list[Any]) -> Any:
     """An environment for templates: they may reach nothing, and spend what the budget has."""
-    jinja, sandbox = library("jinja2", "chat"), library("jinja2.sandbox", "chat")
+    jinja: Any = library("jinja2", "chat")
+    sandbox: Any = library("jinja2.sandbox", "chat")
 
     class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]
         intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
@@ -86,7 +87,8 @@ def make_sandbox(extensions: list[Any]) -> Any:
 
 def measured_filter(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of ours, on the budget as Jinja's are."""
-    return _measured(function, _FILTERS.get(function.__name__))
+    made: Callable[..., Any] = _measured(function, _FILTERS.get(function.__name__))
+    return made
 
 
 # -- what values become -------------------------------------------------------------------------

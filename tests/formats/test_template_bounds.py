@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -70,15 +71,16 @@ HOSTILE = {
     "{% endfor %}",
     "nested through a test": "{% for i in range(99999) %}"
     "{% set x = range(99999) | select('odd') | list %}{% endfor %}",
-    "search": "{% set x = 'x' * 4000000 %}{% for i in range(99999) %}{% if 'xy' in x %}{% endif %}"
+    "search": "{% set x = 'x' * 4000000 %}{% for i in range(99999) %}{% if 'xy' in x %}"
+    "{% endif %}{% endfor %}",
+    "slices": "{% set x = [1] * 900000 %}{% for i in range(99999) %}{% set y = x[1:] %}"
     "{% endfor %}",
-    "slices": "{% set x = [1] * 900000 %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
     "text of the template": "{% for i in range(99999) %}" + "literal text " * 999 + "{% endfor %}",
     "text of a macro": "{% macro m() %}" + "literal text " * 999 + "{% endmacro %}"
     "{% set x %}{% for i in range(99999) %}{{ m() }}{% endfor %}{% endset %}",
     "a macro calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "a macro calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}"
-    "{% endmacro %}{{ m(60) }}",
+    "a macro calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}"
+    "{% endif %}{% endmacro %}{{ m(60) }}",
     "a recursive loop": "{% for i in [1, 2] recursive %}{% if loop.depth < 60 %}"
     "{{ loop([1, 2]) }}{% endif %}{% endfor %}",
     "a recursive loop over a range": "{% for i in range(99999) recursive %}"
@@ -131,7 +133,7 @@ print("all stopped")
 def test_namespaces_in_namespaces_are_not_printed() -> None:
     names = [f"n{i}" for i in range(60)]
     source = "".join(f"{{% set {n} = namespace() %}}" for n in names)
-    for a, b in zip(names, names[1:], strict=False):
+    for a, b in itertools.pairwise(names):
         source += f"{{% set {a}.x = {b} %}}{{% set {a}.y = [{b}, {b}] %}}"
     assert ChatTemplate(source + "{{ n0 }}").render(TALK) == "<Namespace>"
 
