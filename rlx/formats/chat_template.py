@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from rlx.errors import FormatError, InputError, RlxError
@@ -62,7 +63,7 @@ class ChatTemplate:
         _check(messages, self.where)
         jinja = library("jinja2", "chat")
         given: dict[str, Any] = {
-            "messages": [dict(m) for m in messages],
+            "messages": [_message(m, i, self.where) for i, m in enumerate(messages)],
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
             "documents": documents,
@@ -106,6 +107,27 @@ def _check(messages: object, where: str) -> None:
             )
 
 
+def _message(message: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
+    """The message with its content as one text: parts of text are lines of it."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return dict(message)
+    parts = content if isinstance(content, list | tuple) else [content]
+    texts = []
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if kind not in ("text", "input_text", "output_text", "str") or not isinstance(text, str):
+            raise InputError(
+                f"message {number} has content that is not text", where=where,
+                got=f"a part of type {kind!r}"[:80],
+                expected='a text, or parts {"type": "text", "text": "…"}',
+                hint="images, audio and files need a model that takes them; this one reads text",
+            )  # fmt: skip
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}
+
+
 def _line(source: str, number: int) -> str | None:
     lines = source.splitlines()
     return lines[number - 1].strip()[:100] if 0 < number <= len(lines) else None
@@ -145,9 +167,14 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own escapes what HTML does not like, which models never saw
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    # private characters stay: they may mark what is no special token
+    escaped = partial(
+        re.sub, r"[^\x00-\x7f\U000F0000-\U000FFFFD]", lambda c: json.dumps(c[0])[1:-1]
+    )
+    return escaped(text) if ensure_ascii else text
 
 
 def _raise(message: object) -> NoReturn:

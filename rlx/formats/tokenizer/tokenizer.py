@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
+from functools import cached_property, partial
 from typing import Any
 
 from rlx.errors import InputError
 from rlx.formats.chat_template import ChatTemplate
 from rlx.formats.tokenizer.detokenizer import StreamDecoder, TokenDecoder, WindowDecoder
+from rlx.formats.tokenizer.message_text import SpecialTexts, is_turn_token, unused_mark
 from rlx.formats.tokenizer.variants import SpacePrefix, without_special
 from rlx.support.optional import library
 from rlx.support.records import dataclass
@@ -219,13 +221,32 @@ class Tokenizer:
         template: str = "default",
         add_generation_prompt: bool = True,
         tools: Sequence[Any] | None = None,
+        parse_special: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """The tokens of a conversation. Templates write BOS themselves, so none is added."""
-        text = self.chat_template(template).render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        """The tokens of a conversation. Special tokens written out in messages are text, unless
+        `parse_special`; those that the template writes are special. BOS comes first where the
+        vocabulary wants it, once."""
+        render = partial(
+            self.chat_template(template).render, add_generation_prompt=add_generation_prompt
         )
-        return self.encode(text, add_special=False)
+        if parse_special:
+            ids = self.encode(render(messages, tools=tools, **variables), add_special=False)
+        else:
+            mark = unused_mark(messages, tools, variables)
+            given = self._special_texts.marked([messages, tools, variables], mark)
+            first, *rest = render(given[0], tools=given[1], **given[2]).split(mark)
+            ids = self.encode(first, add_special=False)
+            for piece in rest:
+                ids += self.encode_continuation(piece)
+        bos = self.bos_id
+        return [bos, *ids] if bos is not None and self.adds_bos and ids[:1] != [bos] else ids
+
+    @cached_property
+    def _special_texts(self) -> SpecialTexts:
+        v = self.vocabulary
+        turns = {i for i, text in v.added.items() if is_turn_token(text)}
+        return SpecialTexts(v.added.get(i) or v.text(i) or "" for i in v.special | v.end | turns)
 
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self.token(token)

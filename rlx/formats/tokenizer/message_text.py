@@ -1,0 +1,67 @@
+"""Special tokens that are written out in the text of messages, and stay text.
+
+A template writes special tokens where turns begin and end. The same characters in a message would
+begin a turn that nobody took. So a mark, a character that no message has, is put into them before
+the template runs; where the prompt has it, it is cut, and a token never spans a cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_MARKS = range(0xF0000, 0xFFFFE)  # a private use area
+# tokens that vocabularies do not always call special, and with which templates write turns
+_TURNS = re.compile("turn|im_start|im_end|role|user|assistant|system|header|inst|message|channel")
+
+
+def is_turn_token(text: str) -> bool:
+    """Whether a token's name says that it marks turns."""
+    return _TURNS.search(text.lower()) is not None
+
+
+class SpecialTexts:
+    """The special tokens of a vocabulary as texts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = {t for t in texts if len(t) > 1}
+        self._lengths = sorted({len(t) for t in self._texts})
+        first = "".join(re.escape(c) for c in sorted({t[0] for t in self._texts}))
+        self._first = re.compile(f"[{first}]") if first else None
+
+    def marked(self, value: Any, mark: str) -> Any:
+        """The value with `mark` behind the first character of each special token in its texts."""
+        if isinstance(value, str):
+            return self._marked(value, mark)
+        if isinstance(value, Mapping):
+            return {self.marked(k, mark): self.marked(v, mark) for k, v in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+            return [self.marked(v, mark) for v in value]
+        return value
+
+    def _marked(self, text: str, mark: str) -> str:
+        pieces, done = [], 0
+        for found in self._first.finditer(text) if self._first else ():
+            at = found.start()
+            if any(text[at : at + n] in self._texts for n in self._lengths):
+                pieces.append(text[done : at + 1])
+                done = at + 1
+        return mark.join([*pieces, text[done:]]) if pieces else text
+
+
+def unused_mark(*values: Any) -> str:
+    """A character that none of the values has."""
+    used = set().union(*map(_characters, values))
+    return next(c for c in map(chr, _MARKS) if c not in used)
+
+
+def _characters(value: Any) -> set[str]:
+    """The characters of the private use area in a value's texts."""
+    if isinstance(value, str):
+        return set() if value.isascii() else {c for c in value if ord(c) in _MARKS}
+    if isinstance(value, Mapping):
+        return _characters([*value, *value.values()])
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return set().union(*map(_characters, value))
+    return set()
