@@ -168,17 +168,13 @@ class Conversation:
 
     def known_settings(self) -> dict[str, Any]:
         """Every generation setting and its value."""
-        from rlx.models.sampling import GenerationSettings
-
-        made = GenerationSettings(**self.settings)
-        return {name: getattr(made, name) for name in GenerationSettings.__dataclass_fields__}
+        made = self.model.settings(**self.settings)
+        return {name: getattr(made, name) for name in made.__dataclass_fields__}
 
     def change(self, name: str, text: str) -> None:
         """Set a known setting from its text; the value is checked."""
-        from rlx.models.sampling import GenerationSettings
-
         changed = {**self.settings, name: _value(name, text, self.known_settings()[name])}
-        GenerationSettings(**changed)
+        self.model.settings(**changed)
         self.settings = changed
 
 
@@ -188,7 +184,7 @@ def _value(name: str, text: str, now: Any) -> Any:
 
     words = [] if text.lower() == "none" else text.split()
     try:
-        if name == "seed":
+        if name in ("seed", "keep", "speculate"):
             return int(text) if words else None
         if name == "logit_bias":
             return parse_bias(words)

@@ -207,7 +207,7 @@ def _summary(subject: Subject, stages: Stages) -> dict[str, Any]:
 def _model_facts(subject: Subject) -> dict[str, Any]:
     assert subject.model is not None
     c = subject.model.config
-    return {
+    found = {
         "architecture": c.arch,
         "parameters": parameters(subject.model),
         "weights": weight_types(subject.model),
@@ -218,6 +218,13 @@ def _model_facts(subject: Subject) -> dict[str, Any]:
         "vocabulary": c.vocab,
         "context": subject.context,
     }
+    if not subject.model.is_encoder:
+        from rlx.cli.render import sampling
+        from rlx.models.recommended import recommended_sampling
+        from rlx.models.sampling import GenerationSettings
+
+        found["sampling"] = sampling(GenerationSettings(**recommended_sampling(subject.model)))
+    return found
 
 
 def _label(key: str) -> str:

@@ -146,26 +146,34 @@ class Sampling:
     ] = None
     temperature: Annotated[
         float | None,
-        _sample(help="0 is greedy; higher is more random.", show_default="0.8"),
+        _sample(help="0 is greedy; higher is more random.", show_default="the model's, or 0.8"),
     ] = None
     top_k: Annotated[
         int | None,
-        _sample(help="Sample among the K most likely tokens; 0: all.", show_default="40"),
+        _sample(
+            help="Sample among the K most likely tokens; 0: all.",
+            show_default="the model's, or 40",
+        ),
     ] = None
     top_p: Annotated[
         float | None,
         _sample(
             help="Nucleus sampling: the fewest tokens of this total probability.",
-            show_default="0.95",
+            show_default="the model's, or 0.95",
         ),
     ] = None
     min_p: Annotated[
         float | None,
-        _sample(help="Drop tokens below this fraction of the top probability.", show_default="0.0"),
+        _sample(
+            help="Drop tokens below this fraction of the top probability.",
+            show_default="the model's, or 0.0",
+        ),
     ] = None
     repetition_penalty: Annotated[
         float | None,
-        _sample(help="Above 1: repeated tokens are less likely.", show_default="1.0"),
+        _sample(
+            help="Above 1: repeated tokens are less likely.", show_default="the model's, or 1.0"
+        ),
     ] = None
     presence_penalty: Annotated[
         float | None,
@@ -202,7 +210,14 @@ class Sampling:
             show_default="error",
         ),
     ] = None
-
+    keep: Annotated[
+        int | None,
+        _sample(
+            metavar="N",
+            help="First tokens that a shift keeps, beside BOS: -1 the prompt. The system message "
+            "unless given.",
+        ),
+    ] = None
     speculate: Annotated[
         int | None,
         _sample(help="Speculative decoding: draft tokens per step. None, or 4 with --draft."),

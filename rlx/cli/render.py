@@ -9,6 +9,7 @@ from rlx.cli import console
 
 if TYPE_CHECKING:
     from rlx.models.generation import Generation
+    from rlx.models.sampling import GenerationSettings
 
 
 def show(pieces: Iterable[str], waiting: str) -> None:
@@ -32,6 +33,15 @@ def timings(result: Generation) -> str:
     if result.tokens_per_second:
         parts[1] += f" ({result.tokens_per_second:.1f}/s)"
     return ", ".join([*parts, result.finish_reason])
+
+
+def sampling(settings: GenerationSettings) -> str:
+    """`temperature 0.2, top_k 40, top_p 0.9`, or `greedy`"""
+    names = ["temperature", "top_k", "top_p", "min_p"] if settings.temperature else []
+    shown = [f"{name} {getattr(settings, name):g}" for name in names if getattr(settings, name)]
+    if settings.repetition_penalty != 1:
+        shown.append(f"repetition_penalty {settings.repetition_penalty:g}")
+    return ", ".join(shown if settings.temperature else ["greedy", *shown])
 
 
 def _timed(count: int, rated: int, seconds: float) -> str:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
 from rlx.support.records import dataclass
 
 
@@ -28,6 +33,7 @@ class CatalogueModel:
     files: tuple[ModelFile, ...]
     main: str = ""  # the file to open; empty: the folder
     aliases: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # as the model's makers recommend
 
 
 DEFAULT = "smollm2-135m"
@@ -49,6 +55,7 @@ _SMOLLM2 = CatalogueModel(
     ),
     main="SmolLM2-135M-Instruct.Q4_1.gguf",
     aliases=("smollm2", "smollm2-135m-instruct", "default"),
+    sampling={"temperature": 0.2, "top_p": 0.9},
 )
 
 _MINILM_FILES = """
@@ -83,3 +90,12 @@ _BY_ALIAS = {alias: m for m in CATALOGUE.values() for alias in (m.name, *m.alias
 def find(name: str) -> CatalogueModel | None:
     """The model of that name; case does not matter."""
     return _BY_ALIAS.get(name.strip().lower())
+
+
+def sampling_of(path: Path) -> dict[str, Any]:
+    """The sampling that is recommended for the model in this file, where the catalogue has it."""
+    for model in CATALOGUE.values():
+        known = {(file.name, file.size) for file in model.files}
+        if model.sampling and path.is_file() and (path.name, path.stat().st_size) in known:
+            return dict(model.sampling)
+    return {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.generation import Generation, GenerationState
 from rlx.models.model_file import ModelFile
 from rlx.models.pooling import normalized
+from rlx.models.prompts import Messages, is_many, prompt_tokens, system_tokens
+from rlx.models.recommended import recommended_sampling
 from rlx.models.sampling import GenerationSettings
 from rlx.models.speculative import (
     Drafter,
@@ -60,6 +63,7 @@ class LanguageModel:
             check_draft_model(runner, draft.runner)
         self.config = model.config
         self.tokenizer = model.tokenizer()
+        self.sampling = recommended_sampling(model)
         self.adapters: dict[str, Adapter] = {}
         self._closed = False
 
@@ -77,27 +81,74 @@ class LanguageModel:
     def tokenize(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
 
-    def generate(self, prompt: str | Sequence[int], *, stream: bool = True, **settings: Any) -> Any:
-        """Continue a prompt: an iterator of text, or with `stream=False` a Generation."""
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._start(tokens, stream, settings)
+    def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of tokens; special ones are left out unless asked for."""
+        return self.tokenizer.decode(tokens, skip_special=skip_special)
+
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        parse_special: bool = False,
+        **variables: Any,
+    ) -> list[int] | str:
+        """The tokens that `chat` runs for a conversation; with `tokenize=False` its text.
+
+        `tools` and `variables` go to the model's template. `parse_special` is as in `chat`.
+        """
+        given = {"add_generation_prompt": add_generation_prompt, "tools": tools, **variables}
+        if not tokenize:
+            return self.tokenizer.chat_template().render(messages, **given)
+        return self.tokenizer.encode_chat(messages, parse_special=parse_special, **given)
+
+    def settings(self, **options: Any) -> GenerationSettings:
+        """The settings of a call with these options: what is not given is what the model
+        recommends (`sampling`), else a default."""
+        return GenerationSettings.of(self.sampling | options)
+
+    def generate(
+        self, prompt: str | Sequence[int] | Sequence[Any], *, stream: bool = True, **settings: Any
+    ) -> Any:
+        """Continue a prompt: an iterator of text, or with `stream=False` a Generation.
+
+        Of a list of prompts it is the list of Generations, the same as one by one.
+        """
+        if is_many(prompt):
+            return [self.generate(one, stream=False, **settings) for one in prompt]
+        tokens = prompt_tokens(self.tokenizer, prompt)
+        return self._start(tokens, stream, self.settings(**settings))
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, stream: bool = True, **settings: Any
+        self,
+        messages: Messages,
+        *,
+        stream: bool = True,
+        parse_special: bool = False,
+        **settings: Any,
     ) -> Any:
-        """Answer a conversation of {"role": …, "content": …}. Its cached prefix is reused."""
-        return self._start(self.tokenizer.encode_chat(messages), stream, settings)
+        """Answer a conversation of {"role": …, "content": …}. Its cached prefix is reused.
+
+        Special tokens written out in messages are text, so that a message cannot pretend to be
+        another; with `parse_special` they are what they say.
+        """
+        tokens = self.tokenizer.encode_chat(messages, parse_special=parse_special)
+        made = self.settings(**settings)
+        if made.overflow == "shift" and made.keep is None:
+            made = replace(made, keep=system_tokens(self.tokenizer, messages, tokens))
+        return self._start(tokens, stream, made)
 
     def agenerate(self, prompt: str | Sequence[int], **settings: Any) -> AsyncIterator[str]:
         """`generate` for asyncio: the model runs in a thread."""
         return _in_threads(self.generate(prompt, **settings))
 
-    def achat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> AsyncIterator[str]:
+    def achat(self, messages: Messages, **settings: Any) -> AsyncIterator[str]:
         return _in_threads(self.chat(messages, **settings))
 
-    def _start(self, tokens: list[int], stream: bool, options: Mapping[str, Any]) -> Any:
+    def _start(self, tokens: list[int], stream: bool, settings: GenerationSettings) -> Any:
         self._require_open()
-        settings = GenerationSettings.of(options)
         self.runner.check(tokens, settings.overflow)
         self._adapter(settings.adapter)
         result = Generation(prompt_tokens=len(tokens))
@@ -143,7 +194,7 @@ class LanguageModel:
                 if len(runner.tokens) + len(pending) > runner.context:
                     if settings.overflow == "error":
                         break
-                    pending = seen = self._truncate_context(seen)
+                    pending = seen = self._truncate_context(seen, len(prompt), settings.keep)
                 single = len(pending) == 1
                 draft = drafter.draft(seen, rng, row) if drafter and single else []
                 if draft:
@@ -179,10 +230,14 @@ class LanguageModel:
             return DraftModel(self.runner, count, self.draft.runner) if count else None
         return PromptLookup(self.runner, count) if count else None
 
-    def _truncate_context(self, seen: list[int]) -> list[int]:
-        """The younger half of a full context, to be run again from an empty KV cache."""
+    def _truncate_context(self, seen: list[int], prompt: int, keep: int | None) -> list[int]:
+        """The tokens that stay of a full context: those that are kept, and the younger half of the
+        others. They are run again from an empty KV cache."""
         self.runner.tokens = []
-        return seen[-max(self.runner.context // 2, 1) :]
+        context = self.runner.context
+        first = int(seen[0] == self.tokenizer.bos_id) + (keep or 0) if keep != -1 else prompt
+        first = min(first, max(context - 4, 0))
+        return seen[:first] + seen[-max((context - first) // 2, 1) :]
 
     # -- adapters -----------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class GenerationSettings:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int = 0
     overflow: str = "error"  # or "shift": drop the older half of the context and continue
+    keep: int | None = None  # first tokens that a shift keeps, beside BOS; -1: the prompt
     speculate: int | None = None  # speculative decoding: draft tokens per run
     adapter: str | None = None  # the name of a loaded LoRA adapter
     # structured output, one of:
@@ -92,6 +93,8 @@ class GenerationSettings:
                 wrong.append(("logit_bias", {token: bias}, "token ids to numbers"))
         if self.seed is not None and not _is_whole(self.seed):
             wrong.append(("seed", self.seed, "a whole number or None"))
+        if self.keep is not None and not (_is_whole(self.keep) and self.keep >= -1):
+            wrong.append(("keep", self.keep, "a whole number from -1 on, or None"))
         if self.adapter is not None and not isinstance(self.adapter, str):
             wrong.append(("adapter", self.adapter, "a name or None"))
         for name, got, expected in wrong:

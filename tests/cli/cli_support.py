@@ -29,7 +29,9 @@ def byte_characters() -> list[str]:
     return table
 
 
-def write_tiny(path: Path, *, template: str | None = TEMPLATE) -> Path:
+def write_tiny(
+    path: Path, *, template: str | None = TEMPLATE, more: dict[str, Any] | None = None
+) -> Path:
     """A llama of random weights whose tokens are bytes, so that a prompt is as long as its text."""
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
@@ -50,6 +52,7 @@ def write_tiny(path: Path, *, template: str | None = TEMPLATE) -> Path:
     }
     if template is not None:
         metadata["tokenizer.chat_template"] = template
+    metadata |= more or {}
     rng = np.random.default_rng(0)
 
     def matrix(out: int, into: int) -> np.ndarray:

@@ -28,6 +28,7 @@ class Letters:
     """A tokenizer for tests: token t is the character chr(256 + t)."""
 
     end_ids = frozenset({VOCAB - 1})
+    bos_id: int | None = None
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) - 256 for c in text]
@@ -288,9 +289,13 @@ def test_bad_prompts(model: LanguageModel) -> None:
         model.generate([])
     with pytest.raises(rlx.InputError, match="no such token"):
         model.generate([VOCAB])
-    for call in (model.generate, model.logits):
-        with pytest.raises(rlx.InputError, match=r"not token ids; got \['a', 'b'\].*\n.*tokenize"):
-            call(["a", "b"])
+    with pytest.raises(rlx.InputError, match=r"not token ids; got \['a', 'b'\].*\n.*tokenize"):
+        model.logits(["a", "b"])  # type: ignore[list-item]
+    with pytest.raises(rlx.InputError, match=r"not token ids; got \[1, 'b'\]"):
+        model.generate([1, "b"])
+    for wrong in (7, None, b"abc", {"a": 1}):
+        with pytest.raises(rlx.InputError, match=r"not a prompt; got (int|None|bytes|dict)"):
+            model.generate(wrong)  # type: ignore[arg-type]
 
 
 def test_an_unknown_device_is_refused_when_loading(tmp_path: Path) -> None:

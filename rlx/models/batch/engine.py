@@ -32,6 +32,8 @@ from rlx.models.batch.request import Reply, Request
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
 from rlx.models.model_file import ModelFile
+from rlx.models.prompts import Messages, prompt_tokens
+from rlx.models.recommended import recommended_sampling
 from rlx.models.sampling import GenerationSettings
 from rlx.support.machine import free_memory
 
@@ -75,7 +77,7 @@ class Engine:
         memory = (free_memory() if on_device is None else on_device) // 2
         pool = KVPool.of(file, **asked, memory=memory)
         self.runner = BatchRunner(pool, device, threads, bundle)
-        self.tokenizer = file.tokenizer()
+        self.tokenizer, self.sampling = file.tokenizer(), recommended_sampling(file)
         self.pages = PageAllocator(pool.slots // PAGE, PAGE)
         self._most_waiting = waiting
         self._waiting: deque[Request] = deque()
@@ -90,12 +92,18 @@ class Engine:
 
     def submit(self, prompt: str | Sequence[int], **settings: Any) -> Reply:
         """Continue a prompt; the reply streams its text."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._submit(tokens, GenerationSettings.of(settings))
+        return self._submit(prompt_tokens(self.tokenizer, prompt), self.settings(**settings))
 
-    def chat(self, messages: Sequence[Any], **settings: Any) -> Reply:
-        """Answer a conversation of {"role": …, "content": …}."""
-        return self._submit(self.tokenizer.encode_chat(messages), GenerationSettings.of(settings))
+    def chat(self, messages: Messages, *, parse_special: bool = False, **settings: Any) -> Reply:
+        """Answer a conversation of {"role": …, "content": …}. Special tokens written out in
+        messages are text, unless `parse_special`."""
+        tokens = self.tokenizer.encode_chat(messages, parse_special=parse_special)
+        return self._submit(tokens, self.settings(**settings))
+
+    def settings(self, **options: Any) -> GenerationSettings:
+        """The settings of a call with these options: what is not given is what the model
+        recommends (`sampling`), else a default."""
+        return GenerationSettings.of(self.sampling | options)
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[Generation]:
         """All generations, in the order of the prompts."""
