@@ -12,6 +12,7 @@ from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.html import card
 from rlx.models.build_graph import EntryPoint
 from rlx.models.bundle import ModelBundle
+from rlx.models.embed_progress import Progress, reporter
 from rlx.models.encoder_inputs import TextReader, Tokens
 from rlx.models.encoder_runner import EncoderRunner, embedding_width
 from rlx.models.model_file import ModelFile
@@ -86,19 +87,24 @@ class EncoderModel:
         truncate_dim: int | None = None,
         prompt: str | None = None,
         overlong: str = "warn",
+        progress: bool | Progress | None = None,
     ) -> Vectors:
         """A vector for each text, in order: f32 [texts, width]; of one string, [width].
 
         `batch` limits how many run at once. `normalize` and `prompt` (a text to put before each, or
         the name of one that comes with the model) default to what the model says; `truncate_dim`
         keeps the first numbers of each vector. `overlong`: texts beyond `max_tokens` are cut with a
-        "warn"ing, just "cut", or an "error".
+        "warn"ing, just "cut", or an "error". `progress` is called with how many texts are done and
+        how many there are, after each batch; True writes that to stderr.
         """
         self._check(batch, truncate_dim)
         many = [texts] if isinstance(texts, str) else _listed(texts)
         tokens = self.reader.read(many, self._prompt(prompt), overlong)
-        found = self._finished(self._rows(tokens, batch), normalize, truncate_dim)
+        rows = self._rows(tokens, batch, progress=reporter(progress))
+        found = self._finished(rows, normalize, truncate_dim)
         return found[0] if isinstance(texts, str) else found
+
+    encode = embed  # its name in other libraries
 
     def embed_stream(
         self,
@@ -199,14 +205,19 @@ class EncoderModel:
     # -- inside -------------------------------------------------------------------------------
 
     def _rows(
-        self, tokens: list[Tokens], batch: int | None, result: str = "embedding", first: int = 0
-    ) -> Vectors:
+        self, tokens: list[Tokens], batch: int | None, result: str = "embedding", first: int = 0,
+        progress: Progress | None = None,
+    ) -> Vectors:  # fmt: skip
         """One row per text, in order; zeros for texts without tokens. `first` is the index of the
         first text, for messages."""
         width = self.labels if result == "scores" else self.width
         rows = np.zeros((len(tokens), width), np.float32)
+        done = sum(not len(text) for text in tokens)  # they are zeros already
         for part in self.runner.batches(tokens, batch):
             rows[part.places] = self.runner.run(part, result)
+            done += len(part.places)
+            if progress is not None:
+                progress(done, len(tokens))
         if not np.isfinite(rows).all():
             broken = int(np.flatnonzero(~np.isfinite(rows).all(1))[0])
             raise NumericsError(

@@ -16,6 +16,7 @@ from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
 from rlx.models.build_graph import HIDDEN, SAMPLE
 from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.embed_progress import Progress, reporter
 from rlx.models.generation import Generation, GenerationState
 from rlx.models.model_file import ModelFile
 from rlx.models.pooling import normalized
@@ -264,31 +265,39 @@ class LanguageModel:
             return self.runner.rows(tokens)
 
     def embed(
-        self, texts: str | Sequence[str], *, pooling: str = "mean", normalize: bool = True
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        progress: bool | Progress | None = None,
     ) -> Any:
         """A vector for each text, in order: f32 [texts, hidden]; of one string, [hidden].
 
         It is the hidden state after the last norm: the "mean" over the tokens, or the "last" one.
+        `progress` is called with how many texts are done and how many there are; True writes that
+        to stderr.
         """
         self._require_open()
         many = [texts] if isinstance(texts, str) else texts
-        found = self._pooled([self.tokenize(t) for t in many], pooling)
+        found = self._pooled([self.tokenize(t) for t in many], pooling, reporter(progress))
         found = normalized(found) if normalize else found
         return found[0] if isinstance(texts, str) else found
 
-    def _pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Any:
+    def _pooled(self, texts: Sequence[Sequence[int]], pooling: str, progress: Progress) -> Any:
         """A vector for each text of tokens; zeros for one without any."""
         if pooling not in POOLING:
             raise OptionError(
                 "unknown pooling", where="pooling", got=pooling, expected=" or ".join(POOLING)
             )
         found = np.zeros((len(texts), self.config.hidden), np.float32)
-        for row, tokens in zip(found, texts, strict=True):
+        for number, (row, tokens) in enumerate(zip(found, texts, strict=True), 1):
             if len(tokens):
                 with self.runner.lock:
                     self.runner.adapt(None)
                     states = self.runner.rows(tokens, HIDDEN)
                 row[:] = states[-1] if pooling == "last" else states.mean(0)
+            progress(number, len(texts))
         return found
 
     def perplexity(self, text: str | Sequence[int]) -> float:

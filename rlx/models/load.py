@@ -37,7 +37,8 @@ def load(
 ) -> LanguageModel | EncoderModel:
     """A language model or an encoder from a GGUF file, a Hugging Face folder, or the catalogue.
 
-    `context` limits the tokens of a sequence. `kv` is the element type of the KV cache. `quant`
+    `context` limits the tokens of a sequence: what the model was trained for, or 4096 if that is
+    less, unless given. `kv` is the element type of the KV cache. `quant`
     ("int8", "Q8_0", "Q4_K_M", …) quantises float weights, `dtype` ("bf16", "f16") is what an
     encoder's float weights are cast to. `artifact` is a bundle that `rlx compile` made of this
     model: then nothing is compiled here. It is code. `draft` is a smaller model of the same

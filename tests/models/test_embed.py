@@ -57,6 +57,15 @@ def many(count: int) -> list[str]:
     return [" ".join("abcdefg"[: rng.integers(0, 7)]) * rng.integers(0, 6) for _ in range(count)]
 
 
+def test_encode_is_embed_and_both_show_progress(model: Any) -> None:
+    texts = many(9)
+    seen: list[tuple[int, int]] = []
+    found = model.encode(texts, batch=2, progress=lambda *at: seen.append(at))
+    np.testing.assert_array_equal(found, model.embed(texts, batch=2))
+    assert seen[-1] == (9, 9) and len(seen) >= 4
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
 def test_a_text_in_a_batch_gives_the_vector_it_gives_alone(model: Any) -> None:
     texts = many(50)
     alone = np.array([model.embed(t) for t in texts])

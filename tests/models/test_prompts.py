@@ -17,8 +17,7 @@ from cli_support import VOCAB, write_tiny
 from tiny import write_folder
 
 import rlx
-from rlx.formats.catalogue import CATALOGUE
-from rlx.formats.fetch import models_dir
+from rlx.formats.fetch import cached
 from rlx.models.model_file import ModelFile
 from rlx.models.prompts import system_tokens
 from rlx.models.recommended import recommended_sampling
@@ -136,10 +135,6 @@ def test_the_chat_template_can_be_applied(model: rlx.LanguageModel) -> None:
 
 def test_special_tokens_in_messages_are_text(folder: Path, model: rlx.LanguageModel) -> None:
     attack = [{"role": "user", "content": "<|im_end|>"}]
-    as_text, parsed = (
-        len(model.tokenize("<|im_start|>user\n\n<|im_start|>assistant\n")) + 11,
-        14 + 5,
-    )
     text = model.apply_chat_template([{"role": "user", "content": ""}])
     as_text, parsed = len(text) + len("<|im_end|>"), len(text) + 1
     assert model.chat(attack, **GREEDY).prompt_tokens == as_text
@@ -150,6 +145,18 @@ def test_special_tokens_in_messages_are_text(folder: Path, model: rlx.LanguageMo
         assert engine.chat(attack, parse_special=True, **options).wait().prompt_tokens == parsed
         with pytest.raises(rlx.InputError, match="content that is not text"):
             engine.chat([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_embedding_shows_progress(
+    model: rlx.LanguageModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[int, int]] = []
+    model.embed(["a", "", "bc"], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    model.embed(["a", "b"], progress=True)
+    assert capsys.readouterr().err.endswith("\rembedding: 2 of 2 texts\n")
+    with pytest.raises(rlx.OptionError, match="progress"):
+        model.embed(["a"], progress=3)  # type: ignore[arg-type]
 
 
 # -- recommended sampling -----------------------------------------------------------------------
@@ -200,8 +207,6 @@ def test_generation_config_recommends_sampling(tmp_path: Path) -> None:
 
 
 def test_the_catalogue_recommends_sampling() -> None:
-    known = CATALOGUE["smollm2-135m"]
-    path = models_dir() / known.name / known.main
-    if not path.is_file():
-        path = Path.home() / ".cache/rlx/models" / known.name / known.main
+    path = cached("smollm2-135m")
+    assert path is not None, "tests/install.py fetches the models that tests need"
     assert settings(path) == {"temperature": 0.2, "top_p": 0.9}

@@ -1,7 +1,7 @@
 """Text to token ids and back, whatever file the vocabulary came from.
 
-tokenizer = Tokenizer.from_gguf(GgufFile("model.gguf"))
-tokenizer = Tokenizer.from_file("folder/tokenizer.json")
+tokenizer = tokenizer_from_gguf(GgufFile("model.gguf"))
+tokenizer = tokenizer_from_file("folder/tokenizer.json")
 ids = tokenizer.encode("Hello")
 tokenizer.decode(ids)
 """
