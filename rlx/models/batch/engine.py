@@ -57,9 +57,9 @@ class Engine:
         adapters: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         """`requests` (8) run at once, `waiting` more may queue; `context` is the most tokens of
-        one (as in `rlx.load`), `cache_tokens` of all together (prompt and output). `kv` ("f16"), `quant` and
-        `artifact` are those of `rlx.load`; the artifact is made for a number of requests. Each
-        request may name one of the `adapters`; tokens of all run together."""
+        one, as in `rlx.load`, `cache_tokens` of all together (prompt and output). `kv` ("f16"),
+        `quant` and `artifact` are those of `rlx.load`; the artifact is made for a number of
+        requests. Each request may name one of the `adapters`; tokens of all run together."""
         if waiting < 1:
             raise OptionError("must be positive", where="waiting", got=waiting)
         bundle = None if artifact is None else ModelBundle.open(Path(artifact))
