@@ -204,7 +204,7 @@ def chat(
     name: ModelName = DEFAULT_MODEL,
     *,
     system: Annotated[str, typer.Option("--system", "-s", help="The system message.")] = "",
-    keep: Annotated[
+    history: Annotated[
         bool,
         typer.Option("--history/--no-history", help="Keep a history of what you type."),
     ] = True,
@@ -222,7 +222,7 @@ def chat(
         talk = Conversation(model, system, settings)
         if sys.stdin.isatty():
             console.note(f"{name}, context {model.runner.context}; /help shows the commands")
-        _loop(talk, line_reader([*COMMANDS], _history() if keep else None))
+        _loop(talk, line_reader([*COMMANDS], _history() if history else None))
 
 
 def _history() -> Path:

@@ -83,7 +83,7 @@ def run(
             _print(stream)
         if stats:
             console.note(f"loaded in {loaded:.2f} s, {render.timings(stream.result)}")
-            console.note(render.sampling(model.settings(**settings)))
+            console.note(f"sampling: {render.sampling(model.settings(**settings))}")
 
 
 def _load(name: str, weights: str | None, loading: Running) -> LanguageModel:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import VOCAB
+from cli_support import VOCAB, write_tiny
 
 import rlx as api
 from rlx.backends.cpu.executable import CpuExecutable
@@ -74,7 +74,22 @@ def test_stats_go_to_standard_error(rlx: Any, tiny: Path) -> None:
     assert done.stderr.startswith("loaded in ")
     assert "prompt 2 tokens in " in done.stderr
     assert "answer 6 tokens in " in done.stderr
-    assert done.stderr.endswith("/s), length\n")
+    sampling = "sampling: temperature 0.8, top_k 40, top_p 0.95\n"
+    assert done.stderr.endswith("/s), length\n" + sampling)
+
+
+def test_the_models_own_sampling_is_used(rlx: Any, tmp_path: Path) -> None:
+    more = {"general.sampling.temp": 0.25, "general.sampling.top_p": 0.5}
+    path = write_tiny(tmp_path / "cool.gguf", more=more)
+    for told, expected in (
+        ([], "temperature 0.25, top_k 40, top_p 0.5"),
+        (["--top-p", "1"], "temperature 0.25, top_k 40, top_p 1"),
+        (["--temperature", "0"], "greedy"),
+    ):
+        done = rlx("run", path, "Hi", *REFERENCE, "--raw", "--stats", *told)
+        assert done.stderr.endswith(f"sampling: {expected}\n")
+    found = json.loads(rlx("inspect", path, "--json").stdout)
+    assert found["sampling"] == "temperature 0.25, top_k 40, top_p 0.5"
 
 
 def test_the_prompt_may_come_from_standard_input(rlx: Any, tiny: Path) -> None:
