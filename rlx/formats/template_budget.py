@@ -161,7 +161,7 @@ def _filled(text: str, values: object, widths: list[str]) -> int:
 def repeat_size(value: object, times: object) -> int:
     """The size of `value * times`, where that repeats."""
     repeats = isinstance(value, str | list | tuple) and isinstance(times, int)
-    return budget().size(value) * max(times, 0) if repeats else 0  # type: ignore[call-overload,no-any-return]
+    return budget().size(value) * max(times, 0) if repeats else 0  # type: ignore[call-overload]
 
 
 def number(value: object) -> int:

@@ -141,16 +141,13 @@ def _bounded(jinja: Any, environment: Any, tree: Any) -> Any:
         given = [own(nodes.Const(a)) for a in args]
         return own(nodes.Filter(node, name, given, [], None, None, lineno=node.lineno))
 
-    def written(body: list[Any]) -> int:
-        return sum(len(d.data) for n in body for d in n.find_all(nodes.TemplateData))
-
     def step(node: Any) -> Any:
-        size = own(nodes.Const(written(node.body), lineno=node.lineno))
+        size = own(nodes.Const(_written(nodes, node.body), lineno=node.lineno))
         return own(nodes.ExprStmt(through(_STEP, size), lineno=node.lineno))
 
     class Bounding(jinja.visitor.NodeTransformer):  # type: ignore[misc]
         def visit_For(self, node: Any) -> Any:
-            size = written(node.body)
+            size = _written(nodes, node.body)
             node = self.generic_visit(node)
             if node.recursive:  # `loop(…)` has a sequence of its own
                 node.body.insert(0, step(node))
@@ -191,6 +188,11 @@ def _bounded(jinja: Any, environment: Any, tree: Any) -> Any:
             return node
 
     return Bounding().visit(tree)
+
+
+def _written(nodes: Any, body: list[Any]) -> int:
+    """How many characters of the template are in a body."""
+    return sum(len(d.data) for n in body for d in n.find_all(nodes.TemplateData))
 
 
 def _measured(function: Callable[..., Any], check: Callable[..., Any] | None) -> Any:

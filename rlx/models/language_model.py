@@ -110,9 +110,7 @@ class LanguageModel:
         recommends (`sampling`), else a default."""
         return GenerationSettings.of(self.sampling | options)
 
-    def generate(
-        self, prompt: str | Sequence[int] | Sequence[Any], *, stream: bool = True, **settings: Any
-    ) -> Any:
+    def generate(self, prompt: str | Sequence[Any], *, stream: bool = True, **settings: Any) -> Any:
         """Continue a prompt: an iterator of text, or with `stream=False` a Generation.
 
         Of a list of prompts it is the list of Generations, the same as one by one.
