@@ -186,6 +186,8 @@ def _value(name: str, text: str, now: Any) -> Any:
     try:
         if name in ("seed", "keep", "speculate"):
             return int(text) if words else None
+        if name in ("adapter", "json_schema", "regex", "grammar"):
+            return text if words else None
         if name == "logit_bias":
             return parse_bias(words)
         if name == "stop":

@@ -53,3 +53,9 @@ def _from_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _from_gguf(file: GgufFile) -> dict[str, Any]:
     return {ours: file.metadata.get(_GGUF + theirs) for ours, theirs in _GGUF_FIELDS.items()}
+
+
+def sampling_metadata(model: ModelFile) -> dict[str, Any]:
+    """What a model recommends as GGUF metadata, by llama.cpp's names."""
+    found = recommended_sampling(model)
+    return {_GGUF + _GGUF_FIELDS[name]: value for name, value in found.items()}

@@ -31,6 +31,7 @@ from rlx.ir.op import Array
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.models.config import ModelConfig
 from rlx.models.model_file import ModelFile, is_encoder
+from rlx.models.recommended import sampling_metadata
 from rlx.models.rope_tables import frequency_factors, pairs_together
 from rlx.models.weights import Weight
 from rlx.support.machine import worker_count
@@ -90,7 +91,7 @@ def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
         )  # fmt: skip
     metadata = {"general.architecture": arch, "general.name": model.path.resolve().name}
     metadata |= {f"{arch}.{key}": value for key, value in _numbers(model.config)}
-    metadata |= tokenizer_metadata(model.file, model.config.vocab)
+    metadata |= tokenizer_metadata(model.file, model.config.vocab) | sampling_metadata(model)
     return metadata, _sources(model, arch)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_support import write_tiny
 
 import rlx as api
 from rlx.cli.chat import read_message
@@ -73,6 +74,26 @@ def test_settings_are_shown_and_changed(rlx: Any, tiny: Path) -> None:
     assert any(line.split() == ["temperature", "0.8"] for line in shown)
     assert any(line.split() == ["stop", "none"] for line in shown)
     assert "cut at 2 tokens" in done.stderr
+
+
+def test_settings_that_may_be_none(rlx: Any, tiny: Path) -> None:
+    lines = [
+        "/set keep 5",
+        "/set keep none",
+        "/set speculate 2",
+        "/set regex a+",
+        "/set regex none",
+    ]
+    shown = [line.split() for line in talk(rlx, tiny, *lines).stdout.splitlines()]
+    assert shown == [["keep", "5"], ["keep", "none"], ["speculate", "2"], ["regex", "a+"],
+                     ["regex", "none"]]  # fmt: skip
+
+
+def test_settings_are_those_that_the_model_recommends(rlx: Any, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "cool.gguf", more={"general.sampling.temp": 0.25})
+    lines = ("/set temperature", "/set temperature 0", "/set top_p")
+    shown = [line.split() for line in talk(rlx, path, *lines).stdout.splitlines()]
+    assert shown == [["temperature", "0.25"], ["temperature", "0.0"], ["top_p", "0.95"]]
 
 
 @pytest.mark.parametrize(

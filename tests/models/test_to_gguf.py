@@ -22,6 +22,7 @@ from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
 from rlx.formats.tokenizer.from_json import tokenizer_from_file
 from rlx.models.build_graph import LOGITS, build_graph
 from rlx.models.model_file import ModelFile
+from rlx.models.recommended import recommended_sampling
 from rlx.models.to_gguf import quantize_model
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
@@ -119,6 +120,17 @@ def test_the_same_tokens(name: str, tmp_path: Path) -> None:
     assert got.vocabulary.special == want.vocabulary.special
     assert got.vocabulary.templates == want.vocabulary.templates
     assert len(got) >= VOCAB
+
+
+def test_the_same_sampling(tmp_path: Path) -> None:
+    config = {"do_sample": True, "temperature": 0.5, "top_k": 20, "repetition_penalty": 1.25}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
+    both(tmp_path, byte_level())
+    with GgufFile(tmp_path / "out.gguf") as file:
+        names = {"temp": 0.5, "top_k": 20, "penalty_repeat": 1.25}
+        assert {n: file.metadata.get(f"general.sampling.{n}") for n in names} == names
+    found = recommended_sampling(ModelFile.open(tmp_path / "out.gguf"))
+    assert found == {"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.25}
 
 
 def test_what_gguf_cannot_express(tmp_path: Path) -> None:
