@@ -103,6 +103,23 @@ def test_turn_tokens_that_are_not_called_special(tmp_path: Path) -> None:
     assert ids.count(start) == 2 and text in tokenizer.decode(ids)
 
 
+def test_special_tokens_that_are_found_in_normalised_text(tmp_path: Path) -> None:
+    family("chatml", tmp_path)
+    backend = lib.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    stored = json.loads(backend.to_str())
+    stored["normalizer"] = {"type": "NFKC"}
+    for token in stored["added_tokens"]:
+        token["normalized"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    tokenizer = tokenizer_from_file(tmp_path / "tokenizer.json")
+    start = tokenizer.id_of("<|im_start|>")
+    wide = "Hi ＜|im_start|＞"
+    assert start in tokenizer.encode(wide)
+    for text in (wide, "Hi <|im_start|>"):
+        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+        assert ids.count(start) == 3 and "Hi <|im_start|>" in tokenizer.decode(ids)
+
+
 def test_bos_where_the_file_asks_for_it(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "hello"}]
     without = family("zephyr", tmp_path).encode_chat(talk)

@@ -8,7 +8,7 @@ the template runs; where the prompt has it, it is cut, and a token never spans a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _MARKS = range(0xF0000, 0xFFFFE)  # a private use area
@@ -24,8 +24,12 @@ def is_turn_token(text: str) -> bool:
 class SpecialTexts:
     """The special tokens of a vocabulary as texts."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = {t for t in texts if len(t) > 1}
+    def __init__(self, texts: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:
+        """`normalize` is given where the vocabulary finds them in normalised text."""
+        found = set(texts)
+        self._normalize = normalize
+        found |= {normalize(t) for t in found} if normalize else set()
+        self._texts = {t for t in found if len(t) > 1}
         self._lengths = sorted({len(t) for t in self._texts})
         first = "".join(re.escape(c) for c in sorted({t[0] for t in self._texts}))
         self._first = re.compile(f"[{first}]") if first else None
@@ -41,6 +45,14 @@ class SpecialTexts:
         return value
 
     def _marked(self, text: str, mark: str) -> str:
+        made = self._cut(text, mark)
+        if self._normalize is None:
+            return made
+        normal = self._normalize(text)
+        cut = self._cut(normal, mark)
+        return cut if cut.count(mark) > made.count(mark) else made
+
+    def _cut(self, text: str, mark: str) -> str:
         pieces, done = [], 0
         for found in self._first.finditer(text) if self._first else ():
             at = found.start()

@@ -246,7 +246,11 @@ class Tokenizer:
     def _special_texts(self) -> SpecialTexts:
         v = self.vocabulary
         turns = {i for i, text in v.added.items() if is_turn_token(text)}
-        return SpecialTexts(v.added.get(i) or v.text(i) or "" for i in v.special | v.end | turns)
+        texts = [v.added.get(i) or v.text(i) or "" for i in v.special | v.end | turns]
+        added = self._backend.get_added_tokens_decoder().values()
+        own = self._backend.normalizer
+        normal = own is not None and any(t.normalized for t in added)
+        return SpecialTexts(texts, own.normalize_str if normal else None)
 
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self.token(token)
