@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlx.errors import FormatError, InputError
 from rlx.formats.chat_template import ChatTemplate
@@ -158,3 +159,50 @@ def test_long_conversations_are_fine() -> None:
     long = "x" * (1 << 24)
     text = ChatTemplate(source).render([{"role": "user", "content": long}] * 3)
     assert text == f"<|im_start|>user\n{long}<|im_end|>\n" * 3 + ".3 3"
+
+
+PARTS = [
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}"
+    "{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{{ loop.cycle('a', 'b') }}"
+    "{{ loop.changed(m.role) }}{% else %}none{% endfor %}",
+    "{% for x in nothing %}{{ x }}{% else %}none{% endfor %}{% for x in [] %}"
+    "{% else %}e{% endfor %}",
+    "{% for k, v in {'a': 1, 'b': [2, (3, 4)]}.items() %}{{ k }}={{ v }};{% endfor %}",
+    "{% for x in [1, [2, [3]]] recursive %}"
+    "{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}",
+    "{% for i in range(9) if i % 2 %}{% if i == 5 %}{% continue %}{% endif %}{{ i }}{% endfor %}",
+    "{% macro f(a, b=2) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}"
+    "{{ f(1) }}{{ f(1, 3, 4, z=5) }}",
+    "{% macro f(x) %}<{{ caller(x) }}>{% endmacro %}{% call(y) f(3) %}{{ y }}!{% endcall %}",
+    "{% set ns = namespace(a=1, l=[]) %}{% for i in range(4) %}{% set ns.a = ns.a + i %}"
+    "{% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.a }}{{ ns.l }}{{ ns.l[1:3] }}{{ ns.l[::-1] }}",
+    "{% set x %}a{{ 1 + 1 }}{% endset %}{{ x }}{% set y | upper %}b{% endset %}{{ y }}",
+    "{% filter upper | trim %}  shout {{ 'x' }} {% endfilter %}{% with a = 1, b = a %}"
+    "{{ b }}{% endwith %}",
+    "{{ 'a' ~ 1 ~ none ~ nothing ~ 2.5 ~ [1] }}{{ 'x' * 3 }}{{ [0] * 2 }}{{ 7 // 2 }}{{ 7 / 2 }}",
+    "{{ '%s-%05.1f-%(x)s' | replace('%(x)s', 'y') | format('a', 2.25) }}{{ '%d%%' % 3 }}",
+    "{{ '{:>4}|{a}'.format(1, a=2) }}{{ 'a-b'.split('-') }}{{ ' x '.strip() }}{{ 'ab'.upper() }}",
+    "{{ 'abc'.ljust(5) }}|{{ 'a' | center(5) }}|{{ '7'.zfill(3) }}{{ ', '.join(['a', 'b']) }}",
+    "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'equalto',"
+    " 'user') | list | length }}{{ messages | rejectattr('content') | list }}",
+    "{{ [3, 1, 2] | sort }}{{ [1, 1] | unique | list }}{{ [1, 2] | sum }}"
+    "{{ [1, 2, 3] | batch(2) | list }}",
+    "{{ messages | groupby('role') | list | length }}{{ {'b': 1, 'a': 2} | dictsort }}"
+    "{{ 'a b' | title }}",
+    "{{ 'x' in 'xyz' }}{{ 1 < 2 <= 2 != 3 }}{{ 3 not in [1, 2] }}{{ 'a' if false else 'b' }}",
+    "{{ messages is defined }}{{ none is none }}{{ 3 is odd }}{{ 3 is in [3] }}{{ {} is mapping }}",
+    "{{ [1.5, -2] | map('abs') | map('round', 1) | list }}{{ 'a\nb' | indent(2) }}{{ '<' | e }}",
+    "{{ 'abcdef' | truncate(4, true, '.', 0) }}{{ 'a' | default('z') }}"
+    "{{ u | default('z', true) }}",
+    "{{ (1, 2) + (3,) }}{{ (1, 'a') }}{{ {'k': messages[0].role} }}{{ -3 }}{{ not true }}",
+]
+
+
+@pytest.mark.parametrize("source", PARTS)
+def test_other_templates_do_what_jinja_does(source: str) -> None:
+    plain = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    talk = [*TALK, {"role": "assistant", "content": ""}]
+    expected = plain.from_string(source).render(messages=talk)
+    assert ChatTemplate(source).render(talk) == expected
