@@ -141,6 +141,11 @@ class LanguageModel:
 
     def agenerate(self, prompt: str | Sequence[int], **settings: Any) -> AsyncIterator[str]:
         """`generate` for asyncio: the model runs in a thread."""
+        if is_many(prompt):
+            raise InputError(
+                "one prompt at a time", got=f"{len(prompt)} prompts",
+                hint="rlx.Engine serves many at once",
+            )  # fmt: skip
         return _in_threads(self.generate(prompt, **settings))
 
     def achat(self, messages: Messages, **settings: Any) -> AsyncIterator[str]:

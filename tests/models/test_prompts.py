@@ -118,6 +118,11 @@ def test_several_prompts(model: rlx.LanguageModel) -> None:
         assert [f.text for f in found] == [o.text for o in one_by_one]
 
 
+def test_a_stream_is_of_one_prompt(model: rlx.LanguageModel) -> None:
+    with pytest.raises(rlx.InputError, match="one prompt at a time; got 2 prompts"):
+        model.agenerate(["a", "b"])  # type: ignore[arg-type]
+
+
 def test_decode_is_tokenize_undone(model: rlx.LanguageModel) -> None:
     text = "né <|im_end|>"
     assert model.decode(model.tokenize(text)) == "né "
