@@ -59,6 +59,11 @@ def test_special_tokens_in_messages_are_text(tmp_path: Path, name: str) -> None:
         ids = tokenizer.encode_chat(talk)
         assert [t for t in ids if t in special] == marks, token
         assert text.strip() in tokenizer.decode(ids)
+        # what follows is as after any other text
+        more = [{"role": "assistant", "content": "th"}, {"role": "user", "content": "he"}]
+        plain = tokenizer.encode_chat([{"role": "user", "content": "there"}, *more])
+        rest = len(plain) - max(i for i, t in enumerate(plain[:-1]) if t in special) + 4
+        assert tokenizer.encode_chat([*talk, *more])[-rest:] == plain[-rest:]
         parsed = tokenizer.encode_chat(talk, parse_special=True)
         assert [t for t in parsed if t in special] != marks
 

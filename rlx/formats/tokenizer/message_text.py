@@ -8,7 +8,7 @@ the template runs; where the prompt has it, it is cut, and a token never spans a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _MARKS = range(0xF0000, 0xFFFFE)  # a private use area
@@ -54,12 +54,17 @@ class SpecialTexts:
 
     def _cut(self, text: str, mark: str) -> str:
         pieces, done = [], 0
+        for at in self.places(text):
+            pieces.append(text[done : at + 1])
+            done = at + 1
+        return mark.join([*pieces, text[done:]]) if pieces else text
+
+    def places(self, text: str) -> Iterator[int]:
+        """Where special tokens begin in a text, also one within another."""
         for found in self._first.finditer(text) if self._first else ():
             at = found.start()
             if any(text[at : at + n] in self._texts for n in self._lengths):
-                pieces.append(text[done : at + 1])
-                done = at + 1
-        return mark.join([*pieces, text[done:]]) if pieces else text
+                yield at
 
 
 def unused_mark(*values: Any) -> str:

@@ -238,9 +238,19 @@ class Tokenizer:
             first, *rest = render(given[0], tools=given[1], **given[2]).split(mark)
             ids = self.encode(first, add_special=False)
             for piece in rest:
-                ids += self.encode_continuation(piece)
+                ids += self._encode_after_cut(piece)
         bos = self.bos_id
         return [bos, *ids] if bos is not None and self.adds_bos and ids[:1] != [bos] else ids
+
+    def _encode_after_cut(self, text: str) -> list[int]:
+        """Tokens of a text that goes on in the middle of a message; after the next token that
+        stands for itself it is as any other."""
+        at = next(self._added_texts.places(text), len(text))
+        return self.encode_continuation(text[:at]) + self.encode(text[at:], add_special=False)
+
+    @cached_property
+    def _added_texts(self) -> SpecialTexts:
+        return SpecialTexts(self.vocabulary.added.values())
 
     @cached_property
     def _special_texts(self) -> SpecialTexts:
