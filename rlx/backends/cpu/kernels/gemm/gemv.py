@@ -1,7 +1,11 @@
 """GEMV, one row of x against w: as dot products along k, or as axpy of the rows of w.
 
-The dot form reads w whose columns are contiguous along k, such as keys for one query. The axpy form
-reads w whose rows are contiguous: they are scaled and added as they come. Neither packs anything.
+Two forms read w whose columns are contiguous along k, such as keys for one query. The axpy form
+reads w whose rows are contiguous: they are scaled and added as they come. None packs anything.
+
+One row has the bits that GEMM gives it among others, so products are added in the order of k. The
+dot form does not: it is for one column of w alone, whatever the number of rows, which take turns
+as "columns".
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from rlx.backends.cpu.kernels.gemm.column_dots import ColumnDots
 from rlx.backends.cpu.kernels.gemm.gemm import batch_args, batch_count, batch_start
 from rlx.backends.cpu.kernels.gemm.microkernel import multiply_add
 from rlx.backends.cpu.kernels.spec import KernelSpec
@@ -127,6 +132,53 @@ def _sum(values: list[Value]) -> Value:
     for value in values[1:]:
         total = total + value
     return total
+
+
+@dataclass(frozen=True)
+class GemvColumns(GemvDot):
+    """The result and args of `GemvDot`; sums are in the order of k."""
+
+    def emit(self, m: Module) -> None:
+        _GemvColumnsEmitter(self, m).emit()
+
+
+class _GemvColumnsEmitter:
+    def __init__(self, spec: GemvColumns, m: Module) -> None:
+        f = self.f = m.kernel()
+        self.spec, self.acc = spec, compute_type(spec.out)
+        self.dots = ColumnDots(f, spec.x, spec.w, self.acc)
+        self.given = {
+            name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
+        }
+        self.edge = f.alloca(self.dots.columns * memory_type(spec.out).bytes)
+
+    def emit(self) -> None:
+        f, given, axes, count = self.f, self.given, self.spec.batch, self.dots.columns
+        n, out_type = given["n"], memory_type(self.spec.out)
+        groups = f.ceil_div(n, count)
+        lo, hi = f.split(batch_count(f, given, axes) * groups)
+        for unit in f.range(lo, hi):
+            batch = unit.udiv(groups)
+            first = (unit - batch * groups) * count
+            x, w = batch_start(f, given, axes, batch)
+            # The last columns are taken again for those beyond them.
+            numbers = [f.min(first + i, n - 1) for i in range(count)]
+            columns = [f.gep(w, i * given["w_stride_n"]) for i in numbers]
+            sums = self.dots.add([x], columns, given["k"], self.dots.zeros(1))
+            out = f.gep(given["out"], batch * n + first, out_type)
+            whole = first + count <= n
+            self._store(sums, f.select(whole, out, self.edge))
+            f.if_(~whole, partial(self._copy_edge, out, n - first))
+
+    def _store(self, sums: list[Value], to: Value) -> None:
+        size = self.dots.lanes * memory_type(self.spec.out).bytes
+        for i, value in enumerate(sums):
+            store(self.f, value, to, self.spec.out, i * size)
+
+    def _copy_edge(self, out: Value, count: Value) -> None:
+        f, type_ = self.f, memory_type(self.spec.out).as_int
+        for i in f.range(0, count):
+            f.store(f.load(f.gep(self.edge, i, type_), type_), f.gep(out, i, type_))
 
 
 @dataclass(frozen=True)

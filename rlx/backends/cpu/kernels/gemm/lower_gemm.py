@@ -12,7 +12,7 @@ from typing import Any
 from rlx.backends.cpu.kernels.gemm.complex_gemm import ComplexGemm
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.gemm.gemm import Gemm
-from rlx.backends.cpu.kernels.gemm.gemv import GemvAxpy, GemvDot
+from rlx.backends.cpu.kernels.gemm.gemv import GemvAxpy, GemvColumns, GemvDot
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, Route, table_bytes
 from rlx.backends.cpu.kernels.gemm.strassen import Strassen
 from rlx.backends.cpu.kernels.gemm.strassen_twice import StrassenTwice
@@ -189,18 +189,28 @@ def _matmul_scratch(node: Node, target: Target, threads: int) -> int:
 def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w = node.inputs
     problem = problem_of(node, ctx.strides(x), ctx.strides(w))
-    if problem.n == 1 and problem.m != 1:
+    single_column = problem.n == 1
+    if single_column:
         problem = _transposed(problem)
     if node.output.dtype.kind == "complex":
         columns_contiguous = problem.w_unit == "n"
         return [
             _scratchless_step(node, problem, ComplexGemm(columns_contiguous, len(problem.batch)))
         ]
-    if problem.m == 1 and (problem.w_unit == "n" or problem.x_unit == problem.w_unit == "k"):
-        kind = GemvAxpy if problem.w_unit == "n" else GemvDot
+    kind = _gemv_kind(problem, single_column) if problem.m == 1 else None
+    if kind is not None:
         spec = kind(problem.x.dtype, problem.w.dtype, node.output.dtype, len(problem.batch))
         return [_scratchless_step(node, problem, spec)]
     return [gemm_launch(node, ctx, problem, spec_of(problem, Epilogue(node.output.dtype)), {})]
+
+
+def _gemv_kind(problem: GemmProblem, single_column: bool) -> type[GemvDot | GemvAxpy] | None:
+    """The GEMV for one row; `single_column`: rows and columns have been swapped."""
+    if single_column and problem.x_unit == "k" and same(problem.w_stride_k, 1):
+        return GemvDot
+    if problem.w_unit == "n":
+        return GemvAxpy
+    return GemvColumns if problem.x_unit == problem.w_unit == "k" else None
 
 
 def _scratchless_step(

@@ -2,7 +2,11 @@
 
 B comes as a panel of `nr` columns, `[K][nr]`, so that one k is contiguous memory. A comes as its
 rows lie in memory, or packed, `[K][mr]`, in the accumulator type. The tile, `[mr][nr]`, stays in
-registers over the whole k block and is written to memory once per call.
+registers over the whole k block and is written to memory once per call. Where registers are few, a
+tile of many rows is computed in passes, some columns at a time.
+
+A result is the sum over k in order, one fma each, in every micro-kernel: its bits do not depend on
+the rows beside it.
 """
 
 from __future__ import annotations
@@ -17,26 +21,28 @@ from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 MR = 6  # rows of the full tile; remainder rows run in a smaller one
-_MIN_CHAINS = 8  # independent accumulators that keep two FMA units of latency 4 busy
 _PREFETCH_LINES = 2  # cache lines of the next panel that each k prefetches, during the first tiles
 
 
 @dataclass(frozen=True)
 class TileShape:
-    """A register tile: `mr` rows of `vectors` registers with `lanes` accumulators each."""
+    """A tile: `mr` rows of `vectors` registers with `lanes` accumulators each. More than two rows
+    take `vectors_at_once` of them at a time."""
 
     acc: Type  # accumulator type
     lanes: int
     vectors: int
     mr: int = MR
+    vectors_at_once: int = 4
 
     @staticmethod
     def of(target: Target, acc: Type) -> TileShape:
         # 6 rows of 4 vectors (2 with 16 registers) leave registers for a row of the panel and a
-        # broadcast, and are enough independent chains to hide the FMA latency. Wide tiles with few
-        # rows beat tall ones of the same size when weights must be converted.
-        vectors = 4 if target.num_vector_registers >= 32 else 2
-        return TileShape(acc, target.lanes(acc.bits), vectors)
+        # broadcast, and are enough independent chains to hide the FMA latency; 4 vectors are nearly
+        # enough for a single row. Wide tiles with few rows beat tall ones of the same size when
+        # weights must be converted.
+        at_once = 4 if target.num_vector_registers >= 32 else 2
+        return TileShape(acc, target.lanes(acc.bits), vectors=4, vectors_at_once=at_once)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -128,37 +134,26 @@ def emit_microkernel(
     `prefetch_bytes` bytes from `prefetch` on.
     """
     f = m.function(f"microkernel{rows}", _PARAMS, internal=True)
-    kernel = _MicroKernel(f, shape, weight, rows, packed, prefetch_bytes)
-    acc, kc = kernel.start(), f["kc"]
-    start: Value | int = 0
-    if rows <= 2:
-        # Few accumulators: unrolled, with two sets of them, so that dependency chains are short.
-        unroll = 4 if rows == 1 else 2
-        start = kc - (kc & (unroll - 1))
-        if len(acc) < _MIN_CHAINS:
-            acc += [f.const(0, v.type) for v in acc]
-        acc = f.loop(0, start, unroll, acc, lambda k, *s: kernel.steps(k, unroll, s))
-        acc = kernel.merged(acc)
-    kernel.write_tile(f.loop(start, kc, 1, acc, lambda k, *s: kernel.step(k, s)))
+    at_once = shape.vectors if rows <= 2 else min(shape.vectors_at_once, shape.vectors)
+    for first in range(0, shape.vectors, at_once):
+        kernel = _MicroKernel(f, shape, weight, rows, packed, range(first, first + at_once))
+        kernel.prefetch_bytes = 0 if first else prefetch_bytes
+        kernel.run()
     return f
 
 
 class _MicroKernel:
+    """The sums of all rows and some of the panel's vectors."""
+
+    prefetch_bytes = 0
+
     def __init__(
-        self,
-        f: Function,
-        shape: TileShape,
-        weight: DType,
-        rows: int,
-        packed: bool,
-        prefetch_bytes: int,
+        self, f: Function, shape: TileShape, weight: DType, rows: int, packed: bool, vectors: range
     ) -> None:
         self.f, self.shape, self.weight, self.rows = f, shape, weight, rows
-        self.packed, self.prefetch_bytes = packed, prefetch_bytes
+        self.packed, self.vectors = packed, vectors
         self.places = [
-            (i * shape.nr + j * shape.lanes) * shape.acc.bytes
-            for i in range(rows)
-            for j in range(shape.vectors)
+            (i * shape.nr + j * shape.lanes) * shape.acc.bytes for i in range(rows) for j in vectors
         ]
         if not packed:
             # Missing rows read the last one again; a smaller tile would hold fewer rows.
@@ -167,7 +162,17 @@ class _MicroKernel:
             numbers = [f.i64(i) if i < sure else f.min(last, i) for i in range(rows)]
             self.a_rows = [f.gep(f["a"], f["a_stride"] * i) for i in numbers]
 
-    def start(self) -> list[Value]:
+    def run(self) -> None:
+        f, kc, start, acc = self.f, self.f["kc"], self.f.i64(0), self._start()
+        if self.rows <= 2:
+            unroll = 4 if self.rows == 1 else 2
+            start = kc - (kc & (unroll - 1))
+            acc = f.loop(0, start, unroll, acc, lambda k, *s: self._steps(k, unroll, s))
+        acc = f.loop(start, kc, 1, acc, lambda k, *s: self._step(k, s))
+        for value, at in zip(acc, self.places, strict=True):
+            f.store(value, f["tile"], at)
+
+    def _start(self) -> list[Value]:
         """The accumulators: zeros, or the partial sums of earlier k blocks."""
         type_ = vec(self.shape.lanes, self.shape.acc)
         return self.f.if_(
@@ -176,50 +181,35 @@ class _MicroKernel:
             lambda: [self.f.load(self.f["tile"], type_, at) for at in self.places],
         )
 
-    def write_tile(self, acc: list[Value]) -> None:
-        for value, at in zip(acc, self.places, strict=True):
-            self.f.store(value, self.f["tile"], at)
-
-    def step(self, k: Value, acc: Sequence[Value]) -> list[Value]:
+    def _step(self, k: Value, acc: Sequence[Value]) -> list[Value]:
         f = self.f
         for at in range(0, self.prefetch_bytes, LINE):
             f.prefetch(f.gep(f["prefetch"], k, self.prefetch_bytes), at, locality=2)
         return self._rank_one(k, 0, f.gep(f["b"], k * f["b_stride"]), acc)
 
-    def steps(self, k: Value, count: int, acc: tuple[Value, ...]) -> list[Value]:
-        """Several k, into each set of accumulators in turn."""
+    def _steps(self, k: Value, count: int, acc: Sequence[Value]) -> list[Value]:
+        """Several k, read from memory for the first time."""
         f = self.f
-        b = f.gep(f["b"], k * f["b_stride"])
-        sets = self._sets(acc)
+        b, sums = f.gep(f["b"], k * f["b_stride"]), list(acc)
         for u in range(count):
             if f.target.read_ahead:
                 for line in range(0, self.shape.nr * memory_type(self.weight).bytes, LINE):
                     f.prefetch(b, f.target.read_ahead + line)
-            here = u % len(sets)
-            sets[here] = self._rank_one(k, u, b, sets[here])
+            sums = self._rank_one(k, u, b, sums)
             b = f.gep(b, f["b_stride"]) if u < count - 1 else b
-        return [v for part in sets for v in part]
-
-    def _sets(self, acc: Sequence[Value]) -> list[list[Value]]:
-        size = len(self.places)
-        return [list(acc[i : i + size]) for i in range(0, len(acc), size)]
-
-    def merged(self, acc: list[Value]) -> list[Value]:
-        """One set of accumulators from one or two."""
-        first, *second = self._sets(acc)
-        return [a + b for a, b in zip(first, second[0], strict=True)] if second else first
+        return sums
 
     def _rank_one(self, k: Value, ahead: int, b: Value, acc: Sequence[Value]) -> list[Value]:
         f, g = self.f, self.shape
         size = memory_type(self.weight).bytes
         columns = [
-            load(f, b, self.weight, g.lanes, g.acc, j * g.lanes * size) for j in range(g.vectors)
+            load(f, b, self.weight, g.lanes, g.acc, j * g.lanes * size) for j in self.vectors
         ]
-        out = []
+        out: list[Value] = []
         for i in range(self.rows):
             x = self._element(i, k, ahead)
-            for j, column in enumerate(columns):
-                out.append(multiply_add(f, x, column, acc[i * g.vectors + j]))
+            for column in columns:
+                out.append(multiply_add(f, x, column, acc[len(out)]))
         return out
 
     def _element(self, row: int, k: Value, ahead: int) -> Value:

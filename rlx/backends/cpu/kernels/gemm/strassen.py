@@ -53,7 +53,7 @@ def tall_tile(target: Target) -> TileShape:
     lengths."""
     acc = compute_type(f32)
     if target.num_vector_registers < 32:
-        return TileShape.of(target, acc)
+        return TileShape(acc, target.lanes(acc.bits), vectors=2)
     return TileShape(acc, target.lanes(acc.bits), vectors=3, mr=8)
 
 

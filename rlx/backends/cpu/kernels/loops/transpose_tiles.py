@@ -122,14 +122,46 @@ def _is_crossing(i: Instruction) -> bool:
 
 
 def transposed(f: Function, rows: list[Value]) -> list[Value]:
-    """The transpose of n vectors of n lanes, by log2(n) perfect shuffles."""
+    """The transpose of n vectors of n lanes, by n log2(n) shuffles.
+
+    First inside the 128-bit parts of vectors, then of whole parts: such shuffles are single
+    instructions.
+    """
     n = len(rows)
-    done = 1
+    inside = min(n, max(1, 128 // rows[0].type.scalar.bits))
+    groups = [_transposed_inside(f, rows[i : i + inside], n) for i in range(0, n, inside)]
+    columns = [_transposed_parts(f, list(parts), inside) for parts in zip(*groups, strict=True)]
+    return [column[i] for i in range(n // inside) for column in columns]
+
+
+def _transposed_inside(f: Function, rows: list[Value], lanes: int) -> list[Value]:
+    """The transpose of each square of `len(rows)` lanes, by perfect shuffles."""
+    n, done = len(rows), 1
+    starts = range(0, lanes, n)
     while done < n:
         pairs = [(rows[k], rows[k + n // 2]) for k in range(n // 2)]
         rows = []
         for a, b in pairs:
             for half in (0, n // 2):
-                rows.append(f.shuffle(a, b, [half + k // 2 + (k % 2) * n for k in range(n)]))
+                picked = [half + k // 2 + (k % 2) * lanes for k in range(n)]
+                rows.append(f.shuffle(a, b, [start + i for start in starts for i in picked]))
         done *= 2
     return rows
+
+
+def _transposed_parts(f: Function, rows: list[Value], size: int) -> list[Value]:
+    """The transpose of 1, 2 or 4 vectors of as many parts, each of `size` lanes."""
+
+    def join(a: Value, b: Value, *parts: int) -> Value:
+        return f.shuffle(a, b, [p * size + i for p in parts for i in range(size)])
+
+    if len(rows) == 1:
+        return rows
+    if len(rows) == 2:
+        a, b = rows
+        return [join(a, b, i, 2 + i) for i in range(2)]
+    # Halves of vectors side by side, then every other part of both.
+    a, b, c, d = rows
+    low = join(a, b, 0, 1, 4, 5), join(c, d, 0, 1, 4, 5)
+    high = join(a, b, 2, 3, 6, 7), join(c, d, 2, 3, 6, 7)
+    return [join(x, y, i, 2 + i, 4 + i, 6 + i) for x, y in (low, high) for i in range(2)]
