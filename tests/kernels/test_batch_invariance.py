@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gemm_support import draw
 from program_support import TARGETS, Native
-from qgemm_support import INTEGER, columns, random_weight
+from qgemm_support import SCHEMES, columns, random_weight
 
 from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
@@ -169,12 +169,12 @@ def quantised(
     return Rows(build, {"x": x, **rows}, {f"w{i}": a for i, a in enumerate(parts)})
 
 
-@pytest.mark.parametrize("scheme", INTEGER, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_quantised_matmul(scheme):
     quantised(scheme, lambda g, rows, w: g.dequant_matmul(rows[0], *w, scheme=scheme)).check()
 
 
-@pytest.mark.parametrize("scheme", INTEGER, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_quantised_experts(scheme):
     expert = np.random.default_rng(3).integers(0, 4, MOST).astype(np.int32)
 

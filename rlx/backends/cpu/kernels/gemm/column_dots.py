@@ -14,19 +14,18 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Type, Value, vec
 from rlx.llvm.storage import load, memory_type
 
-_COLUMNS = 16  # at once: fewer would wait for their sums
+COLUMNS = 16  # at once: fewer would wait for their sums
 
 
 class ColumnDots:
-    """Rows of x and `columns` columns of w: sums are vectors `[group of lanes][row]`, flat."""
+    """Rows of x and `COLUMNS` columns of w: sums are vectors `[group of lanes][row]`, flat."""
 
     def __init__(self, f: Function, x: DType, w: DType, acc: Type) -> None:
         self.f, self.x, self.w, self.acc = f, x, w, acc
         self.lanes = f.target.lanes(acc.bits)
-        self.columns = max(_COLUMNS, self.lanes)
 
     def zeros(self, rows: int) -> list[Value]:
-        return [self.f.const(0, vec(self.lanes, self.acc))] * (self.columns // self.lanes * rows)
+        return [self.f.const(0, vec(self.lanes, self.acc))] * (COLUMNS // self.lanes * rows)
 
     def add(
         self, rows: Sequence[Value], columns: Sequence[Value], k: Value, sums: list[Value]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlx.backends.cpu.kernels.gemm.column_dots import ColumnDots
+from rlx.backends.cpu.kernels.gemm.column_dots import COLUMNS, ColumnDots
 from rlx.backends.cpu.kernels.gemm.gemm import batch_args, batch_count, batch_start
 from rlx.backends.cpu.kernels.gemm.microkernel import multiply_add
 from rlx.backends.cpu.kernels.spec import KernelSpec
@@ -150,10 +150,10 @@ class _GemvColumnsEmitter:
         self.given = {
             name: f.arg(f["args"], i, ptr if i < 3 else i64) for i, name in enumerate(spec.args)
         }
-        self.edge = f.alloca(self.dots.columns * memory_type(spec.out).bytes)
+        self.edge = f.alloca(COLUMNS * memory_type(spec.out).bytes)
 
     def emit(self) -> None:
-        f, given, axes, count = self.f, self.given, self.spec.batch, self.dots.columns
+        f, given, axes, count = self.f, self.given, self.spec.batch, COLUMNS
         n, out_type = given["n"], memory_type(self.spec.out)
         groups = f.ceil_div(n, count)
         lo, hi = f.split(batch_count(f, given, axes) * groups)

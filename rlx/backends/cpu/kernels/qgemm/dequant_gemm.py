@@ -1,41 +1,39 @@
 """GEMM with weights dequantised on the fly: any scheme, on any target.
 
-Many rows: a panel of columns is dequantised, row by row of the stored weight, transposed, and read
-by the f32 micro-kernel; all rows of a block share its cost. Few rows: every stored row is
-dequantised into the cache and multiplied with all of them at once.
+A group of columns is dequantised, row by row of the stored weight, and multiplied with all rows of
+a block, which share the cost. Neither operand is packed: sums run along k, which is contiguous in
+both (see `float_dots`). Long sums are cut at fixed places, so that what is dequantised stays in the
+cache; the parts are added in order.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.gemm.gemm import (
-    KC,
-    MC,
-    PANEL_GROUP,
-    Gemm,
-    GemmEmitter,
-    round_up,
-    to_cache_line,
-)
-from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, GroupedGemmEmitter
-from rlx.backends.cpu.kernels.gemm.microkernel import MR
+from rlx.backends.cpu.kernels.gemm.epilogue import emit_epilogue
+from rlx.backends.cpu.kernels.gemm.gemm import Gemm, round_up
+from rlx.backends.cpu.kernels.gemm.grouped_gemm import GroupedGemm, each_chunk
+from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.backends.cpu.kernels.qgemm.dequantize import emit_dequantize
+from rlx.backends.cpu.kernels.qgemm.float_dots import COLUMNS, emit_dots, tile_heights
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
-from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Value, f32, i64, ptr
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
-FEW_ROWS = 12  # up to so many rows dequantising a column at a time beats transposing panels
-_AT_ONCE = 4  # rows that share the loads of a column, or accumulators of one row
-_POINTERS = frozenset(["scale", "zp"])
+_GROUP = 16  # columns that are dequantised for a block of rows
+_FEW_ROWS = 12  # so many rows take the columns of a tile as soon as they are there
+_ROWS = 256  # of a block
+_KC = 1024  # k of a part
+_PADDING = 16  # floats between columns, so that they lie in different sets of the cache
+_POINTERS = frozenset(["x", "w", "out", "scratch", "scale", "zp", "table"])
 _F32 = GGUF_SCHEMES["F32"]
 
 
 def dequant_kc(scheme: QuantScheme) -> int:
-    """k of a dequantised panel: about `KC`, in whole blocks."""
+    """k of a part: about `_KC`, in whole blocks."""
     run = scheme.block or scheme.block_size
-    return max(KC // run, 1) * run
+    return max(_KC // run, 1) * run
 
 
 @dataclass(frozen=True)
@@ -53,145 +51,121 @@ class DequantGemm(Gemm):
     def label(self) -> str:
         return f"dequant_gemm {self.scheme}"
 
-    @property
-    def reads_x_in_place(self) -> bool:
-        """Rows are copied: with few rows, some beyond the last may be read."""
-        return False
+    def tile_shape(self, target: Target) -> TileShape:
+        lanes = target.lanes(32)
+        return TileShape(f32, lanes, _GROUP // lanes)
 
     def scratch(self, target: Target, rows: int, n: int, k: int) -> int:
-        kc = dequant_kc(self.scheme)
-        g, tall = self.tile_shape(target), round_up(min(rows, MC), MR)
-        tiles = min(-(-n // g.nr), PANEL_GROUP) * max(tall // MR, 1) * g.tile_bytes
-        parts = [max(tall * kc, FEW_ROWS * k), kc * g.nr, max(kc * g.nr, k)]
-        return sum(round_up(4 * p, 64) for p in parts) + max(tiles, FEW_ROWS * g.row_bytes)
+        tall = round_up(min(rows, _ROWS), max(tile_heights(target)))
+        return self.group_bytes + tall * self.tile_shape(target).row_bytes
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one dequantised column to the next."""
+        return 4 * (dequant_kc(self.scheme) + _PADDING)
+
+    @property
+    def group_bytes(self) -> int:
+        return round_up(_GROUP * self.pitch, 64)
 
     def emit(self, m: Module) -> None:
         DequantGemmEmitter(self, m).emit()
 
 
-class _DequantEmitter(GemmEmitter):
-    """Panels from quantised rows. `spec.w` is f32: what the micro-kernel reads."""
+class DequantGemmEmitter:
+    """Emits the functions of one spec and the kernel that calls them."""
 
-    spec: DequantGemm
-    dequantize: Function
+    routed = False
+
+    def __init__(self, spec: DequantGemm, m: Module) -> None:
+        self.spec, self.shape = spec, spec.tile_shape(m.target)
+        self.dequantize = emit_dequantize(m, spec.scheme)
+        self.heights = tile_heights(m.target)
+        self.dots = {r: emit_dots(m, spec.x, r, self.routed) for r in self.heights}
+        self.epilogue = emit_epilogue(m, self.shape, spec.epilogue, self.arg, self.routed)
+        self.f = m.kernel()
+        self.given = {name: self.arg(self.f, name) for name in spec.args}
+        offset = self.f["tid"].to(i64) * self["worker_bytes"]
+        self.columns = self.f.gep(self["scratch"], offset)
+        self.tile = self.f.gep(self.columns, spec.group_bytes)
 
     def arg(self, f: Function, name: str) -> Value:
-        if name in _POINTERS:
-            return f.arg(f["args"], self.spec.args.index(name), ptr)
-        return super().arg(f, name)
+        index = self.spec.args.index(name)
+        return f.arg(f["args"], index, ptr if name in _POINTERS else i64)
 
-    def lay_out_scratch(self, offset: Value, mc: Value) -> None:
-        """Packed rows of x (or x itself, if few), a panel, dequantised rows, and tiles."""
-        f, kc, k = self.f, dequant_kc(self.spec.scheme), self["k"]
-        self.choose_kc(mc)
-        tall = f.ceil_div(mc, MR) * MR
-        self.packed_x = f.gep(self["scratch"], offset)
-        rows = f.max(tall * kc, k * FEW_ROWS)
-        self.packed_panel = f.gep(self.packed_x, to_cache_line(rows * 4))
-        panel = round_up(4 * kc * self.g.nr, 64)
-        self.dequantized = f.gep(self.packed_panel, panel)
-        self.tiles = f.gep(self.dequantized, f.max(to_cache_line(k * 4), panel))
-
-    def choose_kc(self, rows: Value) -> None:
-        kc = dequant_kc(self.spec.scheme)
-        self.kc, self.one_k_block = self.f.i64(kc), self["k"] <= kc
-
-    def dequantize_row(self, w: Value, row: Value, k: Value, count: Value, out: Value) -> None:
-        """Weights k .. k + count of a row of the expert (or the whole weight) that begins at w."""
-        f = self.f
-        before = (w.bits(i64) - self["w"].bits(i64)).udiv(f.max(self["row"], 1))
-        index = before + row
-        names = (("w", "row"), ("scale", "scale_row"), ("zp", "zp_row"))
-        places = [f.gep(self[base], index * self[step]) for base, step in names]
-        f.call(self.dequantize, *places, k, count, out)
-
-    def _panel(self, w: Value, p: Value, k: Value, kc: Value) -> Value:
-        f = self.f
-        first = p * self.columns
-        count = f.min(self["n"] - first, self.columns)
-        for i in f.range(0, count):
-            self.dequantize_row(w, first + i, k, kc, f.gep(self.dequantized, i * kc, 4))
-        self._pack_panel(self.dequantized, (kc * 4, f.i64(4)), count, kc, 0)
-        return self.packed_panel
-
-
-class DequantGemmEmitter(_DequantEmitter):
-    def __init__(self, spec: DequantGemm, m: Module) -> None:
-        super().__init__(spec, m)
-        self.dequantize = emit_dequantize(m, spec.scheme)
+    def __getitem__(self, name: str) -> Value:
+        return self.given[name]
 
     def emit(self) -> None:
-        f = self.f
-        f.if_(self["m"] <= FEW_ROWS, self._few_rows, super().emit)
+        f, rows = self.f, self["m"]
+        groups = f.ceil_div(self["n"], _GROUP)
+        # Row blocks differ by at most a row, so that equal ranges of units are equal work.
+        row_blocks = f.ceil_div(rows, _ROWS)
+        lo, hi = f.split(row_blocks * groups)
+        for unit in f.range(lo, hi):
+            block = unit.udiv(groups)
+            first, last = ((b * rows).udiv(row_blocks) for b in (block, block + 1))
+            x = f.gep(self["x"], first * self["x_stride_m"])
+            at = first * self["n"]
+            self.group(x, f.i64(0), unit - block * groups, last - first, at, f.null())
 
-    def _few_rows(self) -> None:
-        """Dequantise every column once and multiply it with all rows."""
-        f, rows, k = self.f, self["m"], self["k"]
-        self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], rows)
-        self._copy_rows(rows, k)
-        panels = f.ceil_div(self["n"], self.columns)
-        lo, hi = f.split(panels)
-        for p in f.range(lo, hi):
-            first = p * self.columns
-            count = f.min(self["n"] - first, self.columns)
-            for c in f.range(0, count):
-                self.dequantize_row(self["w"], first + c, f.i64(0), k, self.dequantized)
-                f.if_(rows.eq(1), partial(self._column, 1, c), partial(self._column, _AT_ONCE, c))
-            self._run_epilogue(self.tiles, rows, first, first, f.null())
+    def group(
+        self, x: Value, before: Value, group: Value, rows: Value, at: Value, route: Value
+    ) -> None:
+        """Some rows against a group of columns; `before` rows of the weight belong to others."""
+        f, k, kc = self.f, self["k"], dequant_kc(self.spec.scheme)
+        column = group * _GROUP
+        at_once = f.select(rows <= _FEW_ROWS, f.i64(COLUMNS), f.i64(_GROUP))
+        for first in f.range(0, k, kc, guard=False):
+            count = f.min(k - first, kc)
+            part = f.gep(x, first * self["x_stride_k"])
+            for c in f.range(0, _GROUP, at_once):
+                self._dequantize(before, column + c, at_once, first, count)
+                for r in f.range(0, rows, max(self.heights)):
+                    self._tiles(part, r, rows - r, c, at_once, count, first, route)
+        f.call(self.epilogue, f["args"], self.tile, rows, at + column, column, route)
 
-    def _column(self, at_once: int, c: Value) -> None:
-        """Column c of the tile, some rows at once; missing rows hold anything."""
-        f, k = self.f, self["k"]
-        for r in f.range(0, self["m"], at_once):
-            rows = [f.gep(self.packed_x, (r + i) * k, 4) for i in range(at_once)]
-            for i, total in enumerate(self._dots(rows, self.dequantized, k)):
-                f.store(total, f.gep(self.tiles, (r + i) * self.g.nr + c, 4))
+    def _dequantize(
+        self, before: Value, column: Value, columns: Value, first: Value, count: Value
+    ) -> None:
+        """Columns from `column` on; the last one is taken for those beyond it."""
+        f, last = self.f, self["n"] - 1
+        names = (("w", "row"), ("scale", "scale_row"), ("zp", "zp_row"))
+        for i in f.range(0, columns):
+            row = before + f.min(column + i, last)
+            places = [f.gep(self[base], row * self[step]) for base, step in names]
+            f.call(self.dequantize, *places, first, count, f.gep(self.columns, i, self.spec.pitch))
 
-    def _copy_rows(self, rows: Value, k: Value) -> None:
-        """The rows as f32, one after another."""
-        f = self.f
-        for r in f.range(0, rows):
-            src = f.gep(self["x"], r * self["x_stride_m"])
-            dst = f.gep(self.packed_x, r * k, 4)
-            one = f.i64(1)
-            f.call(
-                self.pack_x, src, self["x_stride_m"], self["x_stride_k"], one, k, dst, one, f.null()
-            )
+    def _tiles(
+        self,
+        x: Value,
+        r: Value,
+        left: Value,
+        c: Value,
+        columns: Value,
+        count: Value,
+        first: Value,
+        route: Value,
+    ) -> None:
+        """A tile of rows against all columns that are dequantised."""
+        f, width = self.f, self.shape.row_bytes
+        if not self.routed:
+            x = f.gep(x, r * self["x_stride_m"])
+        here = f.gep(route, r, 4) if self.routed else route
+        height = f.i64(self.heights[0])
+        for size in self.heights[1:]:
+            height = f.select(left <= size, f.i64(size), height)
+        for j in f.range(0, columns, COLUMNS):
+            tile = f.gep(f.gep(self.tile, r, width), c + j, 4)
+            w = f.gep(self.columns, j, self.spec.pitch)
+            given = (
+                x, self["x_stride_m"], here, left, w, f.i64(self.spec.pitch), count, tile,
+                f.i64(width), first,
+            )  # fmt: skip
+            f.switch(height, {s: partial(self._run, d, given) for s, d in self.dots.items()})
 
-    def _dots(self, rows: list[Value], b: Value, k: Value) -> list[Value]:
-        """Dot products of rows with one column."""
-        f, lanes, count = self.f, self.g.lanes, len(rows)
-        wide, chains = vec(lanes, f32), _AT_ONCE // count
-        whole = k - k.urem(lanes * chains)
-
-        def step(i: Value, *given: Value) -> list[Value]:
-            sums = list(given)
-            places = [f.gep(row, i, 4) for row in rows]
-            column = f.gep(b, i, 4)
-            for j in range(chains):
-                weights = f.load(column, wide, j * wide.bytes)
-                for r, place in enumerate(places):
-                    x = f.load(place, wide, j * wide.bytes)
-                    sums[j * count + r] = f.fma(x, weights, sums[j * count + r])
-            return sums
-
-        zeros = [f.const(0.0, wide)] * _AT_ONCE
-        sums = f.loop(0, whole, lanes * chains, zeros, step)
-        totals = []
-        for r in range(count):
-            total = sums[r]
-            for j in range(1, chains):
-                total = total + sums[j * count + r]
-            totals.append(f.reduce("add", total))
-
-        def one(i: Value, *totals: Value) -> list[Value]:
-            weight = f.load(f.gep(b, i, 4), f32)
-            return [
-                f.fma(f.load(f.gep(row, i, 4), f32), weight, total)
-                for row, total in zip(rows, totals, strict=True)
-            ]
-
-        return f.loop(whole, k, 1, totals, one)
+    def _run(self, dots: Function, given: tuple[Value, ...]) -> None:
+        self.f.call(dots, *given)
 
 
 @dataclass(frozen=True)
@@ -202,7 +176,13 @@ class DequantGroupedGemm(DequantGemm, GroupedGemm):
         _DequantGroupedEmitter(self, m).emit()
 
 
-class _DequantGroupedEmitter(_DequantEmitter, GroupedGemmEmitter):
-    def __init__(self, spec: DequantGroupedGemm, m: Module) -> None:
-        GroupedGemmEmitter.__init__(self, spec, m)
-        self.dequantize = emit_dequantize(m, spec.scheme)
+class _DequantGroupedEmitter(DequantGemmEmitter):
+    routed = True
+
+    def emit(self) -> None:
+        f = self.f
+        groups = f.ceil_div(self["n"], _GROUP)
+        for chunk in each_chunk(f, self["table"], self["m"], groups):
+            before = chunk.expert * self["n"]
+            for g in f.range(chunk.first, chunk.last):
+                self.group(self["x"], before, g, chunk.size, f.i64(0), chunk.route)
