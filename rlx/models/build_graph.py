@@ -61,12 +61,12 @@ class BuiltGraph:
 
 def build_graph(
     model: ModelFile, weights: Weights, entry_point: EntryPoint, *, context: int = 0,
-    kv: str = "f16", adapters: AdapterShape | None = None,
+    kv: str = "f16", adapters: AdapterShape | None = None, strassen: bool = False,
 ) -> BuiltGraph:  # fmt: skip
     """The graph of an entry point; batch and sequence sizes stay symbolic.
 
     A language model has a KV cache of type `kv` for `context` tokens, and runs with LoRA adapters
-    of one shape if that is given.
+    of one shape if that is given. Matmuls of an encoder may use Strassen's algorithm.
     """
 
     def build(g: GraphModule) -> tuple[ModelBuilder, dict[str, Tensor]]:
@@ -74,7 +74,7 @@ def build_graph(
         if model.is_encoder:
             from rlx.models.encoder_builder import build_encoder
 
-            return build_encoder(g, model, weights, entry_point)
+            return build_encoder(g, model, weights, entry_point, strassen)
         from rlx.models.decoder_builder import build_decoder
 
         return build_decoder(g, model, weights, entry_point, context, kv, adapters)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import field
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from rlx.errors import UnsupportedError
 from rlx.ir.module import GraphModule
@@ -27,12 +27,11 @@ Tensor = Any  # a value of the module
 class ModelBuilder:
     """Builds the graph of a model; `params` collects the arrays of its parameters."""
 
-    strassen: ClassVar[bool] = False  # whether matmuls may use Strassen's algorithm
-
     g: GraphModule
     config: ModelConfig
     weights: Weights
     lora: AdapterShape | None = field(default=None, kw_only=True)  # LoRA to run with
+    strassen: bool = field(default=False, kw_only=True)  # matmuls may use Strassen's algorithm
     params: dict[str, Array] = field(default_factory=dict, kw_only=True)
     _adapted: set[str] = field(default_factory=set, kw_only=True)  # weights that LoRA was added to
     _values: dict[str, Tensor] = field(default_factory=dict, kw_only=True)

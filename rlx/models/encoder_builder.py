@@ -7,7 +7,7 @@ and pooling reads real tokens only, so a padded text gives the vector it gives a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,8 +32,6 @@ _DROPPED = float("-inf")
 class EncoderBuilder(ModelBuilder):
     """Builds an encoder. `lengths` [batch] is how many tokens of each text are real; None where no
     text is padded."""
-
-    strassen: ClassVar[bool] = True  # norms keep all rows alike in scale
 
     lengths: Tensor | None
     _masks: dict[str, Tensor] | None = None
@@ -225,13 +223,19 @@ def buckets(distance: Any, count: int, farthest: int) -> Any:
 
 
 def build_encoder(
-    g: GraphModule, model: ModelFile, weights: Weights, entry_point: EntryPoint
+    g: GraphModule,
+    model: ModelFile,
+    weights: Weights,
+    entry_point: EntryPoint,
+    strassen: bool = False,
 ) -> tuple[EncoderBuilder, dict[str, Tensor]]:
-    """An encoder with the output of an entry point."""
+    """An encoder with the output of an entry point. Norms keep its rows alike in scale, which
+    `strassen` needs."""
     ids = g.input("ids", ["batch", "seq"], "i32")
     lengths = g.input("lengths", ["batch"], "i32") if entry_point.padded else None
     types = g.input("types", ["batch", "seq"], "i32") if entry_point.typed else None
-    net, output = EncoderBuilder(g, model.config, weights, lengths), entry_point.output
+    net = EncoderBuilder(g, model.config, weights, lengths, strassen=strassen)
+    output = entry_point.output
     net.begin(ids)
     x = net.layers(model.arch, model.arch.embed(net, ids, types))
     if output == "scores":

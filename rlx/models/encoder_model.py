@@ -44,6 +44,7 @@ class EncoderModel:
         threads: int | None = None,
         dtype: str | None = None,
         quant: str | None = None,
+        strassen: bool = False,
         bundle: ModelBundle | None = None,
     ) -> None:
         self.model, self.config, self.sentence = model, model.config, model.sentence
@@ -51,7 +52,7 @@ class EncoderModel:
         self.reader = TextReader(model, self.tokenizer, context)
         self.runner = EncoderRunner(
             model, longest=self.reader.max_tokens, device=device, threads=threads,
-            dtype=dtype, quant=quant, bundle=bundle,
+            dtype=dtype, quant=quant, strassen=strassen, bundle=bundle,
         )  # fmt: skip
         self.width = embedding_width(model)  # dimensions of a vector
         self.labels = 0 if model.config.encoder is None else model.config.encoder.labels

@@ -64,6 +64,7 @@ class EncoderRunner(ModelRunner):
         threads: int | None = None,
         dtype: str | None = None,
         quant: str | None = None,
+        strassen: bool = False,
         steps: Mapping[int, int] | None = None,
         bundle: ModelBundle | None = None,
     ) -> None:
@@ -71,12 +72,13 @@ class EncoderRunner(ModelRunner):
         has those it was made for."""
         options = CompileOptions(threads=threads, quant=_scheme(dtype, quant))
         super().__init__(
-            model, device=device, options=options, packing=(dtype, quant), bundle=bundle
+            model, device=device, options=options, packing=(dtype, quant, strassen), bundle=bundle
         )
         stored = None if bundle is None else {int(b): n for b, n in bundle.settings["steps"]}
         chosen: Mapping[int, int] = stored or steps or default_buckets(longest)
         self.buckets = dict(sorted(chosen.items()))
         self._settings = {"context": max(self.buckets), "dtype": dtype, "quant": quant}
+        self._strassen = strassen
         self._batch_cost = _BATCH_COST * Device.of(device).backend.workers(options)
         self._weights: Weights = model.weights(dtype)
         check_weights(model, self._weights)
@@ -155,7 +157,10 @@ class EncoderRunner(ModelRunner):
 
     def _spec(self, entry_point: EntryPoint, *bounds: int) -> EntryPointSpec:
         sizes = {f"upto{b}": ModelVariant.encoder(UpTo(self.buckets[b]), UpTo(b)) for b in bounds}
-        return EntryPointSpec(partial(build_graph, self.model, self._weights, entry_point), sizes)
+        build = partial(
+            build_graph, self.model, self._weights, entry_point, strassen=self._strassen
+        )
+        return EntryPointSpec(build, sizes)
 
     @property
     def output(self) -> str:

@@ -29,6 +29,7 @@ def load(
     kv: str = "f16",
     dtype: str | None = None,
     quant: str | None = None,
+    strassen: bool = False,
     artifact: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
     adapters: Sequence[str | os.PathLike[str]] = (),
@@ -40,11 +41,12 @@ def load(
     `context` limits the tokens of a sequence: what the model was trained for, or 4096 if that is
     less, unless given. `kv` is the element type of the KV cache. `quant`
     ("int8", "Q8_0", "Q4_K_M", …) quantises float weights, `dtype` ("bf16", "f16") is what an
-    encoder's float weights are cast to. `artifact` is a bundle that `rlx compile` made of this
-    model: then nothing is compiled here. It is code. `draft` is a smaller model of the same
-    vocabulary, for speculative decoding. `adapters` are LoRA adapters, chosen by name in each call,
-    or with `merge` added to the weights. `warm` compiles now; otherwise the first token does, or
-    the first text of some length.
+    encoder's float weights are cast to. `strassen` lets an encoder multiply f32 matrices by
+    Strassen's algorithm: faster, but then a text's vector depends on those beside it. `artifact` is
+    a bundle that `rlx compile` made of this model: then nothing is compiled here. It is code.
+    `draft` is a smaller model of the same vocabulary, for speculative decoding. `adapters` are LoRA
+    adapters, chosen by name in each call, or with `merge` added to the weights. `warm` compiles
+    now; otherwise the first token does, or the first text of some length.
     """
     Device.of(device)  # an unknown one is an error now, not with the first token
     path = resolve(path_or_name)
@@ -55,11 +57,11 @@ def load(
         given = {"kv": None if kv == "f16" else kv, "draft": draft, "adapters": adapters}
         _refuse({**given, "merge": merge}, "for language models only")
         model = ModelFile.of(path, file)
-        loaded = _encoder(model, device, context, threads, dtype, quant, bundle)
+        loaded = _encoder(model, device, context, threads, dtype, quant, strassen, bundle)
     else:
         if merge and bundle is not None:
             raise OptionError("an artifact has weights of its own", where="merge", got=merge)
-        _refuse({"dtype": dtype}, "for encoders only")
+        _refuse({"dtype": dtype, "strassen": strassen}, "for encoders only")
         smaller = None if draft is None else _draft(draft, device, context, threads, kv)
         loaded = _language(
             path, file, device=device, context=context, threads=threads, kv=kv, quant=quant,
@@ -125,13 +127,14 @@ def _language(
 
 def _encoder(
     model: ModelFile, device: str, context: int | None, threads: int | None, dtype: str | None,
-    quant: str | None, bundle: ModelBundle | None,
+    quant: str | None, strassen: bool, bundle: ModelBundle | None,
 ) -> EncoderModel:  # fmt: skip
     if bundle is not None:
+        _refuse({"strassen": strassen}, "an artifact has code of its own")
         bundle.require_kind("encoder")
         context = bundle.setting("context", context)
         dtype, quant = bundle.setting("dtype", dtype), bundle.setting("quant", quant)
     return EncoderModel(
         model, device=device, context=context, threads=threads, dtype=dtype, quant=quant,
-        bundle=bundle,
+        strassen=strassen, bundle=bundle,
     )  # fmt: skip

@@ -207,14 +207,21 @@ def test_real_weights_equal_transformers(uncached: None) -> None:
             np.testing.assert_allclose(model.embed(text, overlong="cut"), row, rtol=0, atol=1e-5)
 
 
-def test_dense_layers_ask_for_fewer_multiplications() -> None:
+@pytest.mark.parametrize("strassen", [False, True])
+def test_dense_layers_ask_for_fewer_multiplications_if_told(strassen: bool) -> None:
     file = ModelFile.open(MINILM)
-    graph = build_graph(
-        file, file.weights(), EntryPoint("embedding", padded=True)
-    ).module.into_graph()
+    point = EntryPoint("embedding", padded=True)
+    graph = build_graph(file, file.weights(), point, strassen=strassen).module.into_graph()
     records = [n.op for n in graph.nodes if n.op.name == "fused_matmul_bias_act"]
-    assert len(records) == 6 * file.config.layers
-    assert all(record.strassen for record in records)
+    asking = sum(record.strassen for record in records)
+    assert asking == (6 * file.config.layers if strassen else 0)
+
+
+def test_strassen_stays_close(uncached: None) -> None:
+    wanted = np.load(GOLDENS / "minilm.npz")["vectors"]
+    with rlx.load(str(MINILM), strassen=True) as model:
+        got = model.embed(SENTENCES, overlong="cut")
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("padded", [False, True])
