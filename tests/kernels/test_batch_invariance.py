@@ -26,6 +26,7 @@ PIECES = (
     (1, 0), (1, 511), (1, 200), (2, 5), (3, 17), (4, 64), (5, 123), (7, 301), (8, 8), (9, 400),
     (13, 300), (16, 31), (33, 250), (64, 100), (100, 7), (200, 300),
 )  # fmt: skip
+KNOWN = {(1, 200), (2, 5), (7, 301), (64, 100)}  # run also as code for this number of rows
 
 Build = Callable[[Graph, list[Value], list[Value]], Value]
 Arrays = Mapping[str, np.ndarray]
@@ -38,6 +39,7 @@ class Rows:
         self, build: Build, rows: Arrays, params: Arrays, others: Arrays | None = None
     ) -> None:
         self.build, self.rows, self.params, self.others = build, rows, params, others or {}
+        self.prepared: dict[Target, Arrays] = {}
 
     def graph(self, count: int | str, target: Target) -> Graph:
         g = Graph()
@@ -49,9 +51,11 @@ class Rows:
 
     def program(self, count: int | str, target: Target, workers: int) -> Callable[..., np.ndarray]:
         main, prepare = split_prepare(self.graph(count, target))
-        names = {n.name for n in prepare.sources("param")}
-        made = evaluate(prepare, {k: v for k, v in self.params.items() if k in names})
-        given = {**self.params, **self.others, **dict(zip(prepare.output_names, made, strict=True))}
+        if target not in self.prepared:  # packed weights do not depend on the number of rows
+            names = {n.name for n in prepare.sources("param")}
+            made = evaluate(prepare, {k: v for k, v in self.params.items() if k in names})
+            self.prepared[target] = dict(zip(prepare.output_names, made, strict=True))
+        given = {**self.params, **self.others, **self.prepared[target]}
         live = {} if isinstance(count, int) else {count: MOST}
         program = Native(main, target, workers, live)
 
@@ -66,21 +70,23 @@ class Rows:
     def check(self, targets: Sequence[Target] = tuple(TARGETS), workers: Sequence[int] = (1, 2)):
         for target in targets:
             whole = self.program(MOST, target, 1)(0, MOST)
-            assert not np.isnan(whole.astype(np.float64)).any()
+            assert not np.isnan(whole.astype(np.complex128)).any()
             for nth in workers:
                 dynamic = self.program("m", target, nth)
                 for size, first in (*PIECES, (MOST, 0)):
                     want = whole[first : first + size].tobytes()
                     where = f"{target.cpu}, {nth} workers, {size} rows from {first}"
                     assert dynamic(first, size).tobytes() == want, where
-                    fixed = self.program(size, target, nth)(first, size)
-                    assert fixed.tobytes() == want, where + ", known when compiled"
+                    if (size, first) in KNOWN and nth == workers[-1]:
+                        fixed = self.program(size, target, nth)(first, size)
+                        assert fixed.tobytes() == want, where + ", known when compiled"
 
 
 # -- dense ------------------------------------------------------------------------------------
 
-DENSE = [("f32", w) for w in ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8")]
-DENSE += [("f16", "f16"), ("bf16", "bf16"), ("f64", "f64"), ("f16", "f32")]
+DENSE = [("f32", w) for w in ("f32", "f16", "bf16")]
+SLOW_DENSE = [("f32", "f8e4m3"), ("f32", "f8e5m2"), ("f32", "i8"), ("f16", "f16")]
+SLOW_DENSE += [("bf16", "bf16"), ("f64", "f64"), ("f16", "f32"), ("c64", "c64")]
 
 
 def dense(x: str, w: str, k: int, n: int, build: Build, **extra: np.ndarray) -> Rows:
@@ -98,6 +104,12 @@ def plain(g: Graph, rows: list[Value], params: list[Value]) -> Value:
 @pytest.mark.parametrize(("x", "w"), DENSE)
 def test_matmul_with_constant_weights(x, w, k, n):
     dense(x, w, k, n, plain).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("x", "w"), SLOW_DENSE)
+def test_matmul_of_other_types(x, w):
+    dense(x, w, 1000, 130, plain).check()
 
 
 @pytest.mark.parametrize("w", ["f32", "f16"])
@@ -169,11 +181,18 @@ def quantised(
     return Rows(build, {"x": x, **rows}, {f"w{i}": a for i, a in enumerate(parts)})
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+QUICK = {"Q8_0", "Q4_K", "Q6_K", "F16", "int8"}
+QUICK_AND_SLOW = [
+    pytest.param(s, id=str(s), marks=() if str(s) in QUICK else pytest.mark.slow) for s in SCHEMES
+]
+
+
+@pytest.mark.parametrize("scheme", QUICK_AND_SLOW)
 def test_quantised_matmul(scheme):
     quantised(scheme, lambda g, rows, w: g.dequant_matmul(rows[0], *w, scheme=scheme)).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_quantised_experts(scheme):
     expert = np.random.default_rng(3).integers(0, 4, MOST).astype(np.int32)
@@ -182,3 +201,60 @@ def test_quantised_experts(scheme):
         return g.dequant_grouped_matmul(rows[0], w[0], rows[1], *w[1:], scheme=scheme)
 
     quantised(scheme, build, (4, 37), e=expert).check()
+
+
+FUSED = [QuantScheme.parse(name) for name in ("Q8_0", "Q4_K", "Q6_K", "Q4_0", "MXFP4", "int8")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", FUSED, ids=str)
+def test_quantised_epilogues(scheme):
+    n = 38
+    extras = {"b": draw(3, n)}
+
+    def build(g, rows, params):
+        *w, bias = params
+        y = g.gelu(g.add(g.dequant_matmul(rows[0], *w, scheme=scheme), bias))
+        return g.add(y, rows[1])
+
+    case = quantised(scheme, build, (n,), r=draw(4, MOST, n))
+    case.params = {**case.params, **extras}
+    [gemm] = [m for m in case.graph(MOST, TARGETS[0]).nodes if m.op.name == "packed_dequant_matmul"]
+    assert gemm.op.has_bias and gemm.op.has_residual and gemm.op.activation == "gelu"
+    case.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", FUSED, ids=str)
+def test_quantised_gate_and_up(scheme):
+    def build(g, rows, w):
+        return g.fused_gated_act(g.dequant_matmul(rows[0], *w, scheme=scheme), activation="silu")
+
+    case = quantised(scheme, build, (76,))
+    [gemm] = [m for m in case.graph(MOST, TARGETS[0]).nodes if m.op.name == "packed_dequant_matmul"]
+    assert gemm.op.pair
+    case.check()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_quantised_matmul_of_narrow_rows(dtype):
+    scheme = QuantScheme.parse("Q4_K")
+
+    def build(g, rows, w):
+        return g.dequant_matmul(rows[0], *w, scheme=scheme)
+
+    case = quantised(scheme, build)
+    Rows(build, {"x": case.rows["x"].astype(DType.of(dtype).numpy)}, case.params).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s.ggml_type is not None], ids=str)
+def test_embedding_and_tied_head(scheme):
+    """Rows of a table, and products with the same table: packed, it serves both."""
+    ids = np.random.default_rng(3).integers(0, 37, MOST).astype(np.int32)
+
+    def build(g, rows, w):
+        found = g.dequant_gather(w[0], rows[1], scheme=scheme)
+        return g.dequant_matmul(g.add(found, rows[0]), w[0], scheme=scheme)
+
+    quantised(scheme, build, i=ids).check(workers=(2,))

@@ -5,7 +5,7 @@ pack_weights                graph rewrite: constant weights packed into panels o
 gemm                        blocks of MC x KC, panels of NR: the loops around the micro-kernel
 microkernel, epilogue       the MR x NR register tile, and what follows it
 pack_operands               operands of any strides packed for the micro-kernel
-gemv                        one row: dot and axpy forms
+gemv, column_dots           one row: forms for either unit stride of the weight; a single column
 grouped_gemm                rows routed to experts
 complex_gemm                complex numbers
 strassen, strassen_twice    one and two levels of Strassen's algorithm

@@ -1,4 +1,4 @@
-"""Dot products with columns that are contiguous along k, one lane for each column.
+"""Dot products of one row with columns that are contiguous along k, one lane for each column.
 
 Square tiles of the columns are transposed in registers. A sum then takes k in order, one fma each,
 and has the bits that the micro-kernel gives it.
@@ -18,50 +18,41 @@ COLUMNS = 16  # at once: fewer would wait for their sums
 
 
 class ColumnDots:
-    """Rows of x and `COLUMNS` columns of w: sums are vectors `[group of lanes][row]`, flat."""
+    """A row of elements `x` times `COLUMNS` columns of elements `w`, in vectors of `acc`."""
 
     def __init__(self, f: Function, x: DType, w: DType, acc: Type) -> None:
         self.f, self.x, self.w, self.acc = f, x, w, acc
         self.lanes = f.target.lanes(acc.bits)
 
-    def zeros(self, rows: int) -> list[Value]:
-        return [self.f.const(0, vec(self.lanes, self.acc))] * (COLUMNS // self.lanes * rows)
-
-    def add(
-        self, rows: Sequence[Value], columns: Sequence[Value], k: Value, sums: list[Value]
-    ) -> list[Value]:
-        """The sums plus k products, of rows and columns at these addresses."""
+    def dots(self, row: Value, columns: Sequence[Value], k: Value) -> list[Value]:
+        """The dot products over k of the row and the columns at these addresses."""
         f, lanes = self.f, self.lanes
-        groups = [columns[i : i + lanes] for i in range(0, len(columns), lanes)]
+        groups = [columns[i : i + lanes] for i in range(0, COLUMNS, lanes)]
         whole = k - k.urem(lanes)
 
         def tile(at: Value, *sums: Value) -> list[Value]:
-            found: list[Value] = []
+            found = list(sums)
             for g, group in enumerate(groups):
                 along = [self._read(c, self.w, at, lanes) for c in group]
-                part: Sequence[Value] = sums[g * len(rows) : (g + 1) * len(rows)]
                 for j, across in enumerate(transposed(f, along)):
-                    part = self._step(rows, at + j, across, part)
-                found += part
+                    found[g] = self._step(row, at + j, across, found[g])
             return found
 
-        def one(at: Value, *sums: Value) -> list[Value]:
-            found: list[Value] = []
+        def single(at: Value, *sums: Value) -> list[Value]:
+            found = list(sums)
             for g, group in enumerate(groups):
                 across = f.const(0, vec(lanes, self.acc))
                 for j, c in enumerate(group):
                     across = f.insert(across, self._read(c, self.w, at, 1), j)
-                found += self._step(rows, at, across, sums[g * len(rows) : (g + 1) * len(rows)])
+                found[g] = self._step(row, at, across, found[g])
             return found
 
-        return f.loop(whole, k, 1, f.loop(0, whole, lanes, sums, tile), one)
+        zeros = [f.const(0, vec(lanes, self.acc))] * len(groups)
+        return f.loop(whole, k, 1, f.loop(0, whole, lanes, zeros, tile), single)
 
-    def _step(
-        self, rows: Sequence[Value], at: Value, across: Value, sums: Sequence[Value]
-    ) -> list[Value]:
-        f = self.f
-        x = [f.splat(self._read(row, self.x, at, 1), self.lanes) for row in rows]
-        return [multiply_add(f, a, across, s) for a, s in zip(x, sums, strict=True)]
+    def _step(self, row: Value, at: Value, across: Value, total: Value) -> Value:
+        x = self.f.splat(self._read(row, self.x, at, 1), self.lanes)
+        return multiply_add(self.f, x, across, total)
 
     def _read(self, base: Value, dtype: DType, at: Value, lanes: int) -> Value:
         return load(self.f, self.f.gep(base, at, memory_type(dtype)), dtype, lanes, self.acc)

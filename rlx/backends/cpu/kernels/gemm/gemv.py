@@ -164,7 +164,7 @@ class _GemvColumnsEmitter:
             # The last columns are taken again for those beyond them.
             numbers = [f.min(first + i, n - 1) for i in range(count)]
             columns = [f.gep(w, i * given["w_stride_n"]) for i in numbers]
-            sums = self.dots.add([x], columns, given["k"], self.dots.zeros(1))
+            sums = self.dots.dots(x, columns, given["k"])
             out = f.gep(given["out"], batch * n + first, out_type)
             whole = first + count <= n
             self._store(sums, f.select(whole, out, self.edge))

@@ -2,7 +2,7 @@
 
 dequant_*, dequantize       every scheme as f32 values, bit for bit
 gather                      embedding rows and weights of chosen experts, dequantised
-dequant_gemm                GEMM that dequantises on the fly: any scheme
+dequant_gemm, float_dots    GEMM that dequantises on the fly: any scheme
 quantize_rows, repack       operands of integer dot products: 8-bit rows, column tiles
 dot, micro_tile             the target's integer dot product, and the tile that uses it
 block_formats, kquant_*     dot products of blocks and of k-quant superblocks
