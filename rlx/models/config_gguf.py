@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tensor_file import TensorInfo
+from rlx.models.activations import activation_named
+from rlx.models.arch import architecture
 from rlx.models.config import (
     UNNORMALIZED_ROUTERS,
     EncoderConfig,
@@ -14,7 +17,6 @@ from rlx.models.config import (
     LatentConfig,
     ModelConfig,
     RecurrentConfig,
-    activation_named,
 )
 from rlx.models.rope_tables import RopeConfig
 
@@ -57,6 +59,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     head_dim = get("attention.key_length", hidden // max(heads, 1))
     eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon", 1e-5))
     scale = get("attention.scale", 0.0)
+    page = architecture(name, file.name)
     config = ModelConfig(
         arch=name,
         vocab=_embedding(file).shape[0],
@@ -81,7 +84,9 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         latent=_gguf_latent(file, arch),
         recurrent=recurrent,
     )
-    return config.check(file.name)
+    configure: Callable[[ModelConfig], ModelConfig] | None = getattr(page, "configure", None)
+    config = config.check(file.name)
+    return configure(config) if configure else config
 
 
 def _embedding(file: GgufFile) -> TensorInfo:

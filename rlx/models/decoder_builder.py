@@ -9,6 +9,7 @@ import numpy as np
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
 from rlx.ir.module import GraphModule
+from rlx.models.activations import activate
 from rlx.models.build_graph import EntryPoint, sample, sample_each
 from rlx.models.builder import ModelBuilder, Tensor
 from rlx.models.config import KVCacheType
@@ -31,14 +32,15 @@ class DecoderBuilder(ModelBuilder):
 
     # -- norms and the head -------------------------------------------------------------------
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
+    def norm(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
         """RMS norm, or layer norm where the file has a bias for it."""
         weight, bias = f"{name}.weight", f"{name}.bias"
+        eps = self.config.eps if eps is None else eps
         if bias in self.weights:
-            return self.g.layer_norm(x, self.param(weight), self.param(bias), eps=self.config.eps)
+            return self.g.layer_norm(x, self.param(weight), self.param(bias), eps=eps)
         if self.config.centred_norms:
-            return self.g.layer_norm(x, self.param(weight), eps=self.config.eps)
-        return self.g.rms_norm(x, self.gamma(weight), eps=self.config.eps)
+            return self.g.layer_norm(x, self.param(weight), eps=eps)
+        return self.g.rms_norm(x, self.gamma(weight), eps=eps)
 
     def gamma(self, name: str) -> Tensor:
         offset = self.config.norm_offset
@@ -153,15 +155,16 @@ class DecoderBuilder(ModelBuilder):
         """Mixture of experts where the layer has a router, else a gated FFN."""
         return experts_ffn(self, x, layer) if has_experts(self, layer) else self.gated_ffn(x, layer)
 
-    def gated_ffn(self, x: Tensor, layer: int, activation: str = "silu", part: str = "") -> Tensor:
+    def gated_ffn(self, x: Tensor, layer: int, part: str = "") -> Tensor:
         """down(act(gate(x)) · up(x))"""
         gate = self.linear(x, f"blk.{layer}.ffn_gate{part}")
         up = self.linear(x, f"blk.{layer}.ffn_up{part}")
-        return self.linear(self.g.apply(activation, gate) * up, f"blk.{layer}.ffn_down{part}")
+        gate = activate(self.g, self.config.activation, gate)
+        return self.linear(gate * up, f"blk.{layer}.ffn_down{part}")
 
-    def plain_ffn(self, x: Tensor, layer: int, activation: str) -> Tensor:
+    def plain_ffn(self, x: Tensor, layer: int) -> Tensor:
         """down(act(up(x)))"""
-        up = self.linear(x, f"blk.{layer}.ffn_up", activation)
+        up = self.linear(x, f"blk.{layer}.ffn_up", self.config.activation)
         return self.linear(up, f"blk.{layer}.ffn_down")
 
     def qkv(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,7 @@ class RopeConfig:
     theta: float = 10000.0
     n_rot: int = 0  # 0: the whole head
     interleaved: bool = False
-    scaling: str = "none"  # none, linear, ntk, llama3, yarn, longrope
+    scaling: str = "none"  # none, linear, ntk, llama3, yarn, longrope, proportional
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0
@@ -33,6 +33,7 @@ class RopeConfig:
     log_factor: float = 0.0  # of log(factor) / 10 in the scale of latent attention with yarn
     long_factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
+    proportion: float = 1.0  # of the dimensions of each head that proportional scaling rotates
 
 
 def rope_tables(
@@ -75,7 +76,10 @@ def _scaled(
         return _yarn(rope, frequencies, n_rot)
     if rope.scaling == "longrope":
         return _longrope(rope, frequencies, context)
-    known = "none, linear, ntk, llama3, yarn, longrope"
+    if rope.scaling == "proportional":
+        turned = np.arange(n_rot // 2) < int(rope.proportion * n_rot // 2)
+        return np.where(turned, frequencies / rope.factor, 0.0), 1.0
+    known = "none, linear, ntk, llama3, yarn, longrope, proportional"
     raise UnsupportedError("unknown rope scaling", got=rope.scaling, expected=known)
 
 
@@ -103,7 +107,7 @@ def _yarn(rope: RopeConfig, frequencies: Any, n_rot: int) -> tuple[Any, float]:
     if rope.whole_steps:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, n_rot - 1)
-    ramp = (np.arange(n_rot // 2) - first) / max(last - first, 0.001)
+    ramp = (np.arange(n_rot // 2) - first) / (0.001 if first == last else last - first)
     kept = 1 - np.clip(ramp, 0, 1)
     scale = rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0
     return frequencies / rope.factor * (1 - kept) + frequencies * kept, scale
@@ -112,10 +116,7 @@ def _yarn(rope: RopeConfig, frequencies: Any, n_rot: int) -> tuple[Any, float]:
 def _longrope(rope: RopeConfig, frequencies: Any, context: int) -> tuple[Any, float]:
     """One set of factors within the original context, another beyond it."""
     factors = rope.long_factors if context > rope.original_context else rope.short_factors
-    scale = rope.attention_factor or 1.0
-    if scale == 1.0 and rope.factor > 1:
-        scale = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))
-    return frequencies / np.asarray(factors, np.float64), scale
+    return frequencies / np.asarray(factors, np.float64), rope.attention_factor or 1.0
 
 
 def pairs_together(rows: Array, heads: int) -> Array:

@@ -3,6 +3,7 @@ the few weights that are stored differently."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -124,7 +125,8 @@ def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
         yield "rope.scaling.type", rope.scaling
         yield "rope.scaling.factor", rope.factor
         yield "rope.scaling.original_context_length", rope.original_context
-        if rope.attention_factor:
+        usual = 0.1 * math.log(max(rope.factor, 1.0)) + 1.0
+        if rope.attention_factor and not math.isclose(rope.attention_factor, usual):
             yield "rope.scaling.attn_factor", rope.attention_factor
 
 

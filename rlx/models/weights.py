@@ -32,12 +32,14 @@ class Derived:
     """A weight made of tensors of the file: `make(config, *arrays)`.
 
     With `by_expert` each expert is made of the same entry of all tensors, when it is first used.
+    `dims` are those of the tensors, in fields of the configuration.
     """
 
     names: tuple[str, ...]
     make: Callable[..., Array]
     scheme: QuantScheme | None = None
     by_expert: bool = False
+    dims: tuple[str, ...] = ()
 
 
 Source = str | Derived
@@ -76,10 +78,13 @@ class Weights:
         self.file, self._config, self._quant = file, config, quant
         self.is_gguf = isinstance(file, GgufFile)
         self._names, self._element = names or {}, element
+        self._without: frozenset[str] = frozenset() if config is None else config.without
         self._transposed = () if self.is_gguf else transposed  # stored as [in, out]
         self.used: dict[str, Weight] = {}
 
     def __contains__(self, name: str) -> bool:
+        if self._without and (name in self._without or _pattern(name) in self._without):
+            return False
         return any(self._has(s) for s in self._sources(name))
 
     def get(self, name: str) -> Weight:
@@ -103,7 +108,7 @@ class Weights:
         array, shape = self.file.array(stored), info.shape
         if self._transposed and name.endswith(self._transposed):
             array, shape = array.T, shape[::-1]
-        if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
+        if self._element is not None and scheme is None and _is_matrixof_layer(name, shape):
             array = array.astype(self._element.numpy)
         return Weight(name, array, shape, scheme)
 
@@ -179,12 +184,21 @@ class Weights:
         """What the weight may be stored as."""
         if self.is_gguf:
             return (name,)
-        head, _, rest = name.partition(".")
-        layer, _, part = rest.partition(".")
-        pattern = f"blk.{{i}}.{part}" if head == "blk" else name
-        found = self._names.get(pattern, name)
+        found = self._names.get(_pattern(name), name)
         several = found if isinstance(found, tuple) else (found,)
-        return tuple(_of_layer(s, layer) for s in several)
+        layer = name.partition(".")[2].partition(".")[0]
+        return tuple(of_layer(s, layer) for s in several)
+
+
+def named(
+    layer: str, parts: Mapping[str, str], ends: tuple[str, ...] = ("weight", "bias")
+) -> dict[str, str]:
+    """Names of weights of a layer, which the file calls `layer`: ours → the file's."""
+    return {
+        f"blk.{{i}}.{ours}.{end}": f"{layer}.{theirs}.{end}"
+        for ours, theirs in parts.items()
+        for end in ends
+    }
 
 
 def inside(part: str, names: Names) -> Names:
@@ -202,9 +216,16 @@ def _renamed(source: Source, old: str, new: str) -> Source:
     return replace(source, names=tuple(n.replace(old, new, 1) for n in source.names))
 
 
-def _of_layer(source: Source, layer: str) -> Source:
+def _pattern(name: str) -> str:
+    """blk.{i}.part of blk.3.part"""
+    head, _, rest = name.partition(".")
+    return f"blk.{{i}}.{rest.partition('.')[2]}" if head == "blk" else name
+
+
+def of_layer(source: Source, layer: str) -> Source:
+    """A source in a layer."""
     return _renamed(source, "{i}", layer)
 
 
-def _is_matrix_of_layer(name: str, shape: tuple[int, ...]) -> bool:
+def _is_matrixof_layer(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and name.startswith("blk.")
