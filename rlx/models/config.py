@@ -126,8 +126,10 @@ class ModelConfig:
     def with_activation(self, name: str) -> ModelConfig:
         return replace(self, activation=name)
 
-    def windows_but_every(self, nth: int) -> frozenset[int]:
-        """All layers but every n-th."""
+    def windows_or_every(self, nth: int) -> frozenset[int]:
+        """The layers with a window; where the file does not say, all but every n-th."""
+        if self.window_layers is not None:
+            return self.window_layers
         return frozenset(i for i in range(self.layers) if (i + 1) % nth)
 
     def check(self, where: str) -> ModelConfig:

@@ -81,6 +81,8 @@ ROPE_KEYS: Fields = read(
 )
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 PARTIAL = ROPE_TYPES[:-1]  # of types that rotate a part of each head
+# of encoders: texts of a batch have one set of frequencies
+BIDIRECTIONAL = tuple(kind for kind in ROPE_TYPES if kind != "longrope")
 # what every language model reads
 DECODER: Fields = read(is_causal=only(True), is_encoder_decoder=only(False), layer_types=only(None))
 # sliding windows: in the layers that layer_types names

@@ -149,12 +149,15 @@ class HfSettings:
 
     def rope(
         self, width: int, share: float | None = None, types: tuple[str, ...] = ROPE_TYPES,
-        harmless: Iterable[str] = (), theta: float | None = None,
+        harmless: Iterable[str] = (), theta: float | None = None, older: tuple[str, ...] = (),
     ) -> RopeConfig:  # fmt: skip
         """The rotary embedding of heads of `width`; `share` is how much of them is rotated, where
-        that is a setting of the type."""
+        that is a setting of the type; `older` are names of longrope."""
         name = "rope_scaling" if self.get("rope_scaling") else "rope_parameters"
         given = self.inside(name, ROPE_KEYS, harmless)
+        if given.get("rope_type") in older:
+            changed = {**given.values, "rope_type": "longrope"}
+            given = HfSettings(changed, self.where, ROPE_KEYS, harmless, f"{name}.")
         theta = self.get("rope_theta") if theta is None else theta
         return self.rope_of(given, width, theta, share, types)
 
@@ -163,10 +166,10 @@ class HfSettings:
         types: tuple[str, ...] = ROPE_TYPES,
     ) -> RopeConfig:  # fmt: skip
         """The rotary embedding that an object describes."""
-        kind = {"su": "longrope"}.get(given.get("rope_type"), given.get("rope_type"))
+        kind = given.get("rope_type")
         given.require("rope_type", kind in types, ", ".join(types))
         values: dict[str, Any] = {"theta": given.get("rope_theta") or theta}
-        given.require("rope_theta", values["theta"] > 1, "a base above 1")
+        given.require("rope_theta", values["theta"] > 0, "a positive number")
         values |= self._rotated(given, kind, width, share)
         if kind in ("yarn", "longrope", "llama3"):
             values["original_context"] = self._original(given)
@@ -180,6 +183,10 @@ class HfSettings:
             values["factor"] = given.get("factor") or 1.0
         more = {"yarn": self._yarn, "longrope": self._longrope, "llama3": self._llama3}
         values |= more[kind](given, values) if kind in more else {}
+        for name in ("long_factor", "short_factor"):
+            half = (values.get("n_rot") or width) // 2
+            fits = len(values.get(f"{name}s", (0,) * half)) == half
+            given.require(name, fits, f"{half} numbers: half of a head (head_dim)")
         # a dynamic base grows beyond max_position_embeddings only, where no context reaches
         return RopeConfig(scaling={"default": "none", "dynamic": "none"}.get(kind, kind), **values)
 
@@ -199,7 +206,7 @@ class HfSettings:
         n_rot = int(width * (share if stated is None else stated))
         given.require(
             "partial_rotary_factor", 0 < n_rot <= width and n_rot % 2 == 0,
-            "a share of the head that is an even number of dimensions",
+            "a share of the head (hidden_size / num_attention_heads, or head_dim) that is even",
         )  # fmt: skip
         return {"n_rot": n_rot if n_rot < width else 0}
 

@@ -14,7 +14,7 @@ from rlx.models.build_graph import EntryPoint, sample, sample_each
 from rlx.models.builder import ModelBuilder, Tensor
 from rlx.models.config import KVCacheType
 from rlx.models.experts import experts_ffn, has_experts
-from rlx.models.rope_tables import RopeConfig, rope_tables
+from rlx.models.rope_tables import LONG_ROPE, RopeConfig, rope_tables
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class DecoderBuilder(ModelBuilder):
     ) -> Tensor:
         cos, sin = self._tables(rope)
         options: dict[str, Any] = {"head_dim": head_dim, "n_rot": rope.n_rot}
-        options |= {"interleaved": rope.interleaved, **self.position_args()}
+        options |= {"interleaved": rope.interleaved, **self.position_args(x.shape.dims[1])}
         if gamma is not None:
             return self.g.qk_norm_rope(x, gamma, cos, sin, eps=self.config.eps, **options)
         return self.g.rope(x, cos, sin, **options)
@@ -112,9 +112,15 @@ class DecoderBuilder(ModelBuilder):
 
     # -- positions and the KV cache: those of one sequence ------------------------------------
 
-    def position_args(self) -> dict[str, Any]:
+    def position_args(self, seq: Dim) -> dict[str, Any]:
         """Where `rope` takes the positions of the tokens from."""
-        return {"offset": sym.PAST_SEQ}
+        if not self.config.rope.switches_at(self.context):
+            return {"offset": sym.PAST_SEQ}
+        if LONG_ROPE not in self._values:
+            at = self.g.iota((seq,)) + self.g.dim_value(dim=sym.PAST_SEQ)
+            is_long = self.g.state(LONG_ROPE, [1], "i32")
+            self._values[LONG_ROPE] = at + is_long * self.context  # rows with long factors
+        return {"positions": self._values[LONG_ROPE]}
 
     def position_rows(self, table: Tensor, seq: Dim) -> Tensor:
         """Rows of a learned position table for the tokens."""

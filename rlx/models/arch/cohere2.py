@@ -46,7 +46,7 @@ def read_config(s: HfSettings) -> ModelConfig:
 
 
 def configure(config: ModelConfig) -> ModelConfig:
-    return replace(_always(config), window_layers=config.windows_but_every(4))
+    return replace(_always(config), window_layers=config.windows_or_every(4))
 
 
 def _always(config: ModelConfig) -> ModelConfig:

@@ -65,7 +65,7 @@ def configure(config: ModelConfig) -> ModelConfig:
     if scale is None and config.layers == 46:  # the 27B model scales by hidden / heads
         scale = (config.hidden / config.heads) ** -0.5
     return replace(
-        config, activation="gelu_tanh", window_layers=config.windows_but_every(2),
+        config, activation="gelu_tanh", window_layers=config.windows_or_every(2),
         attention_scale=scale, embedding_scale=float(config.hidden) ** 0.5,
     )  # fmt: skip
 

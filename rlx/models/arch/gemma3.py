@@ -10,7 +10,7 @@ from rlx.models.arch.gemma2 import HF_NAMES as _NAMES
 from rlx.models.arch.llama import QK_NORM
 from rlx.models.arch.qwen3 import SHAPES
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import ROPE_KEYS, Field, read, without
+from rlx.models.config_fields import ROPE_KEYS, Field, only, read, without
 from rlx.models.config_hf import HfSettings
 from rlx.models.rope_tables import RopeConfig
 from rlx.models.weights import Names, inside
@@ -24,7 +24,7 @@ FIELDS = {
         vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6,
         rope_local_base_freq=10000.0, sliding_window_pattern=6,
         final_logit_softcapping=Field(None, kind=float),
-        attn_logit_softcapping=Field(None, kind=float),
+        attn_logit_softcapping=only(None),
     ),
 }  # fmt: skip
 
@@ -43,7 +43,8 @@ def _rope(s: HfSettings, kind: str) -> RopeConfig:
     objects = read(**{f"{k}_attention": Field(None, kind=dict) for k in ("full", "sliding")})
     given = s.inside("rope_parameters", objects).inside(f"{kind}_attention", ROPE_KEYS)
     if kind == "full" and s.get("rope_scaling"):
-        given = s.inside("rope_scaling", ROPE_KEYS)
+        # transformers does not read the older name of rope_type here
+        given = s.inside("rope_scaling", {**ROPE_KEYS, "rope_type": Field("default")})
     return s.rope_of(given, s.head_dim(), theta)
 
 
@@ -52,7 +53,7 @@ def configure(config: ModelConfig) -> ModelConfig:
     if scale is None and config.layers == 62:  # the 27B model scales by hidden / heads
         scale = (config.hidden / config.heads) ** -0.5
     return replace(
-        config, activation="gelu_tanh", window_layers=config.windows_but_every(6),
+        config, activation="gelu_tanh", window_layers=config.windows_or_every(6),
         attention_scale=scale, embedding_scale=float(config.hidden) ** 0.5,
         local_rope=config.local_rope or RopeConfig(theta=10000.0),
     )  # fmt: skip

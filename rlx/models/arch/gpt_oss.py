@@ -109,7 +109,7 @@ def read_config(s: HfSettings) -> ModelConfig:
 
 def configure(config: ModelConfig) -> ModelConfig:
     rope = replace(config.rope, whole_steps=False)
-    return replace(config, window_layers=config.windows_but_every(2), rope=rope)
+    return replace(config, window_layers=config.windows_or_every(2), rope=rope)
 
 
 def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:

@@ -27,7 +27,7 @@ FIELDS = {
 
 
 def read_config(s: HfSettings) -> ModelConfig:
-    rope = s.rope(s.head_dim(), 1.0, ("default", "longrope"))
+    rope = s.rope(s.head_dim(), 1.0, ("default", "longrope"), older=("su", "yarn"))
     return s.decoder("phi3", {}, rope=rope, sliding_window=s.window())
 
 

@@ -10,7 +10,7 @@ from rlx.models.arch.encoders.bert import HARMLESS_TENSORS, HEAD, finish
 from rlx.models.arch.encoders.bert import SHAPES as _SHAPES
 from rlx.models.arch.encoders.nomic_bert import embed
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import ROPE, ROPE_KEYS, only, read, without
+from rlx.models.config_fields import BIDIRECTIONAL, ROPE, ROPE_KEYS, only, read, without
 from rlx.models.config_hf import HfSettings
 from rlx.models.encoder_builder import EncoderBuilder, Tensor
 from rlx.models.rope_tables import RopeConfig
@@ -63,7 +63,7 @@ def _rope(s: HfSettings, width: int) -> RopeConfig:
     """As transformers has it, or the first code's own scaling."""
     old = s.get("rope_scaling") or {}
     if old.get("type", old.get("rope_type")) != "ntk":
-        return s.rope(width)
+        return s.rope(width, types=BIDIRECTIONAL)
     given = s.inside("rope_scaling", {**ROPE_KEYS, **read(mixed_b=only(None))})
     given.require("factor", (given.get("factor") or 0) > 0, "a positive number")
     return RopeConfig(s.get("rope_theta"), scaling="ntk", factor=given.get("factor"))

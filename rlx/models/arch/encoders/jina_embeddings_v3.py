@@ -9,7 +9,7 @@ from rlx.models.arch.encoders.bert import SHAPES as _SHAPES
 from rlx.models.arch.encoders.nomic_bert import embed
 from rlx.models.arch.encoders.roberta import FIRST_BODY, HEAD
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import ROPE, only, read
+from rlx.models.config_fields import BIDIRECTIONAL, ROPE, only, read
 from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("roberta.", "")
@@ -30,7 +30,7 @@ HARMLESS = (*_HARMLESS, "truncate_dim", "matryoshka_dimensions", "lora_*", "task
 def read_config(s: HfSettings) -> ModelConfig:
     width = s.get("hidden_size") // max(s.get("num_attention_heads"), 1)
     parts = {"types": s.get("type_vocab_size")}
-    return s.encoder("jina_embeddings_v3", parts, rope=s.rope(width))
+    return s.encoder("jina_embeddings_v3", parts, rope=s.rope(width, types=BIDIRECTIONAL))
 
 
 __all__ = [

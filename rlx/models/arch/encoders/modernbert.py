@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import ENCODER, OTHER_HEADS, ROPE_KEYS, Field, only, read, without
+from rlx.models.config_fields import (
+    BIDIRECTIONAL,
+    ENCODER,
+    OTHER_HEADS,
+    ROPE_KEYS,
+    Field,
+    number,
+    only,
+    read,
+    without,
+)
 from rlx.models.config_hf import HfSettings
 from rlx.models.encoder_builder import EncoderBuilder, Tensor
 from rlx.models.rope_tables import RopeConfig
@@ -61,6 +71,7 @@ FIELDS = {
         num_attention_heads=12, hidden_activation="gelu", max_position_embeddings=8192,
         norm_eps=1e-5, norm_bias=False, attention_bias=False, mlp_bias=False,
         layer_types=Field(None, kind=list), global_attn_every_n_layers=3, local_attention=128,
+        sliding_window=number(),
         rope_parameters=Field(None, kind=dict), rope_scaling=only(None),
         global_rope_theta=160_000.0, local_rope_theta=10_000.0,
         classifier_pooling=Field("cls", values=("cls", "mean")), classifier_bias=False,
@@ -68,10 +79,10 @@ FIELDS = {
         embedding_norm=only(True), final_norm=only(True),
     ),
 }  # fmt: skip
-# of masked language models, and of kernels; sliding_window follows from local_attention
+# of masked language models, and of kernels
 HARMLESS = (
     "decoder_bias", "sparse_pred*", "tie_word_embeddings", "reference_compile", "repad_*",
-    "layer_norm_eps", "sliding_window",
+    "layer_norm_eps",
 )  # fmt: skip
 
 
@@ -80,8 +91,12 @@ def read_config(s: HfSettings) -> ModelConfig:
     s.require("global_attn_every_n_layers", every > 0, "a positive number")
     local, full = "sliding_attention", "full_attention"
     kinds = s.layer_types((local if i % every else full for i in range(layers)), (local, full))
+    window = s.get("sliding_window")  # to either side
+    window = s.get("local_attention") // 2 if window is None else window
+    name = "local_attention" if s.get("sliding_window") is None else "sliding_window"
+    s.require(name, window > 0, "at least one token to either side")
     parts = {
-        "window": s.get("local_attention") // 2,
+        "window": window,
         "local_layers": frozenset(i for i, kind in enumerate(kinds) if kind == local),
         "classifier_activation": s.activation("classifier_activation"),
         "classifier_pooling": s.get("classifier_pooling"),
@@ -99,7 +114,9 @@ def _rope(s: HfSettings, kind: str) -> RopeConfig:
     theta = s.get("global_rope_theta" if kind == "full" else "local_rope_theta")
     objects = read(**{f"{k}_attention": Field(None, kind=dict) for k in ("full", "sliding")})
     given = s.inside("rope_parameters", objects).inside(f"{kind}_attention", ROPE_KEYS)
-    return s.rope_of(given, s.get("hidden_size") // s.get("num_attention_heads"), theta)
+    return s.rope_of(
+        given, s.get("hidden_size") // s.get("num_attention_heads"), theta, None, BIDIRECTIONAL
+    )
 
 
 def embed(net: EncoderBuilder, ids: Tensor, types: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from rlx.models.arch.encoders.bert import (
 from rlx.models.arch.encoders.bert import SHAPES as _SHAPES
 from rlx.models.arch.encoders.roberta import HEAD
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import read, without
+from rlx.models.config_fields import only, read, without
 from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("mpnet.", "")
@@ -42,13 +42,13 @@ BODY = {
 SHAPES = {**_SHAPES, "relative_bias": "encoder.distance_buckets, heads"}
 FIELDS = {
     **without(_FIELDS, "type_vocab_size", "position_embedding_type"),
-    **read(vocab_size=30527, relative_attention_num_buckets=32),
+    # transformers has 32 buckets whatever the file says
+    **read(vocab_size=30527, relative_attention_num_buckets=only(32)),
 }
 
 
 def read_config(s: HfSettings) -> ModelConfig:
     buckets, positions = s.get("relative_attention_num_buckets"), s.get("max_position_embeddings")
-    s.require("relative_attention_num_buckets", buckets >= 4, "at least 4")
     s.require("max_position_embeddings", positions > 2, "more than 2")
     parts = {"first_position": 2, "distance_buckets": buckets}
     return s.encoder("mpnet", parts, context=positions - 2)

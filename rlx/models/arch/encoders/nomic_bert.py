@@ -8,7 +8,7 @@ from rlx.models.arch.encoders.bert import HARMLESS as _HARMLESS
 from rlx.models.arch.encoders.bert import HARMLESS_TENSORS, HEAD, finish
 from rlx.models.arch.encoders.bert import SHAPES as _SHAPES
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import ROPE, Field, number, only, read, without
+from rlx.models.config_fields import BIDIRECTIONAL, ROPE, Field, number, only, read, without
 from rlx.models.config_hf import HfSettings
 from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
@@ -78,7 +78,7 @@ FIELDS = {
         max_position_embeddings=Field(2048, also=("n_positions",)),
         hidden_act=Field("silu", also=("activation_function",)),
         layer_norm_eps=Field(1e-12, also=("layer_norm_epsilon",)),
-        rope_theta=Field(1000.0, also=("rotary_emb_base",)), head_dim=Field(None, kind=int),
+        rope_theta=1000.0, rotary_emb_base=Field(None, kind=float), head_dim=Field(None, kind=int),
         prenorm=only(False), rotary_emb_interleaved=only(False), rotary_emb_fraction=only(1.0),
         rotary_emb_scale_base=only(None), rotary_scaling_factor=Field(None, kind=float),
         moe_every_n_layers=only(0), max_trained_positions=number(), causal=only(False),
@@ -102,7 +102,11 @@ def read_config(s: HfSettings) -> ModelConfig:
     trained = s.get("max_trained_positions") or longest
     width = s.get("hidden_size") // max(s.get("num_attention_heads"), 1)
     s.require("head_dim", s.get("head_dim") in (None, width), str(width))
-    inner = (s.get("rope_parameters") or {}).get("original_max_position_embeddings") or longest
+    rope, given = s.rope(width, types=BIDIRECTIONAL), s.get("rope_parameters") or {}
+    base = s.get("rotary_emb_base")
+    s.require("rotary_emb_base", base in (None, rope.theta), f"{rope.theta}, or rope_theta instead")
+    if rope.scaling == "none":
+        trained = given.get("original_max_position_embeddings") or trained
     activation = s.get("hidden_act")
     off = (parts for field, parts in SWITCHES.items() if not s.get(field))
     absent = {f"blk.{{i}}.{part}" for parts in off for part in parts}
@@ -110,8 +114,8 @@ def read_config(s: HfSettings) -> ModelConfig:
     return s.encoder(
         "nomic_bert",
         {"types": s.get("type_vocab_size")},
-        rope=s.rope(width),
-        context=min(longest, trained, inner),
+        rope=rope,
+        context=min(longest, trained),
         activation=activation_named(_GATED.get(activation, activation), s.where, "hidden_act"),
         without=frozenset(absent),
     )

@@ -1,0 +1,85 @@
+"""Every declared field of every architecture against transformers, on small configurations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+from tiny import write_safetensors
+from variants import ENCODERS, TOKENS, VARIANTS, config, values
+
+from rlx import CompileOptions, DimBinding, Session
+from rlx.models.build_graph import LOGITS, EntryPoint, build_graph
+from rlx.models.model_file import ModelFile
+from rlx.models.recurrent import CARRIED
+from rlx.models.rope_tables import LONG_ROPE
+
+GOLDEN = np.load(Path(__file__).resolve().parent.parent / "goldens" / "variants.npz")
+CONTEXT = 32
+IDS = np.array([TOKENS], np.int32)
+DECODERS = [name for name, (kind, _) in VARIANTS.items() if kind not in ENCODERS]
+DEVICES = ["reference", pytest.param("cpu", marks=pytest.mark.slow)]
+
+
+def write_variant(name: str, folder: Path) -> Path:
+    """The folder of a variant, with weights from its seed."""
+    stored = f"{name}/config"
+    text = bytes(GOLDEN[stored]) if stored in GOLDEN else json.dumps(config(name)).encode()
+    (folder / "config.json").write_bytes(text)
+    shapes = json.loads(bytes(GOLDEN[f"{name}/tensors"]))
+    arrays = {tensor: values(name, tensor, tuple(shape)) for tensor, shape in shapes.items()}
+    write_safetensors(folder / "model.safetensors", arrays)
+    return folder
+
+
+def close(got: Any, wanted: Any) -> None:
+    """f32 all the way, at most three layers: 1e-4 of the largest value is the stated bar, a hundred
+    times what is seen."""
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", DECODERS)
+def test_prompt_chunks_and_tokens_equal_transformers(
+    name: str, device: str, tmp_path: Path
+) -> None:
+    model = ModelFile.open(write_variant(name, tmp_path))
+    built = build_graph(model, model.weights(), LOGITS, context=CONTEXT, kv="f32")
+    binding = DimBinding().set_live("seq", CONTEXT).set_live("past_seq", CONTEXT - 1)
+    f = Session(device).compile(built.module, CompileOptions(binding=binding))
+    f.set_params(built.params)
+    switch = model.config.rope.switches_at(CONTEXT)
+    wanted = GOLDEN[f"{name}/logits"]
+
+    def run(start: int, stop: int) -> None:
+        for state in f.manifest.states:
+            if start == 0 and state.name.startswith(CARRIED):
+                f.read_state(state.name).fill(0)
+            if state.name == LONG_ROPE:  # as the runner sets it for so long a sequence
+                f.read_state(state.name).fill(len(TOKENS) > switch)
+        (logits,) = f.run(ids=IDS[:, start:stop], sizes={"past_seq": start})
+        close(logits[0], wanted[start:stop])
+
+    run(0, len(TOKENS))
+    for start, stop in ((0, 3), (3, 10), (10, len(TOKENS))):
+        run(start, stop)
+    for i in range(len(TOKENS)):
+        run(i, i + 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in DECODERS])
+def test_encoders_equal_transformers(name: str, device: str, tmp_path: Path) -> None:
+    model = ModelFile.open(write_variant(name, tmp_path))
+    for output, golden in (("hidden", "hidden"), ("scores", "logits")):
+        built = build_graph(model, model.weights(), EntryPoint(output))
+        binding = DimBinding().set_live("batch", 1).set_live("seq", len(TOKENS))
+        f = Session(device).compile(built.module, CompileOptions(binding=binding))
+        (got,) = f.set_params(built.params).run(ids=IDS)
+        close(got[0], GOLDEN[f"{name}/{golden}"])
