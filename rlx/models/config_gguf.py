@@ -198,7 +198,8 @@ def _gguf_recurrent(file: GgufFile, arch: str) -> RecurrentConfig | None:
     if not file.get(f"{arch}.ssm.conv_kernel", int, 0):
         return None
     names = ("conv_kernel", "group_count", "time_step_rank", "state_size", "inner_size")
-    return RecurrentConfig(*(file.need(f"{arch}.ssm.{n}", int) for n in names))
+    taps, groups, heads, state, inner = (file.need(f"{arch}.ssm.{n}", int) for n in names)
+    return RecurrentConfig(taps, groups, heads, state, inner)
 
 
 def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:

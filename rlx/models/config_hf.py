@@ -276,7 +276,9 @@ class HfSettings:
         if not layers:
             return {}
         name = "sliding_window" if used else "layer_types"
-        self.require(name, bool(window) and window > 0, "a window for layers of sliding_attention")
+        self.require(
+            name, window is not None and window > 0, "a window for layers of sliding_attention"
+        )
         return {"sliding_window": window, "window_layers": layers}
 
     def window(self) -> int:

@@ -185,8 +185,8 @@ def _check_shape(
     config: ModelConfig, reverse: bool,
 ) -> None:  # fmt: skip
     if isinstance(source, Derived):
-        for name, dims in zip(source.names, source.dims, strict=False):
-            wanted = _evaluated(dims, config)
+        for name, stated in zip(source.names, source.dims, strict=False):
+            wanted = _evaluated(stated, config)
             if not _fits(folder.tensors[name].shape, wanted[0]):
                 raise _wrong_shape(folder.name, name, folder.tensors[name].shape, *wanted)
         return

@@ -321,7 +321,9 @@ VARIANTS: dict[str, tuple[str, Config]] = {
         "local_attention": 10,
     }),
     "electra_wide": ("electra", {"embedding_size": 24, "hidden_act": "relu"}),
-    "albert_groups": ("albert", {"num_hidden_groups": 1, "hidden_act": "gelu", "embedding_size": 8}),
+    "albert_groups": ("albert", {
+        "num_hidden_groups": 1, "hidden_act": "gelu", "embedding_size": 8,
+    }),
     "gte_rope": ("gte", {"rope_parameters": _LINEAR, "type_vocab_size": 0, "hidden_act": "silu"}),
     "jina_rope": ("jina_embeddings_v3", {"rope_parameters": _YARN, "hidden_act": "relu"}),
     "deberta_near": ("deberta-v2", {

@@ -93,7 +93,8 @@ def read_config(s: HfSettings) -> ModelConfig:
         s.require(name, s.get(name) > 0, "a positive number")
     s.require("n_shared_experts", s.get("n_shared_experts") > 0, "a positive number")
     # transformers gives the norms of compressed vectors its own epsilon
-    latent = LatentConfig(*map(s.get, sizes), query_rank=rank or 0, eps=1e-6)
+    kv_rank, nope, rope, value = map(s.get, sizes)
+    latent = LatentConfig(kv_rank, nope, rope, value, query_rank=rank or 0, eps=1e-6)
     width, layers = s.get("moe_intermediate_size"), s.get("num_hidden_layers")
     experts = s.experts(
         "n_routed_experts", normalize=False, scale=s.get("routed_scaling_factor"), width=width,

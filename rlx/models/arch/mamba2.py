@@ -68,7 +68,7 @@ def read_config(s: HfSettings) -> ModelConfig:
     s.require("expand", s.get("expand") * s.get("hidden_size") == inner, "num_heads × head_dim / …")
     fits = len(limits) == 2 and all(isinstance(n, float) for n in limits)
     s.require("time_step_limit", fits, "two numbers")
-    sizes = (s.get(n) for n in ("conv_kernel", "n_groups", "num_heads", "state_size"))
+    taps, groups, state = (s.get(n) for n in ("conv_kernel", "n_groups", "state_size"))
     off = (parts for field, parts in SWITCHES.items() if not s.get(field))
     return ModelConfig(
         arch="mamba2",
@@ -82,7 +82,7 @@ def read_config(s: HfSettings) -> ModelConfig:
         context=1 << 20,  # as in GGUF: there is no limit
         eps=s.get("layer_norm_epsilon"),
         activation=s.activation("hidden_act"),
-        recurrent=RecurrentConfig(*sizes, inner, limits),
+        recurrent=RecurrentConfig(taps, groups, heads, state, inner, limits),
         tied=s.get("tie_word_embeddings"),
         without=frozenset(f"blk.{{i}}.{part}" for parts in off for part in parts),
     )

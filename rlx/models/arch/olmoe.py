@@ -28,7 +28,8 @@ FIELDS = {
     **read(
         vocab_size=50304, hidden_size=2048, intermediate_size=2048, num_hidden_layers=16,
         num_attention_heads=16, max_position_embeddings=4096, rms_norm_eps=1e-5,
-        attention_bias=False, clip_qkv=only(None), num_experts_per_tok=8, num_experts=Field(64, also=("num_local_experts",)),
+        attention_bias=False, clip_qkv=only(None), num_experts_per_tok=8,
+        num_experts=Field(64, also=("num_local_experts",)),
         norm_topk_prob=False,
     ),
 }  # fmt: skip

@@ -28,7 +28,8 @@ SHARED = {
 HF_NAMES = {**PLAIN, **QKV_BIASES, **ROUTED, **SHARED}
 SWITCHES = {"qkv_bias": tuple(ours.removeprefix("blk.{i}.") for ours in QKV_BIASES)}
 EXPERTS = read(
-    num_experts=Field(60, also=("num_local_experts",)), num_experts_per_tok=4, moe_intermediate_size=1408, norm_topk_prob=False,
+    num_experts=Field(60, also=("num_local_experts",)), num_experts_per_tok=4,
+    moe_intermediate_size=1408, norm_topk_prob=False,
     decoder_sparse_step=1, mlp_only_layers=Field([]),
 )  # fmt: skip
 FIELDS = {

@@ -17,7 +17,8 @@ FIELDS = {
     **read(
         vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=24,
         num_key_value_heads=number(4), max_position_embeddings=32768, attention_bias=False,
-        use_sliding_window=False, sliding_window=number(4096), num_experts=Field(128, also=("num_local_experts",)),
+        use_sliding_window=False, sliding_window=number(4096),
+        num_experts=Field(128, also=("num_local_experts",)),
         num_experts_per_tok=8, moe_intermediate_size=768,
     ),
 }  # fmt: skip

@@ -116,7 +116,8 @@ FIELDS = {
     **read(
         vocab_size=151936, hidden_size=2048, intermediate_size=5632, num_hidden_layers=48,
         num_key_value_heads=number(2), moe_intermediate_size=512,
-        shared_expert_intermediate_size=512, num_experts_per_tok=10, num_experts=Field(512, also=("num_local_experts",)),
+        shared_expert_intermediate_size=512, num_experts_per_tok=10,
+        num_experts=Field(512, also=("num_local_experts",)),
         norm_topk_prob=True,
     ),
 }  # fmt: skip

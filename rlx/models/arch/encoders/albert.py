@@ -49,7 +49,9 @@ FIELDS = {
 def read_config(s: HfSettings) -> ModelConfig:
     width, groups = s.get("embedding_size"), s.get("num_hidden_groups")
     s.require("embedding_size", width > 0, "a positive number")
-    s.require("num_hidden_groups", 0 < groups <= s.get("num_hidden_layers"), "1 … all layers")
+    s.require(
+        "num_hidden_groups", 0 < groups <= s.get("num_hidden_layers"), "1 … num_hidden_layers"
+    )
     parts = {"embedding": width, "groups": groups, "types": s.get("type_vocab_size")}
     return s.encoder("albert", parts)
 
