@@ -118,8 +118,8 @@ HARMLESS = (
     "bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "do_sample", "early_stopping",
     "epsilon_cutoff", "eta_cutoff", "max_length", "min_length", "max_new_tokens", "num_beam*",
     "num_return_sequences", "remove_invalid_values", "temperature", "top_k", "top_p", "typical_p",
-    "prefix", "decoder_start_token_id", "is_llama_config", "is_qwen*_config", "max_seq_len*",
-    "seq_length", "model_max_length", "training_*",
+    "prefix", "decoder_start_token_id", "is_llama_config", "is_qwen*_config", "max_seq*",
+    "seq_length", "cache_implementation", "tie_weights_", "model_max_length", "training_*",
 )  # fmt: skip
 # tensors that every folder may have besides: they follow from the configuration
 HARMLESS_TENSORS = (

@@ -170,13 +170,9 @@ def _gguf_experts(file: GgufFile, arch: str) -> ExpertConfig | None:
     if not count:
         return None
     if get("group_count", 1) > 1:
-        raise UnsupportedError(
-            "experts chosen by groups", where=file.name, got=get("group_count", 1), expected="1"
-        )
+        raise _unsupported(file, f"{arch}.expert_group_count", "1")
     if gating not in (0, 1, 3):  # unset, softmax, softmax of the chosen ones alone
-        raise UnsupportedError(
-            "unknown scoring of experts", where=file.name, got=gating, expected="softmax"
-        )
+        raise _unsupported(file, f"{arch}.expert_gating_func", "softmax")
     normalize = get("weights_norm", GGUF_NAMES.get(arch, arch) not in UNNORMALIZED_ROUTERS)
     return ExpertConfig(count, get("used_count", 1), normalize, get("weights_scale", 1.0) or 1.0)
 

@@ -9,6 +9,7 @@ writes that too, and logits or hidden states and scores of the same tokens, in f
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 import transformers
 from tiny import write_safetensors
-from variants import ENCODERS, TOKENS, VARIANTS, config, values
+from variants import DECODERS, ENCODERS, TOKENS, VARIANTS, config, values
 
 HERE = Path(__file__).resolve().parent
 
@@ -54,6 +55,14 @@ def make(name: str) -> dict[str, Any]:
     return {f"{name}/{part}": array for part, array in found.items()}
 
 
+def defaults(kind: str) -> dict[str, Any]:
+    """What the configuration class of transformers takes for absent fields."""
+    made = transformers.CONFIG_MAPPING[kind]
+    found = {f.name: f.default for f in dataclasses.fields(made)}
+    found["rope_theta"] = made.default_theta
+    return {n: v for n, v in found.items() if v is None or isinstance(v, (int, float, str))}
+
+
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     raw = path.read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -66,4 +75,6 @@ if __name__ == "__main__":
     golden: dict[str, Any] = {}
     for each in VARIANTS:
         golden |= make(each)
+    for each in (*DECODERS, *ENCODERS):
+        golden[f"{each}/defaults"] = np.frombuffer(json.dumps(defaults(each)).encode(), np.uint8)
     np.savez_compressed(HERE / "variants.npz", **golden)

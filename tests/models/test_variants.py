@@ -14,8 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import write_safetensors
 from variants import ENCODERS, TOKENS, VARIANTS, config, values
 
-from rlx import CompileOptions, DimBinding, Session
+from rlx import CompileOptions, DimBinding, Session, UnsupportedError
+from rlx.models.batch.kv_pool import KVPool
 from rlx.models.build_graph import LOGITS, EntryPoint, build_graph
+from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.model_file import ModelFile
 from rlx.models.recurrent import CARRIED
 from rlx.models.rope_tables import LONG_ROPE
@@ -83,3 +85,36 @@ def test_encoders_equal_transformers(name: str, device: str, tmp_path: Path) -> 
         f = Session(device).compile(built.module, CompileOptions(binding=binding))
         (got,) = f.set_params(built.params).run(ids=IDS)
         close(got[0], GOLDEN[f"{name}/{golden}"])
+
+
+def test_longrope_is_chosen_by_the_length_of_the_sequence(tmp_path: Path) -> None:
+    """Eight tokens have the short factors, more have the long ones from the beginning: a generation
+    that outgrows the original context draws what prompts of each length draw."""
+    model = ModelFile.open(write_variant("phi3_long", tmp_path))
+    assert model.config.rope.switches_at(CONTEXT) == 8
+
+    def runner() -> DecoderRunner:
+        return DecoderRunner(model, device="reference", context=CONTEXT, kv="f32", chunk=5)
+
+    one = runner()
+    close(one.rows(TOKENS), GOLDEN["phi3_long/logits"])
+    short = one.rows(TOKENS[:6])
+    assert np.abs(short - GOLDEN["phi3_long/logits"][:6]).max() > 0.1  # the other factors
+    rng, settings = np.array([1, 2], np.uint64), np.array([0, 0, 1, 0], np.float32)  # greedy
+    close(one.rows(TOKENS[:6]), short)  # back to short ones
+    one.tokens, seen = [], TOKENS[:6]
+    token, _ = one.step(seen, rng, settings)
+    while len(seen) < 14:
+        wanted = runner().rows(seen)[-1]
+        close(one.last_logits.reshape(-1), wanted)
+        assert token == int(wanted.argmax())
+        seen = [*seen, token]
+        (*more, token), _ = one.decode_n(token, rng, settings, 4, ())
+        seen += more
+
+
+def test_batches_stay_within_the_original_context(tmp_path: Path) -> None:
+    folder = write_variant("phi3_long", tmp_path)
+    with pytest.raises(UnsupportedError, match="longrope"):
+        KVPool.of(ModelFile.open(folder), context=CONTEXT)
+    assert KVPool.of(ModelFile.open(folder), context=8).context == 8

@@ -16,7 +16,7 @@ from rlx.models.arch.llama import (
     finish,
 )
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import WINDOWS, read, without
+from rlx.models.config_fields import WINDOWS, only, read, without
 from rlx.models.config_hf import HfSettings
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
@@ -32,9 +32,12 @@ FIELDS = {
         vocab_size=256000, hidden_size=8192, intermediate_size=22528, num_hidden_layers=40,
         num_attention_heads=64, max_position_embeddings=8192, layer_norm_eps=1e-5,
         logit_scale=0.0625, tie_word_embeddings=True, attention_bias=False,
-        sliding_window_pattern=4,
+        sliding_window_pattern=4, order_of_interleaved_layers=only("local_attn_first"),
+        position_embedding_type=only("rope_gptj"), rotary_pct=only(1.0),
+        use_gated_activation=only(True), use_parallel_block=only(True), use_qk_norm=only(False),
     ),
 }  # fmt: skip
+HARMLESS = ("use_embedding_sharing", "use_parallel_embedding")  # the former is a tied head
 
 
 def read_config(s: HfSettings) -> ModelConfig:

@@ -16,7 +16,7 @@ from rlx.models.arch.llama import COMMON, LAYER, embed, finish
 from rlx.models.arch.llama import HF_NAMES as _LLAMA
 from rlx.models.arch.qwen2_moe import ROUTED
 from rlx.models.config import LatentConfig, ModelConfig
-from rlx.models.config_fields import PARTIAL, Field, number, only, read
+from rlx.models.config_fields import PARTIAL, Field, number, only, read, without
 from rlx.models.config_hf import HfSettings, only_experts
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.weights import Derived, Names, named
@@ -70,7 +70,7 @@ SWITCHES = {
     "mlp_bias": tuple(f"ffn_{part}{kind}.bias" for part in _FFN for kind in ("", "_shexp")),
 }
 FIELDS = {
-    **COMMON,
+    **without(COMMON, "head_dim"),
     **read(
         vocab_size=102400, attention_bias=False, mlp_bias=False, first_k_dense_replace=0,
         kv_lora_rank=512, q_lora_rank=number(1536), qk_nope_head_dim=128, qk_rope_head_dim=64,

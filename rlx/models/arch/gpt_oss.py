@@ -18,7 +18,7 @@ from rlx.models.arch.llama import (
     finish,
 )
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import WINDOWS, Field, number, read
+from rlx.models.config_fields import WINDOWS, Field, number, read, without
 from rlx.models.config_hf import HfSettings
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.experts import experts_ffn
@@ -83,7 +83,7 @@ HF_NAMES: Names = {
 }
 SWITCHES = {"attention_bias": ATTENTION_BIAS}
 FIELDS = {
-    **COMMON,
+    **without(COMMON, "hidden_act"),
     **WINDOWS,
     **read(
         num_hidden_layers=36, num_local_experts=Field(128, also=("num_experts",)),

@@ -9,7 +9,7 @@ import numpy as np
 from rlx.ir.op import Array
 from rlx.models.arch.llama import finish
 from rlx.models.config import ModelConfig, RecurrentConfig
-from rlx.models.config_fields import DECODER, Field, read
+from rlx.models.config_fields import DECODER, Field, only, read
 from rlx.models.config_hf import HfSettings
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.recurrent import carried, carry, convolved, decay, each, recurrence, squeezed
@@ -52,20 +52,23 @@ FIELDS = {
         num_heads=128, head_dim=64, vocab_size=32768, hidden_size=4096, state_size=128,
         num_hidden_layers=64, layer_norm_epsilon=1e-5, expand=2, conv_kernel=4, n_groups=8,
         use_bias=False, use_conv_bias=True, hidden_act="silu", tie_word_embeddings=False,
-        time_step_limit=Field((0.0, math.inf)),
+        time_step_limit=Field((0.0, math.inf)), rescale_prenorm_residual=only(False),
     ),
 }  # fmt: skip
 # the others of time_step are of training, chunk_size is of a kernel; residuals are f32 here
 HARMLESS = (
     "time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "chunk_size",
-    "rescale_prenorm_residual", "residual_in_fp32", "use_associative_scan",
+    "residual_in_fp32", "rms_norm", "norm_before_gate", "use_associative_scan",
 )  # fmt: skip
 
 
 def read_config(s: HfSettings) -> ModelConfig:
     heads, head_dim = s.get("num_heads"), s.get("head_dim")
     inner, limits = heads * head_dim, s.get("time_step_limit")
-    s.require("expand", s.get("expand") * s.get("hidden_size") == inner, "num_heads × head_dim / …")
+    for name in ("num_heads", "head_dim"):
+        s.require(name, s.get(name) > 0, "a positive number")
+    fits = s.get("expand") * s.get("hidden_size") == inner
+    s.require("expand", fits, f"{inner} / hidden_size, for num_heads × head_dim channels")
     fits = len(limits) == 2 and all(isinstance(n, float) for n in limits)
     s.require("time_step_limit", fits, "two numbers")
     taps, groups, state = (s.get(n) for n in ("conv_kernel", "n_groups", "state_size"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rlx.models.arch.encoders.bert import BODY as _BERT
 from rlx.models.arch.encoders.bert import FIELDS as _FIELDS
-from rlx.models.arch.encoders.bert import HARMLESS, HARMLESS_TENSORS, HEAD, finish
+from rlx.models.arch.encoders.bert import HARMLESS as _HARMLESS
+from rlx.models.arch.encoders.bert import HARMLESS_TENSORS, HEAD, finish
 from rlx.models.arch.encoders.electra import NARROW, embed
 from rlx.models.config import ModelConfig
 from rlx.models.config_fields import only, read
@@ -44,6 +45,8 @@ FIELDS = {
         hidden_act="gelu_new",
     ),
 }  # fmt: skip
+# of experiments that no published model is of
+HARMLESS = (*_HARMLESS, "net_structure_type", "down_scale_factor", "gap_size", "num_memory_blocks")
 
 
 def read_config(s: HfSettings) -> ModelConfig:

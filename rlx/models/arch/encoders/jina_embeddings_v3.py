@@ -24,7 +24,15 @@ FIELDS = {
         layer_norm_eps=1e-5, rope_theta=20_000.0, position_embedding_type=only("rotary"),
     ),
 }  # fmt: skip
-HARMLESS = (*_HARMLESS, "truncate_dim", "matryoshka_dimensions", "lora_*", "task_instructions")
+HARMLESS = (
+    *_HARMLESS,
+    "truncate_dim",
+    "matryoshka_dimensions",
+    "lora_*",
+    "task_instructions",
+    "emb_pooler",
+    "load_*",
+)
 
 
 def read_config(s: HfSettings) -> ModelConfig:
