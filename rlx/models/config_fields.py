@@ -2,12 +2,12 @@
 
 A page reads some fields, each with the default that transformers has for this type and, where not
 all are built, the values it takes. Others are harmless: they say nothing about results. A field
-that is neither is refused, unless it is null or false.
+that is neither is refused, unless it is unset: null, false, or empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlx.support.records import dataclass
@@ -52,6 +52,31 @@ def only(value: Any, default: Any = None) -> Field:
 
 def without(fields: Fields, *names: str) -> Fields:
     return {n: f for n, f in fields.items() if n not in names}
+
+
+def is_unset(value: Any) -> bool:
+    """Whether a value says no more than an absent field: null, false, or nothing in brackets."""
+    return value is None or value is False or (isinstance(value, (dict, list)) and not value)
+
+
+def is_listed(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of those listed, in which * stands for anything."""
+    return any(_fits(name, pattern.split("*")) for pattern in patterns)
+
+
+def _fits(name: str, parts: list[str]) -> bool:
+    first, *middle, last = parts if len(parts) > 1 else [*parts, ""]
+    if len(parts) == 1:
+        return name == first
+    if len(name) < len(first) + len(last) or not (name.startswith(first) and name.endswith(last)):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for part in middle:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 # how transformers numbers a rotary embedding; rope_scaling is the older name of rope_parameters
@@ -105,9 +130,10 @@ HARMLESS = (
     "_*", "architectures", "auto_map", "dtype", "model_type", "name_or_path", "torch_dtype",
     "torchscript", "transformers_version", "transformers.js_config", "unsloth_*", "use_bfloat16",
     "use_flash_attn", "use_flash_attention*", "attn_implementation", "experts_implementation",
-    "deterministic_flash_attn", "fused_*", "use_cache", "output_*", "return_dict*",
+    "deterministic_flash_attn", "use_cache", "output_attentions", "output_hidden_states",
+    "output_logits", "output_past", "output_router_logits", "output_scores", "return_dict*",
     "chunk_size_feed_forward", "gradient_checkpointing", "pretraining_tp", "tie_encoder_decoder",
-    "pruned_heads", "task_specific_params", "finetuning_task", "problem_type", "id2label",
+    "task_specific_params", "finetuning_task", "problem_type", "id2label",
     "label2id", "num_labels", "vocab_file", "language", "custom_pipelines", "memory_efficient*",
     "*dropout*", "*_pdrop", "initializer_*", "init_*", "*_init_std", "*aux_loss*", "*_z_loss_coef",
     "*router_jitter_noise", "*jitter*",
@@ -118,7 +144,7 @@ HARMLESS = (
     "bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "do_sample", "early_stopping",
     "epsilon_cutoff", "eta_cutoff", "max_length", "min_length", "max_new_tokens", "num_beam*",
     "num_return_sequences", "remove_invalid_values", "temperature", "top_k", "top_p", "typical_p",
-    "prefix", "decoder_start_token_id", "is_llama_config", "is_qwen*_config", "max_seq*",
+    "prefix", "decoder_start_token_id", "is_llama_config", "max_seq*",
     "seq_length", "cache_implementation", "tie_weights_", "model_max_length", "training_*",
 )  # fmt: skip
 # tensors that every folder may have besides: they follow from the configuration

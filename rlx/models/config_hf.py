@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +16,15 @@ from rlx.formats.hf import HfFolder
 from rlx.models.activations import activation_named
 from rlx.models.arch import architecture, encoder_architecture
 from rlx.models.config import EncoderConfig, ExpertConfig, ModelConfig
-from rlx.models.config_fields import HARMLESS, ROPE_KEYS, ROPE_TYPES, Field, Fields
+from rlx.models.config_fields import (
+    HARMLESS,
+    ROPE_KEYS,
+    ROPE_TYPES,
+    Field,
+    Fields,
+    is_listed,
+    is_unset,
+)
 from rlx.models.rope_tables import RopeConfig
 
 # model_type → the page in arch/encoders/
@@ -81,9 +88,7 @@ class HfSettings:
         """Raise for a field that is neither read nor harmless, and for values not supported."""
         known = {name for n, f in self.fields.items() for name in (n, *f.also)}
         for name, value in self.values.items():
-            if name in known or value is None or value is False:
-                continue
-            if not any(fnmatchcase(name, pattern) for pattern in self._harmless):
+            if name not in known and not is_unset(value) and not is_listed(name, self._harmless):
                 raise UnsupportedError(
                     f"{self._within}{name} of config.json is not supported", where=self.where,
                     got=repr(value)[:60], expected=", ".join(sorted(self.fields)),

@@ -32,7 +32,11 @@ METHODS: dict[str, Method] = {"mxfp4": _mxfp4}
 
 def unquantized(folder: HfFolder) -> HfFolder:
     """The folder with weights that the page of its architecture can name."""
-    settings = folder.config.get("quantization_config")
+    text = folder.config.get("text_config")  # of a multimodal model
+    places = (folder.config, text if isinstance(text, Mapping) else {})
+    settings = next(
+        (p["quantization_config"] for p in places if p.get("quantization_config")), None
+    )
     if settings is None:
         return folder
     if not isinstance(settings, Mapping):

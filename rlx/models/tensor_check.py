@@ -7,7 +7,6 @@ be harmless. Any other is refused: what it does would be left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +15,7 @@ from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.tensor_file import TensorInfo
 from rlx.models.config import ModelConfig
-from rlx.models.config_fields import HARMLESS_TENSORS
+from rlx.models.config_fields import HARMLESS_TENSORS, is_listed
 from rlx.models.weights import Derived, Names, Source, of_layer
 from rlx.support.suggestions import close_names
 
@@ -273,7 +272,7 @@ def _missing(
 def _refuse_unread(
     file: HfFolder | GgufFile, unread: set[str], harmless: Iterable[str], page: ModuleType
 ) -> None:
-    left = sorted(n for n in unread if not any(fnmatchcase(n, h) for h in harmless))
+    left = sorted(n for n in unread if not is_listed(n, harmless))
     if not left:
         return
     more = f" and {len(left) - _FEW} more" if len(left) > _FEW else ""

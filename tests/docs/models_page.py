@@ -53,10 +53,10 @@ FIELDS = """
 
 Every field is applied, known to be harmless, or refused by name before anything is built; so are
 values that are not supported. Each page declares what it reads, with the defaults of transformers
-for that type. A field that no page declares is refused unless it is null or false. The same holds
-for tensors: one that the configuration does not ask for is refused, and so is one that is missing
-or of another size. `tests/fuzz/config_fields.py` changes every field to other values that
-transformers takes: the result is that of transformers, or a refusal.
+for that type. A field that no page declares is refused unless it is null, false or empty. The
+same holds for tensors: one that the configuration does not ask for is refused, and so is one that
+is missing or of another size. `tests/fuzz/config_fields.py` changes every field to other values
+that transformers takes: the result is that of transformers, or a refusal.
 
 - **Harmless** in every file: {harmless}.
 - **Activations**: {activations}.

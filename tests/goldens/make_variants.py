@@ -1,7 +1,7 @@
 """Makes variants.npz, the golden of the configurations in variants.py, with transformers.
 
     pip install torch==2.13.0 transformers numpy
-    python tests/goldens/make_variants.py
+    python tests/goldens/make_variants.py [NAME …]
 
 Of each variant: the tensors that transformers saves for it, its config.json where transformers
 writes that too, and logits or hidden states and scores of the same tokens, in f32.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,8 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    golden: dict[str, Any] = {}
-    for each in VARIANTS:
+    golden: dict[str, Any] = dict(np.load(HERE / "variants.npz")) if sys.argv[1:] else {}
+    for each in sys.argv[1:] or VARIANTS:
         golden |= make(each)
     for each in (*DECODERS, *ENCODERS):
         golden[f"{each}/defaults"] = np.frombuffer(json.dumps(defaults(each)).encode(), np.uint8)

@@ -331,6 +331,33 @@ VARIANTS: dict[str, tuple[str, Config]] = {
         "hidden_act": "relu", "layer_norm_eps": 0.1, "type_vocab_size": 2,
     }),
 }  # fmt: skip
+_TURNED: Config = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+# types that rotate whole heads: another base, and both names of the object
+for _kind in (
+    "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "olmoe", "granite",
+    "cohere2", "gemma2", "gpt_oss", "starcoder2", "nomic_bert", "gte", "jina_embeddings_v3",
+):  # fmt: skip
+    _one = {"num_hidden_layers": 1}
+    VARIANTS[f"{_kind}_turned"] = _kind, {**_one, "rope_theta": 300.0, "rope_scaling": _TURNED}
+    VARIANTS[f"{_kind}_yarn"] = _kind, {**_one, "rope_theta": 300.0, "rope_parameters": _YARN}
+VARIANTS |= {
+    "qwen3_next_yarn": ("qwen3_next", {"rope_theta": 300.0, "rope_scaling": _YARN}),
+    "qwen3_5_yarn": ("qwen3_5_text", {
+        "rope_theta": 300.0, "rope_scaling": _YARN, "tie_word_embeddings": True,
+    }),
+    "qwen3_5_moe_types": ("qwen3_5_moe_text", {
+        "layer_types": ["full_attention", "linear_attention", "linear_attention"], **_BIASES,
+        "hidden_act": "gelu", "rope_theta": 300.0, "rope_scaling": _YARN,
+    }),
+    "deepseek_v2_linear": ("deepseek_v2", {"rope_parameters": _LINEAR}),
+    "phi3_theta": ("phi3", {"rope_theta": 300.0, "rms_norm_eps": 0.1, "head_dim": 12}),
+    "roberta_types": ("roberta", {"type_vocab_size": 1}),
+    "electra_types": ("electra", {"type_vocab_size": 3}),
+    "albert_types": ("albert", {"type_vocab_size": 3}),
+    "modernbert_old": ("modernbert", {
+        "global_rope_theta": 300.0, "local_rope_theta": 55.0, "sliding_window": 4,
+    }),
+}  # fmt: skip
 # and each as it is, with the config.json that transformers saves
 VARIANTS |= {f"{kind}_saved": (kind, {}) for kind in (*DECODERS, *ENCODERS)}
 

@@ -15,8 +15,11 @@ from tiny import write_safetensors
 from variants import ENCODERS, TOKENS, VARIANTS, config, values
 
 from rlx import CompileOptions, DimBinding, Session, UnsupportedError
+from rlx.models.arch import architecture, encoder_architecture
 from rlx.models.batch.kv_pool import KVPool
 from rlx.models.build_graph import LOGITS, EntryPoint, build_graph
+from rlx.models.config_fields import Field
+from rlx.models.config_hf import HF_ENCODERS
 from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.model_file import ModelFile
 from rlx.models.recurrent import CARRIED
@@ -118,3 +121,41 @@ def test_batches_stay_within_the_original_context(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="longrope"):
         KVPool.of(ModelFile.open(folder), context=CONTEXT)
     assert KVPool.of(ModelFile.open(folder), context=8).context == 8
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, _ in VARIANTS.values()))
+def test_every_declared_field_differs_from_its_default_somewhere(kind: str) -> None:
+    """Else a page could leave it out, and no golden would tell."""
+    if kind in ENCODERS:
+        page = encoder_architecture(HF_ENCODERS[kind])
+    else:
+        page = architecture(kind.removesuffix("_text"))
+    # types that share a page share their variants
+    same = [t for t in HF_ENCODERS if HF_ENCODERS.get(t) == HF_ENCODERS.get(kind, "")] or [kind]
+    configs = [config(name) for name, (k, _) in VARIANTS.items() if k in same]
+    assert [f for f in page.FIELDS if not _is_tried(f, page.FIELDS[f], configs)] == []
+
+
+# of folders that only first releases have, and names for what others say; tests/fuzz has them
+_OLDER = (
+    "architectures", "num_labels", "rotary_emb_base", "max_trained_positions",
+    "rotary_scaling_factor", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "expand",
+    "pooler_hidden_size", "attention_head_size", "sinusoidal_pos_embds",
+)  # fmt: skip
+_SAME_AS_OTHERS = {  # it must be what follows from other fields
+    "gpt_neox": ("head_dim", "num_key_value_heads"), "stablelm": ("head_dim",),
+    "nomic_bert": ("head_dim",), "deberta-v2": ("embedding_size",), "olmoe": ("head_dim",),
+    "deepseek_v2": ("num_key_value_heads", "partial_rotary_factor"),
+}  # fmt: skip
+
+
+def _is_tried(name: str, field: Field, configs: list[dict[str, Any]]) -> bool:
+    if field.values or name in (*_OLDER, *_SAME_AS_OTHERS.get(configs[0]["model_type"], ())):
+        return True
+    names = (name, *field.also)
+    inner = [v for c in configs for n, v in c.items() if n in ("rope_parameters", "rope_scaling")]
+    inner += [v for c in inner for v in c.values() if isinstance(v, dict)]
+    ropes = ("rope_parameters", "rope_scaling")
+    if name in ropes:
+        return bool(inner)
+    return any(c[n] != field.default for c in (*configs, *inner) for n in names if n in c)

@@ -15,7 +15,12 @@ from rlx.models.config_hf import HfSettings
 from rlx.models.rope_tables import RopeConfig
 from rlx.models.weights import Names, inside
 
-HF_NAMES: Names = inside("language_model", {**_NAMES, **QK_NORM})
+_TEXT = {**_NAMES, **QK_NORM}
+# of the text alone, or of a multimodal model, as it is saved now and as it was first
+HF_NAMES: Names = {
+    ours: (*(names if isinstance(names, tuple) else (names,)), f"language_model.{_TEXT[ours]}")
+    for ours, names in inside("language_model", _TEXT).items()
+}
 # of the images that a multimodal model takes
 HARMLESS_TENSORS = ("*vision_tower.*", "*multi_modal_projector.*")
 FIELDS = {

@@ -82,14 +82,15 @@ FIELDS = {
         prenorm=only(False), rotary_emb_interleaved=only(False), rotary_emb_fraction=only(1.0),
         rotary_emb_scale_base=only(None), rotary_scaling_factor=Field(None, kind=float),
         moe_every_n_layers=only(0), max_trained_positions=number(), causal=only(False),
-        use_rms_norm=only(False), parallel_block=only(False), tie_word_embeddings=True,
+        use_rms_norm=only(False), parallel_block=only(False),
         qkv_proj_bias=False, mlp_fc1_bias=False, mlp_fc2_bias=False,
     ),
 }  # fmt: skip
 # how the first code of the model runs and trained
 HARMLESS = (
     *_HARMLESS, "expert_choice_router", "ffn_div", "moe_*", "num_experts", "num_shared_experts",
-    "pad_vocab_*", "parallel_block_*", "scale_attn*", "reorder_and_upcast_attn", "summary_*",
+    "pad_vocab_*", "fused_*", "parallel_block_*",
+    "scale_attn*", "reorder_and_upcast_attn", "summary_*",
     "use_xentropy", "dense_seq_output", "last_layer_subset", "mup_*",
 )  # fmt: skip
 _GATED = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
