@@ -328,7 +328,7 @@ def changes(kind: str, base: Config) -> list[tuple[str, Any]]:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity(logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     failed: list[str] = []
