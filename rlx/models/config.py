@@ -18,6 +18,7 @@ from rlx.support.records import dataclass
 UNNORMALIZED_ROUTERS = ("deepseek_v2", "olmoe", "qwen2_moe")  # unless a GGUF file says otherwise
 DEFAULT_CONTEXT = 4096  # tokens
 KV_TYPES = ("f16", "bf16", "f32", "q8_0")
+MOST_LAYERS = 1 << 16  # more would be a mistake, and a long loop
 _BIG = 1 << 31
 
 
@@ -141,6 +142,12 @@ class ModelConfig:
                 raise FormatError(
                     f"{name} is not a size", where=where, got=value, expected="a positive number"
                 )
+        if self.layers > MOST_LAYERS:
+            raise FormatError(
+                "too many layers", where=where, got=self.layers, expected=f"at most {MOST_LAYERS}"
+            )
+        if not 0 <= self.eps < math.inf:
+            raise FormatError("not an epsilon of norms", where=where, got=self.eps)
         if self.heads % self.kv_heads:
             raise FormatError(
                 "query heads do not share key heads evenly", where=where,
@@ -198,8 +205,6 @@ def _check_encoder(c: ModelConfig, e: EncoderConfig, where: str) -> None:
             got=f"first position {e.first_position}, width of the tables {e.embedding}, "
             f"window {e.window}",
         )  # fmt: skip
-    if not 0 <= c.eps < 1:
-        raise FormatError("not an epsilon of norms", where=where, got=c.eps)
     if c.hidden % c.heads:
         raise FormatError(
             "the width is not divided evenly among the heads", where=where,

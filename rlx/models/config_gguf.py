@@ -11,6 +11,7 @@ from rlx.formats.tensor_file import TensorInfo
 from rlx.models.activations import activation_named
 from rlx.models.arch import architecture
 from rlx.models.config import (
+    MOST_LAYERS,
     UNNORMALIZED_ROUTERS,
     EncoderConfig,
     ExpertConfig,
@@ -143,6 +144,8 @@ def _gguf_windows(file: GgufFile, arch: str, layers: int) -> frozenset[int] | No
     found = file.metadata.get(key)
     if found is None:
         return None
+    if layers > MOST_LAYERS:
+        return None  # which is refused with the rest
     if type(found) is int and found > 0:
         return frozenset(i for i in range(layers) if (i + 1) % found)
     if isinstance(found, (int, str)) or len(found) != layers:

@@ -15,7 +15,7 @@ from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.hf import HfFolder
 from rlx.models.activations import activation_named
 from rlx.models.arch import architecture, encoder_architecture
-from rlx.models.config import EncoderConfig, ExpertConfig, ModelConfig
+from rlx.models.config import MOST_LAYERS, EncoderConfig, ExpertConfig, ModelConfig
 from rlx.models.config_fields import (
     HARMLESS,
     ROPE_KEYS,
@@ -45,6 +45,7 @@ HF_ENCODERS = {
     "deberta-v2": "deberta_v2",
 }
 _OUTER = ("tie_word_embeddings", "quantization_config")  # what counts beside a text_config
+_BIGGEST = 1 << 40  # of whole numbers
 _TAGS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 # weights with these ends are of a mixture of experts
@@ -98,6 +99,8 @@ class HfSettings:
             value = self.get(name)
             if field.values and value not in field.values:
                 self.refuse(name, " or ".join(map(repr, field.values)))
+            if name in ("num_hidden_layers", "n_layer"):
+                self.require(name, 0 < value <= MOST_LAYERS, f"1 … {MOST_LAYERS}")
         return self
 
     def get(self, name: str) -> Any:
@@ -118,10 +121,13 @@ class HfSettings:
             return tuple(_number(v) for v in value)
         if kind is float:
             value = _number(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            value = value if isinstance(value, float) and math.isfinite(value) else None
+        wrong = isinstance(value, bool) and kind in (int, float)  # true is no number
+        wrong = wrong or (isinstance(value, int) and abs(value) > _BIGGEST)
+        if wrong or not isinstance(value, kind):
             raise FormatError(
                 f"{self._within}{name} of config.json has the wrong type", where=self.where,
-                got=repr(value)[:40], expected=kind.__name__,
+                got=repr(self.values[name])[:40], expected=kind.__name__,
             )  # fmt: skip
         return value
 
@@ -178,6 +184,9 @@ class HfSettings:
         values |= self._rotated(given, kind, width, share)
         if kind in ("yarn", "longrope", "llama3"):
             values["original_context"] = self._original(given)
+            fits = values["original_context"] > 1 and values["theta"] != 1.0
+            name = "original_max_position_embeddings"
+            given.require(name, fits, "more than 1 position, and a base other than 1")
         if kind in ("linear", "yarn", "llama3"):
             factor = given.get("factor")
             if factor is None and kind == "yarn" and "factor" in given.values:
@@ -190,7 +199,7 @@ class HfSettings:
         values |= more[kind](given, values) if kind in more else {}
         for name in ("long_factor", "short_factor"):
             half = (values.get("n_rot") or width) // 2
-            fits = len(values.get(f"{name}s", (0,) * half)) == half
+            fits = kind != "longrope" or len(values[f"{name}s"]) == half
             given.require(name, fits, f"{half} numbers: half of a head (head_dim)")
         # a dynamic base grows beyond max_position_embeddings only, where no context reaches
         return RopeConfig(scaling={"default": "none", "dynamic": "none"}.get(kind, kind), **values)
@@ -227,6 +236,9 @@ class HfSettings:
         mscale, of_scores = given.get("mscale"), given.get("mscale_all_dim")
         grown = 0.1 * math.log(values["factor"]) if values["factor"] > 1 else 0.0
         attention = given.get("attention_factor")
+        for name in ("beta_fast", "beta_slow"):
+            given.require(name, (given.get(name) or 1) > 0, "a positive number")
+        given.require("attention_factor", attention is None or attention > 0, "a positive number")
         if attention is None and mscale and of_scores:
             attention = (mscale * grown + 1) / (of_scores * grown + 1)
         return {
@@ -248,15 +260,16 @@ class HfSettings:
         factors = {}
         for name in ("long_factor", "short_factor"):
             numbers = given.get(name)
-            fits = isinstance(numbers, list) and all(_number(n) is not None for n in numbers)
-            given.require(name, fits and bool(numbers), "a list of numbers")
+            fits = isinstance(numbers, list) and all(_is_positive(n) for n in numbers)
+            given.require(name, fits and bool(numbers), "a list of positive numbers")
             factors[f"{name}s"] = tuple(map(float, numbers))
         return {"factor": factor, "attention_factor": attention, **factors}
 
     def _llama3(self, given: HfSettings, values: Mapping[str, Any]) -> dict[str, Any]:
         low, high = given.get("low_freq_factor"), given.get("high_freq_factor")
-        given.require("low_freq_factor", low is not None, "a number")
-        given.require("high_freq_factor", high is not None and high != low, "another number")
+        given.require("low_freq_factor", low is not None and low > 0, "a positive number")
+        fits = high is not None and high > 0 and high != low
+        given.require("high_freq_factor", fits, "another positive number")
         return {"low_freq_factor": low, "high_freq_factor": high}
 
     # -- windows and experts ------------------------------------------------------------------
@@ -329,7 +342,7 @@ class HfSettings:
             "heads": heads,
             "kv_heads": self.get("num_key_value_heads") or heads,
             "head_dim": self.head_dim(),
-            "ffn": changes.get("ffn") or self.get("intermediate_size"),
+            "ffn": changes["ffn"] if "ffn" in changes else self.get("intermediate_size"),
             "context": self.get("max_position_embeddings"),
             "eps": self.get(self.declared("rms_norm_eps", "layer_norm_eps", "norm_epsilon")),
             "activation": changes.get("activation")
@@ -373,6 +386,11 @@ class HfSettings:
         if not any(str(k).endswith("ForSequenceClassification") for k in kinds):
             return 0
         return len(self.get("id2label")) or self.get("num_labels")
+
+
+def _is_positive(value: Any) -> bool:
+    number = _number(value)
+    return isinstance(number, float) and 0 < number < math.inf
 
 
 def _number(value: Any) -> Any:

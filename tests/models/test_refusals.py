@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -168,6 +169,28 @@ def test_declared_defaults_are_those_of_transformers(kind: str) -> None:
         assert field.default == default, name
         checked += 1
     assert checked >= 7
+
+
+_HOSTILE = (
+    -1, 0, 2**40, 10**400, 1e300, float("nan"), float("inf"), "x", [], {}, [None], True, [-1, "y"],
+    {"rope_type": []}, {"rope_type": "yarn", "factor": 0}, {"full_attention": {"factor": "z"}},
+    {"rope_type": "llama3", "factor": 2, "low_freq_factor": 0, "high_freq_factor": 0},
+    {"rope_type": "longrope", "short_factor": [0], "long_factor": "no"}, {"__float__": "NaN"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*DECODERS, *ENCODERS])
+def test_hostile_values_give_typed_errors(kind: str, tmp_path: Path) -> None:
+    """No field of any page takes a value that ends in anything but a typed error, or a model."""
+    with HfFolder(write_variant(f"{kind}_saved", tmp_path)) as folder:
+        fields, good = sorted(folder.config), dict(folder.config)
+        page = HF_ENCODERS.get(kind)
+        known = encoder_architecture(page) if page else architecture(kind.removesuffix("_text"))
+        for name in {*fields, *known.FIELDS}:
+            for value in _HOSTILE:
+                folder.config = {**good, name: value}
+                with contextlib.suppress(rlx.RlxError):
+                    ModelFile.of(tmp_path, folder)
 
 
 # -- GGUF ------------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def read_config(s: HfSettings) -> ModelConfig:
     full = (i % 2 == 1 for i in range(s.get("num_hidden_layers")))
     experts = s.experts("num_local_experts", width=s.get("intermediate_size"))
     gate = s.get("swiglu_alpha"), s.get("swiglu_limit")
+    s.require("swiglu_limit", gate[1] > 0, "a positive number")
     return s.decoder(
         "gpt_oss", SWITCHES, experts=experts, swiglu=gate, activation="silu", **s.windows(full)
     )

@@ -69,8 +69,8 @@ def read_config(s: HfSettings) -> ModelConfig:
         s.require(name, s.get(name) > 0, "a positive number")
     fits = s.get("expand") * s.get("hidden_size") == inner
     s.require("expand", fits, f"{inner} / hidden_size, for num_heads × head_dim channels")
-    fits = len(limits) == 2 and all(isinstance(n, float) for n in limits)
-    s.require("time_step_limit", fits, "two numbers")
+    fits = len(limits) == 2 and all(isinstance(n, float) for n in limits) and limits[0] < limits[1]
+    s.require("time_step_limit", fits, "two numbers, the lower one first")
     taps, groups, state = (s.get(n) for n in ("conv_kernel", "n_groups", "state_size"))
     off = (parts for field, parts in SWITCHES.items() if not s.get(field))
     return ModelConfig(

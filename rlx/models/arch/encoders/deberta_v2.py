@@ -60,6 +60,7 @@ HARMLESS = (*_HARMLESS, "legacy", "cls_dropout", "conv_act", "conv_groups")
 def read_config(s: HfSettings) -> ModelConfig:
     kinds = s.get("pos_att_type") or []
     kinds = [k.strip() for k in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    kinds = kinds if isinstance(kinds, list) else [kinds]
     s.require("pos_att_type", sorted(map(str, kinds)) == ["c2p", "p2c"], "c2p and p2c")
     hidden, heads = s.get("hidden_size"), max(s.get("num_attention_heads"), 1)
     sizes = {"pooler_hidden_size": hidden, "embedding_size": hidden}

@@ -115,7 +115,11 @@ def _rope(s: HfSettings, kind: str) -> RopeConfig:
     objects = read(**{f"{k}_attention": Field(None, kind=dict) for k in ("full", "sliding")})
     given = s.inside("rope_parameters", objects).inside(f"{kind}_attention", ROPE_KEYS)
     return s.rope_of(
-        given, s.get("hidden_size") // s.get("num_attention_heads"), theta, None, BIDIRECTIONAL
+        given,
+        s.get("hidden_size") // max(s.get("num_attention_heads"), 1),
+        theta,
+        None,
+        BIDIRECTIONAL,
     )
 
 
