@@ -208,7 +208,8 @@ def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
     factors = "rope_freqs.weight" in file.tensors
     long, short = (_gguf_factors(file, kind) for kind in ("long", "short"))
     scaling = "longrope" if long else get("scaling.type", "none")
-    if scaling not in ("none", "linear", "yarn", "longrope") or bool(long) != bool(short):
+    whole = bool(long) == bool(short) == (scaling == "longrope")
+    if scaling not in ("none", "linear", "yarn", "longrope") or not whole:
         raise UnsupportedError(
             f"{arch}.rope.scaling.type is not supported", where=file.name, got=scaling,
             expected="none, linear, yarn, or longrope with its factors",

@@ -104,8 +104,8 @@ def check_folder(folder: HfFolder, page: ModuleType, names: Names, config: Model
 
 def check_gguf(file: GgufFile, page: ModuleType, config: ModelConfig) -> None:
     """Raise for tensors of a GGUF file that are not read, or of another size."""
-    table = page.HF_NAMES if config.encoder is None else {**page.BODY, **page.HEAD}
-    patterns = {*table, *getattr(page, "GGUF_ONLY", ())}
+    patterns = {*getattr(page, "GGUF_ONLY", ()), *getattr(page, "FIRST_BODY", ())}
+    patterns |= {*page.HF_NAMES} if config.encoder is None else {*page.BODY, *page.HEAD}
     shapes = {**_SHAPES, **getattr(page, "SHAPES", {}), **_GGUF_SHAPES}
     shapes |= getattr(page, "GGUF_SHAPES", {})
     unread = set()

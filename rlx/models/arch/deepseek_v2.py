@@ -65,6 +65,7 @@ SHAPES = {
     "attn_kv_a_norm": "latent.rank",
     "attn_output": "hidden, heads*latent.value",
 }
+GGUF_ONLY = ("blk.{i}.attn_kv_b.weight",)  # what k_b and v_b are made of: some files have both
 SWITCHES = {
     "attention_bias": ("attn_q_a.bias", "attn_kv_a_mqa.bias", "attn_output.bias"),
     "mlp_bias": tuple(f"ffn_{part}{kind}.bias" for part in _FFN for kind in ("", "_shexp")),
