@@ -8,7 +8,7 @@ made of are not listed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
 import ml_dtypes
@@ -37,8 +37,10 @@ class DequantizedFolder(HfFolder):
     def tensors(self) -> dict[str, TensorInfo]:
         return self._tensors
 
-    def is_computed(self, name: str) -> bool:
-        return name in self._makers
+    @property
+    def computed(self) -> Collection[str]:
+        """The names of computed matrices."""
+        return self._makers.keys()
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """The tensor: computed, or mapped from its file."""
@@ -78,7 +80,10 @@ class DequantizedFolder(HfFolder):
 
 def _model_dtype(folder: HfFolder) -> DType:
     """What the float weights of the model are: computed matrices get the same type."""
-    said = folder.config.get("dtype") or folder.config.get("torch_dtype") or "bfloat16"
+    text = folder.config.get("text_config")  # of a multimodal model
+    places = (folder.config, text if isinstance(text, dict) else {})
+    found = (p.get(key) for p in places for key in ("dtype", "torch_dtype"))
+    said = next((name for name in found if name), "bfloat16")
     if said not in _FLOATS:
         raise UnsupportedError(
             "dtype of a quantised model", where=folder.name, got=repr(said)[:40],

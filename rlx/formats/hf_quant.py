@@ -1,8 +1,9 @@
 """Quantised Hugging Face folders: GPTQ, AWQ, fp8 and compressed-tensors.
 
-Each method names the tensors of a matrix its own way; `dequantized` gives a folder that hides the
+Each method names the tensors of a matrix its own way; `unquantized` gives a folder that hides the
 difference. The numbers are those of the formats: `(q - zero) * scale`. Activations stay as they
-are, even where the file asks for rounded ones: that loses nothing.
+are, even where the file asks for rounded ones: that loses nothing. A method that is not here is
+refused: its scales would be dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import UnsupportedError
+from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.dequantized import DequantizedFolder, Floats, spread, unpack_bits, unpack_fp4
 from rlx.formats.hf import HfFolder
 
@@ -28,18 +29,48 @@ _ROUNDINGS = (
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each nibble
 
 
-def dequantized(folder: HfFolder, settings: Settings) -> HfFolder:
-    """The folder with float matrices; `settings` is its quantization_config."""
+def unquantized(folder: HfFolder) -> HfFolder:
+    """The folder with its weights as floats, or as the page of its architecture reads them."""
+    text = folder.config.get("text_config")  # of a multimodal model
+    places = (folder.config, text if isinstance(text, Mapping) else {})
+    settings = next(
+        (p["quantization_config"] for p in places if p.get("quantization_config")), None
+    )
+    if settings is None:
+        return folder
+    if not isinstance(settings, Mapping):
+        raise FormatError(
+            "quantization_config is no object", where=folder.name, got=repr(settings)[:40]
+        )
     method = settings.get("quant_method")
-    reader = METHODS.get(method) if isinstance(method, str) else None
-    if reader is None:
+    if not isinstance(method, str) or method not in METHODS:
         raise UnsupportedError(
-            "quantization_config: a quant_method that is not supported", where=folder.name,
+            "quantization_config has a method that is not supported", where=folder.name,
             got=repr(method)[:40], expected=", ".join(METHODS),
-            hint="load the float weights; quant= packs them",
+            hint="load the float weights, with quant= if they should be packed",
         )  # fmt: skip
+    return METHODS[method](folder, settings)
+
+
+def _mxfp4(folder: HfFolder, settings: Settings) -> HfFolder:
+    """The experts of gpt-oss: its page reads their blocks and scales."""
+    kind = folder.config.get("model_type")
+    if kind != "gpt_oss":
+        raise UnsupportedError(
+            "quantization_config: mxfp4 of another architecture", where=folder.name, got=kind,
+            expected="gpt_oss",
+        )  # fmt: skip
+    return folder
+
+
+def _dequantized(folder: HfFolder, settings: Settings) -> HfFolder:
     found = DequantizedFolder(folder)
-    reader(found, settings)
+    _READERS[settings["quant_method"]](found, settings)
+    if not found.computed:
+        found.fail(
+            "quantization_config names a method, and no matrix is stored that way",
+            got=settings["quant_method"], hint="if all are floats, take it out of config.json",
+        )  # fmt: skip
     found.drop(*_ROUNDINGS)
     return found
 
@@ -318,10 +349,14 @@ def _refuse(folder: DequantizedFolder, name: str, got: Any, expected: str) -> No
 
 
 # quant_method → what replaces its tensors by matrices
-METHODS: dict[str, Callable[[DequantizedFolder, Settings], None]] = {
+_READERS: dict[str, Callable[[DequantizedFolder, Settings], None]] = {
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "compressed-tensors": _compressed,
+}
+METHODS: dict[str, Callable[[HfFolder, Settings], HfFolder]] = {
+    "mxfp4": _mxfp4,
+    **dict.fromkeys(_READERS, _dequantized),
 }

@@ -10,6 +10,7 @@ from rlx.errors import FormatError
 from rlx.formats import open_model, tokenizer_of
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
+from rlx.formats.hf_quant import unquantized
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.formats.tokenizer import Tokenizer
@@ -19,7 +20,6 @@ from rlx.models.arch import architecture, encoder_architecture
 from rlx.models.config import ModelConfig
 from rlx.models.config_gguf import GGUF_ENCODERS, from_gguf
 from rlx.models.config_hf import HF_ENCODERS, from_hf
-from rlx.models.quantized_folders import unquantized
 from rlx.models.sentence_config import SentenceConfig, read_sentence_config
 from rlx.models.tensor_check import check_folder, check_gguf
 from rlx.models.weights import Names, Weights

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import FormatError, InputError, UnsupportedError
+from rlx.formats.dequantized import DequantizedFolder
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.quant_presets import QuantPreset
@@ -105,12 +106,19 @@ class Weights:
     def _plain(self, name: str, stored: str) -> Weight:
         info = self._info(stored)
         scheme = info.scheme if info.packed else None
-        array, shape = self.file.array(stored), info.shape
-        if self._transposed and name.endswith(self._transposed):
-            array, shape = array.T, shape[::-1]
-        if self._element is not None and scheme is None and _is_matrixof_layer(name, shape):
-            array = array.astype(self._element.numpy)
-        return Weight(name, array, shape, scheme)
+        transposed = bool(self._transposed) and name.endswith(self._transposed)
+        shape = info.shape[::-1] if transposed else info.shape
+        dtype = info.dtype
+        if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
+            dtype = self._element
+
+        def read() -> Array:
+            array: Array = self.file.array(stored)
+            array = array.T if transposed else array
+            return array if dtype is info.dtype else array.astype(dtype.numpy)
+
+        computed = isinstance(self.file, DequantizedFolder) and stored in self.file.computed
+        return Weight(name, Deferred(shape, dtype, read) if computed else read(), shape, scheme)
 
     def _changed(self, weight: Weight) -> Weight:
         change = self._changes.get(weight.name)
@@ -227,5 +235,5 @@ def of_layer(source: Source, layer: str) -> Source:
     return _renamed(source, "{i}", layer)
 
 
-def _is_matrixof_layer(name: str, shape: tuple[int, ...]) -> bool:
+def _is_matrix_of_layer(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and name.startswith("blk.")

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from rlx.formats.hf_quant import METHODS
 from rlx.models.activations import ACTIVATIONS
 from rlx.models.arch import architecture, encoder_architecture, supported
 from rlx.models.config_fields import HARMLESS, ROPE_TYPES, Field
 from rlx.models.config_gguf import GGUF_ENCODERS, GGUF_NAMES
 from rlx.models.config_hf import HF_ENCODERS
-from rlx.models.quantized_folders import METHODS
 
 _FEW = 4  # fields that a page may lack to be described as another with exceptions
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -66,7 +66,11 @@ that transformers takes: the result is that of transformers, or a refusal.
   the short factors, then the long ones throughout, so that a sequence that outgrows the former
   runs once more from its beginning. `rlx.Engine` takes a `context=` up to that length. Encoders
   take all types but longrope.
-- **`quantization_config`**: the methods {methods} (the experts of gpt-oss); every other is refused.
+- **`quantization_config`**: the methods {methods}; every other is refused. Matrices of GPTQ (2, 3,
+  4, 8 bits, any order of columns), AWQ (`gemm`), fp8 (one scale, one a row, or one a block) and
+  compressed-tensors (packed integers, int8, fp8, NVFP4, MXFP4) are read as floats of the model's
+  dtype, each when it is packed; `quant="Q4_K_M"` packs them again for speed. Activations are not
+  rounded. `mxfp4` is for the experts of gpt-oss, which stay packed.
 - **GGUF**: keys behind the name of the architecture are held against a list too
   (`rlx/models/config_gguf.py`), and every tensor against the names of the page.
 

@@ -14,7 +14,7 @@ from test_safetensors import packed
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.hf import HfFolder
-from rlx.formats.hf_quant import dequantized
+from rlx.formats.hf_quant import unquantized
 
 GOLDENS = np.load(Path(__file__).parents[1] / "goldens" / "hf_quant.npz")
 COMPRESSED = {  # golden → weight args of its group in quantization_config
@@ -54,7 +54,7 @@ def golden(name: str) -> dict[str, Any]:
 def matrix(path: Path, settings: dict[str, Any], parts: dict[str, Any]) -> np.ndarray:
     """The matrix `m.weight` of a folder that holds these parts and a float tensor."""
     arrays = {f"m.{n}": a for n, a in parts.items()} | {"n.weight": np.ones(3, np.float32)}
-    with dequantized(folder(path, settings, arrays), settings) as found:
+    with unquantized(folder(path, settings, arrays)) as found:
         assert set(found.tensors) == {"m.weight", "n.weight"}
         assert found.tensors["m.weight"].dtype.name == "f32"
         got = found.array("m.weight")
@@ -212,7 +212,7 @@ def test_damaged_matrices_are_refused(
 ) -> None:
     arrays = {f"m.{n}": a for n, a in parts.items()}
     with pytest.raises(FormatError, match=said):
-        dequantized(folder(tmp_path, settings, arrays), settings)
+        unquantized(folder(tmp_path, settings, arrays))
 
 
 @pytest.mark.parametrize(
@@ -231,12 +231,12 @@ def test_damaged_matrices_are_refused(
 )
 def test_what_is_not_supported_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="quantization_config"):
-        dequantized(folder(tmp_path, settings, {"m.qweight": WORDS}), settings)
+        unquantized(folder(tmp_path, settings, {"m.qweight": WORDS}))
 
 
 def test_the_matrix_has_the_type_of_the_model(tmp_path: Path) -> None:
     parts = {"m.qweight": WORDS, "m.scales": SCALES, "m.qzeros": ZEROS}
-    found = dequantized(folder(tmp_path, GPTQ, parts, dtype="float16"), GPTQ)
+    found = unquantized(folder(tmp_path, GPTQ, parts, dtype="float16"))
     assert found.array("m.weight").dtype == np.float16
     with pytest.raises(UnsupportedError, match="dtype of a quantised model"):
-        dequantized(folder(tmp_path, GPTQ, parts, dtype="float64"), GPTQ)
+        unquantized(folder(tmp_path, GPTQ, parts, dtype="float64"))

@@ -42,12 +42,20 @@ def add_tensors(folder: Path, more: dict[str, tuple[int, ...]], drop: str = "") 
     return folder
 
 
-@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "gptq", "awq", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "torchao", "hqq"])
 def test_quantised_folders_are_refused_by_method(method: str, tmp_path: Path) -> None:
     folder = change(
         write_variant("llama_saved", tmp_path), {"quantization_config": {"quant_method": method}}
     )
     with pytest.raises(rlx.UnsupportedError, match=f"quantization_config.*got '{method}'"):
+        rlx.load(folder)
+
+
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "gptq", "awq"])
+def test_a_method_that_no_matrix_follows_is_refused(method: str, tmp_path: Path) -> None:
+    settings = {"quant_method": method, "bits": 4}
+    folder = change(write_variant("llama_saved", tmp_path), {"quantization_config": settings})
+    with pytest.raises(rlx.FormatError, match=f"quantization_config.*got {method}"):
         rlx.load(folder)
 
 
