@@ -101,7 +101,8 @@ def read_config(s: HfSettings) -> ModelConfig:
         "n_routed_experts", normalize=False, scale=s.get("routed_scaling_factor"), width=width,
         shared_width=width * s.get("n_shared_experts"),
     )  # fmt: skip
-    absent = only_experts(frozenset(range(s.get("first_k_dense_replace"))), layers, HF_NAMES)
+    dense = min(s.get("first_k_dense_replace"), layers)
+    absent = only_experts(frozenset(range(dense)), layers, HF_NAMES)
     absent |= {"blk.{i}.attn_q.weight"} if rank else {n for n in HF_NAMES if ".attn_q_" in n}
     config = s.decoder(
         "deepseek_v2", SWITCHES, rope=s.rope(latent.rope_dim, types=PARTIAL), latent=latent,
