@@ -15,6 +15,7 @@ from typing import Any
 from rlx.errors import UnsupportedError
 from rlx.ir.module import GraphModule
 from rlx.ir.op import Array
+from rlx.models.activations import activate, fusable
 from rlx.models.adapters import AdapterShape, state_names
 from rlx.models.config import ModelConfig
 from rlx.models.weights import Weight, Weights
@@ -54,7 +55,9 @@ class ModelBuilder:
         """act(x · Wᵀ + bias), W [out, in] as the file has it; bias only where it has one."""
         weight = self.weights.get(f"{name}.weight")
         bias = self.param(f"{name}.bias") if f"{name}.bias" in self.weights else None
-        return self.matmul(x, weight, bias, activation)
+        if activation is None or fusable(activation):
+            return self.matmul(x, weight, bias, activation)
+        return activate(self.g, activation, self.matmul(x, weight, bias))
 
     def matmul(
         self, x: Tensor, weight: Weight, bias: Tensor = None, activation: str | None = None

@@ -5,33 +5,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import astuple, field
+from dataclasses import astuple, field, replace
 
-from rlx.errors import FormatError, InputError, OptionError, UnsupportedError
+from rlx.errors import FormatError, InputError, OptionError
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.models.rope_tables import RopeConfig
 from rlx.support.records import dataclass
 
-UNNORMALIZED_ROUTERS = ("deepseek_v2", "olmoe", "qwen2_moe")  # unless the file says otherwise
+UNNORMALIZED_ROUTERS = ("deepseek_v2", "olmoe", "qwen2_moe")  # unless a GGUF file says otherwise
 DEFAULT_CONTEXT = 4096  # tokens
 KV_TYPES = ("f16", "bf16", "f32", "q8_0")
+MOST_LAYERS = 1 << 16  # more would be a mistake, and a long loop
 _BIG = 1 << 31
-# an activation in config files → the op
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "gelu_quick",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "tanh": "tanh",
-}
 
 
 @dataclass(frozen=True)
@@ -42,6 +30,8 @@ class ExpertConfig:
     active: int  # experts per token
     normalize: bool = True  # scores of the chosen experts sum to 1
     scale: float = 1.0  # of that sum
+    width: int = 0  # of an expert's FFN; 0: a file that does not say
+    shared_width: int = 0  # of the shared expert's
 
 
 @dataclass(frozen=True)
@@ -52,6 +42,8 @@ class LatentConfig:
     nope_dim: int  # dimensions of a query head without rotary embedding
     rope_dim: int  # and with
     value: int  # dimensions of a value head
+    query_rank: int = 0  # of compressed queries; 0: they are not
+    eps: float | None = None  # of the norms of compressed vectors, where it differs
 
 
 @dataclass(frozen=True)
@@ -63,6 +55,7 @@ class RecurrentConfig:
     heads: int
     state: int  # dimensions of a key
     inner: int  # dimensions of all values together
+    step_limits: tuple[float, float] = (0.0, math.inf)  # of Mamba's time steps
 
     @property
     def value(self) -> int:
@@ -75,6 +68,7 @@ class EncoderConfig:
     """What an encoder has besides."""
 
     rotary: bool = False  # rotary position embedding
+    types: int = 0  # of tokens; 0: a file that does not say
     embedding: int = 0  # width of the embedding tables, where it is not that of the layers
     groups: int = 0  # of layers that share weights
     first_position: int = 0  # row of the position table for the first token
@@ -105,16 +99,20 @@ class ModelConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     local_rope: RopeConfig | None = None  # of sliding-window layers, where it differs
     sliding_window: int = 0
-    window_pattern: int = 0  # n: every n-th layer has full attention; 0: none has
+    window_layers: frozenset[int] | None = None  # those with the window; None: all
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
     attention_scale: float | None = None
+    deeper_is_flatter: bool = False  # scores of layer i are divided by i + 1
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of a layer's output before it is added
     logit_scale: float = 1.0
     norm_offset: float = 0.0  # added to norm weights that are stored minus one
     parallel: bool = True  # attention and FFN in parallel, where an architecture has both ways
     centred_norms: bool = False  # layer norm, also where the file has no bias for it
+    swiglu: tuple[float, float] = (1.702, 7.0)  # α and limit of clamped gates
+    tied: bool = True  # whether the head may be the embedding
+    without: frozenset[str] = frozenset()  # weights that the configuration says are not there
     experts: ExpertConfig | None = None
     latent: LatentConfig | None = None
     recurrent: RecurrentConfig | None = None
@@ -124,7 +122,16 @@ class ModelConfig:
         """Whether a layer has sliding-window attention."""
         if not self.sliding_window:
             return False
-        return not self.window_pattern or (layer + 1) % self.window_pattern != 0
+        return self.window_layers is None or layer in self.window_layers
+
+    def with_activation(self, name: str) -> ModelConfig:
+        return replace(self, activation=name)
+
+    def windows_or_every(self, nth: int) -> frozenset[int]:
+        """The layers with a window; where the file does not say, all but every n-th."""
+        if self.window_layers is not None:
+            return self.window_layers
+        return frozenset(i for i in range(self.layers) if (i + 1) % nth)
 
     def check(self, where: str) -> ModelConfig:
         """Raise unless the sizes can be those of a model."""
@@ -135,6 +142,12 @@ class ModelConfig:
                 raise FormatError(
                     f"{name} is not a size", where=where, got=value, expected="a positive number"
                 )
+        if self.layers > MOST_LAYERS:
+            raise FormatError(
+                "too many layers", where=where, got=self.layers, expected=f"at most {MOST_LAYERS}"
+            )
+        if not 0 <= self.eps < math.inf:
+            raise FormatError("not an epsilon of norms", where=where, got=self.eps)
         if self.heads % self.kv_heads:
             raise FormatError(
                 "query heads do not share key heads evenly", where=where,
@@ -177,7 +190,7 @@ class ModelConfig:
 
 
 def _check_recurrent(c: RecurrentConfig, where: str) -> None:
-    fits = all(isinstance(n, int) and 0 < n < _BIG for n in astuple(c))
+    fits = all(isinstance(n, int) and 0 < n < _BIG for n in astuple(c)[:5])
     if not fits or c.inner % c.heads or c.heads % c.groups:
         raise FormatError(
             "sizes of recurrent layers do not fit together", where=where, got=c,
@@ -192,22 +205,11 @@ def _check_encoder(c: ModelConfig, e: EncoderConfig, where: str) -> None:
             got=f"first position {e.first_position}, width of the tables {e.embedding}, "
             f"window {e.window}",
         )  # fmt: skip
-    if not 0 <= c.eps < 1:
-        raise FormatError("not an epsilon of norms", where=where, got=c.eps)
     if c.hidden % c.heads:
         raise FormatError(
             "the width is not divided evenly among the heads", where=where,
             got=f"{c.hidden} and {c.heads}",
         )  # fmt: skip
-
-
-def activation_named(name: str, where: str) -> str:
-    """The op for what a file calls an activation."""
-    found = _ACTIVATIONS.get(name.lower())
-    if found is None:
-        known = ", ".join(_ACTIVATIONS)
-        raise UnsupportedError("unknown activation", where=where, got=name, expected=known)
-    return found
 
 
 @dataclass(frozen=True)

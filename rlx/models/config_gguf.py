@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tensor_file import TensorInfo
+from rlx.models.activations import activation_named
+from rlx.models.arch import architecture
 from rlx.models.config import (
+    MOST_LAYERS,
     UNNORMALIZED_ROUTERS,
     EncoderConfig,
     ExpertConfig,
     LatentConfig,
     ModelConfig,
     RecurrentConfig,
-    activation_named,
 )
 from rlx.models.rope_tables import RopeConfig
 
@@ -33,11 +36,34 @@ GGUF_NAMES = {
 # general.architecture → the page in arch/encoders/
 GGUF_ENCODERS = {"bert": "bert", "nomic-bert": "nomic_bert", "modern-bert": "modernbert"}
 _RANK = 4  # pooling_type of rerankers
+# keys behind the name of the architecture that are read here, or only say what tensors show
+_READ = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.value_length", "attention.key_length_mla", "attention.value_length_mla",
+    "attention.kv_lora_rank", "attention.q_lora_rank", "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon", "attention.scale", "attention.sliding_window",
+    "attention.sliding_window_pattern", "attention.causal", "attn_logit_softcapping",
+    "final_logit_softcapping", "embedding_scale", "residual_scale", "logit_scale",
+    "use_parallel_residual", "hidden_activation", "nextn_predict_layers", "pooling_type",
+    "expert_count", "expert_used_count", "expert_feed_forward_length", "expert_gating_func",
+    "expert_shared_count", "expert_shared_feed_forward_length", "expert_weights_norm",
+    "expert_weights_scale", "expert_group_count", "expert_group_used_count",
+    "leading_dense_block_count", "full_attention_interval", "classifier.output_labels",
+    "classifier.pooling_type", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa",
+    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "ssm.conv_kernel",
+    "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "ssm.inner_size",
+)  # fmt: skip
+# how a file was made, and the axes of images in positions
+_HARMLESS = ("rope.scaling.finetuned", "rope.dimension_sections", "tensor_data_layout")
 
 
 def from_gguf(file: GgufFile) -> ModelConfig:
     """The configuration in a GGUF file's metadata."""
     arch = file.need("general.architecture", str)
+    _refuse_unread(file, arch)
     if arch in GGUF_ENCODERS:
         return _gguf_encoder(file, arch)
     name = GGUF_NAMES.get(arch, arch)
@@ -55,8 +81,12 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     if recurrent is not None and not heads:  # a model without attention
         heads, ffn = recurrent.heads, recurrent.inner
     head_dim = get("attention.key_length", hidden // max(heads, 1))
+    latent = _gguf_latent(file, arch)
+    if latent is None and get("attention.value_length", head_dim) != head_dim:
+        raise _unsupported(file, f"{arch}.attention.value_length", "the length of keys")
     eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon", 1e-5))
     scale = get("attention.scale", 0.0)
+    page = architecture(name, file.name)
     config = ModelConfig(
         arch=name,
         vocab=_embedding(file).shape[0],
@@ -69,7 +99,9 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         context=get("context_length", 2048),
         eps=eps,
         rope=_gguf_rope(file, arch),
+        local_rope=_gguf_local_rope(file, arch),
         sliding_window=get("attention.sliding_window", 0),
+        window_layers=_gguf_windows(file, arch, need("block_count")),
         attention_softcap=get("attn_logit_softcapping", 0.0),
         final_softcap=get("final_logit_softcapping", 0.0),
         attention_scale=scale or None,
@@ -78,10 +110,52 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         logit_scale=get("logit_scale", 1.0) ** (-1 if arch == "granite" else 1),
         parallel=get("use_parallel_residual", True),
         experts=_gguf_experts(file, arch),
-        latent=_gguf_latent(file, arch),
+        latent=latent,
         recurrent=recurrent,
     )
-    return config.check(file.name)
+    configure: Callable[[ModelConfig], ModelConfig] | None = getattr(page, "configure", None)
+    config = config.check(file.name)
+    return configure(config) if configure else config
+
+
+def _refuse_unread(file: GgufFile, arch: str) -> None:
+    """Raise for settings that would change results and are not built."""
+    for key, value in file.metadata.items():
+        prefix, _, name = key.partition(".")
+        unset = isinstance(value, (int, float, str)) and not value
+        if prefix == arch and name not in (*_READ, *_HARMLESS) and not unset:
+            raise UnsupportedError(
+                f"{key} is not supported", where=file.name, got=repr(value)[:60],
+                expected=", ".join(sorted(_READ)),
+            )  # fmt: skip
+    causal = f"{arch}.attention.causal"
+    if causal in file.metadata and file.get(causal, bool, True) is (arch in GGUF_ENCODERS):
+        raise _unsupported(file, causal, str(arch not in GGUF_ENCODERS))
+
+
+def _unsupported(file: GgufFile, key: str, expected: str) -> UnsupportedError:
+    got = repr(file.metadata[key])[:60]
+    return UnsupportedError(f"{key} is not supported", where=file.name, got=got, expected=expected)
+
+
+def _gguf_windows(file: GgufFile, arch: str, layers: int) -> frozenset[int] | None:
+    """The layers with a sliding window: every n-th has none, or the file says it of each."""
+    key = f"{arch}.attention.sliding_window_pattern"
+    found = file.metadata.get(key)
+    if found is None:
+        return None
+    if layers > MOST_LAYERS:
+        return None  # which is refused with the rest
+    if type(found) is int and found > 0:
+        return frozenset(i for i in range(layers) if (i + 1) % found)
+    if isinstance(found, (int, str)) or len(found) != layers:
+        raise _unsupported(file, key, f"a number, or one flag for each of {layers} layers")
+    return frozenset(i for i, slides in enumerate(found) if slides)
+
+
+def _gguf_local_rope(file: GgufFile, arch: str) -> RopeConfig | None:
+    theta = file.get(f"{arch}.rope.freq_base_swa", float, 0.0)
+    return RopeConfig(theta=theta) if theta else None
 
 
 def _embedding(file: GgufFile) -> TensorInfo:
@@ -99,13 +173,9 @@ def _gguf_experts(file: GgufFile, arch: str) -> ExpertConfig | None:
     if not count:
         return None
     if get("group_count", 1) > 1:
-        raise UnsupportedError(
-            "experts chosen by groups", where=file.name, got=get("group_count", 1), expected="1"
-        )
+        raise _unsupported(file, f"{arch}.expert_group_count", "1")
     if gating not in (0, 1, 3):  # unset, softmax, softmax of the chosen ones alone
-        raise UnsupportedError(
-            "unknown scoring of experts", where=file.name, got=gating, expected="softmax"
-        )
+        raise _unsupported(file, f"{arch}.expert_gating_func", "softmax")
     normalize = get("weights_norm", GGUF_NAMES.get(arch, arch) not in UNNORMALIZED_ROUTERS)
     return ExpertConfig(count, get("used_count", 1), normalize, get("weights_scale", 1.0) or 1.0)
 
@@ -127,7 +197,8 @@ def _gguf_recurrent(file: GgufFile, arch: str) -> RecurrentConfig | None:
     if not file.get(f"{arch}.ssm.conv_kernel", int, 0):
         return None
     names = ("conv_kernel", "group_count", "time_step_rank", "state_size", "inner_size")
-    return RecurrentConfig(*(file.need(f"{arch}.ssm.{n}", int) for n in names))
+    taps, groups, heads, state, inner = (file.need(f"{arch}.ssm.{n}", int) for n in names)
+    return RecurrentConfig(taps, groups, heads, state, inner)
 
 
 def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
@@ -135,17 +206,35 @@ def _gguf_rope(file: GgufFile, arch: str) -> RopeConfig:
         return file.get(f"{arch}.rope.{name}", type(default), default)
 
     factors = "rope_freqs.weight" in file.tensors
+    long, short = (_gguf_factors(file, kind) for kind in ("long", "short"))
+    scaling = "longrope" if long else get("scaling.type", "none")
+    whole = bool(long) == bool(short) == (scaling == "longrope")
+    if scaling not in ("none", "linear", "yarn", "longrope") or not whole:
+        raise UnsupportedError(
+            f"{arch}.rope.scaling.type is not supported", where=file.name, got=scaling,
+            expected="none, linear, yarn, or longrope with its factors",
+        )  # fmt: skip
     return RopeConfig(
         theta=get("freq_base", 10000.0),
         n_rot=get("dimension_count", 0),
         # GGUF reorders q and k of these architectures so that pairs are neighbours
         interleaved=arch in ("llama", "granite"),
-        scaling="factors" if factors else get("scaling.type", "none"),
+        scaling="factors" if factors else scaling,
         factor=get("scaling.factor", 1.0),
         original_context=get("scaling.original_context_length", 0),
         attention_factor=get("scaling.attn_factor", 0.0),
         log_factor=get("scaling.yarn_log_multiplier", 0.0) * 10,
+        beta_fast=get("scaling.yarn_beta_fast", 32.0),
+        beta_slow=get("scaling.yarn_beta_slow", 1.0),
+        long_factors=long,
+        short_factors=short,
     )
+
+
+def _gguf_factors(file: GgufFile, kind: str) -> tuple[float, ...]:
+    """The factors of longrope, where the file has them."""
+    name = f"rope_factors_{kind}.weight"
+    return tuple(file.array(name).tolist()) if name in file.tensors else ()
 
 
 def _gguf_encoder(file: GgufFile, kind: str) -> ModelConfig:

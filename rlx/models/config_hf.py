@@ -1,25 +1,29 @@
 """A model's configuration from a Hugging Face config.json.
 
-What config.json says of an encoder is read by `read_config` of its own page, with `HfSettings`.
+`read_config` of an architecture's page reads it with `HfSettings`, which holds the file against the
+fields that the page declares: every field is applied, known to be harmless, or refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.hf import HfFolder
-from rlx.models.arch import encoder_architecture
-from rlx.models.config import (
-    UNNORMALIZED_ROUTERS,
-    EncoderConfig,
-    ExpertConfig,
-    LatentConfig,
-    ModelConfig,
-    RecurrentConfig,
-    activation_named,
+from rlx.models.activations import activation_named
+from rlx.models.arch import architecture, encoder_architecture
+from rlx.models.config import MOST_LAYERS, EncoderConfig, ExpertConfig, ModelConfig
+from rlx.models.config_fields import (
+    HARMLESS,
+    ROPE_KEYS,
+    ROPE_TYPES,
+    Field,
+    Fields,
+    is_listed,
+    is_unset,
 )
 from rlx.models.rope_tables import RopeConfig
 
@@ -40,294 +44,374 @@ HF_ENCODERS = {
     "jina_embeddings_v3": "jina_embeddings_v3",
     "deberta-v2": "deberta_v2",
 }
-_EXPERT_SIZE = "moe_intermediate_size"
-_DELTA = ("qwen3_next", "qwen3_5")  # with gated delta rule layers
+_OUTER = ("tie_word_embeddings", "quantization_config")  # what counts beside a text_config
+_BIGGEST = 1 << 40  # of whole numbers
+_TAGS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+# weights with these ends are of a mixture of experts
+_EXPERTS = ("ffn_gate_inp", "_exps.", "_shexp.")
 
 
 def from_hf(folder: HfFolder) -> ModelConfig:
     """The configuration in a Hugging Face folder."""
-    c = folder.config
-    c = {**c, **c.get("text_config", {})} if isinstance(c.get("text_config"), Mapping) else c
-    arch = c.get("model_type")
-    if not isinstance(arch, str):
+    c: dict[str, Any] = folder.config
+    inner = c.get("text_config")
+    if isinstance(inner, Mapping):  # of a multimodal model
+        c = {**{n: c[n] for n in _OUTER if n in c}, **inner}
+        c.setdefault("model_type", folder.config.get("model_type"))
+    kind = c.get("model_type")
+    if not isinstance(kind, str):
         raise FormatError("no model_type in config.json", where=folder.name)
-    if folder.config.get("model_type") == arch and arch in HF_ENCODERS:
-        page = encoder_architecture(HF_ENCODERS[arch])
-        config: ModelConfig = page.read_config(HfSettings(folder.config, folder.name))
-        return config.check(folder.name)
-    return _language(c, arch.removesuffix("_text"), folder)  # of a multimodal model
-
-
-def _language(c: Mapping[str, Any], arch: str, folder: HfFolder) -> ModelConfig:
-    if arch == "gpt2":
-        return _hf_gpt2(c).check(folder.name)
-    if arch == "mamba2":
-        return _hf_mamba2(c, folder).check(folder.name)
-    _refuse(c, folder)
-    hidden, heads = _need(c, "hidden_size", folder), _need(c, "num_attention_heads", folder)
-    head_dim = c.get("head_dim") or hidden // max(heads, 1)
-    scalar = c.get("query_pre_attn_scalar")
-    rope = _hf_rope(c, head_dim)
-    config = ModelConfig(
-        arch=arch,
-        vocab=_need(c, "vocab_size", folder),
-        hidden=hidden,
-        layers=_need(c, "num_hidden_layers", folder),
-        heads=heads,
-        kv_heads=c.get("num_key_value_heads") or heads,
-        head_dim=head_dim,
-        ffn=_need(c, "intermediate_size" if "intermediate_size" in c else _EXPERT_SIZE, folder),
-        context=c.get("max_position_embeddings", 2048),
-        eps=_hf_eps(c),
-        rope=rope,
-        sliding_window=_hf_window(c),
-        attention_softcap=c.get("attn_logit_softcapping") or 0.0,
-        final_softcap=c.get("final_logit_softcapping") or 0.0,
-        attention_scale=scalar**-0.5 if scalar else c.get("attention_multiplier"),
-        embedding_scale=c.get("embedding_multiplier", 1.0),
-        residual_scale=c.get("residual_multiplier", 1.0),
-        logit_scale=c.get("logit_scale") or 1 / c.get("logits_scaling", 1.0),
-        parallel=c.get("use_parallel_residual", True),
-        norm_offset=1.0 if arch.startswith(("gemma", *_DELTA)) else 0.0,
-        experts=_hf_experts(c, arch, folder),
-        latent=_hf_latent(c),
-        recurrent=_hf_recurrent(c, folder),
-    )
+    page: ModuleType
+    if inner is None and kind in HF_ENCODERS:
+        page = encoder_architecture(HF_ENCODERS[kind])
+    else:
+        page = architecture(kind.removesuffix("_text"), folder.name)
+    settings = HfSettings(c, folder.name, page.FIELDS, getattr(page, "HARMLESS", ()))
+    config: ModelConfig = page.read_config(settings.check())
     return config.check(folder.name)
 
 
-def _hf_eps(c: Mapping[str, Any]) -> float:
-    names = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
-    return float(next((c[n] for n in names if n in c), 1e-5))
-
-
-def _hf_experts(c: Mapping[str, Any], arch: str, folder: HfFolder) -> ExpertConfig | None:
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    count = next((c[n] for n in names if c.get(n)), 0)
-    if not count:
-        return None
-    if c.get("topk_method", "greedy") != "greedy":
-        raise UnsupportedError(
-            "unknown way to choose experts", where=folder.name, got=c["topk_method"],
-            expected="greedy",
-        )  # fmt: skip
-    normalize = c.get("norm_topk_prob", arch not in UNNORMALIZED_ROUTERS)
-    scale = c.get("routed_scaling_factor") or 1.0
-    return ExpertConfig(count, _need(c, "num_experts_per_tok", folder), bool(normalize), scale)
-
-
-def _hf_latent(c: Mapping[str, Any]) -> LatentConfig | None:
-    if not c.get("kv_lora_rank"):
-        return None
-    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return LatentConfig(*(int(c[n]) for n in names))
-
-
-def _hf_recurrent(c: Mapping[str, Any], folder: HfFolder) -> RecurrentConfig | None:
-    if "linear_conv_kernel_dim" not in c:
-        return None
-    names = ("conv_kernel_dim", "num_key_heads", "num_value_heads", "key_head_dim")
-    taps, groups, heads, state = (_need(c, f"linear_{n}", folder) for n in names)
-    inner = heads * _need(c, "linear_value_head_dim", folder)
-    return RecurrentConfig(taps, groups, heads, state, inner)
-
-
-def _hf_mamba2(c: Mapping[str, Any], folder: HfFolder) -> ModelConfig:
-    if tuple(c.get("time_step_limit", (0.0, math.inf))) != (0.0, math.inf):
-        raise UnsupportedError(
-            "limits of time steps", where=folder.name, got=c["time_step_limit"],
-            expected="0 … infinity",
-        )  # fmt: skip
-    names = ("conv_kernel", "n_groups", "num_heads", "state_size")
-    taps, groups, heads, state = (_need(c, n, folder) for n in names)
-    head_dim = _need(c, "head_dim", folder)
-    return ModelConfig(
-        arch="mamba2",
-        vocab=_need(c, "vocab_size", folder),
-        hidden=_need(c, "hidden_size", folder),
-        layers=_need(c, "num_hidden_layers", folder),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        ffn=heads * head_dim,
-        context=1 << 20,  # as in GGUF: there is no limit
-        eps=float(c.get("layer_norm_epsilon", 1e-5)),
-        recurrent=RecurrentConfig(taps, groups, heads, state, heads * head_dim),
-    )
-
-
-def _hf_gpt2(c: Mapping[str, Any]) -> ModelConfig:
-    hidden, heads = int(c["n_embd"]), int(c["n_head"])
-    return ModelConfig(
-        arch="gpt2",
-        vocab=int(c["vocab_size"]),
-        hidden=hidden,
-        layers=int(c["n_layer"]),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        ffn=int(c.get("n_inner") or 4 * hidden),
-        context=int(c["n_positions"]),
-        eps=float(c.get("layer_norm_epsilon", 1e-5)),
-    )
-
-
-def _hf_window(c: Mapping[str, Any]) -> int:
-    if c.get("use_sliding_window") is False:
-        return 0
-    window = c.get("sliding_window")
-    return window if isinstance(window, int) else 0
-
-
-def _hf_rope(c: Mapping[str, Any], head_dim: int) -> RopeConfig:
-    given = c.get("rope_parameters") or c.get("rope_scaling") or {}
-    if "full_attention" in given:  # one for each kind of layer
-        given = given["full_attention"]
-    kind = given.get("rope_type", given.get("type", "none"))
-    theta = given.get("rope_theta", c.get("rope_theta", c.get("rotary_emb_base", 10000.0)))
-    original = int(
-        given.get("original_max_position_embeddings")
-        or c.get("original_max_position_embeddings")
-        or c.get("max_position_embeddings", 0)
-    )
-    # the factor of longrope is the ratio of the two lengths
-    longest = c.get("max_position_embeddings", 0)
-    stretch = longest / original if original and "long_factor" in given else 1.0
-    default = 0.25 if str(c.get("model_type")).startswith(_DELTA) else 1.0  # the default
-    outer = c.get("partial_rotary_factor", c.get("rotary_pct", default))
-    share = given.get("partial_rotary_factor", outer)
-    factor = float(given.get("factor") or stretch)
-    return RopeConfig(
-        theta=float(theta),
-        n_rot=int(head_dim * share) if share != 1.0 else 0,
-        scaling={"default": "none", "su": "longrope"}.get(kind, kind),
-        factor=factor,
-        original_context=original,
-        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        attention_factor=float(given.get("attention_factor") or _hf_sharpness(given, factor)),
-        whole_steps=bool(given.get("truncate", True)),
-        log_factor=float(given.get("mscale_all_dim") or 0.0),
-        long_factors=tuple(given.get("long_factor") or ()),
-        short_factors=tuple(given.get("short_factor") or ()),
-    )
-
-
-def _hf_sharpness(given: Mapping[str, Any], factor: float) -> float:
-    """yarn's attention factor where it is given as two numbers; else 0."""
-    mscale, of_scores = given.get("mscale"), given.get("mscale_all_dim")
-    if not mscale or not of_scores:
-        return 0.0
-    grown = 0.1 * math.log(factor) if factor > 1 else 0.0
-    return float((mscale * grown + 1) / (of_scores * grown + 1))
-
-
-def _refuse(c: Mapping[str, Any], folder: HfFolder) -> None:
-    """Raise for settings that would change results and are not built."""
-    for name in ("clip_qkv", "qk_layernorm"):
-        if c.get(name):
-            raise UnsupportedError(f"{name} is not supported", where=folder.name, got=c[name])
-
-
-def _need(c: Mapping[str, Any], name: str, folder: HfFolder) -> int:
-    value = c.get(name)
-    if not isinstance(value, int):
-        raise FormatError("config.json lacks a number", where=folder.name, got=value, expected=name)
-    return value
-
-
 class HfSettings:
-    """A config.json whose keys may have several names."""
+    """A config.json, held against the fields that a page declares."""
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
+    def __init__(
+        self, values: Mapping[str, Any], where: str, fields: Fields,
+        harmless: Iterable[str] = (), within: str = "",
+    ) -> None:  # fmt: skip
+        """`within` is the field of which this is the object."""
+        self.values, self.where, self.fields = values, where, fields
+        self._harmless, self._within = (*harmless, *HARMLESS), within
 
-    def get(self, *names: str, default: Any) -> Any:
-        for name in names:
-            value = self.values.get(name)
-            if value is not None:
-                if isinstance(default, float) and type(value) is int and abs(value) < 1 << 62:
-                    value = float(value)
-                # true is no number, though Python says so
-                if not isinstance(value, type(default)) or (
-                    isinstance(value, bool) and not isinstance(default, bool)
-                ):
-                    raise FormatError(
-                        f"{name} of config.json has the wrong type", where=self.where,
-                        got=repr(value)[:40], expected=type(default).__name__,
-                    )  # fmt: skip
-                return value
-        return default
+    # -- the fields one by one ----------------------------------------------------------------
 
-    def need(self, *names: str) -> int:
-        found: int = self.get(*names, default=-1)
-        if found < 0:
+    def check(self) -> HfSettings:
+        """Raise for a field that is neither read nor harmless, and for values not supported."""
+        known = {name for n, f in self.fields.items() for name in (n, *f.also)}
+        for name, value in self.values.items():
+            if name not in known and not is_unset(value) and not is_listed(name, self._harmless):
+                raise UnsupportedError(
+                    f"{self._within}{name} of config.json is not supported", where=self.where,
+                    got=repr(value)[:60], expected=", ".join(sorted(self.fields)),
+                    hint="it is not known what the field changes",
+                )  # fmt: skip
+        for name, field in self.fields.items():
+            value = self.get(name)
+            if field.values and value not in field.values:
+                self.refuse(name, " or ".join(map(repr, field.values)))
+            if name in ("num_hidden_layers", "n_layer"):
+                self.require(name, 0 < value <= MOST_LAYERS, f"1 … {MOST_LAYERS}")
+        return self
+
+    def get(self, name: str) -> Any:
+        """The value of a declared field, or its default."""
+        field = self.fields[name]
+        for stored in (name, *field.also):
+            if stored in self.values:
+                value = self._typed(stored, field)
+                if value is not None or field.null:
+                    return value
+        return field.default
+
+    def _typed(self, name: str, field: Field) -> Any:
+        value, kind = self.values[name], field.type
+        if value is None or kind is type(None):
+            return value
+        if kind is tuple and isinstance(value, list):
+            return tuple(_number(v) for v in value)
+        if kind is float:
+            value = _number(value)
+            value = value if isinstance(value, float) and math.isfinite(value) else None
+        wrong = isinstance(value, bool) and kind in (int, float)  # true is no number
+        wrong = wrong or (isinstance(value, int) and abs(value) > _BIGGEST)
+        if wrong or not isinstance(value, kind):
             raise FormatError(
-                "config.json lacks a size", where=self.where, expected=" or ".join(names)
-            )
+                f"{self._within}{name} of config.json has the wrong type", where=self.where,
+                got=repr(self.values[name])[:40], expected=kind.__name__,
+            )  # fmt: skip
+        return value
+
+    def refuse(self, name: str, expected: str) -> None:
+        """Raise for the value of a field."""
+        raise UnsupportedError(
+            f"{self._within}{name} of config.json has a value that is not supported",
+            where=self.where, got=repr(self.get(name))[:60], expected=expected,
+        )  # fmt: skip
+
+    def require(self, name: str, holds: bool, expected: str) -> None:
+        """Refuse the value of a field unless `holds`."""
+        if not holds:
+            self.refuse(name, expected)
+
+    def declared(self, *names: str) -> str:
+        """The one of several names that the page declares."""
+        return next(n for n in names if n in self.fields)
+
+    def inside(self, name: str, fields: Fields, harmless: Iterable[str] = ()) -> HfSettings:
+        """A nested object; empty where there is none."""
+        within = f"{self._within}{name}."
+        return HfSettings(self.get(name) or {}, self.where, fields, harmless, within).check()
+
+    def activation(self, *names: str) -> str:
+        name = self.declared(*names)
+        return activation_named(self.get(name), self.where, name)
+
+    # -- rotary embedding ---------------------------------------------------------------------
+
+    def rope(
+        self, width: int, share: float | None = None, types: tuple[str, ...] = ROPE_TYPES,
+        harmless: Iterable[str] = (), theta: float | None = None, older: tuple[str, ...] = (),
+    ) -> RopeConfig:  # fmt: skip
+        """The rotary embedding of heads of `width`; `share` is how much of them is rotated, where
+        that is a setting of the type; `older` are names of longrope."""
+        name = "rope_scaling" if self.get("rope_scaling") else "rope_parameters"
+        given = self.inside(name, ROPE_KEYS, harmless)
+        if given.get("rope_type") in older:
+            changed = {**given.values, "rope_type": "longrope"}
+            given = HfSettings(changed, self.where, ROPE_KEYS, harmless, f"{name}.")
+        theta = self.get("rope_theta") if theta is None else theta
+        return self.rope_of(given, width, theta, share, types)
+
+    def rope_of(
+        self, given: HfSettings, width: int, theta: float, share: float | None = None,
+        types: tuple[str, ...] = ROPE_TYPES,
+    ) -> RopeConfig:  # fmt: skip
+        """The rotary embedding that an object describes."""
+        kind = given.get("rope_type")
+        given.require("rope_type", kind in types, ", ".join(types))
+        values: dict[str, Any] = {"theta": given.get("rope_theta") or theta}
+        given.require("rope_theta", values["theta"] > 0, "a positive number")
+        values |= self._rotated(given, kind, width, share)
+        if kind in ("yarn", "longrope", "llama3"):
+            values["original_context"] = self._original(given)
+            fits = values["original_context"] > 1 and values["theta"] != 1.0
+            name = "original_max_position_embeddings"
+            given.require(name, fits, "more than 1 position, and a base other than 1")
+        if kind in ("linear", "yarn", "llama3"):
+            factor = given.get("factor")
+            if factor is None and kind == "yarn" and "factor" in given.values:
+                factor = self.get("max_position_embeddings") / values["original_context"]
+            given.require("factor", factor is not None and factor > 0, "a positive number")
+            values["factor"] = factor
+        if kind == "proportional":
+            values["factor"] = given.get("factor") or 1.0
+        more = {"yarn": self._yarn, "longrope": self._longrope, "llama3": self._llama3}
+        values |= more[kind](given, values) if kind in more else {}
+        for name in ("long_factor", "short_factor"):
+            half = (values.get("n_rot") or width) // 2
+            fits = kind != "longrope" or len(values[f"{name}s"]) == half
+            given.require(name, fits, f"{half} numbers: half of a head (head_dim)")
+        # a dynamic base grows beyond max_position_embeddings only, where no context reaches
+        return RopeConfig(scaling={"default": "none", "dynamic": "none"}.get(kind, kind), **values)
+
+    def _rotated(
+        self, given: HfSettings, kind: str, width: int, share: float | None
+    ) -> dict[str, Any]:
+        outer = (
+            self.get("partial_rotary_factor") if "partial_rotary_factor" in self.fields else None
+        )
+        stated = given.get("partial_rotary_factor")
+        stated = outer if stated is None else stated
+        if kind == "proportional":
+            return {"proportion": 1.0 if stated is None else stated}
+        if share is None:
+            given.require("partial_rotary_factor", stated in (None, 1.0), "1.0 for this type")
+            return {}
+        n_rot = int(width * (share if stated is None else stated))
+        given.require(
+            "partial_rotary_factor", 0 < n_rot <= width and n_rot % 2 == 0,
+            "a share of the head (hidden_size / num_attention_heads, or head_dim) that is even",
+        )  # fmt: skip
+        return {"n_rot": n_rot if n_rot < width else 0}
+
+    def _original(self, given: HfSettings) -> int:
+        outer = None
+        if "original_max_position_embeddings" in self.fields:
+            outer = self.get("original_max_position_embeddings")
+        inner = given.get("original_max_position_embeddings")
+        found: int = outer or inner or self.get("max_position_embeddings")
         return found
 
-    def inside(self, name: str) -> HfSettings:
-        """A nested object; empty where there is none."""
-        return HfSettings(self.get(name, default={}), self.where)
+    def _yarn(self, given: HfSettings, values: Mapping[str, Any]) -> dict[str, Any]:
+        mscale, of_scores = given.get("mscale"), given.get("mscale_all_dim")
+        grown = 0.1 * math.log(values["factor"]) if values["factor"] > 1 else 0.0
+        attention = given.get("attention_factor")
+        for name in ("beta_fast", "beta_slow"):
+            given.require(name, (given.get(name) or 1) > 0, "a positive number")
+        given.require("attention_factor", attention is None or attention > 0, "a positive number")
+        if attention is None and mscale and of_scores:
+            attention = (mscale * grown + 1) / (of_scores * grown + 1)
+        return {
+            "beta_fast": given.get("beta_fast") or 32.0,
+            "beta_slow": given.get("beta_slow") or 1.0,
+            "attention_factor": grown + 1 if attention is None else attention,
+            "whole_steps": given.get("truncate"),
+            "log_factor": of_scores or 0.0,
+        }
 
-    def require(self, name: str, default: Any, expected: Any) -> None:
-        """Raise for a value that would change results and is not built."""
-        got = self.get(name, default=default)
-        if got != expected:
-            raise UnsupportedError(
-                f"{name} of this kind is not known here", where=self.where, got=got,
-                expected=expected,
-            )  # fmt: skip
+    def _longrope(self, given: HfSettings, values: Mapping[str, Any]) -> dict[str, Any]:
+        original = values["original_context"]
+        factor = given.get("factor")
+        factor = self.get("max_position_embeddings") / original if factor is None else factor
+        attention = given.get("attention_factor")
+        if attention is None:
+            grown = math.log(factor) / math.log(original) if factor > 1 else 0.0
+            attention = math.sqrt(1 + grown)
+        factors = {}
+        for name in ("long_factor", "short_factor"):
+            numbers = given.get(name)
+            fits = isinstance(numbers, list) and all(_is_positive(n) for n in numbers)
+            given.require(name, fits and bool(numbers), "a list of positive numbers")
+            factors[f"{name}s"] = tuple(map(float, numbers))
+        return {"factor": factor, "attention_factor": attention, **factors}
 
-    def activation(self, *names: str, default: str) -> str:
-        return activation_named(self.get(*names, default=default), self.where)
+    def _llama3(self, given: HfSettings, values: Mapping[str, Any]) -> dict[str, Any]:
+        low, high = given.get("low_freq_factor"), given.get("high_freq_factor")
+        given.require("low_freq_factor", low is not None and low > 0, "a positive number")
+        fits = high is not None and high > 0 and high != low
+        given.require("high_freq_factor", fits, "another positive number")
+        return {"low_freq_factor": low, "high_freq_factor": high}
 
-    def rope(self, theta: float) -> RopeConfig:
-        """Rotary embedding in new or old keys; only GTE scales it."""
-        new, old = self.inside("rope_parameters"), self.inside("rope_scaling")
-        theta = new.get("rope_theta", default=self.get("rope_theta", default=theta))
-        kind = new.get("rope_type", default=old.get("rope_type", "type", default="default"))
-        if kind not in ("default", "ntk") or theta <= 0 or old.values.get("mixed_b") is not None:
-            raise UnsupportedError(
-                "a rotation that is not known here", where=self.where, got=f"{kind}, theta {theta}",
-                expected="default, ntk",
-            )  # fmt: skip
-        if kind == "default":
-            return RopeConfig(theta)
-        return RopeConfig(theta, scaling="ntk", factor=old.get("factor", default=1.0))
+    # -- windows and experts ------------------------------------------------------------------
+
+    def layer_types(self, otherwise: Iterable[str], known: tuple[str, ...]) -> list[str]:
+        """The kind of each layer; `otherwise` where the file does not say."""
+        found = self.get("layer_types") or list(otherwise)
+        layers = self.get("num_hidden_layers")
+        fits = len(found) == layers and all(kind in known for kind in found)
+        expected = " or ".join(known)
+        self.require("layer_types", fits, f"{expected} for each of {layers} layers")
+        return found
+
+    def windows(self, is_full: Iterable[bool], used: bool = True) -> dict[str, Any]:
+        """The window and the layers that have it; `is_full` is of each layer, where the file does
+        not say; `used` is false where the window is switched off."""
+        kinds = self.layer_types(
+            (_FULL if full else _SLIDING for full in is_full), (_SLIDING, _FULL)
+        )
+        layers = frozenset(i for i, kind in enumerate(kinds) if kind == _SLIDING)
+        window = self.get("sliding_window") if used else None
+        if not layers:
+            return {}
+        name = "sliding_window" if used else "layer_types"
+        self.require(
+            name, window is not None and window > 0, "a window for layers of sliding_attention"
+        )
+        return {"sliding_window": window, "window_layers": layers}
+
+    def window(self) -> int:
+        """The window of all layers; 0: none."""
+        window = self.get("sliding_window")
+        self.require("sliding_window", window is None or window > 0, "a number of tokens, or null")
+        return window or 0
+
+    def experts(self, count: str, **changes: Any) -> ExpertConfig:
+        """A mixture of as many experts as the field `count` says."""
+        number, active = self.get(count), self.get("num_experts_per_tok")
+        self.require(count, number > 0, "a positive number")
+        fits = active is not None and 0 < active <= number
+        self.require("num_experts_per_tok", fits, f"1 … {number}")
+        return ExpertConfig(number, active, **changes)
+
+    def dense_layers(self) -> frozenset[int]:
+        """The layers of Qwen's mixtures that have one FFN instead of experts."""
+        step, layers = self.get("decoder_sparse_step"), range(self.get("num_hidden_layers"))
+        self.require("decoder_sparse_step", step > 0, "a positive number")
+        dense = self.get("mlp_only_layers") or []
+        return frozenset(i for i in layers if i in dense or (i + 1) % step)
+
+    # -- whole models -------------------------------------------------------------------------
+
+    def head_dim(self) -> int:
+        hidden, heads = self.get("hidden_size"), self.get("num_attention_heads")
+        given = self.get("head_dim") if "head_dim" in self.fields else None
+        self.require("num_attention_heads", heads > 0, "a positive number")
+        return given or int(hidden // heads)
+
+    def decoder(
+        self, arch: str, switches: Mapping[str, tuple[str, ...]], **changes: Any
+    ) -> ModelConfig:
+        """A language model. `switches` are fields with the weights that are there only if they are
+        true; `changes` are fields of the ModelConfig."""
+        heads = self.get("num_attention_heads")
+        values: dict[str, Any] = {
+            "arch": arch,
+            "vocab": self.get("vocab_size"),
+            "hidden": self.get("hidden_size"),
+            "layers": self.get("num_hidden_layers"),
+            "heads": heads,
+            "kv_heads": self.get("num_key_value_heads") or heads,
+            "head_dim": self.head_dim(),
+            "ffn": changes["ffn"] if "ffn" in changes else self.get("intermediate_size"),
+            "context": self.get("max_position_embeddings"),
+            "eps": self.get(self.declared("rms_norm_eps", "layer_norm_eps", "norm_epsilon")),
+            "activation": changes.get("activation")
+            or self.activation("hidden_act", "hidden_activation"),
+            "tied": self.get("tie_word_embeddings"),
+        }
+        if "rope" not in changes:
+            values["rope"] = self.rope(values["head_dim"])
+        off = (names for field, names in switches.items() if not self.get(field))
+        absent = {f"blk.{{i}}.{part}" for names in off for part in names}
+        absent |= changes.pop("without", frozenset())
+        return ModelConfig(**(values | changes | {"without": frozenset(absent)}))
 
     def encoder(
         self, arch: str, parts: Mapping[str, Any] | None = None, **changes: Any
     ) -> ModelConfig:
         """An encoder; `parts` are fields of its EncoderConfig, `changes` of the ModelConfig."""
-        hidden = self.need("hidden_size", "dim", "n_embd")
-        heads = self.need("num_attention_heads", "n_heads", "n_head")
+        hidden, heads = self.get("hidden_size"), self.get("num_attention_heads")
+        self.require("num_attention_heads", heads > 0, "a positive number")
         values: dict[str, Any] = {
             "arch": arch,
-            "vocab": self.need("vocab_size"),
+            "vocab": self.get("vocab_size"),
             "hidden": hidden,
-            "layers": self.need("num_hidden_layers", "n_layers", "n_layer"),
+            "layers": self.get("num_hidden_layers"),
             "heads": heads,
             "kv_heads": heads,
-            "head_dim": hidden // max(heads, 1),
-            "ffn": self.need("intermediate_size", "hidden_dim", "n_inner"),
-            "context": self.need("max_position_embeddings", "n_positions"),
-            "eps": self.get("layer_norm_eps", "norm_eps", "layer_norm_epsilon", default=1e-12),
-            "activation": self.activation(
-                "hidden_act", "hidden_activation", "activation", "activation_function",
-                default="gelu",
-            ),
+            "head_dim": hidden // heads,
+            "ffn": self.get("intermediate_size"),
+            "context": self.get("max_position_embeddings"),
+            "eps": changes.get("eps") or self.get(self.declared("layer_norm_eps", "norm_eps")),
+            "activation": changes.get("activation")
+            or self.activation("hidden_act", "hidden_activation", "activation"),
             "encoder": EncoderConfig(
                 rotary="rope" in changes, labels=self._labels(), **(parts or {})
             ),
-        }  # fmt: skip
+        }
         return ModelConfig(**(values | changes))
 
     def _labels(self) -> int:
-        kinds = self.get("architectures", default=[])
+        kinds = self.get("architectures")
         if not any(str(k).endswith("ForSequenceClassification") for k in kinds):
             return 0
-        return len(self.get("id2label", default={})) or self.get("num_labels", default=2)
+        return len(self.get("id2label")) or self.get("num_labels")
+
+
+def _is_positive(value: Any) -> bool:
+    number = _number(value)
+    return isinstance(number, float) and 0 < number < math.inf
+
+
+def _number(value: Any) -> Any:
+    """A float out of JSON; infinities are tagged, as transformers writes them."""
+    if isinstance(value, Mapping):
+        return _TAGS.get(str(value.get("__float__")), value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300:
+        return value if value in (math.inf, -math.inf) else None
+    return float(value)
+
+
+def only_experts(dense: frozenset[int], layers: int, names: Iterable[str]) -> frozenset[str]:
+    """The weights that are not there: those of experts in dense layers, those of one FFN in others.
+    `names` are all of them, by layer."""
+    found = set()
+    for name in names:
+        of_experts = any(part in name for part in _EXPERTS)
+        if of_experts or (name.startswith("blk.{i}.ffn_") and "_norm" not in name):
+            wrong = (i for i in range(layers) if (i in dense) == of_experts)
+            found |= {name.replace("{i}", str(i)) for i in wrong}
+    return frozenset(found)
+
+
+__all__ = ["HF_ENCODERS", "HfSettings", "from_hf", "only_experts"]

@@ -9,11 +9,12 @@ import numpy as np
 from rlx.ir.attrs import MaskKind
 from rlx.ir.dim import Dim, sym
 from rlx.ir.module import GraphModule
+from rlx.models.activations import activate
 from rlx.models.build_graph import EntryPoint, sample, sample_each
 from rlx.models.builder import ModelBuilder, Tensor
 from rlx.models.config import KVCacheType
 from rlx.models.experts import experts_ffn, has_experts
-from rlx.models.rope_tables import RopeConfig, rope_tables
+from rlx.models.rope_tables import LONG_ROPE, RopeConfig, rope_tables
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -31,14 +32,15 @@ class DecoderBuilder(ModelBuilder):
 
     # -- norms and the head -------------------------------------------------------------------
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
+    def norm(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
         """RMS norm, or layer norm where the file has a bias for it."""
         weight, bias = f"{name}.weight", f"{name}.bias"
+        eps = self.config.eps if eps is None else eps
         if bias in self.weights:
-            return self.g.layer_norm(x, self.param(weight), self.param(bias), eps=self.config.eps)
+            return self.g.layer_norm(x, self.param(weight), self.param(bias), eps=eps)
         if self.config.centred_norms:
-            return self.g.layer_norm(x, self.param(weight), eps=self.config.eps)
-        return self.g.rms_norm(x, self.gamma(weight), eps=self.config.eps)
+            return self.g.layer_norm(x, self.param(weight), eps=eps)
+        return self.g.rms_norm(x, self.gamma(weight), eps=eps)
 
     def gamma(self, name: str) -> Tensor:
         offset = self.config.norm_offset
@@ -93,7 +95,7 @@ class DecoderBuilder(ModelBuilder):
     ) -> Tensor:
         cos, sin = self._tables(rope)
         options: dict[str, Any] = {"head_dim": head_dim, "n_rot": rope.n_rot}
-        options |= {"interleaved": rope.interleaved, **self.position_args()}
+        options |= {"interleaved": rope.interleaved, **self.position_args(x.shape.dims[1])}
         if gamma is not None:
             return self.g.qk_norm_rope(x, gamma, cos, sin, eps=self.config.eps, **options)
         return self.g.rope(x, cos, sin, **options)
@@ -110,9 +112,15 @@ class DecoderBuilder(ModelBuilder):
 
     # -- positions and the KV cache: those of one sequence ------------------------------------
 
-    def position_args(self) -> dict[str, Any]:
+    def position_args(self, seq: Dim) -> dict[str, Any]:
         """Where `rope` takes the positions of the tokens from."""
-        return {"offset": sym.PAST_SEQ}
+        if not self.config.rope.switches_at(self.context):
+            return {"offset": sym.PAST_SEQ}
+        if LONG_ROPE not in self._values:
+            at = self.g.iota((seq,)) + self.g.dim_value(dim=sym.PAST_SEQ)
+            is_long = self.g.state(LONG_ROPE, [1], "i32")
+            self._values[LONG_ROPE] = at + is_long * self.context  # rows with long factors
+        return {"positions": self._values[LONG_ROPE]}
 
     def position_rows(self, table: Tensor, seq: Dim) -> Tensor:
         """Rows of a learned position table for the tokens."""
@@ -153,15 +161,16 @@ class DecoderBuilder(ModelBuilder):
         """Mixture of experts where the layer has a router, else a gated FFN."""
         return experts_ffn(self, x, layer) if has_experts(self, layer) else self.gated_ffn(x, layer)
 
-    def gated_ffn(self, x: Tensor, layer: int, activation: str = "silu", part: str = "") -> Tensor:
+    def gated_ffn(self, x: Tensor, layer: int, part: str = "") -> Tensor:
         """down(act(gate(x)) · up(x))"""
         gate = self.linear(x, f"blk.{layer}.ffn_gate{part}")
         up = self.linear(x, f"blk.{layer}.ffn_up{part}")
-        return self.linear(self.g.apply(activation, gate) * up, f"blk.{layer}.ffn_down{part}")
+        gate = activate(self.g, self.config.activation, gate)
+        return self.linear(gate * up, f"blk.{layer}.ffn_down{part}")
 
-    def plain_ffn(self, x: Tensor, layer: int, activation: str) -> Tensor:
+    def plain_ffn(self, x: Tensor, layer: int) -> Tensor:
         """down(act(up(x)))"""
-        up = self.linear(x, f"blk.{layer}.ffn_up", activation)
+        up = self.linear(x, f"blk.{layer}.ffn_up", self.config.activation)
         return self.linear(up, f"blk.{layer}.ffn_down")
 
     def qkv(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:

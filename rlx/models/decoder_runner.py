@@ -29,6 +29,7 @@ from rlx.models.bundle import BundlePlan, EntryPointSpec, ModelBundle
 from rlx.models.model_file import ModelFile
 from rlx.models.model_runner import ModelRunner, share_states
 from rlx.models.recurrent import CARRIED
+from rlx.models.rope_tables import LONG_ROPE
 from rlx.models.sampling import Penalties
 from rlx.models.weights import Weights
 from rlx.runtime.compiled import CompiledGraph
@@ -136,6 +137,8 @@ class DecoderRunner(ModelRunner):
         self._last_logits: Any = None  # an array, or the executables that hold them
         self.adapter: Adapter | None = None
         self._states: dict[str, Buffer] = {}
+        self._switch = model.config.rope.switches_at(self.context)  # of longrope; 0: none
+        self._is_long = False
         self._adapted: dict[str, list[CompiledGraph]] = {}  # by the shape of adapters
         self._by_entry_point: dict[str, DecoderExecutables] = {}
         self._verifiers: dict[str, CompiledGraph] = {}
@@ -244,12 +247,28 @@ class DecoderRunner(ModelRunner):
             for name, state in self._states.items():
                 if name.startswith(CARRIED):
                     state.zero()
+            if self._switch and LONG_ROPE in self._states:
+                self._states[LONG_ROPE].copy_in(np.array([self._is_long], np.int32))
         return len(self.tokens)
+
+    def before_switch(self) -> int:
+        """Tokens that can run before longrope has other factors; as many as fit where none are."""
+        return (self.context if self._is_long else self._switch or self.context) - len(self.tokens)
+
+    def _lengthened(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens to run for `tokens` to follow: all, where longrope has other factors for so
+        long a sequence."""
+        is_long = bool(self._switch) and len(self.tokens) + len(tokens) > self._switch
+        if is_long == self._is_long:
+            return tokens
+        before, self.tokens, self._is_long = self.tokens, [], is_long
+        return [*before, *tokens]
 
     def step(
         self, tokens: Sequence[int], rng: Any, settings: Any, penalties: Penalties | None = None
     ) -> tuple[int, Any]:
         """Run `tokens` after the KV cache. Returns the token drawn next and the new RNG state."""
+        tokens = self._lengthened(tokens)
         if len(tokens) == 1 and penalties is None:
             drawn, after = self.decode_n(tokens[0], rng, settings, 1, ())
             return drawn[0], after
@@ -285,6 +304,12 @@ class DecoderRunner(ModelRunner):
     ) -> tuple[list[int], Any]:
         """Decode up to `count` tokens after `token` in one native call, stopping at any id in
         `ends`. Returns the ids and the new RNG state."""
+        if self._switch:
+            tokens = self._lengthened([token])
+            if len(tokens) > 1:
+                found, after = self.step(tokens, rng, settings)
+                return [found], after
+            count = min(count, self.before_switch())
         graphs = self.executables(SAMPLE)
         drawn, after = graphs.run_n(token, self._past(), rng, settings, count, ends)
         self.tokens.append(token)
@@ -310,6 +335,7 @@ class DecoderRunner(ModelRunner):
         self.check(tokens)
         graphs = self.executables(entry_point)
         self.tokens = []
+        self._lengthened(tokens)
         parts = (list(tokens[i : i + self.chunk]) for i in range(0, len(tokens), self.chunk))
         return np.concatenate([self._run_chunk(graphs, part, {})[0][0] for part in parts])
 

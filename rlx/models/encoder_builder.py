@@ -15,6 +15,7 @@ from rlx.errors import FormatError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.module import GraphModule
 from rlx.models import pooling
+from rlx.models.activations import activate
 from rlx.models.build_graph import EntryPoint
 from rlx.models.builder import ModelBuilder, Tensor
 from rlx.models.config import EncoderConfig
@@ -105,7 +106,7 @@ class EncoderBuilder(ModelBuilder):
         return self._gated(*((first, second) if gate_first else (second, first)), layer)
 
     def _gated(self, gate: Tensor, up: Tensor, layer: int) -> Tensor:
-        hidden = self.g.apply(self.config.activation, gate) * up
+        hidden = activate(self.g, self.config.activation, gate) * up
         return self.linear(hidden, f"blk.{layer}.ffn_down")
 
     def _rotate(self, x: Tensor, rope: RopeConfig) -> Tensor:

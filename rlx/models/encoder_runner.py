@@ -81,7 +81,6 @@ class EncoderRunner(ModelRunner):
         self._strassen = strassen
         self._batch_cost = _BATCH_COST * Device.of(device).backend.workers(options)
         self._weights: Weights = model.weights(dtype)
-        check_weights(model, self._weights)
         self._graphs: dict[tuple[EntryPoint, int], CompiledGraph] = {}
         self._lock = threading.Lock()
         types = self._weights.find("token_types.weight")
@@ -205,38 +204,6 @@ def _scheme(dtype: str | None, quant: str | None) -> QuantScheme | None:
         raise OptionError("not a quantisation", where="quant", got=repr(quant), expected='"int8"')
     # one scale per row loses too much where a few activations are outliers
     return QuantScheme.int8(64) if quant.lower() == "int8" else QuantScheme.parse(quant)
-
-
-def check_weights(model: ModelFile, weights: Weights) -> None:
-    """Raise unless tables and layers have the sizes of the configuration."""
-    c, e = model.config, model.config.encoder
-    assert e is not None
-    positions, table = e.first_position + c.context, e.embedding or c.hidden
-    tables: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (c.vocab, table),
-        "position_embd.weight": (positions, table),
-        "relative_bias.weight": (e.distance_buckets, c.heads),
-        "relative_embd.weight": (e.distance_buckets, c.hidden),
-    }
-    if e.labels:
-        weights.get("cls.weight")  # a layer before the last, which all classifiers have
-        tables["cls.output.weight"] = (e.labels, c.hidden)
-    for name, expected in tables.items():
-        found = weights.find(name)
-        # some files have more positions than the configuration
-        extra = name.startswith("position") and found is not None and found.shape[0] > positions
-        if found is not None and found.shape != expected and not extra:
-            raise FormatError(
-                f"{name} does not fit the settings", where=model.file.name,
-                got=list(found.shape), expected=list(expected),
-                hint="is config.json that of another model?",
-            )  # fmt: skip
-    beyond = f"blk.{c.layers}."
-    if any(f"{beyond}{part}.weight" in weights for part in ("attn_output", "ffn_up", "ffn_down")):
-        raise FormatError(
-            "the weights have more layers than the settings say", where=model.file.name,
-            got=f"{c.layers + 1} or more", expected=c.layers,
-        )  # fmt: skip
 
 
 def embedding_width(model: ModelFile) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rlx.models.activations import activate
 from rlx.models.builder import Tensor
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 Gate = Callable[["DecoderBuilder", Tensor, Tensor], Tensor]  # gate and up → the input of down
 
 
-def silu_gate(net: DecoderBuilder, gate: Tensor, up: Tensor) -> Tensor:
-    return gate.silu() * up
+def plain_gate(net: DecoderBuilder, gate: Tensor, up: Tensor) -> Tensor:
+    return activate(net.g, net.config.activation, gate) * up
 
 
 def has_experts(net: DecoderBuilder, layer: int) -> bool:
@@ -26,7 +27,7 @@ def has_experts(net: DecoderBuilder, layer: int) -> bool:
     return f"blk.{layer}.ffn_gate_inp.weight" in net.weights
 
 
-def experts_ffn(net: DecoderBuilder, x: Tensor, layer: int, gate: Gate = silu_gate) -> Tensor:
+def experts_ffn(net: DecoderBuilder, x: Tensor, layer: int, gate: Gate = plain_gate) -> Tensor:
     """The weighted sum of the chosen experts, plus the shared expert where there is one."""
     g, blk = net.g, f"blk.{layer}"
     _, tokens, width = x.shape.dims

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ from rlx.errors import FormatError
 from rlx.formats import open_model, tokenizer_of
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
+from rlx.formats.hf_quant import unquantized
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.safetensors import SafetensorsFile
 from rlx.formats.tokenizer import Tokenizer
@@ -21,6 +21,7 @@ from rlx.models.config import ModelConfig
 from rlx.models.config_gguf import GGUF_ENCODERS, from_gguf
 from rlx.models.config_hf import HF_ENCODERS, from_hf
 from rlx.models.sentence_config import SentenceConfig, read_sentence_config
+from rlx.models.tensor_check import check_folder, check_gguf
 from rlx.models.weights import Names, Weights
 from rlx.support.records import dataclass
 
@@ -55,16 +56,25 @@ class ModelFile:
 
     @staticmethod
     def of(path: Path, file: GgufFile | HfFolder, quant: str | None = None) -> ModelFile:
+        file = file if isinstance(file, GgufFile) else unquantized(file)
         config = from_gguf(file) if isinstance(file, GgufFile) else from_hf(file)
         if config.encoder is not None:
             sentence = read_sentence_config(file, path if path.is_dir() else path.parent)
-            return ModelFile(
+            made = ModelFile(
                 path, file, config, encoder_architecture(config.arch), sentence=sentence
             )
-        arch = architecture(config.arch, str(path))
-        configure: Callable[[ModelConfig], ModelConfig] | None = getattr(arch, "configure", None)
-        config = configure(config) if configure else config
-        return ModelFile(path, file, config, arch, QuantPreset.of(quant) if quant else None)
+        else:
+            preset = QuantPreset.of(quant) if quant else None
+            made = ModelFile(path, file, config, architecture(config.arch, str(path)), preset)
+        made.check_tensors()
+        return made
+
+    def check_tensors(self) -> None:
+        """Raise unless every tensor of the file is used, or known to be harmless."""
+        if isinstance(self.file, GgufFile):
+            check_gguf(self.file, self.arch, self.config)
+        else:
+            check_folder(self.file, self.arch, self._names(), self.config)
 
     @property
     def is_encoder(self) -> bool:

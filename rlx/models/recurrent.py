@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.ir.op import Array
+from rlx.models.activations import activate
 from rlx.models.config import ModelConfig, RecurrentConfig
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
@@ -34,7 +35,7 @@ def carry(net: DecoderBuilder, state: Tensor, last: Tensor) -> None:
 
 
 def convolved(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
-    """silu of the causal depthwise convolution of x [1, seq, channels]."""
+    """The activation of the causal depthwise convolution of x [1, seq, channels]."""
     g, (_, seq, channels) = net.g, x.shape.dims
     weight = net.param(f"blk.{i}.ssm_conv1d.weight")
     before = weight.shape.dims[1] - 1
@@ -43,7 +44,8 @@ def convolved(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     joined = g.concat([state, x], axis=1)
     carry(net, state, joined.narrow(axis=1, start=seq, length=before))
     bias = f"blk.{i}.ssm_conv1d.bias"
-    return g.silu(y + net.param(bias) if bias in net.weights else y)
+    y = y + net.param(bias) if bias in net.weights else y
+    return activate(g, net.config.activation, y)
 
 
 def squeezed(config: ModelConfig, taps: Array) -> Array:

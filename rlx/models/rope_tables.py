@@ -11,6 +11,7 @@ from rlx.errors import UnsupportedError
 from rlx.ir.op import Array
 from rlx.support.records import dataclass
 
+LONG_ROPE = "rope.long"  # state: 1 where a sequence has the long factors of longrope, else 0
 Table = Any  # f32 [positions, n_rot / 2]
 
 
@@ -21,7 +22,7 @@ class RopeConfig:
     theta: float = 10000.0
     n_rot: int = 0  # 0: the whole head
     interleaved: bool = False
-    scaling: str = "none"  # none, linear, ntk, llama3, yarn, longrope
+    scaling: str = "none"  # none, linear, ntk, llama3, yarn, longrope, proportional
     factor: float = 1.0
     original_context: int = 0
     low_freq_factor: float = 1.0
@@ -33,17 +34,30 @@ class RopeConfig:
     log_factor: float = 0.0  # of log(factor) / 10 in the scale of latent attention with yarn
     long_factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
+    proportion: float = 1.0  # of the dimensions of each head that proportional scaling rotates
+
+    def switches_at(self, context: int) -> int:
+        """The longest sequence with short factors of longrope, where a context goes beyond it; a
+        longer one has long factors throughout. 0: there is one set of frequencies."""
+        beyond = self.scaling == "longrope" and context > self.original_context
+        return self.original_context if beyond else 0
 
 
 def rope_tables(
     rope: RopeConfig, head_dim: int, context: int, factors: Any = None
 ) -> tuple[Table, Table]:
-    """cos and sin for positions below `context`; `factors` divide the frequencies."""
+    """cos and sin for positions below `context`; `factors` divide the frequencies.
+
+    Where longrope switches in this context, those with long factors follow those with short ones.
+    """
     n_rot = rope.n_rot or head_dim
-    frequencies = _frequencies(rope, n_rot)
-    frequencies, scale = _scaled(rope, frequencies, n_rot, context, factors)
-    angles = np.arange(context, dtype=np.float64)[:, None] * frequencies
-    return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+    frequencies, parts = _frequencies(rope, n_rot), []
+    for length in (0, context) if rope.switches_at(context) else (0,):
+        scaled, scale = _scaled(rope, frequencies, n_rot, length, factors)
+        angles = np.arange(context, dtype=np.float64)[:, None] * scaled
+        parts.append((np.cos(angles) * scale, np.sin(angles) * scale))
+    cos, sin = (np.concatenate(part).astype(np.float32) for part in zip(*parts, strict=True))
+    return cos, sin
 
 
 def frequency_factors(rope: RopeConfig, head_dim: int) -> Any:
@@ -58,7 +72,7 @@ def _frequencies(rope: RopeConfig, n_rot: int) -> Any:
 
 
 def _scaled(
-    rope: RopeConfig, frequencies: Any, n_rot: int, context: int, factors: Any
+    rope: RopeConfig, frequencies: Any, n_rot: int, length: int, factors: Any
 ) -> tuple[Any, float]:
     if factors is not None:
         return frequencies / np.asarray(factors, np.float64), 1.0
@@ -74,8 +88,11 @@ def _scaled(
     if rope.scaling == "yarn":
         return _yarn(rope, frequencies, n_rot)
     if rope.scaling == "longrope":
-        return _longrope(rope, frequencies, context)
-    known = "none, linear, ntk, llama3, yarn, longrope"
+        return _longrope(rope, frequencies, length)
+    if rope.scaling == "proportional":
+        turned = np.arange(n_rot // 2) < int(rope.proportion * n_rot // 2)
+        return np.where(turned, frequencies / rope.factor, 0.0), 1.0
+    known = "none, linear, ntk, llama3, yarn, longrope, proportional"
     raise UnsupportedError("unknown rope scaling", got=rope.scaling, expected=known)
 
 
@@ -103,19 +120,16 @@ def _yarn(rope: RopeConfig, frequencies: Any, n_rot: int) -> tuple[Any, float]:
     if rope.whole_steps:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, n_rot - 1)
-    ramp = (np.arange(n_rot // 2) - first) / max(last - first, 0.001)
+    ramp = (np.arange(n_rot // 2) - first) / (0.001 if first == last else last - first)
     kept = 1 - np.clip(ramp, 0, 1)
     scale = rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0
     return frequencies / rope.factor * (1 - kept) + frequencies * kept, scale
 
 
-def _longrope(rope: RopeConfig, frequencies: Any, context: int) -> tuple[Any, float]:
-    """One set of factors within the original context, another beyond it."""
-    factors = rope.long_factors if context > rope.original_context else rope.short_factors
-    scale = rope.attention_factor or 1.0
-    if scale == 1.0 and rope.factor > 1:
-        scale = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))
-    return frequencies / np.asarray(factors, np.float64), scale
+def _longrope(rope: RopeConfig, frequencies: Any, length: int) -> tuple[Any, float]:
+    """One set of factors for sequences within the original context, another for longer ones."""
+    factors = rope.long_factors if length > rope.original_context else rope.short_factors
+    return frequencies / np.asarray(factors, np.float64), rope.attention_factor or 1.0
 
 
 def pairs_together(rows: Array, heads: int) -> Array:

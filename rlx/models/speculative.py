@@ -98,6 +98,9 @@ def decode_draft(
     """Decode after `token`: one token at least, and one more for every accepted draft token.
 
     Returns the tokens and the new RNG state."""
+    draft = draft[: runner.before_switch() - 1]
+    if not draft:
+        return runner.decode_n(token, rng, settings, 1, ())
     drawn = runner.verify_draft([token, *draft], rng, settings)
     accepted = 0
     while accepted < len(draft) and draft[accepted] == drawn[accepted]:

@@ -3,8 +3,10 @@ the few weights that are stored differently."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,10 +91,34 @@ def gguf_of(model: ModelFile) -> tuple[dict[str, Any], dict[str, SourceTensor]]:
             expected="none, linear, llama3, yarn" if arch else ", ".join(_WRITTEN),
             hint="a GGUF file of the model can be quantised",
         )  # fmt: skip
+    _require_sayable(model)
     metadata = {"general.architecture": arch, "general.name": model.path.resolve().name}
     metadata |= {f"{arch}.{key}": value for key, value in _numbers(model.config)}
     metadata |= tokenizer_metadata(model.file, model.config.vocab) | sampling_metadata(model)
     return metadata, _sources(model, arch)
+
+
+def _require_sayable(model: ModelFile) -> None:
+    """Raise for settings that no key of the file tells: readers would take their own."""
+    c, usual = model.config, model.arch
+    asked = replace(
+        c, activation="silu", window_layers=None, local_rope=None, deeper_is_flatter=False,
+        attention_scale=None if c.arch == "gpt2" else c.attention_scale,
+    )  # fmt: skip
+    read: ModelConfig = usual.configure(asked) if hasattr(usual, "configure") else asked
+    names = ["activation", "local_rope", "attention_scale", "deeper_is_flatter"]
+    names += ["window_layers"] if c.sliding_window else []
+    for name in names:
+        if getattr(c, name) != getattr(read, name):
+            raise UnsupportedError(
+                f"{name} that a GGUF file cannot tell", where=model.file.name,
+                got=getattr(c, name), expected=getattr(read, name),
+            )  # fmt: skip
+    if c.rope.scaling == "proportional" or not c.rope.whole_steps:
+        raise UnsupportedError(
+            "rope scaling that a GGUF file cannot tell", where=model.file.name,
+            got=c.rope.scaling, hint="truncate=false and proportional have no key",
+        )  # fmt: skip
 
 
 def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
@@ -124,7 +150,11 @@ def _numbers(c: ModelConfig) -> Iterator[tuple[str, Any]]:
         yield "rope.scaling.type", rope.scaling
         yield "rope.scaling.factor", rope.factor
         yield "rope.scaling.original_context_length", rope.original_context
-        if rope.attention_factor:
+        if rope.scaling == "yarn" and (rope.beta_fast, rope.beta_slow) != (32.0, 1.0):
+            yield "rope.scaling.yarn_beta_fast", rope.beta_fast
+            yield "rope.scaling.yarn_beta_slow", rope.beta_slow
+        usual = 0.1 * math.log(max(rope.factor, 1.0)) + 1.0
+        if rope.attention_factor and not math.isclose(rope.attention_factor, usual):
             yield "rope.scaling.attn_factor", rope.attention_factor
 
 

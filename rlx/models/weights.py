@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import FormatError, InputError, UnsupportedError
+from rlx.formats.dequantized import DequantizedFolder
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.quant_presets import QuantPreset
@@ -32,12 +33,14 @@ class Derived:
     """A weight made of tensors of the file: `make(config, *arrays)`.
 
     With `by_expert` each expert is made of the same entry of all tensors, when it is first used.
+    `dims` are those of the tensors, in fields of the configuration.
     """
 
     names: tuple[str, ...]
     make: Callable[..., Array]
     scheme: QuantScheme | None = None
     by_expert: bool = False
+    dims: tuple[str, ...] = ()
 
 
 Source = str | Derived
@@ -76,10 +79,13 @@ class Weights:
         self.file, self._config, self._quant = file, config, quant
         self.is_gguf = isinstance(file, GgufFile)
         self._names, self._element = names or {}, element
+        self._without: frozenset[str] = frozenset() if config is None else config.without
         self._transposed = () if self.is_gguf else transposed  # stored as [in, out]
         self.used: dict[str, Weight] = {}
 
     def __contains__(self, name: str) -> bool:
+        if self._without and (name in self._without or _pattern(name) in self._without):
+            return False
         return any(self._has(s) for s in self._sources(name))
 
     def get(self, name: str) -> Weight:
@@ -100,12 +106,19 @@ class Weights:
     def _plain(self, name: str, stored: str) -> Weight:
         info = self._info(stored)
         scheme = info.scheme if info.packed else None
-        array, shape = self.file.array(stored), info.shape
-        if self._transposed and name.endswith(self._transposed):
-            array, shape = array.T, shape[::-1]
+        transposed = bool(self._transposed) and name.endswith(self._transposed)
+        shape = info.shape[::-1] if transposed else info.shape
+        dtype = info.dtype
         if self._element is not None and scheme is None and _is_matrix_of_layer(name, shape):
-            array = array.astype(self._element.numpy)
-        return Weight(name, array, shape, scheme)
+            dtype = self._element
+
+        def read() -> Array:
+            array: Array = self.file.array(stored)
+            array = array.T if transposed else array
+            return array if dtype is info.dtype else array.astype(dtype.numpy)
+
+        computed = isinstance(self.file, DequantizedFolder) and stored in self.file.computed
+        return Weight(name, Deferred(shape, dtype, read) if computed else read(), shape, scheme)
 
     def _changed(self, weight: Weight) -> Weight:
         change = self._changes.get(weight.name)
@@ -179,12 +192,21 @@ class Weights:
         """What the weight may be stored as."""
         if self.is_gguf:
             return (name,)
-        head, _, rest = name.partition(".")
-        layer, _, part = rest.partition(".")
-        pattern = f"blk.{{i}}.{part}" if head == "blk" else name
-        found = self._names.get(pattern, name)
+        found = self._names.get(_pattern(name), name)
         several = found if isinstance(found, tuple) else (found,)
-        return tuple(_of_layer(s, layer) for s in several)
+        layer = name.partition(".")[2].partition(".")[0]
+        return tuple(of_layer(s, layer) for s in several)
+
+
+def named(
+    layer: str, parts: Mapping[str, str], ends: tuple[str, ...] = ("weight", "bias")
+) -> dict[str, str]:
+    """Names of weights of a layer, which the file calls `layer`: ours → the file's."""
+    return {
+        f"blk.{{i}}.{ours}.{end}": f"{layer}.{theirs}.{end}"
+        for ours, theirs in parts.items()
+        for end in ends
+    }
 
 
 def inside(part: str, names: Names) -> Names:
@@ -202,7 +224,14 @@ def _renamed(source: Source, old: str, new: str) -> Source:
     return replace(source, names=tuple(n.replace(old, new, 1) for n in source.names))
 
 
-def _of_layer(source: Source, layer: str) -> Source:
+def _pattern(name: str) -> str:
+    """blk.{i}.part of blk.3.part"""
+    head, _, rest = name.partition(".")
+    return f"blk.{{i}}.{rest.partition('.')[2]}" if head == "blk" else name
+
+
+def of_layer(source: Source, layer: str) -> Source:
+    """A source in a layer."""
     return _renamed(source, "{i}", layer)
 
 

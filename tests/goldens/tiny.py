@@ -25,6 +25,7 @@ _BASE: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+_CENTRED = {name: value for name, value in _BASE.items() if name != "rms_norm_eps"}  # layer norms
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -133,12 +134,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "olmo2": {**_BASE, "model_type": "olmo2"},
     "starcoder2": {
-        **_BASE, "model_type": "starcoder2", "norm_epsilon": 1e-5, "tie_word_embeddings": True,
+        **_CENTRED, "model_type": "starcoder2", "norm_epsilon": 1e-5, "tie_word_embeddings": True,
         "sliding_window": 5, "use_bias": True,
     },
-    "stablelm": {**_BASE, "model_type": "stablelm", "partial_rotary_factor": 0.25},
+    "stablelm": {**_CENTRED, "model_type": "stablelm", "partial_rotary_factor": 0.25},
     "stablelm_parallel": {
-        **_BASE, "model_type": "stablelm", "partial_rotary_factor": 0.5,
+        **_CENTRED, "model_type": "stablelm", "partial_rotary_factor": 0.5,
         "use_parallel_residual": True,
     },
     "granite": {
@@ -146,7 +147,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.3, "logits_scaling": 2.5,
     },
     "cohere2": {
-        **_BASE, "model_type": "cohere2", "tie_word_embeddings": True, "sliding_window": 5,
+        **_CENTRED, "model_type": "cohere2", "tie_word_embeddings": True, "sliding_window": 5,
         "logit_scale": 0.25, "layer_norm_eps": 1e-5, "num_hidden_layers": 4,
     },
     "qwen3_next": {
@@ -161,14 +162,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mamba2": {**_MAMBA, "n_groups": 1},
     "mamba2_groups": {**_MAMBA, "n_groups": 2},
     "phi": {
-        **_BASE, "model_type": "phi", "num_key_value_heads": HEADS, "partial_rotary_factor": 0.5,
+        **_CENTRED, "model_type": "phi", "num_key_value_heads": HEADS, "partial_rotary_factor": 0.5,
         "layer_norm_eps": 1e-5,
     },
     "gpt_neox": {
-        **_BASE, "model_type": "gpt_neox", "num_key_value_heads": HEADS, "rotary_pct": 0.25,
+        **_CENTRED, "model_type": "gpt_neox", "num_key_value_heads": HEADS, "rotary_pct": 0.25,
         "layer_norm_eps": 1e-5,
     },
 }  # fmt: skip
+del CONFIGS["gpt_neox"]["rope_theta"]  # it is rotary_emb_base there
 
 
 # values are drawn in this order, which goldens depend on

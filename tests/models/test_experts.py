@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
-from tiny import EXPERTS, HIDDEN, VOCAB, write_folder
+from tiny import EXPERTS, FFN, HIDDEN, VOCAB, write_folder
 
 from rlx import CompileOptions, DimBinding, GraphModule, Session
 from rlx.cli.programs import bytes_per_run
@@ -114,8 +114,8 @@ def test_experts_of_a_folder_wait_until_they_are_wanted(tmp_path: Path) -> None:
 
 def test_settings_of_experts(tmp_path: Path) -> None:
     models = {n: open_model(n, _made(tmp_path / n), None) for n in ("mixtral", "olmoe", "llama")}
-    assert models["mixtral"].config.experts == ExpertConfig(EXPERTS, 2, normalize=True)
-    assert models["olmoe"].config.experts == ExpertConfig(EXPERTS, 3, normalize=False)
+    assert models["mixtral"].config.experts == ExpertConfig(EXPERTS, 2, normalize=True, width=FFN)
+    assert models["olmoe"].config.experts == ExpertConfig(EXPERTS, 3, normalize=False, width=FFN)
     assert models["llama"].config.experts is None
 
 

@@ -281,11 +281,11 @@ def test_three_labels_are_no_rank(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"num_hidden_layers": 3}, "more layers"),
-        ({"hidden_size": 64}, "token_embd.weight does not fit"),
-        ({"vocab_size": 1000}, "token_embd.weight does not fit"),
-        ({"max_position_embeddings": 64}, "position_embd.weight does not fit"),
-        ({"max_position_embeddings": 2}, "no room for a text"),
-        ({"id2label": {"0": "a", "1": "b"}}, "cls.output.weight does not fit"),
+        ({"hidden_size": 64}, "word_embeddings.weight does not have the size.*hidden_size"),
+        ({"vocab_size": 1000}, "word_embeddings.weight does not have the size.*vocab_size"),
+        ({"max_position_embeddings": 64}, "position_embeddings.weight does not have the size"),
+        ({"max_position_embeddings": 2}, "position_embeddings.weight does not have the size"),
+        ({"id2label": {"0": "a", "1": "b"}}, "classifier.weight does not have the size"),
         ({"hidden_size": True}, "wrong type"),
         ({"layer_norm_eps": -1.0}, "epsilon"),
         ({"layer_norm_eps": 10**400}, "wrong type"),
@@ -313,7 +313,7 @@ def test_settings_that_are_not_those_of_the_weights(
 )
 def test_settings_of_one_architecture(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     write_model(tmp_path, name, **changes)
-    with pytest.raises(rlx.FormatError):
+    with pytest.raises((rlx.FormatError, rlx.UnsupportedError)):
         rlx.load(tmp_path)
 
 

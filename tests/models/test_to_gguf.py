@@ -146,3 +146,26 @@ def test_what_gguf_cannot_express(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"an architecture.*got olmo2.*llama"):
         quantize_model(tmp_path, tmp_path / "out.gguf", "F32")
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("llama", {"hidden_act": "gelu"}),
+        ("gpt2", {"scale_attn_weights": False}),
+        ("gpt2", {"activation_function": "relu"}),
+        ("gemma3", {"rope_local_base_freq": 55.0}),
+        ("gemma2", {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}),
+        ("llama_yarn", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}),
+    ],
+)
+def test_settings_that_have_no_key_are_refused(
+    name: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """A reader of the file would take its own, and give other results."""
+    write_folder(name, tmp_path)
+    given = json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) | fields
+    (tmp_path / "config.json").write_text(json.dumps(given), encoding="utf-8")
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedError, match="a GGUF file cannot tell"):
+        quantize_model(tmp_path, tmp_path / "out.gguf", "F32")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from rlx.models.arch.llama import embed, finish
+from rlx.models.arch.llama import LAYER, embed, finish
+from rlx.models.config import ModelConfig
+from rlx.models.config_fields import DECODER, PARTIAL, ROPE, number, only, read
+from rlx.models.config_hf import HfSettings
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
+from rlx.models.weights import named
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -20,12 +24,27 @@ HF_NAMES = {
     "output_norm.bias": "model.final_layernorm.bias",
     "output.weight": "lm_head.weight",
     "output.bias": "lm_head.bias",
-    **{
-        f"blk.{{i}}.{ours}.{part}": f"model.layers.{{i}}.{theirs}.{part}"
-        for ours, theirs in _PARTS.items()
-        for part in ("weight", "bias")
-    },
+    **named(LAYER, _PARTS),
 }
+GGUF_ONLY = ("blk.{i}.attn_qkv.weight", "blk.{i}.attn_qkv.bias")
+FIELDS = {
+    **DECODER,
+    **ROPE,
+    **read(
+        vocab_size=51200, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24,
+        num_attention_heads=32, num_key_value_heads=number(), head_dim=number(),
+        hidden_act="gelu_new", max_position_embeddings=2048, layer_norm_eps=1e-5,
+        tie_word_embeddings=False, qk_layernorm=only(False),
+    ),
+}  # fmt: skip
+
+
+def read_config(s: HfSettings) -> ModelConfig:
+    return s.decoder("phi", {}, rope=s.rope(s.head_dim(), 0.5, PARTIAL))
+
+
+def configure(config: ModelConfig) -> ModelConfig:
+    return config.with_activation("gelu_tanh")
 
 
 def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
@@ -33,7 +52,7 @@ def layer(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     joined = f"blk.{i}.attn_qkv.weight" in net.weights  # as GGUF has them
     q, k, v = net.split_qkv(h, i) if joined else net.qkv(h, i)
     y = net.linear(net.attend(q, k, v, i), f"blk.{i}.attn_output")
-    return x + y + net.plain_ffn(h, i, "gelu_tanh")
+    return x + y + net.plain_ffn(h, i)
 
 
-__all__ = ["HF_NAMES", "embed", "finish", "layer"]
+__all__ = ["FIELDS", "HF_NAMES", "configure", "embed", "finish", "layer", "read_config"]

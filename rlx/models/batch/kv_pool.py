@@ -56,6 +56,12 @@ class KVPool:
         if cache.scheme is not None:
             raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
         length = config.context_length(context)
+        if switch := config.rope.switches_at(length):
+            raise UnsupportedError(
+                "requests are not batched beyond the original context of longrope",
+                where="context", got=length, expected=f"at most {switch}",
+                hint="load the model with rlx.load, for one request at a time",
+            )  # fmt: skip
         wanted = requests * length if cache_tokens is None else cache_tokens
         pool = KVPool(model, requests, length, cache, _whole(wanted), tuple(adapters))
         return pool if memory is None else pool._within(memory, cache_tokens is not None)

@@ -28,7 +28,7 @@ class PagedDecoderBuilder(DecoderBuilder):
         self.table = g.input("table", [self.requests, pages], "i32")
         self.which = g.input("adapters", ["seq"], "i32") if self.adapter_count else None
 
-    def position_args(self) -> dict[str, Any]:
+    def position_args(self, seq: Dim) -> dict[str, Any]:
         return {"positions": self.positions}
 
     def pick(self, x: Tensor) -> Tensor:

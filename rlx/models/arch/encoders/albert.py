@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from rlx.models.arch.encoders.bert import BODY as _BERT
-from rlx.models.arch.encoders.bert import HEAD, finish
-from rlx.models.arch.encoders.electra import embed
+from rlx.models.arch.encoders.bert import FIELDS as _FIELDS
+from rlx.models.arch.encoders.bert import HARMLESS as _HARMLESS
+from rlx.models.arch.encoders.bert import HARMLESS_TENSORS, HEAD, finish
+from rlx.models.arch.encoders.electra import NARROW, embed
 from rlx.models.config import ModelConfig
+from rlx.models.config_fields import only, read
 from rlx.models.config_hf import HfSettings
 from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
@@ -33,19 +36,43 @@ BODY = {
         for part in ("weight", "bias")
     },
 }
+SHAPES = NARROW
+FIELDS = {
+    **_FIELDS,
+    **read(
+        vocab_size=30000, embedding_size=128, hidden_size=4096, num_hidden_groups=1,
+        num_attention_heads=64, intermediate_size=16384, inner_group_num=only(1),
+        hidden_act="gelu_new",
+    ),
+}  # fmt: skip
+# of experiments that no published model is of
+HARMLESS = (*_HARMLESS, "net_structure_type", "down_scale_factor", "gap_size", "num_memory_blocks")
 
 
 def read_config(s: HfSettings) -> ModelConfig:
-    s.require("position_embedding_type", "absolute", "absolute")
-    s.require("inner_group_num", 1, 1)
-    groups = s.get("num_hidden_groups", default=1)
-    activation = s.activation("hidden_act", default="gelu_new")
-    parts = {"embedding": s.need("embedding_size"), "groups": groups}
-    return s.encoder("albert", parts, activation=activation)
+    width, groups = s.get("embedding_size"), s.get("num_hidden_groups")
+    s.require("embedding_size", width > 0, "a positive number")
+    s.require(
+        "num_hidden_groups", 0 < groups <= s.get("num_hidden_layers"), "1 … num_hidden_layers"
+    )
+    parts = {"embedding": width, "groups": groups, "types": s.get("type_vocab_size")}
+    return s.encoder("albert", parts)
 
 
 def layer(net: EncoderBuilder, x: Tensor, i: int) -> Tensor:
     return net.post_norm_layer(x, i * net.encoder.groups // net.config.layers)
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]
+__all__ = [
+    "BODY",
+    "FIELDS",
+    "HARMLESS",
+    "HARMLESS_TENSORS",
+    "HEAD",
+    "PREFIXES",
+    "SHAPES",
+    "embed",
+    "finish",
+    "layer",
+    "read_config",
+]

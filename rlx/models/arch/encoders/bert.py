@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.models.config import ModelConfig
+from rlx.models.config_fields import ENCODER, OTHER_HEADS, only, read
 from rlx.models.config_hf import HfSettings
 from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
@@ -32,11 +33,26 @@ BODY = {
     },
 }
 HEAD = {"cls.output.weight": "classifier.weight", "cls.output.bias": "classifier.bias"}
+HARMLESS_TENSORS = OTHER_HEADS
+SHAPES = {
+    "token_types": "encoder.types, hidden",
+    "cls": "hidden, hidden",
+    "cls.output": "encoder.labels, hidden",
+}
+FIELDS = {
+    **ENCODER,
+    **read(
+        vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
+        intermediate_size=3072, hidden_act="gelu", max_position_embeddings=512, type_vocab_size=2,
+        layer_norm_eps=1e-12, position_embedding_type=only("absolute"),
+    ),
+}  # fmt: skip
+# tied is the head of a masked language model
+HARMLESS = ("tie_word_embeddings", "directionality", "pooler_*", "classifier_*")
 
 
 def read_config(s: HfSettings) -> ModelConfig:
-    s.require("position_embedding_type", "absolute", "absolute")
-    return s.encoder("bert")
+    return s.encoder("bert", {"types": s.get("type_vocab_size")})
 
 
 def embed(net: EncoderBuilder, ids: Tensor, types: Tensor | None) -> Tensor:

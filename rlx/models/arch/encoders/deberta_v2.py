@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import UnsupportedError
 from rlx.ir.attrs import MaskKind
 from rlx.models.arch.encoders.bert import BODY as _BERT
+from rlx.models.arch.encoders.bert import FIELDS as _FIELDS
+from rlx.models.arch.encoders.bert import HARMLESS as _HARMLESS
+from rlx.models.arch.encoders.bert import HARMLESS_TENSORS as _HEADS
+from rlx.models.arch.encoders.bert import SHAPES as _SHAPES
 from rlx.models.arch.encoders.bert import finish
 from rlx.models.arch.encoders.nomic_bert import embed
 from rlx.models.config import EncoderConfig, ModelConfig
+from rlx.models.config_fields import Field, only, read, without
 from rlx.models.config_hf import HfSettings
 from rlx.models.encoder_builder import EncoderBuilder, Tensor
 
@@ -34,28 +38,44 @@ HEAD = {
     "cls.output.weight": "classifier.weight",
     "cls.output.bias": "classifier.bias",
 }
+SHAPES = {**_SHAPES, "relative_embd": "encoder.distance_buckets, hidden"}
+HARMLESS_TENSORS = (*_HEADS, "*embeddings.position_embeddings.weight")
+FIELDS = {
+    **without(_FIELDS, "position_embedding_type"),
+    **read(
+        vocab_size=128100, hidden_size=1536, num_hidden_layers=24, num_attention_heads=24,
+        intermediate_size=6144, type_vocab_size=0, layer_norm_eps=1e-7,
+        relative_attention=Field(False, values=(True,)), share_att_key=Field(False, values=(True,)),
+        position_biased_input=Field(True, values=(False,)),
+        norm_rel_ebd=Field("none", values=("layer_norm",)), max_relative_positions=-1,
+        position_buckets=-1, pos_att_type=Field(None, kind=object), conv_kernel_size=only(0),
+        pooler_hidden_act="gelu", pooler_hidden_size=Field(None, kind=int),
+        embedding_size=Field(None, kind=int), attention_head_size=Field(None, kind=int),
+    ),
+}  # fmt: skip
+# legacy is about the head of a masked language model
+HARMLESS = (*_HARMLESS, "legacy", "cls_dropout", "conv_act", "conv_groups")
 
 
 def read_config(s: HfSettings) -> ModelConfig:
-    for name in ("relative_attention", "share_att_key"):
-        s.require(name, False, True)
-    s.require("position_biased_input", True, False)
-    s.require("norm_rel_ebd", "none", "layer_norm")
-    s.require("conv_kernel_size", 0, 0)
-    kinds = s.values.get("pos_att_type") or []
-    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
-    if sorted(map(str, kinds)) != ["c2p", "p2c"]:
-        raise UnsupportedError(
-            "pos_att_type of this kind is not known here", where=s.where, got=kinds,
-            expected="c2p, p2c",
-        )  # fmt: skip
-    farthest = s.get("max_relative_positions", default=-1)
+    kinds = s.get("pos_att_type") or []
+    kinds = [k.strip() for k in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    s.require("pos_att_type", sorted(map(str, kinds)) == ["c2p", "p2c"], "c2p and p2c")
+    hidden, heads = s.get("hidden_size"), max(s.get("num_attention_heads"), 1)
+    sizes = {"pooler_hidden_size": hidden, "embedding_size": hidden}
+    for name, size in {**sizes, "attention_head_size": hidden // heads}.items():
+        s.require(name, s.get(name) in (None, size), str(size))
+    farthest, buckets = s.get("max_relative_positions"), s.get("position_buckets")
+    s.require("position_buckets", buckets > 1, "more than 1")
     parts = {
-        "distance_buckets": 2 * s.need("position_buckets"),
-        "farthest": farthest if farthest > 0 else s.need("max_position_embeddings"),
-        "classifier_activation": s.activation("pooler_hidden_act", default="gelu"),
+        "distance_buckets": 2 * buckets,
+        "farthest": farthest if farthest > 0 else s.get("max_position_embeddings"),
+        "classifier_activation": s.activation("pooler_hidden_act"),
+        "types": s.get("type_vocab_size"),
     }
-    return s.encoder("deberta_v2", parts, eps=s.get("layer_norm_eps", default=1e-7))
+    absent = set() if parts["types"] else {"token_types.weight"}
+    return s.encoder("deberta_v2", parts, without=frozenset(absent))
 
 
 def layer(net: EncoderBuilder, x: Tensor, i: int) -> Tensor:
@@ -115,4 +135,16 @@ def position_buckets(c: ModelConfig, e: EncoderConfig) -> Any:
     return np.clip(place + half, 0, e.distance_buckets - 1).astype(np.int32)
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]
+__all__ = [
+    "BODY",
+    "FIELDS",
+    "HARMLESS",
+    "HARMLESS_TENSORS",
+    "HEAD",
+    "PREFIXES",
+    "SHAPES",
+    "embed",
+    "finish",
+    "layer",
+    "read_config",
+]

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from rlx.models.arch.encoders.bert import embed, finish, layer
+from rlx.models.arch.encoders.bert import (
+    HARMLESS,
+    HARMLESS_TENSORS,
+    SHAPES,
+    embed,
+    finish,
+    layer,
+)
 from rlx.models.config import ModelConfig
+from rlx.models.config_fields import ENCODER, Field, read
 from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("distilbert.", "")
@@ -34,10 +42,32 @@ HEAD = {
     "cls.output.weight": "classifier.weight",
     "cls.output.bias": "classifier.bias",
 }
+# sinusoidal_pos_embds is how the stored table of positions was first filled
+FIELDS = {
+    **ENCODER,
+    **read(
+        vocab_size=30522, max_position_embeddings=512, activation="gelu",
+        num_hidden_layers=Field(6, also=("n_layers",)),
+        num_attention_heads=Field(12, also=("n_heads",)), hidden_size=Field(768, also=("dim",)),
+        intermediate_size=Field(3072, also=("hidden_dim",)), sinusoidal_pos_embds=False,
+    ),
+}  # fmt: skip
 
 
 def read_config(s: HfSettings) -> ModelConfig:
     return s.encoder("distilbert", {"classifier_activation": "relu"}, eps=1e-12)
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]
+__all__ = [
+    "BODY",
+    "FIELDS",
+    "HARMLESS",
+    "HARMLESS_TENSORS",
+    "HEAD",
+    "PREFIXES",
+    "SHAPES",
+    "embed",
+    "finish",
+    "layer",
+    "read_config",
+]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from rlx.models.arch.encoders.bert import embed, finish, layer
+from rlx.models.arch.encoders.bert import FIELDS as _FIELDS
+from rlx.models.arch.encoders.bert import (
+    HARMLESS,
+    HARMLESS_TENSORS,
+    embed,
+    finish,
+    layer,
+)
+from rlx.models.arch.encoders.bert import SHAPES as _SHAPES
 from rlx.models.arch.encoders.roberta import HEAD
 from rlx.models.config import ModelConfig
+from rlx.models.config_fields import only, read, without
 from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("mpnet.", "")
@@ -30,12 +39,31 @@ BODY = {
         for part in ("weight", "bias")
     },
 }
+SHAPES = {**_SHAPES, "relative_bias": "encoder.distance_buckets, heads"}
+FIELDS = {
+    **without(_FIELDS, "type_vocab_size", "position_embedding_type"),
+    # transformers has 32 buckets whatever the file says
+    **read(vocab_size=30527, relative_attention_num_buckets=only(32)),
+}
 
 
 def read_config(s: HfSettings) -> ModelConfig:
-    buckets = s.get("relative_attention_num_buckets", default=32)
+    buckets, positions = s.get("relative_attention_num_buckets"), s.get("max_position_embeddings")
+    s.require("max_position_embeddings", positions > 2, "more than 2")
     parts = {"first_position": 2, "distance_buckets": buckets}
-    return s.encoder("mpnet", parts, context=s.need("max_position_embeddings") - 2)
+    return s.encoder("mpnet", parts, context=positions - 2)
 
 
-__all__ = ["BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]
+__all__ = [
+    "BODY",
+    "FIELDS",
+    "HARMLESS",
+    "HARMLESS_TENSORS",
+    "HEAD",
+    "PREFIXES",
+    "SHAPES",
+    "embed",
+    "finish",
+    "layer",
+    "read_config",
+]

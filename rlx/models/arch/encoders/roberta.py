@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from rlx.models.arch.encoders.bert import BODY as _BERT
-from rlx.models.arch.encoders.bert import embed, finish, layer
+from rlx.models.arch.encoders.bert import FIELDS as _FIELDS
+from rlx.models.arch.encoders.bert import (
+    HARMLESS,
+    HARMLESS_TENSORS,
+    SHAPES,
+    embed,
+    finish,
+    layer,
+)
 from rlx.models.config import ModelConfig
+from rlx.models.config_fields import read
 from rlx.models.config_hf import HfSettings
 
 PREFIXES = ("roberta.", "")
@@ -34,14 +43,28 @@ HEAD = {
     "cls.output.weight": "classifier.out_proj.weight",
     "cls.output.bias": "classifier.out_proj.bias",
 }
+FIELDS = {**_FIELDS, **read(pad_token_id=1)}
 
 
 def read_config(s: HfSettings) -> ModelConfig:
-    s.require("position_embedding_type", "absolute", "absolute")
     # positions are counted from behind the padding token's
-    first = s.get("pad_token_id", default=1) + 1
-    positions = s.need("max_position_embeddings")
-    return s.encoder("roberta", {"first_position": first}, context=positions - first)
+    first, positions = s.get("pad_token_id") + 1, s.get("max_position_embeddings")
+    s.require("pad_token_id", 0 < first < positions, "a position of the table")
+    parts = {"first_position": first, "types": s.get("type_vocab_size")}
+    return s.encoder("roberta", parts, context=positions - first)
 
 
-__all__ = ["BODY", "FIRST_BODY", "HEAD", "PREFIXES", "embed", "finish", "layer", "read_config"]
+__all__ = [
+    "BODY",
+    "FIELDS",
+    "FIRST_BODY",
+    "HARMLESS",
+    "HARMLESS_TENSORS",
+    "HEAD",
+    "PREFIXES",
+    "SHAPES",
+    "embed",
+    "finish",
+    "layer",
+    "read_config",
+]
