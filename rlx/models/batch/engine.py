@@ -36,9 +36,10 @@ from rlx.models.prompts import Messages, prompt_tokens
 from rlx.models.recommended import recommended_sampling
 from rlx.models.sampling import GenerationSettings
 from rlx.support.machine import free_memory
+from rlx.support.pickling import Unpicklable
 
 
-class Engine:
+class Engine(Unpicklable):
     """Admits requests and runs them together. Safe to call from several threads."""
 
     def __init__(
