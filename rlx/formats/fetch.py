@@ -17,7 +17,7 @@ from rlx.errors import FormatError, InputError
 from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find
 from rlx.formats.hub import REPOSITORY, from_hub
 from rlx.formats.wheel import Progress, download, silent, unpack
-from rlx.support.files import cache_root
+from rlx.support.files import cache_root, check_directory, make_private_directory
 from rlx.support.suggestions import close_names
 
 
@@ -63,7 +63,7 @@ def _unknown(name: str, path: Path) -> InputError:
 def cached(name: str) -> Path | None:
     """The file or folder of a catalogue model in the cache; None if it is not there."""
     model = _known(name)
-    folder = models_dir() / model.name
+    folder = _trusted_models() / model.name
     for file in model.files:
         kept = folder / file.name
         if not kept.is_file() or kept.stat().st_size != file.size:
@@ -78,9 +78,9 @@ def fetch(name: str, *, progress: Progress = silent) -> Path:
     if here is not None:
         return here
     model = _known(name)
-    root = models_dir()
+    root = _trusted_models()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_private_directory(root)
     except OSError as e:
         raise InputError(
             f"no place to keep models: {e.strerror}",
@@ -92,6 +92,19 @@ def fetch(name: str, *, progress: Progress = silent) -> Path:
         if here is None:
             _fill_disk(model, root, progress)
     return root / model.name / model.main
+
+
+def _trusted_models() -> Path:
+    """`models_dir()`, unless others could have put something into it."""
+    root = models_dir()
+    try:
+        check_directory(root, code=False)
+    except PermissionError as error:
+        raise InputError(
+            f"the cached models are not used: {error}", where=os.fspath(root),
+            hint="if it is yours, `chmod go-w` it; else set RLX_CACHE_DIR to a folder of your own",
+        ) from error  # fmt: skip
+    return root
 
 
 def remove(name: str) -> bool:

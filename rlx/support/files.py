@@ -97,8 +97,46 @@ def read_trusted(path: Path) -> bytes:
 
 def make_trusted_directory(path: Path) -> None:
     """Make the directory if need be; PermissionError when others could write into it."""
+    make_private_directory(path)
+    check_directory(path)
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory for this user alone, and the cache root that holds it."""
+    if path.parent == cache_root():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(os.stat(path))
+
+
+def check_directory(path: Path, *, code: bool = True) -> None:
+    """PermissionError when others could change what is in a directory, or in the cache root that
+    holds it. One that holds no `code` may be a link, or belong to the superuser."""
+    found = [(path, code)]
+    if path.parent == cache_root():
+        found.append((path.parent, False))
+    for each, strict in found:
+        try:
+            info = os.lstat(each) if strict else os.stat(each)
+            if stat.S_ISLNK(info.st_mode):
+                raise PermissionError("it is a symbolic link")
+            check_owner(info, system=not strict)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # this user makes it, or cannot
+        except PermissionError as error:
+            raise PermissionError(f"{error}: {each}") from None
+
+
+def require_other_file(out: Path, *sources: Path) -> None:
+    """Raise where a result would replace what it is made of, under any of its names: the same
+    path, a symbolic or a hard link, a file in a source folder."""
+    for source in sources:
+        for each in [*source.iterdir()] if source.is_dir() else [source]:
+            with contextlib.suppress(OSError):
+                if os.path.samefile(out, each):
+                    raise InputError(
+                        "the output would replace the model that is read", where=os.fspath(out),
+                        hint="write to another file, then move it",
+                    )  # fmt: skip
 
 
 # -- atomic writes --------------------------------------------------------------------------------

