@@ -380,7 +380,7 @@ def _require_memory(shape: Sequence[int], dtype: Any) -> None:
     """Refuse what the machine can never hold: a system that overcommits would grant it, and end the
     process when it is used."""
     size = _size(shape, dtype)
-    if size >= _VAST and size > total_memory():
+    if size >= _VAST and size > (total_memory() or size):  # 0: the system does not say
         raise _out_of_memory(HOST.device, shape, dtype, total_memory(), "which this machine has")
 
 

@@ -217,8 +217,8 @@ def chat(
 ) -> None:
     """Talk with a model.
 
-    The conversation goes on until /reset; each turn runs only its new tokens. /help lists the
-    commands. Ctrl-C stops an answer, Ctrl-D leaves.
+    Type a message, or /help for the commands. Ctrl-C stops an answer, Ctrl-D leaves. Earlier turns
+    stay in the KV cache, so that each turn runs only its new tokens.
     """
     settings = sampling.settings()
     with load_model(name, loading) as model:

@@ -59,7 +59,7 @@ class Wanted:
         Path | None,
         typer.Option(
             "--output", "-o",
-            help="Write to a file, in a form that can be read back. - for stdout.",
+            help="Write to a file, in a form that can be edited and read back; - is stdout.",
         ),
     ] = None  # fmt: skip
     json: Json = False

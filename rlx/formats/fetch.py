@@ -14,7 +14,7 @@ from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 
 from rlx.errors import FormatError, InputError
-from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find
+from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find, near
 from rlx.formats.hub import REPOSITORY, from_hub
 from rlx.formats.wheel import Progress, download, silent, unpack
 from rlx.support.files import cache_root, check_directory, make_private_directory
@@ -56,8 +56,13 @@ def _unknown(name: str, path: Path) -> InputError:
         where=name,
         expected="a GGUF file, a model folder, owner/name on the Hugging Face hub, or one of "
         + ", ".join(CATALOGUE),
-        hint=close_names(path.name, [*beside, *CATALOGUE]),
+        hint=_meant(path, beside),
     )
+
+
+def _meant(path: Path, beside: list[str]) -> str:
+    model = near(path.name) or near(path.stem)
+    return f"did you mean {model.name}?" if model else close_names(path.name, beside)
 
 
 def cached(name: str) -> Path | None:

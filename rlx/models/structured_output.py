@@ -68,7 +68,7 @@ class GrammarMask(Penalties):
 
 
 def _library() -> Any:
-    return library("llguidance", "structured output", "'rlx[grammar]'")
+    return library("llguidance", "structured output")
 
 
 def _grammar(engine: Any, settings: GenerationSettings) -> str:

@@ -189,7 +189,7 @@ def test_names_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "model-q4.gguf").touch()
     with pytest.raises(InputError, match=r"no such model; .*\n  hint: close names: model-q4.gguf"):
         fetch.resolve(tmp_path / "model-q8.gguf")
-    with pytest.raises(InputError, match=r"one of smollm2-135m, .*\n  hint: close names: smollm2"):
+    with pytest.raises(InputError, match=r"one of smollm2-135m, .*\n  hint: did you mean smollm2"):
         fetch.resolve("smollm2-130m")
     with pytest.raises(InputError, match="not in the catalogue; got 'x'"):
         fetch.fetch("x")
