@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.html import card
-from rlx.models.arguments import one_text, several_texts
+from rlx.models.arguments import one_text, require_count, several_texts
 from rlx.models.build_graph import EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.embed_progress import Progress, reporter
@@ -121,7 +121,7 @@ class EncoderModel(Unpicklable):
     ) -> Iterator[Vectors]:
         """The vectors one by one, in order, for any number of texts: `window` are held at once."""
         self._check(batch, truncate_dim)
-        _require_count("window", window)
+        require_count("window", window)
         source, put_before = iter(several_texts(texts)), self._prompt(prompt)
 
         def windows() -> Iterator[Vectors]:
@@ -157,7 +157,7 @@ class EncoderModel(Unpicklable):
         with the model's own prompts for queries and documents.
         """
         if top is not None:
-            _require_count("top", top, least=0)
+            require_count("top", top, least=0)
         scores = self.scores(query, texts, batch=batch, overlong=overlong)
         order = np.argsort(-scores, kind="stable")[:top]
         return [Ranked(int(i), float(scores[i])) for i in order]
@@ -262,9 +262,9 @@ class EncoderModel(Unpicklable):
         if self._closed:
             raise InputError("the model is closed", where=str(self.model.path))
         if batch is not None:
-            _require_count("batch", batch)
+            require_count("batch", batch)
         if truncate_dim is not None:
-            _require_count("truncate_dim", truncate_dim, most=self.width)
+            require_count("truncate_dim", truncate_dim, most=self.width)
 
     def close(self) -> None:
         """Free memory. A second call does nothing; any other use is an error."""
@@ -292,13 +292,6 @@ class EncoderModel(Unpicklable):
 
 def _listed(texts: object) -> list[str]:
     return list(several_texts(texts))
-
-
-def _require_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or not least <= value or (most is not None and value > most):  # type: ignore
-        expected = f"{least} or more" if most is None else f"{least} … {most}"
-        raise OptionError("not such a number", where=name, got=repr(value)[:40], expected=expected)
 
 
 def _sigmoid(x: Vectors) -> Vectors:

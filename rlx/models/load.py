@@ -11,6 +11,7 @@ from rlx.backends.registry import Device
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
+from rlx.models.arguments import check_paths
 from rlx.models.bundle import ModelBundle
 from rlx.models.config import KVCacheType
 from rlx.models.encoder_model import EncoderModel
@@ -46,7 +47,7 @@ def load(
     or with `merge` added to the weights. `warm` compiles now; otherwise the first token does, or
     the first text of some length.
     """
-    _check_paths(artifact, draft, adapters)
+    check_paths(adapters, artifact=artifact, draft=draft)
     Device.of(device)  # an unknown one is an error now, not with the first token
     path = resolve(path_or_name)
     file = open_model(path)
@@ -69,17 +70,6 @@ def load(
     if warm:
         loaded.warm()
     return loaded
-
-
-def _check_paths(artifact: object, draft: object, adapters: object) -> None:
-    given = [("artifact", artifact), ("draft", draft)]
-    if isinstance(adapters, Sequence) and not isinstance(adapters, str):
-        given += [("adapters", adapter) for adapter in adapters]
-    else:
-        raise OptionError("not a list of paths", where="adapters", got=repr(adapters))
-    for name, path in given:
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise OptionError("not a path", where=name, got=repr(path), expected="a str or a Path")
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:

@@ -39,16 +39,16 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield loaded
 
 
-PROMPTS = [None, 3, 3.5, True, b"abc", [1.5], [None], [[1]], {1: 2}, {1}, object(), np.array([1.5])]
+PROMPTS = [None, 3, 3.5, True, b"abc", [1.5], [None], {1: 2}, {1}, object(), np.array([1.5])]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: f"{type(p).__name__}-{str(p)[:8]}")
 def test_prompts_are_texts_or_tokens(model: Any, prompt: Any) -> None:
-    with pytest.raises(InputError, match="not token ids|not a prompt"):
+    with pytest.raises(InputError, match=r"not token ids|not a prompt"):
         model.generate(prompt, stream=False, max_tokens=1)
-    with pytest.raises(InputError, match="not token ids|not a prompt"):
+    with pytest.raises(InputError, match=r"not token ids|not a prompt"):
         model.perplexity(prompt)
-    with pytest.raises(InputError, match="not token ids|not a prompt"):
+    with pytest.raises(InputError, match=r"not token ids|not a prompt"):
         model.logits(prompt)
 
 
@@ -103,6 +103,28 @@ OPTIONS: list[tuple[str, Any]] = [
 def test_options_of_load_have_types(file: Path, name: str, value: Any) -> None:
     with pytest.raises((InputError, OptionError), match=rf"\[{name}\]"):
         rlx.load(file, **{name: value})
+
+
+ENGINES: list[tuple[str, Any]] = [
+    ("cache_tokens", "x"), ("cache_tokens", 2**60), ("cache_tokens", -1), ("requests", 2**40),
+    ("requests", "x"), ("requests", 0), ("waiting", None), ("artifact", 3), ("adapters", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), ENGINES, ids=str)
+def test_options_of_an_engine_have_types(file: Path, name: str, value: Any) -> None:
+    with pytest.raises((InputError, OptionError), match=rf"\[{name}\]"):
+        rlx.Engine(file, **{name: value})
+
+
+def test_an_engine_takes_several_prompts(file: Path) -> None:
+    with rlx.Engine(file) as engine:
+        for prompts in (None, 3, "a", b"x"):
+            with pytest.raises(InputError, match="not several texts"):
+                engine.generate(prompts)
+        for prompt in (None, 3, b"x", [1.5]):
+            with pytest.raises(InputError, match=r"not token ids|not a prompt"):
+                engine.generate(["a", prompt], max_tokens=1)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
