@@ -24,6 +24,7 @@ from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.specialize.manifest import BindingManifest, ManifestEntry
 from rlx.specialize.options import CompileOptions
+from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ class PlanInfo:
         return PlanInfo(BindingManifest.of(lir), lir.output_phases, lambda: lir)
 
 
-class Executable(ABC):
+class Executable(Unpicklable, ABC):
     """A compiled plan. It owns an arena; buffers of parameters and states are attached."""
+
+    instead = COMPILE_AGAIN
 
     manifest: BindingManifest
     arena: Buffer  # bytes; inputs and outputs have slots in it, at the manifest's offsets

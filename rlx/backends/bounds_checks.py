@@ -125,10 +125,17 @@ def _pad(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
     return found
 
 
+def _top_k(node: Node, op: Any) -> list[tuple[Dim, Dim, str]]:
+    source = node.inputs[0].shape
+    axis = normalize_axis(op.axis, source.rank)
+    return [(op.k, source.dims[axis], "fewer elements than k")]
+
+
 _RULES: dict[str, Callable[[Node, Any], list[tuple[Dim, Dim, str]]]] = {
     "state_update": _state_update,
     "narrow": _narrow,
     "pad": _pad,
     "rope": _rope,
     "fused_qk_norm_rope": _rope,
+    "top_k": _top_k,
 }

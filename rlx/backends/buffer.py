@@ -20,9 +20,10 @@ import numpy as np
 
 from rlx.errors import InputError, OutOfMemoryError, UnsupportedError
 from rlx.ir.op import Array
+from rlx.support.machine import total_memory
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
-_LARGE, _HUGE = 1 << 20, 4 << 20  # bytes
+_LARGE, _HUGE, _VAST = 1 << 20, 4 << 20, 1 << 30  # bytes
 
 
 class Buffer(ABC):
@@ -228,6 +229,7 @@ class HostAllocator(Allocator):
 
     def alloc(self, shape: Sequence[int], dtype: Any) -> HostBuffer:
         size = _size(shape, dtype)
+        _require_memory(shape, dtype)
         try:
             raw = np.zeros(size + _ALIGNMENT, np.uint8)
         except MemoryError as error:
@@ -240,6 +242,7 @@ class HostAllocator(Allocator):
         was used before would cost more than everything else of a new variant."""
         if nbytes < _LARGE:
             return self.alloc((nbytes,), np.uint8)
+        _require_memory((nbytes,), np.uint8)
         try:
             return HostBuffer(np.frombuffer(_pages(nbytes), np.uint8))
         except OSError as error:
@@ -373,6 +376,14 @@ def _size(shape: Sequence[int], dtype: Any) -> int:
     return prod(shape) * int(np.dtype(dtype).itemsize)
 
 
+def _require_memory(shape: Sequence[int], dtype: Any) -> None:
+    """Refuse what the machine can never hold: a system that overcommits would grant it, and end the
+    process when it is used."""
+    size = _size(shape, dtype)
+    if size >= _VAST and size > (total_memory() or size):  # 0: the system does not say
+        raise _out_of_memory(HOST.device, shape, dtype, total_memory(), "which this machine has")
+
+
 def _bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
@@ -387,12 +398,16 @@ def _require_fit(buffer: Buffer, other: Buffer | Array) -> None:
 
 
 def _out_of_memory(
-    device: str, shape: Sequence[int], dtype: Any, free: int | None = None
+    device: str,
+    shape: Sequence[int],
+    dtype: Any,
+    free: int | None = None,
+    free_is: str = "which are free",
 ) -> OutOfMemoryError:
     size = _size(shape, dtype)
     return OutOfMemoryError(
         "out of memory", where=device, got=f"{size:,} bytes requested",
-        expected=None if free is None else f"at most {free:,} bytes, which are free",
+        expected=None if free is None else f"at most {free:,} bytes, {free_is}",
         origin=f"a buffer {list(shape)} {np.dtype(dtype)}",
         hint="a smaller context or batch needs less; free what is not in use",
     )  # fmt: skip

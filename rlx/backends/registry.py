@@ -38,7 +38,7 @@ class Device:
             names = available_devices()
             raise OptionError(
                 "unknown device", got=repr(self.name), expected=", ".join(names),
-                hint=did_you_mean(self.name, names),
+                hint=_hint(self.name, names),
             )  # fmt: skip
 
     @staticmethod
@@ -55,6 +55,15 @@ class Device:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _hint(name: str, names: list[str]) -> str:
+    """What a device that there is not may have meant."""
+    if not name.lower().startswith(("gpu", "nvidia", "cuda")):
+        return did_you_mean(name, names)
+    if "cuda" in names:
+        return 'an NVIDIA GPU is "cuda", the second of several "cuda:1"'
+    return 'an NVIDIA GPU is "cuda", but no driver finds one here; "cpu" runs everything'
 
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:

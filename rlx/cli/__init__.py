@@ -19,8 +19,6 @@ def main() -> None:
     except ModuleNotFoundError as e:
         if e.name is None or e.name.partition(".")[0] not in ("typer", "rich"):
             raise
-        print(
-            f"rlx: the command line needs {e.name}: pip install 'rlx[models,cli]'", file=sys.stderr
-        )
+        print(f"rlx: the command line needs {e.name}: pip install typer rich", file=sys.stderr)
         raise SystemExit(1) from None
     app(prog_name="rlx")

@@ -26,11 +26,11 @@ from rlx.cli import (
     run,
 )
 from rlx.errors import OptionError, RlxError
-from rlx.support.settings import setting
+from rlx.support.settings import setting, warn_of_unknown
 
 _EPILOG = (
     "Exit codes: 0 done, 1 the task failed, 2 wrong usage, 130 interrupted. "
-    "RLX_DEBUG=1 shows where an error came from."
+    "RLX_DEBUG=1 shows where an error came from; docs/settings.md lists all variables."
 )
 
 
@@ -42,6 +42,7 @@ class Commands(TyperGroup):
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
+                warn_of_unknown()
                 return super().invoke(ctx)
             except KeyboardInterrupt:
                 console.note("\ninterrupted")
@@ -119,6 +120,7 @@ _add("chat", "Models", chat.chat)
 _add("embed", "Models", embed.embed)
 _add("pull", "Models", pull.pull)
 _add("list", "Models", pull.list_models)
+_add("rm", "Models", pull.remove_models)
 _add("quantize", "Models", quantize_model.quantize)
 _add("compile", "Models", compile.compile_)
 _add("inspect", "See inside", inspect.inspect)

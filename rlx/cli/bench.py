@@ -69,7 +69,7 @@ class Against:
     peer: Annotated[
         str | None,
         typer.Option(
-            "--peer", help="Measure in turn with llama.cpp.", autocompletion=lambda: [*_PEERS]
+            "--peer", help="Measure a peer in turn: llama.cpp.", autocompletion=lambda: [*_PEERS]
         ),
     ] = None
     peer_python: Annotated[

@@ -119,8 +119,9 @@ def clear(
     found, fetched = cached_files(), fetched_models() if models else []
     freed = sum(k.num_bytes for k in found)
     freed += sum(bytes_in(models_dir() / name) for name in fetched)
-    if fetched and not yes:
-        typer.confirm(f"Delete {', '.join(fetched)} ({console.size(freed)})?", abort=True, err=True)
+    if (found or fetched) and not yes:
+        what = ", ".join([f"{len(found)} kernels and artifacts", *fetched])
+        typer.confirm(f"Delete {what} ({console.size(freed)})?", abort=True, err=True)
     for file in found:
         file.path.unlink(missing_ok=True)
     for name in fetched:

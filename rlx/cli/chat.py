@@ -24,6 +24,7 @@ from rlx.cli.load_model import load_model
 from rlx.cli.options import ModelName, Running, Sampling, spread
 from rlx.cli.run import DEFAULT_MODEL
 from rlx.errors import FormatError, InputError, OptionError, RlxError
+from rlx.support.files import write_atomic
 from rlx.support.records import dataclass
 from rlx.support.suggestions import did_you_mean
 
@@ -99,7 +100,7 @@ def _keep_history(path: Path) -> None:
     import readline
 
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
         readline.write_history_file(path)
 
@@ -142,7 +143,8 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         held = {"system": self.system, "messages": self.messages}
-        path.write_text(json.dumps(held, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(held, ensure_ascii=False, indent=2) + "\n"
+        write_atomic(path.resolve(), text.encode())  # for its owner alone; links stay
 
     def load(self, path: Path) -> None:
         """Load a conversation that `save` wrote."""
@@ -215,8 +217,8 @@ def chat(
 ) -> None:
     """Talk with a model.
 
-    The conversation goes on until /reset; each turn runs only its new tokens. /help lists the
-    commands. Ctrl-C stops an answer, Ctrl-D leaves.
+    Type a message, or /help for the commands. Ctrl-C stops an answer, Ctrl-D leaves. Earlier turns
+    stay in the KV cache, so that each turn runs only its new tokens.
     """
     settings = sampling.settings()
     with load_model(name, loading) as model:

@@ -10,7 +10,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import find_model
-from rlx.cli.options import Json, Loading, RequiredModel, spread
+from rlx.cli.options import Json, Loading, Quant, RequiredModel, spread
 from rlx.cli.programs import split_variant
 from rlx.errors import OptionError
 
@@ -42,38 +42,40 @@ def compile_(
         str,
         typer.Option(
             "--cpu",
-            help="The CPU it is for: generic, x86-64-v3, …",
+            help="The CPU to compile for: generic, x86-64-v3, …",
             autocompletion=_cpus,
             show_default="this one",
         ),
     ] = "host",
-    quant: Annotated[
-        str | None,
-        typer.Option("--quant", help="Quantise float weights: int8, Q8_0, Q4_K_M, …"),
-    ] = None,
+    quant: Quant = None,
     speculate: Annotated[
-        int, typer.Option("--speculate", min=0, help="Also speculative decoding, N draft tokens.")
+        int,
+        typer.Option(
+            "--speculate", min=0, help="Add speculative decoding with this many draft tokens."
+        ),
     ] = 0,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", min=1, help="Also rlx.Engine: N requests at once."),
+        typer.Option(
+            "--requests", min=1, help="Add continuous batching (rlx.Engine) of so many requests."
+        ),
     ] = None,
     cache_tokens: Annotated[
         int | None,
         typer.Option(
-            "--cache-tokens", min=1, help="KV cache of all requests together, in tokens.",
+            "--cache-tokens", min=1, help="Size of the KV cache that the requests share.",
             show_default="the context for each",
         ),
     ] = None,
     weights: Annotated[
-        bool, typer.Option("--weights", help="Put the prepacked weights into the file too.")
+        bool, typer.Option("--weights", help="Add the prepacked weights.")
     ] = False,
     json: Json = False,
     loading: Loading,
 ) -> None:  # fmt: skip
-    """Compile a model ahead of time into one bundle; llvmlite is not needed to run it.
+    """Compile a model ahead of time into one file, a bundle, that runs without llvmlite.
 
-    Ship it with the model: `rlx run MODEL --artifact FILE` (or chat, embed, profile, bench)
+    Ship it with the model: `rlx run MODEL --artifact FILE` (or chat, embed, profile, bench) then
     compiles nothing. Context, KV cache type and quantisation are fixed in the bundle.
     """
     from rlx.models.compile import compile_model

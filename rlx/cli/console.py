@@ -160,14 +160,23 @@ def counting() -> Iterator[Any]:
 
 
 @contextmanager
-def counted(what: str, total: int | None) -> Iterator[Any]:
-    """A function to call after each of `total` items (None: unknown); a bar on a terminal."""
+def counted(what: str, total: int | None, unit: str = "") -> Iterator[Any]:
+    """A function to call after each of `total` items (None or 0: unknown), or with how many; a bar
+    on a terminal."""
     out = screen(stderr=True)
     if not out.is_terminal:
-        yield lambda: None
+        yield lambda count=1: None
         return
-    from rich.progress import Progress as Bar
+    from rich import progress as rp
 
-    with Bar(console=out, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+    columns = (
+        rp.TextColumn("{task.description}"),
+        rp.BarColumn(),
+        rp.MofNCompleteColumn(),
+        rp.TextColumn(unit),
+        rp.TimeElapsedColumn(),
+        rp.TimeRemainingColumn(),
+    )
+    with rp.Progress(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(what, total=total or None)
+        yield lambda count=1: bar.advance(task, count)

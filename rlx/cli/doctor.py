@@ -25,7 +25,9 @@ _LIBRARIES = ("numpy", "llvmlite", "ml_dtypes", "tokenizers", "jinja2")
 def doctor(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="A model to look at too.", autocompletion=model_names),
+        typer.Argument(
+            metavar="MODEL", help="Also check whether this model fits.", autocompletion=model_names
+        ),
     ] = None,
     *,
     json: Json = False,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from rlx.cli import console
-from rlx.cli.load_model import is_model, load_embedder
-from rlx.cli.options import Artifact, Json, model_names
+from rlx.cli.load_model import is_model, load_embedder, refuse_near_miss
+from rlx.cli.options import Artifact, DeviceName, Json, Quant, Threads, model_names
 from rlx.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_ENCODER = "all-minilm-l6-v2"
+_WINDOW = 512  # texts that are ranked together
 _MOST_COMPARED = 20  # texts whose similarities a screen can show
 
 
@@ -31,7 +32,7 @@ def embed(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A file, a folder or a name; what is none of them is a text.",
+            help="A model file, folder or name. An argument that is no model is a text.",
             autocompletion=model_names,
             show_default=DEFAULT_ENCODER,
         ),
@@ -43,7 +44,9 @@ def embed(
     *,
     source: Annotated[
         Path | None,
-        typer.Option("--input", "-i", metavar="FILE", help="Take the lines of this file, or of -."),
+        typer.Option(
+            "--input", "-i", metavar="FILE", help="Embed the lines of a file; - is stdin."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -51,7 +54,7 @@ def embed(
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option("--query", "-q", help="Rank the texts by relevance to this query."),
+        typer.Option("--query", help="Rank the texts by relevance to this query."),
     ] = None,
     similarity: Annotated[
         bool, typer.Option("--similarity", help="Cosine similarity of all pairs of texts.")
@@ -69,33 +72,41 @@ def embed(
     normalize: Annotated[
         bool | None,
         typer.Option(
-            "--normalize/--no-normalize", help="Unit vectors, or not; default: as the model says."
+            "--normalize/--no-normalize",
+            help="Scale vectors to length 1, or leave them as they are.",
+            show_default="as the model says",
         ),
     ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
             "--pooling",
-            help="For language models: mean or last hidden state.",
+            help="For language models: mean of the hidden states, or the last one.",
             show_default="mean",
         ),
     ] = None,
     overlong: Annotated[
-        str, typer.Option("--overlong", help="What is too long: warn and cut, cut, or error.")
+        str,
+        typer.Option(
+            "--overlong", help="Texts that are too long: warn and truncate, cut silently, or error."
+        ),
     ] = "warn",
-    batch: Annotated[int | None, typer.Option("--batch", help="Largest batch.")] = None,
-    quant: Annotated[
-        str | None, typer.Option("--quant", help="Quantise the weights, for instance int8.")
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch", help="Most texts that run at once.", show_default="what fits their length"
+        ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", "-d", help="The device to run on.")] = "cpu",
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="Worker threads.")] = None,
+    quant: Quant = None,
+    device: DeviceName = "cpu",
+    threads: Threads = None,
     artifact: Artifact = None,
     json: Json = False,
 ) -> None:
     """Compute embeddings of texts, or rank them.
 
-    Prints a vector per line as JSON numbers as they are made, however many lines there are; with
-    --query, the texts with their scores, the best first.
+    Prints one vector per line, as a JSON array. With --query, prints scores and texts instead, the
+    best first. Lines are read as they are needed, so there may be any number of them.
     """
     if output is not None:
         _check_output(output)
@@ -135,10 +146,12 @@ def _arguments(words: list[str], source: Path | None) -> tuple[str, Iterable[str
     model = DEFAULT_ENCODER
     if words and is_model(words[0]):
         model, *words = words
+    elif words:
+        refuse_near_miss(words[0], "rlx embed", DEFAULT_ENCODER)
     if source is not None:
         if words:
             raise typer.BadParameter("texts and --input; give one of them")
-        return model, _lines() if str(source) == "-" else _lines_of(source)
+        return model, _lines() if str(source) == "-" else _Lines(source)
     return model, words or _lines()
 
 
@@ -153,9 +166,21 @@ def _lines() -> Iterator[str]:
     return _chained(first, lines)
 
 
-def _lines_of(source: Path) -> Iterator[str]:
-    with open(source, "rb") as file:
-        yield from _decoded(file, str(source))
+class _Lines:
+    """The lines of a file, counted before they are embedded."""
+
+    def __init__(self, source: Path) -> None:
+        self._source, self._count = source, 0
+        if source.is_file():  # a FIFO can be read once only
+            with open(source, "rb") as file:
+                self._count = sum(1 for _ in file)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        with open(self._source, "rb") as file:
+            yield from _decoded(file, str(self._source))
 
 
 def _chained(first: str, rest: Iterator[str]) -> Iterator[str]:
@@ -178,8 +203,8 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
 def _stream(
     encoder: Embedder, texts: Iterable[str], output: Path | None, options: dict[str, Any]
 ) -> None:
-    total = len(texts) if isinstance(texts, list) else None
-    with console.counted("embedding", total) as done:
+    total = len(texts) if isinstance(texts, list | _Lines) else None
+    with console.counted("embedding", total, "texts") as done:
         rows = _each(encoder.embed_stream(texts, **options), done)
         if output is None:
             _print_lines(rows)
@@ -199,8 +224,14 @@ def _each(rows: Iterable[Any], done: Any) -> Iterator[Any]:
 def _rank(
     encoder: Embedder, query: str, texts: list[str], json: bool, options: dict[str, Any]
 ) -> None:
-    with console.working("ranking"):
-        found = [(r.score, texts[r.index]) for r in encoder.rerank(query, texts, **options)]
+    scores: list[tuple[float, int]] = []
+    with console.counted("ranking", len(texts), "texts") as done:
+        for first in range(0, len(texts), _WINDOW):
+            window = texts[first : first + _WINDOW]
+            ranked = encoder.rerank(query, window, **options)
+            scores += [(-r.score, first + r.index) for r in ranked]
+            done(len(window))
+    found = [(-score, texts[i]) for score, i in sorted(scores)]
     if json:
         console.write_json([{"score": score, "text": text} for score, text in found])
         return
@@ -231,8 +262,8 @@ def _compare(encoder: Embedder, texts: list[str], json: bool, options: dict[str,
 
 
 def _print_object(encoder: Embedder, texts: list[str], options: dict[str, Any]) -> None:
-    with console.working("embedding"):
-        rows = encoder.embed(texts, **options).tolist()
+    with console.counted("embedding", len(texts), "texts") as done:
+        rows = [row.tolist() for row in _each(encoder.embed_stream(texts, **options), done)]
     made = [{"text": t, "vector": r} for t, r in zip(texts, rows, strict=True)]
     console.write_json({"model": str(encoder.model.path), "embeddings": made})
 

@@ -14,6 +14,7 @@ from rlx.cli.options import Json, Loading, model_names, spread
 from rlx.cli.programs import Subject, binding_for, open_subject, parameters, weight_types
 from rlx.cli.stages import STAGES, Stages
 from rlx.support import machine
+from rlx.support.files import atomic_file, require_other_file
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Wanted:
         Path | None,
         typer.Option(
             "--output", "-o",
-            help="Write to a file, in a form that can be read back. - for stdout.",
+            help="Write to a file, in a form that can be edited and read back; - is stdout.",
         ),
     ] = None  # fmt: skip
     json: Json = False
@@ -87,8 +88,11 @@ class Wanted:
     def deliver(self, text: str) -> None:
         if self.output is None or str(self.output) == "-":
             sys.stdout.write(text)
-        else:
+        elif self.output.exists() and not self.output.is_file():  # a device, a FIFO
             self.output.write_text(text, encoding="utf-8")
+        else:
+            with atomic_file(self.output.resolve()) as file:
+                file.write(text.encode())
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,9 @@ def inspect(
     launches. llvm, asm: the code of each distinct kernel. Without a stage, a summary.
     """
     wanted.check()
+    for written in (html, wanted.output):
+        if written is not None and Path(name).exists():
+            require_other_file(written, Path(name))
     if html is not None and wanted != Wanted():
         raise typer.BadParameter("--html is a report on everything, and goes without a stage")
     subject = open_subject(name, loading.context, loading.kv)

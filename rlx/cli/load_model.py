@@ -41,6 +41,23 @@ def is_model(text: str) -> bool:
     )
 
 
+def refuse_near_miss(text: str, command: str, default: str) -> None:
+    """Raise for a single word that is no model but looks like the name of one: to answer it as a
+    prompt, with the `default` model, is not what was meant."""
+    from rlx.formats.catalogue import near
+
+    if any(c.isspace() for c in text):
+        return
+    files = [p.name for p in Path().glob("*.gguf") if p.stem == text]
+    found = near(text)
+    meant = files[0] if files else None if found is None else found.name
+    if meant is not None:
+        raise typer.BadParameter(
+            f"{text!r} is no model; did you mean {meant}? Then: {command} {meant} …  "
+            f"If it is a text: {command} {default} {text!r}"
+        )
+
+
 def find_model(name: str) -> Path:
     """The file or folder of a model, fetched if need be."""
     from rlx.formats.fetch import resolve

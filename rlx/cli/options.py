@@ -72,33 +72,46 @@ Artifact = Annotated[
     _load(
         "--artifact", "-a",
         metavar="FILE",
-        help="A bundle that `rlx compile` made of this model: nothing is compiled. It is code.",
+        help="Run a bundle that `rlx compile` made of this model. It is code: trust its maker.",
     ),
 ]  # fmt: skip
+
+
+DeviceName = Annotated[
+    str,
+    _load(
+        "--device", "-d",
+        help="cpu, cuda (an NVIDIA GPU), or reference (NumPy: slow, exact).",
+        autocompletion=_devices,
+    ),
+]  # fmt: skip
+Threads = Annotated[
+    int | None,
+    _load(
+        "--threads", "-t",
+        help="Worker threads.", show_default="RLX_NUM_THREADS, or every physical core",
+    ),
+]  # fmt: skip
+Quant = Annotated[
+    str | None,
+    _load("--quant", "-q", help="Quantise float weights: Q8_0, Q4_K_M, int8, …"),
+]
 
 
 @dataclass(frozen=True)
 class Loading:
     """How a model is loaded."""
 
-    device: Annotated[
-        str, _load("--device", "-d", help="The device to run on.", autocompletion=_devices)
-    ] = "cpu"
+    device: DeviceName = "cpu"
     context: Annotated[
         int | None,
         _load(
             "--context", "-c",
-            help="Context length: most tokens of prompt and answer together.",
+            help="Context length: the most tokens of prompt and answer together.",
             show_default="4096, or what the model was trained for if that is less",
         ),
     ] = None  # fmt: skip
-    threads: Annotated[
-        int | None,
-        _load(
-            "--threads", "-t",
-            help="Worker threads.", show_default="RLX_NUM_THREADS, or every physical core",
-        ),
-    ] = None  # fmt: skip
+    threads: Threads = None
     kv: Annotated[str, _load("--kv", help="Type of the KV cache: f16, bf16, f32 or q8_0.")] = "f16"
 
 
@@ -107,10 +120,7 @@ class Measuring(Loading):
     """How `rlx bench` loads a model."""
 
     artifact: Artifact = None
-    quant: Annotated[
-        str | None,
-        _load("--quant", "-q", help="Quantise float weights: Q8_0, Q4_K_M, int8, …"),
-    ] = None
+    quant: Quant = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,7 @@ class Sampling:
     top_p: Annotated[
         float | None,
         _sample(
-            help="Nucleus sampling: the fewest tokens of this total probability.",
+            help="Nucleus sampling: the smallest set of tokens with this probability.",
             show_default="the model's, or 0.95",
         ),
     ] = None
@@ -177,10 +187,11 @@ class Sampling:
     ] = None
     presence_penalty: Annotated[
         float | None,
-        _sample(help="Subtracted from the logits of tokens in the answer.", show_default="0.0"),
+        _sample(help="Subtracted from the logit of each token in the answer.", show_default="0.0"),
     ] = None
     frequency_penalty: Annotated[
-        float | None, _sample(help="The same, for each occurrence.", show_default="0.0")
+        float | None,
+        _sample(help="Subtracted for each time a token is in the answer.", show_default="0.0"),
     ] = None
     seed: Annotated[
         int | None,
@@ -220,7 +231,7 @@ class Sampling:
     ] = None
     speculate: Annotated[
         int | None,
-        _sample(help="Speculative decoding: draft tokens per step. None, or 4 with --draft."),
+        _sample(help="Speculative decoding: draft tokens per step; with --draft, 4 unless given."),
     ] = None
     adapter: Annotated[str | None, _sample(metavar="NAME", help="A loaded LoRA adapter.")] = None
     json_schema: Annotated[

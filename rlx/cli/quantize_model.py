@@ -10,7 +10,7 @@ import typer
 
 from rlx.cli import console
 from rlx.cli.load_model import find_model
-from rlx.cli.options import Json, RequiredModel
+from rlx.cli.options import Json, RequiredModel, Threads
 
 
 def _types() -> list[str]:
@@ -27,24 +27,21 @@ def quantize(
         typer.Option(
             "--type",
             "-q",
-            help="Q4_K_M, Q8_0, Q6_K, Q5_K_M, Q4_0, F16, BF16, …",
+            help="The quant preset: Q4_K_M, Q8_0, Q6_K, Q5_K_M, Q4_0, F16, BF16, …",
             autocompletion=_types,
         ),
     ] = "Q4_K_M",
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace OUT.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace OUT if it exists.")] = False,
     requantize: Annotated[
         bool, typer.Option("--requantize", help="Also quantise weights that are quantised already.")
     ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", "-t", help="Worker threads.", show_default="every physical core"),
-    ] = None,
+    threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Quantise the weights of a model and write them as GGUF.
 
-    MODEL is best a float file (F32, F16, BF16). OUT is written atomically, and runs wherever GGUF
-    does.
+    MODEL should have float weights (F32, F16, BF16). OUT appears once it is complete; every
+    program that reads GGUF can use it.
     """
     from rlx.formats.quant_presets import QuantPreset
     from rlx.models.to_gguf import quantize_model

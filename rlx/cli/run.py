@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlx.cli import console, render
-from rlx.cli.load_model import is_model, load_model
+from rlx.cli.load_model import is_model, load_model, refuse_near_miss
 from rlx.cli.options import Json, Running, Sampling, model_names, spread
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(
             "--weights",
             "-w",
             metavar="MODEL",
-            help="MODEL is an override of `rlx inspect -o`; run it with the weights of this one.",
+            help="The weights for an edited file of `rlx inspect -o`, which is given as MODEL.",
         ),
     ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print timings.")] = False,
@@ -57,9 +57,9 @@ def run(
 ) -> None:
     """Generate the answer to a prompt.
 
-    A model with a chat template gets the prompt as a message, others continue it as text. A
-    single argument that names no model is the prompt, for the default model; without any, the
-    prompt is read from standard input.
+    A model with a chat template answers the prompt; another one continues it. A single argument is
+    the prompt, for the default model, unless it names a model. A prompt that is left out is read
+    from standard input.
     """
     name, prompt = _arguments(first, second)
     if weights is not None and not Path(name).is_file():
@@ -101,6 +101,8 @@ def _arguments(first: str | None, second: str | None) -> tuple[str, str]:
             raise typer.BadParameter('no prompt; try: rlx run "Why is the sky blue?"')
         first, second = first or DEFAULT_MODEL, "-"
     elif second is None:
+        assert first is not None
+        refuse_near_miss(first, "rlx run", DEFAULT_MODEL)
         first, second = DEFAULT_MODEL, first
     assert first is not None and second is not None
     prompt = sys.stdin.read() if second == "-" else second

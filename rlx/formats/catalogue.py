@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ _MINILM = CatalogueModel(
 
 CATALOGUE = {m.name: m for m in (_SMOLLM2, _MINILM)}
 _BY_ALIAS = {alias: m for m in CATALOGUE.values() for alias in (m.name, *m.aliases)}
+
+
+def near(name: str) -> CatalogueModel | None:
+    """The model whose name this may be a misspelling of."""
+    names = [alias for alias in _BY_ALIAS if alias != "default"]
+    found = get_close_matches(name.strip().lower(), names, 1, cutoff=0.8)
+    return _BY_ALIAS[found[0]] if found else None
 
 
 def find(name: str) -> CatalogueModel | None:

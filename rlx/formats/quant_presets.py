@@ -107,6 +107,10 @@ class QuantPreset:
     @staticmethod
     def of(name: str) -> QuantPreset:
         """The value of `quant=`: a preset, or one scheme for all, such as int8 or int4_b32."""
+        if not isinstance(name, str):
+            raise OptionError(
+                "not a quant preset", where="quant", got=repr(name), expected="a name"
+            )
         found = name.strip().upper()
         if found in _PRESETS or found in _ALIASES:
             preset = QuantPreset.parse(name)

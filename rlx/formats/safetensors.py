@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import NoReturn
 
@@ -144,11 +145,9 @@ def _tensor(file: MappedFile, name: str, entry: object, start: int, part: int) -
     if not _are_counts(span) or len(span) != 2 or span[0] > span[1]:
         _fail(file, f"tensor {name!r} has wrong data_offsets", got=str(span)[:80])
     dtype = BY_NAME[_DTYPES[dtype_name]]
-    nbytes = dtype.bytes
-    for d in shape:
-        nbytes *= d
-        if nbytes > _MAX_SIZE:
-            _fail(file, f"tensor {name!r} is larger than any file", got=str(shape)[:80])
+    nbytes = prod(shape, start=dtype.bytes)
+    if prod([d for d in shape if d], start=dtype.bytes) > _MAX_SIZE:
+        _fail(file, f"tensor {name!r} is larger than any file", got=str(shape)[:80])
     offset, end = start + span[0], start + span[1]
     if end > file.size or end - offset != nbytes:
         _fail(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from rlx.errors import FormatError, InputError
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
+from rlx.support.files import open_regular
 from rlx.support.records import dataclass
 from rlx.support.suggestions import close_names
 
@@ -76,10 +76,8 @@ class MappedFile:
 
 def _map(path: Path, name: str) -> mmap.mmap:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise InputError("not a regular file", where=name)
             if status.st_size == 0:
                 raise FormatError(
                     "empty file", where=name, hint="a download that stopped? fetch it again"

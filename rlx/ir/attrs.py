@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
 
+MAX_NESTING = 24
+"""Levels of control flow: far above any model, and few enough for recursion."""
+MAX_NESTED_NODES = 1 << 18
+
+
 class Data:
     """An immutable array with a content hash: the value of a constant."""
 
@@ -62,10 +67,11 @@ class Data:
 class Body:
     """A subgraph as an attribute: frozen, equal to another of the same structure."""
 
-    __slots__ = ("_hash", "graph", "key")
+    __slots__ = ("_hash", "depth", "graph", "key", "weight")
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.depth, self.weight = _nesting(graph)
         self.key = graph.structure()
         self._hash = hash(self.key)
 
@@ -79,6 +85,25 @@ class Body:
 
     def __repr__(self) -> str:
         return f"Body({self.graph.name})"
+
+
+def _nesting(graph: Graph) -> tuple[int, int]:
+    """How deep control flow nests in a graph, and its nodes with those of all subgraphs, counted
+    where they are used: each use is compiled by itself."""
+    depth, weight = 1, len(graph.nodes)
+    for node in graph.nodes:
+        if node.op.is_control_flow:
+            for body in node.op.attributes().values():
+                if isinstance(body, Body):
+                    depth, weight = max(depth, body.depth + 1), weight + body.weight
+    if depth > MAX_NESTING or weight > MAX_NESTED_NODES:
+        raise AttributeValueError(
+            "graphs nested too deep", where=graph.name,
+            got=f"{depth} levels with {weight:,} nodes",
+            expected=f"at most {MAX_NESTING} levels with {MAX_NESTED_NODES:,} nodes",
+            hint="a scan or while_loop repeats its body without nesting it",
+        )  # fmt: skip
+    return depth, weight
 
 
 class MaskKind:

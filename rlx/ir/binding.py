@@ -15,7 +15,7 @@ from rlx.ir.attrs import Body, has_symbols
 from rlx.ir.dim import DERIVED, Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
-from rlx.ir.shape import Shape
+from rlx.ir.shape import MAX_BYTES, Shape
 from rlx.support.suggestions import did_you_mean
 
 
@@ -144,10 +144,15 @@ def symbol_name(symbol: str | Expr) -> str:
 def check_size(symbol: str, size: object) -> None:
     """Raise unless `size` is a static size or a bound."""
     if isinstance(size, UpTo):
-        if not isinstance(size.bound, int) or size.bound < 1:
-            raise BindingError("an upper bound is a positive int", where=symbol, got=size.bound)
-    elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise BindingError("a size is a non-negative int", where=symbol, got=repr(size))
+        if not isinstance(size.bound, int) or not 1 <= size.bound < MAX_BYTES:
+            raise BindingError(
+                "an upper bound is a positive int", where=symbol, got=size.bound,
+                expected="1 … 2^63 - 1",
+            )  # fmt: skip
+    elif not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < MAX_BYTES:
+        raise BindingError(
+            "a size is a non-negative int", where=symbol, got=repr(size), expected="0 … 2^63 - 1"
+        )
 
 
 WELL_KNOWN = ("batch", "seq", "past_seq", *DERIVED)  # a binding may have them, used or not

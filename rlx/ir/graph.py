@@ -211,6 +211,8 @@ class Graph(Builder):
     hir: ClassVar[Callable[..., Any]]
 
     def __init__(self, name: str = "graph") -> None:
+        if not isinstance(name, str):
+            raise InputError("not a name", where="graph", got=repr(name), expected="a str")
         self.name = name
         self.nodes: list[Node] = []
         self.outputs: list[Value] = []

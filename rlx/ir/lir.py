@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlx.ir.dim import Dim
 from rlx.ir.graph import Graph
@@ -62,6 +62,11 @@ class Lir:
     phases: PhaseSchedule
     prepare: Graph | None = None  # run once per set of parameters; feeds params `prepared.…`
     scratch: dict[int, tuple[int, int]] = field(default_factory=dict)  # node id → offset, size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from rlx.ir.serial import from_bytes, to_bytes  # late: it imports this file
+
+        return from_bytes, (to_bytes(self),)
 
     @property
     def name(self) -> str:

@@ -88,6 +88,11 @@ class GraphModule(BlockMethods):
         fusion_policy: FusionPolicy | str = FusionPolicy.DIRECT,
     ) -> GraphModule:
         """Build an HIR module with `build`, whose return values become the outputs."""
+        if not callable(build):
+            raise InputError(
+                "not a function that builds a graph", where=f"define({name!r})",
+                got=f"{type(build).__name__} {build!r:.40}", expected="a function of the module",
+            )  # fmt: skip
         module = GraphModule(HirModule(name, fusion_policy))
         with without_gc():
             result = build(module)

@@ -11,6 +11,8 @@ from rlx.ir import dtype as dt
 from rlx.ir.dim import Dim, Expr, as_dim, evaluate, expand, same, substitute, upper_bound
 from rlx.ir.dtype import DType
 
+MAX_BYTES = 2**63
+"""Addresses and offsets are 64-bit and signed. Axes of size 0 do not count: strides do not."""
 ShapeLike = Any  # a Shape, or a sequence of ints, symbols and symbol names
 
 
@@ -43,6 +45,12 @@ class Shape:
                 if d >= 2**63:
                     raise ShapeError("dimension beyond 63 bits", got=f"{d.bit_length()} bits")
                 raise ShapeError("negative dimension", got=str(list(self.dims)))
+        extent = prod([d for d in self.dims if isinstance(d, int) and d], start=self.dtype.bytes)
+        if extent >= MAX_BYTES:
+            raise ShapeError(
+                "more bytes than can be addressed", got=f"{list(self.dims)} {self.dtype.name}",
+                expected="less than 2^63 bytes",
+            )  # fmt: skip
         self.rank = len(self.dims)
         self.is_static = all(isinstance(d, int) for d in self.dims)
         return cls._interned.setdefault(key, self)

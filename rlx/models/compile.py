@@ -17,6 +17,7 @@ from rlx.models.encoder_model import EncoderModel
 from rlx.models.encoder_runner import EncoderRunner
 from rlx.models.model_file import ModelFile, is_encoder
 from rlx.specialize.options import CompileOptions
+from rlx.support.files import require_other_file
 
 
 def compile_model(
@@ -48,6 +49,7 @@ def compile_model(
     path = resolve(model)
     options = CompileOptions(threads=threads)
     file = open_model(path)
+    require_other_file(Path(out), path, *file.files)
     with file:
         if is_encoder(file):
             for name, value in (("speculate", speculate), ("requests", requests)):

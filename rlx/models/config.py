@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, field, replace
+from numbers import Integral
 
 from rlx.errors import FormatError, InputError, OptionError
 from rlx.ir.dtype import DType
@@ -163,12 +164,12 @@ class ModelConfig:
         """The context to plan for: 4096 unless asked, at most what the model was trained for."""
         if asked is None:
             return min(self.context, DEFAULT_CONTEXT)
-        if not 1 <= asked <= self.context:
+        if not isinstance(asked, Integral) or not 1 <= asked <= self.context:
             raise InputError(
                 "context out of range", where="context", got=asked, expected=f"1 … {self.context}",
                 hint="the model was not trained for longer ones",
             )  # fmt: skip
-        return asked
+        return int(asked)
 
     def check_tokens(self, tokens: Sequence[int], most: int | None, hint: str) -> None:
         """Raise for unknown token ids, for none, or for more than `most`."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.html import card
+from rlx.models.arguments import one_text, require_count, several_texts
 from rlx.models.build_graph import EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.embed_progress import Progress, reporter
@@ -17,6 +18,7 @@ from rlx.models.encoder_inputs import TextReader, Tokens
 from rlx.models.encoder_runner import EncoderRunner, embedding_width
 from rlx.models.model_file import ModelFile
 from rlx.models.pooling import normalized
+from rlx.support.pickling import Unpicklable
 from rlx.support.records import dataclass
 
 Vectors = Any  # f32 [texts, width]
@@ -32,7 +34,7 @@ class Ranked:
     score: float
 
 
-class EncoderModel:
+class EncoderModel(Unpicklable):
     """Embeds texts, or ranks them. Safe to call from several threads; `close()` frees it."""
 
     def __init__(
@@ -120,8 +122,8 @@ class EncoderModel:
     ) -> Iterator[Vectors]:
         """The vectors one by one, in order, for any number of texts: `window` are held at once."""
         self._check(batch, truncate_dim)
-        _require_count("window", window)
-        source, put_before = iter(_several(texts)), self._prompt(prompt)
+        require_count("window", window)
+        source, put_before = iter(several_texts(texts)), self._prompt(prompt)
 
         def windows() -> Iterator[Vectors]:
             first = 0
@@ -156,7 +158,7 @@ class EncoderModel:
         with the model's own prompts for queries and documents.
         """
         if top is not None:
-            _require_count("top", top, least=0)
+            require_count("top", top, least=0)
         scores = self.scores(query, texts, batch=batch, overlong=overlong)
         order = np.argsort(-scores, kind="stable")[:top]
         return [Ranked(int(i), float(scores[i])) for i in order]
@@ -173,8 +175,8 @@ class EncoderModel:
         if not self.is_reranker:
             asked, found = (
                 self.embed(given, batch=batch, normalize=True, prompt=named, overlong=overlong)
-                for given, named in ((_one(query), self._named("query")),
-                                     (_several(texts), self._named(*_DOCUMENT)))
+                for given, named in ((one_text(query), self._named("query")),
+                                     (several_texts(texts), self._named(*_DOCUMENT)))
             )  # fmt: skip
             return found @ asked
         if self.labels > 2:
@@ -200,7 +202,7 @@ class EncoderModel:
         self._check(batch, None)
         if not self.is_reranker:
             raise UnsupportedError("a model without a classifier", where=str(self.model.path))
-        pairs = self.reader.pairs(_one(query), _listed(texts), overlong)
+        pairs = self.reader.pairs(one_text(query), _listed(texts), overlong)
         return self._rows(pairs, batch, "scores")
 
     # -- inside -------------------------------------------------------------------------------
@@ -261,21 +263,15 @@ class EncoderModel:
         if self._closed:
             raise InputError("the model is closed", where=str(self.model.path))
         if batch is not None:
-            _require_count("batch", batch)
+            require_count("batch", batch)
         if truncate_dim is not None:
-            _require_count("truncate_dim", truncate_dim, most=self.width)
+            require_count("truncate_dim", truncate_dim, most=self.width)
 
     def close(self) -> None:
         """Free memory. A second call does nothing; any other use is an error."""
         if not self._closed:
             self._closed = True
             self.runner.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsupportedError(
-            "a loaded model cannot be pickled", where=str(self.model.path),
-            hint="load it in each process: what it keeps on disk is shared",
-        )  # fmt: skip
 
     def __enter__(self) -> EncoderModel:
         return self
@@ -295,33 +291,8 @@ class EncoderModel:
         return card(f"EncoderModel {c.arch}", {**rows, "tokens": self.max_tokens})
 
 
-def _one(query: object) -> str:
-    if not isinstance(query, str):
-        raise InputError(
-            "not a query", got=f"{type(query).__name__} {query!r}"[:80], expected="str"
-        )
-    return query
-
-
-def _several(texts: object) -> Iterable[str]:
-    """An iterable of texts; their types are checked when they are read."""
-    if isinstance(texts, str | bytes | bytearray) or not isinstance(texts, Iterable):
-        raise InputError(
-            "not several texts", got=f"{type(texts).__name__} {texts!r}"[:80],
-            expected="a list of texts, or whatever gives one after another",
-        )  # fmt: skip
-    return texts
-
-
 def _listed(texts: object) -> list[str]:
-    return list(_several(texts))
-
-
-def _require_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or not least <= value or (most is not None and value > most):  # type: ignore
-        expected = f"{least} or more" if most is None else f"{least} … {most}"
-        raise OptionError("not such a number", where=name, got=repr(value)[:40], expected=expected)
+    return list(several_texts(texts))
 
 
 def _sigmoid(x: Vectors) -> Vectors:

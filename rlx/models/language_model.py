@@ -14,6 +14,7 @@ from rlx.errors import InputError, OptionError
 from rlx.ir.html import card
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
+from rlx.models.arguments import several_texts, token_ids
 from rlx.models.build_graph import HIDDEN, SAMPLE
 from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.embed_progress import Progress, reporter
@@ -31,12 +32,15 @@ from rlx.models.speculative import (
     decode_draft,
 )
 from rlx.models.structured_output import penalties_for
+from rlx.support.pickling import Unpicklable
 
 POOLING = ("mean", "last")
 
 
-class Stream(Iterator[str]):
+class Stream(Unpicklable, Iterator[str]):
     """Text as it is generated. `result` fills along; `close()` cancels safely."""
+
+    instead = "read the stream, and pickle its result"
 
     def __init__(self, pieces: Iterator[str], result: Generation) -> None:
         self._pieces, self.result = pieces, result
@@ -51,7 +55,7 @@ class Stream(Iterator[str]):
             self._pieces.close()  # type: ignore[attr-defined]
 
 
-class LanguageModel:
+class LanguageModel(Unpicklable):
     """A model in memory. Calls from several threads take turns; `close()` frees it."""
 
     def __init__(
@@ -265,7 +269,7 @@ class LanguageModel:
         chosen = self._adapter(adapter)
         with self.runner.lock:
             self.runner.adapt(chosen)
-            return self.runner.rows(tokens)
+            return self.runner.rows(token_ids(tokens))
 
     def embed(
         self,
@@ -282,7 +286,7 @@ class LanguageModel:
         to stderr.
         """
         self._require_open()
-        many = [texts] if isinstance(texts, str) else texts
+        many = [texts] if isinstance(texts, str) else several_texts(texts)
         found = self._pooled([self.tokenize(t) for t in many], pooling, reporter(progress))
         found = normalized(found) if normalize else found
         return found[0] if isinstance(texts, str) else found
@@ -305,7 +309,7 @@ class LanguageModel:
 
     def perplexity(self, text: str | Sequence[int]) -> float:
         """exp of the mean negative log probability of each token after the first."""
-        tokens = self.tokenize(text) if isinstance(text, str) else list(text)
+        tokens = self.tokenize(text) if isinstance(text, str) else token_ids(text)
         if len(tokens) < 2:
             raise InputError("a perplexity needs two tokens at least", got=len(tokens))
         rows = self.logits(tokens)[:-1].astype(np.float64)

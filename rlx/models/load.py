@@ -11,6 +11,7 @@ from rlx.backends.registry import Device
 from rlx.errors import OptionError
 from rlx.formats import open_model
 from rlx.formats.fetch import resolve
+from rlx.models.arguments import check_paths
 from rlx.models.bundle import ModelBundle
 from rlx.models.config import KVCacheType
 from rlx.models.encoder_model import EncoderModel
@@ -48,6 +49,7 @@ def load(
     adapters, chosen by name in each call, or with `merge` added to the weights. `warm` compiles
     now; otherwise the first token does, or the first text of some length.
     """
+    check_paths(adapters, artifact=artifact, draft=draft)
     Device.of(device)  # an unknown one is an error now, not with the first token
     path = resolve(path_or_name)
     file = open_model(path)

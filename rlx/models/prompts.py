@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from rlx.errors import InputError
 from rlx.formats.tokenizer import Tokenizer
+from rlx.models.arguments import token_ids
 
 Messages = Sequence[Mapping[str, Any]]
 _SYSTEM = ("system", "developer")
@@ -14,9 +15,12 @@ _SYSTEM = ("system", "developer")
 
 def is_many(prompt: Any) -> bool:
     """Whether this is a list of prompts: texts or lists of tokens."""
-    if isinstance(prompt, str | bytes | Mapping) or not hasattr(prompt, "__len__"):
+    if isinstance(prompt, str | bytes | Mapping | Set) or not hasattr(prompt, "__getitem__"):
         return False
-    if not len(prompt):
+    try:
+        if not len(prompt):
+            return False
+    except TypeError:  # an array of no dimensions
         return False
     return isinstance(prompt[0], str | list | tuple) or hasattr(prompt[0], "__len__")
 
@@ -30,7 +34,7 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: Any) -> list[int]:
             "not a prompt", got=f"{type(prompt).__name__} {prompt!r}"[:80],
             expected="a text, or token ids as in [1, 2, 3]",
         )  # fmt: skip
-    return list(prompt)
+    return token_ids(prompt)
 
 
 def system_tokens(tokenizer: Tokenizer, messages: Messages, tokens: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from numbers import Integral
 from typing import Any
@@ -69,7 +69,8 @@ class GenerationSettings:
                 raise OptionError("out of range", where=name, got=value, expected=f"{low} … {high}")
             if name in _WHOLE and value != int(value):
                 raise OptionError("not a whole number", where=name, got=value)
-        if self.speculate is not None and not 0 <= self.speculate <= 16:
+        drafted = self.speculate
+        if drafted is not None and not (_is_whole(drafted) and 0 <= drafted <= 16):
             raise OptionError("out of range", where="speculate", got=self.speculate,
                               expected="0 … 16")  # fmt: skip
         if self.overflow not in ("error", "shift"):
@@ -79,12 +80,29 @@ class GenerationSettings:
         given = [n for n in ("json_schema", "regex", "grammar") if getattr(self, n) is not None]
         if len(given) > 1:
             raise OptionError("one kind of structured output only", got=" and ".join(given))
+        self._check_kinds()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", tuple(s for s in stop if s))
         object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
-        self._check_kinds()
+        self._check_elements()
 
     def _check_kinds(self) -> None:
+        kinds: dict[str, tuple[Any, str]] = {
+            "stop": (Iterable, "texts"),
+            "stop_tokens": (Iterable, "token ids"),
+            "logit_bias": (Mapping, "token ids to numbers"),
+            "json_schema": (Mapping | str | None, "a schema, or its text"),
+            "regex": (str | None, "a regular expression"),
+            "grammar": (str | None, "a grammar in GBNF or Lark"),
+        }
+        for name, (kind, expected) in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise OptionError(
+                    "not what is expected", where=name, got=repr(value), expected=expected
+                )
+
+    def _check_elements(self) -> None:
         wrong: list[tuple[str, object, str]] = []
         wrong += [("stop", s, "texts") for s in self.stop if not isinstance(s, str)]
         wrong += [("stop_tokens", t, "token ids") for t in self.stop_tokens if not _is_whole(t)]

@@ -68,7 +68,7 @@ class GrammarMask(Penalties):
 
 
 def _library() -> Any:
-    return library("llguidance", "structured output", "'rlx[grammar]'")
+    return library("llguidance", "structured output")
 
 
 def _grammar(engine: Any, settings: GenerationSettings) -> str:
@@ -92,7 +92,7 @@ def _as_lark(text: str) -> str:
     convert = library("llguidance.gbnf_to_lark", "a GBNF grammar")
     try:
         return str(convert.gbnf_to_lark(text))
-    except convert.GbnfToLarkError as error:
+    except Exception as error:  # a rule that is not defined raises nothing more special
         raise OptionError("not a GBNF grammar", where="grammar", got=str(error)) from error
 
 

@@ -36,6 +36,7 @@ from rlx.models.model_file import ModelFile, is_encoder
 from rlx.models.recommended import sampling_metadata
 from rlx.models.rope_tables import frequency_factors, pairs_together
 from rlx.models.weights import Weight
+from rlx.support.files import require_other_file
 from rlx.support.machine import worker_count
 
 # model_type → general.architecture
@@ -67,6 +68,7 @@ def quantize_model(
     preset = QuantPreset.parse(preset) if isinstance(preset, str) else preset
     options = QuantizeOptions(preset, worker_count(threads), requantize, overwrite, progress)
     with open_model(Path(path)) as file:
+        require_other_file(Path(out), file.path, *file.files)
         if isinstance(file, GgufFile):
             return quantize_gguf(file, out, options)
         if is_encoder(file):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rlx.errors import RlxError
+from rlx.errors import BindingError, RlxError
 from rlx.ir.attrs import has_symbols
 from rlx.ir.binding import bind_op
 from rlx.ir.graph import Graph, record
@@ -173,6 +173,19 @@ class BoundClasses:
             return all(self._fits(*pair) for pair in zip(self.classes.nodes, self.ops, strict=True))
         except RlxError:
             return False
+
+    def require_fit(self, graph: Graph) -> None:
+        """Raise for the first op of `graph` that cannot take these sizes."""
+        for c, op in zip(self.classes.nodes, self.ops, strict=True):
+            try:
+                infer(op, tuple([self.shapes[i] for i in c.operands]))
+            except RlxError as error:
+                sizes = ", ".join(f"{symbol}={size}" for symbol, size in self.sizes.items())
+                raise BindingError(
+                    error.what, where=op.name, got=f"{error.got} with {sizes}",
+                    expected=error.expected, origin=graph.nodes[c.first].origin,
+                    hint="the sizes of this run do not fit this op",
+                ) from error  # fmt: skip
 
     def _fits(self, c: NodeClass, op: Op) -> bool:
         found = infer(op, tuple([self.shapes[i] for i in c.operands]))

@@ -16,15 +16,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from rlx.errors import VerifyError
+from rlx.errors import OutOfMemoryError, VerifyError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import ALIGNMENT, Argument, Lir, Slot, View, aligned, works_in_place
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
-from rlx.ir.shape import Shape
+from rlx.ir.shape import MAX_BYTES, Shape
 from rlx.ir.verify import verify
 from rlx.passes.bind import require_bound
 from rlx.passes.node_classes import BoundClasses, NodeClasses, rows_of
@@ -318,7 +318,20 @@ class PlanTemplate:
         sizes = [bound.bytes[c] for c in of_value]
         wanted = [self._scratch(bound, c, scratch) for c in range(len(self.classes.nodes))]
         arena = lifetimes.lay_out(sizes, [wanted[c] for c in of_node])
+        if max(arena.size, *sizes, 0) >= MAX_BYTES:
+            self._raise_too_large(bound, sizes)
         return Variant(self, bound, lifetimes, sizes, arena)
+
+    def _raise_too_large(self, bound: BoundClasses, sizes: list[int]) -> NoReturn:
+        largest = max(range(len(sizes)), key=sizes.__getitem__)
+        node, shape = self.values[largest].node, bound.shapes[self.classes.of_value[largest]]
+        bounds = ", ".join(f"{symbol} up to {most}" for symbol, most in bound.dynamic.items())
+        raise OutOfMemoryError(
+            "more memory than can be addressed", where=node.op.name,
+            got=f"{shape}" + (f" with {bounds}" if bounds else ""),
+            expected="less than 2^63 bytes", origin=node.origin,
+            hint="memory is planned for the bounds of dynamic dimensions" if bounds else "",
+        )  # fmt: skip
 
     def _lifetimes(self, bound: BoundClasses) -> Lifetimes:
         fits = tuple([_overwritable(bound, c) for c in range(len(self.classes.nodes))])

@@ -62,6 +62,7 @@ class PlanCache:
             return self._plan_rewritten(binding)
         made = template.plan(bound, self.scratch)
         if not bound.is_sound():
+            bound.require_fit(template.graph)
             verify(made.graph, after="bind")  # names the node
         return made
 

@@ -23,7 +23,12 @@ from rlx.runtime import container
 from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
 from rlx.specialize.compile_profile import is_registered, register_profile
 from rlx.specialize.component import ModelComponent
-from rlx.support.files import cache_directory, make_trusted_directory, remove_stale
+from rlx.support.files import (
+    cache_directory,
+    check_directory,
+    make_trusted_directory,
+    remove_stale,
+)
 from rlx.support.records import dataclass
 from rlx.support.settings import debug, mebibytes
 
@@ -82,6 +87,7 @@ class AotCache:
         key must stand for."""
         path = self.path(name)
         try:
+            check_directory(self.root)
             parts = container.read(path).parts
             found = None if _outdated(parts) else Artifact.from_parts(parts)
         except FileNotFoundError:
@@ -144,6 +150,7 @@ class AotCache:
         checksums, for a process that has just stored them."""
         path = self.path(name, WEIGHTS)
         try:
+            check_directory(self.root)
             found = container.read(path, check=check)
         except FileNotFoundError:
             return None

@@ -33,10 +33,11 @@ from rlx.runtime.params import (
 from rlx.runtime.phase_runs import PhaseRuns, sizes_needed
 from rlx.runtime.variants import VariantCache, VariantProvider, users_manifest
 from rlx.specialize.manifest import BindingManifest
+from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
 from rlx.support.settings import check_nan, debug, debug_level
 
 
-class CompiledGraph:
+class CompiledGraph(Unpicklable):
     """What `Session.compile` returns. Threads may share it; a lock makes their runs exclusive.
 
     Symbols that the options bind are fixed. Dynamic dims are given with each run, below a bound.
@@ -47,6 +48,8 @@ class CompiledGraph:
     Arrays are NumPy's. On a device with memory of its own, `run` copies inputs to the device and
     outputs back; on the host nothing is copied.
     """
+
+    instead = COMPILE_AGAIN
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class CompiledGraph:
         if unknown or missing:
             raise BindingError(
                 "sizes to warm are those of the open symbols", where=self._signature.name,
-                got=", ".join(sorted(given)) or "none",
+                got=", ".join(sorted(map(str, given))) or "none",
                 expected=", ".join(sorted(self.template.open_symbols)) or "none",
             )  # fmt: skip
         with self._lock:
@@ -164,7 +167,7 @@ class CompiledGraph:
             )
         arrays = self._input_arrays(named if inputs is None else self._join(inputs, named))
         shapes = tuple([a.shape for a in arrays])
-        key = (*shapes, *sorted(sizes.items())) if sizes else shapes
+        key = _dispatch_key(shapes, sizes) if sizes else shapes
         with self._lock:
             entry = self._variants.dispatch_cache.get(key)
             if entry is None:
@@ -470,6 +473,17 @@ class CompiledGraph:
         rows |= {"params": len(self._signature.params), "outputs": ", ".join(self.output_names)}
         title = f"{self._signature.name} on {self.template.backend.name}"
         return card(title, rows | {"variants": len(self._variants)})
+
+
+def _dispatch_key(shapes: tuple[Any, ...], sizes: Mapping[str, int]) -> tuple[Any, ...]:
+    try:
+        key = (*shapes, *sorted(sizes.items()))
+        hash(key)
+        return key
+    except (AttributeError, TypeError):
+        raise BindingError(
+            "not sizes", where="run", got=f"{sizes!r:.60}", expected='a mapping such as {"seq": 8}'
+        ) from None
 
 
 def _span(phase: Phase | str | None, until: Phase | str | None) -> Span | None:

@@ -23,9 +23,18 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
+from rlx.support.pickling import Unpicklable
 from rlx.support.records import dataclass
 
 PREPARED = "prepared."
+_FITS = {
+    "b": ("bool", "int", "uint", "float", "complex"),
+    "i": ("int", "uint", "float", "complex"),
+    "u": ("int", "uint", "float", "complex"),
+    "f": ("float", "complex"),
+    "c": ("complex",),
+}
+"""Types that numbers in lists may become: none of them loses a fraction."""
 
 
 def as_array(name: str, value: Any, expected: Shape) -> Array:
@@ -37,16 +46,32 @@ def as_array(name: str, value: Any, expected: Shape) -> Array:
             raise InputError("a buffer of another device", where=name, got=repr(value))
         value = value.array
     if not isinstance(value, np.ndarray):
-        if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
-            value = np.from_dlpack(value)
-        else:
-            value = np.asarray(value, None if isinstance(value, np.generic) else _element(expected))
+        value = _converted(name, value, expected)
     if value.dtype != expected.dtype.numpy:
         raise InputError(
             "wrong element type", where=name, got=value.dtype, expected=expected.dtype,
             hint=f"convert it with .astype({expected.dtype.numpy.name!r})",
         )  # fmt: skip
     return np.ascontiguousarray(value) if value.ndim else value
+
+
+def _converted(name: str, value: Any, expected: Shape) -> Array:
+    """What is not an array yet: a scalar of NumPy's, another library's array, numbers in lists."""
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    try:
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        found = np.asarray(value)
+        if expected.dtype.kind in _FITS.get(found.dtype.kind, ()) or not found.size:
+            return np.asarray(value, _element(expected))
+        why: Exception | None = None
+    except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
+        why = error
+    raise InputError(
+        "not an array of numbers", where=name, got=f"{type(value).__name__} {value!r:.60}",
+        expected=f"{expected}, as an array, or numbers in lists",
+    ) from why  # fmt: skip
 
 
 def as_argument(name: str, value: Any, expected: Shape, allocator: Allocator) -> Any:
@@ -87,13 +112,15 @@ class Deferred:
         return _contiguous(self.make())
 
 
-class ParamStore:
+class ParamStore(Unpicklable):
     """Parameters by name, what was prepared (packed, concatenated) from them, and their buffers.
 
     Arrays are not copied (a memory map stays one). Prepared ones are named by what they compute, so
     that all variants that need the same packed weight share it. A device with memory of its own
     gets one copy of each parameter that its executables use.
     """
+
+    instead = "pickle the arrays, and set them in each process"
 
     def __init__(self, arrays: Mapping[str, Any] | None = None) -> None:
         self._arrays: dict[str, Array | Buffer | Deferred] = {}

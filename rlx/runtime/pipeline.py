@@ -35,6 +35,7 @@ from rlx.specialize.component import CompilationMode, LayerComposition, ModelCom
 from rlx.specialize.key import encode, make_key
 from rlx.specialize.manifest import BindingManifest
 from rlx.specialize.options import CompileOptions
+from rlx.support.pickling import Unpicklable
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -124,13 +125,15 @@ class Specialized:
         return Artifact.of(name, base.signature, binding, self.lir, parts, profile, material)
 
 
-class ModelCompilePipeline:
+class ModelCompilePipeline(Unpicklable):
     """Three stages (template, specialisation, machine code), each cached.
 
     All executables share one ParamStore, and states of the same name, shape and element type. A hit
     finds an executable by its key and the contents of its model. A miss specialises a cached
     template; only a new model or new options run the passes. Thread-safe.
     """
+
+    instead = "make one in each process: artifacts on disk are shared"
 
     def __init__(
         self,

@@ -23,12 +23,14 @@ from rlx.passes.rewrite import Rule
 from rlx.runtime.variants import Signature
 from rlx.specialize.options import CompileOptions
 from rlx.support.gc_pause import without_gc
+from rlx.support.pickling import COMPILE_AGAIN, Unpicklable
 from rlx.support.records import dataclass
 from rlx.support.settings import debug, debug_level
 
 
 @dataclass
-class Template:
+class Template(Unpicklable):
+    instead = COMPILE_AGAIN
     source: Graph  # MIR before passes: names, shapes and types of all arguments
     result: PipelineResult  # the graph after all passes, and their reports
     backend: Backend

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from rlx.errors import InputError
 from rlx.support.settings import setting
 
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _TEMPORARY = ".new-"
 _STALE = 24 * 3600.0
 """Seconds after which a temporary file is stale, whatever process wrote it."""
@@ -36,6 +38,31 @@ def cache_directory(name: str) -> Path | None:
     return None if setting("RLX_CACHE") == "0" else cache_root() / name
 
 
+# -- regular files --------------------------------------------------------------------------------
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading, but no FIFO or device: those never end, or never begin."""
+    # O_NONBLOCK: do not wait for a writer
+    file = os.fdopen(os.open(path, os.O_RDONLY | _NONBLOCK), "rb", closefd=True)
+    mode = os.fstat(file.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        file.close()
+        raise InputError(
+            "not a regular file", where=os.fspath(path), got=_KINDS.get(stat.S_IFMT(mode)),
+            hint="write the contents to a file, and name that",
+        )  # fmt: skip
+    return file
+
+
 # -- trusted files --------------------------------------------------------------------------------
 
 
@@ -52,8 +79,10 @@ def check_owner(info: os.stat_result, *, system: bool = False) -> None:
 def open_trusted(path: Path, *, system: bool = False) -> BinaryIO:
     """Open a trusted file for reading; symbolic links are not followed unless `system`."""
     follow = 0 if system else getattr(os, "O_NOFOLLOW", 0)
-    file = os.fdopen(os.open(path, os.O_RDONLY | follow), "rb")
+    file = os.fdopen(os.open(path, os.O_RDONLY | _NONBLOCK | follow), "rb")
     try:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise PermissionError("it is not a regular file")
         check_owner(os.fstat(file.fileno()), system=system)
     except BaseException:
         file.close()
@@ -68,8 +97,46 @@ def read_trusted(path: Path) -> bytes:
 
 def make_trusted_directory(path: Path) -> None:
     """Make the directory if need be; PermissionError when others could write into it."""
+    make_private_directory(path)
+    check_directory(path)
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory for this user alone, and the cache root that holds it."""
+    if path.parent == cache_root():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(os.stat(path))
+
+
+def check_directory(path: Path, *, code: bool = True) -> None:
+    """PermissionError when others could change what is in a directory, or in the cache root that
+    holds it. One that holds no `code` may be a link, or belong to the superuser."""
+    found = [(path, code)]
+    if path.parent == cache_root():
+        found.append((path.parent, False))
+    for each, strict in found:
+        try:
+            info = os.lstat(each) if strict else os.stat(each)
+            if stat.S_ISLNK(info.st_mode):
+                raise PermissionError("it is a symbolic link")
+            check_owner(info, system=not strict)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # this user makes it, or cannot
+        except PermissionError as error:
+            raise PermissionError(f"{error}: {each}") from None
+
+
+def require_other_file(out: Path, *sources: Path) -> None:
+    """Raise where a result would replace what it is made of, under any of its names: the same
+    path, a symbolic or a hard link, a file in a source folder."""
+    for source in sources:
+        for each in [*source.iterdir()] if source.is_dir() else [source]:
+            with contextlib.suppress(OSError):
+                if os.path.samefile(out, each):
+                    raise InputError(
+                        "the output would replace the model that is read", where=os.fspath(out),
+                        hint="write to another file, then move it",
+                    )  # fmt: skip
 
 
 # -- atomic writes --------------------------------------------------------------------------------

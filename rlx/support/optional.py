@@ -8,7 +8,7 @@ from typing import Any
 from rlx.errors import UnsupportedError
 
 
-def library(name: str, purpose: str, install: str = "'rlx[models]'") -> Any:
+def library(name: str, purpose: str) -> Any:
     """Import an optional dependency, or raise an error that says how to install it."""
     try:
         return import_module(name)
@@ -16,5 +16,5 @@ def library(name: str, purpose: str, install: str = "'rlx[models]'") -> Any:
         raise UnsupportedError(
             f"{purpose} needs the library {name!r}, which is not installed",
             where="rlx.formats",
-            hint=f"pip install {install}",
+            hint=f"pip install {name.partition('.')[0]}",
         ) from e

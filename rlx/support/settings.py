@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import NamedTuple
 
 from rlx.errors import OptionError
+from rlx.support.suggestions import did_you_mean
 
 
 class Setting(NamedTuple):
@@ -40,8 +42,26 @@ SETTINGS = (
 _DEFAULTS = {s.name: s.default for s in SETTINGS}
 
 
+_warned = False
+
+
+def warn_of_unknown() -> None:
+    """Warn, once in a process, of variables RLX_… that RLX does not read: misspelt ones."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    for name in sorted(os.environ):
+        if name.startswith("RLX_") and name not in _DEFAULTS:
+            near = did_you_mean(name[4:], [known[4:] for known in _DEFAULTS])
+            hint = near.replace("mean ", "mean RLX_") or "docs/settings.md lists those there are"
+            warnings.warn(f"{name} is no setting of RLX; {hint}", RuntimeWarning, stacklevel=3)
+
+
 def setting(name: str) -> str:
     """The value of a setting of the table."""
+    if not _warned:
+        warn_of_unknown()
     return os.environ.get(name, _DEFAULTS[name]).strip()
 
 

@@ -65,6 +65,20 @@ def number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
+def test_the_two_times_are_explained(open_page: Any, report: Path) -> None:
+    """What the blocks add up to, the whole run, and what lies between: the time at barriers."""
+    page, measured = open_page(report), data_of(report)["measured"]
+    inside = sum(k["seconds"] for k in measured["kernels"])
+    waiting = measured["seconds"] - inside
+    shown = re.findall(r"([\d.]+ )(µs|ms|s)\b", page.locator("#model-text").inner_text())
+    unit = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+    found = [float(number) * unit[name] for number, name in shown]
+    # of two digits at least
+    assert found == pytest.approx([inside, measured["seconds"], waiting], rel=0.05)
+    tiles = page.locator("#tiles").inner_text()
+    assert "".join(shown[1]) in tiles and "a run, waiting included" in tiles
+
+
 def test_it_opens_at_once(open_page: Any, report: Path) -> None:
     """In two seconds, a model of more than 28 layers, charts and all."""
     page = open_page(report)

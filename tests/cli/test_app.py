@@ -77,7 +77,7 @@ def test_without_its_libraries_it_says_how_to_get_them(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from rlx.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == f"rlx: the command line needs {missing}: pip install 'rlx[models,cli]'\n"
+    assert done.stderr == f"rlx: the command line needs {missing}: pip install typer rich\n"
 
 
 def test_it_runs_as_a_module() -> None:

@@ -171,3 +171,17 @@ def test_a_message_may_begin_with_a_slash(rlx: Any, tiny: Path, tmp_path: Path) 
     file = tmp_path / "talk.json"
     talk(rlx, tiny, "//etc is a folder", "", f"/save {file}")
     assert json.loads(file.read_text())["messages"][0]["content"] == "/etc is a folder"
+
+
+def test_what_is_saved_is_for_its_owner_alone(rlx: Any, tiny: Path, tmp_path: Path) -> None:
+    file, target = tmp_path / "talk.json", tmp_path / "kept" / "real.json"
+    talk(rlx, tiny, "Hi", f"/save {file}")
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)  # of an older version
+    talk(rlx, tiny, "Hi", f"/save {file}")
+    assert file.stat().st_mode & 0o777 == 0o600
+    target.parent.mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    talk(rlx, tiny, "Hi", f"/save {link}")
+    assert link.is_symlink() and json.loads(target.read_text())["messages"]

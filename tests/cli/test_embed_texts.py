@@ -147,7 +147,9 @@ def test_a_path_to_nothing_is_no_text(rlx: Any) -> None:
 
 def test_texts_of_several_lines_are_shown_in_one(rlx: Any, encoder: Path) -> None:
     command = ("embed", encoder, "the\ncat", "a", *REFERENCE)
-    assert any(line.endswith("  the cat") for line in rlx(*command, "-q", "a").stdout.splitlines())
+    assert any(
+        line.endswith("  the cat") for line in rlx(*command, "--query", "a").stdout.splitlines()
+    )
     assert len(rlx(*command, "--similarity").stdout.splitlines()) == 3
 
 
@@ -233,7 +235,7 @@ def test_artifacts_are_cached_and_checked(rlx: Any, encoder: Path, own_cache: Pa
     done = rlx("cache", "verify")
     assert done.exit_code == 1
     assert str(victim) in done.stdout
-    rlx("cache", "clear")
+    rlx("cache", "clear", "--yes")
     assert not victim.exists()
     after = json.loads(rlx("cache", "size", "--json").stdout)
     assert (after["artifacts"]["count"], after["kernels"]["count"]) == (0, 0)

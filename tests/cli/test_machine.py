@@ -132,9 +132,16 @@ def test_cache_clears(rlx: Any, kernels: list[Path], own_cache: Path) -> None:
     model = own_cache / "models" / "smollm2-135m"
     model.mkdir(parents=True)
     (model / "weights").write_bytes(b"12345")
-    assert rlx("cache", "clear").stdout == "deleted 3 files and 0 models, 312 B\n"
+    refused = rlx("cache", "clear", input="n\n")
+    assert "Delete 3 kernels and artifacts (312 B)?" in refused.stderr
+    assert refused.exit_code == 1 and all(p.exists() for p in kernels)
+    unasked = rlx("cache", "clear")  # nobody there to answer
+    assert unasked.exit_code == 1 and all(p.exists() for p in kernels)
+    cleared = rlx("cache", "clear", input="y\n")
+    assert cleared.stdout.endswith("deleted 3 files and 0 models, 312 B\n")
     assert not any(p.exists() for p in kernels)
     assert model.exists()
+    assert rlx("cache", "clear").stdout == "deleted 0 files and 0 models, 0 B\n"
     kept = rlx("cache", "clear", "--models", input="n\n")
     assert (kept.exit_code, model.exists()) == (1, True)
     assert "deleted" not in kept.stdout

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_support import write_tiny
 
 from rlx.formats.gguf import GgufFile
 
@@ -64,3 +66,50 @@ def test_twice(rlx: Any, tiny: Path, tmp_path: Path) -> None:
     assert refused.exit_code == 1 and "--requantize" in refused.stderr
     done = rlx("quantize", once, twice, "-q", "Q4_0", "--requantize")
     assert done.exit_code == 0 and "warning" in done.stderr
+
+
+def same(kind: str, model: Path) -> Path:
+    """Another name of the model."""
+    name = model.with_name("other.gguf")
+    if kind == "symbolic link":
+        name.symlink_to(model)
+    elif kind == "hard link":
+        os.link(model, name)
+    elif kind == "path":
+        (model.parent / "folder").mkdir()
+        name = model.parent / "folder" / ".." / model.name
+    return name
+
+
+@pytest.mark.parametrize("kind", ["path", "symbolic link", "hard link"])
+@pytest.mark.parametrize("command", ["quantize", "compile", "inspect"])
+def test_a_model_is_never_replaced_by_what_is_made_of_it(
+    rlx: Any, tmp_path: Path, command: str, kind: str
+) -> None:
+    model = write_tiny(tmp_path / "model.gguf")
+    before, out = model.read_bytes(), same(kind, model)
+    options = {
+        "quantize": [model, out, "--type", "Q8_0", "--force"],
+        "compile": [model, "--out", out],
+        "inspect": [model, "--stage", "hir", "-o", out],
+    }[command]
+    done = rlx(command, *options)
+    assert done.exit_code == 1
+    assert "the output would replace the model that is read" in done.stderr
+    assert model.read_bytes() == before and out.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == sorted(
+        {"model.gguf", out.name}
+    )
+
+
+def test_files_of_a_folder_are_not_replaced(tmp_path: Path) -> None:
+    from tiny import write_folder
+
+    from rlx.errors import InputError
+    from rlx.models.to_gguf import quantize_model
+
+    write_folder("llama", tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(InputError, match="would replace the model"):
+        quantize_model(tmp_path, tmp_path / "config.json", "Q8_0", overwrite=True)
+    assert (tmp_path / "config.json").read_bytes() == before

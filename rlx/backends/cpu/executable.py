@@ -6,7 +6,7 @@ counter alone, and linearly, and have no host calls (see `executor.emit`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ctypes import addressof, c_char
 from functools import cached_property
@@ -18,7 +18,8 @@ from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
 from rlx.backends.bounds_checks import checker, raise_failed
 from rlx.backends.buffer import HOST, Buffer
 from rlx.backends.cpu.executor import control_block
-from rlx.backends.cpu.executor.control_block import BARRIER
+from rlx.backends.cpu.executor.control_block import BARRIER, LONG
+from rlx.backends.cpu.interruptible import AsideRun, handles_signals, long_check
 from rlx.backends.cpu.link import LinkedProgram, address_of, call_host
 from rlx.backends.cpu.profile import CpuRecording
 from rlx.backends.cpu.thread_pool import ThreadPool
@@ -103,11 +104,21 @@ class CpuExecutable(Executable):
         self._inputs = [e.name for e in manifest.inputs]
         self._outputs = [e.name for e in manifest.outputs]
         self._attachable = [*manifest.params, *manifest.states]
+        self._abandoned: AsideRun | None = None  # a run that was interrupted and goes on
+        self._long = self._long_check()
         self._find_slots()
 
     @cached_property
     def lir(self) -> Lir:
         return self._info.lir()
+
+    def _long_check(self) -> Callable[..., bool] | None:
+        """Whether a run has a launch that takes long; None if no size makes it so."""
+        launches = np.flatnonzero(self.relocatable.flags & LONG).tolist()
+        if not launches:
+            return None
+        metadata = [self.relocatable.metadata[i] for i in launches]
+        return long_check([(m.flops, m.bytes) for m in metadata], self._symbols)
 
     def _find_slots(self) -> None:
         """Inputs and outputs that the caller passes no buffer for are in the arena."""
@@ -124,6 +135,8 @@ class CpuExecutable(Executable):
         return [(self._externals.get(key, -1), self._addresses[key]) for key in keys]
 
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
+        if self._abandoned is not None:
+            self._settle()
         needed: dict[str, Buffer] = {}
         for entry in self._attachable:
             buffer = (params if entry.role == "param" else states)[entry.name]
@@ -148,9 +161,43 @@ class CpuExecutable(Executable):
         if self.recorder is not None:
             self.recorder.sizes.append(dict(sizes))  # callers may use one mapping again
         first, last = self._launches(span)
-        self.pool.run(self.linked.program, first, last, self._on_host)
+        if self._long is None or not self._is_long(sizes):
+            self.pool.run(self.linked.program, first, last, self._on_host)
+        else:
+            self._run_aside(first, last, (inputs, outputs))
         if self._status[0]:
             self._raise_status()
+
+    def _is_long(self, sizes: Mapping[str, int]) -> bool:
+        assert self._long is not None
+        # time stamps and host calls belong to the thread that asked for the run
+        if self.recorder is not None or self.relocatable.hosts or not handles_signals():
+            return False
+        return self._long(*[sizes[s] for s in self._symbols])
+
+    def _run_aside(self, first: int, last: int | None, used: Any) -> None:
+        """Run so that Ctrl-C interrupts a long kernel; `used` stays alive until it ends."""
+
+        program = self.linked.program
+
+        def call(_: Any = used) -> None:
+            self.pool.run(program, first, last)
+
+        self._abandoned = run = AsideRun(call)  # until it is over
+        try:
+            run.run()
+            self._abandoned = None
+        except BaseException:
+            if not run.done:
+                self.pool.abandon(program, True)
+            raise
+
+    def _settle(self) -> None:
+        """Wait for a run that was interrupted: it still reads args and writes to the arena."""
+        assert self._abandoned is not None
+        self._abandoned.wait()
+        self._abandoned, self._status[0] = None, 0
+        self.pool.abandon(self.linked.program, False)
 
     def _launches(self, span: Span | None) -> tuple[int, int | None]:
         if span is None:
@@ -165,6 +212,8 @@ class CpuExecutable(Executable):
         sizes: Mapping[str, int],
     ) -> None:
         """Check the sizes and compute the dynamic args of this run."""
+        if self._abandoned is not None:
+            self._settle()
         addresses = self._external_addresses
         for args, buffers in ((self._input_args, inputs), (self._output_args, outputs)):
             for (index, slot), buffer in zip(args, buffers, strict=True):
@@ -192,6 +241,8 @@ class CpuExecutable(Executable):
         self._fill(row, self._external_addresses, *dims)
 
     def run_loop(self, header: int) -> None:
+        if self._abandoned is not None:
+            self._settle()
         self.pool.run_loop(self.linked.program, header)
         if self._status[0]:
             self._raise_status()

@@ -10,9 +10,10 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
+from rlx.backends.cpu.interruptible import is_long
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.kernel_args import NodeArg, NodeNumber, Pointer, Scratch, Status
 from rlx.errors import UnsupportedError
@@ -65,6 +66,7 @@ class KernelLaunch:
     label: str = field(default="")
     jump: bool = False
     fence: bool = False
+    long: bool = False  # one launch may take longer than a user waits: see `interruptible`
     host: Node | None = None
 
 
@@ -170,19 +172,33 @@ def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
         launch.node = node
         launch.label = launch.label or (node.op.name if launch.spec is None else launch.spec.label)
         # launches of one node may rely on the same number of workers for each
-        launch.solo = launch.solo or (len(launches) == 1 and _is_small(launch, node))
+        if launch.spec is None or launch.jump:
+            continue
+        work = _work(launch, node)
+        launch.solo = launch.solo or (len(launches) == 1 and _is_small(work))
+        if is_long(*[_most(size, ctx.lir.dynamic) for size in work]):
+            launch.long, (launch.flops, launch.bytes) = True, work
     return launches
 
 
-def _is_small(launch: KernelLaunch, node: Node) -> bool:
+def _work(launch: KernelLaunch, node: Node) -> tuple[Dim, Dim]:
+    """Operations and bytes of a launch; those of the whole node where it does not say."""
+    if launch.flops or launch.bytes:
+        return launch.flops, launch.bytes
+    cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
+    return cost.flops, cost.bytes
+
+
+def _most(size: Dim, bounds: Mapping[str, int]) -> int:
+    """An upper bound; 0 in a subgraph, which does not know the bounds."""
+    if isinstance(size, int):
+        return size
+    return upper_bound(size, bounds) if size.symbols <= bounds.keys() else 0
+
+
+def _is_small(work: tuple[Dim, Dim]) -> bool:
     """Whether the work takes less time than a barrier and the cache misses on data that another
     worker wrote. A sequence of such launches needs no barriers."""
-    if launch.spec is None or launch.jump:
-        return False
-    work: tuple[Dim, Dim] = launch.flops, launch.bytes
-    if not any(work):
-        cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-        work = cost.flops, cost.bytes
     return all(isinstance(size, int) and size <= _SMALL for size in work)
 
 

@@ -48,9 +48,10 @@ class Launch:
         return launch_flags(self.barrier, self.solo, self.jump, self.host)
 
 
-def launch_flags(barrier: bool, solo: bool, jump: bool, host: bool) -> int:
+def launch_flags(barrier: bool, solo: bool, jump: bool, host: bool, long: bool = False) -> int:
     flags = control_block.BARRIER * barrier | control_block.SOLO * solo
-    return flags | control_block.JUMP * jump | control_block.HOST * host
+    flags |= control_block.JUMP * jump | control_block.HOST * host
+    return flags | control_block.LONG * long
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Program:
         self.launches["phase"] = table.phases
         self.launches["args"] = self._starts[:-1] * 8 + self.args.ctypes.data
         self._profile: list[npt.NDArray[np.int64]] | None = None
+        self.cancelled = False  # whether a run ends at the next barrier
         self._header = np.zeros(control_block.HEADER_BYTES // 8, np.int64)
         self._set(control_block.LAUNCHES, self.launches.ctypes.data)
         self._set(control_block.PATCHES, self.patches.ctypes.data)

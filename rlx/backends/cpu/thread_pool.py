@@ -94,6 +94,7 @@ class _WorkerGroup:
         self.workers, self.futex, self.native = workers, futex, _native(futex)
         self.lock = threading.RLock()
         self.threads: list[threading.Thread] = []
+        self.abandoned = False  # whether nobody waits for the current run any more
         self.wake_ups = threading.Semaphore(0)
         self._memory = np.zeros(control_block.STATE_BYTES + 64, np.uint8)
         self.state: int = -(-self._memory.ctypes.data // 64) * 64
@@ -155,7 +156,7 @@ class _WorkerGroup:
 
     def stop(self) -> None:
         """End the workers; later runs use the caller's thread alone. A run that hangs is left."""
-        if not self.lock.acquire(timeout=2.0):
+        if not self.lock.acquire(timeout=0.05 if self.abandoned else 2.0):
             return
         try:
             if self.threads:
@@ -213,7 +214,7 @@ class ThreadPool:
             raise ValueError(f"launches {first} to {end} of {len(program)}")
         program.begin_run()
         at = first
-        while at < end:
+        while at < end and not program.cancelled:
             with self._group.lock:
                 self._start()
                 at = self._group.native.run(self._group.state, program.address, at, end)
@@ -238,6 +239,10 @@ class ThreadPool:
                 again = self._group.native.decode_loop(state, program.address, end, header)
                 if self._rebalances and self._group.shared_core.value:
                     self._group.rebalance()
+
+    def abandon(self, program: Program, abandoned: bool) -> None:
+        """Let a run that nobody waits for end at the next barrier; False: it has ended."""
+        program.cancelled = self._group.abandoned = abandoned
 
     def _start(self) -> None:
         if not self._started:

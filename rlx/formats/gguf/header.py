@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import pairwise
+from math import prod
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -284,6 +285,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
+_MAX_ELEMENT_BYTES = 8
 _LEAST_PAIR = 14  # a key of one byte, its type, one byte of value
 _LEAST_TENSOR = 25  # a name of one byte, no dimensions
 
@@ -381,6 +383,14 @@ def _tensor(cursor: Cursor) -> _RawTensor:
             at=start,
         )
     dims = [cursor.u64("dimension") for _ in range(rank)]
+    # an empty axis leaves no element, but sizes are still offsets
+    if prod([d for d in dims if d], start=_MAX_ELEMENT_BYTES) >= 1 << 63:
+        cursor.fail(
+            f"tensor {name!r} is larger than any memory",
+            got=f"dimensions {dims}",
+            expected="less than 2^63 bytes",
+            at=start,
+        )
     kind, offset = cursor.u32("tensor type"), cursor.u64("tensor offset")
     return _RawTensor(start, name, tuple(reversed(dims)), kind, offset)
 

@@ -21,6 +21,7 @@ from rlx.formats.tokenizer.detokenizer import StreamDecoder, TokenDecoder, Windo
 from rlx.formats.tokenizer.message_text import SpecialTexts, is_turn_token, unused_mark
 from rlx.formats.tokenizer.variants import SpacePrefix, without_special
 from rlx.support.optional import library
+from rlx.support.pickling import Unpicklable
 from rlx.support.records import dataclass
 
 
@@ -45,7 +46,7 @@ class Vocabulary:
     templates: Mapping[str, str] = field(default_factory=dict)  # chat templates by name
 
 
-class Tokenizer:
+class Tokenizer(Unpicklable):
     """Text to token ids and back. Thread-safe."""
 
     def __init__(self, backend: Any, vocabulary: Vocabulary, name: str = "tokenizer") -> None:

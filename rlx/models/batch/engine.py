@@ -24,6 +24,7 @@ from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
+from rlx.models.arguments import check_paths, require_count, several_texts
 from rlx.models.batch.batch_runner import BatchRunner, ScheduledTokens
 from rlx.models.batch.kv_pool import CHUNK, MIXED_CHUNK, KVPool
 from rlx.models.batch.page_allocator import PageAllocator
@@ -36,9 +37,10 @@ from rlx.models.prompts import Messages, prompt_tokens
 from rlx.models.recommended import recommended_sampling
 from rlx.models.sampling import GenerationSettings
 from rlx.support.machine import free_memory
+from rlx.support.pickling import Unpicklable
 
 
-class Engine:
+class Engine(Unpicklable):
     """Admits requests and runs them together. Safe to call from several threads."""
 
     def __init__(
@@ -60,8 +62,8 @@ class Engine:
         one, as in `rlx.load`, `cache_tokens` of all together (prompt and output). `kv` ("f16"),
         `quant` and `artifact` are those of `rlx.load`; the artifact is made for a number of
         requests. Each request may name one of the `adapters`; tokens of all run together."""
-        if waiting < 1:
-            raise OptionError("must be positive", where="waiting", got=waiting)
+        require_count("waiting", waiting)
+        check_paths(adapters, artifact=artifact)
         bundle = None if artifact is None else ModelBundle.open(Path(artifact))
         asked: dict[str, Any] = {"requests": requests, "context": context}
         asked |= {"cache_tokens": cache_tokens, "kv": kv}
@@ -107,7 +109,7 @@ class Engine:
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[Generation]:
         """All generations, in the order of the prompts."""
-        replies = [self.submit(prompt, **settings) for prompt in prompts]
+        replies = [self.submit(prompt, **settings) for prompt in several_texts(prompts)]
         return [reply.wait() for reply in replies]
 
     def _submit(self, tokens: list[int], settings: GenerationSettings) -> Reply:

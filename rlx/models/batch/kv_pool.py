@@ -10,6 +10,7 @@ from rlx.errors import InputError, OptionError, UnsupportedError
 from rlx.ir.binding import UpTo
 from rlx.ir.module import GraphModule
 from rlx.models.adapters import Adapter, AdapterShape, common_shape
+from rlx.models.arguments import require_count
 from rlx.models.batch.paged_builder import PAGE, PagedDecoderBuilder
 from rlx.models.build_graph import SAMPLES, BuiltGraph, EntryPoint, define_graph, sample
 from rlx.models.builder import Tensor
@@ -21,6 +22,7 @@ from rlx.support.records import dataclass
 
 NAME = "requests"
 REQUESTS = 8  # at once, unless another number is asked for
+MOST_REQUESTS = 1 << 16
 CHUNK = 512  # tokens of prompts in a run that decodes none
 MIXED_CHUNK = 128  # and in one that decodes too
 
@@ -45,8 +47,9 @@ class KVPool:
         """Checked, with defaults for what is not given; `memory` is the most that it may take."""
         config = model.config
         requests, kv = REQUESTS if requests is None else requests, kv or "f16"
-        if requests < 1:
-            raise OptionError("must be positive", where="requests", got=requests)
+        require_count("requests", requests, most=MOST_REQUESTS)
+        if cache_tokens is not None:
+            require_count("cache_tokens", cache_tokens)
         if config.recurrent is not None:
             raise UnsupportedError(
                 "recurrent states are not batched yet", where=config.arch,

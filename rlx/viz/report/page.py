@@ -68,6 +68,6 @@ def _asset(name: str) -> str:
 
 def charting_library() -> str:
     """The script that draws charts, out of the installed package."""
-    package = library("bokeh", "a report with charts", "'rlx[report]'")
+    package = library("bokeh", "a report with charts")
     folder = Path(package.__file__).parent / "server" / "static" / "js"
     return "\n".join((folder / name).read_text(encoding="utf-8") for name in _CHARTS)

@@ -10,6 +10,7 @@ ABI = 4
 
 # Flags of a launch: see `emit`.
 BARRIER, SOLO, JUMP, HOST = 1, 2, 4, 8
+LONG = 16  # for Python alone: see `interruptible`
 
 # The state of a thread pool. Fields that different workers write are on different cache lines.
 EPOCH, SLEEPERS, ARRIVED, GENERATION, BARRIER_SLEEPERS = 0, 64, 128, 192, 256

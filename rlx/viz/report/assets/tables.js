@@ -13,11 +13,21 @@ function header() {
   ];
   if (data.measured) {
     const slowest = data.measured.kernels[0];
-    tiles.unshift(["a run", time(data.measured.seconds)]);
+    tiles.unshift(["a run, waiting included", time(data.measured.seconds)]);
+    at("model-text").textContent = twoTimes(data.measured);
     if (slowest) tiles.push([`in ${slowest.kernel}`, percent(slowest.seconds, data.measured.seconds)]);
   }
   at("tiles").append(...tiles.map(([name, value]) =>
     h("li", {}, h("strong", { text: value }), h("span", { text: name }))));
+}
+
+// A run lasts from its first kernel to its last; blocks and kernels have the time inside kernels.
+function twoTimes({ seconds, kernels }) {
+  const inside = kernels.reduce((sum, k) => sum + k.seconds, 0);
+  const waiting = seconds - inside;
+  return `Times of blocks are those inside kernels, ${time(inside)} in all` +
+    (waiting > 0 ? `; a run of ${time(seconds)} also has ${time(waiting)} between them, ` +
+      "where workers wait for each other." : ".");
 }
 
 // -- memory ---------------------------------------------------------------------------------------
