@@ -602,6 +602,7 @@ class OpMethods:
         window: int = 0,
         scale: float | None = None,
         softcap: float = 0.0,
+        coarse: bool = False,
         **result: Unpack[Result],
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
@@ -1747,6 +1748,7 @@ class ValueMethods:
         window: int = 0,
         scale: float | None = None,
         softcap: float = 0.0,
+        coarse: bool = False,
         **result: Unpack[Result],
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself

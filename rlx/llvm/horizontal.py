@@ -1,4 +1,4 @@
-"""Horizontal reductions of many vectors at once."""
+"""Horizontal reductions of many vectors at once, and transposition in registers."""
 
 from __future__ import annotations
 
@@ -50,3 +50,20 @@ def _cut(f: Function, sums: Sequence[Value], size: int) -> list[Value]:
     while joined[0].type.lanes < size:
         joined = [f.concat(a, b) for a, b in zip(joined[::2], joined[1::2], strict=True)]
     return joined
+
+
+def transpose_squares(f: Function, rows: Sequence[Value]) -> list[Value]:
+    """Transposes squares of len(rows) rows and as many neighbouring lanes, each in its place."""
+    size, lanes = len(rows), rows[0].type.lanes
+    low = [s + i // 2 + i % 2 * lanes for s in range(0, lanes, size) for i in range(size)]
+    high = [i + size // 2 for i in low]
+    groups = [[row] for row in rows]
+    while len(groups) > 1:
+        # rows half of them apart are interleaved until one group has them all
+        half = len(groups) // 2
+        both = zip(groups[:half], groups[half:], strict=True)
+        groups = [
+            [f.shuffle(x, y, order) for x, y in zip(a, b, strict=True) for order in (low, high)]
+            for a, b in both
+        ]
+    return groups[0]

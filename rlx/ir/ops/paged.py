@@ -39,8 +39,8 @@ class PagedAttention(Op):
     q is [1, T, H*D], tokens of any sequences in any order; k and v are [1, KV, slots, D], cut along
     the slots into pages of `page`. Token t belongs to sequence rows[t] and is at positions[t]
     in it; position p of sequence b is in slot table[b, p // page] * page + p % page. `window`
-    limits how many positions a token sees (0: all). Scale, softcap and sinks are those of
-    `attention`.
+    limits how many positions a token sees (0: all). Scale, softcap, sinks and `coarse` are those
+    of `attention`.
     """
 
     num_heads: int
@@ -50,6 +50,7 @@ class PagedAttention(Op):
     window: int = 0
     scale: float | None = None
     softcap: float = 0.0
+    coarse: bool = False
 
     def check(self) -> None:
         check_heads(self)

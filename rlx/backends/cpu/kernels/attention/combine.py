@@ -1,16 +1,21 @@
-"""From partial results to outputs: rows divided by their running sum, split-KV parts combined."""
+"""From partial results to outputs: the splits of an item combined, rows divided by their sums.
+
+One function does it for prefill and decode, for items of one worker and of several.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from rlx.backends.cpu.kernels.attention.problem import (
+    RUN,
+    SPLITS,
     AttentionKernel,
     Rows,
     finite_max,
     softmax_exp,
 )
-from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit
+from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit, split_bases
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Module, Value, i64, ptr, vec
@@ -18,102 +23,74 @@ from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 
 
-def partial_of(f: Function, kernel: AttentionKernel, worker: Value, number: Value | int) -> Value:
-    """Partial result `number` of a worker: 0 for items of its own, 1 for one that an earlier worker
-    began, 2 for one that a later worker continues."""
+def partials_of(f: Function, kernel: AttentionKernel, worker: Value, item: Value | int) -> Value:
+    """The partial results of an item of a worker: 0 for one of its own, 1 for one that an earlier
+    worker began, 2 for one that a later worker continues; 3 is its workspace."""
     base = f.gep(Rows(f, kernel.problem).args["scratch"], worker, kernel.worker_bytes(f.target))
-    return f.gep(base, number, kernel.partial_bytes(f.target))
+    return f.gep(base, item, kernel.item_bytes(f.target))
 
 
-def discard(*_: object) -> None:
-    """Drops the value of a call, for the body of an `if_`."""
-
-
-def partial_of_span(f: Function, kernel: AttentionKernel, span: KVSpan) -> Value:
+def partials_of_span(f: Function, kernel: AttentionKernel, span: KVSpan) -> Value:
     shared = f.select(span.continues, f.i64(1), f.i64(2))
-    number = f.select(span.whole, f.i64(0), shared)
-    return partial_of(f, kernel, f["tid"].to(i64), number)
+    return partials_of(f, kernel, f["tid"].to(i64), f.select(span.whole, f.i64(0), shared))
 
 
 def workspace_of(f: Function, kernel: AttentionKernel) -> Value:
-    return partial_of(f, kernel, f["tid"].to(i64), 3)
+    return partials_of(f, kernel, f["tid"].to(i64), 3)
 
 
-class _Item:
-    """The rows of an item's results, in a function with `args`, `batch`, `head` and `row`."""
+class Combine:
+    """Calls of `combine` for items of a kernel, in its function f."""
 
     def __init__(self, f: Function, kernel: AttentionKernel) -> None:
-        self.f, self.kernel, self.problem = f, kernel, kernel.problem
-        self.rows = Rows(f, kernel.problem)
-        self.type = kernel.problem.acc
-        self.row_bytes = kernel.value_columns(f.target) * self.type.bytes
-        self.block = kernel.block_rows(f.target)
-        # an item of several heads has one full block of each
-        left = f.min(self.rows.count - f["row"], self.block)
-        self.count = (
-            f.i64(self.block * kernel.heads_per_item) if kernel.heads_per_item > 1 else left
-        )
+        self.f, self.kernel = f, kernel
+        self._combine = _emit_combine(f.module, kernel)
+        self._table = f.alloca(SPLITS * 8)
 
-    def place(self, row: Value) -> tuple[Value, Value]:
-        """(KV head, row of that head) of a row of the item."""
-        f = self.f
-        skipped = row.udiv(self.block) if self.kernel.heads_per_item > 1 else f.i64(0)
-        return f["head"] + skipped, f["row"] + row - skipped * self.block
+    def own(self, item: Sequence[Value], first: Value, last: Value, partials: Value) -> None:
+        """The output of an item whose splits are all in `partials`, over keys [first, last)."""
+        f, size = self.f, self.kernel.partial_bytes(self.f.target)
+        begin = first.udiv(RUN)
+        count = f.ceil_div(last, RUN) - begin  # 0 for no key at all
+        for split in range(SPLITS):
+            there = _number(f, begin, split) < count
+            self._enter(split, f.select(there, f.gep(partials, split * size), f.null()))
+        self._call(item, f.i64(0), f.i64(1))
 
-    def with_sink(self, total: Value, row_max: Value, row: Value) -> Value:
-        """A row's running sum plus the exponential of its head's attention sink, if any."""
-        dtype = self.problem.sinks
-        if dtype is None:
-            return total
-        head, inside = self.place(row)
-        number = head * self.problem.gqa_group + self.rows.place(inside)[1]
-        at = self.f.gep(self.rows.args["sinks"], number, memory_type(dtype))
-        sink = self.f.extract(load(self.f, at, dtype, 1, self.type), 0)
-        return total + math.exp(sink - finite_max(row_max))  # a sink may exceed every score
+    def shared(
+        self, split: WorkSplit, worker: Value, cost: Value, base: Value, item: Sequence[Value],
+        first: Value,
+    ) -> None:  # fmt: skip
+        """The output of an item that worker `worker` − 1 began; every worker does some rows."""
+        f, nth = self.f, self.f["nth"].to(i64)
+        begin = first.udiv(RUN)
+        bases = split_bases(cost, base)
+        for number in range(SPLITS):
+            [owner] = f.while_(
+                [worker],
+                lambda t, at=bases[number]: (t < nth) & (split.boundary(t) <= at),
+                lambda t: t + 1,
+            )
+            began = owner.eq(worker)
+            partials = partials_of(f, self.kernel, owner - 1, f.select(began, f.i64(2), f.i64(1)))
+            # splits are counted from that of the first run, and combined in their own order
+            place = (begin + number).urem(SPLITS)
+            at = f.gep(partials, place, self.kernel.partial_bytes(f.target))
+            f.store(f.select(cost > number, at, f.null()), f.gep(self._table, place, 8))
+        # small items start with different workers
+        start = f["tid"].to(i64) + worker * self.kernel.block_rows(f.target)
+        self._call(item, start.urem(nth), nth)
 
-    def sum_at(self, partial: Value, row: Value) -> Value:
-        f = self.f
-        return f.gep(f.gep(partial, self.kernel.sum_offset(f.target)), row, self.type)
+    def _enter(self, split: int, partial: Value) -> None:
+        self.f.store(partial, self._table, split * 8)
 
-    def max_at(self, partial: Value, row: Value) -> Value:
-        f = self.f
-        return f.gep(f.gep(partial, self.kernel.max_offset(f.target)), row, self.type)
-
-    def write(self, row: Value, columns: Callable[[Value, int], Value]) -> None:
-        """Write a row; columns(offset, lanes) gives its values from a byte offset on."""
-        f, dtype = self.f, self.problem.dtype("out")
-        out = self.rows.address("out", f["batch"], *self.place(row))
-        lanes = self.problem.vector_width("out", f.target)
-        for d in f.range(0, self.problem.head_dim, lanes):
-            value = columns(d * self.type.bytes, lanes)
-            store(f, value, f.gep(out, d, memory_type(dtype)), dtype)
-
-
-_ITEM_PARAMS = [("batch", i64), ("head", i64), ("row", i64)]
+    def _call(self, item: Sequence[Value], start: Value, step: Value) -> None:
+        self.f.call(self._combine, self.f["args"], *item, self._table, start, step)
 
 
-def emit_normalize(m: Module, kernel: AttentionKernel) -> Function:
-    """void normalize(args, batch, head, row, partial): the output of an item that is not split."""
-    f = m.function("normalize", [("args", ptr), *_ITEM_PARAMS, ("partial", ptr)], internal=True)
-    item = _Item(f, kernel)
-    for r in f.range(0, item.count):
-        total, row_max = (
-            f.load(at(f["partial"], r), item.type) for at in (item.sum_at, item.max_at)
-        )
-        scale = safe_inverse(item.with_sink(total, row_max, r))
-        values = f.gep(f["partial"], r, item.row_bytes)
-
-        def columns(at: Value, lanes: int, values: Value = values, scale: Value = scale) -> Value:
-            return f.load(f.gep(values, at), vec(lanes, scale.type)) * f.splat(scale, lanes)
-
-        item.write(r, columns)
-    return f
-
-
-def safe_inverse(total: Value) -> Value:
-    """1 / total; a row without any key has the sum 0 and keeps its zeros."""
-    f = total.fn
-    return 1.0 / f.select(total.eq(0.0), 1.0, total)
+def _number(f: Function, begin: Value, split: int) -> Value:
+    """A split's number, counted from that of run `begin`."""
+    return (f.i64(split + SPLITS) - begin.urem(SPLITS)).urem(SPLITS)
 
 
 @dataclass(frozen=True)
@@ -130,96 +107,124 @@ class CombineSplitKV(KernelSpec):
         return "combine_split_kv"
 
     def emit(self, m: Module) -> None:
-        combine = _emit_combine(m, self.kernel)
         f = m.kernel()
-        split = WorkSplit(f, self.kernel)
-        nth = f["nth"].to(i64)
+        combine, split = Combine(f, self.kernel), WorkSplit(f, self.kernel)
 
         def inspect(worker: Value) -> None:
-            group, block, base = split.find(split.boundary(worker))
-            # an item is combined at the first boundary inside it
-            inside = base < split.boundary(worker)
-            first = inside & (split.boundary(worker - 1) <= base)
-            f.if_(first, lambda: self._combine(f, combine, split, worker, (group, block, base)))
+            at = split.boundary(worker)
+            group, block, base = split.find(at)
+            # an item is combined at the first boundary inside it, if a split begins after that
+            cost = split.cost(block)
+            divides = split.splits_before(cost, base, at) < f.min(cost, SPLITS)
+            first = (base < at) & (split.boundary(worker - 1) <= base) & divides
+            item = (*split.place(group), block * split.block)
+            key, _ = split.kv_range(block)
+            f.if_(first, lambda: combine.shared(split, worker, cost, base, item, key))
 
-        for worker in f.range(1, nth):
+        for worker in f.range(1, f["nth"].to(i64)):
             f.if_(split.boundary(worker) < split.total, lambda w=worker: inspect(w))  # type: ignore[misc]
 
-    def _combine(
-        self,
-        f: Function,
-        combine: Function,
-        split: WorkSplit,
-        worker: Value,
-        item: tuple[Value, Value, Value],
-    ) -> None:
-        group, block, base = item
-        end, nth = base + split.units(block), f["nth"].to(i64)
-        [last] = f.while_(
-            [worker + 1],
-            lambda t: (t < nth) & (split.boundary(t) < end),
-            lambda t: t + 1,
-        )
-        # small items start with different workers
-        first_row = f["tid"].to(i64) + worker * split.kernel.partial_rows(f.target)
-        f.call(
-            combine,
-            f["args"],
-            *split.place(group),
-            block * split.block,
-            partial_of(f, self.kernel, worker - 1, 2),
-            partial_of(f, self.kernel, worker, 1),
-            last - worker + 1,
-            first_row.urem(nth),
-            nth,
-        )
+
+class _Item:
+    """The rows of an item's results, in a function with `args`, `batch`, `head` and `row`."""
+
+    def __init__(self, f: Function, kernel: AttentionKernel) -> None:
+        self.f, self.kernel, self.problem = f, kernel, kernel.problem
+        self.rows = Rows(f, kernel.problem)
+        self.type = kernel.problem.acc
+        self.row_bytes = kernel.value_columns(f.target) * self.type.bytes
+        self.count = f.min(self.rows.count - f["row"], kernel.block_rows(f.target))
+
+    def with_sink(self, total: Value, row_max: Value, row: Value) -> Value:
+        """A row's running sum plus the exponential of its head's attention sink, if any."""
+        f, dtype = self.f, self.problem.sinks
+        if dtype is None:
+            return total
+        number = f["head"] * self.problem.gqa_group + self.rows.place(f["row"] + row)[1]
+        at = f.gep(self.rows.args["sinks"], number, memory_type(dtype))
+        sink = f.extract(load(f, at, dtype, 1, self.type), 0)
+        return total + math.exp(sink - row_max)  # a sink may exceed every score
+
+    def sum_of(self, partial: Value, row: Value) -> Value:
+        f = self.f
+        at = f.gep(f.gep(partial, self.kernel.sum_offset(f.target)), row, self.type)
+        return f.load(at, self.type)
+
+    def max_of(self, partial: Value, row: Value) -> Value:
+        f = self.f
+        at = f.gep(f.gep(partial, self.kernel.max_offset(f.target)), row, self.type)
+        return f.load(at, self.type)
 
 
 def _emit_combine(m: Module, kernel: AttentionKernel) -> Function:
-    """void combine(args, batch, head, row, first, others, count, start, step)
-
-    Rows start, start + step, ... of an item. Partial result 0 is at `first`, i > 0 at
-    others + (i - 1) * the bytes of a worker.
+    """void combine(args, batch, head, row, table, start, step): rows start, start + step, … of an
+    item. `table` has the addresses of the partial results of its splits, 0 for those without keys.
     """
-    parts = [("first", ptr), ("others", ptr), ("count", i64), ("start", i64), ("step", i64)]
-    f = m.function("combine", [("args", ptr), *_ITEM_PARAMS, *parts], internal=True)
-    item = _Item(f, kernel)
-    for r in f.range(f["start"], item.count, f["step"]):
-        scale = safe_inverse(_weigh_partials(f, item, r))
+    item = [("batch", i64), ("head", i64), ("row", i64)]
+    rest = [("table", ptr), ("start", i64), ("step", i64)]
+    f = m.function("combine", [("args", ptr), *item, *rest], internal=True)
+    rows = _Item(f, kernel)
+    places, factors = f.alloca(SPLITS * 8), f.alloca(SPLITS * 8)
+    for r in f.range(f["start"], rows.count, f["step"]):
+        count, row_max = _collect(f, rows, r, places, factors)
+        row_max = finite_max(row_max)
 
-        def columns(at: Value, lanes: int, r: Value = r, scale: Value = scale) -> Value:
-            def add(i: Value, sum_: Value) -> Value:
-                partial = _partial(f, kernel, i)
-                factor = f.broadcast_load(item.max_at(partial, r), item.type, lanes)
-                values = f.gep(f.gep(partial, r, item.row_bytes), at)
-                return f.fma(f.load(values, sum_.type), factor, sum_)
+        def weigh(i: Value, total: Value, r: Value = r, row_max: Value = row_max) -> Value:
+            place, at = f.load(f.gep(places, i, 8), ptr), f.gep(factors, i, 8)
+            factor = softmax_exp(f.load(at, rows.type) - row_max)
+            f.store(factor, at)
+            return f.fma(factor, rows.sum_of(place, r), total)
 
-            zero = f.const(0.0, vec(lanes, item.type))
-            return f.loop(0, f["count"], 1, [zero], add)[0] * f.splat(scale, lanes)
-
-        item.write(r, columns)
+        [total] = f.loop(0, count, 1, [f.const(0.0, rows.type)], weigh)
+        scale = safe_inverse(rows.with_sink(total, row_max, r))
+        _write_row(f, rows, r, (count, places, factors, scale))
     return f
 
 
-def _partial(f: Function, kernel: AttentionKernel, i: Value) -> Value:
-    other = f.gep(f["others"], i - 1, kernel.worker_bytes(f.target))
-    return f.select(i.eq(0), f["first"], other)
+def _collect(
+    f: Function, rows: _Item, row: Value, places: Value, factors: Value
+) -> tuple[Value, Value]:
+    """List the splits in which the row saw a key: their addresses, and their running maxima in the
+    places of their factors. Returns their number and the largest maximum."""
+
+    def next_split(split: Value, count: Value, found: Value) -> list[Value]:
+        partial = f.load(f.gep(f["table"], split, 8), ptr)
+
+        def add() -> list[Value]:
+            row_max = rows.max_of(partial, row)
+            f.store(partial, f.gep(places, count, 8))
+            f.store(row_max, f.gep(factors, count, 8))
+            # an accumulator that no key reached has no value; a NaN counts
+            return [count + rows.sum_of(partial, row).ne(0.0).to(i64), f.max(found, row_max)]
+
+        is_null = f.bitcast(partial, i64).eq(0)
+        return f.if_(is_null, lambda: [count, found], add)
+
+    start = [f.i64(0), f.const(float("-inf"), rows.type)]
+    count, found = f.loop(0, SPLITS, 1, start, next_split)
+    return count, found
 
 
-def _weigh_partials(f: Function, item: _Item, row: Value) -> Value:
-    """Replace each partial's running max of a row by its factor; returns the combined sum."""
+def _write_row(
+    f: Function, rows: _Item, row: Value, parts: tuple[Value, Value, Value, Value]
+) -> None:
+    """Σ factor · values of a row's splits, times the inverse of their sum."""
+    count, places, factors, scale = parts
+    dtype = rows.problem.dtype("out")
+    out = rows.rows.address("out", f["batch"], f["head"], f["row"] + row)
+    lanes = rows.problem.vector_width("out", f.target)
+    for d in f.range(0, rows.problem.head_dim, lanes):
 
-    def larger(i: Value, found: Value) -> Value:
-        return f.max(found, f.load(item.max_at(_partial(f, item.kernel, i), row), item.type))
+        def add(i: Value, total: Value, d: Value = d) -> Value:
+            partial = f.gep(f.load(f.gep(places, i, 8), ptr), row, rows.row_bytes)
+            factor = f.broadcast_load(f.gep(factors, i, 8), rows.type, lanes)
+            return f.fma(f.load(f.gep(partial, d, rows.type), total.type), factor, total)
 
-    def add(i: Value, total: Value) -> Value:
-        partial = _partial(f, item.kernel, i)
-        place = item.max_at(partial, row)
-        factor = softmax_exp(f.load(place, item.type) - row_max)
-        f.store(factor, place)
-        return f.fma(factor, f.load(item.sum_at(partial, row), item.type), total)
+        [total] = f.loop(0, count, 1, [f.const(0.0, vec(lanes, rows.type))], add)
+        store(f, total * f.splat(scale, lanes), f.gep(out, d, memory_type(dtype)), dtype)
 
-    lowest = f.const(float("-inf"), item.type)
-    row_max = finite_max(f.loop(0, f["count"], 1, [lowest], larger)[0])
-    total = f.loop(0, f["count"], 1, [f.const(0.0, item.type)], add)[0]
-    return item.with_sink(total, row_max, row)
+
+def safe_inverse(total: Value) -> Value:
+    """1 / total; a row without any key has the sum 0 and keeps its zeros."""
+    f = total.fn
+    return 1.0 / f.select(total.eq(0.0), 1.0, total)

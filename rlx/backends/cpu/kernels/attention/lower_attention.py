@@ -51,7 +51,7 @@ def _sizes(node: Node, name: str) -> Heads:
     return head_sizes(node.inputs["qkv".index(name)].shape, width, layout, name)
 
 
-def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[AttentionKernel]:
+def _kernels(node: Node, problem: Problem, target: Target) -> list[AttentionKernel]:
     """Decode or prefill by the number of rows; both when that is dynamic."""
     length, keys, group = _sizes(node, "q").length, _sizes(node, "k").length, problem.gqa_group
     lanes = problem.lanes(target)
@@ -59,22 +59,18 @@ def _kernels(node: Node, problem: Problem, target: Target, heads: int) -> list[A
     if isinstance(length, int):
         rows = length * group
         if rows <= MAX_ROWS and f32_acc:
-            return [Decode(problem, rows=max(rows, 1), heads=heads)]
+            return [Decode(problem, rows=max(rows, 1))]
         few = rows <= 2 * lanes
         return [Prefill(problem, rows=-(-max(rows, 1) // lanes) * lanes if few else 0)]
     if group > MAX_ROWS or not f32_acc or same(length, keys):  # then one query has one key
         return [Prefill(problem)]
-    one = Decode(problem, rows=group, heads=heads, queries="one")
+    one = Decode(problem, rows=group, queries="one")
     return [one, Prefill(problem, queries="more")]
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
     problem = replace(_problem(node, target), bf16_pairs=False)  # the worst case
-    kernels = [
-        kernel
-        for heads in (1, problem.kv_heads)
-        for kernel in _kernels(node, problem, target, heads)
-    ]
+    kernels = _kernels(node, problem, target)
     return threads * max(kernel.worker_bytes(target) for kernel in kernels)
 
 
@@ -94,7 +90,7 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     )
     args = _args(node, strides)
     steps = []
-    for kernel in _kernels(node, problem, ctx.target, _heads_per_item(problem, strides)):
+    for kernel in _kernels(node, problem, ctx.target):
         specs = [kernel, CombineSplitKV(kernel)] if ctx.threads > 1 else [kernel]
         steps += [
             KernelLaunch(s, args, node.inputs, node.outputs, uses_scratch=True) for s in specs
@@ -118,13 +114,6 @@ def lower_quantize_blocks(node: Node, ctx: Context) -> list[KernelLaunch]:
     cost = node.op.cost([x.shape], [node.output.shape])
     spec = QuantizeBlocks(x.dtype)
     return [KernelLaunch(spec, args, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)]
-
-
-def _heads_per_item(problem: Problem, strides: dict[str, Dim]) -> int:
-    """KV heads of an item: all of them where the heads of one token are contiguous."""
-    row, head = strides["k_row"], strides["k_head"]
-    contiguous = isinstance(row, int) and isinstance(head, int) and head < row
-    return problem.kv_heads if contiguous else 1
 
 
 def _args(node: Node, strides: dict[str, Dim]) -> list[KernelArg]:

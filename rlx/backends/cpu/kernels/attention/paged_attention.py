@@ -8,9 +8,21 @@ head; workers take items round-robin.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.attention.combine import emit_normalize, partial_of
+from collections.abc import Callable
+
+from rlx.backends.cpu.kernels.attention.combine import Combine, partials_of
 from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode, DecodeAttend, emit_attend
-from rlx.backends.cpu.kernels.attention.problem import ARGS, POINTERS, Args, Problem, Rows
+from rlx.backends.cpu.kernels.attention.problem import (
+    ARGS,
+    KV_BLOCK,
+    POINTERS,
+    SPLITS,
+    Args,
+    Problem,
+    Rows,
+)
+from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
+from rlx.backends.cpu.kernels.attention.work_split import kv_runs
 from rlx.backends.cpu.lowering import (
     Context,
     KernelArg,
@@ -27,6 +39,8 @@ from rlx.ir.ops.paged import PagedAttention
 from rlx.llvm.builder import Function, Module, Value, i32, i64
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
+
+_AHEAD = 24  # rows from the one that is read to the one that is prefetched, in a block
 
 PAGED_ARGS = (
     *ARGS,
@@ -71,8 +85,8 @@ class Paged(Decode):
 
     def emit(self, m: Module) -> None:
         attend = emit_attend(m, self, PagedAttend)
-        normalize = emit_normalize(m, self)
         f = m.kernel()
+        combine = Combine(f, self)
         args, heads = PagedArgs(f), self.problem.kv_heads
         count, nth, tid = args["queries"], f["nth"].to(i64), f["tid"].to(i64)
 
@@ -80,7 +94,7 @@ class Paged(Decode):
             whole = self._is_run(f, args, token, count)
             taken = f.select(whole, f.i64(self.run_length), f.i64(1))
             mine = whole if self.tokens > 1 else ~whole if self.run_length > 1 else f.i64(1).eq(1)
-            f.if_(mine, lambda: self._item(f, args, attend, normalize, token, (item, nth, tid)))
+            f.if_(mine, lambda: self._item(f, args, attend, combine, token, (item, nth, tid)))
             return [token + taken, item + f.select(mine, f.i64(heads), f.i64(0))]
 
         f.while_([f.i64(0), f.i64(0)], lambda token, _: token < count, walk)
@@ -102,7 +116,7 @@ class Paged(Decode):
         return f.if_(fits, is_consecutive, lambda: [f.i64(0).ne(0)])[0]
 
     def _item(
-        self, f: Function, args: PagedArgs, attend: Function, normalize: Function, token: Value,
+        self, f: Function, args: PagedArgs, attend: Function, combine: Combine, token: Value,
         share: tuple[Value, Value, Value],
     ) -> None:  # fmt: skip
         """This worker's heads of a run."""
@@ -114,8 +128,8 @@ class Paged(Decode):
         first = f.i64(0)
         if self.problem.kind.behind is not None:
             first = f.max(position - self.problem.kind.behind, 0)
-            first = first - first.urem(self.block)
-        partial, workspace = (partial_of(f, self, tid, number) for number in (0, 3))
+        runs = kv_runs(f, first, end)
+        partials, workspace = (partials_of(f, self, tid, number) for number in (0, 3))
         batch, first_row = f.i64(0), token * self.problem.gqa_group
 
         def work() -> None:
@@ -123,8 +137,9 @@ class Paged(Decode):
 
                 def one(head: Value = head) -> None:
                     place = (batch, head, first_row)
-                    f.call(attend, f["args"], workspace, partial, *place, first, end, args["k"])
-                    f.call(normalize, f["args"], *place, partial)
+                    spans = (first, end, f.i64(0), f.min(runs, SPLITS))
+                    f.call(attend, f["args"], workspace, partials, *place, *spans)
+                    combine.own(place, first, end, partials)
 
                 f.if_((item + head).urem(nth).eq(tid), one)
 
@@ -154,23 +169,34 @@ class PagedAttend(DecodeAttend):
         row = args.number("rows", f["row"].udiv(kernel.problem.gqa_group))
         self.table = f.gep(args["table"], row * args["pages"], i32)
 
-    def first_row(self, name: str, key: Value) -> Value:
+    def rows_from(self, name: str, key: Value) -> Callable[[Value], Value]:
         f, page = self.f, self.kernel.page
-        number = f.load(f.gep(self.table, key.udiv(page), i32), i32).to(i64, signed=True)
-        good = number.ult(self.args["cache_pages"])
+        first, inside = key.udiv(page), key.urem(page)
+        bases = [self._page(name, first)]
+        if page % KV_BLOCK == 0:  # the block is in one page
+            return lambda j: f.gep(bases[0], (inside + j) * self.row_bytes[name])
+        # pages of half a block, from its first key on
+        last = (f["last"] - 1).udiv(page)
+        bases.append(self._page(name, f.min(first + 1, last)))
+        size = self.row_bytes[name]
+        return lambda j: f.gep(
+            f.select(j < page, bases[0], bases[1]), f.select(j < page, j, j - page) * size
+        )
+
+    def row_ahead(self, name: str, key: Value, j: Value) -> Value:
+        return self.rows_from(name, key)(self.f.min(j + _AHEAD, KV_BLOCK - 1))
+
+    def _page(self, name: str, number: Value) -> Value:
+        """Where a page of the sequence lies in k or v."""
+        f, page = self.f, self.kernel.page
+        slot = f.load(f.gep(self.table, number, i32), i32).to(i64, signed=True)
+        good = slot.ult(self.args["cache_pages"])
         f.if_(good, lambda: None, lambda: f.store(self.args["node"], self.args["status"]))
-        slot = f.select(good, number, f.i64(0)) * page + key.urem(page)
-        return f.gep(self.bases[name], slot * self.row_bytes[name])
-
-    def plan_prefetch(self, key: Value, v: Value) -> None:
-        f, after = self.f, key + self.block
-        self.ahead = [("v", v), ("k", self.first_row("k", f.select(after < f["last"], after, key)))]
+        at = f.select(good, slot, f.i64(0)) * page
+        return f.gep(self.bases[name], at * self.row_bytes[name])
 
 
-_BLOCK = 64  # keys of a KV block: pages are a multiple of it
-
-
-def _kernels(node: Node) -> list[Paged]:
+def _kernels(node: Node, target: Target) -> list[Paged]:
     op = node.op
     assert isinstance(op, PagedAttention)
     q, k, v = (value.dtype for value in node.inputs[:3])
@@ -178,8 +204,9 @@ def _kernels(node: Node) -> list[Paged]:
     kind = MaskKind.SLIDING_WINDOW(op.window) if op.window else MaskKind.CAUSAL
     sinks = node.inputs[6].dtype if len(node.inputs) > 6 else None
     problem = Problem(
-        q, k, v, op.head_dim, op.num_kv_heads, group, op.score_scale, kind, op.softcap, sinks=sinks
-    )
+        q, k, v, op.head_dim, op.num_kv_heads, group, op.score_scale, kind, op.softcap, sinks=sinks,
+        bf16_pairs=op.coarse and has_bf16_dot(target, op.head_dim),
+    )  # fmt: skip
     run_length = max(MAX_ROWS // group, 1)
     sizes = [run_length, 1] if run_length > 1 else [1]
     return [Paged(problem, rows=n * group, page=op.page, tokens=n) for n in sizes]
@@ -191,11 +218,11 @@ def _is_supported(node: Node) -> bool:
     few = op.num_heads // op.num_kv_heads <= 2 * MAX_ROWS
     plain = all(v.dtype.bits <= 32 for v in node.inputs[:3])
     plain = plain and all(v.dtype.name == "i32" for v in node.inputs[3:6])
-    return few and plain and op.page % _BLOCK == 0
+    return few and plain and (op.page * 2 == KV_BLOCK or op.page % KV_BLOCK == 0)
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
-    return threads * max(kernel.worker_bytes(target) for kernel in _kernels(node))
+    return threads * max(kernel.worker_bytes(target) for kernel in _kernels(node, target))
 
 
 @lowers("paged_attention", when=_is_supported, scratch=_scratch)
@@ -206,7 +233,7 @@ def lower_paged(node: Node, ctx: Context) -> list[KernelLaunch]:
     cost = op.cost([v.shape for v in node.inputs], [node.output.shape])
     steps = [
         KernelLaunch(kernel, args, node.inputs, node.outputs, uses_scratch=True)
-        for kernel in _kernels(node)
+        for kernel in _kernels(node, ctx.target)
     ]
     steps[0].flops, steps[0].bytes = cost.flops, cost.bytes
     return steps

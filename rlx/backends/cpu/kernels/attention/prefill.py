@@ -10,14 +10,17 @@ from collections.abc import Callable
 from functools import lru_cache, reduce
 
 from rlx.backends.cpu.kernels.attention.combine import (
-    discard,
-    emit_normalize,
-    partial_of_span,
+    Combine,
+    partials_of_span,
     safe_inverse,
     workspace_of,
 )
 from rlx.backends.cpu.kernels.attention.pack_qkv import emit_copy_kv, emit_pack_q
 from rlx.backends.cpu.kernels.attention.problem import (
+    GROUP,
+    KV_BLOCK,
+    RUN,
+    SPLITS,
     Args,
     AttentionKernel,
     Problem,
@@ -28,7 +31,7 @@ from rlx.backends.cpu.kernels.attention.problem import (
 from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0
 from rlx.backends.cpu.kernels.attention.softmax import PanelSoftmax
 from rlx.backends.cpu.kernels.attention.tiles import Tiling, WorkspaceLayout, emit_pv, emit_qk
-from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit
+from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit, each_block
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import LINE, memory_type, store
 from rlx.llvm.target import Target
@@ -40,8 +43,8 @@ def emit_panel(m: Module, kernel: Prefill) -> Function:
     k, v)
 
     Adds the KV block of `count` keys from `key` on to the partial result of panel p of an item.
-    Where the output is written directly, `is_first` and `is_last` mark the first and the last KV
-    block. Rows at `q`, `k` and `v` come next and are prefetched into the L2 cache.
+    `is_first` marks the first KV block of a split, `is_last` an only one, which writes the output.
+    Rows at `q`, `k` and `v` come next and are prefetched into the L2 cache.
     """
     params = [("args", ptr), ("workspace", ptr), ("partial", ptr)]
     numbers = ("batch", "head", "row", "p", "key", "count", "is_first", "is_last")
@@ -93,7 +96,7 @@ class _PanelEmitter:
             last = self._relative_key(tables.ends, t.panel - 1)
         if self.problem.left_bounded:
             start = self._relative_key(tables.starts, 0)
-            first = start - start.urem(t.keys)
+            first = start - start.urem(max(GROUP, t.keys))
         f.if_(first < last, lambda: self._attend(first, last))
 
     def _attend(self, first: Value, last: Value) -> None:
@@ -148,7 +151,7 @@ class _PanelEmitter:
         a block), and the output rows of this item.
         """
         f, t, p = self.f, self.tiling, self.problem
-        first = (f["p"] * t.kv_block + k).udiv(t.panels)
+        first = (f["p"] * KV_BLOCK + k).udiv(t.panels)
         names = [n for n in "qkv" if n not in p.strided and (n != "q" or p.gqa_group == 1)]
         for row in f.range(first, first + -(-t.keys // t.panels), guard=False):
             for name in names:
@@ -178,7 +181,8 @@ class _PanelEmitter:
         )
         maxima = [finite_max(m) for m in running_max]
         factors = [softmax_exp(was - row_max) for was, row_max in zip(before, maxima, strict=True)]
-        start = [total * factor for total, factor in zip(running_sum, factors, strict=True)]
+        with f.exact():
+            start = [total * factor for total, factor in zip(running_sum, factors, strict=True)]
         running_sum = self.softmax.exponentiate(first, last, maxima, start)
         self._store(self.running_max, running_max)
         self._store(self.running_sum, running_sum)
@@ -201,9 +205,12 @@ class _PanelEmitter:
         return self.workspace(self.layout.factors)
 
     def _resume(self, empty: list[Value], load: Callable[[], list[Value]]) -> list[Value]:
-        """State that earlier KV blocks left, or the initial one."""
+        """State that earlier KV blocks left, or the initial one. With a window a panel may skip
+        the first KV block, so the partial result has been cleared."""
         f = self.f
-        return f.if_(f["is_first"].ne(0), lambda: empty, load) if self.writes_output else load()
+        if self.problem.left_bounded:
+            return load()
+        return f.if_(f["is_first"].ne(0), lambda: empty, load)
 
     def _pv(self, first: Value, last: Value) -> None:
         f, t = self.f, self.tiling
@@ -285,65 +292,66 @@ class Prefill(AttentionKernel):
         return WorkspaceLayout.of(self.tiling(target)).size
 
     def writes_output(self, target: Target) -> bool:
-        """Whether every panel sees every KV block: the first one then starts without a partial
-        result, and the last one writes the output."""
+        """Whether an item of one KV block is written without a partial result: every panel sees
+        the block."""
         p = self.problem
         whole = self.value_columns(target) == p.head_dim
         return whole and not p.right_bounded and p.sinks is None
 
     def emit(self, m: Module) -> None:
         attend = _emit_attend(m, self)
-        normalize = emit_normalize(m, self)
         f = m.kernel()
+        combine, split = Combine(f, self), WorkSplit(f, self)
 
         def work(span: KVSpan) -> None:
-            partial, item = partial_of_span(f, self, span), (span.batch, span.head, span.row)
-            workspace = workspace_of(f, self)
-            whole = span.whole
-            keys = (span.first, span.last, whole.to(i64))
-            f.call(attend, f["args"], workspace, partial, *item, *keys)
+            partials, item = partials_of_span(f, self, span), (span.batch, span.head, span.row)
+            keys, whole = (span.first, span.last), span.whole
+            direct = f.i64(0).ne(0)
             if self.writes_output(m.target):
-                whole = whole & (span.first >= span.last)  # no key, and so no last block
-            f.if_(whole, lambda: discard(f.call(normalize, f["args"], *item, partial)))
+                direct = whole & (span.last > 0) & (span.last <= KV_BLOCK)
+            spans = (*keys, span.begin, span.end, direct.to(i64))
+            f.call(attend, f["args"], workspace_of(f, self), partials, *item, *spans)
+            f.if_(whole & ~direct, lambda: combine.own(item, *keys, partials))
 
-        WorkSplit(f, self).each_span(work)
+        split.each_span(work)
 
 
 _tiling = lru_cache(maxsize=None)(Tiling.of)
 
 
 def _emit_attend(m: Module, kernel: Prefill) -> Function:
-    """void attend(args, workspace, partial, batch, head, row, first, last, whole)
+    """void attend(args, workspace, partials, batch, head, row, first, last, begin, end, direct)
 
-    The partial result of a query block over keys [first, last), or its output if that is `whole`.
+    The partial results of splits begin … end of a query block over keys [first, last), or its
+    output if there is only one KV block (`direct`).
     """
     problem, t = kernel.problem, kernel.tiling(m.target)
     copies = {name: emit_copy_kv(m, name, problem, t) for name in "kv"}
     prepare = _emit_prepare(m, kernel)
     panel = emit_panel(m, kernel)
-    buffers = [("workspace", ptr), ("partial", ptr)]
-    keys = [("first", i64), ("last", i64), ("whole", i64)]
+    buffers = [("workspace", ptr), ("partials", ptr)]
+    keys = [(name, i64) for name in ("first", "last", "begin", "end", "direct")]
     f = m.function("attend", [("args", ptr), *buffers, *_ITEM_PARAMS, *keys], internal=True)
     args, layout = Args(f), WorkspaceLayout.of(t)
     left = Rows(f, problem).count - f["row"]
     panels = f.min(f.ceil_div(left, t.panel), t.panels)
     item = [f[name] for name, _ in _ITEM_PARAMS]
     f.call(prepare, f["args"], f["workspace"], *item, panels)
-    if kernel.writes_output(m.target):
-        f.if_(f["first"] >= f["last"], lambda: _clear_partial(f, kernel, panels))
-    else:
-        _clear_partial(f, kernel, panels)
-    for key in f.range(f["first"], f["last"], t.kv_block):
-        count = f.min(f["last"] - key, t.kv_block)
-        for name, place in (("k", layout.keys), ("v", layout.values)):
-            row = args.row_bytes(name, problem)
-            src = f.gep(args.head(name, problem, f["batch"], f["head"]), key * row)
-            step = args.row_bytes(name, problem, "step")
-            f.call(copies[name], src, row, step, count, f.gep(f["workspace"], place))
-        is_first, is_last = key.eq(f["first"]).to(i64), (key + t.kv_block >= f["last"]).to(i64)
-        block = (key, count, is_first, is_last & f["whole"], *_next_rows(f, kernel, key))
-        for p in f.range(0, panels, guard=False):
-            f.call(panel, f["args"], f["workspace"], f["partial"], *item, p, *block)
+    for number in f.range(f["begin"], f["end"]):
+        run = f["first"].udiv(RUN) + number
+        size = kernel.partial_bytes(m.target)
+        partial = f.gep(f["partials"], run.urem(SPLITS), size)
+        _clear_partial(f, kernel, partial, panels)
+        for key, count in each_block(f, run, f["first"], f["last"]):
+            for name, place in (("k", layout.keys), ("v", layout.values)):
+                row = args.row_bytes(name, problem)
+                src = f.gep(args.head(name, problem, f["batch"], f["head"]), key * row)
+                step = args.row_bytes(name, problem, "step")
+                f.call(copies[name], src, row, step, count, f.gep(f["workspace"], place))
+            marks = (key.eq(run * RUN).to(i64), f["direct"])
+            spans = (key, count, *marks, *_next_rows(f, kernel, key))
+            for p in f.range(0, panels, guard=False):
+                f.call(panel, f["args"], f["workspace"], partial, *item, p, *spans)
     return f
 
 
@@ -356,7 +364,7 @@ def _next_rows(f: Function, kernel: Prefill, key: Value) -> list[Value]:
     row, head = f.select(ends, f.i64(0), row), f["head"] + ends.to(i64)
     wraps = head.eq(problem.kv_heads)
     head, batch = f.select(wraps, f.i64(0), head), f["batch"] + wraps.to(i64)
-    after, found = key + kernel.tiling(f.target).kv_block, []
+    after, found = key + KV_BLOCK, []
     for name in "kv":
         size = args.row_bytes(name, problem)
         here = f.gep(args.head(name, problem, f["batch"], f["head"]), after * size)
@@ -393,13 +401,14 @@ def _fill_row_tables(f: Function, problem: Problem, layout: WorkspaceLayout, num
         f.store(rows.kv_start(row).to(i32), f.gep(f.gep(workspace, layout.starts), number, 4))
 
 
-def _clear_partial(f: Function, kernel: Prefill, panels: Value) -> None:
-    """The partial result of no keys."""
+def _clear_partial(f: Function, kernel: Prefill, partial: Value, panels: Value) -> None:
+    """The partial result of no keys; with a window the accumulators too (see `_resume`)."""
     t = kernel.tiling(f.target)
     row_bytes = panels * t.score_row_bytes
-    _fill(f, t, f["partial"], row_bytes * t.columns, 0.0)
-    _fill(f, t, f.gep(f["partial"], kernel.max_offset(f.target)), row_bytes, float("-inf"))
-    _fill(f, t, f.gep(f["partial"], kernel.sum_offset(f.target)), row_bytes, 0.0)
+    if kernel.problem.left_bounded:
+        _fill(f, t, partial, row_bytes * t.columns, 0.0)
+    _fill(f, t, f.gep(partial, kernel.max_offset(f.target)), row_bytes, float("-inf"))
+    _fill(f, t, f.gep(partial, kernel.sum_offset(f.target)), row_bytes, 0.0)
 
 
 def _fill(f: Function, t: Tiling, base: Value, size: Value, number: float) -> None:

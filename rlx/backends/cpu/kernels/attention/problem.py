@@ -2,14 +2,14 @@
 
 With grouped-query attention (GQA) the query heads of one KV head are processed together: row r of a
 KV head is query r // gqa_group and head r % gqa_group of its group. A work item is a query block
-(consecutive rows) of one KV head, or of all, in one batch entry. The keys it can see are a range,
+(consecutive rows) of one KV head in one batch entry. The keys it can see are a range,
 because rows are in the order of positions.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from math import gcd
 from typing import ClassVar
@@ -22,6 +22,11 @@ from rlx.llvm.builder import Function, Type, Value, f32, f64, i64, ptr
 from rlx.llvm.storage import memory_type
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
+
+KV_BLOCK = 128  # keys of a KV block: blocks begin at multiples of it
+RUN = 2 * KV_BLOCK  # keys that are read one after the other: runs too begin at multiples
+SPLITS = 4  # run r belongs to split r % SPLITS
+"""They fix the order of sums over keys: it is the same for one query and for many."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Problem:
     q8_kv: bool = False
     """Keys and values are Q8_0 blocks."""
     bf16_pairs: bool = False
-    """Prefill rounds operands to bf16 and multiplies pairs of them (see `tiles`)."""
+    """Operands are rounded to bf16 and multiplied in pairs (see `tiles`)."""
 
     @property
     def acc(self) -> Type:
@@ -68,12 +73,23 @@ class Problem:
         """What queries are multiplied with: the scale, divided by the softcap."""
         return self.scale / self.softcap if self.softcap else self.scale
 
+    @property
+    def pair(self) -> int:
+        """Elements that a lane multiplies at once: 2 with the bf16 dot product."""
+        return 2 if self.bf16_pairs else 1
+
     def dtype(self, name: str) -> DType:
         """Element type of an operand: q, k, v or out."""
         return {"q": self.q, "k": self.k, "v": self.v, "out": self.q}[name]
 
     def lanes(self, target: Target) -> int:
         return target.lanes(self.acc.bits)
+
+    def score_parts(self, target: Target) -> int:
+        """Chains of multiply-adds that make up a score: chain i has the dimensions (or pairs of
+        them) d with d % parts = i. Their sums are added in order."""
+        chunk = min(8, self.lanes(target)) if self.acc.bits == 32 else 1
+        return gcd(self.head_dim // self.pair, chunk)
 
     def vector_width(self, name: str, target: Target) -> int:
         """Elements of a head per vector: no vector reaches beyond its head."""
@@ -126,16 +142,6 @@ class AttentionKernel(KernelSpec):
     problem: Problem
     queries: str = field(default="any", kw_only=True)
 
-    @property
-    def heads_per_item(self) -> int:
-        """KV heads of a work item."""
-        return 1
-
-    @property
-    def unit(self) -> int:
-        """Keys per unit: split-KV boundaries are multiples of it."""
-        return 16
-
     @abstractmethod
     def block_rows(self, target: Target) -> int:
         """Rows of a query block of one KV head; the last block may have fewer."""
@@ -149,26 +155,27 @@ class AttentionKernel(KernelSpec):
         """Workspace of one worker, beside its partial results."""
 
     def partial_bytes(self, target: Target) -> int:
-        """A partial result: [heads][rows][columns] weighted values, then the running max and the
-        running sum of each row."""
-        rows = self.partial_rows(target)
+        """The partial result of a split: [rows][columns] weighted values, then the running max and
+        the running sum of each row."""
+        rows = self.block_rows(target)
         return _to_cache_lines(rows * (self.value_columns(target) + 2) * self.problem.acc.bytes)
-
-    def partial_rows(self, target: Target) -> int:
-        return self.heads_per_item * self.block_rows(target)
 
     def max_offset(self, target: Target) -> int:
         """Byte offset of the running maxima in a partial result; the running sums follow."""
         columns = self.value_columns(target)
-        return self.partial_rows(target) * columns * self.problem.acc.bytes
+        return self.block_rows(target) * columns * self.problem.acc.bytes
 
     def sum_offset(self, target: Target) -> int:
-        return self.max_offset(target) + self.partial_rows(target) * self.problem.acc.bytes
+        return self.max_offset(target) + self.block_rows(target) * self.problem.acc.bytes
+
+    def item_bytes(self, target: Target) -> int:
+        """The partial results of all splits of an item."""
+        return SPLITS * self.partial_bytes(target)
 
     def worker_bytes(self, target: Target) -> int:
-        """Scratch of one worker: three partial results (for items of its own, for one that an
-        earlier worker began, for one that a later worker continues), then its workspace."""
-        return 3 * self.partial_bytes(target) + _to_cache_lines(self.workspace_bytes(target))
+        """Scratch of one worker: partial results of three items (one of its own, one that an
+        earlier worker began, one that a later worker continues), then its workspace."""
+        return 3 * self.item_bytes(target) + _to_cache_lines(self.workspace_bytes(target))
 
 
 def _to_cache_lines(size: int) -> int:
@@ -235,6 +242,17 @@ class Rows:
 def softmax_exp(difference: Value) -> Value:
     """exp(score - max); 0 for a masked score."""
     return math.exp_down(difference)
+
+
+GROUP = 16
+"""Keys whose probabilities are added as a tree; the running sum grows by such sums, in order."""
+
+
+def halve(p: Sequence[Value]) -> list[Value]:
+    """One level of that tree: numbers, or vectors of them, half of the list apart."""
+    half = len(p) // 2
+    with p[0].fn.exact():
+        return [a + b for a, b in zip(p[:half], p[half:], strict=True)]
 
 
 def finite_max(maximum: Value) -> Value:

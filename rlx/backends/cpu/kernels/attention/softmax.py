@@ -6,13 +6,39 @@ Probabilities are exp(score - running max), not yet divided by the running sum.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.attention.problem import Args, Problem, Rows, finite_max, softmax_exp
-from rlx.backends.cpu.kernels.attention.tiles import Tiling, interleave_bf16, split_bf16
+from rlx.backends.cpu.kernels.attention.problem import (
+    GROUP,
+    KV_BLOCK,
+    Args,
+    Problem,
+    Rows,
+    finite_max,
+    halve,
+    softmax_exp,
+)
+from rlx.backends.cpu.kernels.attention.tiles import Tiling, interleave_bf16, split_bf16, to_bf16
 from rlx.ir.attrs import MaskKind
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Type, Value, i32, i64, vec
 from rlx.llvm.storage import memory_type, widen
 from rlx.support.records import dataclass
+
+
+def capped(score: Value, cap: float) -> Value:
+    """c · tanh(score) for a softcap c: queries were divided by it already."""
+    if not cap:
+        return score
+    with score.fn.exact():
+        return math.tanh(score) * cap
+
+
+def masked(score: Value, raw: Value, problem: Problem) -> Value:
+    """Scores with elements of the mask tensor applied."""
+    assert problem.mask is not None
+    if problem.kind == MaskKind.BIAS:
+        with score.fn.exact():
+            return score + widen(score.fn, raw, problem.mask, problem.acc)
+    return score.fn.select(raw.ne(0), score, float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -45,7 +71,7 @@ class PanelSoftmax:
     def mask_key(self, scores: list[Value], key: Value) -> list[Value]:
         """A key's scores with such a mask."""
         raw = self._mask(key, 0)
-        return [self._apply_mask(score, raw) for score in scores]
+        return [masked(score, raw, self.problem) for score in scores]
 
     def adjust(self, first: Value, last: Value) -> None:
         """Softcap and mask tensor, for keys [first, last)."""
@@ -55,25 +81,13 @@ class PanelSoftmax:
         for key in f.range(first, last):
             for j in range(t.vectors):
                 at = j * t.vector.bytes
-                score = self._capped(f.load(self.row(key), t.vector, at))
+                score = capped(f.load(self.row(key), t.vector, at), self.problem.softcap)
                 f.store(self._with_mask(score, key, j), self.row(key), at)
 
-    def _capped(self, score: Value) -> Value:
-        """c · tanh(score): queries were divided by c already."""
-        cap = self.problem.softcap
-        return math.tanh(score) * cap if cap else score
-
     def _with_mask(self, score: Value, key: Value, vector: int) -> Value:
-        return (
-            score if self.problem.mask is None else self._apply_mask(score, self._mask(key, vector))
-        )
-
-    def _apply_mask(self, score: Value, raw: Value) -> Value:
-        """Scores with their mask elements applied."""
-        assert self.problem.mask is not None
-        if self.problem.kind == MaskKind.BIAS:
-            return score + widen(self.f, raw, self.problem.mask, self.problem.acc)
-        return self.f.select(raw.ne(0), score, float("-inf"))
+        if self.problem.mask is None:
+            return score
+        return masked(score, self._mask(key, vector), self.problem)
 
     def _mask(self, key: Value, vector: int) -> Value:
         """The mask's elements for a key and a vector of rows."""
@@ -121,32 +135,59 @@ class PanelSoftmax:
     ) -> list[Value]:
         """Scores of keys [first, last) become probabilities; returns `start` plus their sums.
 
-        A NaN score makes its row NaN, as it should. With the bf16 dot product the probabilities of
-        key pairs are interleaved, from row `first` on; an odd last key is paired with 0.
+        A NaN score makes its row NaN, as it should. A group of keys at a time: `first` is the first
+        of a group, and missing keys count as masked. With the bf16 dot product the probabilities of
+        key pairs are interleaved, from row `first` on.
         """
         f, t, offsets = self.f, self.tiling, self.offsets
-        if t.pair == 2:
+        end = f.ceil_div(last, GROUP) * GROUP
+        for key in f.range(last, end):
             for at in offsets:
-                f.store(f.const(float("-inf"), t.vector), self.row(last), at)
+                f.store(f.const(float("-inf"), t.vector), self.row(key), at)
 
         def add(key: Value, *sums: Value) -> list[Value]:
-            rows, out = [self.row(key + i) for i in range(t.pair)], []
-            to = self.row((first + key).udiv(2)) if t.pair == 2 else rows[0]
+            out = []
             for total, row_max, at in zip(sums, maxima, offsets, strict=True):
-                found = [softmax_exp(f.load(row, t.vector, at) - row_max) for row in rows]
-                if t.pair == 2:
-                    both = interleave_bf16(f, *found)
-                    found = split_bf16(both)  # the running sum adds what PV will read
-                f.store(found[0] if t.pair == 1 else both, to, at)
-                out.append(sum(found, start=total))
+                group = self._exponentiate_group(key, first, row_max, at)
+                with f.exact():
+                    out.append(total + group)
             return out
 
-        return f.loop(first, last, t.pair, start, add)
+        return f.loop(first, end, GROUP, start, add)
+
+    def _exponentiate_group(self, key: Value, first: Value, row_max: Value, at: int) -> Value:
+        """One vector of rows of a group; returns its sum. The tree is walked depth first."""
+        f, t = self.f, self.tiling
+        pairs: list[tuple[int, Value]] = []
+
+        def stored(number: int) -> list[Value]:
+            """The probabilities of a key, or of a pair, as PV will read them."""
+            rows = [self.row(key + (number + i)) for i in range(t.pair)]
+            found = [softmax_exp(f.load(row, t.vector, at) - row_max) for row in rows]
+            if t.pair == 1:
+                f.store(found[0], rows[0], at)
+                return found
+            both = interleave_bf16(f, *found)
+            pairs.append((number // 2, both))
+            return split_bf16(both)
+
+        def tree(number: int, step: int) -> list[Value]:
+            """Sums of keys `number`, `number` + `step`, …, of one key or of a pair."""
+            if step == GROUP:
+                return stored(number)
+            a, b = tree(number, 2 * step), tree(number + step, 2 * step)
+            with f.exact():
+                return [x + y for x, y in zip(a, b, strict=True)]
+
+        found = tree(0, t.pair)
+        for number, both in pairs:  # now that all scores of the group were read
+            f.store(both, self.row((first + key).udiv(2) + number), at)
+        return found[0] if t.pair == 1 else halve(found)[0]
 
 
 @dataclass(frozen=True)
 class RowSoftmax:
-    """The scores of `rows` rows of a KV head against a KV block.
+    """The scores of `rows` rows of a KV head against keys [begin, count) of a KV block.
 
     Inside a function that has `args`, `batch` and `row` (the first row); `visible` bounds the keys
     that a row sees.
@@ -155,11 +196,11 @@ class RowSoftmax:
     f: Function
     problem: Problem
     rows: int
-    block: int
     scores: Value
     head: Value
     key: Value
     """The KV block's first key; other keys are relative to it."""
+    begin: Value
     count: Value
     visible: Rows
 
@@ -171,6 +212,11 @@ class RowSoftmax:
     def lanes(self) -> int:
         return self.problem.lanes(self.f.target)
 
+    @property
+    def step(self) -> int:
+        """Keys that become probabilities at once: a group, or vectors for pairs."""
+        return max(GROUP, self.lanes * self.problem.pair)
+
     def exponentiate(self, running_max: Value, running_sum: Value, factors: Value) -> None:
         """Scores become probabilities; the rows' running max and sum are updated.
 
@@ -178,7 +224,7 @@ class RowSoftmax:
         """
         f = self.f
         for r in f.range(0, self.rows):
-            row_scores = f.gep(self.scores, r, self.block * self.type.bytes)
+            row_scores = f.gep(self.scores, r, KV_BLOCK * self.type.bytes)
             found = self._adjust(row_scores, f["row"] + r)
             place = f.gep(running_max, r, self.type)
             before = f.load(place, self.type)
@@ -188,8 +234,9 @@ class RowSoftmax:
             f.store(after, place)
             f.store(factor, f.gep(factors, r, self.type))
             total = f.gep(running_sum, r, self.type)
-            scaled = f.load(total, self.type), factor
-            f.store(f.fma(*scaled, self._exponentiate_row(row_scores, row_max)), total)
+            with f.exact():
+                start = f.load(total, self.type) * factor
+            f.store(self._exponentiate_row(row_scores, row_max, start), total)
 
     def _adjust(self, row_scores: Value, row: Value) -> Value:
         """Softcap and masks on a row of scores; returns the maximum in each lane."""
@@ -202,9 +249,7 @@ class RowSoftmax:
 
         def step(j: Value, found: Value) -> Value:
             place = f.gep(row_scores, j, self.type)
-            score = f.load(place, wide)
-            if p.softcap:
-                score = math.tanh(score) * p.softcap
+            score = capped(f.load(place, wide), p.softcap)
             if mask is not None:
                 score = self._with_mask(score, mask, j)
             at = numbers + f.splat(j.to(i32), self.lanes)
@@ -216,7 +261,26 @@ class RowSoftmax:
             return f.max_fast(found, score)
 
         lowest = f.const(float("-inf"), wide)
-        return f.loop(0, self.count, self.lanes, [lowest], step, guard=False)[0]
+        last = f.ceil_div(self.count, self.step) * self.step
+        whole = last.to(i32) <= end
+        if first is not None:
+            whole = whole & (first <= self.begin.to(i32))
+        if p.softcap or mask is not None:
+            whole = f.i64(0).ne(0)
+
+        def largest() -> list[Value]:
+            """The block as it is: every key is visible."""
+
+            def step(j: Value, found: Value) -> Value:
+                return f.max_fast(found, f.load(f.gep(row_scores, j, self.type), wide))
+
+            return f.loop(self.begin, last, self.lanes, [lowest], step, guard=False)
+
+        return f.if_(
+            whole,
+            largest,
+            lambda: f.loop(self.begin, last, self.lanes, [lowest], step, guard=False),
+        )[0]
 
     def _with_mask(self, score: Value, mask: Value, j: Value) -> Value:
         f, p, lanes, args = self.f, self.problem, self.lanes, Args(self.f)
@@ -226,20 +290,44 @@ class RowSoftmax:
         numbers = f.min(numbers, f.splat(self.count - 1, lanes)) + f.splat(self.key, lanes)
         at = numbers * f.splat(args["mask_step"], lanes) + f.splat(mask, lanes)
         raw = f.gather(args["mask"], at, vec(lanes, memory_type(p.mask)))
-        if p.kind == MaskKind.BIAS:
-            return score + widen(f, raw, p.mask, self.type)
-        return f.select(raw.ne(0), score, float("-inf"))
+        return masked(score, raw, p)
 
-    def _exponentiate_row(self, row_scores: Value, row_max: Value) -> Value:
-        """A row's scores to probabilities; returns their sum."""
-        f, wide = self.f, vec(self.lanes, self.type)
+    def _exponentiate_row(self, row_scores: Value, row_max: Value, start: Value) -> Value:
+        """A row's scores to probabilities (rounded to bf16 for the bf16 dot product); returns
+        `start` plus their sum."""
+        f, wide, pair = self.f, vec(self.lanes, self.type), self.problem.pair
         shift = f.splat(row_max, self.lanes)
 
         def step(j: Value, total: Value) -> Value:
-            place = f.gep(row_scores, j, self.type)
-            w = softmax_exp(f.load(place, wide) - shift)
-            f.store(w, place)
-            return total + w
+            first = f.gep(row_scores, j, self.type)
+            count = self.step // self.lanes
+            found = [softmax_exp(f.load(first, wide, i * wide.bytes) - shift) for i in range(count)]
+            if pair == 2:
+                both = to_bf16(f, *found)
+                # pairs of keys are lanes of the first half of the memory
+                f.store(both, f.gep(row_scores, (self.begin + j).udiv(2), self.type))
+                found = [
+                    (f.slice(both, i, self.lanes).to(i32) << 16).bits(wide) for i in (0, self.lanes)
+                ]
+            else:
+                for i, p in enumerate(found):
+                    f.store(p, first, i * wide.bytes)
+            size = GROUP // self.lanes
+            with f.exact():
+                for i in range(0, count, size):
+                    total = total + _group_sum(found[i : i + size])
+            return total
 
-        start = [f.const(0.0, wide)]
-        return f.reduce("add", f.loop(0, self.count, self.lanes, start, step, guard=False)[0])
+        return f.loop(self.begin, self.count, self.step, [start], step, guard=False)[0]
+
+
+def _group_sum(vectors: list[Value]) -> Value:
+    """The sum of a group's probabilities, which lie in the lanes of the vectors in order."""
+    f = vectors[0].fn
+    while len(vectors) > 1:
+        vectors = halve(vectors)
+    [sums] = vectors
+    while sums.type.lanes > 1:
+        half = sums.type.lanes // 2
+        [sums] = halve([f.slice(sums, 0, half), f.slice(sums, half, half)])
+    return sums

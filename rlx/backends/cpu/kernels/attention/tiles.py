@@ -11,11 +11,14 @@ dimensions of a query, or the probabilities of two keys and their values.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.kernels.attention.problem import Problem
+from operator import add
+
+from rlx.backends.cpu.kernels.attention.problem import KV_BLOCK, Problem
 from rlx.llvm.builder import Function, Type, Value, bf16, i16, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
+_UNROLL = 4  # steps of QKᵀ
 _LANES = 16  # of the bf16 dot product
 _SMALL_HEAD = 4  # registers of a head up to which tiles pad fewer rows: PV is short
 
@@ -49,6 +52,11 @@ def dot_bf16(f: Function, a: Value, b: Value, total: Value) -> Value:
     return f.intrinsic(name, total.type, total, a.bits(wide), b.bits(wide))
 
 
+def multiply_add(f: Function, pair: int, a: Value, b: Value, total: Value) -> Value:
+    """total + a * b, or the bf16 dot product of every lane's pairs."""
+    return f.fma(a, b, total) if pair == 1 else dot_bf16(f, a, b, total)
+
+
 def split_bf16(both: Value) -> list[Value]:
     """Interleaved bf16 pairs as two vectors: the low and the high halves of lanes."""
     bits = both.bits()
@@ -66,7 +74,7 @@ class Tiling:
     vectors: int
     """Registers of rows in a query panel."""
     keys: int
-    """Keys of a QKᵀ tile."""
+    """Keys of a QKᵀ tile: a divisor of a KV block."""
     rows: int
     """Rows of a PV tile; a panel is a multiple."""
     width: int
@@ -75,27 +83,27 @@ class Tiling:
     """Panels of values."""
     panels: int
     """Panels of a query block."""
-    kv_block: int
-    """Keys of a KV block; an even number."""
     pair: int
     """Elements that a lane multiplies at once: 2 with the bf16 dot product."""
+    parts: int
+    """Chains of a score."""
 
     @staticmethod
     def of(target: Target, problem: Problem, rows: int) -> Tiling:
         """For a target; `rows` is the most a KV head can have (0: unknown)."""
         lanes = problem.lanes(target)
         room = 24 if target.num_vector_registers >= 32 else 12  # registers for a tile
-        # A query block has enough rows to amortise copying as many keys and values.
-        vectors, tile_rows, keys, kv_block = 3, 6, room // 3, 96
+        # A query block has enough rows to amortise copying keys and values.
+        vectors, tile_rows, keys, block = 3, 6, room // 3, 96
         columns = -(-problem.head_dim // lanes)
         if room == 24 and columns <= _SMALL_HEAD and lanes % 4 == 0:
-            vectors, tile_rows, keys, kv_block = 2, 8, 8, 128
+            vectors, tile_rows, keys, block = 2, 8, 8, 128
         if 0 < rows <= 2 * lanes and lanes % 4 == 0:
-            vectors, tile_rows, kv_block = -(-rows // lanes), 4, 96
-            keys = min(room // vectors, 12)
+            vectors, tile_rows = -(-rows // lanes), 4
+            keys = 1 << (room // vectors).bit_length() - 1
         v_panels = -(-columns // (room // tile_rows))
         panel = vectors * lanes
-        panels = max(1, kv_block // panel)
+        panels = max(1, block // panel)
         if rows:
             panels = min(panels, -(-rows // panel))
         return Tiling(
@@ -108,8 +116,8 @@ class Tiling:
             width=-(-columns // v_panels),
             v_panels=v_panels,
             panels=panels,
-            kv_block=kv_block,
-            pair=2 if problem.bf16_pairs else 1,
+            pair=problem.pair,
+            parts=problem.score_parts(target),
         )
 
     @property
@@ -153,11 +161,7 @@ class Tiling:
     @property
     def v_panel_bytes(self) -> int:
         """A panel of values of a KV block."""
-        return self.kv_block // self.pair * self.v_row_bytes
-
-    def multiply_add(self, f: Function, a: Value, b: Value, total: Value) -> Value:
-        """total + a * b, or the bf16 dot product of every lane's pairs."""
-        return f.fma(a, b, total) if self.pair == 1 else dot_bf16(f, a, b, total)
+        return KV_BLOCK // self.pair * self.v_row_bytes
 
 
 @dataclass(frozen=True)
@@ -183,9 +187,9 @@ class WorkspaceLayout:
     def of(t: Tiling) -> WorkspaceLayout:
         count = t.panels * t.panel
         sizes = [
-            t.kv_block * t.key_bytes,
+            KV_BLOCK * t.key_bytes,
             t.v_panels * t.v_panel_bytes,
-            (t.kv_block + t.pair - 1) * t.score_row_bytes,
+            KV_BLOCK * t.score_row_bytes,
             t.panels * t.q_panel_bytes,
             t.score_row_bytes,
             t.score_row_bytes,
@@ -199,27 +203,32 @@ class WorkspaceLayout:
 
 
 def emit_qk(f: Function, t: Tiling, queries: Value, keys: Value) -> list[Value]:
-    """QKᵀ of one tile, [keys][rows]: `t.keys` keys against a query panel."""
-    size = t.acc.bytes
-    unroll = 2 if t.dim_steps % 2 == 0 else 1
+    """QKᵀ of one tile, [keys][rows]: `t.keys` keys against a query panel. A score is the sum of
+    `t.parts` chains (see `Problem.score_parts`)."""
+    zeros = [f.const(0.0, t.vector)] * (t.keys * t.vectors)
+
+    def chain(part: Value) -> list[Value]:
+        return f.loop(part, t.dim_steps, unroll * t.parts, zeros, step)
 
     def step(d: Value, *acc: Value) -> list[Value]:
         total = list(acc)
-        q, k = f.gep(queries, d, t.score_row_bytes), f.gep(keys, d, size)
-        for u in range(unroll):
+        q, k = f.gep(queries, d, t.score_row_bytes), f.gep(keys, d, t.acc.bytes)
+        for u in range(0, unroll * t.parts, t.parts):
             rows = [
                 f.load(q, t.vector, u * t.score_row_bytes + j * t.vector.bytes)
                 for j in range(t.vectors)
             ]
             for i in range(t.keys):
-                key = f.broadcast_load(k, t.acc, t.lanes, i * t.key_bytes + u * size)
+                key = f.broadcast_load(k, t.acc, t.lanes, i * t.key_bytes + u * t.acc.bytes)
                 for j, row in enumerate(rows):
                     at = i * t.vectors + j
-                    total[at] = t.multiply_add(f, row, key, total[at])
+                    total[at] = multiply_add(f, t.pair, row, key, total[at])
         return total
 
-    zero = f.const(0.0, t.vector)
-    return f.loop(0, t.dim_steps, unroll, [zero] * (t.keys * t.vectors), step)
+    steps = t.dim_steps // t.parts
+    unroll = next(n for n in (_UNROLL, 4, 2, 1) if steps % n == 0)
+    first = chain(f.i64(0))
+    return f.loop(1, t.parts, 1, first, lambda part, *sums: list(map(add, sums, chain(part))))
 
 
 def emit_pv(
@@ -237,7 +246,7 @@ def emit_pv(
         for i in range(t.rows):
             p = f.broadcast_load(w, t.acc, t.lanes, i * t.acc.bytes)
             for j, column in enumerate(columns):
-                out.append(t.multiply_add(f, p, column, total[i * t.width + j]))
+                out.append(multiply_add(f, t.pair, p, column, total[i * t.width + j]))
         return out
 
     return f.loop(0, (count + (t.pair - 1)).udiv(t.pair), 1, start, step)

@@ -167,9 +167,13 @@ class ColumnTileEmitter:
         whole = lo + (hi - lo & -step)
         for i in f.range(lo, whole, step):
             self._rows(vector_body, point, position, [i + k for k in range(step)])
-        if step > 1:
-            for i in f.range(whole, hi):
-                self._rows(vector_body, point, position, [i])
+        # the rest is one step too: zeros that pad a column do not change its sum
+        for count in range(1, step):
+            rest = [whole + k for k in range(count)]
+            f.if_(
+                (hi - whole).eq(count),
+                lambda rest=rest: self._rows(vector_body, point, position, rest),  # type: ignore[misc]
+            )
 
     def _rows(
         self, vector_body: VectorBody, point: IterPoint, position: int, indices: list[Value]

@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from math import prod
 
-from rlx.backends.cpu.kernels.loops.column_tiles import WIDTH, ColumnTileEmitter, is_tall
+from rlx.backends.cpu.kernels.loops.column_tiles import (
+    ROWS_PER_STEP,
+    WIDTH,
+    ColumnTileEmitter,
+    is_tall,
+)
 from rlx.backends.cpu.kernels.loops.lane_rows import LaneRowEmitter
 from rlx.backends.cpu.kernels.loops.rows import (
+    BLOCK,
     RowEmitter,
     StreamingStoreEmitter,
     can_stream_stores,
@@ -265,9 +271,13 @@ def _row_splits(scheduled: ScheduledNest, live: dict[str, int], threads: int) ->
     ):
         return 0
     if scheduled.columns:
+        if not isinstance(firsts[0], int):
+            return 0  # zeros that pad a column would change where it is cut
         items, least = prod(rows[:-1]) * -(-rows[-1] // WIDTH), 64
     else:
-        items, least = prod(rows), 1 if len(sizes[0]) > 1 else 8192
+        if len(sizes[0]) == 1 and sizes[0][0] <= 2 * BLOCK:
+            return 0  # such a sum has no blocks
+        items, least = prod(rows), 1 if len(sizes[0]) > 1 else BLOCK
     if not 0 < items < 2 * threads:
         return 0
     count = min(-(-4 * threads // items), sizes[0][0] // least)
@@ -297,7 +307,8 @@ def launches_for(
     args = [nest_arg(node, source, offsets) for source in scheduled.args]
     names = [NestArg(len(args) + k) for k in range(3)]
     size = _dim(scheduled, nest.spaces[0][0])
-    grain = 64 if len(nest.spaces[0]) == 1 and not scheduled.columns else 1
+    # a row is cut between the blocks of its sum, a column between steps: what is added stays
+    grain = ROWS_PER_STEP if scheduled.columns else BLOCK if len(nest.spaces[0]) == 1 else 1
     chunk = (size + (splits * grain - 1)) // (splits * grain) * grain
     args += [Scratch(node, offsets[-1]), splits, chunk]
     stages = range(last_stage(nest) + 1)

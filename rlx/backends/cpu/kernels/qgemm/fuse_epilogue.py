@@ -178,7 +178,7 @@ def _merge_biases(editor: Editor, node: Node, slices: list[tuple[Node, Node, Val
 
 
 def _coarse(m: Match) -> Result:
-    """Attention over a 16- or 8-bit KV cache between quantised GEMMs may use bf16: its queries come
+    """Attention over a 16- or 8-bit KV cache between quantised GEMMs uses bf16: its queries come
     from 8-bit codes, and its results become such codes. bf16 (8 bits of mantissa with an exponent
     per number) adds a tenth to the noise of the codes."""
     attention = m.a.node
@@ -192,6 +192,7 @@ def _coarse(m: Match) -> Result:
 
 
 _GEMM = op(GEMM, name="p")
+_ATTENTION = ("attention", "paged_attention")
 
 EPILOGUES: tuple[Rule, ...] = (
     Rule("quantised GEMM, gated", op("fused_gated_act", _GEMM), _gated, owns=True),
@@ -199,5 +200,5 @@ EPILOGUES: tuple[Rule, ...] = (
     Rule("quantised GEMM + activation", op(activation_ops, _GEMM), _activation, owns=True),
     Rule("quantised GEMM + residual", op("add", _GEMM, "residual"), _residual, owns=True),
     Rule("quantised GEMM + region", op("elementwise_region", having=GEMM), _region),
-    Rule("quantised attention", op("quantize_rows", op("attention", name="a")), _coarse, owns=True),
+    Rule("quantised attention", op("quantize_rows", op(_ATTENTION, name="a")), _coarse, owns=True),
 )

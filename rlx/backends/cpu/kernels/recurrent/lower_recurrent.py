@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cpu.kernels.recurrent.delta_chunks import DeltaChunks
-from rlx.backends.cpu.kernels.recurrent.delta_net import DeltaStep, Rule
+from rlx.backends.cpu.kernels.recurrent.delta_net import DeltaStep, DeltaTokens, Rule
 from rlx.backends.cpu.kernels.recurrent.selective_scan import SelectiveScan
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import same
@@ -56,7 +55,7 @@ def _is_step(node: Node) -> bool:
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
-    return 0 if _is_step(node) else threads * DeltaChunks(_rule(node)).scratch(target)
+    return 0 if _is_step(node) else threads * DeltaTokens(_rule(node)).scratch(target)
 
 
 @lowers("gated_delta_net", scratch=_scratch)
@@ -73,11 +72,8 @@ def lower_delta_net(node: Node, ctx: Context) -> list[KernelLaunch]:
         return [
             KernelLaunch(DeltaStep(rule), args, reads, writes, flops=cost.flops, bytes=cost.bytes)
         ]
-    spec = DeltaChunks(rule)
-    units = ctx.upper(batch * heads)
-    # Heads are split where there are fewer than workers; each split repeats the per-chunk work.
-    splits = min(rule.blocks(ctx.target), -(-ctx.threads // max(units, 1)))
-    args += [Scratch(node), spec.scratch(ctx.target), batch, seq, heads, splits]
+    spec = DeltaTokens(rule)
+    args += [Scratch(node), batch, seq, heads]
     return [
         KernelLaunch(
             spec, args, reads, writes, uses_scratch=True, flops=cost.flops, bytes=cost.bytes
