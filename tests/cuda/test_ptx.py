@@ -19,9 +19,10 @@ from fake_driver import FakeDriver, installed, make_stand_in
 
 import rlx
 from rlx.backends.cuda.backend import CudaBackend
-from rlx.backends.cuda.builder import GpuModule, target_for
+from rlx.backends.cuda.builder import target_for
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.backends.cuda.lowering import lower_graph
+from rlx.backends.cuda.ptx import GpuModule
 from rlx.llvm.jit import Unit
 from rlx.runtime.template import make_template
 from rlx.specialize.options import CompileOptions

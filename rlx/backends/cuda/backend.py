@@ -9,6 +9,7 @@ from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (fill th
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.lowering import entry_for, reads_strided, runs_on_host
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.ir.graph import Graph
@@ -37,6 +38,9 @@ class CudaBackend(Backend):
 
     def runs_on_host(self, node: Node) -> bool:
         return runs_on_host(node)
+
+    def rewrite_template(self, graph: Graph) -> Graph:
+        return lay_out_weights(graph)
 
     def rewrite_variant(self, graph: Graph) -> Graph:
         return insert_contiguous(graph, reads_strided)

@@ -19,7 +19,8 @@ from rlx.backends.bounds_checks import checker, raise_failed
 from rlx.backends.buffer import Buffer, DeviceBuffer
 from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
-from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.kernel import BlockKernel, KernelLoader
+from rlx.backends.cuda.lowering import KernelLaunch
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
 from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, Base, Program
@@ -30,6 +31,7 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.passes.views import is_plain
 
+_OVERLAP = (9, 0)  # the first GPUs whose kernels may start before the one in front has ended
 _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 
 
@@ -54,10 +56,8 @@ class CudaExecutable(Executable):
         }
         self._functions = self._load(kernels)
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
-        self._grids = [
-            Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS)
-            for x in self.program.launches
-        ]
+        overlaps = kernels.gpu.capability >= _OVERLAP
+        self._grids = [_geometry(x, most, overlaps) for x in self.program.launches]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
 
@@ -230,6 +230,13 @@ class CudaExecutable(Executable):
 
     def recording(self) -> AbstractContextManager[CudaRecording]:
         return CudaRecording(self).watch()
+
+
+def _geometry(x: KernelLaunch, most: int, overlaps: bool) -> Launch:
+    """Blocks and threads; nests have at most `most` blocks."""
+    if isinstance(x.kernel, BlockKernel):
+        return Launch(x.blocks, x.kernel.threads, x.kernel.shared, overlaps)
+    return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, 0, overlaps)
 
 
 def _address(buffer: Buffer) -> int:

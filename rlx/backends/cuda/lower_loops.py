@@ -65,15 +65,7 @@ def _matmul_graph(op: Op, shapes: tuple[Shape, ...]) -> Graph:
     """a [… m k] · b [… k n] as the sum over k of a [… m 1 k] · bᵀ [… 1 n k]."""
     g = Graph(op.name)
     with g.origin(UNKNOWN):
-        a, b = (g.input(f"x{i}", s) for i, s in enumerate(shapes))
-        dtype = promote(a.dtype, b.dtype)
-        x = g.reshape(a, [*a.shape.dims[:-1], 1, a.shape.dims[-1]]) if b.shape.rank > 1 else a
-        y = b
-        if b.shape.rank > 1:
-            y = g.transpose(b, (*range(b.shape.rank - 2), b.shape.rank - 1, b.shape.rank - 2))
-            if a.shape.rank > 1:
-                y = g.reshape(y, [*y.shape.dims[:-2], 1, *y.shape.dims[-2:]])
-        g.outputs = [_sum_of_products(g, x, y, dtype)]
+        g.outputs = [_products(g, *(g.input(f"x{i}", s) for i, s in enumerate(shapes)))]
     return g
 
 
@@ -90,6 +82,37 @@ def _grouped_graph(op: Op, shapes: tuple[Shape, ...]) -> Graph:
     return g
 
 
+def _fused_graph(op: Op, shapes: tuple[Shape, ...]) -> Graph:
+    """A fused product by its decomposition, the matmuls in it as sums of products."""
+    whole = decomposed(op, shapes)
+    assert whole is not None
+    g = Graph(op.name)
+    values: dict[Value, Value] = {}
+    with g.origin(UNKNOWN):
+        for node in whole.nodes:
+            given = [values[v] for v in node.inputs]
+            if node.op.name == "input":
+                made = g.input(node.name, node.output.shape)
+            elif node.op.name == "matmul":
+                made = _products(g, *given)
+            else:
+                made = g.append_node(node.op, given).output
+            values[node.output] = made
+        g.outputs = [values[v] for v in whole.outputs]
+    return g
+
+
+def _products(g: Graph, a: Value, b: Value) -> Value:
+    dtype = promote(a.dtype, b.dtype)
+    x = g.reshape(a, [*a.shape.dims[:-1], 1, a.shape.dims[-1]]) if b.shape.rank > 1 else a
+    y = b
+    if b.shape.rank > 1:
+        y = g.transpose(b, (*range(b.shape.rank - 2), b.shape.rank - 1, b.shape.rank - 2))
+        if a.shape.rank > 1:
+            y = g.reshape(y, [*y.shape.dims[:-2], 1, *y.shape.dims[-2:]])
+    return _sum_of_products(g, x, y, dtype)
+
+
 def _sum_of_products(g: Graph, x: Value, y: Value, dtype: DType) -> Value:
     """The sum over the last axis; narrow floats are summed in f32, integers wrap in any type."""
     wide = f32 if dtype.is_float and dtype.bits < 32 else dtype
@@ -98,7 +121,12 @@ def _sum_of_products(g: Graph, x: Value, y: Value, dtype: DType) -> Value:
     return total if dtype is wide else g.cast(total, dtype)
 
 
-_GRAPHS = {"matmul": _matmul_graph, "grouped_matmul": _grouped_graph}
+_GRAPHS = {
+    "matmul": _matmul_graph,
+    "grouped_matmul": _grouped_graph,
+    "fused_matmul_bias_act": _fused_graph,
+    "fused_swiglu": _fused_graph,
+}
 
 
 # -- regions ---------------------------------------------------------------------------------------

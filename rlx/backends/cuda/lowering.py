@@ -11,11 +11,11 @@ from dataclasses import field
 
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.backends.kernel_args import NodeArg
-from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.dim import Dim, Expr, upper_bound
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.composite import decomposed
-from rlx.passes.views import plain_view
+from rlx.passes.views import is_plain, plain_view
 from rlx.support.records import dataclass
 
 
@@ -26,6 +26,7 @@ class KernelLaunch:
     kernel: GpuKernel | None
     args: Sequence[NodeArg] = ()
     threads: int = 1  # how many have work, at the upper bounds of dynamic sizes
+    blocks: int = 0  # of a kernel of blocks, likewise
     node: Node | None = field(default=None, repr=False)
 
     @property
@@ -45,9 +46,26 @@ class Context:
         slot = self.lir.slots[value]
         return (slot.view if slot.view is not None else plain_view(value.shape)).strides
 
+    def offset(self, value: Value) -> Dim:
+        """Elements from the start of the memory that the value is a view of."""
+        slot = self.lir.slots[value]
+        return 0 if slot.view is None else slot.view.offset
+
+    def is_plain(self, value: Value) -> bool:
+        """Whether the value lies row-major."""
+        slot = self.lir.slots[value]
+        return slot.view is None or is_plain(slot.view, value.shape)
+
     def upper(self, dim: Dim) -> int:
         """The most a dimension can be."""
         return upper_bound(dim, self.lir.live)
+
+
+def is_multiple(dim: Dim, number: int) -> bool:
+    """Whether a dimension is a multiple of a number, whatever its dynamic sizes are."""
+    if isinstance(dim, Expr):
+        return all(factor % number == 0 for _, factor in dim.terms)
+    return dim % number == 0
 
 
 Lowering = Callable[[Node, Context], list[KernelLaunch]]

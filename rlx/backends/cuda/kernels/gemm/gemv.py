@@ -1,0 +1,250 @@
+"""Products of a few rows with a weight, at the bandwidth of memory.
+
+Warps of a block divide the columns of x and the rows of the weight. Weights are loaded before the
+kernel in front has ended: they do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
+from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, WeightRows, load_run
+from rlx.ir.dtype import DType
+from rlx.llvm.builder import Value, f32, i64
+from rlx.support.records import dataclass
+
+MOST_ROWS = 8  # of x
+_WARPS = 8
+_IN_FLIGHT = 16  # loads of weights that a lane has under way
+
+
+@dataclass(frozen=True)
+class Gemv(BlockKernel):
+    """args: x, rows of x apart (in elements), weight, second weight of a pair (else 0), N, then
+    those of the epilogue
+
+    `m` rows of x [m, k]. A warp has `rows` rows of the weight; `split` warps divide their columns.
+    """
+
+    weight: WeightRows
+    x: DType
+    m: int
+    k: int
+    epilogue: Epilogue
+    rows: int
+    split: int
+
+    @property
+    def label(self) -> str:
+        return f"gemv({self.m}x{self.k})"
+
+    @property
+    def threads(self) -> int:
+        return _WARPS * WARP
+
+    @property
+    def shared(self) -> int:
+        return 4 * _WARPS * self.values
+
+    @property
+    def halves(self) -> int:
+        return 2 if self.epilogue.pair else 1
+
+    @property
+    def values(self) -> int:
+        """Sums that a warp has."""
+        return self.halves * self.m * self.rows
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the result that a block gives."""
+        return _WARPS // self.split * self.rows
+
+    def emit(self, m: KernelModule) -> None:
+        _Emitter(m.begin_block(self.threads, self.shared), self).emit()
+
+
+def gemv_for(weight: WeightRows, x: DType, m: int, k: int, n: int, epilogue: Epilogue) -> Gemv:
+    """The kernel for these sizes: enough blocks to fill a GPU, enough loads in flight."""
+    chunks = weight.chunks(k)
+    split = 1
+    while split < _WARPS and split * WARP < chunks and n * 2 < 40000 * split:
+        split *= 2
+    rows = 4 if m <= 4 else 2
+    if not epilogue.pair and m <= 2:
+        rows = 8
+    while rows > 2 and n // (_WARPS // split * rows) < 128:
+        rows //= 2
+    while rows * m * (2 if epilogue.pair else 1) > WARP:
+        rows //= 2
+    return Gemv(weight, x, m, k, epilogue, rows, split)
+
+
+class _Emitter:
+    def __init__(self, f: BlockFunction, kernel: Gemv) -> None:
+        self.f, self.kernel = f, kernel
+        args = f["args"]
+        self.x, self.x_stride = f.arg(args, 0), f.arg(args, 1, i64)
+        self.weights = [f.arg(args, 2 + i) for i in range(kernel.halves)]
+        self.n = f.arg(args, 4, i64)
+        self.out = EpilogueArgs(f, kernel.epilogue, 5)
+        warp = f.thread() >> 5
+        self.warp_k, self.warp_n = warp & kernel.split - 1, warp.udiv(kernel.split)
+        self.lane = f.lane32()
+        self.first = f.block_number().to(i64) * kernel.outputs
+
+    def emit(self) -> None:
+        f, kernel = self.f, self.kernel
+        chunks = kernel.weight.chunks(kernel.k)
+        each = WARP * kernel.split
+        steps = -(-chunks // each)
+        per_step = kernel.halves * kernel.rows
+        group = max(1, min(_IN_FLIGHT // per_step, steps))
+        own = self.lane.to(i64) + self.warp_k.to(i64) * WARP
+        rows = self._rows()
+
+        def load(step: Value | int) -> list[list[Raw]]:
+            """The weights of a group of steps."""
+            return [self._load(rows, own + self._step(step, i) * each, chunks) for i in range(group)]
+
+        sums = [f.const(0.0, f32)] * kernel.values
+        ahead = load(0)
+        f.let_next_start()
+        f.wait_for_previous()
+        groups = -(-steps // group)
+        if groups <= 2:
+            for g in range(groups):
+                now, ahead = ahead, load((g + 1) * group) if g + 1 < groups else ahead
+                sums = self._add(sums, now, own + g * group * each, each, chunks)
+        else:
+            sums = self._loop(sums, ahead, load, own, (groups, group, each, chunks))
+        self._finish(sums)
+
+    def _step(self, step: Value | int, i: int) -> Value:
+        return self.f.i64(step + i) if isinstance(step, int) else step + i
+
+    def _loop(
+        self, sums: list[Value], ahead: list[list[Raw]], load: object, own: Value,
+        sizes: tuple[int, int, int, int],
+    ) -> list[Value]:  # fmt: skip
+        """A loop over groups of steps: the next weights are loaded while these are multiplied."""
+        groups, group, each, chunks = sizes
+        assert callable(load)
+        flat = [v for step in ahead for raw in step for v in raw]
+        count = len(sums)
+
+        def body(g: Value, *carried: Value) -> list[Value]:
+            rest = iter(carried[count:])
+            now = [[[next(rest) for _ in raw] for raw in step] for step in ahead]
+            following = load((g + 1) * group)
+            new = self._add(list(carried[:count]), now, own + g * (group * each), each, chunks)
+            return [*new, *(v for step in following for raw in step for v in raw)]
+
+        return self.f.loop(0, groups, 1, [*sums, *flat], body)[:count]
+
+    def _rows(self) -> list[tuple[Value, Value]]:
+        """Weight and row number of each row of this warp; those past the end are the last one."""
+        f, kernel = self.f, self.kernel
+        first = self.first + (self.warp_n * kernel.rows).to(i64)
+        numbers = [f.min(first + r, self.n - 1) for r in range(kernel.rows)]
+        return [(w, n) for w in self.weights for n in numbers]
+
+    def _load(
+        self, rows: Sequence[tuple[Value, Value]], chunk: Value, chunks: int
+    ) -> list[Raw]:
+        f, kernel = self.f, self.kernel
+        there = f.min(chunk, chunks - 1)
+        found = [kernel.weight.load(f, w, row, there, kernel.k) for w, row in rows]
+        if self._divides:
+            return found
+        return [[f.select(chunk < chunks, v, 0) for v in raw] for raw in found]
+
+    @property
+    def _divides(self) -> bool:
+        """Whether all lanes have as many chunks."""
+        kernel = self.kernel
+        return kernel.weight.chunks(kernel.k) % (WARP * kernel.split) == 0
+
+    def _add(
+        self, sums: list[Value], loaded: list[list[Raw]], chunk: Value, each: int, chunks: int
+    ) -> list[Value]:
+        """Add the products of some steps; a chunk past the end counts nothing."""
+        f, kernel = self.f, self.kernel
+        sums = list(sums)
+        for i, step in enumerate(loaded):
+            at = chunk + i * each
+            inside = at < chunks
+            there = f.min(at, chunks - 1)
+            columns = kernel.weight.runs(f, there)
+            xs = [self._x(m, columns, inside) for m in range(kernel.m)]
+            for r, raw in enumerate(step):
+                half, row = divmod(r, kernel.rows)
+                numbers = kernel.weight.decode(f, raw, there)
+                for m in range(kernel.m):
+                    place = (half * kernel.m + m) * kernel.rows + row
+                    for a, b in zip(xs[m], numbers, strict=True):
+                        sums[place] = f.fma(a, b, sums[place])
+        return sums
+
+    def _x(self, m: int, columns: list[tuple[Value, int]], inside: Value) -> list[Value]:
+        f, kernel = self.f, self.kernel
+        base = f.gep(self.x, self.x_stride * m, kernel.x.bytes)
+        found = [v for first, n in columns for v in load_run(f, base, first, n, kernel.x)]
+        if self._divides:
+            return found
+        return [f.select(inside, v, 0.0) for v in found]
+
+    def _finish(self, sums: list[Value]) -> None:
+        """Add up the lanes and the warps, and store."""
+        f, kernel = self.f, self.kernel
+        value, spread = scatter_sums(f, sums, self.lane)
+        warps = _WARPS // kernel.split
+        place = (self.warp_k * warps + self.warp_n) * (4 * kernel.values)
+        keeps = (self.lane & spread - 1).eq(0) & (self.lane.udiv(spread) < kernel.values)
+        f.if_(keeps, lambda: f.store_shared(value, place + self.lane.udiv(spread) * 4))
+        f.barrier()
+        thread, outputs = f.thread(), kernel.outputs
+        m = thread.udiv(outputs)
+        j = thread - m * outputs
+        column = self.first + j.to(i64)
+
+        def store() -> None:
+            totals = [self._total(m, j, half) for half in range(kernel.halves)]
+            at = m.to(i64) * self.n + column
+            self.out.store(totals[0], totals[1] if kernel.epilogue.pair else None, column, at)
+
+        f.if_((m < kernel.m) & (column < self.n), store)
+
+    def _total(self, m: Value, j: Value, half: int) -> Value:
+        f, kernel = self.f, self.kernel
+        warps = _WARPS // kernel.split
+        wn = j.udiv(kernel.rows)
+        value = (m + half * kernel.m) * kernel.rows + (j - wn * kernel.rows)
+        place = (wn * kernel.values + value) * 4
+        total = f.load_shared(place, f32)
+        for i in range(1, kernel.split):
+            total = total + f.load_shared(place, f32, i * warps * 4 * kernel.values)
+        return total
+
+
+def scatter_sums(f: BlockFunction, values: Sequence[Value], lane: Value) -> tuple[Value, int]:
+    """The sums of values over the lanes of a warp: lane `spread` · i has that of value i."""
+    left = list(values)
+    while len(left) & len(left) - 1:
+        left.append(f.const(0.0, f32))
+    spread, distance = WARP // len(left), WARP // 2
+    while distance:
+        if len(left) == 1:
+            left = [left[0] + f.exchange(left[0], distance)]
+        else:
+            half = len(left) // 2
+            upper = (lane & distance).ne(0)
+            left = [
+                f.select(upper, b, a) + f.exchange(f.select(upper, a, b), distance)
+                for a, b in zip(left[:half], left[half:], strict=True)
+            ]
+        distance //= 2
+    return left[0], spread
