@@ -9,8 +9,9 @@ from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (fill th
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
-from rlx.backends.cuda.lowering import entry_for, reads_strided, runs_on_host
+from rlx.backends.cuda.lowering import Layouts, entry_for, reads_strided, runs_on_host
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -43,7 +44,8 @@ class CudaBackend(Backend):
         return lay_out_weights(graph)
 
     def rewrite_variant(self, graph: Graph) -> Graph:
-        return insert_contiguous(graph, reads_strided)
+        layouts = Layouts.of(graph)
+        return insert_contiguous(graph, lambda node: reads_strided(node, layouts))
 
     def scratch(self, node: Node) -> int:
         entry = entry_for(node)

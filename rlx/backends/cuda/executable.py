@@ -23,7 +23,7 @@ from rlx.backends.cuda.kernel import BlockKernel, KernelLoader
 from rlx.backends.cuda.lowering import KernelLaunch
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
-from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, Base, Program
+from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program
 from rlx.errors import InputError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import evaluate
@@ -52,6 +52,7 @@ class CudaExecutable(Executable):
             NUMBER: 0,
             ARENA: _address(self.arena),
             STATUS: int(self._status.ctypes.data),
+            TABLE: _address(self._table),
             **{b: _address(buffer) for b, buffer in self._constants.items()},
         }
         self._functions = self._load(kernels)

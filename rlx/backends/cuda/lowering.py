@@ -12,11 +12,22 @@ from dataclasses import field
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.backends.kernel_args import NodeArg
 from rlx.ir.dim import Dim, Expr, upper_bound
-from rlx.ir.lir import Lir
+from rlx.ir.graph import Graph
+from rlx.ir.lir import Lir, View
 from rlx.ir.node import Node, Value
 from rlx.ir.ops.composite import decomposed
-from rlx.passes.views import is_plain, plain_view
+from rlx.passes.views import find_views, is_plain, plain_view
 from rlx.support.records import dataclass
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The address of `count` i64 that are 0 before a kernel and that it leaves at 0."""
+
+    count: int
+
+
+KernelArg = NodeArg | Counters
 
 
 @dataclass
@@ -24,7 +35,7 @@ class KernelLaunch:
     """One launch of a kernel, or (without one) a call of the node's reference on the host."""
 
     kernel: GpuKernel | None
-    args: Sequence[NodeArg] = ()
+    args: Sequence[KernelArg] = ()
     threads: int = 1  # how many have work, at the upper bounds of dynamic sizes
     blocks: int = 0  # of a kernel of blocks, likewise
     node: Node | None = field(default=None, repr=False)
@@ -36,25 +47,37 @@ class KernelLaunch:
         return self.node.op.name if self.node is not None else ""
 
 
-class Context:
-    """What a lowering may ask about its surroundings."""
+class Layouts:
+    """How values lie in memory: those of a graph before it is planned, or of a plan."""
 
-    def __init__(self, lir: Lir) -> None:
-        self.lir = lir
+    def __init__(self, view: Callable[[Value], View | None]) -> None:
+        self._view = view
+
+    @staticmethod
+    def of(graph: Graph) -> Layouts:
+        views = find_views(graph.nodes)
+        return Layouts(lambda value: views[value][1] if value in views else None)
 
     def strides(self, value: Value) -> tuple[Dim, ...]:
-        slot = self.lir.slots[value]
-        return (slot.view if slot.view is not None else plain_view(value.shape)).strides
+        return (self._view(value) or plain_view(value.shape)).strides
 
     def offset(self, value: Value) -> Dim:
         """Elements from the start of the memory that the value is a view of."""
-        slot = self.lir.slots[value]
-        return 0 if slot.view is None else slot.view.offset
+        view = self._view(value)
+        return 0 if view is None else view.offset
 
     def is_plain(self, value: Value) -> bool:
         """Whether the value lies row-major."""
-        slot = self.lir.slots[value]
-        return slot.view is None or is_plain(slot.view, value.shape)
+        view = self._view(value)
+        return view is None or is_plain(view, value.shape)
+
+
+class Context(Layouts):
+    """What a lowering may ask about its surroundings."""
+
+    def __init__(self, lir: Lir) -> None:
+        super().__init__(lambda value: lir.slots[value].view)
+        self.lir = lir
 
     def upper(self, dim: Dim) -> int:
         """The most a dimension can be."""
@@ -70,6 +93,7 @@ def is_multiple(dim: Dim, number: int) -> bool:
 
 Lowering = Callable[[Node, Context], list[KernelLaunch]]
 Condition = Callable[[Node], bool]
+ReadsStrided = Callable[[Node, Layouts], bool]
 
 
 @dataclass(frozen=True)
@@ -80,7 +104,7 @@ class Entry:
     lower: Lowering
     when: Condition | None = None
     scratch: Callable[[Node], int] | None = None
-    strided: bool | Condition = True
+    strided: bool | ReadsStrided = True
 
 
 TABLE: dict[str, Entry] = {}
@@ -90,7 +114,7 @@ def lowers(
     *names: str,
     when: Condition | None = None,
     scratch: Callable[[Node], int] | None = None,
-    strided: bool | Condition = True,
+    strided: bool | ReadsStrided = True,
 ) -> Callable[[Lowering], Lowering]:
     """Register a lowering for ops by name; `when` limits it to nodes it can do."""
 
@@ -108,12 +132,13 @@ def entry_for(node: Node) -> Entry | None:
     return None if found is None or (found.when is not None and not found.when(node)) else found
 
 
-def reads_strided(node: Node) -> bool:
-    """Whether operands of the node may be strided views; the host reads row-major ones."""
+def reads_strided(node: Node, layouts: Layouts) -> bool:
+    """Whether the kernel reads the operands of the node as they lie; the host reads row-major
+    ones."""
     entry = entry_for(node)
     if entry is None:
         return False
-    return entry.strided(node) if callable(entry.strided) else entry.strided
+    return entry.strided(node, layouts) if callable(entry.strided) else entry.strided
 
 
 def runs_on_host(node: Node) -> bool:

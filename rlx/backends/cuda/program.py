@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.lowering import KernelLaunch, lower_graph
-from rlx.backends.kernel_args import NodeArg, NodeNumber, Pointer, Scratch, Status
+from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, lower_graph
+from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
@@ -26,6 +26,7 @@ Base = tuple[str, Any]  # role and name: ("param", "w"), ("constant", a node's n
 NUMBER: Base = ("number", None)  # no address at all
 ARENA: Base = ("arena", None)
 STATUS: Base = ("status", None)
+TABLE: Base = ("table", None)  # the table of args itself
 
 _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
 
@@ -39,12 +40,16 @@ class Program:
         self._outputs = dict(zip(lir.outputs, lir.graph.output_names, strict=True))
         self.starts = [0]  # the first arg of each launch
         bases, addends = list[Base](), list[Dim]()
+        self._counters = 0  # words behind all args
+        first = sum(len(launch.args) for launch in self.launches)
         for launch in self.launches:
             for arg in launch.args:
-                base, addend = self._resolved(arg)
+                base, addend = self._resolved(arg, first)
                 bases.append(base)
                 addends.append(addend)
             self.starts.append(len(bases))
+        bases += [NUMBER] * self._counters
+        addends += [0] * self._counters
         self.bases = list(dict.fromkeys([NUMBER, *bases]))
         number = {base: i for i, base in enumerate(self.bases)}
         self._base_of = np.array([number[b] for b in bases], np.int64)
@@ -56,7 +61,7 @@ class Program:
 
     @property
     def num_args(self) -> int:
-        return self.starts[-1]
+        return len(self._fixed)
 
     def table(self, addresses: Mapping[Base, int], sizes: Mapping[str, int]) -> bytes:
         """The args of all launches."""
@@ -85,7 +90,11 @@ class Program:
 
     # -- args -----------------------------------------------------------------------------------
 
-    def _resolved(self, arg: NodeArg) -> tuple[Base, Dim]:
+    def _resolved(self, arg: KernelArg, first: int) -> tuple[Base, Dim]:
+        """Base and addend of an arg; counters lie from arg `first` on."""
+        if isinstance(arg, Counters):
+            self._counters += arg.count
+            return TABLE, 8 * (first + self._counters - arg.count)
         if isinstance(arg, Pointer):
             base, start = self.place(arg.value)
             return base, start + arg.shift * arg.value.dtype.bytes

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
-from rlx.backends.cuda.lowering import Context, is_multiple
+from rlx.backends.cuda.lowering import Layouts, is_multiple
 from rlx.backends.kernel_args import NodeArg, Pointer
 from rlx.ir.dim import Dim, same
 from rlx.ir.node import Node, Value
@@ -44,7 +44,7 @@ def is_product(node: Node) -> bool:
     return floats and w.rank == 2 and x.rank >= 2 and all(isinstance(d, int) for d in w.dims)
 
 
-def product_of(node: Node, ctx: Context) -> Product | None:
+def product_of(node: Node, ctx: Layouts) -> Product | None:
     """The product of a node; None if its operands do not lie as kernels want them."""
     if not is_product(node):
         return None
@@ -75,7 +75,7 @@ def product_of(node: Node, ctx: Context) -> Product | None:
     )  # fmt: skip
 
 
-def row_stride(x: Value, ctx: Context) -> Dim | None:
+def row_stride(x: Value, ctx: Layouts) -> Dim | None:
     """How far apart the rows of x as [m, k] are; None if no one stride tells, or if columns do not
     follow each other, or rows do not begin at aligned addresses."""
     *outer, k = x.shape.dims
@@ -96,10 +96,10 @@ def row_stride(x: Value, ctx: Context) -> Dim | None:
     return found if is_multiple(found, ALIGNMENT // x.dtype.bytes) else None
 
 
-def is_aligned(value: Value, ctx: Context) -> bool:
+def is_aligned(value: Value, ctx: Layouts) -> bool:
     """Whether the first element lies at a multiple of 16 bytes."""
     return is_multiple(ctx.offset(value), ALIGNMENT // value.dtype.bytes)
 
 
-def _is_plain(value: Value, ctx: Context) -> bool:
+def _is_plain(value: Value, ctx: Layouts) -> bool:
     return ctx.is_plain(value)
