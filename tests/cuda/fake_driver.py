@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from ctypes import c_int32, c_void_p
 from typing import Any
 
+import numpy as np
 import pytest
 from simulator import run_kernel
 
@@ -127,12 +128,14 @@ class FakeDriver:
         start = max(a for a in list(self.blocks) if a <= address)  # others free meanwhile
         assert address + size <= start + len(self.blocks[start]), "outside its allocation"
 
-    def _inside_all(self, address: int, size: int) -> None:
-        """As `_inside`, pinned memory included."""
-        for start, block in (*self.blocks.items(), *self.pinned.items()):
-            if start <= address and address + size <= start + len(block):
-                return
-        raise AssertionError("outside all allocations")
+    def _inside_all(self, addresses: Any, size: int) -> None:
+        """As `_inside`, for an array, pinned memory included."""
+        every = sorted([*self.blocks.items(), *self.pinned.items()])
+        starts = np.array([a for a, _ in every])
+        ends = np.array([a + len(b) for a, b in every])
+        number = np.searchsorted(starts, addresses, side="right") - 1
+        assert (number >= 0).all(), "outside all allocations"
+        assert (addresses + size <= ends[number]).all(), "outside its allocation"
 
     def cuMemcpyHtoDAsync_v2(self, to: Any, of: Any, size: Any, stream: Any) -> int:
         self._inside(to.value, size.value)

@@ -1,7 +1,7 @@
 """Blocks of a GPU on the host: kernels of blocks are executed as they are emitted.
 
 The emitter of a kernel is Python code that calls the builder. Here every call computes instead of
-writing an instruction, with an array of one number for each thread of a block. Memory is that of
+writing an instruction, with an array of one number for each thread of all blocks. Memory is that of
 the fake driver: an access outside an allocation, or one that is not aligned, is an error.
 """
 
@@ -20,7 +20,7 @@ from rlx.ir.op import lookup
 from rlx.llvm.builder import Type, Value, f32, i1, i32, i64, ptr, void
 from rlx.llvm.target import Target
 
-Inside = Callable[[int, int], None]
+Inside = Callable[[Any, int], None]  # addresses, bytes
 _NUMPY: dict[str, Any] = {
     "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
     "half": np.float16, "bfloat": ml_dtypes.bfloat16, "float": np.float32, "double": np.float64,
@@ -48,18 +48,19 @@ def data_of(value: Value) -> Any:
 
 
 class Simulated(BlockFunction):
-    """A block of threads that runs while the kernel is 'emitted'."""
+    """Blocks of threads that run while the kernel is 'emitted'."""
 
     def __init__(
-        self, module: KernelModule, threads: int, number: int, args: int, inside: Inside
+        self, module: SimulatedModule, threads: int, shared: int, args: int, inside: Inside
     ) -> None:
         super().__init__(module, "kernel", [("args", ptr)], void, False, False)
-        self.count, self.number, self.inside = threads, number, inside
-        self.active = np.ones(threads, bool)
-        self.bytes = np.full(module.shared_bytes + 1024, 0xCD, np.uint8)  # type: ignore[attr-defined]
-        self.size = module.shared_bytes  # type: ignore[attr-defined]
-        self.pending: list[list[tuple[Any, Any, Any]]] = []
-        self.open: list[tuple[Any, Any, Any]] = []
+        self.threads, self.inside, self.size = threads, inside, shared
+        self.count = threads * module.blocks
+        self.own = np.arange(self.count) // threads * shared  # where a block's shared memory is
+        self.active = np.ones(self.count, bool)
+        self.bytes = np.full(shared * module.blocks + 1024, 0xCD, np.uint8)
+        self.pending: list[tuple[Any, list[tuple[Any, ...]]]] = []  # who has them, copies
+        self.open: list[tuple[Any, ...]] = []
         self.waited = False
         self.params = {"args": self.make(args, ptr)}  # type: ignore[dict-item]
 
@@ -176,27 +177,29 @@ class Simulated(BlockFunction):
     def _load(self, address: Any, type_: Type, align: int) -> SimValue:
         element = np.dtype(_NUMPY[type_.scalar.name])
         wanted = align or element.itemsize
-        flat = np.zeros((self.count, type_.lanes), element)
-        self._check(address, type_, wanted)
-        for t in np.flatnonzero(self.active):
-            raw = ctypes.string_at(int(address[t]), type_.bytes)
-            flat[t] = np.frombuffer(raw, element)
-        return self.make(flat if type_.lanes > 1 else flat[:, 0], type_)
+        flat = np.zeros((self.count, type_.bytes), np.uint8)
+        used = self._checked(address, type_, wanted)
+        memory, low = bytes_at(used, type_.bytes)
+        flat[self.active] = memory[(used - low)[:, None] + np.arange(type_.bytes)]
+        numbers = flat.view(element)
+        return self.make(numbers if type_.lanes > 1 else numbers[:, 0], type_)
 
-    def _check(self, address: Any, type_: Type, align: int) -> None:
-        for a in address[self.active]:
-            assert a % align == 0, "not aligned"
-            self.inside(int(a), type_.bytes)
+    def _checked(self, address: Any, type_: Type, align: int) -> Any:
+        """The addresses that are used."""
+        used = address[self.active]
+        assert (used % align == 0).all(), "not aligned"
+        self.inside(used, type_.bytes)
+        return used
 
     def store(
         self, value: Value, base: Value, offset: Any = 0, align: int = 0,
         nontemporal: bool = False,
     ) -> None:  # fmt: skip
         address, type_ = data_of(self.gep(base, offset)), value.type
-        self._check(address, type_, align or type_.scalar.bits // 8)
-        data = np.ascontiguousarray(data_of(value))
-        for t in np.flatnonzero(self.active):
-            ctypes.memmove(int(address[t]), data[t].tobytes(), type_.bytes)
+        used = self._checked(address, type_, align or type_.scalar.bits // 8)
+        raw = np.ascontiguousarray(data_of(value)).reshape(self.count, -1).view(np.uint8)
+        memory, low = bytes_at(used, type_.bytes)
+        memory[(used - low)[:, None] + np.arange(type_.bytes)] = raw[self.active]
 
     def arg(self, args: Value, index: int, type_: Type = ptr) -> SimValue:
         if type_ is f32:
@@ -208,7 +211,8 @@ class Simulated(BlockFunction):
         element = np.dtype(_NUMPY[type_.scalar.name])
         at = data_of(address).astype(np.int64) + offset
         self._check_shared(at, type_.bytes, align or element.itemsize)
-        rows = self.bytes[np.where(self.active, at, 0)[:, None] + np.arange(type_.bytes)]
+        at = np.where(self.active, at + self.own, 0)
+        rows = self.bytes[at[:, None] + np.arange(type_.bytes)]
         flat = np.ascontiguousarray(rows).view(element)
         return self.make(flat if type_.lanes > 1 else flat[:, 0], type_)
 
@@ -221,31 +225,38 @@ class Simulated(BlockFunction):
         type_, at = value.type, data_of(address).astype(np.int64) + offset
         self._check_shared(at, type_.bytes, align or type_.scalar.bits // 8)
         raw = np.ascontiguousarray(data_of(value)).reshape(self.count, -1).view(np.uint8)
-        places = at[self.active][:, None] + np.arange(type_.bytes)
+        places = (at + self.own)[self.active][:, None] + np.arange(type_.bytes)
         self.bytes[places] = raw[self.active]
 
     def copy_async(self, address: Value, source: Value, valid: Value | None = None) -> None:
         at = data_of(address).astype(np.int64)
         self._check_shared(at, 16, 16)
         size = np.full(self.count, 16) if valid is None else data_of(valid)
-        for t in np.flatnonzero(self.active):
-            start = int(data_of(source)[t])
-            assert start % 16 == 0, "not aligned"
-            assert 0 <= size[t] <= 16
-            if size[t]:
-                self.inside(start, int(size[t]))
-            self.open.append((int(at[t]), start, int(size[t])))
+        start = data_of(source)
+        assert (start[self.active] % 16 == 0).all(), "not aligned"
+        assert ((size >= 0) & (size <= 16))[self.active].all()
+        for n in np.unique(size[self.active]):
+            if n:
+                self.inside(start[self.active & (size == n)], int(n))
+        self.open.append((self.active, at + self.own, start, size))
 
     def commit_copies(self) -> None:
-        self._require_all()
-        self.pending.append(self.open)
+        self._require_blocks()
+        self.pending.append((self.active.copy(), self.open))
         self.open = []
 
     def wait_copies(self, groups: int) -> None:
-        while len(self.pending) > groups:
-            for at, start, size in self.pending.pop(0):
-                data = ctypes.string_at(start, size) + bytes(16 - size)
-                self.bytes[at : at + 16] = np.frombuffer(data, np.uint8)
+        """Copies arrive no sooner than they are waited for."""
+        later = np.zeros(self.count, int)
+        for owners, copies in reversed(self.pending):
+            done = self.active & owners & (later >= groups)
+            later += owners
+            for mask, at, start, size in copies:
+                for t in np.flatnonzero(mask & done):
+                    data = ctypes.string_at(int(start[t]), int(size[t])) + bytes(16 - size[t])
+                    self.bytes[at[t] : at[t] + 16] = np.frombuffer(data, np.uint8)
+            owners &= ~done
+        self.pending = [p for p in self.pending if p[0].any()]
 
     # -- flow -------------------------------------------------------------------------------------
 
@@ -305,8 +316,9 @@ class Simulated(BlockFunction):
 
     # -- the block --------------------------------------------------------------------------------
 
-    def _require_all(self) -> None:
-        assert self.active.all(), "not all threads of the block are here"
+    def _require_blocks(self) -> None:
+        blocks = self.active.reshape(-1, self.threads)
+        assert (blocks.all(1) == blocks.any(1)).all(), "not all threads of a block are here"
 
     def _require_warps(self) -> None:
         warps = self.active.reshape(-1, WARP)
@@ -317,35 +329,38 @@ class Simulated(BlockFunction):
         return WARP
 
     def block_number(self) -> SimValue:
-        return self.make(self.number, i32)
+        return self.make(np.arange(self.count) // self.threads, i32)
 
     def thread(self) -> SimValue:
-        return self.make(np.arange(self.count), i32)
+        return self.make(np.arange(self.count) % self.threads, i32)
 
     def lane(self) -> SimValue:
         return self.make(np.arange(self.count) % WARP, i64)
 
     def barrier(self) -> None:
-        self._require_all()
+        self._require_blocks()
 
     def warp_barrier(self) -> None:
         self._require_warps()
 
     def wait_for_previous(self) -> None:
-        self._require_all()
+        assert self.active.all(), "some threads do not wait"
         self.waited = True
 
     def let_next_start(self) -> None:
         pass
 
     def is_last_block(self, counter: Value, blocks: Value) -> SimValue:
-        self._require_all()
-        place = int(data_of(counter)[0])
-        cell = ctypes.c_longlong.from_address(place)
-        cell.value += 1
-        last = cell.value == int(data_of(blocks)[0])
-        if last:
-            cell.value = 0
+        self._require_blocks()
+        last = np.zeros(self.count, bool)
+        firsts = np.flatnonzero(self.active.reshape(-1, self.threads)[:, 0]) * self.threads
+        self.inside(data_of(counter)[firsts], 8)
+        for t in firsts[::-1]:  # any may be the last
+            cell = ctypes.c_longlong.from_address(int(data_of(counter)[t]))
+            cell.value += 1
+            if cell.value == int(data_of(blocks)[t]):
+                cell.value = 0
+                last[t : t + self.threads] = True
         return self.make(last, i1)
 
     def exchange(self, value: Value, distance: int) -> SimValue:
@@ -368,9 +383,10 @@ class Simulated(BlockFunction):
                 used = start[self.active]
                 assert (used % 16 == 0).all(), "row of a matrix not aligned"
                 assert (used >= 0).all() and (used + 16 <= self.size).all()
-                place = np.where(self.active, start, 0) + 2 * c
+                place = np.where(self.active, start + self.own, 0) + 2 * c
                 picked.append(self.bytes[place] | self.bytes[place + 1].astype(np.uint32) << 8)
-            found.append(self.make((picked[0] | picked[1] << 16).astype(np.uint32).view(np.int32), i32))
+            joined = (picked[0] | picked[1] << 16).astype(np.uint32)
+            found.append(self.make(joined.view(np.int32), i32))
         return found
 
     def multiply(
@@ -450,22 +466,33 @@ def _binary(op: str, type_: Type, x: Any, y: Any) -> Any:
 
 
 class SimulatedModule(KernelModule):
-    def __init__(self, number: int, args: int, inside: Inside) -> None:
+    def __init__(self, blocks: int, args: int, inside: Inside) -> None:
         super().__init__(Target.host())
-        self.number, self.args, self.inside, self.shared_bytes = number, args, inside, 0
+        self.blocks, self.args, self.inside = blocks, args, inside
 
     def begin_block(self, threads: int, shared: int = 0, min_blocks: int = 1) -> Simulated:
-        self.shared_bytes = shared
-        self.made = Simulated(self, threads, self.number, self.args, self.inside)
+        self.made = Simulated(self, threads, shared, self.args, self.inside)
         return self.made
 
 
+def bytes_at(addresses: Any, size: int) -> tuple[Any, int]:
+    """The memory that holds `size` bytes at all addresses, and its first address."""
+    low, high = int(addresses.min()), int(addresses.max()) + size
+    return np.asarray(_Memory(low, high - low)), low
+
+
+class _Memory:
+    def __init__(self, start: int, size: int) -> None:
+        self.__array_interface__ = {
+            "version": 3, "shape": (size,), "typestr": "|u1", "data": (start, False),
+        }  # fmt: skip
+
+
 def run_kernel(kernel: BlockKernel, blocks: int, args: int, inside: Inside) -> None:
-    """Run a launch, block after block; the last one first, as a GPU may."""
-    for number in [*range(1, blocks), 0] if blocks > 1 else [0]:
-        module = SimulatedModule(number, args, inside)
-        kernel.emit(module)
-        assert module.made.waited, "the kernel does not wait for the one in front"
-        assert not module.made.open, "copies without a group"
+    """Run a launch, all blocks side by side."""
+    module = SimulatedModule(blocks, args, inside)
+    kernel.emit(module)
+    assert module.made.waited, "the kernel does not wait for the one in front"
+    assert not module.made.open, "copies without a group"
 
 

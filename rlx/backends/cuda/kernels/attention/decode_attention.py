@@ -1,4 +1,4 @@
-"""Attention of one query of each sequence: blocks divide the keys, the last one combines.
+"""Attention query by query: blocks divide the keys, the last one combines.
 
 Groups of lanes have a key each, a lane 16 bytes of it. Every group keeps a maximum, a sum and a
 weighted sum of values; groups, warps and blocks are combined in a fixed order.
@@ -28,10 +28,11 @@ _AHEAD = 4  # keys that a group loads at a time
 
 @dataclass(frozen=True)
 class DecodeAttention(BlockKernel):
-    """args: q, k, v, result, mask, sinks, partial results, counters, keys, strides of q (batch,
-    head), of k and v (batch, head, token), of the mask (batch, head, key)
+    """args: q, k, v, result, mask, sinks, partial results, counters, batch · key heads, queries,
+    keys, strides of q, k, v and the result (batch, head, token), of the mask (batch, head, query,
+    key)
 
-    A block has one key head and one of `splits` parts of the keys.
+    A block has a query of the heads of one key head, and one of `splits` parts of the keys.
     """
 
     form: AttentionForm
@@ -66,11 +67,12 @@ class _Emitter:
             f.arg(args, i) for i in range(7)
         )
         self.counters = f.arg(args, 7)
-        self.keys = f.arg(args, 8, i64)
-        self.q_batch, self.q_head = (f.arg(args, i, i64) for i in (9, 10))
-        self.k_strides = [f.arg(args, i, i64) for i in (11, 12, 13)]
-        self.v_strides = [f.arg(args, i, i64) for i in (14, 15, 16)]
-        self.mask_strides = [f.arg(args, i, i64) for i in (17, 18, 19)]
+        pairs, self.rows, self.keys = (f.arg(args, i, i64) for i in (8, 9, 10))
+        numbers = [f.arg(args, i, i64) for i in range(11, 27)]
+        self.q_strides, self.k_strides, self.v_strides, self.out_strides = (
+            numbers[3 * i : 3 * i + 3] for i in range(4)
+        )
+        self.mask_strides = numbers[12:16]
         form = self.form
         self.per = 16 // form.kv.bytes  # numbers of a load
         pieces = form.dim // self.per
@@ -80,16 +82,22 @@ class _Emitter:
         block = f.block_number()
         whole = block.udiv(kernel.splits)
         self.split = block - whole * kernel.splits
-        self.pair = whole  # number of sequence and key head together
-        self.sequence = whole.udiv(form.kv_heads)
-        self.head = whole - self.sequence * form.kv_heads
+        self.item = whole.to(i64)  # number of query, sequence and key head together
+        self.row = self.item.udiv(pairs)
+        pair = self.item - self.row * pairs
+        self.sequence = pair.udiv(form.kv_heads)
+        self.head = pair - self.sequence * form.kv_heads
         self.lane, self.warp_number = f.lane32(), f.thread() >> 5
         self.member = self.lane & self.team - 1
 
     def emit(self) -> None:
-        f, form = self.f, self.form
+        f = self.f
         f.let_next_start()
         f.wait_for_previous()
+        f.if_(self.row < self.rows, self._emit_query)
+
+    def _emit_query(self) -> None:
+        f, form = self.f, self.form
         queries = [self._query(g) for g in range(form.group)]
         low, high = self._range()
         steps = WARP // self.team * _WARPS  # keys of all groups
@@ -112,8 +120,11 @@ class _Emitter:
         """The keys of this block."""
         f, form = self.f, self.form
         low, high = f.i64(0), self.keys
+        own = self.keys - self.rows + self.row
         if form.behind is not None:
-            low = f.max(self.keys - 1 - form.behind, 0)
+            low = f.max(own - form.behind, 0)
+        if form.ahead is not None:
+            high = f.max(f.min(own + (form.ahead + 1), self.keys), low)
         each = f.ceil_div(high - low, self.kernel.splits)
         begin = low + self.split.to(i64) * each
         return begin, f.min(begin + each, high)
@@ -121,10 +132,7 @@ class _Emitter:
     def _query(self, g: int) -> list[Value]:
         """The numbers of a query that this lane multiplies with its part of a key."""
         f, form = self.f, self.form
-        head = (self.head * form.group + g).to(i64)
-        base = f.gep(
-            self.q, self.sequence.to(i64) * self.q_batch + head * self.q_head, form.q.bytes
-        )
+        base = f.gep(self.q, self._at(self.q_strides, self.head * form.group + g), form.q.bytes)
         found: list[Value] = []
         for p in range(self.pieces):
             piece = self.member + p * self.team
@@ -137,10 +145,14 @@ class _Emitter:
             found += scaled
         return found
 
+    def _at(self, strides: Sequence[Value], head: Value) -> Value:
+        """Where this query is."""
+        return self.sequence * strides[0] + head * strides[1] + self.row * strides[2]
+
     def _row(self, base: Value, strides: Sequence[Value], key: Value) -> list[Value]:
         """This lane's part of a key or value, as values of 32 bits."""
         f, form = self.f, self.form
-        at = self.sequence.to(i64) * strides[0] + self.head.to(i64) * strides[1] + key * strides[2]
+        at = self.sequence * strides[0] + self.head * strides[1] + key * strides[2]
         row = f.gep(base, at, form.kv.bytes)
         found: list[Value] = []
         for p in range(self.pieces):
@@ -199,9 +211,8 @@ class _Emitter:
         f, form = self.f, self.form
         if not form.mask:
             return score
-        batch, head, column = self.mask_strides
-        number = (self.head * form.group + g).to(i64)
-        at = self.sequence.to(i64) * batch + number * head + key * column
+        column = self.mask_strides[3]
+        at = self._at(self.mask_strides, self.head * form.group + g) + key * column
         if form.mask == "bool":
             keeps = f.load(f.gep(self.mask, at), i8).ne(0)
             return f.select(keeps, score, float("-inf"))
@@ -233,7 +244,7 @@ class _Emitter:
         else:
             self._reduce(_WARPS, self._shared_part, self._write_partial)
             last = f.is_last_block(
-                f.gep(self.counters, self.pair.to(i64), 8), f.i32(self.kernel.splits)
+                f.gep(self.counters, self.item, 8), f.i32(self.kernel.splits)
             )
             f.if_(
                 last,
@@ -285,7 +296,7 @@ class _Emitter:
 
     def _partial_row(self, i: Value, g: Value) -> Value:
         f, form = self.f, self.form
-        number = (self.pair.to(i64) * self.kernel.splits + i.to(i64)) * form.group + g.to(i64)
+        number = (self.item * self.kernel.splits + i.to(i64)) * form.group + g.to(i64)
         return f.gep(self.partial, number, 4 * (form.dim + 2))
 
     def _global_part(self, i: Value, g: Value, d: Value) -> list[Value]:
@@ -307,14 +318,14 @@ class _Emitter:
 
     def _write(self, g: Value, d: Value, most: Value, total: Value, one: Value) -> None:
         f, form = self.f, self.form
-        head = self.head * form.group + g
+        head = self.head * form.group + g.to(i64)
         if form.sinks is not None:
-            there = f.gep(self.sinks, head.to(i64), memory_type(form.sinks).bytes)
+            there = f.gep(self.sinks, head, memory_type(form.sinks).bytes)
             sink = load(f, there, form.sinks, 1, f32) * LOG2_E
             zero = f.const(0.0, f32)
             most, total, one = merge(f, [most, total, one], [sink, zero + 1.0, zero])
         made = f.select(total > 0.0, one / f.select(total > 0.0, total, 1.0), 0.0)
-        number = (self.sequence * form.heads + head).to(i64) * form.dim + d.to(i64)
+        number = self._at(self.out_strides, head) + d.to(i64)
         store(f, made, f.gep(self.out, number, form.out.bytes), form.out)
 
 
