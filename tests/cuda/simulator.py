@@ -494,5 +494,3 @@ def run_kernel(kernel: BlockKernel, blocks: int, args: int, inside: Inside) -> N
     kernel.emit(module)
     assert module.made.waited, "the kernel does not wait for the one in front"
     assert not module.made.open, "copies without a group"
-
-

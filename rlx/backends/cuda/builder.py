@@ -151,6 +151,13 @@ class BlockFunction(KernelFunction):
         `load_matrices` has them (b transposed); c is f32."""
         raise NotImplementedError
 
+    def join(self, values: Sequence[Value]) -> Value:
+        """Scalars as the lanes of a vector."""
+        made = self.splat(values[0], len(values))
+        for i, value in enumerate(values[1:], start=1):
+            made = self.insert(made, value, i)
+        return made
+
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
         """Two f32, rounded to f16 or bf16, in an i32."""
         raise NotImplementedError
@@ -196,4 +203,3 @@ class KernelModule(Module):
         """Begin a kernel of blocks with `shared` bytes of shared memory, at least `min_blocks` of
         which fit into a multiprocessor."""
         raise NotImplementedError
-

@@ -136,14 +136,10 @@ class GpuFunction(BlockFunction):
 
     def _shared(self, address: Value, offset: int) -> str:
         self.module.use_global(_SHARED, "external addrspace(3) global [0 x i8], align 1024")
-        base = self.instr(
-            f"getelementptr i8, ptr addrspace(3) {_SHARED}, i32 {address.name}", ptr
-        )
+        base = self.instr(f"getelementptr i8, ptr addrspace(3) {_SHARED}, i32 {address.name}", ptr)
         if not offset:
             return base.name
-        return self.instr(
-            f"getelementptr i8, ptr addrspace(3) {base.name}, i32 {offset}", ptr
-        ).name
+        return self.instr(f"getelementptr i8, ptr addrspace(3) {base.name}, i32 {offset}", ptr).name
 
     def _shared_number(self, address: Value) -> Value:
         """The address as instructions of PTX take it."""
@@ -198,9 +194,7 @@ class GpuFunction(BlockFunction):
     def unpack_halves(self, pair: Value, element: Type) -> tuple[Value, Value]:
         if element is bf16:
             return (pair << 16).bits(f32), (pair & -65536).bits(f32)
-        low, high = (
-            self.bitcast(part.to(_HALF), f16).to(f32) for part in (pair, pair >> 16)
-        )
+        low, high = (self.bitcast(part.to(_HALF), f16).to(f32) for part in (pair, pair >> 16))
         return low, high
 
     # -- arithmetic -------------------------------------------------------------------------------
@@ -250,5 +244,3 @@ class GpuModule(KernelModule):
         line = f"{name} = {text}"
         if line not in self._globals:
             self._globals.append(line)
-
-

@@ -87,7 +87,9 @@ def attend_of(node: Node, ctx: Layouts) -> Attend | None:
     q, k, v = node.inputs[:3]
     mask, sinks = op.extras(*node.inputs[3:])
     layouts = (op.q_layout, op.kv_layout, op.kv_layout)
-    strides = [_strides(x, lay, op.head_dim, ctx) for x, lay in zip((q, k, v), layouts, strict=True)]
+    strides = [
+        _strides(x, lay, op.head_dim, ctx) for x, lay in zip((q, k, v), layouts, strict=True)
+    ]
     out = _strides(node.output, op.q_layout, op.head_dim, ctx)
     if None in strides or out is None or not all(is_aligned(x, ctx) for x in (q, k, v)):
         return None

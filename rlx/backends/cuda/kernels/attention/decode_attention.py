@@ -243,9 +243,7 @@ class _Emitter:
             self._reduce(_WARPS, self._shared_part, self._write)
         else:
             self._reduce(_WARPS, self._shared_part, self._write_partial)
-            last = f.is_last_block(
-                f.gep(self.counters, self.item, 8), f.i32(self.kernel.splits)
-            )
+            last = f.is_last_block(f.gep(self.counters, self.item, 8), f.i32(self.kernel.splits))
             f.if_(
                 last,
                 lambda: self._reduce(self.kernel.splits, self._global_part, self._write),
@@ -334,5 +332,3 @@ def merge(f: BlockFunction, a: Sequence[Value], b: Sequence[Value]) -> list[Valu
     top = f.max_fast(a[0], b[0])
     left, right = f.exp2_fast(a[0] - top), f.exp2_fast(b[0] - top)
     return [top, *(f.fma(x, left, y * right) for x, y in zip(a[1:], b[1:], strict=True))]
-
-

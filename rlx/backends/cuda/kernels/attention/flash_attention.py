@@ -61,14 +61,14 @@ class _Emitter:
         self.exact = self.form.q.bytes == 4  # products of two 16-bit numbers each
         args = f["args"]
         self.q, self.k, self.v, self.out, self.mask, self.sinks = (f.arg(args, i) for i in range(6))
-        heads, self.rows, self.keys = (f.arg(args, i, i64) for i in (6, 7, 8))
+        heads, self.rows, self.keys = (f.arg(args, i, i32) for i in (6, 7, 8))
         places = range(9, 25)
         numbers = [f.arg(args, i, i64) for i in places]
         self.strides = {
             name: numbers[3 * i : 3 * i + 3] for i, name in enumerate(("q", "k", "v", "out"))
         }
         self.mask_strides = numbers[12:16]
-        block = f.block_number().to(i64)
+        block = f.block_number()
         tile = block.udiv(heads)
         number = block - tile * heads
         tiles = f.ceil_div(self.rows, QUERIES)
@@ -77,9 +77,9 @@ class _Emitter:
         self.sequence = number.udiv(self.form.heads)
         self.head = number - self.sequence * self.form.heads
         self.lane = f.lane32()
-        self.own = self.first + ((f.thread() >> 5) * _OWN).to(i64)  # queries of this warp
-        self.row = (self.lane >> 2).to(i64)  # and row + 8, in this warp's queries
-        self.column = ((self.lane & 3) << 1).to(i64)
+        self.own = self.first + (f.thread() >> 5) * _OWN  # queries of this warp
+        self.row = self.lane >> 2  # and row + 8, in this warp's queries
+        self.column = (self.lane & 3) << 1
 
     def emit(self) -> None:
         f = self.f
@@ -99,15 +99,15 @@ class _Emitter:
 
         def body(i: Value, *state: Value) -> list[Value]:
             key = low + i * KEYS
-            self._copy_tile(key + KEYS, high, (i + 1).to(i32) & 1)
+            self._copy_tile(key + KEYS, high, i + 1 & 1)
             f.commit_copies()
             f.wait_copies(1)
             f.barrier()
-            new = self._tile(query, key, high, i.to(i32) & 1, state)
+            new = self._tile(query, key, high, i & 1, state)
             f.barrier()
             return new
 
-        state = f.loop(f.i64(0), count, 1, start, body)
+        state = f.loop(f.i32(0), count, 1, start, body)
         f.wait_copies(0)
         self._finish(list(state))
 
@@ -117,7 +117,7 @@ class _Emitter:
         """The keys that any query of the block sees."""
         f, form = self.f, self.form
         before = self.keys - self.rows
-        low, high = f.i64(0), self.keys
+        low, high = f.i32(0), self.keys
         if form.behind is not None:
             low = f.max(before + self.first - form.behind, 0)
         if form.ahead is not None:
@@ -127,7 +127,12 @@ class _Emitter:
 
     def _at(self, name: str, head: Value, token: Value) -> Value:
         batch, by_head, by_token = self.strides[name]
-        return self.sequence * batch + head * by_head + token * by_token
+        return self._offset((self.sequence, batch), (head, by_head), (token, by_token))
+
+    def _offset(self, *terms: tuple[Value, Value]) -> Value:
+        """The sum of numbers (i32) times strides (i64)."""
+        products = [number.to(i64) * stride for number, stride in terms]
+        return sum(products[1:], products[0])
 
     def _copy_tile(self, key: Value, high: Value, stage: Value) -> None:
         """Begin to copy the keys and values from `key` on; those from `high` on are 0."""
@@ -139,7 +144,7 @@ class _Emitter:
             for item in f.range(f.thread(), f.i32(KEYS * pieces), self.kernel.threads):
                 number = item.udiv(pieces)
                 piece = item - number * pieces
-                wanted = key + number.to(i64)
+                wanted = key + number
                 there = f.max(f.min(wanted, self.keys - 1), 0)
                 source = f.gep(base, self._at(name, head, there) + (piece * 8).to(i64), 2)
                 valid = f.select(wanted < high, f.i32(16), 0)
@@ -154,9 +159,9 @@ class _Emitter:
         for k in range(0, form.dim, 16):
             places = [(bases[i % 2], self.column + (k + 8 * (i // 2))) for i in range(4)]
             if not self.exact:
-                found.append([[f.load(f.gep(b, at, 2), i32, align=4) for b, at in places]])
+                found.append([[f.load(f.gep(b, at.to(i64), 2), i32, align=4) for b, at in places]])
                 continue
-            pairs = [f.load(f.gep(b, at, 4), vec(2, f32), align=8) for b, at in places]
+            pairs = [f.load(f.gep(b, at.to(i64), 4), vec(2, f32), align=8) for b, at in places]
             numbers = [[f.extract(p, i) * form.scale for i in range(2)] for p in pairs]
             found.append(self._planes(numbers))
         return found
@@ -250,7 +255,7 @@ class _Emitter:
     def _with_mask(self, score: Value, query: Value, key: Value) -> Value:
         f, form = self.f, self.form
         batch, head, row, column = self.mask_strides
-        at = self.sequence * batch + self.head * head + query * row + key * column
+        at = self._offset((self.sequence, batch), (self.head, head), (query, row), (key, column))
         if form.mask == "bool":
             keeps = f.load(f.gep(self.mask, at), i8).ne(0)
             return f.select(keeps, score, float("-inf"))
@@ -284,7 +289,7 @@ class _Emitter:
             mine = [out[4 * j + 2 * half + i] for j in range(form.dim // 8) for i in range(2)]
             total = sums[half]
             if form.sinks is not None:
-                there = f.gep(self.sinks, self.head, memory_type(form.sinks).bytes)
+                there = f.gep(self.sinks, self.head.to(i64), memory_type(form.sinks).bytes)
                 sink = load(f, there, form.sinks, 1, f32) * LOG2_E
                 zero = f.const(0.0, f32)
                 given = [sink, zero + 1.0, *[zero] * len(mine)]
@@ -301,6 +306,6 @@ class _Emitter:
             base = f.gep(self.out, self._at("out", self.head, query), form.out.bytes)
             for i, v in enumerate(numbers):
                 at = self.column + (8 * (i // 2) + i % 2)
-                store(f, v * factor, f.gep(base, at, form.out.bytes), form.out)
+                store(f, v * factor, f.gep(base, at.to(i64), form.out.bytes), form.out)
 
         f.if_(query < self.rows, write)

@@ -53,6 +53,17 @@ class EpilogueArgs:
 
     def store(self, total: Value, other: Value | None, column: Value, at: Value) -> None:
         """Finish one element and store it."""
-        made = self.finish(total, other, column, at)
+        self.write(self.finish(total, other, column, at), at)
+
+    def write(self, made: Value, at: Value) -> None:
         out = self.epilogue.out
         store(self.f, made, self.f.gep(self.out, at, memory_type(out).bytes), out)
+
+    def store_pair(self, first: Value, second: Value, at: Value) -> None:
+        """Write two neighbours, the first at an even element."""
+        f, out = self.f, self.epilogue.out
+        to = f.gep(self.out, at, memory_type(out).bytes)
+        if out.bytes == 4:
+            f.store(f.join([first, second]), to, align=8)
+        else:
+            f.store(f.pack_halves(first, second, memory_type(out)), to, align=4)

@@ -108,7 +108,9 @@ class _Emitter:
 
         def load(step: Value | int) -> list[list[Raw]]:
             """The weights of a group of steps."""
-            return [self._load(rows, own + self._step(step, i) * each, chunks) for i in range(group)]
+            return [
+                self._load(rows, own + self._step(step, i) * each, chunks) for i in range(group)
+            ]
 
         sums = [f.const(0.0, f32)] * kernel.values
         ahead = load(0)
@@ -152,9 +154,7 @@ class _Emitter:
         numbers = [f.min(first + r, self.n - 1) for r in range(kernel.rows)]
         return [(w, n) for w in self.weights for n in numbers]
 
-    def _load(
-        self, rows: Sequence[tuple[Value, Value]], chunk: Value, chunks: int
-    ) -> list[Raw]:
+    def _load(self, rows: Sequence[tuple[Value, Value]], chunk: Value, chunks: int) -> list[Raw]:
         f, kernel = self.f, self.kernel
         there = f.min(chunk, chunks - 1)
         found = [kernel.weight.load(f, w, row, there, kernel.k) for w, row in rows]

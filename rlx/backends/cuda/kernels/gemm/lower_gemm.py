@@ -6,27 +6,55 @@ other: `lay_out_weights` rewrites the template for that.
 
 from __future__ import annotations
 
+from math import prod
+
+from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Gemm, Tile
 from rlx.backends.cuda.kernels.gemm.gemv import MOST_ROWS, gemv_for
+from rlx.backends.cuda.kernels.gemm.planes import Planes
 from rlx.backends.cuda.kernels.gemm.problem import Product, is_product, product_of
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.lower_loops import lower_region, scratch_bytes
-from rlx.backends.cuda.lowering import Context, KernelLaunch, lowers
-from rlx.backends.kernel_args import NodeArg, Pointer
+from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, lowers
+from rlx.backends.kernel_args import Pointer, Scratch
+from rlx.ir.dim import upper_bound
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
+from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.passes.rewrite import param_only_nodes
 from rlx.passes.views import find_views
+from rlx.support.records import dataclass
 
 _PRODUCTS = ("matmul", "fused_matmul_bias_act", "fused_swiglu")
 
 
-@lowers("matmul", scratch=scratch_bytes)
-@lowers("fused_matmul_bias_act", "fused_swiglu", when=is_product, scratch=scratch_bytes)
+_FILLED = 132  # tiles that fill a GPU
+_MOST_SPLITS = 8
+_EXACT_ROWS = 128  # up to so many rows memory is the limit, and the third plane costs nothing
+
+
+def _scratch(node: Node) -> int:
+    """Temporaries of nests, or planes and partial results."""
+    nests = scratch_bytes(node)
+    if not is_product(node):
+        return nests
+    m = upper_bound(prod(node.inputs[0].shape.dims[:-1], start=1), node.graph.live)
+    k, n = (int(d) for d in node.inputs[1].shape.dims)  # type: ignore[arg-type]
+    if not m or not k or not n:
+        return nests
+    plan = _plan(m, k, n, node.inputs[0].dtype, node.inputs[1].dtype, node.op.name)
+    return max(nests, plan.bytes)
+
+
+@lowers("matmul", scratch=_scratch)
+@lowers("fused_matmul_bias_act", "fused_swiglu", when=is_product, scratch=_scratch)
 def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
     product = product_of(node, ctx)
     if product is not None and _suits_gemv(product):
         return [_gemv(product)]
+    if product is not None and _suits_gemm(product):
+        return _gemm(product, ctx)
     return lower_region(node, ctx)
 
 
@@ -41,9 +69,77 @@ def _gemv(p: Product) -> KernelLaunch:
     assert isinstance(p.m, int)
     weight = FloatRows(p.weights[0].dtype)
     kernel = gemv_for(weight, p.x.dtype, p.m, p.k, p.n, p.epilogue)
-    second: NodeArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
+    second: KernelArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
     args = [Pointer(p.x), p.x_stride, Pointer(p.weights[0]), second, p.n, *p.epilogue_args]
     return KernelLaunch(kernel, args, blocks=-(-p.n // kernel.outputs))
+
+
+# -- many rows -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a product of up to `m` rows is computed, and where its scratch memory lies."""
+
+    tile: Tile
+    tiles: int
+    splits: int
+    planes: int  # 0: x is read as it is
+    scaled: bool
+    scales_at: int
+    partial_at: int
+    bytes: int
+
+
+def _plan(m: int, k: int, n: int, x: DType, w: DType, name: str) -> _Plan:
+    columns = 2 * n if name == "fused_swiglu" else n
+    tile = LARGE
+    if -(-m // LARGE.m) * -(-columns // LARGE.n) < _FILLED:
+        tile = SMALL
+    tiles = -(-m // tile.m) * -(-columns // tile.n)
+    splits = 1
+    while 2 * splits * tiles <= _FILLED and splits < _MOST_SPLITS and k // splits >= 512:
+        splits *= 2
+    planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
+    scaled = planes > 0 and w.name == "f16"
+    scales_at = aligned(2 * planes * m * k)
+    partial_at = scales_at + aligned(4 * m if scaled else 0)
+    partial = 4 * tiles * splits * tile.m * tile.n if splits > 1 else 0
+    return _Plan(tile, tiles, splits, planes, scaled, scales_at, partial_at, partial_at + partial)
+
+
+def _suits_gemm(p: Product) -> bool:
+    """16-bit weights whose rows, or columns, are multiples of 16 bytes."""
+    if p.weights[0].dtype.bytes != 2 or p.k % 8:
+        return False
+    if p.stride_k == 1 and (p.stride_n == p.k or p.n == 1):
+        return True
+    return p.stride_n == 1 and p.stride_k == p.n and p.n % 8 == 0 and p.k * p.n < 1 << 31
+
+
+def _gemm(p: Product, ctx: Context) -> list[KernelLaunch]:
+    m = ctx.upper(p.m)
+    w = p.weights[0].dtype
+    plan = _plan(m, p.k, p.n, p.x.dtype, w, p.node.op.name)
+    made: list[KernelLaunch] = []
+    x: list[KernelArg] = [Pointer(p.x), p.x_stride, 0, 0]
+    if plan.planes:
+        apart = m * p.k
+        scales = Scratch(p.node, plan.scales_at) if plan.scaled else 0
+        split = Planes(p.x.dtype, w, plan.planes, p.k, plan.scaled)
+        args = [Pointer(p.x), p.x_stride, Scratch(p.node), apart, scales, p.m]
+        made.append(KernelLaunch(split, args, blocks=-(-m // split.rows)))
+        x = [Scratch(p.node), p.k, apart, scales]
+    kernel = Gemm(
+        plan.tile, w, max(plan.planes, 1), p.k, p.n, p.stride_k != 1, plan.scaled, plan.splits,
+        p.epilogue,
+    )  # fmt: skip
+    shared: list[KernelArg] = [0, 0]
+    if plan.splits > 1:
+        shared = [Scratch(p.node, plan.partial_at), Counters(plan.tiles)]
+    second: KernelArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
+    given = [*x, Pointer(p.weights[0]), second, *shared, p.m, *p.epilogue_args]
+    return [*made, KernelLaunch(kernel, given, blocks=plan.tiles * plan.splits)]
 
 
 # -- weights ---------------------------------------------------------------------------------------

@@ -68,9 +68,7 @@ def floats_of(f: BlockFunction, raw: Sequence[Value], dtype: DType) -> list[Valu
     return [number for word in raw for number in f.unpack_halves(word, kind)]
 
 
-def load_run(
-    f: BlockFunction, base: Value, first: Value, count: int, dtype: DType
-) -> list[Value]:
+def load_run(f: BlockFunction, base: Value, first: Value, count: int, dtype: DType) -> list[Value]:
     """`count` neighbouring floats from element `first` (i64) on; 16 bytes are loaded at a time."""
     per = 16 // dtype.bytes
     found: list[Value] = []
