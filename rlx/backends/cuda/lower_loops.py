@@ -10,7 +10,7 @@ from typing import Any
 
 from rlx.backends.cuda.lowering import TABLE, Context, KernelLaunch, lowers
 from rlx.backends.cuda.nest_kernel import NestKernel
-from rlx.backends.kernel_args import nest_arg
+from rlx.backends.kernel_args import NodeArg, Pointer, nest_arg
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f32, promote
 from rlx.ir.graph import Graph
@@ -23,7 +23,7 @@ from rlx.llvm.nest.elements import NAMES, has_vector_code
 from rlx.loops.decompose import graph_of, is_decomposed
 from rlx.loops.nest import Quantity
 from rlx.loops.partition import partition
-from rlx.loops.schedule import Address, ScheduledNest, schedule
+from rlx.loops.schedule import Address, ArgSource, ScheduledNest, schedule
 from rlx.loops.strided_copies import StridedView, copy, fill
 from rlx.loops.trace import FOLDS, MOVES, Buffer, Source
 from rlx.support.records import dataclass
@@ -183,15 +183,28 @@ on_register(_lower_decomposed)
 
 
 def launch_for(
-    node: Node, ctx: Context, scheduled: ScheduledNest, offsets: Sequence[int] = (0,)
+    node: Node,
+    ctx: Context,
+    scheduled: ScheduledNest,
+    offsets: Sequence[int] = (0,),
+    operands: Sequence[Value] = (),
 ) -> KernelLaunch:
-    """The launch of a nest; `offsets` are those of temporaries in scratch."""
+    """The launch of a nest; `offsets` are those of temporaries in scratch, `operands` replace those
+    of the node."""
     nest = scheduled.nest
     items = [*nest.rows, *(() if nest.reduces else nest.spaces[0])]
     count = prod(ctx.upper(_dim(scheduled, size)) for size in items)
-    args = [nest_arg(node, source, offsets) for source in scheduled.args]
+    args = [_arg(node, source, offsets, operands) for source in scheduled.args]
     kernel = _kernel(scheduled)
     return KernelLaunch(kernel, args, count * kernel.threads_per_item)
+
+
+def _arg(
+    node: Node, source: ArgSource, offsets: Sequence[int], operands: Sequence[Value]
+) -> NodeArg:
+    if operands and isinstance(source, Address) and source.buffer.kind == "operand":
+        return Pointer(operands[source.buffer.number], source.offset)
+    return nest_arg(node, source, offsets)
 
 
 @lru_cache(maxsize=4096)

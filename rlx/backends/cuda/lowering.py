@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import field
 
+from rlx.backends.cuda.append import Append, Appends
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.backends.kernel_args import NodeArg
 from rlx.ir.dim import Dim, Expr, upper_bound
@@ -78,6 +79,16 @@ class Context(Layouts):
     def __init__(self, lir: Lir) -> None:
         super().__init__(lambda value: lir.slots[value].view)
         self.lir = lir
+        self._appends = Appends(lir)
+        self.absorbed: set[Node] = set()  # nodes whose work other launches do
+
+    def append_of(self, node: Node) -> Append | None:
+        """The state that the node's result is only appended to, through a cast and views."""
+        return self._appends.of(node)
+
+    def absorb(self, append: Append) -> None:
+        """A launch of this lowering appends: the cast and the update need none."""
+        self.absorbed.update(append.absorbed)
 
     def upper(self, dim: Dim) -> int:
         """The most a dimension can be."""
@@ -156,9 +167,11 @@ def lower_graph(lir: Lir) -> list[KernelLaunch]:
     for node in lir.graph.nodes:
         if node.op.is_source or (node.op.is_view and lir.slots[node.output].kind == "alias"):
             continue
+        if node in ctx.absorbed:
+            continue
         entry = entry_for(node)
         made = [KernelLaunch(None)] if entry is None else entry.lower(node, ctx)
         for launch in made:
-            launch.node = node
+            launch.node = launch.node or node
         launches += made
     return launches
