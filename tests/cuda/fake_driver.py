@@ -208,7 +208,7 @@ class FakeDriver:
         assert 0 < how.grid[0] < 1 << 31
         known = self.kernels.get(function.value)
         assert how.block[0] == (known.threads if known else 256)
-        assert how.shared == (known.shared if known else 0)
+        assert known is None or how.shared == known.shared
         args = ctypes.cast(params[0], ctypes.POINTER(ctypes.c_ulonglong))[0]
         self._inside(args, 0)
         recorded = self.capturing.get(how.stream or 0)

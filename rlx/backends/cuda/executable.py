@@ -237,7 +237,8 @@ def _geometry(x: KernelLaunch, most: int, overlaps: bool) -> Launch:
     """Blocks and threads; nests have at most `most` blocks."""
     if isinstance(x.kernel, BlockKernel):
         return Launch(x.blocks, x.kernel.threads, x.kernel.shared, overlaps)
-    return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, 0, overlaps)
+    shared = 0 if x.kernel is None else x.kernel.shared
+    return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, shared, overlaps)
 
 
 def _address(buffer: Buffer) -> int:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.lowering import TABLE, Context, KernelLaunch, lowers
 from rlx.backends.cuda.nest_kernel import NestKernel
 from rlx.backends.kernel_args import NodeArg, Pointer, nest_arg
@@ -29,6 +30,7 @@ from rlx.loops.trace import FOLDS, MOVES, Buffer, Source
 from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
+_FEW = 512  # rows that do not fill a GPU if each has a warp
 _RESULT = Buffer("result")
 
 
@@ -195,7 +197,7 @@ def launch_for(
     items = [*nest.rows, *(() if nest.reduces else nest.spaces[0])]
     count = prod(ctx.upper(_dim(scheduled, size)) for size in items)
     args = [_arg(node, source, offsets, operands) for source in scheduled.args]
-    kernel = _kernel(scheduled)
+    kernel = _kernel(scheduled, nest.reduces and count <= _FEW and _is_long(scheduled, ctx))
     return KernelLaunch(kernel, args, count * kernel.threads_per_item)
 
 
@@ -208,8 +210,14 @@ def _arg(
 
 
 @lru_cache(maxsize=4096)
-def _kernel(scheduled: ScheduledNest) -> NestKernel:
-    return NestKernel(scheduled.nest, scheduled.columns)
+def _kernel(scheduled: ScheduledNest, few: bool) -> NestKernel:
+    return NestKernel(scheduled.nest, scheduled.columns, few)
+
+
+def _is_long(scheduled: ScheduledNest, ctx: Context) -> bool:
+    """Whether rows keep the threads of a block busy."""
+    lasts = [space[-1] for space in scheduled.nest.spaces]
+    return any(ctx.upper(_dim(scheduled, size)) >= THREADS for size in lasts)
 
 
 def _dim(scheduled: ScheduledNest, size: Quantity) -> Dim:
