@@ -228,6 +228,17 @@ class Simulated(BlockFunction):
         places = (at + self.own)[self.active][:, None] + np.arange(type_.bytes)
         self.bytes[places] = raw[self.active]
 
+    def add_shared(self, address: Value, value: Value) -> SimValue:
+        element = data_of(value).dtype
+        at = data_of(address).astype(np.int64)
+        self._check_shared(at, element.itemsize, element.itemsize)
+        before = np.zeros(self.count, element)
+        for t in np.flatnonzero(self.active):
+            cell = self.bytes[at[t] + self.own[t] :][: element.itemsize].view(element)
+            before[t] = cell[0]
+            cell[0] += data_of(value)[t]
+        return self.make(before, value.type)
+
     def copy_async(self, address: Value, source: Value, valid: Value | None = None) -> None:
         at = data_of(address).astype(np.int64)
         self._check_shared(at, 16, 16)

@@ -12,6 +12,7 @@ from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.rotary import lower_rotary  # noqa: F401
+from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
 from rlx.backends.cuda.lowering import Layouts, entry_for, reads_strided, runs_on_host
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.ir.graph import Graph

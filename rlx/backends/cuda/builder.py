@@ -124,6 +124,10 @@ class BlockFunction(KernelFunction):
     def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
         raise NotImplementedError
 
+    def add_shared(self, address: Value, value: Value) -> Value:
+        """Add an i32 or i64 to shared memory, whoever else does; returns what was there."""
+        raise NotImplementedError
+
     def copy_async(self, address: Value, source: Value, valid: Value | None = None) -> None:
         """Begin a copy of 16 bytes from global memory; those from `valid` (i32) on become 0. Both
         addresses are multiples of 16. It belongs to the next `commit_copies`."""

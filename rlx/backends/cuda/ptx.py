@@ -156,6 +156,11 @@ class GpuFunction(BlockFunction):
         tail = f"align {align or self._align(value.type)}"
         self.effect(f"store {value.type.name} {value.name}, ptr addrspace(3) {there}, {tail}")
 
+    def add_shared(self, address: Value, value: Value) -> Value:
+        bits, letter = value.type.bits, "r" if value.type.bits == 32 else "l"
+        text = f"atom.shared.add.u{bits} $0, [$1], $2;"
+        return self._asm(text, [letter], [self._shared_number(address), value])[0]
+
     def copy_async(self, address: Value, source: Value, valid: Value | None = None) -> None:
         given = [self._shared_number(address), source]
         if valid is None:
