@@ -86,10 +86,7 @@ class Appends:
         home = self._lir.home(user.inputs[0])[0]
         between = self._lir.graph.nodes[self._place[node] : self._place[user]]
         return any(
-            self._lir.home(v)[0] is home
-            for n in between
-            if not n.op.is_source
-            for v in n.inputs
+            self._lir.home(v)[0] is home for n in between if not n.op.is_source for v in n.inputs
         )
 
 

@@ -54,7 +54,7 @@ class Program:
         number = {base: i for i, base in enumerate(self.bases)}
         self._base_of = np.array([number[b] for b in bases], np.int64)
         self._fixed = np.array([a if isinstance(a, int) else 0 for a in addends], np.int64)
-        self._dynamic = [(i, a) for i, a in enumerate(addends) if not isinstance(a, int)]
+        self.dynamic = [(i, a) for i, a in enumerate(addends) if not isinstance(a, int)]
         self._known: dict[tuple[tuple[str, int], ...], npt.NDArray[np.int64]] = {}
         orders = [_order(lir, launch) for launch in self.launches]
         self._orders = [min(orders[i:]) for i in range(len(orders))]
@@ -66,18 +66,19 @@ class Program:
     def table(self, addresses: Mapping[Base, int], sizes: Mapping[str, int]) -> bytes:
         """The args of all launches."""
         bases = np.array([addresses[b] for b in self.bases], np.int64)
-        return (bases[self._base_of] + self._addends(sizes)).tobytes()
+        return (bases[self._base_of] + self.addends(sizes)).tobytes()
 
-    def _addends(self, sizes: Mapping[str, int]) -> npt.NDArray[np.int64]:
-        if not self._dynamic:
+    def addends(self, sizes: Mapping[str, int]) -> npt.NDArray[np.int64]:
+        """What is added to the base of each arg."""
+        if not self.dynamic:
             return self._fixed
         key = tuple(sorted(sizes.items()))
         if key not in self._known:
             if len(self._known) >= _MAX_SIZES:
                 self._known.clear()
             found = self._known[key] = self._fixed.copy()
-            values = {d: evaluate(d, sizes) for d in dict.fromkeys(d for _, d in self._dynamic)}
-            for position, dim in self._dynamic:
+            values = {d: evaluate(d, sizes) for d in dict.fromkeys(d for _, d in self.dynamic)}
+            for position, dim in self.dynamic:
                 found[position] = values[dim]
         return self._known[key]
 

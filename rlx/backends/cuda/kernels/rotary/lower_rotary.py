@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.backends.cuda.kernels.rotary.rotary_kernel import RotaryKernel
 from rlx.backends.cuda.append import Append, source_strides
+from rlx.backends.cuda.kernels.rotary.rotary_kernel import RotaryKernel
 from rlx.backends.cuda.lower_loops import launch_for, lower_region, scratch_bytes
 from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
@@ -73,7 +73,11 @@ def _append(node: Node, ctx: Context) -> tuple[Append | None, tuple[Dim, ...]]:
     """The state that the result goes to, if any, and the strides there or of the result."""
     op: Any = node.op
     own, append = _strides(node.output, op, ctx), ctx.append_of(node)
-    if append is None or append.stride(op.head_dim, 1) != 1 or append.state.dtype.name not in _FLOATS:
+    if (
+        append is None
+        or append.stride(op.head_dim, 1) != 1
+        or append.state.dtype.name not in _FLOATS
+    ):
         return None, own
     pairs = zip(_sizes(node.output, op), own, strict=True)
     found = [append.stride(size, stride) for size, stride in pairs]
@@ -117,5 +121,3 @@ def _strides(x: Value, op: Any, ctx: Layouts) -> tuple[Dim, Dim, Dim]:
     if x.shape.rank == 3:
         return found[0], found[1], op.head_dim
     return (found[0], found[2], found[1]) if op.layout == "bhsd" else (found[0], found[1], found[2])
-
-

@@ -242,9 +242,7 @@ class _Emitter:
             return f.select(keeps, f.load_shared(j * 16 + _TABLE, f32).to(f64), 0.0)
 
         zero = f.const(0.0, f64)
-        [total] = f.loop(
-            f.i32(0), count, 1, [zero], lambda j, t: t + kept_weight(j)
-        )
+        [total] = f.loop(f.i32(0), count, 1, [zero], lambda j, t: t + kept_weight(j))
         goal = self._point() * total
 
         def step(j: Value, running: Value, token: Value) -> list[Value]:

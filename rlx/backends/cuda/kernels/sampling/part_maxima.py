@@ -85,5 +85,3 @@ def order_key(f: BlockFunction, x: Value) -> Value:
     """An i32 that orders unsigned as the float does; -0 counts as 0."""
     bits = (x + 0.0).bits()
     return f.select(bits < 0, bits ^ -1, bits ^ -(1 << 31))
-
-
