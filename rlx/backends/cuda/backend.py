@@ -11,6 +11,7 @@ from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
+from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
 from rlx.backends.cuda.kernels.rotary import lower_rotary  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
 from rlx.backends.cuda.lowering import Layouts, entry_for, reads_strided, runs_on_host
@@ -43,7 +44,7 @@ class CudaBackend(Backend):
         return runs_on_host(node)
 
     def rewrite_template(self, graph: Graph) -> Graph:
-        return lay_out_weights(graph)
+        return lay_out_weights(lay_out_packed(graph))
 
     def rewrite_variant(self, graph: Graph) -> Graph:
         layouts = Layouts.of(graph)

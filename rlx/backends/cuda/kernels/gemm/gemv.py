@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue, EpilogueArgs
-from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, WeightRows, load_run
+from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, Segment, WeightRows, load_run
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Value, f32, i64
 from rlx.support.records import dataclass
@@ -23,10 +23,11 @@ _IN_FLIGHT = 16  # loads of weights that a lane has under way
 
 @dataclass(frozen=True)
 class Gemv(BlockKernel):
-    """args: x, rows of x apart (in elements), weight, second weight of a pair (else 0), N, then
+    """args: x, rows of x apart (in elements), weight, second weight of a pair (else 0), N, M, then
     those of the epilogue
 
-    `m` rows of x [m, k]. A warp has `rows` rows of the weight; `split` warps divide their columns.
+    `m` rows of x [M, k] at a time; `many`: M is more. A warp has `rows` rows of the weight; `split`
+    warps divide their columns.
     """
 
     weight: WeightRows
@@ -36,6 +37,7 @@ class Gemv(BlockKernel):
     epilogue: Epilogue
     rows: int
     split: int
+    many: bool = False
 
     @property
     def label(self) -> str:
@@ -63,11 +65,17 @@ class Gemv(BlockKernel):
         """Columns of the result that a block gives."""
         return _WARPS // self.split * self.rows
 
+    def blocks(self, n: int) -> int:
+        """Blocks for `m` rows of x."""
+        return -(-n // self.outputs)
+
     def emit(self, m: KernelModule) -> None:
         _Emitter(m.begin_block(self.threads, self.shared), self).emit()
 
 
-def gemv_for(weight: WeightRows, x: DType, m: int, k: int, n: int, epilogue: Epilogue) -> Gemv:
+def gemv_for(
+    weight: WeightRows, x: DType, m: int, k: int, n: int, epilogue: Epilogue, many: bool = False
+) -> Gemv:
     """The kernel for these sizes: enough blocks to fill a GPU, enough loads in flight."""
     chunks = weight.chunks(k)
     split = 1
@@ -80,7 +88,7 @@ def gemv_for(weight: WeightRows, x: DType, m: int, k: int, n: int, epilogue: Epi
         rows //= 2
     while rows * m * (2 if epilogue.pair else 1) > WARP:
         rows //= 2
-    return Gemv(weight, x, m, k, epilogue, rows, split)
+    return Gemv(weight, x, m, k, epilogue, rows, split, many)
 
 
 class _Emitter:
@@ -90,11 +98,17 @@ class _Emitter:
         self.x, self.x_stride = f.arg(args, 0), f.arg(args, 1, i64)
         self.weights = [f.arg(args, 2 + i) for i in range(kernel.halves)]
         self.n = f.arg(args, 4, i64)
-        self.out = EpilogueArgs(f, kernel.epilogue, 5)
+        self.m = f.arg(args, 5, i64)
+        self.out = EpilogueArgs(f, kernel.epilogue, 6)
         warp = f.thread() >> 5
         self.warp_k, self.warp_n = warp & kernel.split - 1, warp.udiv(kernel.split)
         self.lane = f.lane32()
-        self.first = f.block_number().to(i64) * kernel.outputs
+        block, self.row0 = f.block_number().to(i64), f.i64(0)
+        if kernel.many:
+            across = f.ceil_div(self.n, kernel.outputs)
+            group = block.udiv(across)
+            block, self.row0 = block - group * across, group * kernel.m
+        self.first = block * kernel.outputs
 
     def emit(self) -> None:
         f, kernel = self.f, self.kernel
@@ -183,15 +197,36 @@ class _Emitter:
             for r, raw in enumerate(step):
                 half, row = divmod(r, kernel.rows)
                 numbers = kernel.weight.decode(f, raw, there)
+                segments = kernel.weight.segments(f, raw)
                 for m in range(kernel.m):
                     place = (half * kernel.m + m) * kernel.rows + row
-                    for a, b in zip(xs[m], numbers, strict=True):
-                        sums[place] = f.fma(a, b, sums[place])
+                    sums[place] = self._products(xs[m], numbers, segments, sums[place])
         return sums
+
+    def _products(
+        self, x: list[Value], numbers: list[Value], segments: list[Segment], total: Value
+    ) -> Value:
+        """Add x · numbers, scaled by segments: x · (s·q + t) = s · (x·q) + t · Σx."""
+        f = self.f
+        if not segments:
+            for a, b in zip(x, numbers, strict=True):
+                total = f.fma(a, b, total)
+            return total
+        at = 0
+        for size, scale, offset in segments:
+            product, plain = x[at] * numbers[at], x[at]
+            for a, b in zip(x[at + 1 : at + size], numbers[at + 1 : at + size], strict=True):
+                product, plain = f.fma(a, b, product), plain + a
+            total = f.fma(scale, product, f.fma(offset, plain, total))
+            at += size
+        return total
 
     def _x(self, m: int, columns: list[tuple[Value, int]], inside: Value) -> list[Value]:
         f, kernel = self.f, self.kernel
-        base = f.gep(self.x, self.x_stride * m, kernel.x.bytes)
+        row = f.i64(m)
+        if kernel.many:
+            row = f.min(self.row0 + m, self.m - 1)
+        base = f.gep(self.x, self.x_stride * row, kernel.x.bytes)
         found = [v for first, n in columns for v in load_run(f, base, first, n, kernel.x)]
         if self._divides:
             return found
@@ -213,10 +248,13 @@ class _Emitter:
 
         def store() -> None:
             totals = [self._total(m, j, half) for half in range(kernel.halves)]
-            at = m.to(i64) * self.n + column
+            at = (self.row0 + m.to(i64)) * self.n + column
             self.out.store(totals[0], totals[1] if kernel.epilogue.pair else None, column, at)
 
-        f.if_((m < kernel.m) & (column < self.n), store)
+        inside = (m < kernel.m) & (column < self.n)
+        if kernel.many:
+            inside = inside & (self.row0 + m.to(i64) < self.m)
+        f.if_(inside, store)
 
     def _total(self, m: Value, j: Value, half: int) -> Value:
         f, kernel = self.f, self.kernel

@@ -16,7 +16,7 @@ from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.lower_loops import lower_region, scratch_bytes
 from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, lowers
 from rlx.backends.kernel_args import Pointer, Scratch
-from rlx.ir.dim import upper_bound
+from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.lir import aligned
@@ -55,23 +55,36 @@ def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
         return [_gemv(product)]
     if product is not None and _suits_gemm(product):
         return _gemm(product, ctx)
+    if product is not None and _suits_gemv(product, MOST_ROWS):
+        return [_gemv_groups(product, ctx)]
     return lower_region(node, ctx)
 
 
-def _suits_gemv(p: Product) -> bool:
+def _suits_gemv(p: Product, m: Dim | None = None) -> bool:
     """A few rows, and rows of the weight that can be loaded 16 bytes at a time."""
-    per = 16 // p.weights[0].dtype.bytes
+    per, rows = 16 // p.weights[0].dtype.bytes, p.m if m is None else m
     rows_follow = p.stride_k == 1 and (p.stride_n == p.k or p.n == 1)
-    return isinstance(p.m, int) and p.m <= MOST_ROWS and rows_follow and p.k % per == 0
+    return isinstance(rows, int) and rows <= MOST_ROWS and rows_follow and p.k % per == 0
 
 
 def _gemv(p: Product) -> KernelLaunch:
     assert isinstance(p.m, int)
     weight = FloatRows(p.weights[0].dtype)
     kernel = gemv_for(weight, p.x.dtype, p.m, p.k, p.n, p.epilogue)
+    return KernelLaunch(kernel, _gemv_args(p), blocks=kernel.blocks(p.n))
+
+
+def _gemv_args(p: Product) -> list[KernelArg]:
     second: KernelArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
-    args = [Pointer(p.x), p.x_stride, Pointer(p.weights[0]), second, p.n, *p.epilogue_args]
-    return KernelLaunch(kernel, args, blocks=-(-p.n // kernel.outputs))
+    return [Pointer(p.x), p.x_stride, Pointer(p.weights[0]), second, p.n, p.m, *p.epilogue_args]
+
+
+def _gemv_groups(p: Product, ctx: Context) -> KernelLaunch:
+    """Many rows of f32, some at a time: weights come from the cache after the first group."""
+    weight, m = FloatRows(p.weights[0].dtype), MOST_ROWS
+    kernel = gemv_for(weight, p.x.dtype, m, p.k, p.n, p.epilogue, many=True)
+    groups = -(-ctx.upper(p.m) // m)
+    return KernelLaunch(kernel, _gemv_args(p), blocks=groups * kernel.blocks(p.n))
 
 
 # -- many rows -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from rlx.llvm.storage import memory_type
 from rlx.support.records import dataclass
 
 Raw = list[Value]  # what a lane has loaded of a row: values of 32 bits
+Segment = tuple[int, Value, Value]  # so many numbers are scaled, and have this added to each
 
 
 class WeightRows:
@@ -32,6 +33,10 @@ class WeightRows:
     def decode(self, f: BlockFunction, raw: Raw, chunk: Value) -> list[Value]:
         """The numbers of a chunk, in the order of its runs."""
         raise NotImplementedError
+
+    def segments(self, f: BlockFunction, raw: Raw) -> list[Segment]:
+        """What the numbers of a chunk are scaled with; nothing where they are as they should be."""
+        return []
 
 
 @dataclass(frozen=True)
