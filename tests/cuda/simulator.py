@@ -61,7 +61,8 @@ class Simulated(BlockFunction):
         self.bytes = np.full(shared * module.blocks + 1024, 0xCD, np.uint8)
         self.pending: list[tuple[Any, list[tuple[Any, ...]]]] = []  # who has them, copies
         self.open: list[tuple[Any, ...]] = []
-        self.waited = False
+        self.waited = self.fenced = False
+        self.groups = 0
         self.params = {"args": self.make(args, ptr)}  # type: ignore[dict-item]
 
     # -- values -----------------------------------------------------------------------------------
@@ -428,6 +429,48 @@ class Simulated(BlockFunction):
             found = product[:, row + 8 * (i // 2), column + i % 2].reshape(-1)
             result.append(self.make(found + data_of(value), f32))
         return list(result)
+
+    def fence_shared(self) -> None:
+        self.fenced = True
+
+    def begin_group(self) -> None:
+        assert self.fenced, "shared memory may not be visible"
+
+    def commit_group(self) -> None:
+        self.groups += 1
+
+    def wait_group(self, groups: int) -> None:
+        self.groups = min(self.groups, groups)
+
+    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
+        self.groups = 0
+        return list(sums)
+
+    def multiply_group(
+        self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        self._require_warps()
+        team = 4 * WARP
+        starts = [data_of(v)[::team].astype(np.int64) for v in (a, b)]
+        own, alive = self.own[::team], self.active[::team]
+        tiles = []
+        for start, rows in zip(starts, (64, n), strict=True):
+            linear = start[:, None, None] + np.arange(rows)[:, None] * 128 + np.arange(32)
+            linear = np.where(alive[:, None, None], linear, 0)
+            place = linear ^ ((linear >> 7 & 7) << 4)
+            assert place.max() < self.size
+            raw = np.ascontiguousarray(self.bytes[place + own[:, None, None]])
+            tiles.append(raw.view(_NUMPY[element.name]).astype(np.float64))
+        with np.errstate(all="ignore"):
+            product = tiles[0] @ tiles[1].transpose(0, 2, 1)  # [teams, 64, n]
+        lanes = np.arange(team)
+        row = lanes // WARP * 16 + lanes % WARP // 4
+        made = []
+        for i, value in enumerate(sums):
+            column = i // 4 * 8 + lanes % 4 * 2 + i % 2
+            found = product[:, row + 8 * (i // 2 % 2), column].reshape(-1)
+            made.append(self.make(found + data_of(value), f32))
+        return list(made)
 
     def pack_halves(self, low: Value, high: Value, element: Type) -> SimValue:
         with np.errstate(all="ignore"):

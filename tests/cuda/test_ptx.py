@@ -38,10 +38,11 @@ def backend() -> Iterator[CudaBackend]:
         yield make_stand_in()
 
 
-def kernels_of(case: Case, backend: CudaBackend) -> list[GpuKernel]:
+def kernels_of(case: Case, backend: CudaBackend, cpu: str = "sm_90a") -> list[GpuKernel]:
     """The kernels of a case at its largest size, in order."""
     template = make_template(case.graph(), CompileOptions(), backend)
-    launches = lower_graph(template.plan(dict.fromkeys(template.open_symbols, case.sizes[-1])))
+    plan = template.plan(dict.fromkeys(template.open_symbols, case.sizes[-1]))
+    launches = lower_graph(plan, cpu)
     return [x.kernel for x in launches if x.kernel is not None]
 
 
@@ -82,10 +83,14 @@ def kernel_of(name: str, backend: CudaBackend) -> GpuKernel:
 def test_kernels_are_made_for_all_supported_gpus(
     capability: tuple[int, int], backend: CudaBackend
 ) -> None:
-    for name in ("softmax-f32-axis-1", "add-bf16", "gather-f32", "matmul-f16"):
+    cpu = target_for(capability).cpu
+    for name in (
+        "softmax-f32-axis-1", "add-bf16", "gather-f32", "matmul-f16", "matmul-bf16-weight",
+        "attention-f16-causal-0.0", "sample-plain", "dequant_matmul-Q8_0", "rope-f32",
+    ):  # fmt: skip
         named = [c for c in cases() if c.id == name or c.id.startswith(name)]
-        kernel = kernels_of(named[0], backend)[0]
-        assemble(ptx_of(kernel, capability), target_for(capability).cpu)
+        for kernel in kernels_of(named[0], backend, cpu):
+            assemble(ptx_of(kernel, capability), cpu)
 
 
 def test_memory_is_accessed_as_global(backend: CudaBackend) -> None:

@@ -162,6 +162,37 @@ class BlockFunction(KernelFunction):
             made = self.insert(made, value, i)
         return made
 
+    # -- groups of four warps, on GPUs that have them ----------------------------------------------
+
+    def fence_shared(self) -> None:
+        """What this thread has written to shared memory can be read by `multiply_group`, after a
+        barrier."""
+        raise NotImplementedError
+
+    def begin_group(self) -> None:
+        """Registers of sums may be changed by products from now on."""
+        raise NotImplementedError
+
+    def multiply_group(
+        self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        """Begin to add a [64 16] · bᵀ [16 n] to the sums of four warps: n / 2 values of each
+        thread. Both lie in shared memory at these addresses, in rows of 128 bytes whose 16-byte
+        pieces are permuted: bits 4-6 of an address are xored with bits 7-9."""
+        raise NotImplementedError
+
+    def commit_group(self) -> None:
+        """Close a group of products."""
+        raise NotImplementedError
+
+    def wait_group(self, groups: int) -> None:
+        """Wait until all but the last `groups` groups of products are done."""
+        raise NotImplementedError
+
+    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
+        """Wait for all products; the sums, to be read."""
+        raise NotImplementedError
+
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
         """Two f32, rounded to f16 or bf16, in an i32."""
         raise NotImplementedError

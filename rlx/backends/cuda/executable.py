@@ -42,7 +42,7 @@ class CudaExecutable(Executable):
         info = PlanInfo.of(lir)
         self._lir, self.allocator, self.kernels = lir, allocator, kernels
         self.manifest, self.output_phases = info.manifest, info.output_phases
-        self.program = Program(lir)
+        self.program = Program(lir, kernels.target.cpu)
         self._check = checker(self.program.bounds_checks, self.program.symbols)
         self.arena = allocator.alloc_arena(lir.arena_size)
         self._status = allocator.staging((1,), np.int64)

@@ -50,7 +50,7 @@ class CudaInspection(Inspection):
         }
 
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
-        launches = [self._launch(x) for x in lower_graph(lir)]
+        launches = [self._launch(x) for x in lower_graph(lir, self.backend.kernels.target.cpu)]
         target = self.backend.kernels.target.cpu
         return NativeProgram(lir, launches, lambda: [False] * len(launches), 1, target)
 

@@ -76,9 +76,10 @@ class Layouts:
 class Context(Layouts):
     """What a lowering may ask about its surroundings."""
 
-    def __init__(self, lir: Lir) -> None:
+    def __init__(self, lir: Lir, cpu: str) -> None:
+        """`cpu` is the name of the GPU that kernels are made for."""
         super().__init__(lambda value: lir.slots[value].view)
-        self.lir = lir
+        self.lir, self.cpu = lir, cpu
         self._appends = Appends(lir)
         self.absorbed: set[Node] = set()  # nodes whose work other launches do
 
@@ -161,9 +162,9 @@ def runs_on_host(node: Node) -> bool:
     return decomposed(node.op, tuple([v.shape for v in node.inputs])) is None
 
 
-def lower_graph(lir: Lir) -> list[KernelLaunch]:
-    """The launches of all nodes, in schedule order."""
-    ctx, launches = Context(lir), list[KernelLaunch]()
+def lower_graph(lir: Lir, cpu: str = "sm_90a") -> list[KernelLaunch]:
+    """The launches of all nodes, in schedule order, for a GPU of this name."""
+    ctx, launches = Context(lir, cpu), list[KernelLaunch]()
     for node in lir.graph.nodes:
         if node.op.is_source or (node.op.is_view and lir.slots[node.output].kind == "alias"):
             continue

@@ -32,8 +32,8 @@ _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
 
 
 class Program:
-    def __init__(self, lir: Lir) -> None:
-        self.lir, self.launches = lir, lower_graph(lir)
+    def __init__(self, lir: Lir, cpu: str) -> None:
+        self.lir, self.launches = lir, lower_graph(lir, cpu)
         self.symbols = sorted(lir.live)
         self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
         self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds

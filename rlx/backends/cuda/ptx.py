@@ -192,6 +192,56 @@ class GpuFunction(BlockFunction):
         )
         return self._asm(text, ["f"] * 4, [*a, *b, *c], effect=False)
 
+    # -- groups of four warps ---------------------------------------------------------------------
+
+    def fence_shared(self) -> None:
+        self._asm("fence.proxy.async.shared::cta;", [], [])
+
+    def begin_group(self) -> None:
+        self._asm("wgmma.fence.sync.aligned;", [], [])
+
+    def commit_group(self) -> None:
+        self._asm("wgmma.commit_group.sync.aligned;", [], [])
+
+    def wait_group(self, groups: int) -> None:
+        self._asm(f"wgmma.wait_group.sync.aligned {groups};", [], [])
+
+    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
+        return self._tied("wgmma.wait_group.sync.aligned 0;", sums, [])
+
+    def multiply_group(
+        self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        kind, count = "bf16" if element is bf16 else "f16", len(sums)
+        names = ", ".join(f"${i}" for i in range(count))
+        text = (
+            "{ .reg .pred p; setp.eq.u32 p, 0, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{names}}}, "
+            f"${2 * count}, ${2 * count + 1}, p, 1, 1, 0, 0; }}"
+        )
+        return self._tied(text, sums, [self._descriptor(a), self._descriptor(b)])
+
+    def _descriptor(self, address: Value) -> Value:
+        """A tile of rows of 128 bytes, eight of which are 1024 bytes, permuted."""
+        place = (self._shared_number(address) & 0x3FFFF) >> 4
+        return place.to(i64, signed=False) | (1 << 62 | 64 << 32 | 1 << 16)
+
+    def _tied(self, text: str, values: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+        """An instruction that changes values in place."""
+        count = len(values)
+        outs = ",".join(["=f"] * count)
+        ties = ",".join([*map(str, range(count)), *(_LETTERS[a.type.name] for a in args)])
+        record = Type(f"{{ {', '.join(['float'] * count)} }}", "", 0, "")
+        given = ", ".join(f"{a.type.name} {a.name}" for a in (*values, *args))
+        whole = self.instr(
+            f'call {record.name} asm sideeffect "{text}", "{outs},{ties},~{{memory}}"({given}) '
+            "convergent nounwind",
+            record,
+        )
+        return [
+            self.instr(f"extractvalue {record.name} {whole.name}, {i}", f32) for i in range(count)
+        ]
+
     def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
         kind = "bf16x2" if element is bf16 else "f16x2"
         return self._asm(f"cvt.rn.{kind}.f32 $0, $1, $2;", ["r"], [high, low], effect=False)[0]

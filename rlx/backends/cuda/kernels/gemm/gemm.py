@@ -1,10 +1,13 @@
-"""Products of many rows by tensor cores: `mma.sync`, tiles copied to shared memory some steps ahead.
+"""Products of many rows by tensor cores, tiles copied to shared memory some steps ahead.
 
 x is one or more planes of 16-bit numbers whose sum it is. Where there are few tiles, blocks divide
-the columns of x, and the last block of a tile adds up the parts in order.
+the columns of x, and the last block of a tile adds up the parts in order. This is the form for all
+GPUs, whose warps multiply what they have loaded; `group_gemm` has that of Hopper.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
@@ -14,9 +17,7 @@ from rlx.llvm.builder import Value, f32, i32, i64, vec
 from rlx.llvm.storage import memory_type
 from rlx.support.records import dataclass
 
-_STEP = 32  # columns of x that are multiplied at a time
-_STAGES = 4  # of which three are under way
-_PITCH = 2 * _STEP + 16  # bytes of a row of a tile: an odd multiple of 16
+STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Gemm(BlockKernel):
     splits: int
     epilogue: Epilogue
 
+    step: ClassVar[int] = 32  # columns of x that are multiplied at a time
+    pitch: ClassVar[int] = 80  # bytes of a row of a tile: an odd multiple of 16
+    first: ClassVar[int] = 16  # where tiles begin in shared memory
+
     @property
     def label(self) -> str:
         return f"gemm({self.tile.m}x{self.tile.n}x{self.k})"
@@ -69,26 +74,30 @@ class Gemm(BlockKernel):
 
     @property
     def weight_pitch(self) -> int:
-        return 2 * self.tile.n + 16 if self.by_rows else _PITCH
+        return 2 * self.tile.n + 16 if self.by_rows else self.pitch
 
     @property
     def weight_bytes(self) -> int:
-        return self.weight_pitch * (_STEP if self.by_rows else self.tile.n)
+        return self.weight_pitch * (self.step if self.by_rows else self.tile.n)
+
+    @property
+    def plane_bytes(self) -> int:
+        return self.tile.m * self.pitch
 
     @property
     def stage_bytes(self) -> int:
-        return self.planes * self.tile.m * _PITCH + self.weight_bytes
+        return self.planes * self.plane_bytes + self.weight_bytes
 
     @property
     def shared(self) -> int:
-        return 16 + _STAGES * self.stage_bytes
+        return self.first + STAGES * self.stage_bytes
 
     def emit(self, m: KernelModule) -> None:
         blocks = 2 if self.threads == 128 and self.shared <= 110 << 10 else 1
-        _Emitter(m.begin_block(self.threads, self.shared, blocks), self).emit()
+        GemmEmitter(m.begin_block(self.threads, self.shared, blocks), self).emit()
 
 
-class _Emitter:
+class GemmEmitter:
     def __init__(self, f: BlockFunction, kernel: Gemm) -> None:
         self.f, self.kernel, self.tile = f, kernel, kernel.tile
         self.type = memory_type(kernel.element)
@@ -122,49 +131,55 @@ class _Emitter:
 
     def _emit_tile(self) -> None:
         f, kernel = self.f, self.kernel
-        steps = -(-kernel.k // _STEP)
+        steps = -(-kernel.k // kernel.step)
         each = -(-steps // kernel.splits)
         first = self.split * each
         last = f.min(first + each, steps) if kernel.splits > 1 else f.i32(steps)
-        for i in range(_STAGES - 1):
-            self._copy(first + i, last, f.i32(i))
-            f.commit_copies()
         count = self.tile.warp_m * self.tile.warp_n // WARP
-        start = [f.const(0.0, f32)] * count
-
-        def body(i: Value, *sums: Value) -> list[Value]:
-            f.wait_copies(_STAGES - 2)
-            f.barrier()
-            self._copy(first + i + (_STAGES - 1), last, i + (_STAGES - 1) & _STAGES - 1)
-            f.commit_copies()
-            return self._multiply((i & _STAGES - 1) * kernel.stage_bytes + 16, list(sums))
-
-        sums = f.loop(f.i32(0), last - first, 1, start, body)
-        f.wait_copies(0)
+        sums = self.products(first, last, [f.const(0.0, f32)] * count)
         if kernel.splits == 1:
             self._each(sums, self._store)
         else:
             self._combine(sums)
 
+    def products(self, first: Value, last: Value, start: list[Value]) -> list[Value]:
+        """The sums of the products of some steps; three are copied ahead."""
+        f, kernel, ahead = self.f, self.kernel, STAGES - 1
+        for i in range(ahead):
+            self.copy_step(first + i, last, f.i32(i))
+            f.commit_copies()
+
+        def body(i: Value, *sums: Value) -> list[Value]:
+            f.wait_copies(ahead - 1)
+            f.barrier()
+            self.copy_step(first + i + ahead, last, i + ahead & STAGES - 1)
+            f.commit_copies()
+            at = (i & STAGES - 1) * kernel.stage_bytes + kernel.first
+            return self._multiply(at, list(sums))
+
+        sums = f.loop(f.i32(0), last - first, 1, start, body)
+        f.wait_copies(0)
+        return sums
+
     # -- copies -----------------------------------------------------------------------------------
 
-    def _copy(self, step: Value, last: Value, stage: Value) -> None:
+    def copy_step(self, step: Value, last: Value, stage: Value) -> None:
         """Begin to copy the tiles of a step; there is nothing from `last` on."""
         f, kernel = self.f, self.kernel
-        start = stage * kernel.stage_bytes + 16
-        there = f.min(step, last - 1) * _STEP
+        start = stage * kernel.stage_bytes + kernel.first
+        there = f.max(f.min(step, last - 1), 0) * kernel.step
         size = f.select(step < last, f.i32(16), 0)
         for p in range(kernel.planes):
             base = f.gep(self.x, self.plane_stride * p, 2) if p else self.x
-            at = start + p * self.tile.m * _PITCH
+            at = start + p * kernel.plane_bytes
             self._rows(base, self.x_stride, self.row0, self.m, self.tile.m, (there, size, at))
-        at = start + kernel.planes * self.tile.m * _PITCH
+        at = start + kernel.planes * kernel.plane_bytes
         part = self.tile.n // len(self.weights)
         for i, weight in enumerate(self.weights):
             if kernel.by_rows:
                 self._columns(weight, part, (there, size, at + i * part * 2))
             else:
-                here = at + i * part * _PITCH
+                here = at + i * part * kernel.pitch
                 stride, n = f.i64(kernel.k), f.i32(kernel.n)
                 self._rows(weight, stride, self.column0, n, part, (there, size, here))
 
@@ -172,9 +187,9 @@ class _Emitter:
         self, base: Value, stride: Value, first: Value, limit: Value, count: int,
         place: tuple[Value, Value, Value],
     ) -> None:  # fmt: skip
-        """Copy a tile of `count` rows of _STEP numbers; those past the end are 0."""
+        """Copy a tile of `count` rows of a step; those past the end are 0."""
         f, (column, size, at) = self.f, place
-        pieces = _STEP // 8
+        pieces = self.kernel.step // 8
         for i in range(0, count * pieces, self.kernel.threads):
             item = f.thread() + i
             row, piece = item.udiv(pieces), item & pieces - 1
@@ -183,14 +198,18 @@ class _Emitter:
             there = f.min(wanted, limit - 1).to(i64) * stride + f.min(k, self.kernel.k - 8).to(i64)
             valid = f.select(inside, size, 0)
             self._piece(
-                count * pieces - i, at + row * _PITCH + piece * 16, f.gep(base, there, 2), valid
+                count * pieces - i, at + self.place(row, piece), f.gep(base, there, 2), valid
             )
 
+    def place(self, row: Value, piece: Value) -> Value:
+        """Where 16 bytes of a row of a tile are."""
+        return row * self.kernel.pitch + piece * 16
+
     def _columns(self, base: Value, count: int, place: tuple[Value, Value, Value]) -> None:
-        """Copy a tile of _STEP rows of `count` numbers, of a weight that lies so."""
+        """Copy a tile of a step's rows of `count` numbers, of a weight that lies so."""
         f, kernel, (row0, size, at) = self.f, self.kernel, place
         pieces = count // 8
-        for i in range(0, _STEP * pieces, kernel.threads):
+        for i in range(0, kernel.step * pieces, kernel.threads):
             item = f.thread() + i
             row, piece = item.udiv(pieces), item & pieces - 1
             k, n = row0 + row, self.column0 + piece * 8
@@ -198,7 +217,7 @@ class _Emitter:
             there = f.min(k, kernel.k - 1) * kernel.n + f.min(n, kernel.n - 8)
             valid = f.select(inside, size, 0)
             to = at + row * kernel.weight_pitch + piece * 16
-            self._piece(_STEP * pieces - i, to, f.gep(base, there.to(i64), 2), valid)
+            self._piece(kernel.step * pieces - i, to, f.gep(base, there.to(i64), 2), valid)
 
     def _piece(self, left: int, to: Value, source: Value, valid: Value) -> None:
         f = self.f
@@ -213,11 +232,11 @@ class _Emitter:
         """Add the products of a step: sums are [16 rows][8 columns][4] of this warp."""
         f, kernel, tile = self.f, self.kernel, self.tile
         down, across = tile.warp_m // 16, tile.warp_n // 8
-        weights = start + kernel.planes * tile.m * _PITCH
-        for k in range(_STEP // 16):
+        weights = start + kernel.planes * kernel.plane_bytes
+        for k in range(kernel.step // 16):
             columns = [v for j in range(0, across, 2) for v in self._weight(weights, k, j)]
             for p in range(kernel.planes):
-                plane = start + p * tile.m * _PITCH
+                plane = start + p * kernel.plane_bytes
                 for i in range(down):
                     rows = self._x(plane, k, i)
                     for j in range(across):
@@ -229,7 +248,7 @@ class _Emitter:
     def _x(self, start: Value, k: int, i: int) -> list[Value]:
         part, r = self.lane >> 3, self.lane & 7
         row = self.warp_m * self.tile.warp_m + (part & 1) * 8 + r + 16 * i
-        return self.f.load_matrices(start + row * _PITCH + ((part >> 1) + 2 * k) * 16, 4)
+        return self.f.load_matrices(start + self.place(row, (part >> 1) + 2 * k), 4)
 
     def _weight(self, start: Value, k: int, j: int) -> list[Value]:
         """Two times 8 columns of the weight."""
@@ -241,7 +260,7 @@ class _Emitter:
             at = start + row * kernel.weight_pitch + (column + (part >> 1) * 8) * 2
             return f.load_matrices(at, 4, transposed=True)
         row = column + (part >> 1) * 8 + r
-        return f.load_matrices(start + row * _PITCH + ((part & 1) + 2 * k) * 16, 4)
+        return f.load_matrices(start + self.place(row, (part & 1) + 2 * k), 4)
 
     def _column(self, j: int) -> Value:
         """Where 8 columns of this warp begin in the tile; of a pair, the gate's come first."""

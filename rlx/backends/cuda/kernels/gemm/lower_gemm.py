@@ -10,6 +10,7 @@ from math import prod
 
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Gemm, Tile
 from rlx.backends.cuda.kernels.gemm.gemv import MOST_ROWS, gemv_for
+from rlx.backends.cuda.kernels.gemm.group_gemm import FLAT, SQUARE, WIDE, GroupGemm
 from rlx.backends.cuda.kernels.gemm.planes import Planes
 from rlx.backends.cuda.kernels.gemm.problem import Product, is_product, product_of
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
@@ -31,6 +32,7 @@ _PRODUCTS = ("matmul", "fused_matmul_bias_act", "fused_swiglu")
 
 _FILLED = 132  # tiles that fill a GPU
 _MOST_SPLITS = 8
+_HOPPER = "sm_90a"  # has products of groups of four warps
 _EXACT_ROWS = 128  # up to so many rows memory is the limit, and the third plane costs nothing
 
 
@@ -43,8 +45,9 @@ def _scratch(node: Node) -> int:
     k, n = (int(d) for d in node.inputs[1].shape.dims)  # type: ignore[arg-type]
     if not m or not k or not n:
         return nests
-    plan = _plan(m, k, n, node.inputs[0].dtype, node.inputs[1].dtype, node.op.name)
-    return max(nests, plan.bytes)
+    types = node.inputs[0].dtype, node.inputs[1].dtype
+    plans = [_plan(m, k, n, *types, node.op.name, groups) for groups in (False, True)]
+    return max(nests, *(plan.bytes for plan in plans))
 
 
 @lowers("matmul", scratch=_scratch)
@@ -104,21 +107,29 @@ class _Plan:
     bytes: int
 
 
-def _plan(m: int, k: int, n: int, x: DType, w: DType, name: str) -> _Plan:
+def _plan(m: int, k: int, n: int, x: DType, w: DType, name: str, groups: bool) -> _Plan:
+    """`groups`: by groups of four warps."""
+    planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
     columns = 2 * n if name == "fused_swiglu" else n
-    tile = LARGE
-    if -(-m // LARGE.m) * -(-columns // LARGE.n) < _FILLED:
-        tile = SMALL
-    tiles = -(-m // tile.m) * -(-columns // tile.n)
+    tile, tiles = _pick(m, columns, planes, groups)
     splits = 1
     while 2 * splits * tiles <= _FILLED and splits < _MOST_SPLITS and k // splits >= 512:
         splits *= 2
-    planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
     scaled = planes > 0 and w.name == "f16"
     scales_at = aligned(2 * planes * m * k)
     partial_at = scales_at + aligned(4 * m if scaled else 0)
     partial = 4 * tiles * splits * tile.m * tile.n if splits > 1 else 0
     return _Plan(tile, tiles, splits, planes, scaled, scales_at, partial_at, partial_at + partial)
+
+
+def _pick(m: int, columns: int, planes: int, groups: bool) -> tuple[Tile, int]:
+    """The largest tile of which there are enough to fill a GPU, or else the smallest."""
+    known = (LARGE, SMALL)
+    if groups:
+        known = {0: (WIDE, SQUARE, FLAT), 3: (FLAT,)}.get(planes, (SQUARE, FLAT))
+    counts = [-(-m // t.m) * -(-columns // t.n) for t in known]
+    found = next((i for i, count in enumerate(counts) if count >= _FILLED), len(known) - 1)
+    return known[found], counts[found]
 
 
 def _suits_gemm(p: Product) -> bool:
@@ -133,7 +144,8 @@ def _suits_gemm(p: Product) -> bool:
 def _gemm(p: Product, ctx: Context) -> list[KernelLaunch]:
     m = ctx.upper(p.m)
     w = p.weights[0].dtype
-    plan = _plan(m, p.k, p.n, p.x.dtype, w, p.node.op.name)
+    groups = ctx.cpu == _HOPPER and p.stride_k == 1
+    plan = _plan(m, p.k, p.n, p.x.dtype, w, p.node.op.name, groups)
     made: list[KernelLaunch] = []
     x: list[KernelArg] = [Pointer(p.x), p.x_stride, 0, 0]
     if plan.planes:
@@ -143,7 +155,7 @@ def _gemm(p: Product, ctx: Context) -> list[KernelLaunch]:
         args = [Pointer(p.x), p.x_stride, Scratch(p.node), apart, scales, p.m]
         made.append(KernelLaunch(split, args, blocks=-(-m // split.rows)))
         x = [Scratch(p.node), p.k, apart, scales]
-    kernel = Gemm(
+    kernel = (GroupGemm if groups else Gemm)(
         plan.tile, w, max(plan.planes, 1), p.k, p.n, p.stride_k != 1, plan.scaled, plan.splits,
         p.epilogue,
     )  # fmt: skip
