@@ -86,7 +86,7 @@ def random_floats(rng: np.random.Generator, n: int, k: int, element: Any) -> Arr
 def random_blocks(rng: np.random.Generator, scheme: QuantScheme, n: int, k: int) -> Array:
     """Blocks of random bits whose scales give that spread, about."""
     rows = np.frombuffer(rng.bytes(n * scheme.row_bytes(k)), np.uint8).copy()
-    blocks = rows.reshape(-1, scheme.row_bytes(scheme.block))
+    blocks = rows.reshape(-1, scheme.row_bytes(scheme.block_size))
     for place, share in _SCALES[scheme.name]:
         scale = np.array([SPREAD * share], np.float16).view(np.uint8)
         blocks[:, place : place + 2] = scale

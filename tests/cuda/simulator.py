@@ -340,7 +340,7 @@ class Simulated(BlockFunction):
     def warp(self) -> int:
         return WARP
 
-    def block_number(self) -> SimValue:
+    def launched_block(self) -> SimValue:
         return self.make(np.arange(self.count) // self.threads, i32)
 
     def thread(self) -> SimValue:
@@ -356,7 +356,7 @@ class Simulated(BlockFunction):
         self._require_warps()
 
     def wait_for_previous(self) -> None:
-        assert self.active.all(), "some threads do not wait"
+        assert self.is_part or self.active.all(), "some threads do not wait"
         self.waited = True
 
     def let_next_start(self) -> None:

@@ -9,6 +9,7 @@ memory and multiply small matrices together. `ptx.py` has the instructions of a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rlx.errors import UnsupportedError
 from rlx.llvm.builder import Function, Module, Type, Value, i64
@@ -80,8 +81,25 @@ class KernelFunction(Function):
 class BlockFunction(KernelFunction):
     """A kernel of blocks of a fixed number of threads. Addresses of shared memory are i32."""
 
+    first_block = 0  # of the part of a launch that is emitted
+    is_part = False
+
+    @contextmanager
+    def part(self, block: int, args: int) -> Iterator[None]:
+        """Emit a part of a launch: its blocks begin at `block`, its args `args` bytes further."""
+        saved = self.first_block, self.is_part, self.params["args"]
+        self.first_block, self.is_part = block, True
+        self.params["args"] = self.gep(self.params["args"], args)
+        yield
+        self.first_block, self.is_part, self.params["args"] = saved
+
     def block_number(self) -> Value:
         """The number of this block, as an i32."""
+        found = self.launched_block()
+        return found - self.first_block if self.first_block else found
+
+    def launched_block(self) -> Value:
+        """The number of this block in the launch, as an i32."""
         raise NotImplementedError
 
     def thread(self) -> Value:

@@ -39,6 +39,8 @@ class KernelLaunch:
     args: Sequence[KernelArg] = ()
     threads: int = 1  # how many have work, at the upper bounds of dynamic sizes
     blocks: int = 0  # of a kernel of blocks, likewise
+    reads: Sequence[Value] = field(default=(), repr=False)  # named where it may be merged with
+    writes: Sequence[Value] = field(default=(), repr=False)  # its neighbours
     node: Node | None = field(default=None, repr=False)
 
     @property

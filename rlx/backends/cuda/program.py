@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rlx.backends.bounds_checks import bounds_checks_of
 from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, lower_graph
+from rlx.backends.cuda.merge import merge_launches
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.lir import Lir
@@ -33,7 +34,7 @@ _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
 
 class Program:
     def __init__(self, lir: Lir, cpu: str) -> None:
-        self.lir, self.launches = lir, lower_graph(lir, cpu)
+        self.lir, self.launches = lir, merge_launches(lower_graph(lir, cpu), lir)
         self.symbols = sorted(lir.live)
         self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
         self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds

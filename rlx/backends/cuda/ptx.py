@@ -36,7 +36,7 @@ class GpuFunction(BlockFunction):
     def lane(self) -> Value:
         return self.intrinsic("llvm.nvvm.read.ptx.sreg.laneid", i32).to(i64, signed=False)
 
-    def block_number(self) -> Value:
+    def launched_block(self) -> Value:
         return self._register("ctaid")
 
     def thread(self) -> Value:
@@ -107,11 +107,11 @@ class GpuFunction(BlockFunction):
         return generation(self.target.cpu) >= _OVERLAP
 
     def wait_for_previous(self) -> None:
-        if self.overlaps:
+        if self.overlaps and not self.is_part:
             self._asm("griddepcontrol.wait;", [], [])
 
     def let_next_start(self) -> None:
-        if self.overlaps:
+        if self.overlaps and not self.is_part:
             self._asm("griddepcontrol.launch_dependents;", [], [])
 
     def is_last_block(self, counter: Value, blocks: Value) -> Value:

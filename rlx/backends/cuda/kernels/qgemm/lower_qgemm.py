@@ -18,7 +18,7 @@ from rlx.ir.dtype import f32, u8
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array, Op, lookup, op
-from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
+from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
 _FLOATS = ("f32", "bf16", "f16")
@@ -67,7 +67,7 @@ def _is_packed(node: Node) -> bool:
     record: Any = node.op
     weight = node.inputs[0 if record.name == "dequant_gather" else 1]
     scheme: QuantScheme = record.scheme
-    if weight.node.op.name != "param" or scheme.name not in GGUF_SCHEMES or scheme.block is None:
+    if not _is_param_only(weight) or scheme.name not in row_planes.PARTS:
         return False
     row = weight.shape.dims[-1]
     floats = all(v.dtype.name in _FLOATS for v in (node.inputs[0], node.output) if v is not weight)
@@ -76,6 +76,14 @@ def _is_packed(node: Node) -> bool:
     return floats and isinstance(row, int) and scheme.packed_dtype == "u8" and (
         row_planes.suits(scheme.name, scheme.row_elements(row))
     )  # fmt: skip
+
+
+def _is_param_only(value: Value) -> bool:
+    """Whether a weight is a param, or made of params: several that were joined."""
+    op = value.node.op
+    if op.is_source:
+        return op.name in ("param", "constant")
+    return bool(value.node.inputs) and all(map(_is_param_only, value.node.inputs))
 
 
 @lowers("dequant_matmul", "dequant_gather", when=_is_packed)

@@ -61,7 +61,7 @@ class PackedRows(WeightRows):
         if self.scheme == "Q4_K":
             d, least = f.unpack_halves(raw[5], f16)
             scale, minimum = ((raw[4] >> s & 63).to(f32) for s in (0, 8))
-            return [(32, d * scale, -(least * minimum))]
+            return [(32, d * scale, least * minimum * -1.0)]
         d = half(f, raw[5])
         found: list[Segment] = []
         for shift in (0, 8):

@@ -66,7 +66,9 @@ def lower_rotary(node: Node, ctx: Context) -> list[KernelLaunch]:
         *target, rows,
     ]  # fmt: skip
     blocks = -(-ctx.upper(items) // kernel.items)
-    return [KernelLaunch(kernel, args, blocks=blocks, node=None if append is None else append.node)]
+    reads = [v for v in (x, gamma, cos, sin, positions) if v is not None]
+    update = None if append is None else append.node
+    return [KernelLaunch(kernel, args, blocks=blocks, node=update, reads=reads, writes=[out])]
 
 
 def _append(node: Node, ctx: Context) -> tuple[Append | None, tuple[Dim, ...]]:
@@ -97,6 +99,9 @@ def lower_cast(node: Node, ctx: Context) -> list[KernelLaunch]:
         return lower_region(node, ctx)
     ctx.absorb(append)
     state = append.state
+    heads = _as_heads(append, x, strides, ctx)
+    if heads is not None:
+        return [heads]
     target = StridedView(
         Buffer("operand", 0), state.dtype, tuple([s for _, s, _ in append.dims]), append.offset
     )
@@ -105,6 +110,37 @@ def lower_cast(node: Node, ctx: Context) -> list[KernelLaunch]:
     made = launch_for(node, ctx, scheduled, operands=(state, x))
     made.node = append.node
     return [made]
+
+
+def _as_heads(append: Append, x: Value, strides: list[Dim], ctx: Context) -> KernelLaunch | None:
+    """A cast of whole heads, as a rotation of none of their numbers: it can be merged with those
+    of its neighbours."""
+    *outer, last = append.dims
+    size = last[0]
+    if (
+        strides[-1] != 1
+        or last[1] != 1
+        or not isinstance(size, int)
+        or size > _MOST
+        or len(outer) > 3
+    ):
+        return None
+    if x.dtype.name not in _FLOATS or append.state.dtype.name not in _FLOATS:
+        return None
+    free: list[tuple[Dim, Dim, Dim]] = [(1, 0, 0)] * (3 - len(outer))
+    axes = [*free, *((d, s, own) for (d, s, _), own in zip(outer, strides[:-1], strict=True))]
+    batch, tokens, heads = (d for d, _, _ in axes)
+    kernel = RotaryKernel(x.dtype, append.state.dtype, None, x.dtype, None, size, 0, False, 0.0)
+    items = batch * tokens * heads
+    args = [
+        Pointer(x), 0, 0, 0, 0, Pointer(append.state, append.offset), Status(),
+        NodeNumber(append.node), tokens, heads, items, 0, 0, *(own for _, _, own in axes),
+        *(s for _, s, _ in axes), 0,
+    ]  # fmt: skip
+    blocks = -(-ctx.upper(items) // kernel.items)
+    return KernelLaunch(
+        kernel, args, blocks=blocks, node=append.node, reads=[x], writes=[append.state]
+    )
 
 
 def _sizes(x: Value, op: Any) -> tuple[Dim, Dim, Dim]:

@@ -19,7 +19,7 @@ from rlx.backends.cuda.kernels.sampling.part_maxima import (
     part_range,
 )
 from rlx.backends.cuda.kernels.sampling.philox_code import emit_uniform
-from rlx.llvm.builder import Value, f32, f64, i32, i64
+from rlx.llvm.builder import Value, f32, f64, i32, i64, vec
 from rlx.support.records import dataclass
 
 _THREADS = PARTS
@@ -159,11 +159,14 @@ class _Emitter:
         mine = f.load_shared(self.thread * 4 + _TABLE, i32)
 
         def count(i: Value, rank: Value) -> Value:
-            other = f.load_shared(i * 4 + _TABLE, i32)
-            ahead = mine.ult(other) | (mine.eq(other) & (i < self.thread))
-            return rank + ahead.to(i32, signed=False)
+            four = f.load_shared(i * 4 + _TABLE, vec(4, i32), align=16)
+            for e in range(4):
+                other = f.extract(four, e)
+                ahead = mine.ult(other) | (mine.eq(other) & (i + e < self.thread))
+                rank = rank + ahead.to(i32, signed=False)
+            return rank
 
-        [rank] = f.loop(f.i32(0), f.i32(PARTS), 1, [f.i32(0)], count)
+        [rank] = f.loop(f.i32(0), f.i32(PARTS), 4, [f.i32(0)], count)
         is_bound = rank.eq(self.top_k - 1)
         f.if_(is_bound, lambda: f.store_shared(mine, f.i32(_BOUND)))
         f.barrier()
