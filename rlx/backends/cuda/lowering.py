@@ -83,7 +83,17 @@ class Context(Layouts):
         super().__init__(lambda value: lir.slots[value].view)
         self.lir, self.cpu = lir, cpu
         self._appends = Appends(lir)
+        self._users = lir.graph.users()
+        self._positions = {node: i for i, node in enumerate(lir.graph.nodes)}
+        self.norms: dict[Value, Node] = {}  # norms that the reader of their result computes
         self.absorbed: set[Node] = set()  # nodes whose work other launches do
+
+    def users(self, value: Value) -> list[Node]:
+        return self._users.get(value, [])
+
+    def position(self, node: Node) -> int:
+        """The place of a node in the schedule."""
+        return self._positions[node]
 
     def append_of(self, node: Node) -> Append | None:
         """The state that the node's result is only appended to, through a cast and views."""

@@ -109,14 +109,14 @@ def _are_independent(lir: Lir, a: KernelLaunch, b: KernelLaunch) -> bool:
         return False
     after = [(w, v) for w in a.writes for v in (*b.reads, *b.writes)]
     before = [(v, w) for v in a.reads for w in b.writes]
-    return not any(_overlap(lir, x, y) for x, y in (*after, *before))
+    return not any(overlap(lir, x, y) for x, y in (*after, *before))
 
 
 def _phase(lir: Lir, x: KernelLaunch) -> object:
     return None if x.node is None else lir.phases.get(x.node)
 
 
-def _overlap(lir: Lir, a: Value, b: Value) -> bool:
+def overlap(lir: Lir, a: Value, b: Value) -> bool:
     """Whether two values may share memory."""
     (x, here), (y, there) = lir.home(a), lir.home(b)
     if x is y:

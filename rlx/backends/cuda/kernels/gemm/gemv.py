@@ -16,9 +16,16 @@ from rlx.ir.dtype import DType
 from rlx.llvm.builder import Value, f32, i64
 from rlx.support.records import dataclass
 
-MOST_ROWS = 8  # of x
 _WARPS = 8
 _IN_FLIGHT = 16  # loads of weights that a lane has under way
+
+
+@dataclass(frozen=True)
+class Norm:
+    """x is to be normed by the root of the mean square, and `adds` a residual before."""
+
+    eps: float
+    adds: bool
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Gemv(BlockKernel):
     """args: x, rows of x apart (in elements), weight, second weight of a pair (else 0), N, M, then
     those of the epilogue
 
+    With a `norm` of the one row of x, then gamma, residual and where their sum goes.
     `m` rows of x [M, k] at a time; `many`: M is more. A warp has `rows` rows of the weight; `split`
     warps divide their columns.
     """
@@ -38,6 +46,7 @@ class Gemv(BlockKernel):
     rows: int
     split: int
     many: bool = False
+    norm: Norm | None = None
 
     @property
     def label(self) -> str:
@@ -49,7 +58,7 @@ class Gemv(BlockKernel):
 
     @property
     def shared(self) -> int:
-        return 4 * _WARPS * self.values
+        return 4 * _WARPS * (self.values + (self.norm is not None))
 
     @property
     def halves(self) -> int:
@@ -74,7 +83,14 @@ class Gemv(BlockKernel):
 
 
 def gemv_for(
-    weight: WeightRows, x: DType, m: int, k: int, n: int, epilogue: Epilogue, many: bool = False
+    weight: WeightRows,
+    x: DType,
+    m: int,
+    k: int,
+    n: int,
+    epilogue: Epilogue,
+    many: bool = False,
+    norm: Norm | None = None,
 ) -> Gemv:
     """The kernel for these sizes: enough blocks to fill a GPU, enough loads in flight."""
     chunks = weight.chunks(k)
@@ -88,7 +104,7 @@ def gemv_for(
         rows //= 2
     while rows * m * (2 if epilogue.pair else 1) > WARP:
         rows //= 2
-    return Gemv(weight, x, m, k, epilogue, rows, split, many)
+    return Gemv(weight, x, m, k, epilogue, rows, split, many, norm)
 
 
 class _Emitter:
@@ -100,6 +116,9 @@ class _Emitter:
         self.n = f.arg(args, 4, i64)
         self.m = f.arg(args, 5, i64)
         self.out = EpilogueArgs(f, kernel.epilogue, 6)
+        place = 7 + kernel.epilogue.extras
+        self.norm_args = [f.arg(args, place + i) for i in range(self._norm_count)]
+        self.factor: Value | None = None
         warp = f.thread() >> 5
         self.warp_k, self.warp_n = warp & kernel.split - 1, warp.udiv(kernel.split)
         self.lane = f.lane32()
@@ -130,6 +149,8 @@ class _Emitter:
         ahead = load(0)
         f.let_next_start()
         f.wait_for_previous()
+        if kernel.norm is not None:
+            self.factor = self._norm(kernel.norm)
         groups = -(-steps // group)
         if groups <= 2:
             for g in range(groups):
@@ -138,6 +159,45 @@ class _Emitter:
         else:
             sums = self._loop(sums, ahead, load, own, (groups, group, each, chunks))
         self._finish(sums)
+
+    @property
+    def _norm_count(self) -> int:
+        norm = self.kernel.norm
+        return 0 if norm is None else 3 if norm.adds else 1
+
+    def _norm(self, norm: Norm) -> Value:
+        """What the row is multiplied with, beside gamma; the first block keeps x + residual."""
+        f, kernel = self.f, self.kernel
+
+        def add(at: Value, total: Value) -> Value:
+            numbers = self._sum(at, 4)
+            for v in numbers:
+                total = f.fma(v, v, total)
+            if norm.adds:
+                to = f.gep(self.norm_args[2], at, 4)
+                whole = f.join(numbers)
+                f.if_(f.block_number().eq(0), lambda: f.store(whole, to, align=16))
+            return total
+
+        first, step = (f.thread() * 4).to(i64), 4 * kernel.threads
+        [total] = f.loop(first, f.i64(kernel.k), step, [f.const(0.0, f32)], add)
+        total, place = f.warp_sum(total), 4 * _WARPS * kernel.values
+        warp = f.thread() >> 5
+        f.if_(self.lane.eq(0), lambda: f.store_shared(total, warp * 4 + place))
+        f.barrier()
+        whole = f.const(0.0, f32)
+        for i in range(_WARPS):
+            whole = whole + f.load_shared(f.i32(place + 4 * i), f32)
+        return 1.0 / f.sqrt(whole * (1.0 / kernel.k) + norm.eps)
+
+    def _sum(self, at: Value, count: int) -> list[Value]:
+        """x, or x + residual."""
+        f, kernel = self.f, self.kernel
+        numbers = load_run(f, self.x, at, count, kernel.x)
+        if kernel.norm is None or not kernel.norm.adds:
+            return numbers
+        others = load_run(f, self.norm_args[1], at, count, kernel.x)
+        return [a + b for a, b in zip(numbers, others, strict=True)]
 
     def _step(self, step: Value | int, i: int) -> Value:
         return self.f.i64(step + i) if isinstance(step, int) else step + i
@@ -224,6 +284,13 @@ class _Emitter:
     def _x(self, m: int, columns: list[tuple[Value, int]], inside: Value) -> list[Value]:
         f, kernel = self.f, self.kernel
         row = f.i64(m)
+        if self.factor is not None:
+            found = [v for first, n in columns for v in self._sum(first, n)]
+            gamma = [
+                v for first, n in columns for v in load_run(f, self.norm_args[0], first, n, kernel.x)
+            ]
+            found = [a * self.factor * g for a, g in zip(found, gamma, strict=True)]
+            return found if self._divides else [f.select(inside, v, 0.0) for v in found]
         if kernel.many:
             row = f.min(self.row0 + m, self.m - 1)
         base = f.gep(self.x, self.x_stride * row, kernel.x.bytes)

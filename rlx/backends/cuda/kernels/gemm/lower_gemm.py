@@ -9,15 +9,22 @@ from __future__ import annotations
 from math import prod
 
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Gemm, Tile
-from rlx.backends.cuda.kernels.gemm.gemv import MOST_ROWS, gemv_for
+from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.group_gemm import FLAT, SQUARE, WIDE, GroupGemm
+from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
 from rlx.backends.cuda.kernels.gemm.planes import Planes
-from rlx.backends.cuda.kernels.gemm.problem import Product, is_product, product_of
+from rlx.backends.cuda.kernels.gemm.problem import (
+    MOST_ROWS,
+    Product,
+    is_product,
+    product_of,
+    suits_gemv,
+)
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.lower_loops import lower_region, scratch_bytes
 from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, lowers
 from rlx.backends.kernel_args import Pointer, Scratch
-from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.dim import upper_bound
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
 from rlx.ir.lir import aligned
@@ -54,32 +61,26 @@ def _scratch(node: Node) -> int:
 @lowers("fused_matmul_bias_act", "fused_swiglu", when=is_product, scratch=_scratch)
 def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
     product = product_of(node, ctx)
-    if product is not None and _suits_gemv(product):
-        return [_gemv(product)]
+    if product is not None and suits_gemv(product):
+        return [_gemv(product, ctx)]
     if product is not None and _suits_gemm(product):
         return _gemm(product, ctx)
-    if product is not None and _suits_gemv(product, MOST_ROWS):
+    if product is not None and suits_gemv(product, MOST_ROWS):
         return [_gemv_groups(product, ctx)]
     return lower_region(node, ctx)
 
 
-def _suits_gemv(p: Product, m: Dim | None = None) -> bool:
-    """A few rows, and rows of the weight that can be loaded 16 bytes at a time."""
-    per, rows = 16 // p.weights[0].dtype.bytes, p.m if m is None else m
-    rows_follow = p.stride_k == 1 and (p.stride_n == p.k or p.n == 1)
-    return isinstance(rows, int) and rows <= MOST_ROWS and rows_follow and p.k % per == 0
-
-
-def _gemv(p: Product) -> KernelLaunch:
+def _gemv(p: Product, ctx: Context) -> KernelLaunch:
     assert isinstance(p.m, int)
     weight = FloatRows(p.weights[0].dtype)
-    kernel = gemv_for(weight, p.x.dtype, p.m, p.k, p.n, p.epilogue)
-    return KernelLaunch(kernel, _gemv_args(p), blocks=kernel.blocks(p.n))
+    norm, x, more = norm_before(p.x, ctx)
+    kernel = gemv_for(weight, p.x.dtype, p.m, p.k, p.n, p.epilogue, norm=norm)
+    return KernelLaunch(kernel, [*_gemv_args(p, x), *more], blocks=kernel.blocks(p.n))
 
 
-def _gemv_args(p: Product) -> list[KernelArg]:
+def _gemv_args(p: Product, x: Value) -> list[KernelArg]:
     second: KernelArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
-    return [Pointer(p.x), p.x_stride, Pointer(p.weights[0]), second, p.n, p.m, *p.epilogue_args]
+    return [Pointer(x), p.x_stride, Pointer(p.weights[0]), second, p.n, p.m, *p.epilogue_args]
 
 
 def _gemv_groups(p: Product, ctx: Context) -> KernelLaunch:
@@ -87,7 +88,7 @@ def _gemv_groups(p: Product, ctx: Context) -> KernelLaunch:
     weight, m = FloatRows(p.weights[0].dtype), MOST_ROWS
     kernel = gemv_for(weight, p.x.dtype, m, p.k, p.n, p.epilogue, many=True)
     groups = -(-ctx.upper(p.m) // m)
-    return KernelLaunch(kernel, _gemv_args(p), blocks=groups * kernel.blocks(p.n))
+    return KernelLaunch(kernel, _gemv_args(p, p.x), blocks=groups * kernel.blocks(p.n))
 
 
 # -- many rows -------------------------------------------------------------------------------------

@@ -75,6 +75,16 @@ def product_of(node: Node, ctx: Layouts) -> Product | None:
     )  # fmt: skip
 
 
+MOST_ROWS = 8  # of x that are multiplied at the bandwidth of memory
+
+
+def suits_gemv(p: Product, m: Dim | None = None) -> bool:
+    """A few rows, and rows of the weight that can be loaded 16 bytes at a time."""
+    per, rows = 16 // p.weights[0].dtype.bytes, p.m if m is None else m
+    rows_follow = p.stride_k == 1 and (p.stride_n == p.k or p.n == 1)
+    return isinstance(rows, int) and rows <= MOST_ROWS and rows_follow and p.k % per == 0
+
+
 def row_stride(x: Value, ctx: Layouts) -> Dim | None:
     """How far apart the rows of x as [m, k] are; None if no one stride tells, or if columns do not
     follow each other, or rows do not begin at aligned addresses."""

@@ -6,8 +6,9 @@ from math import prod
 from typing import Any
 
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
-from rlx.backends.cuda.kernels.gemm.gemv import MOST_ROWS, gemv_for
-from rlx.backends.cuda.kernels.gemm.problem import is_aligned, row_stride
+from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
+from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
+from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_stride
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
@@ -138,8 +139,9 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
         return []
     group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
     epilogue, weight = Epilogue(node.output.dtype), PackedRows(record.scheme.name)
-    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, many=m != group)
-    args = [Pointer(x), stride, Pointer(w), 0, n, m, Pointer(node.output)]
+    norm, given, more = norm_before(x, ctx)
+    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
+    args = [Pointer(given), stride, Pointer(w), 0, n, m, Pointer(node.output), *more]
     groups = -(-ctx.upper(m) // group)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
 
