@@ -7,6 +7,8 @@ from typing import Any
 
 from bench.random_model import SHAPES
 
+_REPEAT = 10
+
 
 def load() -> Any:
     """The module, or None where it is not installed or sees no GPU."""
@@ -29,10 +31,11 @@ def graph_of(torch: Any, run: Callable[[], Any], calls: int) -> Callable[[], flo
     def timed() -> float:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
-        graph.replay()
+        for _ in range(_REPEAT):
+            graph.replay()
         last.record()
         last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3 / calls
+        return float(first.elapsed_time(last)) / 1e3 / calls / _REPEAT
 
     return timed
 
@@ -97,23 +100,12 @@ class Qwen3:
         return functional.linear(self._norm(x[-1:]), self.head).argmax(-1)
 
     def timed_step(self, tokens: int, position: int) -> Callable[[], float]:
-        """A function that runs the compiled step once and gives its seconds."""
+        """A function that runs the compiled step in a CUDA graph and gives its seconds."""
         torch = self.torch
-        compiled = torch.compile(self.step, mode="reduce-overhead", dynamic=False)
+        compiled = torch.compile(self.step, dynamic=False)
         ids = torch.ones(tokens, device="cuda", dtype=torch.long)
         places = torch.arange(position, position + tokens, device="cuda")
         with torch.no_grad():
-            for _ in range(4):
+            for _ in range(3):
                 compiled(ids, places)
-        torch.cuda.synchronize()
-
-        def timed() -> float:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            with torch.no_grad():
-                first.record()
-                compiled(ids, places)
-                last.record()
-            last.synchronize()
-            return float(first.elapsed_time(last)) / 1e3
-
-        return timed
+            return graph_of(torch, lambda: compiled(ids, places), 1)

@@ -498,8 +498,7 @@ def _unsigned(x: Any) -> Any:
 
 def _binary(op: str, type_: Type, x: Any, y: Any) -> Any:
     if type_.is_float:
-        made = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[op](x, y)
-        return made
+        return {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[op](x, y)
     if type_ is i1:
         return {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[op](x, y)
     if op in ("udiv", "urem", "lshr"):

@@ -135,6 +135,7 @@ class GpuFunction(BlockFunction):
     # -- shared memory ----------------------------------------------------------------------------
 
     def _shared(self, address: Value, offset: int) -> str:
+        assert isinstance(self.module, GpuModule)
         self.module.use_global(_SHARED, "external addrspace(3) global [0 x i8], align 1024")
         base = self.instr(f"getelementptr i8, ptr addrspace(3) {_SHARED}, i32 {address.name}", ptr)
         if not offset:

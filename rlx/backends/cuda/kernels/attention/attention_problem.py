@@ -123,6 +123,7 @@ def _strides(x: Value, layout: str, dim: int, ctx: Layouts) -> tuple[Dim, Dim, D
     found = ctx.strides(x)
     if found[-1] != 1:
         return None
+    picked: tuple[Dim, Dim, Dim]
     if x.shape.rank == 3:
         picked = (found[0], dim, found[1])
     else:

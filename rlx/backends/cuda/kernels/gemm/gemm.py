@@ -7,6 +7,8 @@ GPUs, whose warps multiply what they have loaded; `group_gemm` has that of Hoppe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
@@ -312,7 +314,10 @@ class GemmEmitter:
             f.if_(column < kernel.n, write_both)
             return
         for i in range(2):
-            f.if_(column + i < kernel.n, lambda i=i: self.out.write(finished(i), at + i))
+            f.if_(column + i < kernel.n, partial(self._write, finished, i, at))
+
+    def _write(self, finished: Callable[[int], Value], i: int, at: Value) -> None:
+        self.out.write(finished(i), at + i)
 
     def _combine(self, sums: list[Value]) -> None:
         """Keep the sums of this part; the last block of the tile adds up all parts."""

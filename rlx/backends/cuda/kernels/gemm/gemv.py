@@ -287,7 +287,9 @@ class _Emitter:
         if self.factor is not None:
             found = [v for first, n in columns for v in self._sum(first, n)]
             gamma = [
-                v for first, n in columns for v in load_run(f, self.norm_args[0], first, n, kernel.x)
+                v
+                for first, n in columns
+                for v in load_run(f, self.norm_args[0], first, n, kernel.x)
             ]
             found = [a * self.factor * g for a, g in zip(found, gamma, strict=True)]
             return found if self._divides else [f.select(inside, v, 0.0) for v in found]

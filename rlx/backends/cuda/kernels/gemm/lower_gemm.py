@@ -125,7 +125,7 @@ def _plan(m: int, k: int, n: int, x: DType, w: DType, name: str, groups: bool) -
 
 def _pick(m: int, columns: int, planes: int, groups: bool) -> tuple[Tile, int]:
     """The largest tile of which there are enough to fill a GPU, or else the smallest."""
-    known = (LARGE, SMALL)
+    known: tuple[Tile, ...] = (LARGE, SMALL)
     if groups:
         known = {0: (WIDE, SQUARE, FLAT), 3: (FLAT,)}.get(planes, (SQUARE, FLAT))
     counts = [-(-m // t.m) * -(-columns // t.n) for t in known]

@@ -87,7 +87,7 @@ class Planes(BlockKernel):
     def _store(self, f: BlockFunction, numbers: list[Value], to: Value, apart: Value) -> None:
         element = memory_type(self.element)
         for p in range(self.planes):
-            pairs = [f.pack_halves(*numbers[i : i + 2], element) for i in (0, 2)]
+            pairs = [f.pack_halves(numbers[i], numbers[i + 1], element) for i in (0, 2)]
             whole = f.join(pairs)
             f.store(whole, f.gep(to, apart * p, 2), align=8)
             known = [v for pair in pairs for v in f.unpack_halves(pair, element)]

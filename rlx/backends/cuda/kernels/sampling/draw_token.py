@@ -8,6 +8,7 @@ by radix selection, over counts for top-k and over weights for top-p.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
@@ -173,7 +174,7 @@ class _Emitter:
         bound = f.load_shared(f.i32(_BOUND), i32)
         for part in f.range(self.thread >> 5, f.i32(PARTS), _THREADS // WARP):
             largest = f.load_shared(part * 4 + _TABLE, i32)
-            f.if_(bound.ule(largest), lambda part=part: self._collect_part(part, bound))
+            f.if_(bound.ule(largest), partial(self._collect_part, part, bound))
         f.barrier()
 
     def _collect_part(self, part: Value, bound: Value) -> None:
