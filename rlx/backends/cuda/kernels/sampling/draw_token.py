@@ -13,6 +13,7 @@ from functools import partial
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.sampling.part_maxima import (
+    AHEAD,
     PARTS,
     better_of,
     logit,
@@ -180,20 +181,22 @@ class _Emitter:
     def _collect_part(self, part: Value, bound: Value) -> None:
         f = self.f
         low, high = part_range(f, part, self.vocab)
-        for i in f.range(low + f.lane32(), high, WARP):
-            key = order_key(f, logit(f, self.base, i))
+        for first in f.range(low + f.lane32(), high, WARP * AHEAD):
+            places = [first + WARP * i for i in range(AHEAD)]
+            keys = [order_key(f, logit(f, self.base, f.min(i, high - 1))) for i in places]
+            for i, key in zip(places, keys, strict=True):
+                f.if_((i < high) & bound.ule(key), partial(self._add_candidate, i, key))
 
-            def add(i: Value = i, key: Value = key) -> None:
-                place = f.add_shared(f.i32(_COUNT), f.i32(1))
+    def _add_candidate(self, i: Value, key: Value) -> None:
+        f = self.f
+        place = f.add_shared(f.i32(_COUNT), f.i32(1))
 
-                def keep() -> None:
-                    at = place * 8 + (_TABLE + _TABLE_BYTES)
-                    f.store_shared(key, at)
-                    f.store_shared(i, at, 4)
+        def keep() -> None:
+            at = place * 8 + (_TABLE + _TABLE_BYTES)
+            f.store_shared(key, at)
+            f.store_shared(i, at, 4)
 
-                f.if_(place < _CANDIDATES, keep)
-
-            f.if_(bound.ule(key), add)
+        f.if_(place < _CANDIDATES, keep)
 
     def _choose(self, count: Value) -> None:
         """Draw among the candidates: in the first table they are sorted by index, with weights."""

@@ -8,6 +8,7 @@ from rlx.llvm.builder import Value, f32, i64
 from rlx.support.records import dataclass
 
 PARTS = 512
+AHEAD = 4  # logits that a lane loads at a time
 _WARPS = 8
 BLOCKS = PARTS // _WARPS  # of a row
 
@@ -40,13 +41,16 @@ class PartMaxima(BlockKernel):
         base = f.gep(logits, row.to(i64) * self.vocab, 4)
         low, high = part_range(f, part, self.vocab)
 
-        def take(i: Value, top: Value, at: Value) -> list[Value]:
-            x = logit(f, base, i)
-            better = x > top
-            return [f.select(better, x, top), f.select(better, i, at)]
+        def take(first: Value, top: Value, at: Value) -> list[Value]:
+            places = [first + WARP * i for i in range(AHEAD)]
+            found = [logit(f, base, f.min(i, high - 1)) for i in places]
+            for i, x in zip(places, found, strict=True):
+                better = (i < high) & (x > top)
+                top, at = f.select(better, x, top), f.select(better, i, at)
+            return [top, at]
 
         start = [f.const(float("-inf"), f32), f.i32(self.vocab)]
-        top, at = f.loop(low + f.lane32(), high, WARP, start, take)
+        top, at = f.loop(low + f.lane32(), high, WARP * AHEAD, start, take)
         distance = WARP // 2
         while distance:
             other, there = f.exchange(top, distance), f.exchange(at, distance)
