@@ -230,7 +230,7 @@ class Bench:
             print(f"{shape} {kind}: first token after {time.perf_counter() - start:.2f} s")
             runs = [lambda: decode(model), lambda: prefill(model)]
             if self.torch is not None and kind == "BF16" and layers is None:
-                peer = torch_gpu.Qwen3(self.torch, shape, 4096)
+                peer = torch_gpu.Qwen3(self.torch, shape, POSITION + 2 * TOKENS)
                 runs += [peer.timed_step(1, POSITION), peer.timed_step(PREFILL, 0)]
             found = in_turns(runs, 5)
             model.close()
