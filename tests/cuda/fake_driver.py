@@ -9,17 +9,19 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_int32, c_void_p
 from typing import Any
 
+import numpy as np
 import pytest
+from simulator import run_kernel
 
 from rlx.backends.cuda import driver
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.builder import KernelFunction, KernelModule
-from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.kernel import BlockKernel, GpuKernel, KernelLoader
 from rlx.llvm.builder import Value, i32, i64, ptr, void
 from rlx.llvm.jit import Kernel, Unit, compile_many
 from rlx.llvm.target import Target
@@ -39,8 +41,9 @@ class FakeDriver:
         self.pinned: dict[int, Any] = {}
         self.modules: dict[int, Kernel | bytes] = {}
         self.functions: dict[int, Any] = {}
-        self.graphs: dict[int, list[tuple[int, int]]] = {}
-        self.capturing: dict[int, list[tuple[int, int]]] = {}
+        self.graphs: dict[int, list[tuple[int, int, int]]] = {}
+        self.capturing: dict[int, list[tuple[int, int, int]]] = {}
+        self.kernels: dict[int, BlockKernel] = {}  # those that are simulated
         self.events: dict[int, float] = {}
         self._handles = iter(range(1, 1 << 30))
         self._linked: Any = None
@@ -125,6 +128,15 @@ class FakeDriver:
         start = max(a for a in list(self.blocks) if a <= address)  # others free meanwhile
         assert address + size <= start + len(self.blocks[start]), "outside its allocation"
 
+    def _inside_all(self, addresses: Any, size: int) -> None:
+        """As `_inside`, for an array, pinned memory included."""
+        every = sorted([*self.blocks.items(), *self.pinned.items()])
+        starts = np.array([a for a, _ in every])
+        ends = np.array([a + len(b) for a, b in every])
+        number = np.searchsorted(starts, addresses, side="right") - 1
+        assert (number >= 0).all(), "outside all allocations"
+        assert (addresses + size <= ends[number]).all(), "outside its allocation"
+
     def cuMemcpyHtoDAsync_v2(self, to: Any, of: Any, size: Any, stream: Any) -> int:
         self._inside(to.value, size.value)
         ctypes.memmove(to.value, of.value, size.value)
@@ -194,18 +206,24 @@ class FakeDriver:
     def cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: Any) -> int:
         how = config._obj
         assert 0 < how.grid[0] < 1 << 31
-        assert how.block[0] == 256
+        known = self.kernels.get(function.value)
+        assert how.block[0] == (known.threads if known else 256)
+        assert known is None or how.shared == known.shared
         args = ctypes.cast(params[0], ctypes.POINTER(ctypes.c_ulonglong))[0]
         self._inside(args, 0)
         recorded = self.capturing.get(how.stream or 0)
         if recorded is not None:
-            recorded.append((function.value, args))
+            recorded.append((function.value, args, how.grid[0]))
         else:
-            self._run(function.value, args)
+            self._run(function.value, args, how.grid[0])
         return 0
 
-    def _run(self, function: int, args: int) -> None:
-        """Warp by warp; the threads of a warp run side by side, with memory to exchange values."""
+    def _run(self, function: int, args: int, blocks: int) -> None:
+        """Warp by warp; the threads of a warp run side by side, with memory to exchange values.
+        Kernels of blocks are simulated."""
+        if function in self.kernels:
+            run_kernel(self.kernels[function], blocks, args, self._inside_all)
+            return
         for first in range(0, _THREADS * self.warp, self.warp):
             shared = (ctypes.c_longlong * (2 + self.warp))()
             given = (_THREADS * self.warp, ctypes.addressof(shared))
@@ -243,8 +261,8 @@ class FakeDriver:
         return 0
 
     def cuGraphLaunch(self, graph: Any, stream: Any) -> int:
-        for function, args in self.graphs[graph.value]:
-            self._run(function, args)
+        for function, args, blocks in self.graphs[graph.value]:
+            self._run(function, args, blocks)
         return 0
 
     def cuLinkCreate_v2(self, count: int, names: Any, values: Any, out: Any) -> int:
@@ -324,6 +342,17 @@ class HostKernels(KernelLoader):
 
     def images(self, units: Sequence[Unit]) -> list[bytes]:
         return [kernel.object for kernel in compile_many(units)]
+
+    def functions(self, kernels: Iterable[GpuKernel]) -> dict[GpuKernel, c_void_p]:
+        """Kernels of blocks are not compiled but simulated."""
+        wanted = list(dict.fromkeys(kernels))
+        fake, made = driver.library(), dict[GpuKernel, c_void_p]()
+        for kernel in wanted:
+            if isinstance(kernel, BlockKernel):
+                handle = next(fake._handles)
+                fake.kernels[handle] = kernel
+                made[kernel] = c_void_p(handle)
+        return made | super().functions([k for k in wanted if not isinstance(k, BlockKernel)])
 
 
 @contextmanager

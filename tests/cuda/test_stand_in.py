@@ -55,11 +55,23 @@ def as_cuda(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 @pytest.mark.usefixtures("as_cuda")
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.id)
 def test_parity(case: Case) -> None:
-    checks_on_gpu.compare_case(case)
+    """Kernels of blocks are simulated, which takes long for large ones."""
+    if case.op in ("attention", "sample"):
+        checks_on_gpu.compare_case(case, runs=1, largest=5 if case.op == "sample" else 67)
+    else:
+        checks_on_gpu.compare_case(case)
+
+
+TINY = ("llama", "qwen3", "gemma2", "gpt_oss", "mixtral", "mamba2")  # the others run on GPUs alone
+SIMULATED = [
+    name
+    for name in checks_on_gpu.CHECKS
+    if name != "figures" and (not name.startswith("tiny") or name.split()[-1] in TINY)
+]
 
 
 @pytest.mark.usefixtures("as_cuda")
-@pytest.mark.parametrize("name", [n for n in checks_on_gpu.CHECKS if n != "figures"])
+@pytest.mark.parametrize("name", SIMULATED)
 def test_what_the_script_for_gpus_checks(name: str) -> None:
     checks_on_gpu.CHECKS[name]()
 
@@ -158,8 +170,8 @@ def test_a_nan_is_found_where_it_is_made(
 def test_the_inspector_shows_launches_and_both_codes(backend: CudaBackend) -> None:
     template = make_template(graph_of(two_kernels), CompileOptions(), backend)
     program = backend.inspection().program(template.plan({}), CompileOptions())
-    assert "region(mul, sum)" in program.table(lambda node: True)
-    [kernel, *_] = program.kernels(lambda node: True)
+    assert "gemv(5x8)" in program.table(lambda node: True)
+    [_, kernel] = program.kernels(lambda node: True)
     assert "define void @kernel" in kernel.emit().text
 
 

@@ -9,7 +9,12 @@ from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (fill th
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
 from rlx.backends.cuda.kernel import KernelLoader
-from rlx.backends.cuda.lowering import entry_for, reads_strided, runs_on_host
+from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
+from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
+from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
+from rlx.backends.cuda.kernels.rotary import lower_rotary  # noqa: F401
+from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
+from rlx.backends.cuda.lowering import Layouts, entry_for, reads_strided, runs_on_host
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -38,8 +43,12 @@ class CudaBackend(Backend):
     def runs_on_host(self, node: Node) -> bool:
         return runs_on_host(node)
 
+    def rewrite_template(self, graph: Graph) -> Graph:
+        return lay_out_weights(lay_out_packed(graph))
+
     def rewrite_variant(self, graph: Graph) -> Graph:
-        return insert_contiguous(graph, reads_strided)
+        layouts = Layouts.of(graph)
+        return insert_contiguous(graph, lambda node: reads_strided(node, layouts))
 
     def scratch(self, node: Node) -> int:
         entry = entry_for(node)

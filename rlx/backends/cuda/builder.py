@@ -1,19 +1,21 @@
-"""GPU code through the LLVM builder: what a kernel of many threads has beside a CPU function.
+"""Code for GPUs through the LLVM builder: what a kernel of many threads has beside a CPU function.
 
 A kernel has one parameter, the address of its args in device memory, so a new size is a small
-copy and no new launch. Its threads share the elements by a grid-stride loop: any number of
-threads gives the same result.
+copy and no new launch. Kernels of loop nests share the elements by a grid-stride loop: any number
+of threads gives the same result. Kernels of blocks have a fixed number of threads, which share
+memory and multiply small matrices together. `ptx.py` has the instructions of a real GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rlx.errors import UnsupportedError
-from rlx.llvm.builder import Function, Module, Type, Value, i32, i64, ptr, void
+from rlx.llvm.builder import Function, Module, Type, Value, i64
 from rlx.llvm.target import Target
 
-THREADS = 256  # of a block
+THREADS = 256  # of a block of a loop nest
 WARP = 32  # threads that run together and can exchange values
 PTX = "+ptx86"  # the PTX version that every driver from CUDA 12.7 on reads
 # targets of that version; what ends in `a` uses instructions that only this GPU has
@@ -76,59 +78,171 @@ class KernelFunction(Function):
         raise NotImplementedError
 
 
-class GpuFunction(KernelFunction):
-    """A function of NVPTX."""
+class BlockFunction(KernelFunction):
+    """A kernel of blocks of a fixed number of threads. Addresses of shared memory are i32."""
 
-    def thread_index(self) -> Value:
-        block, size, thread = (self._register(n) for n in ("ctaid", "ntid", "tid"))
-        return block * size + thread
+    first_block = 0  # of the part of a launch that is emitted
+    is_part = False
 
-    def thread_count(self) -> Value:
-        return self._register("nctaid") * self._register("ntid")
+    @contextmanager
+    def part(self, block: int, args: int) -> Iterator[None]:
+        """Emit a part of a launch: its blocks begin at `block`, its args `args` bytes further."""
+        saved = self.first_block, self.is_part, self.params["args"]
+        self.first_block, self.is_part = block, True
+        self.params["args"] = self.gep(self.params["args"], args)
+        yield
+        self.first_block, self.is_part, self.params["args"] = saved
 
-    def _register(self, name: str) -> Value:
-        found = self.intrinsic(f"llvm.nvvm.read.ptx.sreg.{name}.x", i32)
-        return found.to(i64, signed=False)
+    def block_number(self) -> Value:
+        """The number of this block, as an i32."""
+        found = self.launched_block()
+        return found - self.first_block if self.first_block else found
 
-    @property
-    def warp(self) -> int:
-        return WARP
+    def launched_block(self) -> Value:
+        """The number of this block in the launch, as an i32."""
+        raise NotImplementedError
 
-    def lane(self) -> Value:
-        return self.intrinsic("llvm.nvvm.read.ptx.sreg.laneid", i32).to(i64, signed=False)
+    def thread(self) -> Value:
+        """The number of this thread in its block, as an i32."""
+        raise NotImplementedError
 
-    def exchange(self, value: Value, distance: int) -> Value:
-        if value.type.bits < 32:
-            wide = self.exchange(value.bits().to(i32, signed=False), distance)
-            return wide.to(value.type.as_int).bits(value.type)
-        if value.type.bits == 64:
-            whole = value.bits()
-            low, high = (
-                self.exchange(part.to(i32), distance).to(i64, signed=False)
-                for part in (whole, whole >> 32)
-            )
-            return (low | (high << 32)).bits(value.type)
-        mask, width = self.i32(-1), self.i32(WARP - 1)
-        there = self.intrinsic(
-            "llvm.nvvm.shfl.sync.bfly.i32", i32, mask, value.bits(), self.i32(distance), width
-        )
-        return there.bits(value.type)
+    def lane32(self) -> Value:
+        return self.thread() & WARP - 1
 
-    def arg(self, args: Value, index: int, type_: Type = ptr) -> Value:
-        """Arg `index` of the kernel. Pointers are marked as global: LLVM cannot know that of an
-        address that comes from memory."""
-        found = super().arg(args, index, type_)
-        if type_ is not ptr:
-            return found
-        there = self.instr(f"addrspacecast ptr {found.name} to ptr addrspace(1)", ptr)
-        return self.instr(f"addrspacecast ptr addrspace(1) {there.name} to ptr", ptr)
+    # -- order ------------------------------------------------------------------------------------
 
-    def text(self) -> str:
-        head, body = super().text().split(" nounwind {\n", 1)
-        if self.internal:
-            return f"{head} nounwind {{\n{body}"
-        head = head.replace("define ", "define ptx_kernel ", 1)
-        return f'{head} nounwind "nvvm.maxntid"="{THREADS}" {{\n{body}'
+    def barrier(self) -> None:
+        """Wait for all threads of the block."""
+        raise NotImplementedError
+
+    def warp_barrier(self) -> None:
+        """Wait for all threads of the warp."""
+        raise NotImplementedError
+
+    def wait_for_previous(self) -> None:
+        """Wait until the kernel in front has ended. What it wrote may be read only after this; what
+        no kernel writes may be read before."""
+        raise NotImplementedError
+
+    def let_next_start(self) -> None:
+        """The kernel behind may start now, up to its `wait_for_previous`."""
+        raise NotImplementedError
+
+    def is_last_block(self, counter: Value, blocks: Value) -> Value:
+        """Whether this block is the last of `blocks` (i32) that call this, as an i1 for all of its
+        threads. What other blocks wrote before can be read then. The counter, an i64 in global
+        memory, is 0 before and after. Shared memory from 0 to 4 is used."""
+        raise NotImplementedError
+
+    # -- shared memory ----------------------------------------------------------------------------
+
+    def load_shared(self, address: Value, type_: Type, offset: int = 0, align: int = 0) -> Value:
+        raise NotImplementedError
+
+    def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
+        raise NotImplementedError
+
+    def add_shared(self, address: Value, value: Value) -> Value:
+        """Add an i32 or i64 to shared memory, whoever else does; returns what was there."""
+        raise NotImplementedError
+
+    def copy_async(self, address: Value, source: Value, valid: Value | None = None) -> None:
+        """Begin a copy of 16 bytes from global memory; those from `valid` (i32) on become 0. Both
+        addresses are multiples of 16. It belongs to the next `commit_copies`."""
+        raise NotImplementedError
+
+    def commit_copies(self) -> None:
+        """Close a group of copies."""
+        raise NotImplementedError
+
+    def wait_copies(self, groups: int) -> None:
+        """Wait until all but the last `groups` groups are there, for this thread's copies alone."""
+        raise NotImplementedError
+
+    # -- warps ------------------------------------------------------------------------------------
+
+    def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
+        """`count` matrices of 8 x 8 16-bit elements, two of each in an i32 of a thread: element
+        [lane / 4][lane % 4 * 2]. Lane 8 i + r gives the address of row r of matrix i."""
+        raise NotImplementedError
+
+    def multiply(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], element: Type
+    ) -> list[Value]:
+        """a [16 16] · b [16 8] + c [16 8] by a warp: 4, 2 and 4 values of each thread, as
+        `load_matrices` has them (b transposed); c is f32."""
+        raise NotImplementedError
+
+    def join(self, values: Sequence[Value]) -> Value:
+        """Scalars as the lanes of a vector."""
+        made = self.splat(values[0], len(values))
+        for i, value in enumerate(values[1:], start=1):
+            made = self.insert(made, value, i)
+        return made
+
+    # -- groups of four warps, on GPUs that have them ----------------------------------------------
+
+    def fence_shared(self) -> None:
+        """What this thread has written to shared memory can be read by `multiply_group`, after a
+        barrier."""
+        raise NotImplementedError
+
+    def begin_group(self) -> None:
+        """Registers of sums may be changed by products from now on."""
+        raise NotImplementedError
+
+    def multiply_group(
+        self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        """Begin to add a [64 16] · bᵀ [16 n] to the sums of four warps: n / 2 values of each
+        thread. Both lie in shared memory at these addresses, in rows of 128 bytes whose 16-byte
+        pieces are permuted: bits 4-6 of an address are xored with bits 7-9."""
+        raise NotImplementedError
+
+    def commit_group(self) -> None:
+        """Close a group of products."""
+        raise NotImplementedError
+
+    def wait_group(self, groups: int) -> None:
+        """Wait until all but the last `groups` groups of products are done."""
+        raise NotImplementedError
+
+    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
+        """Wait for all products; the sums, to be read."""
+        raise NotImplementedError
+
+    def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
+        """Two f32, rounded to f16 or bf16, in an i32."""
+        raise NotImplementedError
+
+    def unpack_halves(self, pair: Value, element: Type) -> tuple[Value, Value]:
+        """Two f16 or bf16 in an i32, as f32."""
+        raise NotImplementedError
+
+    # -- arithmetic -------------------------------------------------------------------------------
+
+    def exp2_fast(self, x: Value) -> Value:
+        """2ˣ to about 2 units in the last place; denormal results are 0."""
+        raise NotImplementedError
+
+    def activate(self, name: str, x: Value) -> Value:
+        """The activation of that name of an f32."""
+        raise NotImplementedError
+
+    def warp_sum(self, value: Value, lanes: int = WARP) -> Value:
+        """The sum over groups of `lanes` neighbouring lanes, in each of them."""
+        distance = lanes // 2
+        while distance:
+            value = value + self.exchange(value, distance)
+            distance //= 2
+        return value
+
+    def warp_max(self, value: Value, lanes: int = WARP) -> Value:
+        distance = lanes // 2
+        while distance:
+            value = self.max_fast(value, self.exchange(value, distance))
+            distance //= 2
+        return value
 
 
 class KernelModule(Module):
@@ -138,11 +252,7 @@ class KernelModule(Module):
         """Begin the kernel; `f["args"]` is the address of its args."""
         raise NotImplementedError
 
-
-class GpuModule(KernelModule):
-    function_class = GpuFunction
-
-    def begin_kernel(self) -> KernelFunction:
-        made = self.function("kernel", [("args", ptr)], void)
-        assert isinstance(made, KernelFunction)
-        return made
+    def begin_block(self, threads: int, shared: int = 0, min_blocks: int = 1) -> BlockFunction:
+        """Begin a kernel of blocks with `shared` bytes of shared memory, at least `min_blocks` of
+        which fit into a multiprocessor."""
+        raise NotImplementedError

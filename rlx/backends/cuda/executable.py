@@ -18,11 +18,14 @@ from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
 from rlx.backends.bounds_checks import checker, raise_failed
 from rlx.backends.buffer import Buffer, DeviceBuffer
 from rlx.backends.cuda.builder import THREADS
+from rlx.backends.cuda.decode_loop import CudaDecodeLoop
 from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
-from rlx.backends.cuda.kernel import KernelLoader
+from rlx.backends.cuda.kernel import BlockKernel, KernelLoader
+from rlx.backends.cuda.lowering import KernelLaunch
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
-from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, Base, Program
+from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.errors import InputError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import evaluate
@@ -30,19 +33,20 @@ from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
 from rlx.passes.views import is_plain
 
+_OVERLAP = (9, 0)  # the first GPUs whose kernels may start before the one in front has ended
 _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 
 
 class CudaExecutable(Executable):
     def __init__(self, lir: Lir, allocator: CudaAllocator, kernels: KernelLoader) -> None:
         info = PlanInfo.of(lir)
-        self._lir, self._allocator = lir, allocator
+        self._lir, self.allocator, self.kernels = lir, allocator, kernels
         self.manifest, self.output_phases = info.manifest, info.output_phases
-        self.program = Program(lir)
+        self.program = Program(lir, kernels.target.cpu)
         self._check = checker(self.program.bounds_checks, self.program.symbols)
         self.arena = allocator.alloc_arena(lir.arena_size)
         self._status = allocator.staging((1,), np.int64)
-        self._table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
+        self.table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
         self._uploaded = b""
         self._constants = {b: allocator.put(a) for b, a in self.program.constants().items()}
         self._buffers: dict[Base, Buffer] = dict(self._constants)
@@ -50,14 +54,13 @@ class CudaExecutable(Executable):
             NUMBER: 0,
             ARENA: _address(self.arena),
             STATUS: int(self._status.ctypes.data),
+            TABLE: _address(self.table),
             **{b: _address(buffer) for b, buffer in self._constants.items()},
         }
         self._functions = self._load(kernels)
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
-        self._grids = [
-            Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS)
-            for x in self.program.launches
-        ]
+        self.overlaps = kernels.gpu.capability >= _OVERLAP
+        self._grids = [_geometry(x, most, self.overlaps) for x in self.program.launches]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
 
@@ -88,7 +91,7 @@ class CudaExecutable(Executable):
     ) -> None:
         self._begin(inputs, outputs, sizes)
         self._queue(*self.program.part(span), sizes)
-        self._check_status_later()
+        self.check_status_later()
 
     def _begin(
         self,
@@ -105,7 +108,7 @@ class CudaExecutable(Executable):
             )
         table = self.program.table(self._addresses, sizes)
         if table != self._uploaded:
-            self._allocator.queue_copy_in(_address(self._table), table)
+            self.allocator.queue_copy_in(_address(self.table), table)
             self._uploaded = table
 
     def _check_sizes(self, sizes: Mapping[str, int]) -> None:
@@ -114,9 +117,32 @@ class CudaExecutable(Executable):
         if failed >= 0:
             raise_failed(self.program.bounds_checks[failed], sizes)
 
-    def _check_status_later(self) -> None:
+    def check_status_later(self) -> None:
         if self.program.reports:
-            self._allocator.check_later(self, self._raise_status)
+            self.allocator.check_later(self, self._raise_status)
+
+    # -- the decode loop ------------------------------------------------------------------------
+
+    def decode_loop(self, spec: LoopSpec) -> DecodeLoop:
+        return CudaDecodeLoop(self, spec)
+
+    def fits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether kernels stay in their memory with these sizes."""
+        return self._check(*[sizes[s] for s in self.program.symbols]) < 0
+
+    def begin_slots(self, sizes: Mapping[str, int]) -> None:
+        """Write the args of a run on arena slots."""
+        manifest = self.manifest
+        self._begin([None] * len(manifest.inputs), [None] * len(manifest.outputs), sizes)
+
+    def forget_table(self) -> None:
+        """The table of args was changed on the device: it is written anew by the next run."""
+        self._uploaded = b""
+
+    def launch_all(self, stream: Stream) -> None:
+        """Queue all kernels, one by one."""
+        for i in range(len(self.program.launches)):
+            self._launch(i, stream)
 
     # -- launches -------------------------------------------------------------------------------
 
@@ -126,7 +152,7 @@ class CudaExecutable(Executable):
         if self.watched_by is not None:
             self.watched_by.begin_run(sizes)
             for i in numbers:
-                self.watched_by.record(i, self._allocator.stream, partial(self._do, i, sizes))
+                self.watched_by.record(i, self.allocator.stream, partial(self._do, i, sizes))
             return
         for on_host, group in groupby(numbers, lambda i: self._functions[i] is None):
             part = list(group)
@@ -142,10 +168,10 @@ class CudaExecutable(Executable):
         if graph is None and key in self._graphs and last - first > 1:
             graph = self._graphs[key] = self._captured(first, last)
         if graph is not None:
-            graph.launch(self._allocator.stream)
+            graph.launch(self.allocator.stream)
             return
         for i in range(first, last):
-            self._launch(i, self._allocator.stream)
+            self._launch(i, self.allocator.stream)
         self._graphs[key] = None
 
     def _do(self, i: int, sizes: Mapping[str, int]) -> None:
@@ -153,11 +179,11 @@ class CudaExecutable(Executable):
         if self._functions[i] is None:
             self._run_on_host(self.node_of(i), sizes)
         else:
-            self._launch(i, self._allocator.stream)
+            self._launch(i, self.allocator.stream)
 
     def _captured(self, first: int, last: int) -> Graph:
         """The launches as a graph, recorded on a stream that nothing else uses."""
-        stream = Stream(self._allocator.gpu)
+        stream = Stream(self.allocator.gpu)
         with stream.capture() as graph:
             for i in range(first, last):
                 self._launch(i, stream)
@@ -167,7 +193,7 @@ class CudaExecutable(Executable):
         function = self._functions[i]
         assert function is not None
         launch(
-            stream, function, self._grids[i], [_address(self._table) + 8 * self.program.starts[i]]
+            stream, function, self._grids[i], [_address(self.table) + 8 * self.program.starts[i]]
         )
 
     def node_of(self, i: int) -> Node:
@@ -210,7 +236,7 @@ class CudaExecutable(Executable):
             self._queue(part[0], part[-1] + 1, sizes)
             node = self.node_of(part[0])
             check_numbers(node, [b.copy_out() for b in self._results(node, sizes)])
-        self._check_status_later()
+        self.check_status_later()
 
     def _results(self, node: Node, sizes: Mapping[str, int]) -> Iterator[Buffer]:
         for value in node.outputs:
@@ -230,6 +256,14 @@ class CudaExecutable(Executable):
 
     def recording(self) -> AbstractContextManager[CudaRecording]:
         return CudaRecording(self).watch()
+
+
+def _geometry(x: KernelLaunch, most: int, overlaps: bool) -> Launch:
+    """Blocks and threads; nests have at most `most` blocks."""
+    if isinstance(x.kernel, BlockKernel):
+        return Launch(x.blocks, x.kernel.threads, x.kernel.shared, overlaps)
+    shared = 0 if x.kernel is None else x.kernel.shared
+    return Launch(min(-(-max(x.threads, 1) // THREADS), most), THREADS, shared, overlaps)
 
 
 def _address(buffer: Buffer) -> int:

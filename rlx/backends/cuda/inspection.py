@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx.backends.cuda.driver import count_devices, version_text
 from rlx.backends.cuda.kernel import GpuKernel, KernelLoader
-from rlx.backends.cuda.lowering import KernelLaunch, lower_graph
+from rlx.backends.cuda.lowering import KernelLaunch
+from rlx.backends.cuda.program import Program
 from rlx.backends.inspection import Inspection, LaunchInfo, NativeProgram
 from rlx.ir.lir import Lir
 from rlx.llvm.jit import Unit
@@ -50,7 +51,7 @@ class CudaInspection(Inspection):
         }
 
     def program(self, lir: Lir, options: CompileOptions) -> NativeProgram:
-        launches = [self._launch(x) for x in lower_graph(lir)]
+        launches = [self._launch(x) for x in Program(lir, self.backend.kernels.target.cpu).launches]
         target = self.backend.kernels.target.cpu
         return NativeProgram(lir, launches, lambda: [False] * len(launches), 1, target)
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_void_p
 
-from rlx.backends.cuda.builder import GpuModule, KernelModule, target_for
+from rlx.backends.cuda.builder import THREADS, KernelModule, target_for
 from rlx.backends.cuda.driver import CudaModule, Gpu, driver_version, make_cubin
+from rlx.backends.cuda.ptx import GpuModule
 from rlx.llvm.disk_cache import DiskCache
 from rlx.llvm.jit import Unit
 from rlx.support.settings import debug
@@ -34,6 +35,20 @@ class GpuKernel(ABC):
     def label(self) -> str:
         """What profiles and dumps call it."""
         return type(self).__name__.lower()
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return THREADS
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        return 0
+
+
+class BlockKernel(GpuKernel):
+    """Base of kernels whose blocks have a fixed number of threads, which work together."""
 
 
 class KernelLoader:
@@ -57,7 +72,7 @@ class KernelLoader:
                 self._modules[unit.key] = CudaModule(self.gpu, image)
             for kernel in wanted:
                 if kernel not in self._functions:
-                    found = self._modules[self.unit(kernel).key].function()
+                    found = self._modules[self.unit(kernel).key].function(shared=kernel.shared)
                     self._functions[kernel] = found
             return {k: self._functions[k] for k in wanted}
 

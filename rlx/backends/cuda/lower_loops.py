@@ -8,9 +8,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.lowering import TABLE, Context, KernelLaunch, lowers
 from rlx.backends.cuda.nest_kernel import NestKernel
-from rlx.backends.kernel_args import nest_arg
+from rlx.backends.kernel_args import NodeArg, Pointer, nest_arg
 from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType, f32, promote
 from rlx.ir.graph import Graph
@@ -23,12 +24,13 @@ from rlx.llvm.nest.elements import NAMES, has_vector_code
 from rlx.loops.decompose import graph_of, is_decomposed
 from rlx.loops.nest import Quantity
 from rlx.loops.partition import partition
-from rlx.loops.schedule import Address, ScheduledNest, schedule
+from rlx.loops.schedule import Address, ArgSource, ScheduledNest, schedule
 from rlx.loops.strided_copies import StridedView, copy, fill
 from rlx.loops.trace import FOLDS, MOVES, Buffer, Source
 from rlx.support.records import dataclass
 
 Strides = tuple[Dim, ...]
+_FEW = 512  # rows that do not fill a GPU if each has a warp
 _RESULT = Buffer("result")
 
 
@@ -65,15 +67,7 @@ def _matmul_graph(op: Op, shapes: tuple[Shape, ...]) -> Graph:
     """a [… m k] · b [… k n] as the sum over k of a [… m 1 k] · bᵀ [… 1 n k]."""
     g = Graph(op.name)
     with g.origin(UNKNOWN):
-        a, b = (g.input(f"x{i}", s) for i, s in enumerate(shapes))
-        dtype = promote(a.dtype, b.dtype)
-        x = g.reshape(a, [*a.shape.dims[:-1], 1, a.shape.dims[-1]]) if b.shape.rank > 1 else a
-        y = b
-        if b.shape.rank > 1:
-            y = g.transpose(b, (*range(b.shape.rank - 2), b.shape.rank - 1, b.shape.rank - 2))
-            if a.shape.rank > 1:
-                y = g.reshape(y, [*y.shape.dims[:-2], 1, *y.shape.dims[-2:]])
-        g.outputs = [_sum_of_products(g, x, y, dtype)]
+        g.outputs = [_products(g, *(g.input(f"x{i}", s) for i, s in enumerate(shapes)))]
     return g
 
 
@@ -90,6 +84,37 @@ def _grouped_graph(op: Op, shapes: tuple[Shape, ...]) -> Graph:
     return g
 
 
+def _fused_graph(op: Op, shapes: tuple[Shape, ...]) -> Graph:
+    """A fused product by its decomposition, the matmuls in it as sums of products."""
+    whole = decomposed(op, shapes)
+    assert whole is not None
+    g = Graph(op.name)
+    values: dict[Value, Value] = {}
+    with g.origin(UNKNOWN):
+        for node in whole.nodes:
+            given = [values[v] for v in node.inputs]
+            if node.op.name == "input":
+                made = g.input(node.name, node.output.shape)
+            elif node.op.name == "matmul":
+                made = _products(g, *given)
+            else:
+                made = g.append_node(node.op, given).output
+            values[node.output] = made
+        g.outputs = [values[v] for v in whole.outputs]
+    return g
+
+
+def _products(g: Graph, a: Value, b: Value) -> Value:
+    dtype = promote(a.dtype, b.dtype)
+    x = g.reshape(a, [*a.shape.dims[:-1], 1, a.shape.dims[-1]]) if b.shape.rank > 1 else a
+    y = b
+    if b.shape.rank > 1:
+        y = g.transpose(b, (*range(b.shape.rank - 2), b.shape.rank - 1, b.shape.rank - 2))
+        if a.shape.rank > 1:
+            y = g.reshape(y, [*y.shape.dims[:-2], 1, *y.shape.dims[-2:]])
+    return _sum_of_products(g, x, y, dtype)
+
+
 def _sum_of_products(g: Graph, x: Value, y: Value, dtype: DType) -> Value:
     """The sum over the last axis; narrow floats are summed in f32, integers wrap in any type."""
     wide = f32 if dtype.is_float and dtype.bits < 32 else dtype
@@ -98,7 +123,12 @@ def _sum_of_products(g: Graph, x: Value, y: Value, dtype: DType) -> Value:
     return total if dtype is wide else g.cast(total, dtype)
 
 
-_GRAPHS = {"matmul": _matmul_graph, "grouped_matmul": _grouped_graph}
+_GRAPHS = {
+    "matmul": _matmul_graph,
+    "grouped_matmul": _grouped_graph,
+    "fused_matmul_bias_act": _fused_graph,
+    "fused_swiglu": _fused_graph,
+}
 
 
 # -- regions ---------------------------------------------------------------------------------------
@@ -155,20 +185,39 @@ on_register(_lower_decomposed)
 
 
 def launch_for(
-    node: Node, ctx: Context, scheduled: ScheduledNest, offsets: Sequence[int] = (0,)
+    node: Node,
+    ctx: Context,
+    scheduled: ScheduledNest,
+    offsets: Sequence[int] = (0,),
+    operands: Sequence[Value] = (),
 ) -> KernelLaunch:
-    """The launch of a nest; `offsets` are those of temporaries in scratch."""
+    """The launch of a nest; `offsets` are those of temporaries in scratch, `operands` replace those
+    of the node."""
     nest = scheduled.nest
     items = [*nest.rows, *(() if nest.reduces else nest.spaces[0])]
     count = prod(ctx.upper(_dim(scheduled, size)) for size in items)
-    args = [nest_arg(node, source, offsets) for source in scheduled.args]
-    kernel = _kernel(scheduled)
+    args = [_arg(node, source, offsets, operands) for source in scheduled.args]
+    kernel = _kernel(scheduled, nest.reduces and count <= _FEW and _is_long(scheduled, ctx))
     return KernelLaunch(kernel, args, count * kernel.threads_per_item)
 
 
+def _arg(
+    node: Node, source: ArgSource, offsets: Sequence[int], operands: Sequence[Value]
+) -> NodeArg:
+    if operands and isinstance(source, Address) and source.buffer.kind == "operand":
+        return Pointer(operands[source.buffer.number], source.offset)
+    return nest_arg(node, source, offsets)
+
+
 @lru_cache(maxsize=4096)
-def _kernel(scheduled: ScheduledNest) -> NestKernel:
-    return NestKernel(scheduled.nest, scheduled.columns)
+def _kernel(scheduled: ScheduledNest, few: bool) -> NestKernel:
+    return NestKernel(scheduled.nest, scheduled.columns, few)
+
+
+def _is_long(scheduled: ScheduledNest, ctx: Context) -> bool:
+    """Whether rows keep the threads of a block busy."""
+    lasts = [space[-1] for space in scheduled.nest.spaces]
+    return any(ctx.upper(_dim(scheduled, size)) >= THREADS for size in lasts)
 
 
 def _dim(scheduled: ScheduledNest, size: Quantity) -> Dim:

@@ -103,7 +103,7 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
     return made
 
 
-@lowers("state_update", strided=lambda node: len(node.inputs) == 2)
+@lowers("state_update", strided=lambda node, _: len(node.inputs) == 2)
 def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
     """The state itself is changed, at a start or at given slots."""
     op: Any = node.op

@@ -1,7 +1,9 @@
-"""The GPU kernel of a loop nest: a thread per element, a thread or a warp per row of a reduction.
+"""The GPU kernel of a loop nest: a thread per element, a thread, a warp or a block per row of a
+reduction.
 
 The instructions of the nest are emitted by the same code as on the CPU, with one lane. Long rows
-are shared by the threads of a warp, which combine their accumulators at the end of each pass.
+are shared by the threads of a warp, few ones by a block; they combine their accumulators at the end
+of each pass.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from rlx.backends.cuda.builder import WARP, KernelModule
+from rlx.backends.cuda.builder import THREADS, WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import GpuKernel
-from rlx.llvm.builder import Value
+from rlx.llvm.builder import Value, i64
 from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
 from rlx.llvm.nest.reductions import Accumulator, State
 from rlx.llvm.nest.registers import Element, register_type
@@ -24,14 +26,16 @@ _LONG = 2 * WARP  # elements of a row that keep a warp busy
 
 @dataclass(frozen=True)
 class NestKernel(GpuKernel):
-    """args: those of the nest. `columns`: accesses are contiguous along the last row axis."""
+    """args: those of the nest. `columns`: accesses are contiguous along the last row axis. `few`:
+    there are so few rows that a block shares each."""
 
     nest: Nest
     columns: bool = False
+    few: bool = False
 
     def emit(self, m: KernelModule) -> None:
         if self.nest.reduces:
-            RowEmitter(m, self.nest, self.columns, self.shares_rows).emit()
+            RowEmitter(m, self).emit()
         else:
             emit_elements(m, self.nest)
 
@@ -46,11 +50,19 @@ class NestKernel(GpuKernel):
     @property
     def threads_per_item(self) -> int:
         """How many threads have work for each element, or for each row of a reduction."""
-        return WARP if self.shares_rows else 1
+        return (THREADS if self.few else WARP) if self.shares_rows else 1
+
+    @property
+    def shared(self) -> int:
+        """Accumulators of the warps of a block, 16 bytes for each."""
+        if not self.few or not self.shares_rows:
+            return 0
+        count = sum(isinstance(i, Reduce) for i in self.nest.code)
+        return 16 * THREADS // WARP * count
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.nest, self.columns))
+        return hash((self.nest, self.columns, self.few))
 
     def __hash__(self) -> int:
         return self._hash
@@ -80,10 +92,15 @@ def emit_elements(m: KernelModule, nest: Nest) -> None:
 class RowEmitter:
     """A nest with reductions: a thread, or a warp, does all passes over its rows in turn."""
 
-    def __init__(self, m: KernelModule, nest: Nest, columns: bool, shared: bool) -> None:
+    def __init__(self, m: KernelModule, kernel: NestKernel) -> None:
+        nest, columns = kernel.nest, kernel.columns
         self.f, self.nest, self.columns = m.begin_kernel(), nest, columns
-        self.team = self.f.warp if shared else 1
+        self.team = self.f.warp if kernel.shares_rows else 1
         self.lane = self.f.lane() if self.team > 1 else self.f.i64(0)
+        self.by_block = kernel.few and isinstance(self.f, BlockFunction) and self.team > 1
+        if self.by_block:
+            assert isinstance(self.f, BlockFunction)
+            self.team, self.lane = THREADS, self.f.thread().to(i64)
         self.body = NestBody(self.f, nest, columns)
         self.stages = Stages(nest, buffers=False)  # values are rematerialised, or kept in a result
         self.row: dict[int, Element] = {}
@@ -126,12 +143,35 @@ class RowEmitter:
         accumulators = [self._accumulator(n) for n in pass_.reductions]
         states = [a.start(1) for a in accumulators]
         finals = _Loops(self, pass_, accumulators, column).run(point, states)
+        place = 0
         for number, a, state in zip(pass_.reductions, accumulators, finals, strict=True):
-            distance = self.team // 2
+            distance = min(self.team, self.f.warp) // 2
             while distance:  # a butterfly: every thread of the warp gets the whole
                 state = a.combine(state, [self.f.exchange(v, distance) for v in state])
                 distance //= 2
+            if self.by_block:
+                state = self._combine_block(a, state, place)
+                place += 16 * THREADS // WARP
             self.row[number] = a.result(state)
+
+    def _combine_block(self, a: Accumulator, state: State, place: int) -> State:
+        """Combine the accumulators of all warps of the block, in order."""
+        f = self.f
+        assert isinstance(f, BlockFunction)
+        own = (f.thread() >> 5) * 16 + place
+        for i, value in enumerate(state):
+            f.store_shared(value, own, 8 * i)
+        f.barrier()
+
+        def part(warp: int) -> list[Value]:
+            where = f.i32(place + 16 * warp)
+            return [f.load_shared(where, v.type, 8 * i) for i, v in enumerate(state)]
+
+        whole: State = part(0)
+        for warp in range(1, THREADS // WARP):
+            whole = a.combine(whole, part(warp))
+        f.barrier()
+        return whole
 
     def _accumulator(self, number: int) -> Accumulator:
         """Sums of f32 are kept in f64, since few threads add up a row; sums of products are long

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.bounds_checks import bounds_checks_of
-from rlx.backends.cuda.lowering import KernelLaunch, lower_graph
-from rlx.backends.kernel_args import NodeArg, NodeNumber, Pointer, Scratch, Status
+from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, lower_graph
+from rlx.backends.cuda.merge import merge_launches
+from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
@@ -26,53 +27,59 @@ Base = tuple[str, Any]  # role and name: ("param", "w"), ("constant", a node's n
 NUMBER: Base = ("number", None)  # no address at all
 ARENA: Base = ("arena", None)
 STATUS: Base = ("status", None)
+TABLE: Base = ("table", None)  # the table of args itself
 
 _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
 
 
 class Program:
-    def __init__(self, lir: Lir) -> None:
-        self.lir, self.launches = lir, lower_graph(lir)
+    def __init__(self, lir: Lir, cpu: str) -> None:
+        self.lir, self.launches = lir, merge_launches(lower_graph(lir, cpu), lir)
         self.symbols = sorted(lir.live)
         self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
         self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds
         self._outputs = dict(zip(lir.outputs, lir.graph.output_names, strict=True))
         self.starts = [0]  # the first arg of each launch
         bases, addends = list[Base](), list[Dim]()
+        self._counters = 0  # words behind all args
+        first = sum(len(launch.args) for launch in self.launches)
         for launch in self.launches:
             for arg in launch.args:
-                base, addend = self._resolved(arg)
+                base, addend = self._resolved(arg, first)
                 bases.append(base)
                 addends.append(addend)
             self.starts.append(len(bases))
+        bases += [NUMBER] * self._counters
+        addends += [0] * self._counters
         self.bases = list(dict.fromkeys([NUMBER, *bases]))
         number = {base: i for i, base in enumerate(self.bases)}
         self._base_of = np.array([number[b] for b in bases], np.int64)
         self._fixed = np.array([a if isinstance(a, int) else 0 for a in addends], np.int64)
-        self._dynamic = [(i, a) for i, a in enumerate(addends) if not isinstance(a, int)]
+        self.dynamic = [(i, a) for i, a in enumerate(addends) if not isinstance(a, int)]
         self._known: dict[tuple[tuple[str, int], ...], npt.NDArray[np.int64]] = {}
         orders = [_order(lir, launch) for launch in self.launches]
         self._orders = [min(orders[i:]) for i in range(len(orders))]
 
     @property
     def num_args(self) -> int:
-        return self.starts[-1]
+        return len(self._fixed)
 
     def table(self, addresses: Mapping[Base, int], sizes: Mapping[str, int]) -> bytes:
         """The args of all launches."""
         bases = np.array([addresses[b] for b in self.bases], np.int64)
-        return (bases[self._base_of] + self._addends(sizes)).tobytes()
+        return (bases[self._base_of] + self.addends(sizes)).tobytes()
 
-    def _addends(self, sizes: Mapping[str, int]) -> npt.NDArray[np.int64]:
-        if not self._dynamic:
+    def addends(self, sizes: Mapping[str, int]) -> npt.NDArray[np.int64]:
+        """What is added to the base of each arg."""
+        if not self.dynamic:
             return self._fixed
         key = tuple(sorted(sizes.items()))
         if key not in self._known:
             if len(self._known) >= _MAX_SIZES:
                 self._known.clear()
             found = self._known[key] = self._fixed.copy()
-            values = {d: evaluate(d, sizes) for d in dict.fromkeys(d for _, d in self._dynamic)}
-            for position, dim in self._dynamic:
+            values = {d: evaluate(d, sizes) for d in dict.fromkeys(d for _, d in self.dynamic)}
+            for position, dim in self.dynamic:
                 found[position] = values[dim]
         return self._known[key]
 
@@ -85,7 +92,11 @@ class Program:
 
     # -- args -----------------------------------------------------------------------------------
 
-    def _resolved(self, arg: NodeArg) -> tuple[Base, Dim]:
+    def _resolved(self, arg: KernelArg, first: int) -> tuple[Base, Dim]:
+        """Base and addend of an arg; counters lie from arg `first` on."""
+        if isinstance(arg, Counters):
+            self._counters += arg.count
+            return TABLE, 8 * (first + self._counters - arg.count)
         if isinstance(arg, Pointer):
             base, start = self.place(arg.value)
             return base, start + arg.shift * arg.value.dtype.bytes

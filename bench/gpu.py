@@ -1,0 +1,282 @@
+"""The `cuda` device: products, attention, decode and prefill of Qwen3 shapes with random weights.
+
+Peers are torch's kernels (cuBLAS, its attention) in CUDA graphs and `torch.compile` of the same
+network, in the same process and in turns; without torch only our own figures are shown. Weights are
+made here: `--shape 0.6b` or `8b`, `--types BF16,Q8_0,Q4_K`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bench.common import Bar, arguments, finish
+from bench.peers import torch_gpu
+from bench.random_model import SHAPES, write_random_model
+
+GEMV = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024), (28672, 4096))
+_WEIGHTS = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (28672, 4096))
+GEMM = (
+    *((512, n, k) for n, k in _WEIGHTS),
+    *((4096, n, k) for n, k in _WEIGHTS),
+    (1000, 4104, 1032),
+    (77, 3080, 1096),
+)
+ATTENTION = (2048, 16, 8, 128)  # length, heads, key heads, numbers of a head
+_REPEAT = 10
+POSITION, TOKENS, PREFILL = 512, 256, 512
+
+
+class Letters:
+    """A tokenizer: token t is the character chr(256 + t)."""
+
+    end_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) - 256 for c in text]
+
+    def stream(self) -> Letters:
+        return self
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class Device:
+    """Graphs on the GPU, timed by events."""
+
+    def __init__(self) -> None:
+        from rlx.backends.registry import Device as Named
+
+        self.backend: Any = Named("cuda").backend
+        self.rng = np.random.default_rng(0)
+
+    def floats(self, *dims: int) -> Any:
+        pool = (self.rng.random(1 << 20, np.float32) - 0.5).astype(ml_dtypes.bfloat16)
+        return np.resize(pool, int(np.prod(dims))).reshape(dims)
+
+    def graph(self, build: Callable[[Any], Any], inputs: dict[str, Any], params: Any) -> Any:
+        """A compiled graph and its inputs on the device."""
+        from rlx import Graph
+        from rlx.runtime.compiled import CompiledGraph
+        from rlx.runtime.template import make_template
+        from rlx.specialize.options import CompileOptions
+
+        g = Graph("bench")
+        g.set_outputs(*build(g))
+        made = CompiledGraph(make_template(g, CompileOptions(), self.backend))
+        made.set_params(params)
+        return made, [self.backend.allocator.put(a) for a in inputs.values()]
+
+    def timed(self, made: Any, buffers: Sequence[Any], calls: int) -> Callable[[], float]:
+        """A function that runs a graph once and gives the seconds of one of its `calls` parts."""
+        from rlx.backends.cuda.driver import Event
+
+        stream = self.backend.allocator.stream
+        for _ in range(3):
+            made.run_slots(*buffers)
+
+        def run() -> float:
+            first = Event(stream).record()
+            for _ in range(_REPEAT):  # the host queues some runs ahead
+                made.run_slots(*buffers)
+            return Event(stream).record().seconds_since(first) / calls / _REPEAT
+
+        return run
+
+    def products(self, m: int, n: int, k: int, calls: int, element: str) -> Callable[[], float]:
+        def build(g: Any) -> list[Any]:
+            x = g.input("x", [m, k], element)
+            weights = [g.param(f"w{i}", [n, k], "bf16") for i in range(calls)]
+            return [g.matmul(x, g.transpose(w, (1, 0))) for w in weights]
+
+        x = self.floats(m, k)
+        given = {"x": x if element == "bf16" else x.astype(np.float32)}
+        params = {f"w{i}": self.floats(n, k) for i in range(calls)}
+        return self.timed(*self.graph(build, given, params), calls)
+
+    def attention(self, calls: int) -> Callable[[], float]:
+        length, heads, kv, dim = ATTENTION
+
+        def build(g: Any) -> list[Any]:
+            q, k, v = (
+                g.input(name, [1, length, h, dim], "bf16")
+                for name, h in (("q", heads), ("k", kv), ("v", kv))
+            )
+            options = {"num_heads": heads, "num_kv_heads": kv, "head_dim": dim}
+            return [
+                g.attention(q, k, v, **options, mask_kind="causal", scale=0.088 + 0.001 * i)
+                for i in range(calls)
+            ]
+
+        given = {n: self.floats(1, length, h, dim) for n, h in (("q", heads), ("k", kv), ("v", kv))}
+        return self.timed(*self.graph(build, given, {}), calls)
+
+
+def in_turns(runs: Sequence[Callable[[], float]], rounds: int) -> list[float]:
+    """Median seconds of each, taken in turns."""
+    samples: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run()
+    for i in range(rounds):
+        for j in range(len(runs)):
+            at = (i + j) % len(runs)
+            samples[at].append(runs[at]())
+    return [statistics.median(s) for s in samples]
+
+
+class Bench:
+    def __init__(self, options: Any) -> None:
+        self.options, self.rounds = options, 5 if options.quick else 12
+        self.device, self.torch = Device(), torch_gpu.load()
+        self.bars: list[Bar] = []
+        if self.torch is None:
+            print("torch is not here: no peers")
+
+    def run(self) -> int:
+        self._gemv()
+        self._gemm()
+        self._attention()
+        for kind in self.options.types.split(","):
+            self._model(kind)
+        return finish(self.bars, self.options.json)
+
+    def _compared(self, ours: Callable[[], float], peer: Callable[[], float] | None) -> list[float]:
+        return in_turns([ours] if peer is None else [ours, peer], self.rounds)
+
+    def _gemv(self) -> None:
+        torch = self.torch
+        for n, k in GEMV:
+            calls = max(2, min(48, int(500e6 / (2 * n * k))))
+            peer = None
+            if torch is not None:
+                weights = [
+                    torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(calls)
+                ]
+                x, turn = torch.randn(k, device="cuda", dtype=torch.bfloat16), iter(range(1 << 30))
+                peer = torch_gpu.graph_of(
+                    torch, lambda w=weights, x=x, t=turn: torch.mv(w[next(t) % len(w)], x), calls
+                )
+            found = self._compared(self.device.products(1, n, k, calls, "f32"), peer)
+            rates = [2 * n * k / t / 1e9 for t in found]
+            print(f"gemv {n}x{k}: {found[0] * 1e6:.2f} us, {rates[0]:.0f} GB/s")
+            if peer is not None:
+                name = f"gpu_gemv_{n}x{k}"
+                self.bars.append(Bar(name, rates[0], "GB/s", "torch.mv", rates[1], 1.0))
+
+    def _gemm(self) -> None:
+        torch, ratios = self.torch, []
+        for m, n, k in GEMM:
+            calls = 2 if n * k > 2e7 else 4
+            peer = None
+            if torch is not None:
+                x, w = (torch.randn(d, k, device="cuda", dtype=torch.bfloat16) for d in (m, n))
+                peer = torch_gpu.graph_of(torch, lambda x=x, w=w: torch.mm(x, w.t()), calls)
+            found = self._compared(self.device.products(m, n, k, calls, "bf16"), peer)
+            rates = [2 * m * n * k / t / 1e12 for t in found]
+            shown = "" if peer is None else f", cuBLAS {rates[1]:.0f}: {rates[0] / rates[1]:.2f}"
+            print(f"gemm {m}x{n}x{k}: {found[0] * 1e6:.1f} us, {rates[0]:.0f} TFLOP/s{shown}")
+            if peer is not None:
+                ratios.append(rates[0] / rates[1])
+        if ratios:
+            mean = exp(sum(map(log, ratios)) / len(ratios))
+            self.bars.append(Bar("gpu_gemm_geomean", mean, "of cuBLAS", "cuBLAS", 1.0, 0.95))
+
+    def _attention(self) -> None:
+        torch, calls = self.torch, 4
+        length, heads, kv, dim = ATTENTION
+        peer = None
+        if torch is not None:
+            q, k, v = (
+                torch.randn(1, h, length, dim, device="cuda", dtype=torch.bfloat16)
+                for h in (heads, kv, kv)
+            )
+            attend = torch.nn.functional.scaled_dot_product_attention
+            peer = torch_gpu.graph_of(
+                torch, lambda: attend(q, k, v, is_causal=True, enable_gqa=True), calls
+            )
+        found = self._compared(self.device.attention(calls), peer)
+        flops = 2.0 * heads * dim * length * (length + 1)
+        rates = [flops / t / 1e12 for t in found]
+        print(f"attention {length}: {found[0] * 1e6:.1f} us, {rates[0]:.0f} TFLOP/s")
+        if peer is not None:
+            name = "gpu_attention_prefill"
+            self.bars.append(Bar(name, rates[0], "TFLOP/s", "torch SDPA", rates[1], 0.8))
+
+    def _model(self, kind: str) -> None:
+        """Decode and prefill through `model.generate`."""
+        import rlx
+        from rlx.models.model_file import ModelFile
+
+        ModelFile.tokenizer = lambda self: Letters()  # type: ignore[method-assign,assignment,return-value]
+        shape, layers = self.options.shape, self.options.layers
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.gguf"
+            write_random_model(path, shape, kind, layers)
+            start = time.perf_counter()
+            model: Any = rlx.load(path, device="cuda", context=4096)
+            model.generate(prompt(POSITION, 1), stream=False, max_tokens=2, seed=0)
+            print(f"{shape} {kind}: first token after {time.perf_counter() - start:.2f} s")
+            runs = [lambda: decode(model), lambda: prefill(model)]
+            if self.torch is not None and kind == "BF16" and layers is None:
+                peer = torch_gpu.Qwen3(self.torch, shape, POSITION + 2 * TOKENS)
+                runs += [peer.timed_step(1, POSITION), peer.timed_step(PREFILL, 0)]
+            found = in_turns(runs, 5)
+            model.close()
+        speeds = [1 / found[0], PREFILL / found[1]]
+        print(f"{shape} {kind}: decode {speeds[0]:.0f}, prefill {speeds[1]:.0f} tokens/s")
+        if len(found) > 2:
+            name, peer_name = f"gpu_{shape}_{kind.lower()}", "torch.compile"
+            others = 1 / found[2], PREFILL / found[3]
+            goal = 3.0 if shape == "0.6b" else 1.2
+            self.bars.append(
+                Bar(f"{name}_decode", speeds[0], "tokens/s", peer_name, others[0], goal)
+            )
+            self.bars.append(
+                Bar(f"{name}_prefill", speeds[1], "tokens/s", peer_name, others[1], 1.0)
+            )
+
+
+def prompt(tokens: int, seed: int) -> str:
+    drawn = np.random.default_rng(seed).integers(0, 1000, tokens)
+    return "".join(chr(256 + int(t)) for t in drawn)
+
+
+def decode(model: Any) -> float:
+    """Seconds of a token, sampled, from `POSITION` on."""
+    made = model.generate(prompt(POSITION, 1), stream=False, max_tokens=TOKENS, seed=1)
+    return 1 / float(made.tokens_per_second)
+
+
+_seeds = iter(range(2, 1 << 30))
+
+
+def prefill(model: Any) -> float:
+    """Seconds until the first token of a new prompt."""
+    made = model.generate(prompt(PREFILL, next(_seeds)), stream=False, max_tokens=1, seed=1)
+    return float(made.prefill_seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments("gpu", str(__doc__).splitlines()[0])
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
+    parser.add_argument("--types", default="BF16,Q8_0,Q4_K", help="types of weights, by commas")
+    parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
+    options = parser.parse_args(argv)
+    import rlx
+
+    if "cuda" not in rlx.available_devices():
+        print("bench gpu: there is no GPU here")
+        return 0
+    return Bench(options).run()

@@ -1,0 +1,119 @@
+"""torch on the same GPU: products, attention, and a Qwen3 of the same shape, compiled by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bench.random_model import SHAPES
+
+_REPEAT = 10
+
+
+def load() -> Any:
+    """The module, or None where it is not installed or sees no GPU."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def graph_of(torch: Any, run: Callable[[], Any], calls: int) -> Callable[[], float]:
+    """A function that replays a CUDA graph of `calls` calls and gives the seconds of one."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            run()
+
+    def timed() -> float:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(_REPEAT):
+            graph.replay()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3 / calls / _REPEAT
+
+    return timed
+
+
+class Qwen3:
+    """Random weights in bf16, a static KV cache, and what `torch.compile` makes of it."""
+
+    def __init__(self, torch: Any, shape: str, context: int, device: str = "cuda") -> None:
+        self.torch, self.device = torch, device
+        self.hidden, self.layers, self.heads, self.kv, self.dim, ffn, vocab, tied = SHAPES[shape]
+
+        def make(n: int, k: int) -> Any:
+            return torch.randn(n, k, device=device, dtype=torch.bfloat16) * 0.02
+
+        joined = (self.heads + 2 * self.kv) * self.dim
+        self.weights = [
+            (
+                make(joined, self.hidden),
+                make(self.hidden, self.heads * self.dim),
+                make(2 * ffn, self.hidden),
+                make(self.hidden, ffn),
+            )
+            for _ in range(self.layers)
+        ]
+        self.table = make(vocab, self.hidden)
+        self.head = self.table if tied else make(vocab, self.hidden)
+        dims = (self.layers, 2, 1, self.kv, context, self.dim)
+        self.cache = torch.zeros(dims, device=device, dtype=torch.bfloat16)
+        angle = torch.arange(context, device=device)[:, None] * 1e6 ** (
+            -torch.arange(self.dim // 2, device=device) / (self.dim / 2)
+        )
+        self.cos, self.sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+        self.places = torch.arange(context, device=device)
+
+    def _norm(self, x: Any) -> Any:
+        scaled = x.float() * self.torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+        return scaled.to(x.dtype)
+
+    def _rotated(self, x: Any, position: Any) -> Any:
+        a, b = self._norm(x).chunk(2, -1)
+        cos, sin = self.cos[position][:, None], self.sin[position][:, None]
+        return self.torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def step(self, ids: Any, position: Any) -> Any:
+        """The likeliest next token after `ids` [n] at positions [n]."""
+        functional = self.torch.nn.functional
+        x, n = self.table[ids], ids.shape[0]
+        seen = self.places[None, :] <= position[:, None]
+        for i, (qkv, out, gate_up, down) in enumerate(self.weights):
+            joined = functional.linear(self._norm(x), qkv).view(n, -1, self.dim)
+            q, k, v = joined.split([self.heads, self.kv, self.kv], 1)
+            q, k = self._rotated(q, position), self._rotated(k, position)
+            self.cache[i, 0, 0].index_copy_(1, position, k.transpose(0, 1))
+            self.cache[i, 1, 0].index_copy_(1, position, v.transpose(0, 1))
+            x = x + functional.linear(self._attend(q, i, seen), out)
+            gate, up = functional.linear(self._norm(x), gate_up).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, down)
+        return functional.linear(self._norm(x[-1:]), self.head).argmax(-1)
+
+    def _attend(self, q: Any, layer: int, seen: Any) -> Any:
+        """q [n, heads, dim] against the cache, the heads of a key head together: a mask and groups
+        of heads would make torch's own attention take its slow way."""
+        keys, values = self.cache[layer, :, 0]
+        n, group = q.shape[0], self.heads // self.kv
+        rows = q.view(n, self.kv, group, self.dim).permute(1, 2, 0, 3)  # [kv, group, n, dim]
+        scores = (rows.reshape(self.kv, group * n, self.dim) @ keys.transpose(1, 2)).float()
+        scores = scores.view(self.kv, group, n, -1) * self.dim**-0.5
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).to(q.dtype)
+        h = weights.view(self.kv, group * n, -1) @ values
+        return h.view(self.kv, group, n, self.dim).permute(2, 0, 1, 3).reshape(n, -1)
+
+    def timed_step(self, tokens: int, position: int) -> Callable[[], float]:
+        """A function that runs the compiled step in a CUDA graph and gives its seconds."""
+        torch = self.torch
+        compiled = torch.compile(self.step, dynamic=False)
+        ids = torch.ones(tokens, device="cuda", dtype=torch.long)
+        places = torch.arange(position, position + tokens, device="cuda")
+        with torch.no_grad():
+            for _ in range(3):
+                compiled(ids, places)
+            return graph_of(torch, lambda: compiled(ids, places), 1)

@@ -1,0 +1,191 @@
+"""The decode loop on a GPU: several runs are queued as one graph, and the host reads tokens.
+
+A last kernel of each run logs the token, carries outputs to inputs, and changes the table of args
+for the next position: all args grow by a constant from one position to the next. Runs behind a
+token in `stop` are wasted, but harm nothing: the KV cache is written again at these positions, and
+carried values are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from ctypes import c_void_p
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.backends.buffer import Buffer, DeviceBuffer
+from rlx.backends.cuda.builder import KernelModule
+from rlx.backends.cuda.driver import Graph, Launch, Stream, launch
+from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.decode_loop import DecodeLoop, LoopSpec
+from rlx.ir.dim import Expr, is_affine
+from rlx.llvm.builder import Value, i32, i64
+from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.backends.cuda.executable import CudaExecutable
+
+TOGETHER = 8  # runs of a graph
+MAX_RUNS = 64  # queued before the host looks at their tokens
+_UNIT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Advance(BlockKernel):
+    """args: table of args, places in it (i32), slopes (i64), their number, log, number of runs
+    logged, emitted value, then target and source of each carried value
+
+    `carried` are the sizes of carried values, in words of 4 bytes. A row of the log has the emitted
+    value and the carried ones.
+    """
+
+    carried: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return "advance"
+
+    @property
+    def row(self) -> int:
+        """Words of a row of the log."""
+        return 1 + sum(self.carried)
+
+    def emit(self, m: KernelModule) -> None:
+        f = m.begin_block(self.threads)
+        args = f["args"]
+        table, places, slopes = (f.arg(args, i) for i in range(3))
+        count = f.arg(args, 3, i32)
+        log, logged, emitted = (f.arg(args, i) for i in (4, 5, 6))
+        f.let_next_start()
+        f.wait_for_previous()
+        for i in f.range(f.thread(), count, self.threads):
+            place = f.load(f.gep(places, i.to(i64), 4), i32)
+            to = f.gep(table, place.to(i64), 8)
+            f.store(f.load(to, i64) + f.load(f.gep(slopes, i.to(i64), 8), i64), to)
+
+        def carry() -> None:
+            number = f.load(logged, i64)
+            row = f.gep(log, number, _UNIT * self.row)
+            f.store(f.load(emitted, i32), row)
+            at = 1
+            for i, words in enumerate(self.carried):
+                target, source = (f.arg(args, 7 + 2 * i + j) for j in range(2))
+                values: list[Value] = [f.load(source, i32, _UNIT * w) for w in range(words)]
+                for w, value in enumerate(values):
+                    f.store(value, target, _UNIT * w)
+                    f.store(value, row, _UNIT * (at + w))
+                at += words
+            f.store(number + 1, logged)
+
+        f.if_(f.thread().eq(0), carry)
+
+
+class CudaDecodeLoop(DecodeLoop):
+    def __init__(self, executable: CudaExecutable, spec: LoopSpec) -> None:
+        super().__init__(executable, spec)
+        self._cuda = executable
+        self._native = self._can_queue()
+        self._graphs: dict[int, Graph] = {}
+        if self._native:
+            self._prepare()
+
+    def _can_queue(self) -> bool:
+        """Whether runs depend on the counter alone, linearly, without the host, and may be run in
+        vain."""
+        program = self._cuda.program
+        addends = [a for _, a in program.dynamic]
+        updates = [n for n in program.lir.graph.nodes if n.op.name == "state_update"]
+        return (
+            program.symbols == [self.spec.counter]
+            and all(is_affine(a) for a in addends)
+            and all(x.kernel is not None for x in program.launches)
+            and all(_is_append(n) for n in updates)
+            and all(t.nbytes % _UNIT == 0 and t.nbytes <= 256 for t, _ in self.carried)
+        )
+
+    def _prepare(self) -> None:
+        cuda, allocator = self._cuda, self._cuda.allocator
+        kernel = Advance(tuple([t.nbytes // _UNIT for t, _ in self.carried]))
+        self._function = cuda.kernels.functions([kernel])[kernel]
+        self._kernel = kernel
+        counter = self.spec.counter
+        tables = [cuda.program.addends({counter: n}) for n in (0, 1)]
+        slope = tables[1] - tables[0]
+        places = np.flatnonzero(slope)
+        self._log = allocator.alloc((MAX_RUNS, kernel.row), np.int32)
+        self._logged = allocator.alloc((1,), np.int64)
+        self._keep = [
+            allocator.put(np.append(places, 0).astype(np.int32)),
+            allocator.put(np.append(slope[places], 0).astype(np.int64)),
+        ]
+        pairs = [b for pair in self.carried for b in pair]
+        addresses = [_address(b) for b in (self._log, self._logged, self.emitted, *pairs)]
+        first = [_address(cuda.table), *map(_address, self._keep), len(places)]
+        self._args = allocator.put(np.array([*first, *addresses], np.int64))
+
+    def run(self, sizes: Mapping[str, int], count: int, stop: Collection[int]) -> list[int]:
+        last = {**sizes, self.spec.counter: sizes[self.spec.counter] + count - 1}
+        if not self._native or self._cuda.watched_by is not None or not self._cuda.fits(last):
+            return super().run(sizes, count, stop)
+        found: list[int] = []
+        self._cuda.begin_slots(sizes)
+        while len(found) < count:
+            number = min(count - len(found), MAX_RUNS)
+            rows = self._run_queued(number)
+            tokens = rows[:, 0].tolist()
+            ends = [i for i, token in enumerate(tokens) if token in stop]
+            if ends:
+                self._restore(rows[ends[0]])
+                found += tokens[: ends[0] + 1]
+                break
+            found += tokens
+        self._cuda.forget_table()
+        return found
+
+    def _run_queued(self, count: int) -> Any:
+        """Queue runs, wait for them, and return their rows of the log."""
+        self._logged.zero()
+        for size in (TOGETHER, 1):
+            graph = self._graph(size) if count >= size else None
+            while graph is not None and count >= size:
+                graph.launch(self._cuda.allocator.stream)
+                count -= size
+        self._cuda.check_status_later()
+        logged = int(self._logged.copy_out()[0])
+        return self._log.copy_out()[:logged]
+
+    def _graph(self, size: int) -> Graph:
+        """So many runs as a graph."""
+        if size not in self._graphs:
+            stream = Stream(self._cuda.allocator.gpu)
+            with stream.capture() as graph:
+                for _ in range(size):
+                    self._cuda.launch_all(stream)
+                    self._advance(stream)
+            self._graphs[size] = graph
+        return self._graphs[size]
+
+    def _advance(self, stream: Stream) -> None:
+        how = Launch(1, self._kernel.threads, 0, self._cuda.overlaps)
+        function: c_void_p = self._function
+        launch(stream, function, how, [_address(self._args)])
+
+    def _restore(self, row: Any) -> None:
+        """Carry the values of one run, instead of those of the last."""
+        at = 1
+        for target, _ in self.carried:
+            words = target.nbytes // _UNIT
+            raw = np.ascontiguousarray(row[at : at + words]).view(np.uint8)
+            target.copy_in(raw.view(target.dtype).reshape(target.shape))
+            at += words
+
+
+def _is_append(node: Any) -> bool:
+    """Whether a state is written at the position of the run, so that writing again is the same."""
+    return len(node.inputs) == 2 and isinstance(node.op.start, Expr)
+
+
+def _address(buffer: Buffer) -> int:
+    assert isinstance(buffer, DeviceBuffer)
+    return int(buffer.handle) + buffer.offset

@@ -1,0 +1,1 @@
+"""Kernels of blocks, each family with its lowering."""

@@ -1,0 +1,89 @@
+"""Lowering of attention: decode for one query a sequence, flash attention for more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.backends.cuda.kernels.attention.attention_problem import Attend, attend_of, suits
+from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
+from rlx.backends.cuda.kernels.attention.flash_attention import QUERIES, FlashAttention
+from rlx.backends.cuda.lowering import (
+    Context,
+    Counters,
+    KernelArg,
+    KernelLaunch,
+    Layouts,
+    lowers,
+)
+from rlx.backends.kernel_args import Scratch
+from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.node import Node
+
+_KEYS = 64  # of a block, at least
+_BLOCKS = 256  # enough to fill a GPU
+
+
+def _splits(items: int, keys: int) -> int:
+    """Into how many parts the keys of `items` queries of key heads are divided."""
+    return max(1, min(-(-_BLOCKS // items), keys // _KEYS, 64))
+
+
+def _lengths(node: Node) -> tuple[Dim, Dim, Dim]:
+    """Sequences, queries and keys."""
+    op: Any = node.op
+    q, k = (v.shape.dims for v in node.inputs[:2])
+    places = [2 if layout == "bhsd" else 1 for layout in (op.q_layout, op.kv_layout)]
+    return q[0], q[places[0]], k[places[1]]
+
+
+def _by_tensor_cores(node: Node) -> bool:
+    """Whether there are tiles of queries, and keys in 16 bits."""
+    op: Any = node.op
+    q, k = (v.dtype for v in node.inputs[:2])
+    return _lengths(node)[1] != 1 and k.bytes == 2 and q.name in ("f32", k.name) and (
+        op.head_dim % 16 == 0)  # fmt: skip
+
+
+def _scratch(node: Node) -> int:
+    op: Any = node.op
+    if _by_tensor_cores(node):
+        return 0
+    batch, rows, keys = (upper_bound(d, node.graph.live) for d in _lengths(node))
+    splits = _splits(max(batch * rows * op.num_kv_heads, 1), keys)
+    return 0 if splits == 1 else 4 * batch * rows * op.num_heads * splits * (op.head_dim + 2)
+
+
+def _reads(node: Node, layouts: Layouts) -> bool:
+    return attend_of(node, layouts) is not None
+
+
+@lowers("attention", when=suits, scratch=_scratch, strided=_reads)
+def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
+    attend = attend_of(node, ctx)
+    assert attend is not None  # operands that lie otherwise were copied
+    if 0 in node.output.shape.dims:
+        return []
+    return [_flash(attend, ctx) if _by_tensor_cores(node) else _decode(attend, ctx)]
+
+
+def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
+    heads = attend.batch * attend.form.heads
+    tiles = -(-ctx.upper(attend.rows) // QUERIES)
+    args = [*attend.pointers, heads, *_sizes(attend)]
+    return KernelLaunch(FlashAttention(attend.form), args, blocks=ctx.upper(heads) * tiles)
+
+
+def _sizes(attend: Attend) -> list[KernelArg]:
+    strides = [s for of in attend.strides for s in of]
+    return [attend.rows, attend.keys, *strides, *attend.mask_strides]
+
+
+def _decode(attend: Attend, ctx: Context) -> KernelLaunch:
+    pairs = attend.batch * attend.form.kv_heads
+    items = ctx.upper(pairs) * ctx.upper(attend.rows)
+    kernel = DecodeAttention(attend.form, _splits(max(items, 1), ctx.upper(attend.keys)))
+    shared: list[KernelArg] = [0, 0]
+    if kernel.splits > 1:
+        shared = [Scratch(attend.node), Counters(items)]
+    args = [*attend.pointers, *shared, pairs, *_sizes(attend)]
+    return KernelLaunch(kernel, args, blocks=items * kernel.splits)

@@ -1,0 +1,205 @@
+"""Lowering of matmuls: kernels of blocks where operands lie well, loop nests for the rest.
+
+Weights that only depend on params are laid out once, so that the columns of a row follow each
+other: `lay_out_weights` rewrites the template for that.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Gemm, Tile
+from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
+from rlx.backends.cuda.kernels.gemm.group_gemm import FLAT, SQUARE, WIDE, GroupGemm
+from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
+from rlx.backends.cuda.kernels.gemm.planes import Planes
+from rlx.backends.cuda.kernels.gemm.problem import (
+    MOST_ROWS,
+    Product,
+    is_product,
+    product_of,
+    suits_gemv,
+)
+from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
+from rlx.backends.cuda.lower_loops import lower_region, scratch_bytes
+from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, lowers
+from rlx.backends.kernel_args import Pointer, Scratch
+from rlx.ir.dim import upper_bound
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.ir.lir import aligned
+from rlx.ir.node import Node, Value
+from rlx.ir.op import lookup
+from rlx.passes.rewrite import param_only_nodes
+from rlx.passes.views import find_views
+from rlx.support.records import dataclass
+
+_PRODUCTS = ("matmul", "fused_matmul_bias_act", "fused_swiglu")
+
+
+_FILLED = 132  # tiles that fill a GPU
+_MOST_SPLITS = 8
+_HOPPER = "sm_90a"  # has products of groups of four warps
+_EXACT_ROWS = 128  # up to so many rows memory is the limit, and the third plane costs nothing
+
+
+def _scratch(node: Node) -> int:
+    """Temporaries of nests, or planes and partial results."""
+    nests = scratch_bytes(node)
+    if not is_product(node):
+        return nests
+    m = upper_bound(prod(node.inputs[0].shape.dims[:-1], start=1), node.graph.live)
+    k, n = (int(d) for d in node.inputs[1].shape.dims)  # type: ignore[arg-type]
+    if not m or not k or not n:
+        return nests
+    types = node.inputs[0].dtype, node.inputs[1].dtype
+    plans = [_plan(m, k, n, *types, node.op.name, groups) for groups in (False, True)]
+    return max(nests, *(plan.bytes for plan in plans))
+
+
+@lowers("matmul", scratch=_scratch)
+@lowers("fused_matmul_bias_act", "fused_swiglu", when=is_product, scratch=_scratch)
+def lower_product(node: Node, ctx: Context) -> list[KernelLaunch]:
+    product = product_of(node, ctx)
+    if product is not None and suits_gemv(product):
+        return [_gemv(product, ctx)]
+    if product is not None and _suits_gemm(product):
+        return _gemm(product, ctx)
+    if product is not None and suits_gemv(product, MOST_ROWS):
+        return [_gemv_groups(product, ctx)]
+    return lower_region(node, ctx)
+
+
+def _gemv(p: Product, ctx: Context) -> KernelLaunch:
+    assert isinstance(p.m, int)
+    weight = FloatRows(p.weights[0].dtype)
+    norm, x, more = norm_before(p.x, ctx)
+    kernel = gemv_for(weight, p.x.dtype, p.m, p.k, p.n, p.epilogue, norm=norm)
+    return KernelLaunch(kernel, [*_gemv_args(p, x), *more], blocks=kernel.blocks(p.n))
+
+
+def _gemv_args(p: Product, x: Value) -> list[KernelArg]:
+    second: KernelArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
+    return [Pointer(x), p.x_stride, Pointer(p.weights[0]), second, p.n, p.m, *p.epilogue_args]
+
+
+def _gemv_groups(p: Product, ctx: Context) -> KernelLaunch:
+    """Many rows of f32, some at a time: weights come from the cache after the first group."""
+    weight, m = FloatRows(p.weights[0].dtype), MOST_ROWS
+    kernel = gemv_for(weight, p.x.dtype, m, p.k, p.n, p.epilogue, many=True)
+    groups = -(-ctx.upper(p.m) // m)
+    return KernelLaunch(kernel, _gemv_args(p, p.x), blocks=groups * kernel.blocks(p.n))
+
+
+# -- many rows -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a product of up to `m` rows is computed, and where its scratch memory lies."""
+
+    tile: Tile
+    tiles: int
+    splits: int
+    planes: int  # 0: x is read as it is
+    scaled: bool
+    scales_at: int
+    partial_at: int
+    bytes: int
+
+
+def _plan(m: int, k: int, n: int, x: DType, w: DType, name: str, groups: bool) -> _Plan:
+    """`groups`: by groups of four warps."""
+    planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
+    columns = 2 * n if name == "fused_swiglu" else n
+    tile, tiles = _pick(m, columns, planes, groups)
+    splits = 1
+    while 2 * splits * tiles <= _FILLED and splits < _MOST_SPLITS and k // splits >= 512:
+        splits *= 2
+    scaled = planes > 0 and w.name == "f16"
+    scales_at = aligned(2 * planes * m * k)
+    partial_at = scales_at + aligned(4 * m if scaled else 0)
+    partial = 4 * tiles * splits * tile.m * tile.n if splits > 1 else 0
+    return _Plan(tile, tiles, splits, planes, scaled, scales_at, partial_at, partial_at + partial)
+
+
+def _pick(m: int, columns: int, planes: int, groups: bool) -> tuple[Tile, int]:
+    """The largest tile of which there are enough to fill a GPU, or else the smallest."""
+    known: tuple[Tile, ...] = (LARGE, SMALL)
+    if groups:
+        known = {0: (WIDE, SQUARE, FLAT), 3: (FLAT,)}.get(planes, (SQUARE, FLAT))
+    counts = [-(-m // t.m) * -(-columns // t.n) for t in known]
+    found = next((i for i, count in enumerate(counts) if count >= _FILLED), len(known) - 1)
+    return known[found], counts[found]
+
+
+def _suits_gemm(p: Product) -> bool:
+    """16-bit weights whose rows, or columns, are multiples of 16 bytes."""
+    if p.weights[0].dtype.bytes != 2 or p.k % 8:
+        return False
+    if p.stride_k == 1 and (p.stride_n == p.k or p.n == 1):
+        return True
+    return p.stride_n == 1 and p.stride_k == p.n and p.n % 8 == 0 and p.k * p.n < 1 << 31
+
+
+def _gemm(p: Product, ctx: Context) -> list[KernelLaunch]:
+    m = ctx.upper(p.m)
+    w = p.weights[0].dtype
+    groups = ctx.cpu == _HOPPER and p.stride_k == 1
+    plan = _plan(m, p.k, p.n, p.x.dtype, w, p.node.op.name, groups)
+    made: list[KernelLaunch] = []
+    x: list[KernelArg] = [Pointer(p.x), p.x_stride, 0, 0]
+    if plan.planes:
+        apart = m * p.k
+        scales = Scratch(p.node, plan.scales_at) if plan.scaled else 0
+        split = Planes(p.x.dtype, w, plan.planes, p.k, plan.scaled)
+        args = [Pointer(p.x), p.x_stride, Scratch(p.node), apart, scales, p.m]
+        made.append(KernelLaunch(split, args, blocks=-(-m // split.rows)))
+        x = [Scratch(p.node), p.k, apart, scales]
+    kernel = (GroupGemm if groups else Gemm)(
+        plan.tile, w, max(plan.planes, 1), p.k, p.n, p.stride_k != 1, plan.scaled, plan.splits,
+        p.epilogue,
+    )  # fmt: skip
+    shared: list[KernelArg] = [0, 0]
+    if plan.splits > 1:
+        shared = [Scratch(p.node, plan.partial_at), Counters(plan.tiles)]
+    second: KernelArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
+    given = [*x, Pointer(p.weights[0]), second, *shared, p.m, *p.epilogue_args]
+    return [*made, KernelLaunch(kernel, given, blocks=plan.tiles * plan.splits)]
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+def lay_out_weights(graph: Graph) -> Graph:
+    """Weights [k, n] that lie row by row are transposed once, when params are prepared."""
+    param_only, views = param_only_nodes(graph.nodes), find_views(graph.nodes)
+    made: dict[Value, Value] = {}
+    order: list[Node] = []
+
+    def laid_out(value: Value) -> Value:
+        if value not in made:
+            count = len(graph.nodes)
+            with graph.origin(value.node.origin.touched("layout")):
+                rows = graph.append(lookup("transpose")(axes=(1, 0)), (value,))
+                rows = graph.append(lookup("contiguous")(), (rows,))
+                made[value] = graph.append(lookup("transpose")(axes=(1, 0)), (rows,))
+            order.extend(graph.nodes[count:])
+            del graph.nodes[count:]
+        return made[value]
+
+    for node in list(graph.nodes):
+        if node.op.name in _PRODUCTS and is_product(node):
+            last = 3 if node.op.name == "fused_swiglu" else 2
+            inputs = list(node.inputs)
+            for i in range(1, last):
+                v = inputs[i]
+                placed = views.get(v)
+                if v.node in param_only and (placed is None or placed[1].strides[0] != 1):
+                    inputs[i] = laid_out(v)
+            node.inputs = tuple(inputs)
+        order.append(node)
+    graph.nodes = order
+    for position, node in enumerate(order):
+        node.id = position
+    return graph

@@ -1,0 +1,94 @@
+"""x in f32 as planes of 16-bit numbers whose sum it is, for products by tensor cores.
+
+Three planes of bf16 hold all 24 bits of an f32, two hold 16. The exponents of f16 reach less far:
+its rows are divided by a power of two, which the product is multiplied with again.
+"""
+
+from __future__ import annotations
+
+from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.kernel import BlockKernel
+from rlx.backends.cuda.kernels.gemm.weight_rows import load_run
+from rlx.ir.dtype import DType
+from rlx.llvm.builder import Value, f32, i64
+from rlx.llvm.storage import memory_type
+from rlx.support.records import dataclass
+
+_WARPS = 8
+_EXPONENT = 0x7F800000
+
+
+@dataclass(frozen=True)
+class Planes(BlockKernel):
+    """args: x, rows of x apart, planes, planes apart, scales, M (strides in elements)
+
+    A warp has a row of `k` numbers.
+    """
+
+    x: DType
+    element: DType
+    planes: int
+    k: int
+    scaled: bool
+
+    @property
+    def label(self) -> str:
+        return f"planes({self.planes})"
+
+    @property
+    def threads(self) -> int:
+        return _WARPS * WARP
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return _WARPS
+
+    def emit(self, m: KernelModule) -> None:
+        f = m.begin_block(self.threads)
+        args = f["args"]
+        x, stride = f.arg(args, 0), f.arg(args, 1, i64)
+        out, apart = f.arg(args, 2), f.arg(args, 3, i64)
+        scales, count = f.arg(args, 4), f.arg(args, 5, i64)
+        row = f.block_number().to(i64) * _WARPS + (f.thread() >> 5).to(i64)
+        f.let_next_start()
+        f.wait_for_previous()
+
+        def emit_row() -> None:
+            base = f.gep(x, row * stride, self.x.bytes)
+            factor = self._scale(f, base, row, scales) if self.scaled else None
+            for at in f.range((f.lane32() * 4).to(i64), f.i64(self.k), WARP * 4):
+                numbers = load_run(f, base, at, 4, self.x)
+                if factor is not None:
+                    numbers = [v * factor for v in numbers]
+                self._store(f, numbers, f.gep(out, row * self.k + at, 2), apart)
+
+        f.if_(row < count, emit_row)
+
+    def _scale(self, f: BlockFunction, base: Value, row: Value, scales: Value) -> Value:
+        """The power of two that the row is multiplied with: its largest is below 2 then."""
+
+        def most(at: Value, top: Value) -> Value:
+            for v in load_run(f, base, at, 4, self.x):
+                top = f.max_fast(f.abs(v), top)
+            return top
+
+        first = (f.lane32() * 4).to(i64)
+        [top] = f.loop(first, f.i64(self.k), WARP * 4, [f.const(0.0, f32)], most)
+        power = f.warp_max(top).bits() & _EXPONENT  # of 2, at most the largest
+        power = f.min(f.max(power, 1 << 23), 253 << 23)
+
+        def keep() -> None:
+            f.store(power.bits(f32), f.gep(scales, row, 4))
+
+        f.if_(f.lane32().eq(0), keep)
+        return (f.i32(254 << 23) - power).bits(f32)
+
+    def _store(self, f: BlockFunction, numbers: list[Value], to: Value, apart: Value) -> None:
+        element = memory_type(self.element)
+        for p in range(self.planes):
+            pairs = [f.pack_halves(numbers[i], numbers[i + 1], element) for i in (0, 2)]
+            whole = f.join(pairs)
+            f.store(whole, f.gep(to, apart * p, 2), align=8)
+            known = [v for pair in pairs for v in f.unpack_halves(pair, element)]
+            numbers = [a - b for a, b in zip(numbers, known, strict=True)]

@@ -1,0 +1,1 @@
+"""Products with and lookups in packed weights, which are decoded in registers."""

@@ -1,0 +1,161 @@
+"""Packed weights on a GPU: they are laid out by `split_blocks` once, products read them so."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
+from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
+from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
+from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_stride
+from rlx.backends.cuda.kernels.qgemm import row_planes
+from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
+from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
+from rlx.backends.kernel_args import NodeNumber, Pointer, Status
+from rlx.errors import ShapeError
+from rlx.ir.dtype import f32, u8
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, Value
+from rlx.ir.op import Array, Op, lookup, op
+from rlx.ir.quant.scheme import QuantScheme
+from rlx.ir.shape import Shape
+
+_FLOATS = ("f32", "bf16", "f16")
+_PACKED = {"dequant_matmul": "row_planes_matmul", "dequant_gather": "row_planes_gather"}
+
+
+@op("split_blocks", runs_in_prepare=True)
+class SplitBlocks(Op):
+    """Rows of blocks [n, row] as rows of parts: see `row_planes`."""
+
+    scheme: QuantScheme
+
+    def infer(self, w: Shape) -> Shape:
+        k = self.scheme.row_elements(int(w.dims[1]))  # type: ignore[arg-type]
+        if w.rank != 2 or not row_planes.suits(self.scheme.name, k):
+            raise ShapeError("no such layout of a weight", got=f"{w} {self.scheme}")
+        return Shape((w.dims[0], row_planes.offsets(self.scheme.name, k)[1]), u8)
+
+    def reference(self, w: Array) -> Array:
+        return row_planes.split_blocks(self.scheme.name, w)
+
+
+@op("row_planes_matmul", is_anchor=True)
+class RowPlanesMatMul(Op):
+    """`dequant_matmul` of a weight in rows of parts."""
+
+    scheme: QuantScheme
+
+    def infer(self, x: Shape, w: Shape) -> Shape:
+        return x.with_dims((*x.dims[:-1], w.dims[0]))
+
+
+@op("row_planes_gather")
+class RowPlanesGather(Op):
+    """`dequant_gather` of a table in rows of parts."""
+
+    scheme: QuantScheme
+    k: int
+
+    def infer(self, table: Shape, ids: Shape) -> Shape:
+        return Shape((*ids.dims, self.k), f32)
+
+
+def _is_packed(node: Node) -> bool:
+    """Whether the weight is a param that can be laid out before the first run."""
+    record: Any = node.op
+    weight = node.inputs[0 if record.name == "dequant_gather" else 1]
+    scheme: QuantScheme = record.scheme
+    if not _is_param_only(weight) or scheme.name not in row_planes.PARTS:
+        return False
+    row = weight.shape.dims[-1]
+    floats = all(v.dtype.name in _FLOATS for v in (node.inputs[0], node.output) if v is not weight)
+    if record.name == "dequant_gather":
+        floats = True
+    return floats and isinstance(row, int) and scheme.packed_dtype == "u8" and (
+        row_planes.suits(scheme.name, scheme.row_elements(row))
+    )  # fmt: skip
+
+
+def _is_param_only(value: Value) -> bool:
+    """Whether a weight is a param, or made of params: several that were joined."""
+    op = value.node.op
+    if op.is_source:
+        return op.name in ("param", "constant")
+    return bool(value.node.inputs) and all(map(_is_param_only, value.node.inputs))
+
+
+@lowers("dequant_matmul", "dequant_gather", when=_is_packed)
+def lower_unchanged(node: Node, ctx: Context) -> list[KernelLaunch]:
+    """Templates have the other ops in their place; a graph that did not pass by runs on the
+    host."""
+    return [KernelLaunch(None)]
+
+
+def lay_out_packed(graph: Graph) -> Graph:
+    """Put products of laid out weights in the place of those that have kernels."""
+    made: dict[Value, Value] = {}
+    order: list[Node] = []
+
+    def split(weight: Value, scheme: QuantScheme) -> Value:
+        if weight not in made:
+            with graph.origin(weight.node.origin.touched("layout")):
+                made[weight] = graph.append(lookup("split_blocks")(scheme=scheme), (weight,))
+            order.append(graph.nodes.pop())
+        return made[weight]
+
+    for node in list(graph.nodes):
+        if node.op.name in _PACKED and _is_packed(node):
+            record: Any = node.op
+            if record.name == "dequant_matmul":
+                node.inputs = (node.inputs[0], split(node.inputs[1], record.scheme))
+                node.op = RowPlanesMatMul(scheme=record.scheme)
+            else:
+                k = record.scheme.row_elements(node.inputs[0].shape.dims[1])
+                node.inputs = (split(node.inputs[0], record.scheme), node.inputs[1])
+                node.op = RowPlanesGather(scheme=record.scheme, k=k)
+        order.append(node)
+    graph.nodes = order
+    for position, node in enumerate(order):
+        node.id = position
+    return graph
+
+
+def _reads(node: Node, layouts: Layouts) -> bool:
+    x = node.inputs[0]
+    return row_stride(x, layouts) is not None and is_aligned(x, layouts)
+
+
+@lowers("row_planes_matmul", strided=_reads)
+def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
+    x, w = node.inputs
+    record: Any = node.op
+    m, k, n = prod(x.shape.dims[:-1], start=1), x.shape.dims[-1], w.shape.dims[0]
+    stride = row_stride(x, ctx)
+    assert isinstance(k, int) and isinstance(n, int) and stride is not None
+    if not ctx.upper(m):
+        return []
+    group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
+    epilogue, weight = Epilogue(node.output.dtype), PackedRows(record.scheme.name)
+    norm, given, more = norm_before(x, ctx)
+    kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
+    args = [Pointer(given), stride, Pointer(w), 0, n, m, Pointer(node.output), *more]
+    groups = -(-ctx.upper(m) // group)
+    return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
+
+
+@lowers("row_planes_gather", strided=False)
+def lower_packed_gather(node: Node, ctx: Context) -> list[KernelLaunch]:
+    table, ids = node.inputs
+    record: Any = node.op
+    kernel = DecodeRows(PackedRows(record.scheme.name), ids.dtype, record.k)
+    count = ids.shape.num_elements
+    if not ctx.upper(count):
+        return []
+    args = [
+        Pointer(table), Pointer(ids), Pointer(node.output), count, table.shape.dims[0], Status(),
+        NodeNumber(node),
+    ]  # fmt: skip
+    return [KernelLaunch(kernel, args, blocks=-(-ctx.upper(count) // kernel.rows))]

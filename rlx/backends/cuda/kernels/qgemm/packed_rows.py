@@ -1,0 +1,84 @@
+"""Rows of packed weights as a warp reads and decodes them: see `row_planes`."""
+
+from __future__ import annotations
+
+from rlx.backends.cuda.builder import BlockFunction
+from rlx.backends.cuda.kernels.gemm.weight_rows import Raw, Segment, WeightRows, words
+from rlx.backends.cuda.kernels.qgemm.row_planes import offsets
+from rlx.llvm.builder import Value, f16, f32, i8, i16, i32
+from rlx.support.records import dataclass
+
+_BIASED = 0x4B000000  # 2²³ as an f32: its low bits are an integer
+
+
+@dataclass(frozen=True)
+class PackedRows(WeightRows):
+    """Weights of a scheme of `row_planes`."""
+
+    scheme: str
+
+    @property
+    def elements(self) -> int:  # type: ignore[override]
+        return 16 if self.scheme == "Q8_0" else 32
+
+    def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
+        places, size = offsets(self.scheme, k)
+        start = f.gep(base, row * size)
+        found = words(f, f.gep(start, chunk * 16), 4)
+        if self.scheme == "Q8_0":
+            scale = f.gep(start, (chunk >> 1) * 2 + places["scales"])
+        else:
+            scale = f.gep(start, chunk * 2 + places["scales"])
+        pair = f.load(scale, i16, align=2).to(i32, signed=False)
+        if self.scheme == "Q4_K":
+            supers = words(f, f.gep(start, (chunk >> 3) * 4 + places["supers"]), 1)
+            return [*found, pair, *supers]
+        if self.scheme == "Q6_K":
+            high = words(f, f.gep(start, chunk * 8 + places["high"]), 2)
+            whole = f.load(f.gep(start, (chunk >> 3) * 2 + places["supers"]), i16, align=2)
+            return [*found, pair, whole.to(i32, signed=False), *high]
+        return [*found, pair]
+
+    def decode(self, f: BlockFunction, raw: Raw, chunk: Value) -> list[Value]:
+        """Quants as they are stored; `segments` has what they are scaled with."""
+        quants = raw[:4]
+        if self.scheme == "Q8_0":
+            return [v for word in quants for v in bytes_of(f, word ^ -0x7F7F7F80)]
+        low, high = [w & 0x0F0F0F0F for w in quants], [(w >> 4) & 0x0F0F0F0F for w in quants]
+        if self.scheme == "Q6_K":
+            more = raw[6:8]
+            for i in range(4):
+                word, shift = more[i % 2], 2 * (i // 2)
+                low[i] = low[i] | ((word >> shift) & 0x03030303) << 4
+                high[i] = high[i] | ((word >> shift + 4) & 0x03030303) << 4
+        return [v for word in (*low, *high) for v in bytes_of(f, word)]
+
+    def segments(self, f: BlockFunction, raw: Raw) -> list[Segment]:
+        if self.scheme in ("Q8_0", "Q4_0"):
+            scale = half(f, raw[4])
+            bias = -128.0 if self.scheme == "Q8_0" else -8.0
+            return [(self.elements, scale, scale * bias)]
+        if self.scheme == "Q4_K":
+            d, least = f.unpack_halves(raw[5], f16)
+            scale, minimum = ((raw[4] >> s & 63).to(f32) for s in (0, 8))
+            return [(32, d * scale, least * minimum * -1.0)]
+        d = half(f, raw[5])
+        found: list[Segment] = []
+        for shift in (0, 8):
+            scale = d * (raw[4] >> shift).to(i8).to(f32)
+            found.append((16, scale, scale * -32.0))
+        return found
+
+
+def half(f: BlockFunction, word: Value) -> Value:
+    """The f16 in the low bits of a value of 32 bits."""
+    return f.unpack_halves(word, f16)[0]
+
+
+def bytes_of(f: BlockFunction, word: Value) -> list[Value]:
+    """The four bytes of a value as f32."""
+    found = []
+    for shift in (0, 8, 16, 24):
+        byte = word >> shift & 255
+        found.append((byte | _BIASED).bits(f32) - float(1 << 23))
+    return found

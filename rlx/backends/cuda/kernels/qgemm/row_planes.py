@@ -1,0 +1,95 @@
+"""Packed weights as GPUs read them: the parts of all blocks of a row, each part by itself.
+
+Blocks of GGUF have sizes such as 34 or 210 bytes, so that their numbers lie at odd addresses. Here
+a row is its quants, then its scales, every part padded to 16 bytes. Quants of 4 and 6 bits come in
+chunks of 32 elements: byte i has the low bits of elements i and i + 16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = Any
+_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_K": (256, 144), "Q6_K": (256, 210)}
+# name → bytes of each part for 256 elements
+PARTS: dict[str, tuple[tuple[str, int], ...]] = {
+    "Q8_0": (("quants", 256), ("scales", 16)),
+    "Q4_0": (("quants", 128), ("scales", 16)),
+    "Q4_K": (("quants", 128), ("scales", 16), ("supers", 4)),
+    "Q6_K": (("quants", 128), ("high", 64), ("scales", 16), ("supers", 2)),
+}
+
+
+def suits(scheme: str, k: int) -> bool:
+    """Whether there are kernels for rows of k elements."""
+    return scheme in PARTS and k % 256 == 0
+
+
+def offsets(scheme: str, k: int) -> tuple[dict[str, int], int]:
+    """Where the parts of a row begin, and the bytes of a row."""
+    found, at = {}, 0
+    for name, size in PARTS[scheme]:
+        found[name] = at
+        at += -(-size * (k // 256) // 16) * 16
+    return found, at
+
+
+def split_blocks(scheme: str, w: Array) -> Array:
+    """Rows of blocks [n, row] as rows of parts."""
+    block, size = _BLOCKS[scheme]
+    n, k = w.shape[0], w.shape[1] // size * block
+    places, total = offsets(scheme, k)
+    out = np.zeros((n, total), np.uint8)
+    for first in range(0, n, 4096):  # large weights a piece at a time
+        blocks = np.ascontiguousarray(w[first : first + 4096]).reshape(-1, k // block, size)
+        for name, part in _SPLIT[scheme](blocks).items():
+            flat = np.ascontiguousarray(part).reshape(len(blocks), -1).view(np.uint8)
+            at = places[name]
+            out[first : first + len(blocks), at : at + flat.shape[1]] = flat
+    return out
+
+
+def _q8_0(b: Array) -> dict[str, Array]:
+    return {"quants": b[..., 2:], "scales": b[..., :2]}
+
+
+def _q4_0(b: Array) -> dict[str, Array]:
+    return {"quants": b[..., 2:], "scales": b[..., :2]}
+
+
+def _q4_k(b: Array) -> dict[str, Array]:
+    packed = b[..., 4:16].astype(np.uint8)
+    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:12]
+    scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], -1)
+    minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], -1)
+    quants = b[..., 16:].reshape(*b.shape[:-1], 4, 32)
+    numbers = np.stack([quants & 15, quants >> 4], -2)  # [..., 4, 2, 32]
+    # pairs of a scale and a minimum for each 32 elements
+    pairs = np.stack([scales, minima], -1)
+    return {"quants": _nibbles(numbers), "scales": pairs, "supers": b[..., :4]}
+
+
+def _q6_k(b: Array) -> dict[str, Array]:
+    low = b[..., :128].reshape(*b.shape[:-1], 2, 64)
+    high = b[..., 128:192].reshape(*b.shape[:-1], 2, 32)
+    nibbles = [low[..., :32] & 15, low[..., 32:] & 15, low[..., :32] >> 4, low[..., 32:] >> 4]
+    twos = [high >> shift & 3 for shift in (0, 2, 4, 6)]
+    elements = np.stack(nibbles, -2)  # [..., 2, 4, 32]
+    more = np.stack(twos, -2).reshape(*b.shape[:-1], 8, 4, 8)
+    # byte i has the high bits of elements i, i + 8, i + 16 and i + 24
+    joined = more[..., 0, :] | more[..., 1, :] << 2 | more[..., 2, :] << 4 | more[..., 3, :] << 6
+    return {
+        "quants": _nibbles(elements), "high": joined, "scales": b[..., 192:208],
+        "supers": b[..., 208:],
+    }  # fmt: skip
+
+
+def _nibbles(numbers: Array) -> Array:
+    """Numbers below 16, 32 at a time, in 16 bytes each."""
+    rows = numbers.reshape(*numbers.shape[:-1], 2, 16)
+    return (rows[..., 0, :] | rows[..., 1, :] << 4).astype(np.uint8)
+
+
+_SPLIT = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q6_K": _q6_k}

@@ -1,0 +1,302 @@
+"""Functions of a GPU: the instructions of PTX that LLVM has no words for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cuda.builder import THREADS, WARP, BlockFunction, KernelFunction, KernelModule
+from rlx.llvm.builder import Type, Value, bf16, f16, f32, i32, i64, ptr, void
+from rlx.llvm.nest import elements
+
+_SHARED = "@shared_memory"
+_OVERLAP = 90  # the first GPUs whose kernels may start before the one in front has ended
+
+
+class GpuFunction(BlockFunction):
+    """A function of NVPTX."""
+
+    threads = THREADS
+    min_blocks = 1
+
+    def thread_index(self) -> Value:
+        block, size, thread = (self._register(n).to(i64, False) for n in ("ctaid", "ntid", "tid"))
+        return block * size + thread
+
+    def thread_count(self) -> Value:
+        count, size = (self._register(n).to(i64, False) for n in ("nctaid", "ntid"))
+        return count * size
+
+    def _register(self, name: str) -> Value:
+        return self.intrinsic(f"llvm.nvvm.read.ptx.sreg.{name}.x", i32)
+
+    @property
+    def warp(self) -> int:
+        return WARP
+
+    def lane(self) -> Value:
+        return self.intrinsic("llvm.nvvm.read.ptx.sreg.laneid", i32).to(i64, signed=False)
+
+    def launched_block(self) -> Value:
+        return self._register("ctaid")
+
+    def thread(self) -> Value:
+        return self._register("tid")
+
+    def exchange(self, value: Value, distance: int) -> Value:
+        if value.type.bits < 32:
+            wide = self.exchange(value.bits().to(i32, signed=False), distance)
+            return wide.to(value.type.as_int).bits(value.type)
+        if value.type.bits == 64:
+            whole = value.bits()
+            low, high = (
+                self.exchange(part.to(i32), distance).to(i64, signed=False)
+                for part in (whole, whole >> 32)
+            )
+            return (low | (high << 32)).bits(value.type)
+        mask, width = self.i32(-1), self.i32(WARP - 1)
+        there = self.intrinsic(
+            "llvm.nvvm.shfl.sync.bfly.i32", i32, mask, value.bits(), self.i32(distance), width
+        )
+        return there.bits(value.type)
+
+    def arg(self, args: Value, index: int, type_: Type = ptr) -> Value:
+        """Arg `index` of the kernel. Pointers are marked as global: LLVM cannot know that of an
+        address that comes from memory."""
+        found = super().arg(args, index, type_)
+        if type_ is not ptr:
+            return found
+        there = self.instr(f"addrspacecast ptr {found.name} to ptr addrspace(1)", ptr)
+        return self.instr(f"addrspacecast ptr addrspace(1) {there.name} to ptr", ptr)
+
+    # -- inline PTX -------------------------------------------------------------------------------
+
+    def _asm(
+        self, text: str, results: Sequence[str], args: Sequence[Value], effect: bool = True
+    ) -> list[Value]:
+        """One instruction of PTX; `results` are letters of constraints: r (i32), f (f32), …"""
+        inputs = [_LETTERS[a.type.name] for a in args]
+        clobbers = ["~{memory}"] if effect else []
+        constraints = ",".join([*(f"={r}" for r in results), *inputs, *clobbers])
+        given = ", ".join(f"{a.type.name} {a.name}" for a in args)
+        types = [_TYPES[r] for r in results]
+        kind = "asm sideeffect" if effect else "asm"
+        tail = f'{kind} "{text}", "{constraints}"({given}) convergent nounwind'
+        if not types:
+            self.effect(f"call void {tail}")
+            return []
+        if len(types) == 1:
+            return [self.instr(f"call {types[0].name} {tail}", types[0])]
+        record = Type(f"{{ {', '.join(t.name for t in types)} }}", "", 0, "")
+        whole = self.instr(f"call {record.name} {tail}", record)
+        return [
+            self.instr(f"extractvalue {record.name} {whole.name}, {i}", t)
+            for i, t in enumerate(types)
+        ]
+
+    # -- order ------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        self._asm("bar.sync 0;", [], [])
+
+    def warp_barrier(self) -> None:
+        self._asm("bar.warp.sync 0xffffffff;", [], [])
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether kernels may start before the one in front has ended."""
+        return generation(self.target.cpu) >= _OVERLAP
+
+    def wait_for_previous(self) -> None:
+        if self.overlaps and not self.is_part:
+            self._asm("griddepcontrol.wait;", [], [])
+
+    def let_next_start(self) -> None:
+        if self.overlaps and not self.is_part:
+            self._asm("griddepcontrol.launch_dependents;", [], [])
+
+    def is_last_block(self, counter: Value, blocks: Value) -> Value:
+        place = self.i32(0)
+
+        def count() -> None:
+            self._asm("fence.acq_rel.gpu;", [], [])
+            found = self._asm("atom.global.add.u64 $0, [$1], 1;", ["l"], [counter])[0]
+            is_last = found.eq(blocks.to(i64) - 1)
+            self.if_(is_last, lambda: self.store(self.i64(0), counter))
+            self._asm("fence.acq_rel.gpu;", [], [])
+            self.store_shared(is_last.to(i32, signed=False), place)
+
+        self.barrier()
+        self.if_(self.thread().eq(0), count)
+        self.barrier()
+        found = self.load_shared(place, i32).ne(0)
+        self.barrier()
+        return found
+
+    # -- shared memory ----------------------------------------------------------------------------
+
+    def _shared(self, address: Value, offset: int) -> str:
+        assert isinstance(self.module, GpuModule)
+        self.module.use_global(_SHARED, "external addrspace(3) global [0 x i8], align 1024")
+        base = self.instr(f"getelementptr i8, ptr addrspace(3) {_SHARED}, i32 {address.name}", ptr)
+        if not offset:
+            return base.name
+        return self.instr(f"getelementptr i8, ptr addrspace(3) {base.name}, i32 {offset}", ptr).name
+
+    def _shared_number(self, address: Value) -> Value:
+        """The address as instructions of PTX take it."""
+        there = self._shared(address, 0)
+        return self.instr(f"ptrtoint ptr addrspace(3) {there} to i32", i32)
+
+    def load_shared(self, address: Value, type_: Type, offset: int = 0, align: int = 0) -> Value:
+        there = self._shared(address, offset)
+        tail = f"align {align or self._align(type_)}"
+        return self.instr(f"load {type_.name}, ptr addrspace(3) {there}, {tail}", type_)
+
+    def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
+        there = self._shared(address, offset)
+        tail = f"align {align or self._align(value.type)}"
+        self.effect(f"store {value.type.name} {value.name}, ptr addrspace(3) {there}, {tail}")
+
+    def add_shared(self, address: Value, value: Value) -> Value:
+        bits, letter = value.type.bits, "r" if value.type.bits == 32 else "l"
+        text = f"atom.shared.add.u{bits} $0, [$1], $2;"
+        return self._asm(text, [letter], [self._shared_number(address), value])[0]
+
+    def copy_async(self, address: Value, source: Value, valid: Value | None = None) -> None:
+        given = [self._shared_number(address), source]
+        if valid is None:
+            self._asm("cp.async.cg.shared.global [$0], [$1], 16;", [], given)
+        else:
+            self._asm("cp.async.cg.shared.global [$0], [$1], 16, $2;", [], [*given, valid])
+
+    def commit_copies(self) -> None:
+        self._asm("cp.async.commit_group;", [], [])
+
+    def wait_copies(self, groups: int) -> None:
+        self._asm(f"cp.async.wait_group {groups};", [], [])
+
+    # -- warps ------------------------------------------------------------------------------------
+
+    def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
+        names = ", ".join(f"${i}" for i in range(count))
+        form = f"x{count}{'.trans' if transposed else ''}.shared.b16"
+        text = f"ldmatrix.sync.aligned.m8n8.{form} {{{names}}}, [${count}];"
+        return self._asm(text, ["r"] * count, [self._shared_number(address)])
+
+    def multiply(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], element: Type
+    ) -> list[Value]:
+        kind = "bf16" if element is bf16 else "f16"
+        text = (
+            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, "
+            "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+        )
+        return self._asm(text, ["f"] * 4, [*a, *b, *c], effect=False)
+
+    # -- groups of four warps ---------------------------------------------------------------------
+
+    def fence_shared(self) -> None:
+        self._asm("fence.proxy.async.shared::cta;", [], [])
+
+    def begin_group(self) -> None:
+        self._asm("wgmma.fence.sync.aligned;", [], [])
+
+    def commit_group(self) -> None:
+        self._asm("wgmma.commit_group.sync.aligned;", [], [])
+
+    def wait_group(self, groups: int) -> None:
+        self._asm(f"wgmma.wait_group.sync.aligned {groups};", [], [])
+
+    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
+        return self._tied("wgmma.wait_group.sync.aligned 0;", sums, [])
+
+    def multiply_group(
+        self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        kind, count = "bf16" if element is bf16 else "f16", len(sums)
+        names = ", ".join(f"${i}" for i in range(count))
+        text = (
+            "{ .reg .pred p; setp.eq.u32 p, 0, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{names}}}, "
+            f"${2 * count}, ${2 * count + 1}, p, 1, 1, 0, 0; }}"
+        )
+        return self._tied(text, sums, [self._descriptor(a), self._descriptor(b)])
+
+    def _descriptor(self, address: Value) -> Value:
+        """A tile of rows of 128 bytes, eight of which are 1024 bytes, permuted."""
+        place = (self._shared_number(address) & 0x3FFFF) >> 4
+        return place.to(i64, signed=False) | (1 << 62 | 64 << 32 | 1 << 16)
+
+    def _tied(self, text: str, values: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+        """An instruction that changes values in place."""
+        count = len(values)
+        outs = ",".join(["=f"] * count)
+        ties = ",".join([*map(str, range(count)), *(_LETTERS[a.type.name] for a in args)])
+        record = Type(f"{{ {', '.join(['float'] * count)} }}", "", 0, "")
+        given = ", ".join(f"{a.type.name} {a.name}" for a in (*values, *args))
+        whole = self.instr(
+            f'call {record.name} asm sideeffect "{text}", "{outs},{ties},~{{memory}}"({given}) '
+            "convergent nounwind",
+            record,
+        )
+        return [
+            self.instr(f"extractvalue {record.name} {whole.name}, {i}", f32) for i in range(count)
+        ]
+
+    def pack_halves(self, low: Value, high: Value, element: Type) -> Value:
+        kind = "bf16x2" if element is bf16 else "f16x2"
+        return self._asm(f"cvt.rn.{kind}.f32 $0, $1, $2;", ["r"], [high, low], effect=False)[0]
+
+    def unpack_halves(self, pair: Value, element: Type) -> tuple[Value, Value]:
+        if element is bf16:
+            return (pair << 16).bits(f32), (pair & -65536).bits(f32)
+        low, high = (self.bitcast(part.to(_HALF), f16).to(f32) for part in (pair, pair >> 16))
+        return low, high
+
+    # -- arithmetic -------------------------------------------------------------------------------
+
+    def exp2_fast(self, x: Value) -> Value:
+        return self._asm("ex2.approx.ftz.f32 $0, $1;", ["f"], [x], effect=False)[0]
+
+    def activate(self, name: str, x: Value) -> Value:
+        return elements.activate(name, x)
+
+    def text(self) -> str:
+        head, body = super().text().split(" nounwind {\n", 1)
+        if self.internal:
+            return f"{head} nounwind {{\n{body}"
+        head = head.replace("define ", "define ptx_kernel ", 1)
+        bounds = f'"nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="{self.min_blocks}"'
+        return f"{head} nounwind {bounds} {{\n{body}"
+
+
+_HALF = f16.as_int
+_LETTERS = {"i32": "r", "float": "f", "i64": "l", "ptr": "l", "i16": "h", "double": "d"}
+_TYPES = {"r": i32, "f": f32, "l": i64, "h": _HALF}
+
+
+def generation(cpu: str) -> int:
+    """90 of `sm_90a`."""
+    return int("".join(c for c in cpu if c.isdigit()))
+
+
+class GpuModule(KernelModule):
+    function_class = GpuFunction
+
+    def begin_kernel(self) -> KernelFunction:
+        made = self.function("kernel", [("args", ptr)], void)
+        assert isinstance(made, GpuFunction)
+        made.wait_for_previous()
+        return made
+
+    def begin_block(self, threads: int, shared: int = 0, min_blocks: int = 1) -> BlockFunction:
+        made = self.function("kernel", [("args", ptr)], void)
+        assert isinstance(made, GpuFunction)
+        made.threads, made.min_blocks = threads, min_blocks
+        return made
+
+    def use_global(self, name: str, text: str) -> None:
+        """Declare a global variable once."""
+        line = f"{name} = {text}"
+        if line not in self._globals:
+            self._globals.append(line)

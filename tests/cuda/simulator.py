@@ -1,0 +1,549 @@
+"""Blocks of a GPU on the host: kernels of blocks are executed as they are emitted.
+
+The emitter of a kernel is Python code that calls the builder. Here every call computes instead of
+writing an instruction, with an array of one number for each thread of all blocks. Memory is that of
+the fake driver: an access outside an allocation, or one that is not aligned, is an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
+from rlx.backends.cuda.kernel import BlockKernel
+from rlx.ir.op import lookup
+from rlx.llvm.builder import Type, Value, f32, i1, i32, i64, ptr, void
+from rlx.llvm.target import Target
+
+Inside = Callable[[Any, int], None]  # addresses, bytes
+_NUMPY: dict[str, Any] = {
+    "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
+    "half": np.float16, "bfloat": ml_dtypes.bfloat16, "float": np.float32, "double": np.float64,
+    "ptr": np.int64,
+}  # fmt: skip
+_COMPARE = {
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+
+
+class SimValue(Value):
+    """A number of each thread: [threads], or [threads, lanes]."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Any, type_: Type, fn: Simulated) -> None:
+        super().__init__("sim", type_, fn)
+        self.data = data
+
+
+def data_of(value: Value) -> Any:
+    assert isinstance(value, SimValue)
+    return value.data
+
+
+class Simulated(BlockFunction):
+    """Blocks of threads that run while the kernel is 'emitted'."""
+
+    def __init__(
+        self, module: SimulatedModule, threads: int, shared: int, args: int, inside: Inside
+    ) -> None:
+        super().__init__(module, "kernel", [("args", ptr)], void, False, False)
+        self.threads, self.inside, self.size = threads, inside, shared
+        self.count = threads * module.blocks
+        self.own = np.arange(self.count) // threads * shared  # where a block's shared memory is
+        self.active = np.ones(self.count, bool)
+        self.bytes = np.full(shared * module.blocks + 1024, 0xCD, np.uint8)
+        self.pending: list[tuple[Any, list[tuple[Any, ...]]]] = []  # who has them, copies
+        self.open: list[tuple[Any, ...]] = []
+        self.waited = self.fenced = False
+        self.groups = 0
+        self.params = {"args": self.make(args, ptr)}  # type: ignore[dict-item]
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def make(self, data: Any, type_: Type) -> SimValue:
+        dims = (self.count,) if type_.lanes == 1 else (self.count, type_.lanes)
+        element = _NUMPY[type_.scalar.name]
+        return SimValue(np.broadcast_to(np.asarray(data).astype(element), dims), type_, self)
+
+    def const(self, value: Any, type_: Type = i64) -> SimValue:
+        if isinstance(value, SimValue):
+            assert value.type is type_, (value.type, type_)
+            return value
+        if type_.is_int and isinstance(value, int) and type_.bits > 1:
+            value = (value + (1 << type_.bits - 1)) % (1 << type_.bits) - (1 << type_.bits - 1)
+        made = self.make(np.array(value), type_)
+        if type_.is_int and isinstance(value, int):
+            made.const = value
+        return made
+
+    def instr(self, text: str, type_: Type) -> Value:
+        raise NotImplementedError(text)
+
+    def effect(self, text: str) -> None:
+        raise NotImplementedError(text)
+
+    def binary(self, op: str, a: Value, b: Any) -> SimValue:
+        other = self.const(b, a.type)
+        x, y = data_of(a), other.data
+        with np.errstate(all="ignore"):
+            return self.make(_binary(op, a.type, x, y), a.type)
+
+    def compare(self, predicate: str, a: Value, b: Any) -> SimValue:
+        x, y = data_of(a), self.const(b, a.type).data
+        if predicate in ("ult", "ule", "ugt", "uge") and a.type.is_int:
+            x, y, predicate = _unsigned(x), _unsigned(y), predicate[1:]
+        if predicate == "uno":
+            return self.make(np.isnan(x) | np.isnan(y), a.type.mask)
+        with np.errstate(all="ignore"):
+            return self.make(_COMPARE[predicate](x, y), a.type.mask)
+
+    def select(self, mask: Value, a: Any, b: Any) -> SimValue:
+        type_ = a.type if isinstance(a, Value) else b.type
+        chosen = data_of(mask)
+        if type_.lanes > 1 and mask.type.lanes == 1:
+            chosen = chosen[:, None]
+        return self.make(
+            np.where(chosen, self.const(a, type_).data, self.const(b, type_).data), type_
+        )
+
+    def convert(self, value: Value, type_: Type, signed: bool = True) -> SimValue:
+        target = type_ if type_.lanes > 1 else type_.with_lanes(value.type.lanes)
+        x = data_of(value)
+        if target.scalar is i1:
+            return self.make(x != 0, target)
+        if value.type.is_int and not signed and value.type.bits > 1:
+            x = _unsigned(x)
+        if value.type.is_float and target.is_int:
+            x = np.where(np.isfinite(x), x, 0).astype(np.float64)
+        with np.errstate(all="ignore"):
+            return self.make(x, target)
+
+    def bitcast(self, value: Value, type_: Type) -> SimValue:
+        if value.type is type_:
+            assert isinstance(value, SimValue)
+            return value
+        element = _NUMPY[type_.scalar.name]
+        return self.make(np.ascontiguousarray(data_of(value)).view(element).reshape(
+            (self.count, -1) if type_.lanes > 1 else (self.count,)), type_)  # fmt: skip
+
+    def fma(self, a: Value, b: Any, c: Any) -> SimValue:
+        x, y, z = (np.asarray(self.const(v, a.type).data, np.float64) for v in (a, b, c))
+        with np.errstate(all="ignore"):
+            return self.make(x * y + z, a.type)
+
+    def intrinsic(self, name: str, result: Type, *args: Value) -> Value:
+        base = name.split(".")[1]
+        x = [data_of(a) for a in args]
+        simple: dict[str, Any] = {
+            "smin": np.minimum, "smax": np.maximum, "fabs": np.abs, "sqrt": np.sqrt,
+            "umin": lambda a, b: np.minimum(_unsigned(a), _unsigned(b)),
+            "umax": lambda a, b: np.maximum(_unsigned(a), _unsigned(b)),
+        }  # fmt: skip
+        with np.errstate(all="ignore"):
+            return self.make(simple[base](*x), result)
+
+    def extract(self, vector: Value, lane: Any) -> SimValue:
+        if vector.type.lanes == 1:
+            assert isinstance(vector, SimValue)
+            return vector
+        return self.make(data_of(vector)[:, lane], vector.type.scalar)
+
+    def insert(self, vector: Value, value: Value, lane: Any) -> SimValue:
+        made = np.array(data_of(vector))
+        made[:, lane] = data_of(value)
+        return self.make(made, vector.type)
+
+    def splat(self, value: Value, lanes: int) -> SimValue:
+        return self.make(np.repeat(data_of(value)[:, None], lanes, 1), value.type.with_lanes(lanes))
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def gep(self, base: Value, index: Any, scale: int | Type = 1) -> SimValue:
+        size = scale if isinstance(scale, int) else scale.bytes
+        step = index if isinstance(index, int) else data_of(index).astype(np.int64)
+        return self.make(data_of(base) + step * size, ptr)
+
+    def load(
+        self, base: Value, type_: Type, offset: Any = 0, align: int = 0, nontemporal: bool = False
+    ) -> SimValue:
+        return self._load(data_of(self.gep(base, offset)), type_, align)
+
+    def _load(self, address: Any, type_: Type, align: int) -> SimValue:
+        element = np.dtype(_NUMPY[type_.scalar.name])
+        wanted = align or element.itemsize
+        flat = np.zeros((self.count, type_.bytes), np.uint8)
+        used = self._checked(address, type_, wanted)
+        memory, low = bytes_at(used, type_.bytes)
+        flat[self.active] = memory[(used - low)[:, None] + np.arange(type_.bytes)]
+        numbers = flat.view(element)
+        return self.make(numbers if type_.lanes > 1 else numbers[:, 0], type_)
+
+    def _checked(self, address: Any, type_: Type, align: int) -> Any:
+        """The addresses that are used."""
+        used = address[self.active]
+        assert (used % align == 0).all(), "not aligned"
+        self.inside(used, type_.bytes)
+        return used
+
+    def store(
+        self, value: Value, base: Value, offset: Any = 0, align: int = 0,
+        nontemporal: bool = False,
+    ) -> None:  # fmt: skip
+        address, type_ = data_of(self.gep(base, offset)), value.type
+        used = self._checked(address, type_, align or type_.scalar.bits // 8)
+        raw = np.ascontiguousarray(data_of(value)).reshape(self.count, -1).view(np.uint8)
+        memory, low = bytes_at(used, type_.bytes)
+        memory[(used - low)[:, None] + np.arange(type_.bytes)] = raw[self.active]
+
+    def arg(self, args: Value, index: int, type_: Type = ptr) -> SimValue:
+        if type_ is f32:
+            return self.bitcast(self.load(args, i64, 8 * index).to(i32), f32)
+        return self.load(args, ptr, 8 * index) if type_ is ptr else self.convert(
+            self.load(args, i64, 8 * index), type_)  # fmt: skip
+
+    def load_shared(self, address: Value, type_: Type, offset: int = 0, align: int = 0) -> SimValue:
+        element = np.dtype(_NUMPY[type_.scalar.name])
+        at = data_of(address).astype(np.int64) + offset
+        self._check_shared(at, type_.bytes, align or element.itemsize)
+        at = np.where(self.active, at + self.own, 0)
+        rows = self.bytes[at[:, None] + np.arange(type_.bytes)]
+        flat = np.ascontiguousarray(rows).view(element)
+        return self.make(flat if type_.lanes > 1 else flat[:, 0], type_)
+
+    def _check_shared(self, at: Any, size: int, align: int) -> None:
+        used = at[self.active]
+        assert (used % align == 0).all(), "shared memory not aligned"
+        assert (used >= 0).all() and (used + size <= self.size).all(), "outside shared memory"
+
+    def store_shared(self, value: Value, address: Value, offset: int = 0, align: int = 0) -> None:
+        type_, at = value.type, data_of(address).astype(np.int64) + offset
+        self._check_shared(at, type_.bytes, align or type_.scalar.bits // 8)
+        raw = np.ascontiguousarray(data_of(value)).reshape(self.count, -1).view(np.uint8)
+        places = (at + self.own)[self.active][:, None] + np.arange(type_.bytes)
+        self.bytes[places] = raw[self.active]
+
+    def add_shared(self, address: Value, value: Value) -> SimValue:
+        element = data_of(value).dtype
+        at = data_of(address).astype(np.int64)
+        self._check_shared(at, element.itemsize, element.itemsize)
+        before = np.zeros(self.count, element)
+        for t in np.flatnonzero(self.active):
+            cell = self.bytes[at[t] + self.own[t] :][: element.itemsize].view(element)
+            before[t] = cell[0]
+            cell[0] += data_of(value)[t]
+        return self.make(before, value.type)
+
+    def copy_async(self, address: Value, source: Value, valid: Value | None = None) -> None:
+        at = data_of(address).astype(np.int64)
+        self._check_shared(at, 16, 16)
+        size = np.full(self.count, 16) if valid is None else data_of(valid)
+        start = data_of(source)
+        assert (start[self.active] % 16 == 0).all(), "not aligned"
+        assert ((size >= 0) & (size <= 16))[self.active].all()
+        for n in np.unique(size[self.active]):
+            if n:
+                self.inside(start[self.active & (size == n)], int(n))
+        self.open.append((self.active, at + self.own, start, size))
+
+    def commit_copies(self) -> None:
+        self._require_blocks()
+        self.pending.append((self.active.copy(), self.open))
+        self.open = []
+
+    def wait_copies(self, groups: int) -> None:
+        """Copies arrive no sooner than they are waited for."""
+        later = np.zeros(self.count, int)
+        for owners, copies in reversed(self.pending):
+            done = self.active & owners & (later >= groups)
+            later += owners
+            for mask, at, start, size in copies:
+                for t in np.flatnonzero(mask & done):
+                    data = ctypes.string_at(int(start[t]), int(size[t])) + bytes(16 - size[t])
+                    self.bytes[at[t] : at[t] + 16] = np.frombuffer(data, np.uint8)
+            owners &= ~done
+        self.pending = [p for p in self.pending if p[0].any()]
+
+    # -- flow -------------------------------------------------------------------------------------
+
+    def if_(self, condition: Value, then: Any, orelse: Any = None) -> list[Value]:
+        before, flags = self.active, data_of(condition)
+        results = []
+        for body, mask in ((then, flags & before), (orelse, ~flags & before)):
+            if body is None or not mask.any():
+                continue
+            self.active = mask
+            made = body()
+            listed = [] if made is None else [made] if isinstance(made, Value) else list(made)
+            results.append((mask, listed))
+        self.active = before
+        return self._merged(results)
+
+    def _merged(self, results: list[tuple[Any, list[Value]]]) -> list[Value]:
+        if not results:
+            return []
+        merged = list(results[0][1])
+        for mask, values in results[1:]:
+            merged = [self._choose(mask, b, a) for a, b in zip(merged, values, strict=True)]
+        return merged
+
+    def _choose(self, mask: Any, a: Value, b: Value) -> SimValue:
+        chosen = mask[:, None] if a.type.lanes > 1 else mask
+        return self.make(np.where(chosen, data_of(a), data_of(b)), a.type)
+
+    def loop(
+        self, lo: Any, hi: Any, step: Any, carry: Sequence[Value], body: Any, guard: bool = True
+    ) -> list[Value]:
+        index = next((v.type for v in (lo, hi, step) if isinstance(v, Value)), i64)
+        at, stop, by = (self.const(v, index).data for v in (lo, hi, step))
+        before, values, first = self.active, list(carry), not guard
+        while True:
+            mask = before & ((at < stop) | first)
+            first = False
+            if not mask.any():
+                break
+            self.active = mask
+            made = body(self.make(at, index), *values)
+            listed = [] if made is None else [made] if isinstance(made, Value) else list(made)
+            values = [self._choose(mask, n, o) for n, o in zip(listed, values, strict=True)]
+            at = np.where(mask, at + by, at)
+        self.active = before
+        return values
+
+    def range(self, lo: Any, hi: Any, step: Any = 1, guard: bool = True) -> Iterator[Value]:
+        index = next((v.type for v in (lo, hi, step) if isinstance(v, Value)), i64)
+        at, stop, by = (self.const(v, index).data for v in (lo, hi, step))
+        before = self.active
+        while (before & (at < stop)).any():
+            self.active = before & (at < stop)
+            yield self.make(at, index)
+            at = np.where(self.active, at + by, at)
+        self.active = before
+
+    # -- the block --------------------------------------------------------------------------------
+
+    def _require_blocks(self) -> None:
+        blocks = self.active.reshape(-1, self.threads)
+        assert (blocks.all(1) == blocks.any(1)).all(), "not all threads of a block are here"
+
+    def _require_warps(self) -> None:
+        warps = self.active.reshape(-1, WARP)
+        assert (warps.all(1) == warps.any(1)).all(), "not all threads of a warp are here"
+
+    @property
+    def warp(self) -> int:
+        return WARP
+
+    def launched_block(self) -> SimValue:
+        return self.make(np.arange(self.count) // self.threads, i32)
+
+    def thread(self) -> SimValue:
+        return self.make(np.arange(self.count) % self.threads, i32)
+
+    def lane(self) -> SimValue:
+        return self.make(np.arange(self.count) % WARP, i64)
+
+    def barrier(self) -> None:
+        self._require_blocks()
+
+    def warp_barrier(self) -> None:
+        self._require_warps()
+
+    def wait_for_previous(self) -> None:
+        assert self.is_part or self.active.all(), "some threads do not wait"
+        self.waited = True
+
+    def let_next_start(self) -> None:
+        pass
+
+    def is_last_block(self, counter: Value, blocks: Value) -> SimValue:
+        self._require_blocks()
+        last = np.zeros(self.count, bool)
+        firsts = np.flatnonzero(self.active.reshape(-1, self.threads)[:, 0]) * self.threads
+        self.inside(data_of(counter)[firsts], 8)
+        for t in firsts[::-1]:  # any may be the last
+            cell = ctypes.c_longlong.from_address(int(data_of(counter)[t]))
+            cell.value += 1
+            if cell.value == int(data_of(blocks)[t]):
+                cell.value = 0
+                last[t : t + self.threads] = True
+        return self.make(last, i1)
+
+    def exchange(self, value: Value, distance: int) -> SimValue:
+        self._require_warps()
+        return self.make(data_of(value)[np.arange(self.count) ^ distance], value.type)
+
+    def load_matrices(self, address: Value, count: int, transposed: bool = False) -> list[Value]:
+        self._require_warps()
+        at = data_of(address).astype(np.int64)
+        lanes = np.arange(self.count)
+        found: list[Value] = []
+        for i in range(count):
+            row = lanes % WARP // 4
+            column = lanes % 4 * 2
+            warp = lanes // WARP * WARP
+            picked = []
+            for k in range(2):
+                r, c = (column + k, row) if transposed else (row, column + k)
+                start = at[warp + 8 * i + r]
+                used = start[self.active]
+                assert (used % 16 == 0).all(), "row of a matrix not aligned"
+                assert (used >= 0).all() and (used + 16 <= self.size).all()
+                place = np.where(self.active, start + self.own, 0) + 2 * c
+                picked.append(self.bytes[place] | self.bytes[place + 1].astype(np.uint32) << 8)
+            joined = (picked[0] | picked[1] << 16).astype(np.uint32)
+            found.append(self.make(joined.view(np.int32), i32))
+        return found
+
+    def multiply(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], element: Type
+    ) -> list[Value]:
+        self._require_warps()
+        halves = _NUMPY[element.name]
+        warps = self.count // WARP
+        lanes = np.arange(WARP)
+        row, column = lanes // 4, lanes % 4 * 2
+
+        def parts(values: Sequence[Value]) -> list[Any]:
+            """Of each value [warps, lanes, 2]."""
+            raw = [np.ascontiguousarray(data_of(v)).view(halves) for v in values]
+            return [r.astype(np.float64).reshape(warps, WARP, 2) for r in raw]
+
+        left, right = np.zeros((warps, 16, 16)), np.zeros((warps, 16, 8))
+        for i, part in enumerate(parts(a)):
+            for k in range(2):
+                left[:, row + 8 * (i % 2), column + k + 8 * (i // 2)] = part[:, :, k]
+        for i, part in enumerate(parts(b)):
+            for k in range(2):
+                right[:, column + k + 8 * i, row] = part[:, :, k]
+        with np.errstate(all="ignore"):
+            product = left @ right
+        result = []
+        for i, value in enumerate(c):
+            found = product[:, row + 8 * (i // 2), column + i % 2].reshape(-1)
+            result.append(self.make(found + data_of(value), f32))
+        return list(result)
+
+    def fence_shared(self) -> None:
+        self.fenced = True
+
+    def begin_group(self) -> None:
+        assert self.fenced, "shared memory may not be visible"
+
+    def commit_group(self) -> None:
+        self.groups += 1
+
+    def wait_group(self, groups: int) -> None:
+        self.groups = min(self.groups, groups)
+
+    def finish_group(self, sums: Sequence[Value]) -> list[Value]:
+        self.groups = 0
+        return list(sums)
+
+    def multiply_group(
+        self, a: Value, b: Value, sums: Sequence[Value], n: int, element: Type
+    ) -> list[Value]:
+        self._require_warps()
+        team = 4 * WARP
+        starts = [data_of(v)[::team].astype(np.int64) for v in (a, b)]
+        own, alive = self.own[::team], self.active[::team]
+        tiles = []
+        for start, rows in zip(starts, (64, n), strict=True):
+            linear = start[:, None, None] + np.arange(rows)[:, None] * 128 + np.arange(32)
+            linear = np.where(alive[:, None, None], linear, 0)
+            place = linear ^ ((linear >> 7 & 7) << 4)
+            assert place.max() < self.size
+            raw = np.ascontiguousarray(self.bytes[place + own[:, None, None]])
+            tiles.append(raw.view(_NUMPY[element.name]).astype(np.float64))
+        with np.errstate(all="ignore"):
+            product = tiles[0] @ tiles[1].transpose(0, 2, 1)  # [teams, 64, n]
+        lanes = np.arange(team)
+        row = lanes // WARP * 16 + lanes % WARP // 4
+        made = []
+        for i, value in enumerate(sums):
+            column = i // 4 * 8 + lanes % 4 * 2 + i % 2
+            found = product[:, row + 8 * (i // 2 % 2), column].reshape(-1)
+            made.append(self.make(found + data_of(value), f32))
+        return list(made)
+
+    def pack_halves(self, low: Value, high: Value, element: Type) -> SimValue:
+        with np.errstate(all="ignore"):
+            pair = np.stack([data_of(low), data_of(high)], 1).astype(_NUMPY[element.name])
+        return self.make(np.ascontiguousarray(pair).view(np.int32)[:, 0], i32)
+
+    def unpack_halves(self, pair: Value, element: Type) -> tuple[Value, Value]:
+        raw = np.ascontiguousarray(data_of(pair)).view(_NUMPY[element.name]).reshape(-1, 2)
+        return self.make(raw[:, 0], f32), self.make(raw[:, 1], f32)
+
+    def exp2_fast(self, x: Value) -> SimValue:
+        with np.errstate(all="ignore"):
+            return self.make(np.exp2(data_of(x).astype(np.float64)), f32)
+
+    def activate(self, name: str, x: Value) -> Value:
+        if name == "none":
+            return x
+        op: Any = lookup(name)()
+        return self.make(op.reference(np.array(data_of(x))), f32)
+
+
+def _unsigned(x: Any) -> Any:
+    return np.asarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def _binary(op: str, type_: Type, x: Any, y: Any) -> Any:
+    if type_.is_float:
+        return {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}[op](x, y)
+    if type_ is i1:
+        return {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[op](x, y)
+    if op in ("udiv", "urem", "lshr"):
+        a, b = _unsigned(np.ascontiguousarray(x)), _unsigned(np.ascontiguousarray(y))
+        if op == "lshr":
+            return (a >> b).view(x.dtype)
+        b = np.where(b == 0, 1, b).astype(a.dtype)
+        return (a // b if op == "udiv" else a % b).view(x.dtype)
+    if op in ("sdiv", "srem"):
+        b = np.where(y == 0, 1, y)
+        quotient = (np.abs(x) // np.abs(b)) * np.sign(x) * np.sign(b)
+        return quotient if op == "sdiv" else x - quotient * b
+    simple = {
+        "add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and,
+        "or": np.bitwise_or, "xor": np.bitwise_xor, "shl": np.left_shift, "ashr": np.right_shift,
+    }  # fmt: skip
+    return simple[op](x, y)
+
+
+class SimulatedModule(KernelModule):
+    def __init__(self, blocks: int, args: int, inside: Inside) -> None:
+        super().__init__(Target.host())
+        self.blocks, self.args, self.inside = blocks, args, inside
+
+    def begin_block(self, threads: int, shared: int = 0, min_blocks: int = 1) -> Simulated:
+        self.made = Simulated(self, threads, shared, self.args, self.inside)
+        return self.made
+
+
+def bytes_at(addresses: Any, size: int) -> tuple[Any, int]:
+    """The memory that holds `size` bytes at all addresses, and its first address."""
+    low, high = int(addresses.min()), int(addresses.max()) + size
+    return np.asarray(_Memory(low, high - low)), low
+
+
+class _Memory:
+    def __init__(self, start: int, size: int) -> None:
+        self.__array_interface__ = {
+            "version": 3, "shape": (size,), "typestr": "|u1", "data": (start, False),
+        }  # fmt: skip
+
+
+def run_kernel(kernel: BlockKernel, blocks: int, args: int, inside: Inside) -> None:
+    """Run a launch, all blocks side by side."""
+    module = SimulatedModule(blocks, args, inside)
+    kernel.emit(module)
+    assert module.made.waited, "the kernel does not wait for the one in front"
+    assert not module.made.open, "copies without a group"

@@ -1,0 +1,303 @@
+"""Kernels of blocks in their own right: what a graph is lowered to, and results at sizes that the
+parity table does not have."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parity"))
+from fake_driver import FakeDriver, installed, make_stand_in
+from test_ptx import assemble, needs_ptxas, ptx_of
+
+import rlx
+from rlx.backends.cuda.backend import CudaBackend
+from rlx.backends.cuda.kernel import GpuKernel
+from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
+from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
+from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
+from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
+from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
+from rlx.backends.cuda.kernels.gemm.group_gemm import SQUARE, WIDE, GroupGemm
+from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
+from rlx.backends.cuda.kernels.qgemm import row_planes
+from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
+from rlx.backends.cuda.program import Program
+from rlx.ir.dtype import bf16, f16, f32
+from rlx.ir.graph import Graph
+from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.template import make_template
+from rlx.specialize.options import CompileOptions
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[CudaBackend]:
+    with installed(FakeDriver()):
+        yield make_stand_in()
+
+
+def graph_of(build: Any) -> Graph:
+    g = Graph("test")
+    out = build(g)
+    g.set_outputs(*(out if isinstance(out, tuple) else [out]))
+    return g
+
+
+def compiled(backend: CudaBackend, build: Any, **options: Any) -> CompiledGraph:
+    return CompiledGraph(make_template(graph_of(build), CompileOptions(**options), backend))
+
+
+def labels(backend: CudaBackend, build: Any, cpu: str = "sm_90a", **options: Any) -> list[str]:
+    template = make_template(graph_of(build), CompileOptions(**options), backend)
+    return [x.label for x in Program(template.plan({}), cpu).launches]
+
+
+def draw(seed: int, *dims: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(dims).astype(np.float32)
+
+
+# -- products ------------------------------------------------------------------------------------
+
+
+def product(m: Any, n: int, k: int, w: str = "bf16") -> Any:
+    def build(g: Graph) -> Any:
+        return g.matmul(g.input("x", [m, k]), g.transpose(g.param("w", [n, k], w), (1, 0)))
+
+    return build
+
+
+def test_a_product_takes_the_kernel_of_its_size(backend: CudaBackend) -> None:
+    assert labels(backend, product(1, 64, 256)) == ["gemv(1x256)"]
+    assert labels(backend, product(8, 64, 256)) == ["gemv(8x256)"]
+    assert labels(backend, product(9, 64, 256)) == ["planes(3)", "gemm(64x128x256)"]
+    assert labels(backend, product(200, 64, 256)) == ["planes(2)", "gemm(64x128x256)"]
+    assert labels(backend, product(200, 64, 256), "sm_80") == ["planes(2)", "gemm(64x64x256)"]
+    assert labels(backend, product(1, 64, 250)) == ["region(cast, mul, sum)"]
+
+
+@pytest.mark.parametrize("w", ["bf16", "f16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 37, 1032), (150, 133, 72), (65, 24, 2048)])
+def test_products_of_ragged_sizes(backend: CudaBackend, m: int, n: int, k: int, w: str) -> None:
+    """24 units of f32 in the last place of the largest result: bf16 planes hold 16 bits of x when
+    there are more than 128 rows, a rounding of 2⁻¹⁸ for each of k products."""
+    made, element = compiled(backend, product(m, n, k, w)), bf16 if w == "bf16" else f16
+    x, weight = draw(1, m, k) * 100, draw(2, n, k).astype(element.numpy)
+    made.set_param("w", weight)
+    want = x.astype(np.float64) @ weight.astype(np.float64).T
+    got = made.run(x=x)[0]
+    allowed = (2**-18 if m > 128 and w == "bf16" else 2**-20) * np.abs(want).max()
+    assert np.abs(got - want).max() <= allowed
+
+
+def test_few_tiles_divide_the_columns_of_x(backend: CudaBackend) -> None:
+    made = compiled(backend, product(16, 40, 2048))
+    [_, launch] = Program(made.template.plan({}), "sm_90a").launches
+    assert isinstance(launch.kernel, Gemm)
+    assert (launch.kernel.splits, launch.blocks) == (8, 8)
+    x, weight = draw(3, 16, 2048), draw(4, 40, 2048).astype(bf16.numpy)
+    made.set_param("w", weight)
+    want = x.astype(np.float64) @ weight.astype(np.float64).T
+    for _ in range(2):  # counters are 0 again after a run
+        np.testing.assert_allclose(made.run(x=x)[0], want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def test_dynamic_rows_run_in_tiles_of_the_most(backend: CudaBackend) -> None:
+    made = compiled(backend, product("n", 40, 64), binding={"n": rlx.UpTo(200)})
+    weight = draw(5, 40, 64).astype(bf16.numpy)
+    made.set_param("w", weight)
+    for n in (1, 64, 129, 200):
+        x = draw(n, n, 64)
+        want = x.astype(np.float64) @ weight.astype(np.float64).T
+        np.testing.assert_allclose(made.run(x=x)[0], want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_norm_is_computed_by_the_product_that_reads_it(backend: CudaBackend) -> None:
+    def build(g: Graph) -> Any:
+        x, r = g.input("x", [1, 256]), g.input("r", [1, 256])
+        y, total = g.fused_residual_rms_norm(x, r, g.param("gamma", [256]), eps=1e-5)
+        z = g.matmul(y, g.transpose(g.param("w", [24, 256], "bf16"), (1, 0)))
+        return z, g.add(total, 1.0)
+
+    names = labels(backend, build)
+    assert names[0] == "gemv(1x256)", names
+    made = compiled(backend, build)
+    x, r, gamma = draw(1, 1, 256), draw(2, 1, 256), draw(3, 256)
+    weight = draw(4, 24, 256).astype(bf16.numpy)
+    made.set_params({"gamma": gamma, "w": weight})
+    total = (x + r).astype(np.float64)
+    normed = total / np.sqrt((total**2).mean() + 1e-5) * gamma
+    got = made.run(x=x, r=r)
+    np.testing.assert_allclose(got[0], normed @ weight.astype(np.float64).T, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(got[1], total + 1, rtol=1e-6)
+
+
+# -- packed weights ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("rows", [1, 5, 11])
+def test_packed_weights_are_decoded_on_the_device(
+    backend: CudaBackend, name: str, rows: int
+) -> None:
+    """Blocks of random bits; a product differs from the sum in f64 by roundings of f32 alone."""
+    scheme, rng = GGUF_SCHEMES[name], np.random.default_rng(rows)
+    if name in ("Q8_0", "Q4_0"):
+        packed = encode(scheme, rng.standard_normal((19, 512)).astype(np.float32)).data
+    else:
+        packed = rng.integers(0, 256, (19, scheme.row_bytes(512)), dtype=np.uint8)
+        for at in (0, 2) if name == "Q4_K" else (208,):
+            for start in range(at, packed.shape[1], scheme.row_bytes(256)):
+                packed[:, start : start + 2] = np.array([0.01], np.float16).view(np.uint8)
+
+    def build(g: Graph) -> Any:
+        w = g.param("w", list(packed.shape), "u8")
+        return (
+            g.dequant_matmul(g.input("x", [rows, 512]), w, scheme=scheme),
+            g.dequant_gather(w, g.input("i", [3], "i32"), scheme=scheme),
+        )
+
+    assert sorted(labels(backend, build)) == ["dequant_gather", f"gemv({min(rows, 8)}x512)"]
+    made = compiled(backend, build).set_param("w", packed)
+    x, ids = draw(9, rows, 512), np.array([18, 0, -1], np.int32)
+    weights = decode(scheme, packed)
+    got = made.run(x=x, i=ids)
+    np.testing.assert_array_equal(got[1], weights[ids])
+    want = x.astype(np.float64) @ weights.astype(np.float64).T
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=2e-6 * np.abs(want).max())
+    with pytest.raises(rlx.InputError, match="out of range"):
+        made.run(x=x, i=np.array([0, 19, 1], np.int32))
+
+
+def test_parts_of_a_row_are_aligned() -> None:
+    for name in row_planes.PARTS:
+        places, size = row_planes.offsets(name, 768)
+        assert all(at % 16 == 0 for at in (*places.values(), size)), name
+        assert not row_planes.suits(name, 128)
+
+
+# -- attention, the KV cache and sampling --------------------------------------------------------
+
+
+def attend(rows: Any, keys: Any, dim: int, kv: str, **options: Any) -> Any:
+    def build(g: Graph) -> Any:
+        q = g.input("q", [1, rows, 4, dim])
+        k, v = (g.input(n, [1, keys, 2, dim], kv) for n in "kv")
+        sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": dim}
+        return g.attention(q, k, v, **sizes, mask_kind="causal", **options)
+
+    return build
+
+
+def expected(q: Any, k: Any, v: Any) -> Any:
+    """Causal attention in f64, head by head."""
+    rows, keys, dim = q.shape[1], k.shape[1], q.shape[3]
+    hidden = np.arange(keys) > np.arange(keys - rows, keys)[:, None]
+    made = np.zeros(q.shape)
+    for h in range(q.shape[2]):
+        scores = q[0, :, h].astype(np.float64) @ k[0, :, h // 2].astype(np.float64).T / dim**0.5
+        weights = np.exp(np.where(hidden, -np.inf, scores))
+        values = v[0, :, h // 2].astype(np.float64)
+        made[0, :, h] = weights @ values / weights.sum(1, keepdims=True)
+    return made
+
+
+@pytest.mark.parametrize(("rows", "keys", "dim"), [(1, 300, 96), (70, 150, 32), (5, 130, 48)])
+@pytest.mark.parametrize("kv", ["f16", "bf16"])
+def test_attention_of_other_sizes(
+    backend: CudaBackend, rows: int, keys: int, dim: int, kv: str
+) -> None:
+    made = compiled(backend, attend(rows, keys, dim, kv))
+    element = np.float16 if kv == "f16" else ml_dtypes.bfloat16
+    q, k, v = draw(1, 1, rows, 4, dim), draw(2, 1, keys, 2, dim), draw(3, 1, keys, 2, dim)
+    k, v = k.astype(element), v.astype(element)
+    # two halves of bf16 hold 16 bits of a query and of a weight, those of f16 22
+    off = 3e-5 if kv == "bf16" and rows > 1 else 3e-6
+    np.testing.assert_allclose(made.run(q=q, k=k, v=v)[0], expected(q, k, v), rtol=0, atol=off)
+
+
+def test_long_keys_are_divided_and_combined_by_the_last_block(backend: CudaBackend) -> None:
+    build = attend(1, "n", 16, "f16")
+    made = compiled(backend, build, binding={"n": rlx.UpTo(400)})
+    q = draw(1, 1, 1, 4, 16)
+    for n in (1, 3, 400, 77):
+        k, v = (draw(s, 1, n, 2, 16).astype(np.float16) for s in (n, n + 1))
+        np.testing.assert_allclose(made.run(q=q, k=k, v=v)[0], expected(q, k, v), rtol=0, atol=3e-6)
+    [launch] = Program(made.template.plan({}), "sm_90a").launches
+    assert isinstance(launch.kernel, DecodeAttention)
+    assert launch.kernel.splits == 400 // 64
+
+
+def cached(g: Graph) -> Any:
+    """Rotated keys and plain values, cast and appended, as models do it."""
+    joined, v = g.input("x", [1, 1, 64]), g.input("y", [1, 1, 32])
+    q, k = (g.narrow(joined, axis=2, start=32 * i, length=32) for i in range(2))
+    cos, sin = g.param("cos", [16, 8]), g.param("sin", [16, 8])
+    q, k = (g.rope(t, cos, sin, head_dim=16, offset="past") for t in (q, k))
+    states = []
+    for name, t in (("k", k), ("v", v)):
+        rows = g.transpose(g.reshape(g.cast(t, "f16"), [1, 1, 2, 16]), (0, 2, 1, 3))
+        state = g.state(name, [1, 2, 16, 16], "f16")
+        states.append(g.state_update(state, rows, axis=2, start="past"))
+    return q, *(g.sum(g.cast(s, "f32"), axis=2) for s in states)
+
+
+def test_keys_and_values_are_appended_in_one_launch(backend: CudaBackend) -> None:
+    options = {"binding": {"past": rlx.UpTo(15)}}
+    names = labels(backend, cached, **options)
+    assert names == ["rope", *["region(cast)", "region(sum)"] * 2]
+    made = compiled(backend, cached, **options)
+    oracle = CompiledGraph(
+        make_template(graph_of(cached), CompileOptions(**options), rlx.Device("reference").backend)
+    )
+    for graph in (made, oracle):
+        graph.set_params({"cos": np.cos(draw(1, 16, 8)), "sin": np.sin(draw(1, 16, 8))})
+    for past in range(3):
+        given = {"x": draw(past, 1, 1, 64), "y": draw(past + 9, 1, 1, 32)}
+        got, want = (f.run(given, sizes={"past": past}) for f in (made, oracle))
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-6)  # f16 rounds to 2⁻¹¹
+
+
+# -- code ----------------------------------------------------------------------------------------
+
+HOT: list[GpuKernel] = [
+    gemv_for(FloatRows(bf16), f32, 1, 1024, 4096, Epilogue(f32)),
+    gemv_for(FloatRows(bf16), f32, 1, 1024, 3072, Epilogue(f32, "silu", pair=True)),
+    gemv_for(FloatRows(bf16), f32, 1, 1024, 4096, Epilogue(f32), norm=Norm(1e-6, True)),
+    gemv_for(FloatRows(bf16), f32, 8, 4096, 4096, Epilogue(f32)),
+    gemv_for(PackedRows("Q8_0"), f32, 1, 1024, 151936, Epilogue(f32)),
+    gemv_for(PackedRows("Q4_K"), f32, 1, 4096, 4096, Epilogue(f32)),
+    gemv_for(PackedRows("Q6_K"), f32, 1, 4096, 4096, Epilogue(f32)),
+    Gemm(LARGE, bf16, 2, 1024, 4096, False, False, 1, Epilogue(f32)),
+    GroupGemm(WIDE, bf16, 1, 1024, 4096, False, False, 1, Epilogue(bf16)),
+    GroupGemm(SQUARE, bf16, 2, 1024, 4096, False, False, 1, Epilogue(f32)),
+    DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
+    DrawToken(151936, None),
+]
+
+
+@needs_ptxas
+@pytest.mark.parametrize("kernel", HOT, ids=lambda k: k.label)
+def test_hot_kernels_do_not_spill(kernel: GpuKernel) -> None:
+    said = assemble(ptx_of(kernel), "sm_90a")
+    numbers = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+    assert numbers is not None
+    assert set(numbers.groups()) == {"0"}
+    assert "serializ" not in said  # wgmma runs beside the code
+
+
+def test_weights_are_loaded_before_the_kernel_in_front_has_ended() -> None:
+    ptx = ptx_of(HOT[0])
+    wait = ptx.index("griddepcontrol.wait")
+    assert ptx[:wait].count("ld.global.v4") == 8
+    assert "griddepcontrol" not in ptx_of(HOT[0], (8, 0))
