@@ -34,6 +34,7 @@ from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
 from rlx.backends.cuda.program import Program
 from rlx.ir.dtype import bf16, f16, f32
 from rlx.ir.graph import Graph
+from rlx.ir.op import lookup
 from rlx.ir.quant.scheme import GGUF_SCHEMES, decode, encode
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.template import make_template
@@ -168,14 +169,30 @@ def test_packed_weights_are_decoded_on_the_device(
 
     assert sorted(labels(backend, build)) == ["dequant_gather", f"gemv({min(rows, 8)}x512)"]
     made = compiled(backend, build).set_param("w", packed)
-    x, ids = draw(9, rows, 512), np.array([18, 0, -1], np.int32)
+    x, ids = draw(9, rows, 512), np.array([18, 0, 7], np.int32)
     weights = decode(scheme, packed)
     got = made.run(x=x, i=ids)
     np.testing.assert_array_equal(got[1], weights[ids])
     want = x.astype(np.float64) @ weights.astype(np.float64).T
     np.testing.assert_allclose(got[0], want, rtol=0, atol=2e-6 * np.abs(want).max())
-    with pytest.raises(rlx.InputError, match="out of range"):
-        made.run(x=x, i=np.array([0, 19, 1], np.int32))
+    for wrong in (19, -1):  # as on the other devices
+        with pytest.raises(rlx.InputError, match="out of range"):
+            made.run(x=x, i=np.array([0, wrong, 1], np.int32))
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_rows_of_parts_stand_for_the_same_numbers(name: str) -> None:
+    scheme, rng = GGUF_SCHEMES[name], np.random.default_rng(3)
+    packed = encode(scheme, rng.standard_normal((5, 768)).astype(np.float32)).data
+    rows, weights = row_planes.split_blocks(name, packed), decode(scheme, packed)
+    # the two multiply the scales of k-quants in another order
+    got = row_planes.decoded(name, rows, 768)
+    np.testing.assert_allclose(got, weights, rtol=0, atol=1e-6 * np.abs(weights).max())
+    x, ids = draw(4, 2, 768), np.array([[4, 0, 2]], np.int32)
+    product = lookup("packed_planes_matmul")(scheme=scheme).reference(x, rows)
+    np.testing.assert_allclose(product, x @ weights.T, rtol=0, atol=2e-4)
+    found = lookup("packed_planes_gather")(scheme=scheme, k=768).reference(rows, ids)
+    np.testing.assert_allclose(found, got[ids], rtol=0)
 
 
 def test_parts_of_a_row_are_aligned() -> None:

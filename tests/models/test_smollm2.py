@@ -70,14 +70,16 @@ def test_greedy_answers_part_at_ties_only(
 def test_margins_agree_along_llama_cpps_answers(
     model: LanguageModel, golden: dict[str, Any]
 ) -> None:
-    """Each answer in one prefill: at every step the same token, but for ties."""
+    """Each answer in one prefill: at every step the same token, but for what is a tie to one of the
+    two. Either is some 0.2 from f32 (see below): single margins may be off by a few times that."""
     off = []
     for answer in golden["answers"]:
         rows = rows_along(model, answer)
         for row, first, margin in zip(rows, answer["tokens"], answer["margin"], strict=True):
-            assert int(row.argmax()) == first or margin < TIE
+            assert row.max() - row[first] < TIE or margin < TIE
         off.append(margins(rows, answer) - answer["margin"])
     assert root_mean_square(off) < 0.3
+    assert np.abs(off).max() < 1.2  # six times the 0.2
 
 
 def test_both_are_as_far_from_f32(model: LanguageModel, golden: dict[str, Any]) -> None:

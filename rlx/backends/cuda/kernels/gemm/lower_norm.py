@@ -59,7 +59,7 @@ def _is_row(reader: Node, node: Node, ctx: Context) -> bool:
         return False
     if prod(reader.inputs[0].shape.dims[:-1], start=1) != 1:
         return False
-    if reader.op.name == "row_planes_matmul":
+    if reader.op.name == "packed_planes_matmul":
         return True
     product = product_of(reader, ctx) if reader.op.name in _PRODUCTS else None
     return product is not None and suits_gemv(product)

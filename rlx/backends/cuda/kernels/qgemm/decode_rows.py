@@ -60,7 +60,6 @@ class DecodeRows(BlockKernel):
         def look_up() -> None:
             found = f.load(f.gep(ids, item, self.ids.bytes), memory_type(self.ids))
             row = found.to(i64, signed=self.ids.kind == "int")
-            row = f.select(row < 0, row + limit, row)
             f.if_(row.ult(limit), lambda: decode(row), lambda: f.store(node, status))
 
         f.if_(item < count, look_up)

@@ -15,15 +15,17 @@ from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
 from rlx.errors import ShapeError
-from rlx.ir.dtype import f32, u8
+from rlx.ir.dtype import DType, f32, u8
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array, Op, lookup, op
+from rlx.ir.ops._common import require_indices, rounded
+from rlx.ir.ops.matmul import widened
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.ir.shape import Shape
 
 _FLOATS = ("f32", "bf16", "f16")
-_PACKED = {"dequant_matmul": "row_planes_matmul", "dequant_gather": "row_planes_gather"}
+_PACKED = {"dequant_matmul": "packed_planes_matmul", "dequant_gather": "packed_planes_gather"}
 
 
 @op("split_blocks", runs_in_prepare=True)
@@ -42,8 +44,8 @@ class SplitBlocks(Op):
         return row_planes.split_blocks(self.scheme.name, w)
 
 
-@op("row_planes_matmul", is_anchor=True)
-class RowPlanesMatMul(Op):
+@op("packed_planes_matmul", is_anchor=True)
+class PackedPlanesMatMul(Op):
     """`dequant_matmul` of a weight in rows of parts."""
 
     scheme: QuantScheme
@@ -51,9 +53,15 @@ class RowPlanesMatMul(Op):
     def infer(self, x: Shape, w: Shape) -> Shape:
         return x.with_dims((*x.dims[:-1], w.dims[0]))
 
+    def reference(self, x: Array, w: Array) -> Array:
+        dtype = DType.of(x.dtype)
+        decoded = row_planes.decoded(self.scheme.name, w, x.shape[-1])
+        wide, weights = widened(dtype, x, decoded)
+        return rounded(wide @ weights.T, dtype)
 
-@op("row_planes_gather")
-class RowPlanesGather(Op):
+
+@op("packed_planes_gather")
+class PackedPlanesGather(Op):
     """`dequant_gather` of a table in rows of parts."""
 
     scheme: QuantScheme
@@ -61,6 +69,11 @@ class RowPlanesGather(Op):
 
     def infer(self, table: Shape, ids: Shape) -> Shape:
         return Shape((*ids.dims, self.k), f32)
+
+    def reference(self, table: Array, ids: Array) -> Array:
+        require_indices(ids, table.shape[0], "ids")
+        rows = row_planes.decoded(self.scheme.name, table[ids.reshape(-1)], self.k)
+        return rows.reshape(*ids.shape, self.k)
 
 
 def _is_packed(node: Node) -> bool:
@@ -111,11 +124,11 @@ def lay_out_packed(graph: Graph) -> Graph:
             record: Any = node.op
             if record.name == "dequant_matmul":
                 node.inputs = (node.inputs[0], split(node.inputs[1], record.scheme))
-                node.op = RowPlanesMatMul(scheme=record.scheme)
+                node.op = PackedPlanesMatMul(scheme=record.scheme)
             else:
                 k = record.scheme.row_elements(node.inputs[0].shape.dims[1])
                 node.inputs = (split(node.inputs[0], record.scheme), node.inputs[1])
-                node.op = RowPlanesGather(scheme=record.scheme, k=k)
+                node.op = PackedPlanesGather(scheme=record.scheme, k=k)
         order.append(node)
     graph.nodes = order
     for position, node in enumerate(order):
@@ -128,7 +141,7 @@ def _reads(node: Node, layouts: Layouts) -> bool:
     return row_stride(x, layouts) is not None and is_aligned(x, layouts)
 
 
-@lowers("row_planes_matmul", strided=_reads)
+@lowers("packed_planes_matmul", strided=_reads)
 def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w = node.inputs
     record: Any = node.op
@@ -146,7 +159,7 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
 
 
-@lowers("row_planes_gather", strided=False)
+@lowers("packed_planes_gather", strided=False)
 def lower_packed_gather(node: Node, ctx: Context) -> list[KernelLaunch]:
     table, ids = node.inputs
     record: Any = node.op

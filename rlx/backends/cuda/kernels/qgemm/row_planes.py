@@ -51,6 +51,35 @@ def split_blocks(scheme: str, w: Array) -> Array:
     return out
 
 
+def decoded(scheme: str, rows: Array, k: int) -> Array:
+    """Rows of parts as floats [n, k]: what the kernels compute with."""
+    places, sizes = offsets(scheme, k)[0], dict(PARTS[scheme])
+
+    def part(name: str, dtype: str) -> Array:
+        at, size = places[name], sizes[name] * (k // 256)
+        return np.ascontiguousarray(rows[:, at : at + size]).view(dtype)
+
+    def spread(scales: Array) -> Array:
+        return scales.astype(np.float32).repeat(k // scales.shape[1], axis=1)
+
+    if scheme == "Q8_0":
+        return part("quants", "i1").astype(np.float32) * spread(part("scales", "f2"))
+    chunks = part("quants", "u1").reshape(-1, k // 32, 16)
+    numbers = np.concatenate([chunks & 15, chunks >> 4], -1)
+    if scheme == "Q6_K":
+        high = part("high", "u1").reshape(-1, k // 32, 8)
+        twos = [high >> shift & 3 for shift in (0, 2, 4, 6)]
+        numbers = numbers | np.concatenate(twos, -1) << 4
+    q = numbers.reshape(-1, k).astype(np.float32)
+    if scheme == "Q4_0":
+        return (q - 8) * spread(part("scales", "f2"))
+    if scheme == "Q6_K":
+        return (q - 32) * (spread(part("supers", "f2")) * spread(part("scales", "i1")))
+    pairs, supers = part("scales", "u1"), part("supers", "f2")
+    scale = spread(supers[:, ::2]) * spread(pairs[:, ::2])
+    return q * scale - spread(supers[:, 1::2]) * spread(pairs[:, 1::2])
+
+
 def _q8_0(b: Array) -> dict[str, Array]:
     return {"quants": b[..., 2:], "scales": b[..., :2]}
 
