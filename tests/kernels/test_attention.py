@@ -17,6 +17,7 @@ from program_support import HOST, SETUPS, Native, kernels_for
 from rlx.backends.cpu.kernels.attention import lower_attention  # noqa: F401
 from rlx.backends.cpu.kernels.attention.combine import CombineSplitKV
 from rlx.backends.cpu.kernels.attention.decode import Decode
+from rlx.backends.cpu.kernels.attention.decode_heads import CombineHeads, DecodeHeads
 from rlx.backends.cpu.kernels.attention.prefill import Prefill
 from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
 from rlx.errors import UnsupportedError
@@ -181,6 +182,9 @@ FEW = {
     "more queries than keys": case(1, 4, 2, 2, 1, 40, kind="causal"),
     "no keys": case(1, 1, 0, 2, 1, 16),
     "one key": case(2, 1, 1, 2, 1, 16, layouts="bhsd bhsd"),
+    "no keys of heads together": case(2, 1, 0, 4, 2, 16),
+    "more queries than keys of heads together": case(1, 4, 2, 2, 2, 40, kind="causal"),
+    "batches of heads together": case(3, 1, 1100, 8, 4, 32, types="f32 f16"),
     "rank 3": case(2, 1, 45, 4, 2, 32, rank3=True),
     "sinks": case(2, 1, 45, 6, 2, 32, kind="causal", sinks=[-9, 0, 1, 2, 4, 200]),
     "sinks, heads in turn": case(1, 1, 300, 6, 3, 64, layouts="bshd bhsd", sinks=[1] * 6),
@@ -195,8 +199,12 @@ def test_many_rows(name):
 
 @pytest.mark.parametrize("name", FEW)
 def test_few_rows(name):
-    native = check(**FEW[name])
-    assert {type(s.spec) for s in native.launches} == {Decode, CombineSplitKV}
+    case = FEW[name]
+    native = check(**case)
+    # where the heads of a key are neighbours, they are read together
+    together = case.get("layouts", "bshd bshd").endswith("bshd") and case["dims"][4] > 1
+    kinds = {DecodeHeads, CombineHeads} if together else {Decode, CombineSplitKV}
+    assert {type(s.spec) for s in native.launches} == kinds
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -488,7 +496,7 @@ def decoded(packed):
     ("dims", "layout", "kernel"),
     [
         ((1, 1, 300, 4, 2, 128), "bhsd", Decode),
-        ((2, 1, 70, 6, 2, 96), "bshd", Decode),
+        ((2, 1, 70, 6, 2, 96), "bshd", DecodeHeads),
         ((1, 2, 33, 2, 1, 256), "bhsd", Decode),
         ((1, 130, 200, 4, 2, 64), "bhsd", Prefill),
         ((2, 20, 45, 2, 1, 32), "bshd", Prefill),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from program_support import HOST, TARGETS, Native
 
+from rlx.backends.cpu.kernels.attention.decode_heads import DecodeHeads
 from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -43,15 +44,16 @@ class Sequence:
         else:
             self.k, self.v = (x.astype(DType.of(kv).numpy) for x in (self.k, self.v))
 
-    def graph(self, queries="seq", keys="past_seq + seq"):
+    def graph(self, queries="seq", keys="past_seq + seq", layout="bhsd"):
         g = Graph("attention")
         dtype = DType.of(self.k.dtype)
         q = g.input("q", [1, queries, self.heads, self.dim])
-        k, v = (g.input(n, [1, self.kv_heads, keys, self.k.shape[-1]], dtype) for n in "kv")
+        axes = [self.kv_heads, keys] if layout == "bhsd" else [keys, self.kv_heads]
+        k, v = (g.input(n, [1, *axes, self.k.shape[-1]], dtype) for n in "kv")
         sinks = [g.input("sinks", [self.heads])] if self.sinks else []
         out = g.attention(
             q, k, v, *sinks, num_heads=self.heads, num_kv_heads=self.kv_heads, head_dim=self.dim,
-            kv_layout="bhsd", has_sinks=bool(sinks), **self.options,
+            kv_layout=layout, has_sinks=bool(sinks), **self.options,
         )  # fmt: skip
         g.set_outputs(out)
         return g
@@ -109,6 +111,47 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_attention_in_chunks(name):
     check(CASES[name])
+
+
+def check_neighbours(sequence, setups):
+    """Keys whose heads are neighbours in memory give what heads one after the other give: for few
+    queries, whose heads are then read together, on any number of workers."""
+    for target, workers in setups:
+        bounds = {"seq": sequence.length, "past_seq": sequence.length}
+        native = sequence.native(target, 1)
+        near = Native(sequence.graph(layout="bshd"), target, workers, bounds)
+        assert any(isinstance(s.spec, DecodeHeads) for s in near.launches)
+
+        def inputs(first, last):
+            given = sequence.inputs(first, last)
+            turned = {n: np.ascontiguousarray(given[n].swapaxes(1, 2)) for n in "kv"}
+            return {**given, **turned}
+
+        for first in (0, 17, 126, 127, 128, 255, 256, 300, 511, 512, 598, sequence.length - 1):
+            sizes = {"seq": 1, "past_seq": first}
+            (got,) = near.run(inputs(first, first + 1), sizes)
+            same_bits(got, sequence.run(native, first, first + 1))
+        first = sequence.length - 2
+        fixed = Native(sequence.graph(2, sequence.length, layout="bshd"), target, workers, {})
+        (got,) = fixed.run(inputs(first, sequence.length))
+        same_bits(got, sequence.run(native, first, sequence.length))
+
+
+NEIGHBOURS = [name for name, s in CASES.items() if s.kv_heads > 1] + ["eight heads", "long"]
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_heads_that_are_neighbours(name):
+    more = {"eight heads": Sequence(8, 8, 32), "long": Sequence(4, 2, 32, length=1700)}
+    setups = [(target, workers) for target in TARGETS for workers in (1, 2, 3, 5, 16)]
+    check_neighbours({**CASES, **more}[name], setups)
+
+
+@pytest.mark.skipif(not has_bf16_dot(HOST, 64), reason="no bf16 dot product")
+@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0"])
+def test_heads_that_are_neighbours_in_bf16(kv):
+    sequence = Sequence(6, 2, 64, kv, coarse=True, mask_kind="sliding_window(290)")
+    check_neighbours(sequence, [(HOST, workers) for workers in (1, 2, 5)])
 
 
 def paged(sequence, target, workers, coarse=False):

@@ -8,6 +8,7 @@ problem             what is constant in the code, kernel args, GQA rows and visi
 prefill             many rows: query blocks against KV blocks
 tiles, pack_qkv     its tiles and micro-kernels (QKᵀ, PV), its packed operands
 decode, key_parts   a few rows: flash decoding at memory speed
+decode_heads        the same where the heads of a key are neighbours in memory
 softmax             online softmax of both
 work_split, combine split-KV: splits of the keys shared among workers, and combined in order
 paged_attention     decode over a paged KV cache

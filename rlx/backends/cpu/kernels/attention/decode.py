@@ -97,6 +97,7 @@ class DecodeAttend:
         size = self.type.bytes
         self.parts = self.problem.score_parts(f.target)
         self.query_bytes = kernel.query_bytes(f.target)
+        self.head, self.partials = f["head"], f["partials"]
         self.queries = f["workspace"]
         self.scores = f.gep(self.queries, self.rows * self.query_bytes)
         self.factors = f.gep(self.scores, self.rows * KV_BLOCK * size)
@@ -108,28 +109,39 @@ class DecodeAttend:
 
     def emit(self) -> None:
         f = self.f
-        self._pack_queries()
+        self.pack_queries()
         for number in f.range(f["begin"], f["end"]):
             run = f["first"].udiv(RUN) + number
-            self._begin_split(run.urem(SPLITS))
+            self.select_split(run.urem(SPLITS))
+            self.clear()
             for key, count in each_block(f, run, f["first"], f["last"]):
-                begin = f.max(f["first"] - key, 0)
-                begin = begin - begin.urem(max(GROUP, self.lanes * self.pair))
+                begin = self.first_of_block(key)
                 k, v = (self.rows_from(name, key) for name in "kv")
                 self.key = key
                 self._qk(k, begin, count)
-                parts = (self.scores, f["head"], key, begin, count, self.row_map)
-                scores = RowSoftmax(f, self.problem, self.rows, *parts)
-                scores.exponentiate(self.running_max, self.running_sum, self.factors)
+                self.softmax(begin, count)
                 self._pv(v, begin, count)
 
-    def _begin_split(self, split: Value) -> None:
-        """Point at the partial result of a split, and clear it."""
+    def first_of_block(self, key: Value) -> Value:
+        """The first key of a KV block to read: the first visible one, or one shortly before."""
+        begin = self.f.max(self.f["first"] - key, 0)
+        return begin - begin.urem(max(GROUP, self.lanes * self.pair))
+
+    def softmax(self, begin: Value, count: Value) -> None:
+        parts = (self.scores, self.head, self.key, begin, count, self.row_map)
+        scores = RowSoftmax(self.f, self.problem, self.rows, *parts)
+        scores.exponentiate(self.running_max, self.running_sum, self.factors)
+
+    def select_split(self, split: Value) -> None:
+        """Point at the partial result of a split."""
         f, target = self.f, self.f.target
-        self.acc = f.gep(f["partials"], split, self.kernel.partial_bytes(target))
+        self.acc = f.gep(self.partials, split, self.kernel.partial_bytes(target))
         self.running_max = f.gep(self.acc, self.kernel.max_offset(target))
         self.running_sum = f.gep(self.acc, self.kernel.sum_offset(target))
-        vector = vec(self.v_lanes, self.type)
+
+    def clear(self) -> None:
+        """Begin the partial result of a split."""
+        f, vector = self.f, vec(self.v_lanes, self.type)
         for d in f.range(0, self.rows * self.problem.head_dim, self.v_lanes):
             f.store(f.const(0.0, vector), f.gep(self.acc, d, self.type))
         for r in range(self.rows):
@@ -144,13 +156,17 @@ class DecodeAttend:
     def row_ahead(self, name: str, key: Value, j: Value) -> Value:
         """The row to prefetch while row j of a KV block is read, of this run or of the next one of
         the split; it need not exist."""
-        f, rows = self.f, max(16, min(_AHEAD // self._row_size(name), KV_BLOCK))
+        f, rows = self.f, self.rows_ahead(name)
         after = key + j + rows
         leaves = key.urem(RUN) + j + rows >= RUN
         after = f.select(leaves, after + (SPLITS - 1) * RUN, after)
         return f.gep(self.bases[name], after * self.row_bytes[name])
 
-    def _pack_queries(self) -> None:
+    def rows_ahead(self, name: str) -> int:
+        """Rows from the one that is read to the one that is prefetched."""
+        return max(16, min(_AHEAD // self.row_size(name), KV_BLOCK))
+
+    def pack_queries(self) -> None:
         """Scaled queries, [rows][steps][lanes]: what the lanes of a step multiply with."""
         f, p = self.f, self.problem
         size = self.type.bytes
@@ -166,7 +182,7 @@ class DecodeAttend:
             return load(f, f.gep(row, d, memory_type(p.q)), p.q, dims, self.type)
 
         for r in f.range(0, self.rows):
-            row = self.row_map.address("q", f["batch"], f["head"], f["row"] + r)
+            row = self.row_map.address("q", f["batch"], self.head, f["row"] + r)
             to = f.gep(self.queries, r, self.query_bytes)
             for d in f.range(0, p.head_dim, dims):
                 value = read(row, d) * p.query_factor
@@ -177,26 +193,31 @@ class DecodeAttend:
                 f.store(value, f.gep(to, d.udiv(dims), self.lanes * size))
 
     def _qk(self, key: Callable[[Value], Value], begin: Value, count: Value) -> None:
-        """QKᵀ: scores[row][key], a vector of keys at a time; beyond the last one it repeats."""
+        """QKᵀ of a KV block."""
+        last = count - 1
+        for j in self.f.range(begin, count, self.lanes, guard=False):
+            self.score_keys(key, j, last)
+
+    def score_keys(self, key: Callable[[Value], Value], j: Value, last: Value) -> None:
+        """scores[row][key] of a vector of keys, j and the next; beyond the last one it repeats."""
         f, lanes, parts = self.f, self.lanes, self.parts
-        vector, last, near = vec(lanes, self.type), count - 1, lanes // parts
+        vector, near = vec(lanes, self.type), lanes // parts
         sums = f.alloca(self.rows * parts * vector.bytes)
         at_once = max(n for n in (1, 2, 4) if n <= parts and (n == 1 or n * self.rows <= 6))
         # a vector has neighbouring keys, and the chains of each lie side by side
         order = [i // near + i % near * parts for i in range(lanes)]
-        for j in f.range(begin, count, lanes, guard=False):
-            for part in f.range(0, parts, at_once):
-                first = j + part * near
-                keys = [key(f.min(first + i, last)) for i in range(at_once * near)]
-                done = self._chains(keys, first)
-                for n, total in enumerate(done):
-                    i, r = divmod(n, self.rows)
-                    f.store(total, f.gep(sums, part + (r * parts + i), vector.bytes))
-            for number in f.range(0, self.rows):
-                row = f.gep(sums, number, parts * vector.bytes)
-                chains = [f.load(row, vector, i * vector.bytes) for i in range(parts)]
-                score = f.shuffle(reduce(add, transpose_squares(f, chains)), None, order)
-                f.store(score, f.gep(self.scores, j + number * KV_BLOCK, self.type))
+        for part in f.range(0, parts, at_once):
+            first = j + part * near
+            keys = [key(f.min(first + i, last)) for i in range(at_once * near)]
+            done = self._chains(keys, first)
+            for n, total in enumerate(done):
+                i, r = divmod(n, self.rows)
+                f.store(total, f.gep(sums, part + (r * parts + i), vector.bytes))
+        for number in f.range(0, self.rows):
+            row = f.gep(sums, number, parts * vector.bytes)
+            chains = [f.load(row, vector, i * vector.bytes) for i in range(parts)]
+            score = f.shuffle(reduce(add, transpose_squares(f, chains)), None, order)
+            f.store(score, f.gep(self.scores, j + number * KV_BLOCK, self.type))
 
     def _chains(self, keys: list[Value], first: Value) -> list[Value]:
         """The chains of some keys with each row; `first` is the number of the first key."""
@@ -206,7 +227,7 @@ class DecodeAttend:
         steps = self.problem.head_dim // dims
         unroll = next(n for n in (4, 2, 1) if steps % n == 0)
         ahead = [self.row_ahead("k", self.key, first + i) for i in range(len(keys))]
-        size = -(-self._row_size("k") * unroll // steps)
+        size = -(-self.row_size("k") * unroll // steps)
 
         def step(d: Value, *sums: Value) -> list[Value]:
             total = list(sums)
@@ -228,7 +249,7 @@ class DecodeAttend:
         for line in range(0, size, LINE):
             self.f.prefetch(at, line, locality=2)
 
-    def _row_size(self, name: str) -> int:
+    def row_size(self, name: str) -> int:
         """Bytes of a row of k or v."""
         p = self.problem
         if p.q8_kv:
@@ -245,20 +266,43 @@ class DecodeAttend:
 
     def _pv(self, row: Callable[[Value], Value], begin: Value, count: Value) -> None:
         """PV: acc = acc * factors + P·V, as many columns at once as registers allow."""
-        f, lanes, width = self.f, self.v_lanes, self.width
-        size, dim = self.type.bytes, self.problem.head_dim
-        vector = vec(lanes, self.type)
-        factors = [
-            f.broadcast_load(self.factors, self.type, lanes, r * size) for r in range(self.rows)
+        f, step = self.f, self.width * self.v_lanes
+        factors = self.load_factors()
+        for d in f.range(0, self.problem.head_dim, step):
+            self.add_values(row, d, (begin, begin, count, count), factors)
+
+    def load_factors(self) -> list[Value]:
+        """What rescales the accumulators of each row."""
+        f, size = self.f, self.type.bytes
+        return [
+            f.broadcast_load(self.factors, self.type, self.v_lanes, r * size)
+            for r in range(self.rows)
         ]
-        places = [(r, (r * dim + i * lanes) * size) for r in range(self.rows) for i in range(width)]
-        for d in f.range(0, dim, width * lanes):
-            acc = f.gep(self.acc, d, self.type)
-            start = [f.load(acc, vector, at) * factors[r] for r, at in places]
-            step = self._pv_step(row, d, begin, count - 1)
-            done = f.loop(begin, count, self.pair, start, step, guard=False)
-            for total, (_, at) in zip(done, places, strict=True):
-                f.store(total, acc, at)
+
+    def add_values(
+        self, row: Callable[[Value], Value], d: Value, keys: tuple[Value, Value, Value, Value],
+        factors: list[Value] | None,
+    ) -> None:  # fmt: skip
+        """Columns d and the next of P·V of some keys, added to the accumulators (rescaled by
+        `factors`): `keys` are the first of the KV block, the first and the end of these, and the
+        end of the block."""
+        f, lanes, size = self.f, self.v_lanes, self.type.bytes
+        dim, vector = self.problem.head_dim, vec(lanes, self.type)
+        begin, first, end, count = keys
+        places = [
+            (r, (r * dim + i * lanes) * size) for r in range(self.rows) for i in range(self.width)
+        ]
+        acc = f.gep(self.acc, d, self.type)
+
+        def loaded(r: int, at: int) -> Value:
+            x = f.load(acc, vector, at)
+            return x if factors is None else x * factors[r]
+
+        start = [loaded(*place) for place in places]
+        step = self._pv_step(row, d, begin, count - 1)
+        done = f.loop(first, end, self.pair, start, step, guard=False)
+        for total, (_, at) in zip(done, places, strict=True):
+            f.store(total, acc, at)
 
     def _pv_step(
         self, row: Callable[[Value], Value], d: Value, begin: Value, last: Value
@@ -268,7 +312,7 @@ class DecodeAttend:
         def step(j: Value, *total: Value) -> list[Value]:
             found = [row(j), row(f.min(j + 1, last))][: self.pair]
             columns = []
-            self._prefetch(self.row_ahead("v", self.key, j), self._row_size("v"))
+            self._prefetch(self.row_ahead("v", self.key, j), self.row_size("v"))
             for i in range(width):
                 values = [self._value(at, d, i * lanes) for at in found]
                 columns.append(values[0] if self.pair == 1 else interleave_bf16(f, *values))

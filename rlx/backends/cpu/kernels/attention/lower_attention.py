@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from rlx.backends.cpu.kernels.attention.combine import CombineSplitKV
 from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode
+from rlx.backends.cpu.kernels.attention.decode_heads import CombineHeads, DecodeHeads
 from rlx.backends.cpu.kernels.attention.prefill import Prefill
 from rlx.backends.cpu.kernels.attention.problem import ARGS, AttentionKernel, Problem
 from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0, QuantizeBlocks
 from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
+from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.errors import UnsupportedError
 from rlx.ir.dim import Dim, same
@@ -19,6 +21,8 @@ from rlx.ir.ops.attention import Attention, Heads, head_sizes
 from rlx.llvm.target import Target
 
 Strides = tuple[Dim, ...]
+
+_MAX_PARTIALS = 4 << 20  # bytes of partial results of all heads of a batch
 
 
 def _problem(node: Node, target: Target) -> Problem:
@@ -51,27 +55,37 @@ def _sizes(node: Node, name: str) -> Heads:
     return head_sizes(node.inputs["qkv".index(name)].shape, width, layout, name)
 
 
-def _kernels(node: Node, problem: Problem, target: Target) -> list[AttentionKernel]:
-    """Decode or prefill by the number of rows; both when that is dynamic."""
+def _decode(node: Node, target: Target, kernel: Decode, near: bool) -> Decode:
+    """The kernel, or the one for heads that are neighbours in memory (`near`)."""
+    batch = _sizes(node, "q").batch
+    if not near or not isinstance(batch, int) or kernel.problem.kv_heads == 1:
+        return kernel
+    heads = DecodeHeads(kernel.problem, kernel.rows, batch, queries=kernel.queries)
+    return heads if heads.partials_bytes(target) <= _MAX_PARTIALS else kernel
+
+
+def _kernels(node: Node, problem: Problem, target: Target, near: bool) -> list[AttentionKernel]:
+    """Decode or prefill by the number of rows; both when that is dynamic. `near`: the heads of a
+    key are neighbours in memory."""
     length, keys, group = _sizes(node, "q").length, _sizes(node, "k").length, problem.gqa_group
     lanes = problem.lanes(target)
     f32_acc = problem.acc.bits == 32
     if isinstance(length, int):
         rows = length * group
         if rows <= MAX_ROWS and f32_acc:
-            return [Decode(problem, rows=max(rows, 1))]
+            return [_decode(node, target, Decode(problem, rows=max(rows, 1)), near)]
         few = rows <= 2 * lanes
         return [Prefill(problem, rows=-(-max(rows, 1) // lanes) * lanes if few else 0)]
     if group > MAX_ROWS or not f32_acc or same(length, keys):  # then one query has one key
         return [Prefill(problem)]
-    one = Decode(problem, rows=group, queries="one")
+    one = _decode(node, target, Decode(problem, rows=group, queries="one"), near)
     return [one, Prefill(problem, queries="more")]
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
     problem = replace(_problem(node, target), bf16_pairs=False)  # the worst case
-    kernels = _kernels(node, problem, target)
-    return threads * max(kernel.worker_bytes(target) for kernel in kernels)
+    kernels = [k for near in (False, True) for k in _kernels(node, problem, target, near)]
+    return max(kernel.scratch_bytes(target, threads) for kernel in kernels)
 
 
 @lowers("attention", scratch=_scratch, strided=True)
@@ -90,8 +104,13 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     )
     args = _args(node, strides)
     steps = []
-    for kernel in _kernels(node, problem, ctx.target):
-        specs = [kernel, CombineSplitKV(kernel)] if ctx.threads > 1 else [kernel]
+    near = all(same(strides[f"{n}_row"], problem.kv_heads * strides[f"{n}_head"]) for n in "kv")
+    for kernel in _kernels(node, problem, ctx.target, near):
+        specs: list[KernelSpec] = [kernel]
+        if isinstance(kernel, DecodeHeads):
+            specs.append(CombineHeads(kernel))
+        elif ctx.threads > 1:
+            specs.append(CombineSplitKV(kernel))
         steps += [
             KernelLaunch(s, args, node.inputs, node.outputs, uses_scratch=True) for s in specs
         ]

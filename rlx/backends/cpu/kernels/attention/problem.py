@@ -177,6 +177,10 @@ class AttentionKernel(KernelSpec):
         earlier worker began, one that a later worker continues), then its workspace."""
         return 3 * self.item_bytes(target) + _to_cache_lines(self.workspace_bytes(target))
 
+    def scratch_bytes(self, target: Target, workers: int) -> int:
+        """Scratch of all workers."""
+        return workers * self.worker_bytes(target)
+
 
 def _to_cache_lines(size: int) -> int:
     return -(-size // 64) * 64
