@@ -137,3 +137,43 @@ def test_zeros_that_pad_a_column_change_nothing(length):
         (want,) = native.run({"x": x[:, :length]}, {"seq": length})
         for seq in (length + 1, length + 6, 300):
             same_bits(native.run({"x": x[:, :seq]}, {"seq": seq})[0], want)
+
+
+def centred(g, x):
+    found = g.sub(x, g.mean(x, axis=(-1,), keepdims=True))
+    return g.sum(g.square(found), axis=(-1,)), found
+
+
+def two_axes(g, x):
+    """A factor of one axis keeps both from becoming one."""
+    return g.sum(g.reshape(x, shape=(-1, 24, 8200)) * g.constant(draw(5, 24, 1)), axis=(1, 2))
+
+
+LONG = {
+    "sum": lambda g, x: g.sum(x, axis=(1,)),
+    "product": lambda g, x: g.apply("prod", g.tanh(x) * 1e-4 + 1.0, axis=(1,)),
+    "softmax": lambda g, x: g.softmax(g.tanh(x)),
+    "centred": centred,
+    "two axes": two_axes,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_rows_are_summed_in_one_order(name):
+    """Few rows are split between workers, many are not. What is left of large numbers that cancel
+    shows every change of order, also that of sums in f64."""
+    x = draw(1, 9, 24 * 8200) * 300
+    x[:, 0], x[:, 70_000], x[:, -1] = 2.0**60, 2.0**59, -(2.0**60 + 2.0**59)
+    for target in TARGETS:
+        want = None
+        for workers, rows in ((1, 9), (1, 1), (2, 1), (2, 3), (3, 2), (5, 1), (5, 9)):
+            g = Graph(name)
+            found = LONG[name](g, g.input("x", [rows, "seq" if name == "sum" else x.shape[1]]))
+            g.set_outputs(*(found if isinstance(found, tuple) else [found]))
+            native = Native(g, target, workers, {"seq": 400_000})
+            splits = any(getattr(s.spec, "split", None) for s in native.launches)
+            assert splits == (workers > 1 and rows < 2 * workers)
+            outs = native.run({"x": x[:rows]}, {"seq": x.shape[1]} if name == "sum" else {})
+            want = want or outs
+            for got, expected in zip(outs, want, strict=True):
+                same_bits(got, expected[:rows])

@@ -35,6 +35,11 @@ class Accumulator:
         """Whether a wider accumulator makes long sums more precise."""
         return self.kind == "sum" and accumulator_type(self.dtype) is f32
 
+    @property
+    def rounds(self) -> bool:
+        """Whether results depend on the order of elements."""
+        return self.kind in ("sum", "prod") and (self.dtype.is_float or self.dtype is c64)
+
     def types(self, lanes: int) -> list[Type]:
         if self.kind in ("any", "all"):
             return [vec(lanes, i32)]

@@ -18,10 +18,13 @@ from rlx.backends.cpu.kernels.loops.column_tiles import (
 from rlx.backends.cpu.kernels.loops.lane_rows import LaneRowEmitter
 from rlx.backends.cpu.kernels.loops.rows import (
     BLOCK,
+    SEGMENTS,
     RowEmitter,
     StreamingStoreEmitter,
     can_stream_stores,
+    has_segments,
     scratch_sizes,
+    segment_grain,
 )
 from rlx.backends.cpu.kernels.loops.split_rows import (
     STATE_SLOT,
@@ -275,24 +278,28 @@ def _row_splits(scheduled: ScheduledNest, live: dict[str, int], threads: int) ->
             return 0  # zeros that pad a column would change where it is cut
         items, least = prod(rows[:-1]) * -(-rows[-1] // WIDTH), 64
     else:
+        if not all(map(has_segments, nest.spaces)) or len({len(s) == 1 for s in sizes}) > 1:
+            return 0  # not all passes have the same segments
+        items, least = prod(rows), segment_grain(sizes[0])
         if len(sizes[0]) == 1 and sizes[0][0] <= 2 * BLOCK:
-            return 0  # such a sum has no blocks
-        items, least = prod(rows), 1 if len(sizes[0]) > 1 else BLOCK
+            return 0
     if not 0 < items < 2 * threads:
         return 0
-    count = min(-(-4 * threads // items), sizes[0][0] // least)
+    most = -(-4 * threads // items) if scheduled.columns else SEGMENTS
+    count = min(most, sizes[0][0] // least if scheduled.columns else -(-sizes[0][0] // least))
     return count if count > 1 else 0
 
 
 def _split_state_bytes(scheduled: ScheduledNest, live: dict[str, int], threads: int) -> int:
-    """Scratch bytes for the states of all splits, whatever the operands' strides: at most 4 splits
-    per worker, or 6 column tiles per worker."""
+    """Scratch bytes for the states of all splits, whatever the operands' strides: the segments of
+    at most 2 rows per worker, or 6 column tiles per worker."""
     nest = scheduled.nest
     rows = prod(_upper_bound(scheduled, s, live) for s in nest.rows)
     sizes = [prod(_upper_bound(scheduled, s, live) for s in space) for space in nest.spaces]
     if not nest.reduces or rows * max(sizes) < MIN_SPLIT_ELEMENTS:
         return 0
-    states = min(4 * threads * rows, 6 * threads * WIDTH)
+    columns = min(4 * threads * rows, 6 * threads * WIDTH)
+    states = max(columns, SEGMENTS * min(rows, 2 * threads))
     return aligned(states * state_slots(nest) * STATE_SLOT)
 
 
@@ -307,9 +314,10 @@ def launches_for(
     args = [nest_arg(node, source, offsets) for source in scheduled.args]
     names = [NestArg(len(args) + k) for k in range(3)]
     size = _dim(scheduled, nest.spaces[0][0])
-    # a row is cut between the blocks of its sum, a column between steps: what is added stays
-    grain = ROWS_PER_STEP if scheduled.columns else BLOCK if len(nest.spaces[0]) == 1 else 1
-    chunk = (size + (splits * grain - 1)) // (splits * grain) * grain
+    # a row is cut into its segments, a column between steps: what is added stays
+    grain = ROWS_PER_STEP if scheduled.columns else segment_grain(nest.spaces[0])
+    step = grain * (splits if scheduled.columns else SEGMENTS)
+    chunk = (size + (step - 1)) // step * grain
     args += [Scratch(node, offsets[-1]), splits, chunk]
     stages = range(last_stage(nest) + 1)
     specs = [NestKernel(nest, scheduled.columns, None, Split(stage, *names)) for stage in stages]

@@ -9,11 +9,14 @@ read of every cache line before it is written.
 
 The loops of one pass over a long row, unrolled over several vectors.
 
-Long f32 sums are blocked: each block is summed in f32, the block sums in f64.
+Long f32 sums are blocked: each block is summed in f32, the block sums in f64. A long row has up to
+SEGMENTS segments, which depend on its size alone: each is reduced by itself, and their results are
+combined in order, by one worker or by several (`split_rows`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from math import prod
 
@@ -27,8 +30,20 @@ from rlx.loops.nest import Access, Arg, Nest, Quantity
 from rlx.loops.stages import Pass, Stages
 
 BLOCK = 8192  # elements summed in f32 before they are added to the f64 sum
+SEGMENTS = 64  # of a long row, at most
 
 IndexRange = tuple[Value, Value]  # [first, end) of an axis
+
+
+def has_segments(sizes: Sequence[Quantity]) -> bool:
+    """Whether a row of these sizes is long."""
+    known = [s for s in sizes if isinstance(s, int)]
+    return len(known) < len(sizes) or prod(known) > 2 * BLOCK
+
+
+def segment_grain(sizes: Sequence[object]) -> int:
+    """A segment's part of the outermost axis is a multiple of this."""
+    return BLOCK if len(sizes) == 1 else 1
 
 
 class PassLoops:
@@ -43,13 +58,9 @@ class PassLoops:
         weight = vector_body.stages.code_size(vector_body.pass_)
         self.unroll = 4 if weight <= 14 else 2 if weight <= 48 else 1
         self.outer = [vector_body.accumulator(n, wide=True) for n in vector_body.pass_.reductions]
-        self.blocked = any(a.wide for a in self.outer) and self._is_long()
+        self.blocked = any(a.wide for a in self.outer) and has_segments(self.sizes)
         if not self.blocked:
             self.outer = vector_body.accumulators
-
-    def _is_long(self) -> bool:
-        known = [s for s in self.sizes if isinstance(s, int)]
-        return len(known) < len(self.sizes) or prod(known) > 2 * BLOCK
 
     def run(self, point: IterPoint, bounds: IndexRange | None) -> tuple[CarriedStates, list[State]]:
         """Returns the accumulator states: one per unrolled vector, and that of the scalar tail.
@@ -280,13 +291,32 @@ class RowEmitter:
             accumulators = vector_body.accumulators
         else:
             loops = PassLoops(vector_body, self.lanes, self.masks, self.row)
-            carried, single = loops.run(point, bounds)
             accumulators = loops.outer
-        vector = reduce(lambda a, b: combine_all(accumulators, a, b), carried)
-        for number, a, wide, narrow in zip(
-            pass_.reductions, accumulators, vector, single, strict=True
-        ):
-            self.finish_reduction(number, a, a.combine(a.reduce_lanes(wide), narrow))
+            if bounds is None and has_segments(loops.sizes) and any(a.rounds for a in accumulators):
+                self._finish(pass_, accumulators, self._each_segment(loops, point))
+                return
+            carried, single = loops.run(point, bounds)
+        self._finish(pass_, accumulators, _joined_lanes(accumulators, carried, single))
+
+    def _each_segment(self, loops: PassLoops, point: IterPoint) -> list[State]:
+        """The states of a long row: those of its segments, combined in order."""
+        f, size = self.f, self.body.number(loops.sizes[0])
+        step = SEGMENTS * segment_grain(loops.sizes)
+        segment = (size + (step - 1)).udiv(step) * segment_grain(loops.sizes)
+        start = [[a.start(1) for a in loops.outer]]
+
+        def body(first: Value, *values: Value) -> list[Value]:
+            found = loops.run(point, (first, f.min(first + segment, size)))
+            [old], new = unflatten(values, start), _joined_lanes(loops.outer, *found)
+            return flatten([combine_all(loops.outer, old, new)])
+
+        return unflatten(f.loop(0, size, segment, flatten(start), body), start)[0]
+
+    def _finish(
+        self, pass_: Pass, accumulators: Sequence[Accumulator], states: Sequence[State]
+    ) -> None:
+        for number, a, state in zip(pass_.reductions, accumulators, states, strict=True):
+            self.finish_reduction(number, a, state)
 
     def finish_reduction(self, number: int, accumulator: Accumulator, state: State) -> None:
         """The result of a reduction, from its final state."""
@@ -319,6 +349,17 @@ class RowEmitter:
         return vpoints + [
             VectorPoint(point, f.i64(i), 1, None, self.row) for i in range(whole, size)
         ]
+
+
+def _joined_lanes(
+    accumulators: Sequence[Accumulator], carried: CarriedStates, single: Sequence[State]
+) -> list[State]:
+    """One state of each accumulator, from those of vectors and that of a tail."""
+    vector = reduce(lambda a, b: combine_all(accumulators, a, b), carried)
+    return [
+        a.combine(a.reduce_lanes(wide), narrow)
+        for a, wide, narrow in zip(accumulators, vector, single, strict=True)
+    ]
 
 
 def _is_long(size: Quantity) -> bool:

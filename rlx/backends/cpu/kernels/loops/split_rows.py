@@ -2,7 +2,8 @@
 
 Each stage of the row is a kernel of its own. A kernel stores the accumulator states of its
 reductions, one per split, in scratch memory; the next one combines them, in the order of splits,
-before it goes on. The result depends on the number of splits only.
+before it goes on. Splits are the segments of the row (`rows`), so that the result is that of one
+worker.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ class SplitRowEmitter(RowEmitter):
     def emit(self) -> None:
         f, body = self.f, self.body
         body.reject_empty_gathers()
-        lo, hi = f.split(self.total * self.splits)
+        # a last kernel that stores results of rows alone combines their states once
+        splits = self.splits if self._passes(self.split.stage) else f.i64(1)
+        lo, hi = f.split(self.total * splits)
         for item in f.range(lo, hi):
-            row = item.udiv(self.splits)
-            split_id = item - row * self.splits
+            row = item.udiv(splits)
+            split_id = item - row * splits
             self.slot = item
             point = body.at_row(row, self.nest.rows) if self.nest.rows else body.origin()
             self._emit_split(point, row, split_id)
