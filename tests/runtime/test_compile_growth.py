@@ -20,6 +20,8 @@ from rlx.passes.rewrite import Editor
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 12)
 
+pytestmark = pytest.mark.slow
+
 
 def chain(nodes: int) -> Graph:
     """y = sin(y · c) with another c each time."""
