@@ -43,7 +43,8 @@ class BatchRunner(ModelRunner):
         self.config.check_tokens(tokens, self.pool.context, hint)
 
     def run(self, scheduled: Sequence[ScheduledTokens]) -> Any:
-        """Logits [n, vocab] of the requests whose next token is drawn, in order."""
+        """Logits [n, vocab] after the last token of each request whose next one is drawn, and
+        after each token of its draft, in order."""
         ids: list[int] = []
         rows: list[int] = []
         positions: list[int] = []
@@ -51,13 +52,14 @@ class BatchRunner(ModelRunner):
         which: list[int] = []
         for part in scheduled:
             request = part.request
-            places = range(request.done, request.done + part.count)
-            ids += request.tokens[places.start : places.stop]
-            rows += [request.row] * part.count
-            positions += places
-            which += [request.adapter] * part.count
+            count, end = part.count + len(part.draft), request.done + part.count
+            ids += request.tokens[request.done : end]
+            ids += part.draft
+            rows += [request.row] * count
+            positions += range(request.done, request.done + count)
+            which += [request.adapter] * count
             if part.completes:
-                picked.append(len(ids) - 1)
+                picked += range(len(ids) - 1 - len(part.draft), len(ids))
         at, row = np.array(positions, np.int32), np.array(rows, np.int32)
         given: dict[str, Any] = {"ids": [ids], "rows": row, "positions": at, "picked": picked}
         given["slots"] = self.page_table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE)

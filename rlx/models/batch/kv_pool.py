@@ -24,6 +24,7 @@ NAME = "requests"
 REQUESTS = 8  # at once, unless another number is asked for
 MOST_REQUESTS = 1 << 16
 CHUNK = 512  # tokens of prompts in a run, at most
+MOST_DRAFTS = 32  # tokens of speculative decoding in a run, of all requests
 MIXED_CHUNK = 128  # beside decodes, before runs are measured
 
 
@@ -92,13 +93,18 @@ class KVPool:
     @property
     def most_tokens(self) -> int:
         """The most tokens of a run."""
-        return max(CHUNK, MIXED_CHUNK + self.requests)
+        return max(CHUNK, MIXED_CHUNK + self.requests + self.drafts)
+
+    @property
+    def drafts(self) -> int:
+        """The most draft tokens that a run verifies."""
+        return min(MOST_DRAFTS, 16 * self.requests)
 
     @property
     def spec(self) -> EntryPointSpec:
         """One executable for any number of tokens: as fast as one for exactly so many."""
         variant = ModelVariant(seq=UpTo(self.most_tokens))
-        variant = variant.with_extra("picked", UpTo(self.requests))
+        variant = variant.with_extra("picked", UpTo(self.requests + self.drafts))
         return EntryPointSpec(self._build, {"any": variant})
 
     @cached_property
