@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.backends.registry import get_backend
-from rlx.errors import EngineClosedError, InputError, OptionError
+from rlx.errors import EngineClosedError, InputError, OptionError, UnsupportedError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
@@ -89,7 +89,8 @@ class Engine(Unpicklable):
         pool = KVPool.of(file, **asked, memory=memory)
         self.runner = BatchRunner(pool, device, threads, bundle)
         self.tokenizer, self.sampling = file.tokenizer(), recommended_sampling(file)
-        self.pages = PageAllocator(pool.slots // PAGE, PAGE)
+        is_recurrent = file.config.recurrent is not None  # then a prefix has a state beside pages
+        self.pages = PageAllocator(pool.slots // PAGE, PAGE, share=not is_recurrent)
         timer = StepTimer(pool.most_tokens, MIXED_CHUNK, token_seconds)
         self._scheduler = Scheduler(self.pages, pool.requests, waiting, timer, pool.drafts)
         self._counts = EngineCounts()
@@ -159,6 +160,11 @@ class Engine(Unpicklable):
         return Reply(request.outlet, bool(settings.logprobs), cancel)
 
     def _check(self, request: Request) -> None:
+        if request.settings.speculate and not self.runner.pool.drafts:
+            raise UnsupportedError(
+                "speculative decoding needs a KV cache; a recurrent state cannot be rewound",
+                where=self.runner.config.arch, hint="generate without speculate=",
+            )  # fmt: skip
         if request.settings.overflow != "error":
             raise OptionError(
                 "pages of a shared KV cache cannot shift", where="overflow",
