@@ -215,6 +215,18 @@ class Engine(Unpicklable):
     # -- its own thread -----------------------------------------------------------------------
 
     def _serve(self) -> None:
+        reason, found = "cancelled", None
+        try:
+            self._loop()
+        except BaseException as error:  # nobody may wait for ever
+            reason, found = "error", error
+        with self._wake:
+            self._closed = True
+            self._end([*self._scheduler.running, *self._scheduler.queue], reason, found)
+            self._wake.notify_all()  # who drains
+
+    def _loop(self) -> None:
+        """Run until the engine is closed."""
         scheduler = self._scheduler
         while True:
             with self._wake:
@@ -223,7 +235,7 @@ class Engine(Unpicklable):
                     self._wake.notify_all()  # who drains
                     self._wake.wait()
                 if self._closed:
-                    break
+                    return
                 self._sweep()
                 for request in scheduler.admit():
                     self._counts.admitted(request)
@@ -234,8 +246,6 @@ class Engine(Unpicklable):
             except BaseException as error:  # it belongs to those who wait for a reply
                 with self._wake:
                     self._end([part.request for part in scheduled], "error", error)
-        with self._wake:
-            self._end([*scheduler.running, *scheduler.queue], "cancelled")
 
     def _sweep(self) -> None:
         """Let go of requests that were cancelled, or whose time is over."""
