@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import FormatError, InputError, UnsupportedError
+from rlx.errors import FormatError, InputError, UnsupportedError, close_names
 from rlx.formats.dequantized import DequantizedFolder
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
@@ -25,7 +25,6 @@ from rlx.ir.op import Array
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.runtime.params import Deferred
 from rlx.support.records import dataclass
-from rlx.support.suggestions import close_names
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import CONFIGS, PROMPT, write_folder
 
 from rlx import CompileOptions, DimBinding, Session
-from rlx.models.build_graph import LOGITS, build_graph
+from rlx.models.builder import LOGITS, build_graph
 from rlx.models.model_file import ModelFile
 from rlx.models.recurrent import CARRIED
 
