@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import FormatError, InputError, UnsupportedError, close_names
-from rlx.formats.dequantized import DequantizedFolder
 from rlx.formats.gguf import GgufFile
-from rlx.formats.hf import HfFolder
+from rlx.formats.hf import DequantizedFolder, HfFolder
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tensor_file import TensorInfo
 from rlx.ir.dtype import DType
