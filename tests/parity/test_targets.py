@@ -40,7 +40,7 @@ def specs_for(target: Target) -> dict[KernelSpec, str]:
 
 def one_of_each(specs: dict[KernelSpec, str]) -> dict[KernelSpec, str]:
     """A kernel of each class for each op and first option, mostly a dtype, of the table."""
-    found: dict[tuple[type, ...], tuple[KernelSpec, str]] = {}
+    found: dict[tuple[object, ...], tuple[KernelSpec, str]] = {}
     for spec, case in specs.items():
         found.setdefault((type(spec), *case.split("-")[:2]), (spec, case))
     return dict(found.values())
