@@ -24,7 +24,7 @@ from rlx.errors import InputError, OptionError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.arguments import check_paths, require_count, several_texts
+from rlx.models.arguments import Messages, check_paths, prompt_tokens, require_count, several_texts
 from rlx.models.batch.batch_runner import BatchRunner, ScheduledTokens
 from rlx.models.batch.kv_pool import CHUNK, MIXED_CHUNK, KVPool
 from rlx.models.batch.page_allocator import PageAllocator
@@ -33,9 +33,7 @@ from rlx.models.batch.request import Reply, Request
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
 from rlx.models.model_file import ModelFile
-from rlx.models.prompts import Messages, prompt_tokens
-from rlx.models.recommended import recommended_sampling
-from rlx.models.sampling import GenerationSettings
+from rlx.models.sampling import GenerationSettings, recommended_sampling
 from rlx.support.machine import free_memory
 from rlx.support.pickling import Unpicklable
 
