@@ -26,7 +26,14 @@ from rlx.errors import EngineClosedError, InputError, OptionError, UnsupportedEr
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.arguments import check_paths, require_count, require_seconds, several_texts
+from rlx.models.arguments import (
+    Messages,
+    check_paths,
+    prompt_tokens,
+    require_count,
+    require_seconds,
+    several_texts,
+)
 from rlx.models.batch.batch_runner import BatchRunner
 from rlx.models.batch.engine_stats import EngineCounts, EngineStats
 from rlx.models.batch.kv_pool import MIXED_CHUNK, KVPool
@@ -39,9 +46,7 @@ from rlx.models.batch.step_timer import SECONDS, StepTimer
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
 from rlx.models.model_file import ModelFile
-from rlx.models.prompts import Messages, prompt_tokens
-from rlx.models.recommended import recommended_sampling
-from rlx.models.sampling import GenerationSettings
+from rlx.models.sampling import GenerationSettings, recommended_sampling
 from rlx.support.machine import free_memory
 from rlx.support.pickling import Unpicklable
 
