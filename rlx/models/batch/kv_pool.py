@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from rlx.errors import InputError, OptionError, UnsupportedError
+from rlx.errors import InputError, UnsupportedError
 from rlx.ir.binding import UpTo
 from rlx.ir.module import GraphModule
 from rlx.models.adapters import Adapter, AdapterShape, common_shape
@@ -51,8 +51,6 @@ class KVPool:
         if cache_tokens is not None:
             require_count("cache_tokens", cache_tokens)
         cache = KVCacheType.of(kv, config.head_dim)
-        if cache.scheme is not None:
-            raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
         length = config.context_length(context)
         if switch := config.rope.switches_at(length):
             raise UnsupportedError(

@@ -103,4 +103,5 @@ class PagedDecoderBuilder(DecoderBuilder):
         return self.g.paged_attention(
             *operands, num_heads=c.heads, num_kv_heads=c.kv_heads, head_dim=c.head_dim, page=PAGE,
             window=window, scale=c.attention_scale, softcap=c.attention_softcap,
+            kv_scheme=self.kv.scheme,
         )  # fmt: skip
