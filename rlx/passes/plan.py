@@ -442,6 +442,10 @@ class Variant(Lir):
     def dynamic(self) -> dict[str, int]:
         return self.bound.dynamic
 
+    @property
+    def live(self) -> dict[str, int]:
+        return self.bound.dynamic
+
     def check_phases(self) -> None:
         if self.phases != self.template.phases:
             super().check_phases()

@@ -205,7 +205,8 @@ class CpuExecutable(KernelExecutable):
                 if index >= 0:
                     addresses[index] = slot if buffer is None else _fast_address(buffer.array)
         dims = [sizes[s] for s in self.symbols]
-        self.check_sizes(*dims)
+        if self._check(*dims) >= 0:
+            self.check_sizes(*dims)  # raises
         self._sizes = sizes
         self._fill(self._dynamic_args, addresses, *dims)
 
