@@ -17,7 +17,7 @@ from rlx.backends.bounds_checks import bounds_checks_of
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.kernels import registry
 from rlx.backends.cpu.kernels.spec import compile_specs
-from rlx.backends.cpu.lowering import TABLE, KernelLaunch, reads_strided, scratch_of
+from rlx.backends.cpu.lowering import TABLE, KernelLaunch, reads_strided
 from rlx.backends.cpu.lowering_cache import LoweredClass, LoweringCache
 from rlx.backends.cpu.program import launch_flags
 from rlx.backends.cpu.program_layout import ProgramLayout
@@ -51,10 +51,7 @@ class Compiler:
         )
 
     def has_native(self, node: Node) -> bool:
-        if node.op.is_view:
-            return True
-        entry = TABLE.get(node.op.name)
-        return entry is not None and (entry.when is None or entry.when(node))
+        return node.op.is_view or TABLE.find(node) is not None
 
     def rewrite_template(self, graph: Graph) -> Graph:
         for rewrite in registry.REWRITES:
@@ -65,13 +62,12 @@ class Compiler:
         return insert_contiguous(graph, reads_strided)
 
     def scratch(self, node: Node, workers: int) -> int:
-        return scratch_of(node, self.target, workers)
+        return TABLE.scratch(node, self.target, workers)
 
     def compile_program(self, lir: Lir, workers: int) -> CompiledProgram:
         """The program of a plan for up to `workers` workers; the target may be another machine."""
+        require_scratch(lir, lambda node: self.scratch(node, workers))
         variant = Variant.of(lir)
-        if variant is not lir:
-            require_scratch(lir, lambda node: self.scratch(node, workers))
         lowered = self._lowering.lower(variant, workers)
         layout = self._layout(variant, lowered)
         launches = [t.launch for c in lowered for t in c.launches]
