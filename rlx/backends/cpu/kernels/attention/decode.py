@@ -7,31 +7,79 @@ KV head are in registers together, so that every key and value is read once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import product
 from operator import add
 
-from rlx.backends.cpu.kernels.attention.combine import Combine, partials_of_span, workspace_of
-from rlx.backends.cpu.kernels.attention.key_parts import KeyParts, joined
+from rlx.backends.cpu.kernels.attention.combine import (
+    Combine,
+    KVSpan,
+    WorkSplit,
+    each_block,
+    partials_of_span,
+    workspace_of,
+)
 from rlx.backends.cpu.kernels.attention.problem import (
     GROUP,
     KV_BLOCK,
+    Q8_0,
     RUN,
     SPLITS,
     Args,
     AttentionKernel,
+    Problem,
     Rows,
+    load_q8,
 )
-from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0, load_q8
 from rlx.backends.cpu.kernels.attention.softmax import RowSoftmax
 from rlx.backends.cpu.kernels.attention.tiles import interleave_bf16, multiply_add, to_bf16
-from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit, each_block
-from rlx.llvm.builder import Function, Module, Value, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Value, i16, i64, ptr, vec
 from rlx.llvm.horizontal import transpose_squares
-from rlx.llvm.storage import LINE, load, memory_type
+from rlx.llvm.storage import LINE, load, memory_type, widen
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
+
+
+class KeyParts:
+    """Reads parts of keys in a function; `step` is the stride of elements in bytes."""
+
+    def __init__(self, f: Function, problem: Problem, step: Value) -> None:
+        self.f, self.problem, self.step = f, problem, step
+        self.dims = problem.score_parts(f.target) * problem.pair
+
+    def read(self, keys: Sequence[Value], d: Value) -> Value:
+        """Dimensions d … d + dims of each key, as one vector of numbers or of bf16 pairs."""
+        f, p = self.f, self.problem
+        if p.bf16_pairs and p.k.name == "bf16":
+            halves = [f.load(f.gep(key, d, 2), vec(self.dims, i16)) for key in keys]
+            return joined(f, halves).bits(vec(self.dims, p.acc))
+        if p.bf16_pairs:
+            return to_bf16(f, *(self._wide(key, d) for key in keys)).bits(vec(self.dims, p.acc))
+        if p.q8_kv:
+            return joined(f, [self._wide(key, d) for key in keys])
+        element = memory_type(p.k)
+        if "k" in p.strided:
+            at = [(d + i) * self.step for i in range(self.dims)]
+            raw = [f.load(f.gep(key, i), element) for key in keys for i in at]
+        else:
+            raw = [f.load(f.gep(key, d, element), vec(self.dims, element)) for key in keys]
+        return widen(f, joined(f, raw), p.k, p.acc)
+
+    def _wide(self, key: Value, d: Value) -> Value:
+        f, p = self.f, self.problem
+        if p.q8_kv:
+            return load_q8(f, key, d, self.dims, p.acc)
+        return load(f, f.gep(key, d, memory_type(p.k)), p.k, self.dims, p.acc)
+
+
+def joined(f: Function, vectors: Sequence[Value]) -> Value:
+    """Vectors, a power of two in number, one after the other."""
+    found = list(vectors)
+    while len(found) > 1:
+        found = [f.concat(a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
+    return found[0]
+
 
 _AHEAD = 8192  # bytes from the row that is read to the one that is prefetched
 MAX_ROWS = 8  # of a KV head: queries times GQA group

@@ -11,14 +11,17 @@ from functools import lru_cache, reduce
 
 from rlx.backends.cpu.kernels.attention.combine import (
     Combine,
+    KVSpan,
+    WorkSplit,
+    each_block,
     partials_of_span,
     safe_inverse,
     workspace_of,
 )
-from rlx.backends.cpu.kernels.attention.pack_qkv import emit_copy_kv, emit_pack_q
 from rlx.backends.cpu.kernels.attention.problem import (
     GROUP,
     KV_BLOCK,
+    Q8_0,
     RUN,
     SPLITS,
     Args,
@@ -28,10 +31,15 @@ from rlx.backends.cpu.kernels.attention.problem import (
     finite_max,
     softmax_exp,
 )
-from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0
 from rlx.backends.cpu.kernels.attention.softmax import PanelSoftmax
-from rlx.backends.cpu.kernels.attention.tiles import Tiling, WorkspaceLayout, emit_pv, emit_qk
-from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit, each_block
+from rlx.backends.cpu.kernels.attention.tiles import (
+    Tiling,
+    WorkspaceLayout,
+    emit_copy_kv,
+    emit_pack_q,
+    emit_pv,
+    emit_qk,
+)
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import LINE, memory_type, store
 from rlx.llvm.target import Target

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlx.backends.cpu.kernels.conv.depthwise import CausalDepthwise, Depthwise
 from rlx.backends.cpu.kernels.conv.direct import DirectConv, PackFilters, tile_rows
-from rlx.backends.cpu.kernels.conv.row_loads import MAX_SHUFFLED_STRIDE
+from rlx.backends.cpu.kernels.conv.windows import MAX_SHUFFLED_STRIDE
 from rlx.backends.cpu.layouts.pack_conv import Axis, packed_sizes, phases
 from rlx.backends.cpu.lowering import (
     Context,

@@ -6,10 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlx.backends.cpu.kernels.qgemm.dequant_codebook import KVALUES_IQ4NL
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import KVALUES_MXFP4, half_e8m0
-from rlx.backends.cpu.kernels.qgemm.dot import DotLoop
-from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
+from rlx.backends.cpu.kernels.qgemm.dequant_formats import KVALUES_IQ4NL, KVALUES_MXFP4, half_e8m0
+from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, MicroTile
 from rlx.backends.cpu.layouts.quant_rows import RUN
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme

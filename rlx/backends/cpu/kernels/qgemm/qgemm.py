@@ -26,9 +26,8 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     SharedScaleFormat,
     integer_format,
 )
-from rlx.backends.cpu.kernels.qgemm.dot import Vnni, dot_kind
+from rlx.backends.cpu.kernels.qgemm.dot import MicroTile, Vnni, dot_kind
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
-from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm
 from rlx.backends.cpu.kernels.spec import KernelSpec
