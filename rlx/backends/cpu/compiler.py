@@ -309,8 +309,9 @@ class Compiler:
         return entry is not None and (entry.when is None or entry.when(node))
 
     def rewrite_template(self, graph: Graph) -> Graph:
-        for rewrite in registry.REWRITES:
-            graph = rewrite(graph, self.target)
+        for ops, rewrite in registry.REWRITES:
+            if any(node.op.name in ops for node in graph.nodes):
+                graph = rewrite(graph, self.target)
         return graph
 
     def rewrite_variant(self, graph: Graph) -> Graph:

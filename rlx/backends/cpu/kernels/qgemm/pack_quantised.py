@@ -5,8 +5,7 @@ What follows them is fused into the epilogue: bias, activation, residual, gate.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from rlx.backends.cpu.kernels.qgemm.gather import has_tile_rows
 from rlx.backends.cpu.kernels.qgemm.qgemm import has_integer_path, row_layout
@@ -180,14 +179,11 @@ def _slices(editor: Editor, node: Node) -> list[tuple[Node, Node, Value]] | None
 
 
 def _merge_biases(editor: Editor, node: Node, slices: list[tuple[Node, Node, Value]]) -> None:
-    def make() -> list[Value]:
-        g = editor.graph
+    g, record = editor.graph, cast(Any, node.op)
+    with editor.building(node):
         bias = g.concat(*[bias for _, _, bias in slices], axis=0)
-        record: Any = node.op
         gemm = g.append(record.replace(has_bias=True), [*node.inputs, bias])
-        return [g.append(view.op, [gemm]) for view, _, _ in slices]
-
-    views, _ = editor.build(node, make)
+        views = [g.append(view.op, [gemm]) for view, _, _ in slices]
     for (_, addition, _), view in zip(slices, views, strict=True):
         editor.replace(addition.output, view)
 
@@ -220,21 +216,20 @@ EPILOGUES: tuple[Rule, ...] = (
 
 
 NAME = "pack_quantised"
-_KINDS = ("dequant_matmul", "dequant_grouped_matmul")
+QUANTISED = frozenset(("dequant_matmul", "dequant_grouped_matmul"))
 _MIN_CHANNELS = 4  # a column tile of fewer output channels is mostly padding
 
 
 def pack_quantised(graph: Graph, target: Target) -> Graph:
     """Matmuls whose quantised weight depends on params alone take it in column tiles."""
-    if not any(n.op.name in _KINDS for n in graph.nodes):
-        return graph
     editor = Editor(graph, NAME)
     packer = _Packer(editor, target)
-    fitting = [n for n in graph.nodes if n.op.name in _KINDS and packer.fits(n)]
+    fitting = [n for n in graph.nodes if n.op.name in QUANTISED and packer.fits(n)]
     tables = {n.inputs[1] for n in fitting if n.op.name == "dequant_matmul"}
     gathers = [n for n in graph.nodes if n.op.name == "dequant_gather" and n.inputs[0] in tables]
     for node in [*fitting, *[n for n in gathers if has_tile_rows(_scheme(n))]]:
-        result, _ = editor.build(node, partial(_MAKERS[node.op.name], packer, node))
+        with editor.building(node):
+            result = _MAKERS[node.op.name](packer, node)
         editor.replace(node.output, result)
     return apply(merge_biases(editor.finish()), EPILOGUES, NAME)
 
