@@ -14,7 +14,6 @@ from operator import add
 
 from rlx.backends.cpu.kernels.attention.combine import (
     Combine,
-    KVSpan,
     WorkSplit,
     each_block,
     partials_of_span,
@@ -111,15 +110,13 @@ class Decode(AttentionKernel):
         attend = emit_attend(m, self)
         f = m.kernel()
         combine, split = Combine(f, self), WorkSplit(f, self)
-
-        def work(span: KVSpan) -> None:
+        for span in split.each_span():
             partials, item = partials_of_span(f, self, span), (span.batch, span.head, span.row)
             keys = (span.first, span.last)
             spans = (*keys, span.begin, span.end)
             f.call(attend, f["args"], workspace_of(f, self), partials, *item, *spans)
-            f.if_(span.whole, lambda: combine.own(item, *keys, partials))
-
-        split.each_span(work)
+            for _ in f.when(span.whole):
+                combine.own(item, *keys, partials)
 
 
 def emit_attend(m: Module, kernel: Decode, body: type[DecodeAttend] | None = None) -> Function:
@@ -276,9 +273,9 @@ class DecodeAttend:
         unroll = next(n for n in (4, 2, 1) if steps % n == 0)
         ahead = [self.row_ahead("k", self.key, first + i) for i in range(len(keys))]
         size = -(-self.row_size("k") * unroll // steps)
-
-        def step(d: Value, *sums: Value) -> list[Value]:
-            total = list(sums)
+        sums = f.carry([f.const(0.0, vector)] * (len(groups) * self.rows))
+        for d in sums.range(0, self.problem.head_dim, dims * unroll):
+            total = list(sums.values)
             queries = f.gep(self.queries, d.udiv(dims), vector.bytes)
             for row in ahead:
                 self._prefetch(f.gep(row, d.udiv(dims * unroll) * size), size)
@@ -288,10 +285,8 @@ class DecodeAttend:
                     q = f.load(queries, vector, r * self.query_bytes + u * vector.bytes)
                     n = i * self.rows + r
                     total[n] = multiply_add(f, self.pair, q, x, total[n])
-            return total
-
-        start = [f.const(0.0, vector)] * (len(groups) * self.rows)
-        return f.loop(0, self.problem.head_dim, dims * unroll, start, step)
+            sums.values = total
+        return sums.values
 
     def _prefetch(self, at: Value, size: int) -> None:
         for line in range(0, size, LINE):
@@ -346,37 +341,34 @@ class DecodeAttend:
             x = f.load(acc, vector, at)
             return x if factors is None else x * factors[r]
 
-        start = [loaded(*place) for place in places]
-        step = self._pv_step(row, d, begin, count - 1)
-        done = f.loop(first, end, self.pair, start, step, guard=False)
-        for total, (_, at) in zip(done, places, strict=True):
+        sums, last = f.carry([loaded(*place) for place in places]), count - 1
+        for j in sums.range(first, end, self.pair, guard=False):
+            found = [row(j), row(f.min(j + 1, last))][: self.pair]
+            sums.values = self._pv_step(found, d, begin, j, sums.values)
+        for total, (_, at) in zip(sums.values, places, strict=True):
             f.store(total, acc, at)
 
     def _pv_step(
-        self, row: Callable[[Value], Value], d: Value, begin: Value, last: Value
-    ) -> Callable[..., list[Value]]:
+        self, rows: list[Value], d: Value, begin: Value, j: Value, total: list[Value]
+    ) -> list[Value]:
+        """`total` plus the values of key j, and of the next where keys are taken in pairs."""
         f, lanes, width = self.f, self.v_lanes, self.width
-
-        def step(j: Value, *total: Value) -> list[Value]:
-            found = [row(j), row(f.min(j + 1, last))][: self.pair]
-            columns = []
-            self._prefetch(self.row_ahead("v", self.key, j), self.row_size("v"))
-            for i in range(width):
-                values = [self._value(at, d, i * lanes) for at in found]
-                columns.append(values[0] if self.pair == 1 else interleave_bf16(f, *values))
-            # pairs of probabilities lie in the first half of the memory
-            first = j if self.pair == 1 else (begin + j).udiv(2)
-            out = []
-            for r in range(self.rows):
-                place = f.gep(self.scores, first + r * KV_BLOCK, self.type)
-                w = f.broadcast_load(place, self.type, lanes)
-                out += [
-                    multiply_add(f, self.pair, w, x, total[r * width + i])
-                    for i, x in enumerate(columns)
-                ]
-            return out
-
-        return step
+        columns = []
+        self._prefetch(self.row_ahead("v", self.key, j), self.row_size("v"))
+        for i in range(width):
+            values = [self._value(at, d, i * lanes) for at in rows]
+            columns.append(values[0] if self.pair == 1 else interleave_bf16(f, *values))
+        # pairs of probabilities lie in the first half of the memory
+        first = j if self.pair == 1 else (begin + j).udiv(2)
+        out = []
+        for r in range(self.rows):
+            place = f.gep(self.scores, first + r * KV_BLOCK, self.type)
+            w = f.broadcast_load(place, self.type, lanes)
+            out += [
+                multiply_add(f, self.pair, w, x, total[r * width + i])
+                for i, x in enumerate(columns)
+            ]
+        return out
 
     def _value(self, row: Value, at: Value, offset: int) -> Value:
         """A vector of a value, from column `at` + `offset` on."""

@@ -89,7 +89,11 @@ class _RotaryEmbedding:
     def emit(self) -> None:
         f = self.f
         if self.spec.streaming and self.spec.head_dim * self.spec.out.bytes % LINE == 0:
-            f.if_(is_aligned(f, [self.args["out"]]), self._emit_streaming, self._rows)
+            for fits in f.either(is_aligned(f, [self.args["out"]])):
+                if fits:
+                    self._emit_streaming()
+                else:
+                    self._rows()
         else:
             self._rows()
 
@@ -108,12 +112,11 @@ class _RotaryEmbedding:
             x = f.gep(w["x"], at, memory_type(self.spec.x))
             out = f.gep(w["out"], row, self.spec.head_dim * memory_type(self.spec.out).bytes)
             position = self._position(batch, token)
-            is_valid = position.ult(w["table_rows"])
-            f.if_(
-                is_valid,
-                lambda x=x, out=out, p=position: self._row(x, out, p),  # type: ignore[misc]
-                lambda: f.store(w["node"], w["status"]),
-            )
+            for is_valid in f.either(position.ult(w["table_rows"])):
+                if is_valid:
+                    self._row(x, out, position)
+                else:
+                    f.store(w["node"], w["status"])
 
     def _row_indices(self, row: Value) -> tuple[Value, Value, Value]:
         """(batch, token, head) of a row of the result."""
@@ -180,12 +183,11 @@ class _RotaryEmbedding:
         f, s = self.f, self.spec
         lanes = s.lanes(f.target, s.head_dim)
 
-        def add(i: Value, total: Value) -> Value:
+        squares = f.carry([f.const(0.0, vec(lanes, self.type))])
+        for i in squares.range(0, s.head_dim, lanes):
             value = self._read(x, "x", i, lanes)
-            return f.fma(value, value, total)
-
-        zero = f.const(0.0, vec(lanes, self.type))
-        total = f.reduce("add", f.loop(0, s.head_dim, lanes, [zero], add)[0])
+            squares.values = [f.fma(value, value, squares.values[0])]
+        total = f.reduce("add", squares.values[0])
         return 1.0 / f.sqrt(total / float(s.head_dim) + s.eps)
 
     def _rotated(self, a: Value, b: Value, angle: tuple[Value, Value]) -> tuple[Value, Value]:

@@ -211,11 +211,10 @@ def emit_qk(f: Function, t: Tiling, queries: Value, keys: Value) -> list[Value]:
     """QKᵀ of one tile, [keys][rows]: `t.keys` keys against a query panel. A score is the sum of
     `t.parts` chains (see `Problem.score_parts`)."""
     zeros = [f.const(0.0, t.vector)] * (t.keys * t.vectors)
+    steps = t.dim_steps // t.parts
+    unroll = next(n for n in (_UNROLL, 4, 2, 1) if steps % n == 0)
 
-    def chain(part: Value) -> list[Value]:
-        return f.loop(part, t.dim_steps, unroll * t.parts, zeros, step)
-
-    def step(d: Value, *acc: Value) -> list[Value]:
+    def step(d: Value, acc: list[Value]) -> list[Value]:
         total = list(acc)
         q, k = f.gep(queries, d, t.score_row_bytes), f.gep(keys, d, t.acc.bytes)
         for u in range(0, unroll * t.parts, t.parts):
@@ -230,10 +229,16 @@ def emit_qk(f: Function, t: Tiling, queries: Value, keys: Value) -> list[Value]:
                     total[at] = multiply_add(f, t.pair, row, key, total[at])
         return total
 
-    steps = t.dim_steps // t.parts
-    unroll = next(n for n in (_UNROLL, 4, 2, 1) if steps % n == 0)
-    first = chain(f.i64(0))
-    return f.loop(1, t.parts, 1, first, lambda part, *sums: list(map(add, sums, chain(part))))
+    def chain(part: Value) -> list[Value]:
+        sums = f.carry(zeros)
+        for d in sums.range(part, t.dim_steps, unroll * t.parts):
+            sums.values = step(d, sums.values)
+        return sums.values
+
+    score = f.carry(chain(f.i64(0)))
+    for part in score.range(1, t.parts):
+        score.values = list(map(add, score.values, chain(part)))
+    return score.values
 
 
 def emit_pv(
@@ -243,18 +248,17 @@ def emit_pv(
 
     `probs` points at the tile's first row in the first key's probabilities, `values` at the panel.
     """
-
-    def step(k: Value, *total: Value) -> list[Value]:
+    total = f.carry(start)
+    for k in total.range(0, (count + (t.pair - 1)).udiv(t.pair)):
         w, v = f.gep(probs, k, t.score_row_bytes), f.gep(values, k, t.v_row_bytes)
         columns = [f.load(v, t.vector, j * t.vector.bytes) for j in range(t.width)]
         out = []
         for i in range(t.rows):
             p = f.broadcast_load(w, t.acc, t.lanes, i * t.acc.bytes)
             for j, column in enumerate(columns):
-                out.append(multiply_add(f, t.pair, p, column, total[i * t.width + j]))
-        return out
-
-    return f.loop(0, (count + (t.pair - 1)).udiv(t.pair), 1, start, step)
+                out.append(multiply_add(f, t.pair, p, column, total.values[i * t.width + j]))
+        total.values = out
+    return total.values
 
 
 _MAX_UNROLL = 16  # vectors of a row that are copied without a loop

@@ -12,7 +12,6 @@ columns of w, the axis that is not k: element k of row i goes to element k * wid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
@@ -42,7 +41,11 @@ def emit_pack(
     f = m.function(name, params, internal=True)
     pack = _Pack(f, dtype, compute, routed)
     if unit == "k":
-        f.if_(f["width"].eq(1), pack.copy_row, pack.interleave)
+        for is_row in f.either(f["width"].eq(1)):
+            if is_row:
+                pack.copy_row()
+            else:
+                pack.interleave()
     elif unit in ("m", "n"):
         pack.copy_columns()
     else:
@@ -286,9 +289,10 @@ class GemmEmitter:
         if not self.spec.single_row:
             row_blocks = (rows + mc - 1).udiv(mc)
         lo, hi = f.split(batches * row_blocks * panels)
-
-        def run(unit: Value) -> Value:
-            """This worker's panels of the unit's row block."""
+        at_unit = f.carry([lo])
+        for _ in at_unit.forever():  # this worker's panels of the unit's row block
+            [unit] = at_unit.values
+            at_unit.break_unless(unit < hi)
             row_block = unit.udiv(panels)
             first = unit - row_block * panels
             last = f.min(panels, first + (hi - unit))
@@ -298,9 +302,7 @@ class GemmEmitter:
             x = f.gep(x, row * self["x_stride_m"])
             at = (batch * rows + row) * self["n"]
             work(x, w, f.min(mc, rows - row), at, first, last)
-            return unit + (last - first)
-
-        f.while_([lo], lambda u: u < hi, run)
+            at_unit.values = [unit + (last - first)]
 
     def choose_mc(self, rows: Value, columns: Value, most: int) -> Value:
         """Rows of a block: at most `most`, and such that units divide evenly among the workers."""
@@ -308,15 +310,15 @@ class GemmEmitter:
         workers = f["nth"].to(i64)
         least = f.max(f.ceil_div(rows, most), 1)
 
-        def try_count(row_blocks: Value, cost: Value, best: Value) -> list[Value]:
+        end = f.select(rows > self.g.mr, least + workers, least + 1)
+        found = f.carry([f.i64(1 << 62), rows])
+        for row_blocks in found.range(least, end):
+            cost, best = found.values
             each = (rows + row_blocks - 1).udiv(row_blocks)
             rounds = (columns * row_blocks + workers - 1).udiv(workers)
             this = rounds * (each + _BLOCK_OVERHEAD)
-            return [f.min(this, cost), f.select(this < cost, each, best)]
-
-        end = f.select(rows > self.g.mr, least + workers, least + 1)
-        _, best = f.loop(least, end, 1, [f.i64(1 << 62), rows], try_count)
-        return f.max(best, 1)
+            found.values = [f.min(this, cost), f.select(this < cost, each, best)]
+        return f.max(found.values[1], 1)
 
     def lay_out_scratch(self, offset: Value, mc: Value) -> None:
         """This worker's packed rows, packed panel and tiles, `offset` bytes into the scratch."""
@@ -377,14 +379,16 @@ class GemmEmitter:
             left = f.min(rows - r, g.mr)
             to = at + r * self["n"] + column
             if not self.routed:
-                f.if_(is_last, partial(self._prefetch_out, left, to))
+                for _ in f.when(is_last):
+                    self._prefetch_out(left, to)
             ahead = microkernels.prefetch(f, number, block.panel, block.kc, block.next)
             microkernels.call(
                 f, left, f.gep(block.rows, r * stride), stride, block.kc, block.panel,
                 block.panel_stride, tile, block.k, ahead,
             )  # fmt: skip
             route = f.gep(self.route, r, 4)
-            f.if_(is_last, partial(self._run_epilogue, tile, left, to, column, route))
+            for _ in f.when(is_last):
+                self._run_epilogue(tile, left, to, column, route)
 
     def _prefetch_out(self, rows: Value, at: Value) -> None:
         """Prefetch the result rows of a tile while it is computed."""
@@ -419,11 +423,13 @@ class GemmEmitter:
             return self._panel(w, p, k, kc), step
         # Few rows read a panel once: unpacked, if it has all its columns.
         in_place = (self["m"] <= self.g.mr) & (self["n"] - p * self.columns >= self.columns)
-        b, step = f.if_(
-            in_place,
-            lambda: (self._w_address(w, p, k), self["w_stride_k"]),
-            lambda: (self._panel(w, p, k, kc), step),
-        )
+        found = f.carry()
+        for reads_in_place in f.either(in_place, found):
+            if reads_in_place:
+                found.values = [self._w_address(w, p, k), self["w_stride_k"]]
+            else:
+                found.values = [self._panel(w, p, k, kc), step]
+        b, step = found.values
         return b, step
 
     def _next_panel(self, w: Value, p: Value, k: Value) -> Value:

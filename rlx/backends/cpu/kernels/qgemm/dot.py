@@ -101,7 +101,7 @@ class FourWay(IntDot):
         plain = loop.scales is None
         start = list(sums) if plain else [f.const(0, self.sums)] * (len(loop.sets) * rows)
 
-        def body(g: Value, *given: Value) -> list[Value]:
+        def step(g: Value, given: Sequence[Value]) -> list[Value]:
             totals = list(given)
             for s, codes in enumerate(loop.codes(g)):
                 first = loop.x(g, s)
@@ -113,9 +113,12 @@ class FourWay(IntDot):
         if plain and isinstance(loop.groups, int) and rows >= _UNROLL_ROWS:
             totals = start
             for g in range(loop.groups):
-                totals = body(f.i64(g), *totals)
+                totals = step(f.i64(g), totals)
             return totals
-        totals = f.loop(0, loop.groups, 1, start, body)
+        carried = f.carry(start)
+        for group in carried.range(0, loop.groups):
+            carried.values = step(group, carried.values)
+        totals = carried.values
         if plain:
             return totals
         out = list(sums)
@@ -209,14 +212,13 @@ class Maddubs(Pairwise):
             return self._flushed(loop, f.i64(0), known, sums)
         groups = f.const(loop.groups)
         whole = groups - groups.urem(at_once)
-
-        def some(count: int) -> Callable[..., list[Value]]:
-            return lambda g, *s: self._flushed(loop, g, count, s)
-
-        result = f.loop(0, whole, at_once, list(sums), some(at_once))
+        result = f.carry(sums)
+        for g in result.range(0, whole, at_once):
+            result.values = self._flushed(loop, g, at_once, result.values)
         if known is None or known % at_once:
-            result = f.loop(whole, groups, 1, result, some(1))
-        return result
+            for g in result.range(whole, groups):
+                result.values = self._flushed(loop, g, 1, result.values)
+        return result.values
 
     def _flushed(self, loop: DotLoop, g: Value, count: int, sums: Sequence[Value]) -> list[Value]:
         """Steps g .. g + count in 16 bits, then flushed to the 32-bit sums."""
@@ -243,7 +245,10 @@ class Maddubs(Pairwise):
         if rows > 1:
             # With one row, which runs at memory speed, equal steps do better.
             start, first = step(f.i64(0), None), 1
-        acc = f.loop(first, count, 1, start, lambda j, *acc: step(j, acc))
+        halves = f.carry(start)
+        for j in halves.range(first, count):
+            halves.values = step(j, halves.values)
+        acc = halves.values
         out = list(sums)
         for p, by in enumerate(factors):
             for s, (column, scale) in enumerate(loop.sets):

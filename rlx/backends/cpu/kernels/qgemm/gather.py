@@ -43,7 +43,8 @@ def checked_index(f: Function, ids: Value, dtype: DType, i: Value, limit: Value)
     type_ = memory_type(dtype)
     index = f.load(f.gep(ids, i, type_), type_).to(i64, signed=dtype.kind == "int")
     exists = index.ult(limit)
-    f.if_(~exists, lambda: f.store(f.arg(f["args"], 4, i64), f.arg(f["args"], 3)))
+    for _ in f.when(~exists):
+        f.store(f.arg(f["args"], 4, i64), f.arg(f["args"], 3))
     return f.select(exists, index, 0)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import BIAS, RUN, TINY, RowLayout
@@ -60,12 +59,10 @@ class TileBlock:
             for i in f.range(0, block, RUN):
                 self._store_meta(biased_start(add_halves(self._encode(i))), i.udiv(RUN) + 1)
             return
-        start = [f.const(0, vec(self.tile, i32))]
-
-        def group(i: Value, total: Value) -> Value:
-            return total + add_halves(self._encode(i))
-
-        [total] = f.loop(0, block, RUN, start, group)
+        sums = f.carry([f.const(0, vec(self.tile, i32))])
+        for i in sums.range(0, block, RUN):
+            sums.values = [sums.values[0] + add_halves(self._encode(i))]
+        [total] = sums.values
         self._store_meta(-total, 1)
         self._store_meta(self.scale * total.to(f32), 2)
 
@@ -76,17 +73,14 @@ class TileBlock:
     def _row_maxima(self) -> Value:
         """Each row's max|x|. As integers, magnitudes order like floats, with NaN on top."""
         f = self.f
-
-        def larger(i: Value, *found: Value) -> list[Value]:
+        tops = f.carry([f.const(0, vec(_STEP, i32))] * self.tile)
+        for i in tops.range(0, self.layout.block, RUN):
             out = []
-            for r, top in enumerate(found):
+            for r, top in enumerate(tops.values):
                 both = [self._load(r, i + at).bits() & 0x7FFFFFFF for at in (0, _STEP)]
                 out.append(f.max(top, f.max(*both)))
-            return out
-
-        start = [f.const(0, vec(_STEP, i32))] * self.tile
-        tops = f.loop(0, self.layout.block, RUN, start, larger)
-        [maxima] = reduce_lanes(f, tops, self.tile, f.max)
+            tops.values = out
+        [maxima] = reduce_lanes(f, tops.values, self.tile, f.max)
         return maxima.bits(vec(self.tile, f32))
 
     def _encode(self, i: Value) -> list[Value]:
@@ -226,11 +220,10 @@ class QuantizeRows(KernelSpec):
             return load(f, f.gep(x, i, memory_type(self.x)), self.x, _STEP, f32)
 
         # As integers, magnitudes order like floats, with NaN on top.
-        [maxima] = f.loop(
-            0, size, _STEP, [f.const(0, wide)],
-            lambda i, top: f.max(top, step(i).bits() & 0x7FFFFFFF),
-        )  # fmt: skip
-        scale, inverse = scale_and_inverse(f, f.reduce("max", maxima).bits(f32))
+        top = f.carry([f.const(0, wide)])
+        for i in top.range(0, size, _STEP):
+            top.values = [f.max(top.values[0], step(i).bits() & 0x7FFFFFFF)]
+        scale, inverse = scale_and_inverse(f, f.reduce("max", top.values[0]).bits(f32))
         factor = f.splat(inverse, _STEP)
         meta = f.gep(to, size.udiv(4) * width, 4)
         stride = width * 4
@@ -254,8 +247,10 @@ class QuantizeRows(KernelSpec):
                 total = f.reduce("add", put(i) + put(i + _STEP))
                 f.store(biased_start(total), f.gep(meta, (i.udiv(RUN) + 1) * width, 4))
             return
-        [totals] = f.loop(0, size, _STEP, [f.const(0, wide)], lambda i, t: t + put(i))
-        total = f.reduce("add", totals)
+        totals = f.carry([f.const(0, wide)])
+        for i in totals.range(0, size, _STEP):
+            totals.values = [totals.values[0] + put(i)]
+        total = f.reduce("add", totals.values[0])
         f.store(-total, f.gep(meta, width, 4))
         f.store(scale * total.to(f32), f.gep(meta, width * 2, 4))
 
@@ -348,7 +343,8 @@ class _Repack:
             out = f.gep(self.out, s * size["column_tile_bytes"])
             rows = f.min(size["n"] - place * TILE_COLUMNS, TILE_COLUMNS)
             # Columns of missing rows and fields of missing blocks are zero.
-            f.if_((rows < TILE_COLUMNS) | gaps, partial(self._zero, out))
+            for _ in f.when((rows < TILE_COLUMNS) | gaps):
+                self._zero(out)
             for r in f.range(0, rows):
                 for b in f.range(0, size["blocks"]):
                     self._block(first + r, r, b, out)
