@@ -12,8 +12,8 @@ from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.executor import emit
 from rlx.backends.cpu.kernels import registry  # noqa: F401
 from rlx.backends.cpu.kernels.spec import unit_of
-from rlx.backends.cpu.link import link
 from rlx.backends.cpu.lowering import TABLE, Context, lower_graph, reads_strided
+from rlx.backends.cpu.program import link
 from rlx.ir.binding import DimBinding, bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate

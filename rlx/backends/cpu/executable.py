@@ -19,8 +19,8 @@ from rlx.backends.buffer import HOST, Buffer
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.executor.control_block import BARRIER, LONG
 from rlx.backends.cpu.interruptible import AsideRun, handles_signals, long_check
-from rlx.backends.cpu.link import LinkedProgram, address_of, call_host
 from rlx.backends.cpu.profile import CpuRecording
+from rlx.backends.cpu.program import LinkedProgram, address_of, call_host
 from rlx.backends.cpu.thread_pool import ThreadPool
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.ir.dim import evaluate, is_affine

@@ -13,9 +13,9 @@ from rlx.backends.cpu.kernels.loops.column_tiles import (
     ROWS_PER_STEP,
     WIDTH,
     ColumnTileEmitter,
+    LaneRowEmitter,
     is_tall,
 )
-from rlx.backends.cpu.kernels.loops.lane_rows import LaneRowEmitter
 from rlx.backends.cpu.kernels.loops.rows import (
     BLOCK,
     SEGMENTS,
