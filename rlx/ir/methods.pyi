@@ -603,6 +603,7 @@ class OpMethods:
         scale: float | None = None,
         softcap: float = 0.0,
         coarse: bool = False,
+        kv_scheme: QuantScheme | str | None = None,
         **result: Unpack[Result],
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself
@@ -1749,6 +1750,7 @@ class ValueMethods:
         scale: float | None = None,
         softcap: float = 0.0,
         coarse: bool = False,
+        kv_scheme: QuantScheme | str | None = None,
         **result: Unpack[Result],
     ) -> Value:
         """Each token attends to its own sequence, up to and with itself

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from rlx.ir.html import card
 from rlx.models.arguments import Progress, one_text, reporter, require_count, several_texts
 from rlx.models.builder import EntryPoint
 from rlx.models.bundle import ModelBundle
+from rlx.models.embed_plan import EmbedPlan, Rows, Vectors
 from rlx.models.encoder_inputs import TextReader, Tokens
 from rlx.models.encoder_runner import EncoderRunner, embedding_width
 from rlx.models.model_file import ModelFile
@@ -20,7 +20,6 @@ from rlx.models.pooling import normalized
 from rlx.support.pickling import Unpicklable
 from rlx.support.records import dataclass
 
-Vectors = Any  # f32 [texts, width]
 WINDOW = 4096  # texts of a stream that are batched together
 _DOCUMENT = ("document", "passage", "corpus")  # what models call the prompt of documents
 
@@ -107,6 +106,23 @@ class EncoderModel(Unpicklable):
         return found[0] if isinstance(texts, str) else found
 
     encode = embed  # its name in other libraries
+
+    def plan_embed(
+        self, texts: Iterable[str], *, normalize: bool | None = None,
+        truncate_dim: int | None = None, prompt: str | None = None, overlong: str = "cut",
+    ) -> EmbedPlan:  # fmt: skip
+        """`embed` for a batcher, which runs texts of several callers together."""
+        self._check(None, truncate_dim)
+        tokens = self.reader.read(_listed(texts), self._prompt(prompt), overlong)
+
+        def run(found: Sequence[Tokens]) -> Rows:
+            for part in self.runner.batches(found, None):
+                yield part.places, self.runner.run(part, "embedding")
+
+        def finish(rows: Vectors) -> Vectors:
+            return self._finished(self._finite(rows, "embedding"), normalize, truncate_dim)
+
+        return EmbedPlan("embedding", tokens, self.width, run, finish)
 
     def embed_stream(
         self,
@@ -220,6 +236,9 @@ class EncoderModel(Unpicklable):
             done += len(part.places)
             if progress is not None:
                 progress(done, len(tokens))
+        return self._finite(rows, result, first)
+
+    def _finite(self, rows: Vectors, result: str, first: int = 0) -> Vectors:
         if not np.isfinite(rows).all():
             broken = int(np.flatnonzero(~np.isfinite(rows).all(1))[0])
             raise NumericsError(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
+from test_generate import Letters
 from tiny import PROMPT, write_folder
 
 import rlx
@@ -18,6 +19,7 @@ from rlx import CompileOptions, DimBinding, Graph, Session
 from rlx.models.builder import LOGITS, build_graph
 from rlx.models.config import KVCacheType
 from rlx.models.decoder_runner import DecoderRunner
+from rlx.models.language_model import LanguageModel
 from rlx.models.model_file import ModelFile
 
 DEVICES = ["reference", "cpu"]
@@ -123,3 +125,32 @@ def test_what_cannot_be_quantised(folder: Path, tmp_path: Path) -> None:
     write_folder("llama", tmp_path)
     with pytest.raises(rlx.OptionError, match=r"heads of 16; expected a multiple of 32 for q8_0"):
         KVCacheType.of("q8_0", ModelFile.open(tmp_path).config.head_dim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_pages_of_an_engine_hold_quantised_rows(
+    folder: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and log probabilities are those of the contiguous cache, bit for bit on the CPU; the
+    reference sums in another order, in f64, so that 1e-5 is far more than it is off."""
+    monkeypatch.setattr(ModelFile, "tokenizer", lambda self: Letters())
+    rng = np.random.default_rng(3)
+    prompts = [[int(t) for t in rng.integers(0, 60, n)] for n in (3, 70, 20)]
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "logprobs": 3}
+    model = ModelFile.open(folder)
+    with LanguageModel(model, DecoderRunner(model, kv="q8_0", device=device)) as loaded:
+        alone = [loaded.generate(p, stream=False, **options) for p in prompts]
+    with rlx.Engine(folder, requests=2, kv="q8_0", device=device) as engine:
+        found = engine.generate(prompts, **options)
+        assert engine.runner.pool.token_bytes * 32 == plain_token_bytes(folder) * 34 // 2
+    assert [g.tokens for g in found] == [g.tokens for g in alone]
+    for a, b in zip(found, alone, strict=True):
+        for ours, theirs in zip(a.logprobs, b.logprobs, strict=True):
+            assert ours == (theirs if device == "cpu" else pytest.approx(theirs, abs=1e-5))
+
+
+def plain_token_bytes(folder: Path) -> int:
+    """Bytes of a token in f16."""
+    config = ModelFile.open(folder).config
+    return 2 * config.layers * config.kv_heads * config.head_dim * 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.errors import AttributeValueError, ShapeError
+from rlx.errors import AttributeValueError, DTypeError, ShapeError
 from rlx.ir.dim import same
 from rlx.ir.dtype import DType
 from rlx.ir.op import Array, Cost, Op, op
@@ -25,6 +25,7 @@ from rlx.ir.ops._common import (
     wide,
 )
 from rlx.ir.ops.attention import attention_weights, check_heads, require_sinks
+from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
 from rlx.ir.shape import Shape
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class PagedAttention(Op):
     q is [1, T, H*D], tokens of any sequences in any order; k and v are [1, KV, slots, D], cut along
     the slots into pages of `page`. Token t belongs to sequence rows[t] and is at positions[t]
     in it; position p of sequence b is in slot table[b, p // page] * page + p % page. `window`
-    limits how many positions a token sees (0: all). Scale, softcap, sinks and `coarse` are those
-    of `attention`.
+    limits how many positions a token sees (0: all). Scale, softcap, sinks, `coarse` and `kv_scheme`
+    are those of `attention`.
     """
 
     num_heads: int
@@ -51,15 +52,25 @@ class PagedAttention(Op):
     scale: float | None = None
     softcap: float = 0.0
     coarse: bool = False
+    kv_scheme: QuantScheme | None = None
 
     def check(self) -> None:
         check_heads(self)
+        if self.kv_scheme not in (None, GGUF_SCHEMES["Q8_0"]):
+            raise AttributeValueError(
+                "not a scheme of keys and values", where=f"{self.name}.kv_scheme",
+                got=self.kv_scheme, expected="none or Q8_0",
+            )  # fmt: skip
         for field, least in (("page", 1), ("window", 0)):
             if getattr(self, field) < least:
                 raise AttributeValueError(
                     "out of range", where=f"{self.name}.{field}", got=getattr(self, field),
                     expected=f"{least} or more",
                 )  # fmt: skip
+
+    def row_width(self) -> int:
+        """Stored elements of a head of a token."""
+        return self.kv_scheme.row_bytes(self.head_dim) if self.kv_scheme else self.head_dim
 
     @property
     def score_scale(self) -> float:
@@ -74,9 +85,12 @@ class PagedAttention(Op):
         require_same(q.dims[0], 1, "batch of q")
         require_same(q.dims[2], self.num_heads * self.head_dim, "width of q")
         for x, what in ((k, "k"), (v, "v")):
-            require_float(x, what)
+            if self.kv_scheme is None:
+                require_float(x, what)
+            elif x.dtype.name != "u8":
+                raise DTypeError("packed keys and values are bytes", got=x, expected="u8")
             require_rank(x, 4, what)
-            expected = (1, self.num_kv_heads, k.dims[2], self.head_dim)
+            expected = (1, self.num_kv_heads, k.dims[2], self.row_width())
             if not all(map(same, x.dims, expected)):
                 raise ShapeError(f"{what} has the wrong shape", got=x, expected=expected)
         for x, what, rank in ((table, "table", 2), (rows, "rows", 1), (positions, "positions", 1)):
@@ -94,6 +108,8 @@ class PagedAttention(Op):
     ) -> Array:  # fmt: skip
         require_indices(rows, table.shape[0], "rows")
         require_indices(positions, table.shape[1] * self.page, "positions")
+        if self.kv_scheme is not None:
+            k, v = (decode(self.kv_scheme, x) for x in (k, v))
         keys, values = compute(k[0]), compute(v[0])
         heads = compute(q[0]).reshape(-1, self.num_kv_heads, self._group, self.head_dim)
         out = np.zeros_like(heads)
@@ -155,7 +171,16 @@ class PagedAttention(Op):
         slots = g.add(g.mul(own, self.page), offsets)
         slots = g.reshape(slots, shape=(tokens * (pages * self.page),))
         dims = (self.num_kv_heads, tokens, pages * self.page, self.head_dim)
-        return [g.reshape(g.gather(wide(g, x), slots, axis=2), shape=dims) for x in (k, v)]
+        found = (self._unpacked(g, x) for x in (k, v))
+        return [g.reshape(g.gather(wide(g, x), slots, axis=2), shape=dims) for x in found]
+
+    def _unpacked(self, g: Graph, x: Value) -> Value:
+        """Packed keys or values as f32."""
+        if self.kv_scheme is None:
+            return x
+        rows = g.reshape(x, shape=(-1, self.row_width()))
+        numbers = g.dequant_gather(rows, g.iota(shape=rows.shape.dims[:1]), scheme=self.kv_scheme)
+        return g.reshape(numbers, shape=(*x.shape.dims[:-1], self.head_dim))
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
         """An estimate: every token attends to half of the longest sequence."""

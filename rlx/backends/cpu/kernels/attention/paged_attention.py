@@ -204,6 +204,7 @@ def _kernels(node: Node, target: Target) -> list[Paged]:
     sinks = node.inputs[6].dtype if len(node.inputs) > 6 else None
     problem = Problem(
         q, k, v, op.head_dim, op.num_kv_heads, group, op.score_scale, kind, op.softcap, sinks=sinks,
+        q8_kv=op.kv_scheme is not None,
         bf16_pairs=op.coarse and has_bf16_dot(target, op.head_dim),
     )  # fmt: skip
     run_length = max(MAX_ROWS // group, 1)
@@ -240,7 +241,7 @@ def lower_paged(node: Node, ctx: Context) -> list[KernelLaunch]:
 
 def _args(node: Node, op: PagedAttention) -> list[KernelArg]:
     q, k, v, table, rows, positions, *sinks = node.inputs
-    slots, dim = k.shape.dims[2], op.head_dim
+    slots, dim, width = k.shape.dims[2], op.head_dim, op.row_width()
     found: dict[str, KernelArg] = {
         "q": Pointer(q), "k": Pointer(k), "v": Pointer(v), "mask": 0,
         "sinks": Pointer(sinks[0]) if sinks else 0, "out": Pointer(node.output),
@@ -249,7 +250,7 @@ def _args(node: Node, op: PagedAttention) -> list[KernelArg]:
         "status": Status(), "node": NodeNumber(node), "sequences": table.shape.dims[0],
         "pages": table.shape.dims[1], "cache_pages": slots // op.page,
     }  # fmt: skip
-    token, key = (0, op.num_heads * dim, dim, 1), (0, dim, slots * dim, 1)
+    token, key = (0, op.num_heads * dim, dim, 1), (0, width, slots * width, 1)
     for name, strides in (("q", token), ("k", key), ("v", key), ("out", token)):
         axes = zip(("batch", "row", "head", "step"), strides, strict=True)
         found |= {f"{name}_{axis}": stride for axis, stride in axes}
