@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import Response
 
-from rlx.errors import InputError, OptionError, OutOfMemoryError, RlxError, UnsupportedError
+from rlx.errors import (
+    EngineClosedError,
+    InputError,
+    OptionError,
+    QueueFullError,
+    RlxError,
+    UnsupportedError,
+)
 
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          408: "timeout_error", 429: "rate_limit_error", 499: "cancelled", 500: "server_error",
+_KINDS = {408: "timeout_error", 429: "rate_limit_error", 499: "cancelled", 500: "server_error",
           503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
-_BUSY = {"QueueFullError": (429, "queue_full"), "EngineClosedError": (503, "shutting_down")}
 
 
 class ApiError(Exception):
@@ -41,12 +47,13 @@ def api_error(error: BaseException) -> ApiError:
     """Any error as one of the interface. Faults of our own say nothing about the inside."""
     if isinstance(error, ApiError):
         return error
-    for kind in type(error).__mro__:
-        if kind.__name__ in _BUSY:
-            status, code = _BUSY[kind.__name__]
-            seconds = max(1, round(getattr(error, "retry_after", 1) or 1))
-            return ApiError(status, shown(error), code=code, headers={"Retry-After": str(seconds)})
-    if isinstance(error, OutOfMemoryError | MemoryError):
+    if isinstance(error, QueueFullError):
+        wait = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+        return ApiError(429, shown(error), code="queue_full", headers=wait)
+    if isinstance(error, EngineClosedError):
+        wait = {"Retry-After": "1"}
+        return ApiError(503, "The model is being unloaded.", code="shutting_down", headers=wait)
+    if isinstance(error, MemoryError):
         return ApiError(503, "The server has not enough memory for this now.", code="out_of_memory")
     if isinstance(error, InputError | OptionError | UnsupportedError):
         param = error.where if isinstance(error, OptionError) and error.where else None

@@ -50,20 +50,24 @@ class ServerContext:
         self.pool.configure(config.models)
         self.config = config
 
-    async def observed(self, answers: Answers, request: Request) -> AsyncIterator[tuple[int, Event]]:
+    async def observed(
+        self, answers: Answers, request: Request
+    ) -> AsyncIterator[tuple[int, Event]]:
         """Events of all answers with their numbers, counted and timed."""
         metrics, name = self.metrics, answers.model.name
         first, between = metrics.first_token.labels(name), metrics.inter_token.labels(name)
         last: list[float | None] = [None] * len(answers.answers)
         told = request.scope.setdefault("rlx.log", {})
-        told |= {"model": name, "prompt_tokens": len(answers.prompt), "completion_tokens": 0}
+        told["model"] = name
+        told["prompt_tokens"] = told.get("prompt_tokens", 0) + len(answers.prompt)
         began = request.scope.get("rlx.began", time.perf_counter())
         metrics.prompt_tokens.labels(name).inc(len(answers.prompt))
         async for number, event in merged(answers.answers):
             if isinstance(event, Finished):
                 metrics.completion_tokens.labels(name).inc(event.usage.completion_tokens)
                 metrics.cached_tokens.labels(name).inc(event.usage.cached_tokens)
-                told["completion_tokens"] += event.usage.completion_tokens
+                written = told.get("completion_tokens", 0) + event.usage.completion_tokens
+                told["completion_tokens"] = written
                 told["finish_reason"] = event.reason
                 check_end(event)
             else:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
 
-from rlx.serve.events import Event
+_T = TypeVar("_T")
 
 _AHEAD = 16  # events that wait for a reader
 
 
-async def merged(answers: Sequence[AsyncIterator[Event]]) -> AsyncIterator[tuple[int, Event]]:
+async def merged(answers: Sequence[AsyncIterator[_T]]) -> AsyncIterator[tuple[int, _T]]:
     """Events of all answers as they come, each with the number of its answer."""
     if len(answers) == 1:
         async for event in answers[0]:
             yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event | BaseException | None]] = asyncio.Queue(_AHEAD)
+    queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(_AHEAD)
 
-    async def read(number: int, events: AsyncIterator[Event]) -> None:
+    async def read(number: int, events: AsyncIterator[_T]) -> None:
         try:
             async for event in events:
                 await queue.put((number, event))

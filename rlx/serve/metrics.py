@@ -17,7 +17,11 @@ _ENGINE = (
     ("rlx_engine_waiting", "waiting", "Requests in the queue", False),
     ("rlx_kv_pages_used", "pages_used", "Pages of the KV cache in use", False),
     ("rlx_kv_pages_free", "pages_free", "Pages of the KV cache that could be used", False),
-    ("rlx_prefix_hit_tokens", "prefix_hits", "Prompt tokens that were in the KV cache", True),
+    ("rlx_kv_pages_cached", "pages_cached", "Free pages of the KV cache with a prefix", False),
+    ("rlx_prefix_hits", "prefix_hits", "Requests whose prefix was in the KV cache", True),
+    ("rlx_prefix_hit_tokens", "prefix_tokens", "Prompt tokens that were in the KV cache", True),
+    ("rlx_engine_runs", "runs", "Runs of the model", True),
+    ("rlx_engine_run_seconds", "run_seconds", "Time of the runs", True),
     ("rlx_engine_tokens_in", "tokens_in", "Prompt tokens of the engine", True),
     ("rlx_engine_tokens_out", "tokens_out", "Tokens that the engine generated", True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,10 @@ class ServedModel:
     @cached_property
     def _tool_format(self) -> Any:
         return PlainFormat()
+
+    def stats(self) -> dict[str, float]:
+        """Statistics of the engine by name; none of an encoder."""
+        return {} if self.engine is None else asdict(self.engine.stats())
 
     def close(self) -> None:
         """Cancel what runs, free memory."""

@@ -36,15 +36,16 @@ from rlx.serve.openai.parameters import (
 from rlx.serve.streams import DONE, EventStream
 
 _WHOLE = 1 << 31
-KNOWN = SAMPLING | frozenset(
+_FIELDS = (
     "messages tools tool_choice parallel_tool_calls response_format logprobs top_logprobs "
     "max_completion_tokens reasoning_effort chat_template_kwargs "
     # accepted, without effect here
     "metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier "
     "verbosity modalities prediction "
     # refused where they ask for something
-    "audio web_search_options functions function_call".split()
+    "audio web_search_options functions function_call"
 )
+KNOWN = SAMPLING | frozenset(_FIELDS.split())
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -108,7 +109,12 @@ class _Shape:
 
     def __init__(self, model: str, top: int, with_usage: bool) -> None:
         self.id = "chatcmpl-" + secrets.token_hex(12)
-        self.created, self.model, self.top, self.with_usage = int(time.time()), model, top, with_usage
+        self.created, self.model, self.top, self.with_usage = (
+            int(time.time()),
+            model,
+            top,
+            with_usage,
+        )
         self._head = (
             f'data: {{"id":"{self.id}","object":"chat.completion.chunk","created":{self.created},'
             f'"model":{json.dumps(model)},"system_fingerprint":null,"choices":['

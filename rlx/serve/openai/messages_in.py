@@ -13,10 +13,11 @@ _MOST_MESSAGES, _MOST_TOOLS = 4096, 128
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OTHER_PARTS = {"image_url": "images", "input_audio": "audio", "file": "files"}
-_KNOWN = frozenset(
+_FIELDS = (
     "role content name tool_calls tool_call_id refusal reasoning_content reasoning audio "
-    "annotations function_call prefix".split()
+    "annotations function_call prefix"
 )
+_KNOWN = frozenset(_FIELDS.split())
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:

@@ -13,11 +13,12 @@ _MOST_STOPS = 16
 _MOST_BIASES = 1024
 _LONGEST_GRAMMAR = 256 << 10
 
-SAMPLING = frozenset(
+_FIELDS = (
     "temperature top_p seed stop presence_penalty frequency_penalty logit_bias max_tokens n stream "
     "stream_options user model top_k min_p repetition_penalty grammar regex stop_token_ids "
-    "priority".split()
+    "priority"
 )
+SAMPLING = frozenset(_FIELDS.split())
 """Known everywhere. The last seven are extensions."""
 
 
