@@ -17,9 +17,10 @@ from rlx.support.gc_pause import without_gc
 # every public name and its module; `python tests/public_names.py` writes __init__.pyi from it
 _HOMES = {
     "rlx.errors": (
-        "AttributeValueError BindingError BoolConversionError CodegenError DTypeError FormatError "
-        "InputError NameConflictError NumericsError OptionError OutOfMemoryError ParseError "
-        "RlxError ShapeError StageError UnsupportedError VerifyError"
+        "AttributeValueError BindingError BoolConversionError CodegenError DTypeError "
+        "EngineClosedError FormatError InputError NameConflictError NumericsError OptionError "
+        "OutOfMemoryError ParseError QueueFullError RlxError ShapeError StageError "
+        "UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
     "rlx.ir.binding": "DimBinding UpTo",

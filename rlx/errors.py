@@ -11,6 +11,8 @@ RlxError
 ├── FormatError
 ├── BindingError
 ├── InputError
+│   ├── QueueFullError
+│   └── EngineClosedError
 ├── BoolConversionError
 ├── UnsupportedError
 ├── OptionError
@@ -117,6 +119,16 @@ class BindingError(RlxError):
 
 class InputError(RlxError):
     """An input, parameter or state unknown, missing, mistyped or missized."""
+
+
+class QueueFullError(InputError):
+    """A request beyond the queue of an engine; `retry_after` is when to try again, in seconds."""
+
+    retry_after = 1.0
+
+
+class EngineClosedError(InputError):
+    """A request to an engine that is closed, or finishes what it has before it closes."""
 
 
 class BoolConversionError(RlxError):

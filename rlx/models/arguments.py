@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from numbers import Integral
+from math import inf
+from numbers import Integral, Real
 from operator import index
 from typing import Any
 
@@ -55,6 +56,15 @@ def require_count(name: str, value: object, least: int = 1, most: int | None = N
     if not whole or not least <= value or (most is not None and value > most):  # type: ignore
         expected = f"{least} or more" if most is None else f"{least} … {most}"
         raise OptionError("not such a number", where=name, got=repr(value)[:40], expected=expected)
+
+
+def require_seconds(name: str, value: object) -> None:
+    """Raise for what is no time above 0."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 0 < value < inf:  # type: ignore[operator]
+        raise OptionError(
+            "not a time", where=name, got=repr(value)[:40], expected="seconds above 0"
+        )
 
 
 def _shown(value: object) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.html import card
-from rlx.models.arguments import one_text, require_count, several_texts
+from rlx.models.arguments import one_text, require_count, several_texts, token_ids
 from rlx.models.build_graph import EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.embed_progress import Progress, reporter
@@ -102,12 +102,27 @@ class EncoderModel(Unpicklable):
         """
         self._check(batch, truncate_dim)
         many = [texts] if isinstance(texts, str) else _listed(texts)
-        tokens = self.reader.read(many, self._prompt(prompt), overlong)
+        tokens = self.reader.read(many, self.prompt_text(prompt), overlong)
         rows = self._rows(tokens, batch, progress=reporter(progress))
         found = self._finished(rows, normalize, truncate_dim)
         return found[0] if isinstance(texts, str) else found
 
     encode = embed  # its name in other libraries
+
+    def embed_tokens(
+        self,
+        texts: Iterable[Sequence[int]],
+        *,
+        batch: int | None = None,
+        normalize: bool | None = None,
+        truncate_dim: int | None = None,
+    ) -> Vectors:
+        """As `embed`, of texts that are tokens already, with the special ones of the model."""
+        self._check(batch, truncate_dim)
+        tokens = [Tokens(token_ids(text)) for text in texts]
+        for text in tokens:
+            self.config.check_tokens(text.ids, self.max_tokens, "shorten it")
+        return self._finished(self._rows(tokens, batch), normalize, truncate_dim)
 
     def embed_stream(
         self,
@@ -123,7 +138,7 @@ class EncoderModel(Unpicklable):
         """The vectors one by one, in order, for any number of texts: `window` are held at once."""
         self._check(batch, truncate_dim)
         require_count("window", window)
-        source, put_before = iter(several_texts(texts)), self._prompt(prompt)
+        source, put_before = iter(several_texts(texts)), self.prompt_text(prompt)
 
         def windows() -> Iterator[Vectors]:
             first = 0
@@ -236,7 +251,7 @@ class EncoderModel(Unpicklable):
             rows = normalized(rows)
         return rows
 
-    def _prompt(self, prompt: str | None) -> str:
+    def prompt_text(self, prompt: str | None) -> str:
         """The prompt before each text, given as a text or by name."""
         known = self.sentence.prompts
         if prompt is None:

@@ -23,7 +23,7 @@ class Generation:
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    finish_reason: str = ""  # stop, length, cancelled
+    finish_reason: str = ""  # stop, length, cancelled, timeout, error
     prompt_tokens: int = 0
     reused_tokens: int = 0
     prefill_seconds: float = 0.0

@@ -31,9 +31,6 @@ from rlx.support.records import dataclass
 if TYPE_CHECKING:
     from rlx.serve.model_pool import Lease, ModelPool
 
-CONTEXT = None
-"""`max_tokens` of a request that may fill the context."""
-
 
 class OutputParser(Protocol):
     """Splits the text of an answer into reasoning, text and tool calls."""
@@ -174,7 +171,7 @@ def _submit(
     model, seed = lease.model, settings.get("seed")
     settings["max_tokens"] = model.most_tokens(len(prompt), settings.get("max_tokens"))
     if lease.adapter is not None:
-        settings["adapter"] = lease.adapter
+        settings["adapter"] = model.adapters[lease.adapter]
     asked = {"priority": terms.priority, "user": terms.user, "deadline": terms.deadline}
     chat = Answers(lease, [], prompt)
     try:

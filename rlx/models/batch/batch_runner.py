@@ -11,25 +11,12 @@ from rlx.models.adapters import stacked
 from rlx.models.batch.kv_pool import KVPool, sampler_spec
 from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Request
+from rlx.models.batch.scheduler import ScheduledTokens
 from rlx.models.build_graph import SAMPLE, EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
 from rlx.runtime.compiled import CompiledGraph
 from rlx.specialize.options import CompileOptions
-from rlx.support.records import dataclass
-
-
-@dataclass(frozen=True)
-class ScheduledTokens:
-    """The next `count` tokens of a request, to be run."""
-
-    request: Request
-    count: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether the next token is drawn after them."""
-        return self.count == self.request.pending
 
 
 class BatchRunner(ModelRunner):

@@ -14,22 +14,28 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlx.backends.registry import get_backend
-from rlx.errors import InputError, OptionError
+from rlx.errors import EngineClosedError, InputError, OptionError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.arguments import check_paths, require_count, several_texts
-from rlx.models.batch.batch_runner import BatchRunner, ScheduledTokens
-from rlx.models.batch.kv_pool import CHUNK, MIXED_CHUNK, KVPool
+from rlx.models.arguments import check_paths, require_count, require_seconds, several_texts
+from rlx.models.batch.batch_runner import BatchRunner
+from rlx.models.batch.engine_stats import EngineCounts, EngineStats
+from rlx.models.batch.kv_pool import MIXED_CHUNK, KVPool
 from rlx.models.batch.page_allocator import PageAllocator
 from rlx.models.batch.paged_builder import PAGE
-from rlx.models.batch.request import Reply, Request
+from rlx.models.batch.reply import Reply, wake
+from rlx.models.batch.request import Request, Terms
+from rlx.models.batch.scheduler import ScheduledTokens, Scheduler
+from rlx.models.batch.step_timer import SECONDS, StepTimer
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
 from rlx.models.model_file import ModelFile
@@ -55,14 +61,17 @@ class Engine(Unpicklable):
         device: str = "cpu",
         threads: int | None = None,
         waiting: int = 1024,
+        token_seconds: float = SECONDS,
         artifact: str | os.PathLike[str] | None = None,
         adapters: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         """`requests` (8) run at once, `waiting` more may queue; `context` is the most tokens of
         one, as in `rlx.load`, `cache_tokens` of all together (prompt and output). `kv` ("f16"),
         `quant` and `artifact` are those of `rlx.load`; the artifact is made for a number of
-        requests. Each request may name one of the `adapters`; tokens of all run together."""
+        requests. Each request may name one of the `adapters`; tokens of all run together. Prompts
+        are prefilled in chunks so that others get a token every `token_seconds`, if they can."""
         require_count("waiting", waiting)
+        require_seconds("token_seconds", token_seconds)
         check_paths(adapters, artifact=artifact)
         bundle = None if artifact is None else ModelBundle.open(Path(artifact))
         asked: dict[str, Any] = {"requests": requests, "context": context}
@@ -81,26 +90,42 @@ class Engine(Unpicklable):
         self.runner = BatchRunner(pool, device, threads, bundle)
         self.tokenizer, self.sampling = file.tokenizer(), recommended_sampling(file)
         self.pages = PageAllocator(pool.slots // PAGE, PAGE)
-        self._most_waiting = waiting
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._rows = list(range(pool.requests))  # of the page table, that are free
+        timer = StepTimer(pool.most_tokens, MIXED_CHUNK, token_seconds)
+        self._scheduler = Scheduler(self.pages, pool.requests, waiting, timer)
+        self._counts = EngineCounts()
+        self._cancelled: deque[Request] = deque()
         self._wake = threading.Condition()
-        self._closed = False
+        self._closed = self._draining = False
         self._thread = threading.Thread(target=self._serve, name="rlx-engine", daemon=True)
         self._thread.start()
 
     # -- called by users ----------------------------------------------------------------------
 
-    def submit(self, prompt: str | Sequence[int], **settings: Any) -> Reply:
-        """Continue a prompt; the reply streams its text."""
-        return self._submit(prompt_tokens(self.tokenizer, prompt), self.settings(**settings))
+    def submit(
+        self, prompt: str | Sequence[int], *, priority: int = 0, deadline: float | None = None,
+        user: str | None = None, **settings: Any,
+    ) -> Reply:  # fmt: skip
+        """Continue a prompt; the reply streams its text.
 
-    def chat(self, messages: Messages, *, parse_special: bool = False, **settings: Any) -> Reply:
+        A higher `priority` goes first, users get equal shares, and a request that is not ready
+        after `deadline` seconds ends with the finish reason "timeout". A full queue raises
+        `QueueFullError`, which says when to try again."""
+        terms = Terms(priority, deadline, user)
+        return self._submit(prompt_tokens(self.tokenizer, prompt), self.settings(**settings), terms)
+
+    def chat(
+        self, messages: Messages, *, tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None, parse_special: bool = False,
+        priority: int = 0, deadline: float | None = None, user: str | None = None, **settings: Any,
+    ) -> Reply:  # fmt: skip
         """Answer a conversation of {"role": …, "content": …}. Special tokens written out in
-        messages are text, unless `parse_special`."""
-        tokens = self.tokenizer.encode_chat(messages, parse_special=parse_special)
-        return self._submit(tokens, self.settings(**settings))
+        messages are text, unless `parse_special`; `tools` and `template_options` are given to the
+        chat template. The rest is as in `submit`."""
+        terms = Terms(priority, deadline, user)
+        tokens = self.tokenizer.encode_chat(
+            messages, tools=tools, parse_special=parse_special, **(template_options or {})
+        )
+        return self._submit(tokens, self.settings(**settings), terms)
 
     def settings(self, **options: Any) -> GenerationSettings:
         """The settings of a call with these options: what is not given is what the model
@@ -112,29 +137,28 @@ class Engine(Unpicklable):
         replies = [self.submit(prompt, **settings) for prompt in several_texts(prompts)]
         return [reply.wait() for reply in replies]
 
-    def _submit(self, tokens: list[int], settings: GenerationSettings) -> Reply:
+    def _submit(self, tokens: list[int], settings: GenerationSettings, terms: Terms) -> Reply:
         adapter = find_adapter(self.adapters, settings.adapter)
         number = 0 if adapter is None else 1 + [*self.adapters.values()].index(adapter)
         vocab, context = self.runner.config.vocab, self.runner.pool.context
-        request = Request(tokens, settings, self.tokenizer, vocab, context, number)
+        self.runner.check(tokens)
+        request = Request(tokens, settings, self.tokenizer, vocab, context, number, terms)
         self._check(request)
         with self._wake:
-            if self._closed:
-                raise InputError("the engine is closed", where=str(self.runner.model.path))
-            if len(self._waiting) >= self._most_waiting:
-                raise InputError(
-                    "too many requests wait already", got=len(self._waiting),
-                    expected=f"below {self._most_waiting}", hint="try later, or raise waiting=",
-                )  # fmt: skip
+            if self._closed or self._draining:
+                what = "the engine is closed" if self._closed else "the engine finishes and closes"
+                raise EngineClosedError(what, where=str(self.runner.model.path))
+            self._sweep()
             if not request.settings.max_tokens:
                 request.finish("length")
+                self._counts.ended("length")
             else:
-                self._waiting.append(request)
-            self._wake.notify()
-        return Reply(request, self._notify)
+                self._scheduler.add(request)
+            self._wake.notify_all()
+        cancel = partial(self._cancelled.append, request)
+        return Reply(request.outlet, bool(settings.logprobs), cancel)
 
     def _check(self, request: Request) -> None:
-        self.runner.check(request.tokens)
         if request.settings.speculate:
             raise OptionError(
                 "speculative decoding is for one request at a time", where="speculate",
@@ -152,15 +176,27 @@ class Engine(Unpicklable):
                 hint="lower max_tokens, or make the engine with more cache_tokens=",
             )  # fmt: skip
 
-    def _notify(self) -> None:
+    def stats(self) -> EngineStats:
+        """What the engine does now, and what it has done so far."""
         with self._wake:
-            self._wake.notify()
+            return EngineStats.of(self._scheduler, self._counts)
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Refuse new requests and finish those that run and wait; cancel what is left after some
+        seconds. Whether all were finished. `close()` then frees the memory."""
+        with self._wake:
+            self._draining = True
+            done = self._wake.wait_for(lambda: self._closed or not self._scheduler.is_busy, seconds)
+            self._cancelled.extend([*self._scheduler.running, *self._scheduler.queue])
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: self._closed or not self._scheduler.is_busy)
+        return done
 
     def close(self) -> None:
         """Cancel all requests, end the thread, free memory. A second call does nothing."""
         with self._wake:
             again, self._closed = self._closed, True
-            self._wake.notify()
+            self._wake.notify_all()
         self._thread.join()
         if not again:
             self.runner.close()
@@ -172,87 +208,79 @@ class Engine(Unpicklable):
         self.close()
 
     def __repr__(self) -> str:
-        running, waiting = len(self._running), len(self._waiting)
+        running, waiting = len(self._scheduler.running), len(self._scheduler.queue)
         return f"<Engine {self.runner.config.arch}, {running} running, {waiting} waiting>"
 
-    # -- the scheduler: its own thread --------------------------------------------------------
+    # -- its own thread -----------------------------------------------------------------------
 
     def _serve(self) -> None:
+        scheduler = self._scheduler
         while True:
             with self._wake:
-                while not (self._closed or self._waiting or self._running):
+                self._sweep()
+                while not (self._closed or scheduler.is_busy):
+                    self._wake.notify_all()  # who drains
                     self._wake.wait()
-                self._admit()
                 if self._closed:
                     break
+                self._sweep()
+                for request in scheduler.admit():
+                    self._counts.admitted(request)
+                    self.runner.page_table[request.row, : len(request.pages)] = request.pages
+                scheduled = scheduler.next_tokens()
             try:
-                self._run_once()
+                self._run(scheduled)
             except BaseException as error:  # it belongs to those who wait for a reply
-                for request in list(self._running):
-                    self._leave(request)
-                    request.fail(error)
-        for request in [*self._running, *self._waiting]:
-            request.finish("cancelled")
+                with self._wake:
+                    self._end([part.request for part in scheduled], "error", error)
+        with self._wake:
+            self._end([*scheduler.running, *scheduler.queue], "cancelled")
 
-    def _admit(self) -> None:
-        """Admit requests from the queue in order, as pages and rows allow."""
-        while self._waiting and self._rows:
-            request = self._waiting[0]
-            if not request.cancelled:
-                pages = self.pages.begin(request.tokens, request.most, request.adapter)
-                if pages is None:
-                    return
-                self._enter(request, pages)
-            else:
-                request.finish("cancelled")
-            self._waiting.popleft()
+    def _sweep(self) -> None:
+        """Let go of requests that were cancelled, or whose time is over."""
+        while self._cancelled:
+            self._end([self._cancelled.popleft()], "cancelled")
+        self._end(self._scheduler.expired(), "timeout")
 
-    def _enter(self, request: Request, pages: list[int]) -> None:
-        shared = len(self.pages.shared(request.tokens, request.adapter)) * PAGE
-        request.pages, request.row, request.done = pages, self._rows.pop(), shared
-        request.result.reused_tokens = shared
-        self.runner.page_table[request.row, : len(pages)] = pages
-        self._running.append(request)
+    def _end(
+        self, requests: Sequence[Request], reason: str, error: BaseException | None = None
+    ) -> None:
+        live = [request for request in requests if not request.ended]
+        for request in live:
+            self._scheduler.remove(request)
+            request.finish(reason, error)
+            self._counts.ended(reason)
+        wake(request.outlet for request in live)
 
-    def _leave(self, request: Request) -> None:
-        self.pages.end(request.pages)
-        self._rows.append(request.row)
-        self._running.remove(request)
-
-    def _run_once(self) -> None:
-        for request in [r for r in self._running if r.cancelled]:
-            self._leave(request)
-            request.finish("cancelled")
-        scheduled = self._schedule()
+    def _run(self, scheduled: Sequence[ScheduledTokens]) -> None:
         if not scheduled:
             return
+        start = time.perf_counter()
         picked = [part.request for part in scheduled if part.completes]
         rows = self.runner.run(scheduled)
-        for part in scheduled:
-            self._cache_pages(part)
-        for number, request in enumerate(picked):
-            token = self.runner.sample(request, rows[number : number + 1])
-            if request.receive(token, rows[number]):
-                self._leave(request)
+        errors = [self._draw(r, rows[i : i + 1]) for i, r in enumerate(picked)]
+        with self._wake:
+            for part in scheduled:
+                self._scheduler.ran(part)
+            for request, error in zip(picked, errors, strict=True):
+                if error is not None or request.finished:
+                    self._scheduler.leave(request)
+                    self._counts.ended("error" if error else request.result.finish_reason)
+        for request, error in zip(picked, errors, strict=True):
+            request.publish(error)
+        seconds, tokens = time.perf_counter() - start, sum(part.count for part in scheduled)
+        decodes = sum(part.count == 1 for part in scheduled)
+        self._scheduler.timer.observe(decodes, tokens - decodes, seconds)
+        self._counts.ran(tokens, len(picked), seconds)
+        wake(request.outlet for request in picked)
 
-    def _schedule(self) -> list[ScheduledTokens]:
-        """The tokens of the next run: decodes first, then prompts as far as they fit."""
-        decodes = [r for r in self._running if r.pending == 1]
-        room = (MIXED_CHUNK if decodes else CHUNK) + len(decodes)
-        scheduled = [ScheduledTokens(r, 1) for r in decodes]
-        for request in self._running:
-            left = room - sum(s.count for s in scheduled)
-            if request.pending > 1 and left > 0:
-                scheduled.append(ScheduledTokens(request, min(request.pending, left)))
-        return scheduled
-
-    def _cache_pages(self, part: ScheduledTokens) -> None:
-        """The KV cache holds these tokens now; pages that they filled may serve other requests."""
-        request = part.request
-        first, request.done = request.done // PAGE, request.done + part.count
-        for number in range(first, request.done // PAGE):
-            tokens = request.tokens[number * PAGE : (number + 1) * PAGE]
-            self.pages.learn(request.pages, number, tokens, request.adapter)
+    def _draw(self, request: Request, logits: Any) -> Exception | None:
+        """Draw the next token of a request. What goes wrong is an error of this request alone."""
+        try:
+            request.receive(self.runner.sample(request, logits), logits[0])
+        except Exception as error:
+            return error
+        return None
 
 
 def _require_requests(bundle: ModelBundle) -> ModelBundle:

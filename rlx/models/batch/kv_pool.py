@@ -23,8 +23,8 @@ from rlx.support.records import dataclass
 NAME = "requests"
 REQUESTS = 8  # at once, unless another number is asked for
 MOST_REQUESTS = 1 << 16
-CHUNK = 512  # tokens of prompts in a run that decodes none
-MIXED_CHUNK = 128  # and in one that decodes too
+CHUNK = 512  # tokens of prompts in a run, at most
+MIXED_CHUNK = 128  # beside decodes, before runs are measured
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,14 @@ class KVPool:
         return 2 * c.layers * c.kv_heads * self.kv.row_bytes(c.head_dim)
 
     @property
+    def most_tokens(self) -> int:
+        """The most tokens of a run."""
+        return max(CHUNK, MIXED_CHUNK + self.requests)
+
+    @property
     def spec(self) -> EntryPointSpec:
         """One executable for any number of tokens: as fast as one for exactly so many."""
-        variant = ModelVariant(seq=UpTo(max(CHUNK, MIXED_CHUNK + self.requests)))
+        variant = ModelVariant(seq=UpTo(self.most_tokens))
         variant = variant.with_extra("picked", UpTo(self.requests))
         return EntryPointSpec(self._build, {"any": variant})
 

@@ -33,6 +33,11 @@ class PageAllocator:
         return len(self._free) + len(self._idle)
 
     @property
+    def cached(self) -> int:
+        """Pages that nobody holds, kept for their contents."""
+        return len(self._idle)
+
+    @property
     def held(self) -> int:
         return self.count - self.available
 

@@ -1,37 +1,56 @@
-"""A request: its tokens, its pages of the KV cache, and the reply that its caller reads."""
+"""A request: its tokens, how it is scheduled, its pages of the KV cache."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from queue import SimpleQueue
 from typing import Any
 
+from rlx.errors import OptionError
 from rlx.formats.tokenizer import Tokenizer
+from rlx.models.arguments import require_count, require_seconds
+from rlx.models.batch.reply import Outlet
 from rlx.models.generation import Generation, GenerationState
-from rlx.models.sampling import GenerationSettings
+from rlx.models.sampling import GenerationSettings, Penalties
 from rlx.models.structured_output import penalties_for
+from rlx.support.records import dataclass
 
-_END = None  # ends the queue of a reply
+MOST_PRIORITY = 100
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a request is scheduled: a higher priority first, each user a fair share, and no longer
+    than `deadline` seconds from its submission."""
+
+    priority: int = 0
+    deadline: float | None = None
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        require_count("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY)
+        if self.deadline is not None:
+            require_seconds("deadline", self.deadline)
+        if self.user is not None and not isinstance(self.user, str):
+            raise OptionError("not a name", where="user", got=repr(self.user)[:40], expected="str")
 
 
 class Request:
-    """A request of the engine, whose thread alone changes anything but `cancelled`."""
+    """A request of the engine, whose thread alone changes it."""
 
     def __init__(
         self, prompt: list[int], settings: GenerationSettings, tokenizer: Tokenizer, vocab: int,
-        context: int, adapter: int = 0,
+        context: int, adapter: int = 0, terms: Terms | None = None,
     ) -> None:  # fmt: skip
         self.settings, self.adapter = settings, adapter  # a number; 0 is none
+        self.terms = terms or Terms()
         self.tokens = list(prompt)  # prompt and output
         self.done = 0  # how many of them the KV cache holds
         self.pages: list[int] = []
         self.row = -1  # of the page table, while it runs
-        self.cancelled = False
+        self.arrived = 0.0  # when it was queued
         self.result = Generation(prompt_tokens=len(prompt))
-        self.pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
+        self.outlet = Outlet(self.result)
         self.rng, self.sampling = settings.rng(), settings.row()
-        self.penalties = penalties_for(settings, tokenizer, vocab, prompt)
+        self.penalties: Penalties | None = penalties_for(settings, tokenizer, vocab, prompt)
         self.most = min(len(prompt) + settings.max_tokens, context)  # tokens in the KV cache
         self._state = GenerationState(tokenizer, settings, self.result)
 
@@ -39,70 +58,34 @@ class Request:
     def pending(self) -> int:
         return len(self.tokens) - self.done
 
-    def receive(self, token: int, logits: Any) -> bool:
-        """Add a token that was drawn from `logits`; whether the generation has ended."""
-        self._emit(self._state.push(token, logits))
-        self.tokens.append(token)
-        if self.penalties is not None:
-            self.penalties.count(token)
-        if not self._state.ended and len(self.tokens) > self.most:
-            self._emit(self._state.end("length"))
-        if self._state.ended:
-            self.pieces.put(_END)
+    @property
+    def finished(self) -> bool:
+        """Whether the generation has come to its end."""
         return self._state.ended
 
-    def finish(self, reason: str) -> None:
-        """End the generation here."""
-        self._emit(self._state.end(reason))
-        self.pieces.put(_END)
-
-    def fail(self, error: BaseException) -> None:
-        self.result.finish_reason = "error"
-        self.pieces.put(error)
-
-    def _emit(self, piece: str) -> None:
-        if piece:
-            self.pieces.put(piece)
-
-
-class Reply(Iterator[str]):
-    """Text as it is generated. `result` fills along; `close()` cancels."""
-
-    def __init__(self, request: Request, wake: Callable[[], None]) -> None:
-        self._request, self._wake = request, wake
-        self._ended = False
-
     @property
-    def result(self) -> Generation:
-        return self._request.result
+    def ended(self) -> bool:
+        """Whether readers know of the end."""
+        return self.outlet.ended
 
-    def __next__(self) -> str:
-        if self._ended:
-            raise StopIteration
-        piece = self._request.pieces.get()
-        if isinstance(piece, str):
-            return piece
-        self._ended = True
-        if piece is not None:
-            raise piece
-        raise StopIteration
+    def receive(self, token: int, logits: Any) -> None:
+        """Add a token that was drawn from `logits`."""
+        self._state.push(token, logits)
+        self.tokens.append(token)
+        if self.penalties is not None and not self._state.ended:
+            self.penalties.count(token)
+        if not self._state.ended and len(self.tokens) > self.most:
+            self._state.end("length")
 
-    def wait(self) -> Generation:
-        """The finished generation."""
-        for _ in self:
-            pass
-        return self.result
+    def finish(self, reason: str, error: BaseException | None = None) -> None:
+        """End the generation here."""
+        self._state.end(reason)
+        self.publish(error)
 
-    def close(self) -> None:
-        """Cancel the request."""
-        self._request.cancelled = True
-        self._wake()
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        done: Any = object()
-        while (piece := await asyncio.to_thread(next, self, done)) is not done:
-            yield piece
-
-    def __del__(self) -> None:
-        if not self._ended:
-            self._request.cancelled = True
+    def publish(self, error: BaseException | None = None) -> None:
+        """Let readers see what there is now; the end too, if there was an error."""
+        if error is not None:
+            self.result.finish_reason = "error"
+        self.outlet.publish(self.finished, error)
+        if self.finished:  # a reply may be kept for long
+            self.penalties = None

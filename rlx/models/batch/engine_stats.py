@@ -1,0 +1,73 @@
+"""What an engine does and has done, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.models.batch.request import Request
+    from rlx.models.batch.scheduler import Scheduler
+
+
+@dataclass
+class EngineCounts:
+    """What an engine has done since it was made."""
+
+    tokens_in: int = 0  # of the prompts of requests that were admitted
+    tokens_out: int = 0
+    tokens_run: int = 0  # prompts and output; less than in and out, where prefixes were reused
+    prefix_hits: int = 0  # requests that found a prefix in the KV cache
+    prefix_tokens: int = 0  # and its tokens
+    runs: int = 0
+    run_seconds: float = 0.0
+    finished: dict[str, int] = field(default_factory=dict)  # requests by finish reason
+
+    def admitted(self, request: Request) -> None:
+        self.tokens_in += request.result.prompt_tokens
+        self.prefix_hits += request.result.reused_tokens > 0
+        self.prefix_tokens += request.result.reused_tokens
+
+    def ran(self, tokens: int, drawn: int, seconds: float) -> None:
+        self.runs += 1
+        self.tokens_run += tokens
+        self.tokens_out += drawn
+        self.run_seconds += seconds
+
+    def ended(self, reason: str) -> None:
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A moment of an engine. Pages that only cache prefixes count as free: they are taken when
+    needed."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages_free: int
+    pages_cached: int  # of those that are free
+    tokens_in: int
+    tokens_out: int
+    tokens_run: int
+    prefix_hits: int
+    prefix_tokens: int
+    runs: int
+    run_seconds: float
+    finished: dict[str, int]
+    retry_after: float  # what a full queue would say
+
+    @staticmethod
+    def of(scheduler: Scheduler, counts: EngineCounts) -> EngineStats:
+        pages = scheduler.pages
+        return EngineStats(
+            running=len(scheduler.running), waiting=len(scheduler.queue), pages_used=pages.held,
+            pages_free=pages.available, pages_cached=pages.cached, tokens_in=counts.tokens_in,
+            tokens_out=counts.tokens_out, tokens_run=counts.tokens_run,
+            prefix_hits=counts.prefix_hits, prefix_tokens=counts.prefix_tokens, runs=counts.runs,
+            run_seconds=counts.run_seconds, finished=dict(counts.finished),
+            retry_after=scheduler.retry_after(),
+        )  # fmt: skip
