@@ -27,7 +27,7 @@ PARIS = '{"city": "Pa\\"r}is é", "days": 3}'
 SIGNS = {
     "hermes": "<tool_call>\n{{ call }}\n</tool_call>",
     "generic": "{{ messages }}",
-    "xml": "<tool_call>\n<function=…>",
+    "xml": "<tool_call>\n<function=…> <parameter=…>",
     "llama": '<|python_tag|> "parameters": ',
     "mistral": "[TOOL_CALLS]",
     "mistral-args": "[TOOL_CALLS] [ARGS]",

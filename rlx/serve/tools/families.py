@@ -46,7 +46,7 @@ def find_family(template: str) -> ToolFormat:
     """The format that a chat template's source speaks of; a generic one where it has no tools."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Harmony()
-    if "<function=" in template:
+    if "<function=" in template and "<parameter=" in template:
         return XmlCalls()
     if "[TOOL_CALLS]" in template:
         if "[ARGS]" in template:

@@ -17,6 +17,7 @@ from rlx.serve.tools.definitions import Tool
 from rlx.serve.tools.tool_format import ToolFormat
 from rlx.support.records import dataclass
 
+_RESPONSE = "<tool_response>\n"
 _USER = {"role": "user", "content": "probe-question"}
 _KEY, _VALUE, _RESULT, _ID = "probe_key", "probe-value", "probe-result", "probe0001"
 _PROBE = Tool("probe_tool", "probe", {"type": "object", "properties": {_KEY: {"type": "string"}}})
@@ -31,12 +32,13 @@ class TemplateAbilities:
     results: bool  # it shows messages of the role `tool`
     several: bool  # several calls in one message
     system: bool
-    null_content: bool  # a message with calls has the content None
+    empty: str | None  # the content of a message that has calls alone
 
     @staticmethod
     def of(template: ChatTemplate, form: ToolFormat) -> TemplateAbilities:
         tools = form.template_tools([_PROBE])
-        calls = next((k for k in ("dict", "text") if _shows_call(template, k)), "")
+        ways = [(kind, empty) for empty in ("", None) for kind in ("dict", "text")]
+        calls, empty = next((w for w in ways if _shows_call(template, *w)), ("", ""))
         system = _rendered(template, [{"role": "system", "content": "probe-system"}, _USER])
         if "system_tools" in tools:
             shown = True
@@ -45,14 +47,14 @@ class TemplateAbilities:
         return TemplateAbilities(
             shown,
             calls,
-            bool(calls) and _RESULT in _rendered(template, [*_talk(calls, 1), _result()]),
-            bool(calls) and _rendered(template, _talk(calls, 2)).count(_VALUE) == 2,
+            bool(calls) and _RESULT in _rendered(template, [*_talk(calls, 1, empty), _result()]),
+            bool(calls) and _rendered(template, _talk(calls, 2, empty)).count(_VALUE) == 2,
             "probe-system" in system,
-            bool(calls) and _VALUE in _rendered(template, _talk(calls, 1, None)),
+            empty,
         )
 
 
-def _talk(kind: str, count: int, content: str | None = "") -> list[dict[str, Any]]:
+def _talk(kind: str, count: int, content: str | None) -> list[dict[str, Any]]:
     given: Any = {_KEY: _VALUE}
     function = {"name": "probe_tool", "arguments": given if kind == "dict" else json.dumps(given)}
     calls = [{"id": _ID, "type": "function", "function": function}] * count
@@ -63,9 +65,9 @@ def _result() -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": _ID, "name": "probe_tool", "content": _RESULT}
 
 
-def _shows_call(template: ChatTemplate, kind: str) -> bool:
+def _shows_call(template: ChatTemplate, kind: str, empty: str | None) -> bool:
     """Whether a call is shown, its arguments neither escaped twice nor as Python prints them."""
-    text = _rendered(template, _talk(kind, 1))
+    text = _rendered(template, _talk(kind, 1, empty))
     plain = _VALUE in text and "probe_tool" in text
     return plain and '\\"' + _KEY not in text and "'" + _KEY + "'" not in text
 
@@ -99,7 +101,8 @@ class MessageWriter:
                 )
             found += self._message(dict(message), number, names)
         if not self.abilities.several:
-            found = _one_call_each(found)
+            found = _one_call_each(found, self.abilities.empty)
+        found = _merged_results(found)
         variables: Mapping[str, Any] = {}
         if tools:
             if self.abilities.shows_tools:
@@ -132,7 +135,7 @@ class MessageWriter:
         if isinstance(thought, str) and thought:
             message |= {"reasoning_content": thought}
             if self._form.name == "harmony" and calls:
-                message |= {"thinking": thought, "content": None}
+                message |= {"thinking": thought, "content": ""}
         if not calls:
             message["content"] = message.get("content") or ""
             return message
@@ -145,8 +148,8 @@ class MessageWriter:
             function = {"name": name, "arguments": arguments}
             made.append({"id": self._id(call.get("id")), "type": "function", "function": function})
         if self.abilities.calls:
-            empty = None if self.abilities.null_content else ""
-            return message | {"tool_calls": made, "content": message.get("content") or empty}
+            content = message.get("content") or self.abilities.empty
+            return message | {"tool_calls": made, "content": content}
         told = _text_of(message.get("content"))
         written = self._form.written(pairs)
         return message | {"content": f"{told}\n{written}" if told else written}
@@ -160,7 +163,7 @@ class MessageWriter:
             return made | ({"name": name} if name else {})
         if self._form.result_role != "tool":
             return {"role": self._form.result_role, "content": content}
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        return {"role": "user", "content": f"{_RESPONSE}{content}\n</tool_response>"}
 
     def _id(self, given: object) -> str:
         text = str(given)
@@ -195,11 +198,16 @@ def _text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list | tuple) else [content]
-    texts = [p.get("text", "") if isinstance(p, Mapping) else p for p in parts]
-    return "\n".join(t if isinstance(t, str) else json.dumps(t) for t in texts)
+    texts = [p.get("text") if isinstance(p, Mapping) else p for p in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            "content that is not text", got=repr(content)[:80],
+            expected='a text, or parts {"type": "text", "text": "…"}',
+        )  # fmt: skip
+    return "\n".join(map(str, texts))
 
 
-def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _one_call_each(messages: list[dict[str, Any]], empty: str | None) -> list[dict[str, Any]]:
     """Every call in a message of its own, followed by its result."""
     found: list[dict[str, Any]] = []
     results: dict[str, dict[str, Any]] = {
@@ -212,12 +220,26 @@ def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             found += [] if id(message) in used else [message]
             continue
         for i, call in enumerate(calls):
-            content = message.get("content") if not i else ("" if message["content"] else None)
-            found.append(message | {"tool_calls": [call], "content": content})
+            own = {"tool_calls": [call]} | ({"content": empty} if i else {})
+            found.append(message | own)
             result = results.get(call["id"])
             if result is not None and id(result) not in used:
                 used.add(id(result))
                 found.append(result)
+    return found
+
+
+def _merged_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results that became messages of the user, in one message: turns must alternate."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if found and message["role"] == "user" == found[-1]["role"] and isinstance(content, str):
+            last = found[-1]["content"]
+            if isinstance(last, str) and last.startswith(_RESPONSE):
+                found[-1] = found[-1] | {"content": f"{last}\n{content}"}
+                continue
+        found.append(message)
     return found
 
 
@@ -236,6 +258,8 @@ def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return messages
     told, rest = _text_of(messages[0].get("content")), messages[1:]
     if rest and rest[0]["role"] == "user":
-        first = rest[0] | {"content": f"{told}\n\n{_text_of(rest[0].get('content'))}"}
+        asked = rest[0].get("content")
+        parts = [{"type": "text", "text": told}, *(asked if isinstance(asked, list) else [])]
+        first = rest[0] | {"content": f"{told}\n\n{asked}" if isinstance(asked, str) else parts}
         return [first, *rest[1:]]
     return [{"role": "user", "content": told}, *rest]
