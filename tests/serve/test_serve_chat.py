@@ -112,9 +112,7 @@ def test_logprobs_are_those_of_the_logits(server: RunningServer, model: Any) -> 
     plain = ask(server, logprobs=True)["choices"][0]["logprobs"]["content"]
     assert all(c["top_logprobs"] == [] for c in plain)
     parts = [c["choices"][0]["logprobs"] for c in events(server, URL, FIELDS | {"logprobs": True})]
-    assert [t["logprob"] for p in parts if p for t in p["content"]] == [
-        t["logprob"] for t in plain
-    ]
+    assert [t["logprob"] for p in parts if p for t in p["content"]] == [t["logprob"] for t in plain]
 
 
 def _ids(model: Any, pieces: list[int]) -> list[int]:

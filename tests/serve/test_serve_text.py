@@ -97,9 +97,9 @@ def test_vectors_are_those_of_the_encoder(server: RunningServer, encoder: Any) -
     assert [d["index"] for d in found["data"]] == [0, 1, 2]
     tokens = [encoder.tokenizer.encode(t) for t in texts]
     assert found["usage"]["prompt_tokens"] == sum(map(len, tokens))
-    packed = ask(
-        server, "/v1/embeddings", model="encoder", input=texts, encoding_format="base64"
-    )["data"][1]["embedding"]
+    packed = ask(server, "/v1/embeddings", model="encoder", input=texts, encoding_format="base64")[
+        "data"
+    ][1]["embedding"]
     assert np.array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), expected[1])
     bare = [encoder.tokenizer.encode(t, add_special=False) for t in texts]
     by_ids = ask(server, "/v1/embeddings", model="encoder", input=bare)
