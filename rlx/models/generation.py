@@ -46,7 +46,8 @@ class GenerationState:
         self, tokenizer: Tokenizer, settings: GenerationSettings, result: Generation
     ) -> None:
         self.settings, self.result = settings, result
-        self._decoder = tokenizer.stream()
+        shown = settings.shown_special
+        self._decoder = tokenizer.stream(shown=shown) if shown else tokenizer.stream()
         self._stops = StopStrings(settings.stop)
         self.ends = tokenizer.end_ids | settings.stop_tokens
         self._clock = time.perf_counter()
