@@ -312,7 +312,7 @@ def test_a_configuration_file(tmp_path: Path) -> None:
 def process(arguments: list[str]) -> tuple[subprocess.Popen[str], str]:
     """A server in a process of its own, and its address."""
     started = subprocess.Popen(
-        [sys.executable, "-c", "from rlx.cli import main; main()", "serve", "--port", "0", *arguments],
+        [sys.executable, "-c", "from rlx.cli import main; main()", "serve", "--port=0", *arguments],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert started.stderr is not None
