@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -167,18 +168,34 @@ class Penalties:
 
     def __init__(self, settings: GenerationSettings, vocab: int, prompt: Sequence[int]) -> None:
         self.settings = settings
-        self.factor = np.ones(vocab, np.float32)
-        self.bias = np.zeros(vocab, np.float32)
         self.entry_point = EntryPoint("sample", penalties=True)
-        self.inputs: dict[str, Any] = {"factor": self.factor, "bias": self.bias}
+        self._vocab, self._prompt = vocab, list(prompt)
         self._generated: set[int] = set()
-        for token, value in settings.logit_bias.items():
+        for token in settings.logit_bias:
             if not 0 <= token < vocab:
                 raise OptionError(
                     "no such token", where="logit_bias", got=token, expected=f"below {vocab}"
                 )
-            self.bias[token] += value
-        self.factor[list(prompt)] = settings.repetition_penalty
+
+    # arrays are made when they are first needed: a request may wait for long before
+
+    @cached_property
+    def factor(self) -> Any:
+        found = np.ones(self._vocab, np.float32)
+        found[self._prompt] = self.settings.repetition_penalty
+        return found
+
+    @cached_property
+    def bias(self) -> Any:
+        found = np.zeros(self._vocab, np.float32)
+        for token, value in self.settings.logit_bias.items():
+            found[token] += value
+        return found
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """What the graph that draws takes beside logits."""
+        return {"factor": self.factor, "bias": self.bias}
 
     def count(self, token: int) -> None:
         """A token was generated."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,16 @@ class GrammarMask(Penalties):
         self._matcher = engine.LLMatcher(known, _grammar(engine, settings), log_level=0)
         self.allowed = np.zeros(-(-vocab // 32), np.int32)
         self._update()
-        mask, penalised = {"allowed": self.allowed}, settings.has_penalties
-        self.inputs = self.inputs | mask if penalised else mask
-        self.entry_point = EntryPoint("sample", penalties=penalised, grammar=True)
+        self.entry_point = EntryPoint("sample", penalties=settings.has_penalties, grammar=True)
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        mask = {"allowed": self.allowed}
+        return super().inputs | mask if self.settings.has_penalties else mask
 
     def count(self, token: int) -> None:
-        super().count(token)
+        if self.settings.has_penalties:
+            super().count(token)
         if token not in self._ends:
             self._matcher.consume_token(token)
             self._update()

@@ -70,7 +70,7 @@ class Gate:
             return
         began, number = time.perf_counter(), secrets.token_hex(8)
         scope["rlx.began"], scope["rlx.log"] = began, {}
-        status = 500
+        status = 0
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -89,6 +89,11 @@ class Gate:
                 await error_response(refused, path)(scope, receive, watched)
             else:
                 await self.app(scope, receive, watched)
+        except Exception as error:
+            told = self._failure(error, path)
+            if status:  # a part of the answer is sent: only an end is left
+                raise
+            await error_response(told, path)(scope, receive, watched)
         finally:
             seconds = time.perf_counter() - began
             gone = scope.get("rlx.gone")
@@ -97,6 +102,14 @@ class Gate:
             context.metrics.requests.labels(shown, "499" if gone else str(status)).inc()
             context.metrics.seconds.labels(shown).observe(seconds)
             self._log(scope, number, 499 if gone else status, seconds)
+
+    def _failure(self, error: Exception, path: str) -> ApiError:
+        told = api_error(error)
+        if told.status == 500 and not isinstance(error, ApiError):
+            self.context.log.failure("failed", error, path=path[:200])
+        if told.status in (408, 413):
+            told.headers["Connection"] = "close"  # the rest of the body is not read
+        return told
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         path, context = scope["path"], self.context
@@ -125,23 +138,12 @@ class Gate:
         )  # fmt: skip
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        told = ApiError(error.status_code, _unknown(request, error), headers=error.headers)
-    else:
-        told = api_error(error)
-        if told.status == 500:
-            context_of(request).log.failure("failed", error, path=request.url.path[:200])
-    if told.status == 413 or told.status == 408:
-        told.headers["Connection"] = "close"  # the rest of the body is not read
-    return error_response(told, request.url.path)
-
-
-def _unknown(request: Request, error: HTTPException) -> str:
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
     place = f"{request.method} {request.url.path[:200]}"
-    return {404: f"Unknown request URL: {place}.", 405: f"Not allowed: {place}."}.get(
-        error.status_code, str(error.detail)
-    )
+    what = "Unknown request URL" if error.status_code == 404 else str(error.detail)
+    told = ApiError(error.status_code, f"{what}: {place}.", headers=error.headers)
+    return error_response(told, request.url.path)
 
 
 def make_app(context: ServerContext) -> Starlette:
@@ -165,7 +167,7 @@ def make_app(context: ServerContext) -> Starlette:
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         allowed["allow_origins"] = list(context.config.cors_origins)
         around.insert(0, Middleware(CORSMiddleware, **allowed))
-    handlers: dict[Any, Any] = {Exception: _failed, ApiError: _failed, HTTPException: _failed}
+    handlers: dict[Any, Any] = {HTTPException: _not_found}
     app = Starlette(
         routes=ROUTES, middleware=around, exception_handlers=handlers, lifespan=lifespan
     )

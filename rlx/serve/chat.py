@@ -13,16 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from rlx.errors import OptionError
 from rlx.serve.events import (
     Event,
     Finished,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
     ToolCallStart,
     Usage,
 )
@@ -30,13 +28,7 @@ from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.serve.model_pool import Lease, ModelPool
-
-
-class OutputParser(Protocol):
-    """Splits the text of an answer into reasoning, text and tool calls."""
-
-    def push(self, text: str) -> list[Event]: ...
-    def end(self) -> list[Event]: ...
+    from rlx.serve.reasoning import Parser
 
 
 @dataclass(frozen=True)
@@ -139,34 +131,33 @@ def _drop(lease: Lease, done: asyncio.Future[Answers]) -> None:
 
 
 def _start_chat(lease: Lease, request: ChatRequest) -> Answers:
-    model = lease.model
-    tools = [] if request.tool_choice == "none" else list(request.tools)
-    settings = dict(request.settings)
-    form = model.tool_format()
-    messages = form.messages(request.messages, tools)
-    grammar = form.grammar(tools, request.tool_choice, request.parallel_tool_calls)
-    if grammar is not None:
-        if any(settings.get(n) is not None for n in ("json_schema", "regex", "grammar")):
-            raise OptionError(
-                "a call of a tool is a structure of its own", where="tool_choice",
-                got=request.tool_choice, hint="leave out response_format and grammar, or the tools",
-            )  # fmt: skip
-        settings["grammar"] = grammar
-    prompt = model.tokenizer.encode_chat(messages, tools=tools or None, **request.template_options)
-    parsers = [form.parser(tools) for _ in range(request.n)]
-    return _submit(lease, prompt, settings, request.terms, parsers)
+    lease.model.check_length(_characters(request.messages))
+    chat = lease.model.answer_format.prepare(
+        request.messages, tools=request.tools, choice=request.tool_choice,
+        parallel=request.parallel_tool_calls, settings=request.settings,
+        template_options=request.template_options,
+    )  # fmt: skip
+    parsers = [chat.parser() for _ in range(request.n)]
+    return _submit(lease, chat.prompt, chat.settings, request.terms, parsers, chat.reasoning_tokens)
+
+
+def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
+    contents = (message.get("content") for message in messages)
+    return sum(len(content) for content in contents if isinstance(content, str))
 
 
 def _start_text(lease: Lease, request: TextRequest) -> Answers:
     from rlx.models.prompts import prompt_tokens
 
+    if isinstance(request.prompt, str):
+        lease.model.check_length(len(request.prompt))
     prompt = prompt_tokens(lease.model.tokenizer, request.prompt)
-    return _submit(lease, prompt, dict(request.settings), request.terms, [None] * request.n)
+    return _submit(lease, prompt, dict(request.settings), request.terms, [None] * request.n, None)
 
 
 def _submit(
     lease: Lease, prompt: list[int], settings: dict[str, Any], terms: Terms,
-    parsers: Sequence[OutputParser | None],
+    parsers: Sequence[Parser | None], count: Callable[[Sequence[int]], int] | None,
 ) -> Answers:  # fmt: skip
     model, seed = lease.model, settings.get("seed")
     settings["max_tokens"] = model.most_tokens(len(prompt), settings.get("max_tokens"))
@@ -180,7 +171,8 @@ def _submit(
                 settings["seed"] = seed + number
             reply = model.engine.submit(prompt, **settings, **asked)
             chat._replies.append(reply)
-            chat.answers.append(_events(reply, model, parser, int(settings.get("logprobs") or 0)))
+            logprobs = int(settings.get("logprobs") or 0)
+            chat.answers.append(_events(reply, model.tokenizer, parser, logprobs, count))
     except BaseException:
         chat.cancel()
         raise
@@ -188,31 +180,36 @@ def _submit(
 
 
 async def _events(
-    reply: Any, model: Any, parser: OutputParser | None, logprobs: int
-) -> AsyncIterator[Event]:
+    reply: Any, tokenizer: Any, parser: Parser | None, logprobs: int,
+    count: Callable[[Sequence[int]], int] | None,
+) -> AsyncIterator[Event]:  # fmt: skip
     """The events of a reply. Reasoning and calls have no log probabilities."""
-    counted = _Counter()
+    seen: set[type] = set()  # kinds of events
     waiting: list[TokenLogprob] = []  # of tokens whose text is held back
     async for chunk in reply.chunks():
         if logprobs:
-            waiting += _logprobs(model.tokenizer, chunk, logprobs)
+            waiting += _logprobs(tokenizer, chunk, logprobs)
         events = _parsed(parser, chunk.text)
         for event in events:
-            counted.see(event)
+            seen.add(type(event))
             if logprobs and isinstance(event, TextDelta):
                 event, waiting = TextDelta(event.text, tuple(waiting)), []
             yield event
         if waiting and events and not any(isinstance(e, TextDelta) for e in events):
             waiting = []
     for event in [] if parser is None else parser.end():
-        counted.see(event)
+        seen.add(type(event))
         yield event
     if waiting:
         yield TextDelta("", tuple(waiting))
-    yield counted.finished(reply.result, model.tokenizer)
+    result = reply.result
+    thought = count(result.tokens) if count is not None and ReasoningDelta in seen else 0
+    usage = Usage(result.prompt_tokens, result.reused_tokens, len(result.tokens), thought)
+    called = ToolCallStart in seen and result.finish_reason == "stop"
+    yield Finished("tool_calls" if called else result.finish_reason, usage)
 
 
-def _parsed(parser: OutputParser | None, text: str) -> Sequence[Event]:
+def _parsed(parser: Parser | None, text: str) -> Sequence[Event]:
     if not text:
         return ()
     return (TextDelta(text),) if parser is None else parser.push(text)
@@ -224,27 +221,3 @@ def _logprobs(tokenizer: Any, chunk: Any, count: int) -> list[TokenLogprob]:
         top = tuple((t, tokenizer.piece(t), p) for t, p in list(row.items())[:count])
         found.append(TokenLogprob(token, tokenizer.piece(token), row[token], top))
     return found
-
-
-class _Counter:
-    """Counts what an answer consists of, for its last event."""
-
-    def __init__(self) -> None:
-        self.reasoning: list[str] = []
-        self.calls = False
-
-    def see(self, event: Event) -> None:
-        if isinstance(event, ReasoningDelta):
-            self.reasoning.append(event.text)
-        elif isinstance(event, ToolCallStart | ToolCallDelta):
-            self.calls = True
-
-    def finished(self, result: Any, tokenizer: Any) -> Finished:
-        thought = "".join(self.reasoning)
-        tokens = len(tokenizer.encode_continuation(thought)) if thought else 0
-        written = len(result.tokens)
-        usage = Usage(result.prompt_tokens, result.reused_tokens, written, min(tokens, written))
-        reason = result.finish_reason
-        if self.calls and reason == "stop":
-            reason = "tool_calls"
-        return Finished(reason, usage, getattr(result, "stop", None))

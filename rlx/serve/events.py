@@ -79,12 +79,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end: stop, length, tool_calls, cancelled or timeout. `stop` is the stop string that was
-    found, if one was."""
+    """The end: stop, length, tool_calls, cancelled, timeout or error."""
 
     reason: str
     usage: Usage
-    stop: str | None = None
 
 
 Event: TypeAlias = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | Finished

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rlx.serve.api_errors import ApiError, bad_request
-from rlx.serve.events import Event, TextDelta
+from rlx.serve.answer_format import AnswerFormat
+from rlx.serve.api_errors import bad_request
 
 if TYPE_CHECKING:
     from rlx.serve.model_pool import ModelSpec
@@ -71,13 +71,10 @@ class ServedModel:
                 f"has {characters} characters. Please shorten it.", None, "context_length_exceeded",
             )  # fmt: skip
 
-    def tool_format(self) -> Any:
-        """How this model writes calls of tools."""
-        return self._tool_format
-
     @cached_property
-    def _tool_format(self) -> Any:
-        return PlainFormat()
+    def answer_format(self) -> AnswerFormat:
+        """How the model is asked, and how its answers are read."""
+        return AnswerFormat(self.tokenizer)
 
     def stats(self) -> dict[str, float]:
         """Statistics of the engine by name; none of an encoder."""
@@ -86,30 +83,6 @@ class ServedModel:
     def close(self) -> None:
         """Cancel what runs, free memory."""
         (self.engine or self.encoder).close()
-
-
-class PlainFormat:
-    """A model that is not known to call tools."""
-
-    def messages(self, messages: Any, tools: Any) -> Any:
-        return messages
-
-    def grammar(self, tools: Any, choice: Any, parallel: bool) -> None:
-        if tools and choice not in ("auto", "none"):
-            raise ApiError(400, "This model cannot be made to call tools.", param="tool_choice")
-
-    def parser(self, tools: Any) -> PlainParser:
-        return PlainParser()
-
-
-class PlainParser:
-    """Text as it is."""
-
-    def push(self, text: str) -> list[Event]:
-        return [TextDelta(text)]
-
-    def end(self) -> list[Event]:
-        return []
 
 
 def load_served(

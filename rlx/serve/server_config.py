@@ -40,8 +40,9 @@ class Limits:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if value is not None and (isinstance(value, bool) or not value > 0):
-                raise OptionError("not above 0", where=one.name, got=value)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and value > 0):
+                raise OptionError("not a number above 0", where=one.name, got=repr(value)[:60])
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ def read_config(path: Path, base: ServerConfig) -> ServerConfig:
         raise OptionError(f"not TOML: {error}", where=str(path)) from None
     known = ("models", "api_keys", "api_key_file", "limits")
     _require_known(told, known, path)
-    models = tuple(_model(entry, path) for entry in told.get("models", []))
-    keys = tuple(told.get("api_keys", ()))
+    models = tuple(_model(entry, path) for entry in _listed(told, "models", dict, path))
+    keys = tuple(_listed(told, "api_keys", str, path))
     if "api_key_file" in told:
         keys += tuple(keys_of_file(path.parent / told["api_key_file"]))
-    limits = dict(told.get("limits", {}))
+    limits = _table(told, "limits", path)
     _require_known(limits, [f.name for f in fields(Limits)], path)
     return replace(
         base, models=(*base.models, *models), keys=(*base.keys, *keys),
@@ -107,12 +108,28 @@ def read_config(path: Path, base: ServerConfig) -> ServerConfig:
 
 def _model(entry: Mapping[str, Any], path: Path) -> ModelSpec:
     _require_known(entry, ("name", "path", "adapters", *_MODEL_OPTIONS), path)
-    if not isinstance(entry.get("path"), str):
+    if not isinstance(entry.get("path"), str) or not isinstance(entry.get("name", ""), str):
         raise OptionError("a model without a path", where=str(path), got=entry.get("name"))
     options = {name: entry[name] for name in _MODEL_OPTIONS if name in entry}
     made = ModelSpec.of(entry["path"], **options)
-    adapters = tuple((str(n), str(p)) for n, p in entry.get("adapters", {}).items())
+    adapters = tuple((n, str(p)) for n, p in _table(entry, "adapters", path).items())
     return replace(made, name=entry.get("name", made.name), adapters=adapters)
+
+
+def _listed(told: Mapping[str, Any], name: str, kind: type, path: Path) -> list[Any]:
+    found = told.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
+        raise OptionError(
+            f"{name} is not a list of such things", where=str(path), got=repr(found)[:60]
+        )
+    return found
+
+
+def _table(told: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    found = told.get(name, {})
+    if not isinstance(found, dict):
+        raise OptionError(f"{name} is not a table", where=str(path), got=repr(found))
+    return found
 
 
 def _require_known(told: Mapping[str, Any], known: Any, path: Path) -> None:

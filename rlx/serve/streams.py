@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -26,7 +27,7 @@ class EventStream(Response):
     is cut off after `write_seconds`, and until then costs the buffer of its connection alone."""
 
     def __init__(
-        self, events: AsyncIterator[bytes], close: Callable[[], Awaitable[None]],
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]],
         write_seconds: float,
     ) -> None:  # fmt: skip
         self.status_code, self.background = 200, None
@@ -48,9 +49,10 @@ class EventStream(Response):
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
         try:
-            async for part in self._events:
-                async with asyncio.timeout(self._seconds):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            async with aclosing(self._events):
+                async for part in self._events:
+                    async with asyncio.timeout(self._seconds):
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
             scope["rlx.gone"] = "slow reader"
             transport = scope.get("extensions", {}).get("rlx.transport")
@@ -80,4 +82,4 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T
     finally:
         for task in (working, leaving):
             task.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+        await asyncio.gather(working, leaving, return_exceptions=True)

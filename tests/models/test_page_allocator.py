@@ -14,7 +14,7 @@ SIZE = 4
 def begin(pages: PageAllocator, tokens: list[int], most: int = 0) -> list[int]:
     found = pages.begin(tokens, most or len(tokens) + 1)
     assert found is not None
-    return found
+    return found[0]
 
 
 def learn_all(pages: PageAllocator, held: list[int], tokens: list[int]) -> None:
@@ -73,6 +73,33 @@ def test_idle_pages_that_are_shared_do_not_count_twice() -> None:
     assert begin(pages, tokens, 8)[0] == held[0]
 
 
+def test_pages_of_a_prompt_are_shared_before_they_are_filled() -> None:
+    pages, tokens = PageAllocator(8, SIZE), list(range(10))
+    first, none = pages.begin(tokens, 12, owner="a") or ([], -1)
+    second, count = pages.begin([*range(8), 70, 71], 12, owner="b") or ([], -1)
+    assert (none, count, second[:2]) == (0, 2, first[:2])
+    assert not pages.is_ready(first[0]) and pages.filler(first[0]) == "a"
+    pages.learn(first, 0, tokens[:SIZE])
+    assert pages.is_ready(first[0]) and not pages.is_ready(first[1])
+    pages.end(first, "a")  # before the second page was filled
+    assert pages.filler(first[1]) is None
+    pages.claim(second[:2], "b")
+    pages.claim(second[:2], "c")
+    assert pages.filler(second[1]) == "b"
+    pages.end(second, "b")
+    assert pages.shared(tokens) == first[:1]  # what was never filled is not found
+    assert pages.available == 8
+
+
+def test_without_sharing_every_sequence_has_its_own() -> None:
+    pages, tokens = PageAllocator(8, SIZE, share=False), list(range(10))
+    held = begin(pages, tokens)
+    learn_all(pages, held, tokens)
+    assert pages.shared(tokens) == []
+    pages.end(held)
+    assert pages.cached == 0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_page_found_for_tokens_always_contains_them(seed: int) -> None:
     """Contents are tracked beside the pool, as a cache would have them, through random use."""
@@ -86,12 +113,13 @@ def test_a_page_found_for_tokens_always_contains_them(seed: int) -> None:
             pages.end(held)
             continue
         tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
-        found = pages.begin(tokens, len(tokens) + rng.randrange(5))
-        if found is None:
+        before = pages.shared(tokens)
+        given = pages.begin(tokens, len(tokens) + rng.randrange(5))
+        if given is None:
             continue
-        shared = (len(tokens) - 1) // SIZE
-        seen = pages.shared(tokens)
-        assert found[: len(seen)] == seen and len(seen) <= shared
+        found, count = given
+        seen = found[:count]
+        assert seen == before and count <= (len(tokens) - 1) // SIZE
         for number, page in enumerate(seen):
             assert contents[page] == tokens[: (number + 1) * SIZE]
         for number in range(len(seen), len(tokens) // SIZE):

@@ -148,7 +148,7 @@ class Engine(Unpicklable):
             if self._closed or self._draining:
                 what = "the engine is closed" if self._closed else "the engine finishes and closes"
                 raise EngineClosedError(what, where=str(self.runner.model.path))
-            self._sweep()
+            self._sweep_queue()
             if not request.settings.max_tokens:
                 request.finish("length")
                 self._counts.ended("length")
@@ -241,6 +241,12 @@ class Engine(Unpicklable):
         while self._cancelled:
             self._end([self._cancelled.popleft()], "cancelled")
         self._end(self._scheduler.expired(), "timeout")
+
+    def _sweep_queue(self) -> None:
+        """Let go of requests that were cancelled while they waited; others may be in a run."""
+        cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+        self._cancelled.extend(r for r in cancelled if r.row >= 0)
+        self._end([r for r in cancelled if r.row < 0], "cancelled")
 
     def _end(
         self, requests: Sequence[Request], reason: str, error: BaseException | None = None

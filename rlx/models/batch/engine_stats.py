@@ -19,16 +19,12 @@ class EngineCounts:
     tokens_in: int = 0  # of the prompts of requests that were admitted
     tokens_out: int = 0
     tokens_run: int = 0  # prompts and output; less than in and out, where prefixes were reused
-    prefix_hits: int = 0  # requests that found a prefix in the KV cache
-    prefix_tokens: int = 0  # and its tokens
     runs: int = 0
     run_seconds: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)  # requests by finish reason
 
     def admitted(self, request: Request) -> None:
         self.tokens_in += request.result.prompt_tokens
-        self.prefix_hits += request.result.reused_tokens > 0
-        self.prefix_tokens += request.result.reused_tokens
 
     def ran(self, tokens: int, drawn: int, seconds: float) -> None:
         self.runs += 1
@@ -53,8 +49,8 @@ class EngineStats:
     tokens_in: int
     tokens_out: int
     tokens_run: int
-    prefix_hits: int
-    prefix_tokens: int
+    prefix_hits: int  # requests that found a part of their prompt in the KV cache
+    prefix_tokens: int  # and its tokens
     runs: int
     run_seconds: float
     finished: dict[str, int]
@@ -67,7 +63,7 @@ class EngineStats:
             running=len(scheduler.running), waiting=len(scheduler.queue), pages_used=pages.held,
             pages_free=pages.available, pages_cached=pages.cached, tokens_in=counts.tokens_in,
             tokens_out=counts.tokens_out, tokens_run=counts.tokens_run,
-            prefix_hits=counts.prefix_hits, prefix_tokens=counts.prefix_tokens, runs=counts.runs,
-            run_seconds=counts.run_seconds, finished=dict(counts.finished),
+            prefix_hits=scheduler.prefix_hits, prefix_tokens=scheduler.prefix_tokens,
+            runs=counts.runs, run_seconds=counts.run_seconds, finished=dict(counts.finished),
             retry_after=scheduler.retry_after(),
         )  # fmt: skip

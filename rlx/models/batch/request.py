@@ -45,6 +45,7 @@ class Request:
         self.tokens = list(prompt)  # prompt and output
         self.done = 0  # how many of them the KV cache holds
         self.pages: list[int] = []
+        self.shared = 0  # how many of the first ones others fill, or have filled
         self.row = -1  # of the page table, while it runs
         self.arrived = 0.0  # when it was queued
         self.result = Generation(prompt_tokens=len(prompt))

@@ -54,6 +54,8 @@ class Scheduler:
         self._blocked = False  # whether the next one needs pages that are not there
         self._left = 0.0  # when a request ended last
         self._interval = 0.0  # mean seconds between two ends
+        self.prefix_hits = 0  # requests that found a part of their prompt in the KV cache
+        self.prefix_tokens = 0  # and its tokens
 
     @property
     def is_busy(self) -> bool:
@@ -109,25 +111,24 @@ class Scheduler:
                 break
             if self._enter(request):
                 self.queue.serve(request, now)
-                self.queue.charge(request, request.pending)
+                self.queue.charge(request, request.pending - request.shared * self.pages.size)
                 found.append(request)
             else:
                 self._blocked = True
         return found
 
     def _enter(self, request: Request) -> bool:
-        pages = self.pages.begin(request.tokens, request.most, request.adapter)
-        if pages is None:
+        found = self.pages.begin(request.tokens, request.most, request.adapter, request)
+        if found is None:
             return False
-        shared = len(self.pages.shared(request.tokens, request.adapter)) * self.pages.size
-        request.pages, request.row, request.done = pages, self.free_rows.pop(), shared
-        request.result.reused_tokens = shared
+        request.pages, request.shared = found
+        request.row, request.done = self.free_rows.pop(), 0
         self.running.append(request)
         return True
 
     def leave(self, request: Request) -> None:
         """A request has ended: its row and pages are free."""
-        self.pages.end(request.pages)
+        self.pages.end(request.pages, request)
         self.free_rows.append(request.row)
         self.running.remove(request)
         request.row, request.pages, self._blocked = -1, [], False
@@ -140,17 +141,37 @@ class Scheduler:
 
     def next_tokens(self) -> list[ScheduledTokens]:
         """The tokens of the next run."""
+        ages = {r: _age(r) for r in self.running if r.pending > 1}
+        for request in list(ages):
+            filler = self._reuse(request)
+            if filler is not None:  # it moves on as if it were as urgent as those who wait for it
+                age = ages.pop(request)
+                if filler in ages:
+                    ages[filler] = min(ages[filler], age)
         scheduled = [ScheduledTokens(r, 1) for r in self.running if r.pending == 1]
-        prompts = [r for r in self.running if r.pending > 1]
+        prompts = sorted((r for r in ages if r.pending > 1), key=ages.__getitem__)
         if prompts:
-            room = self.timer.room(len(scheduled))
-            shares = share_room([r.pending for r in self._by_age(prompts)], room)
-            pairs = zip(self._by_age(prompts), shares, strict=True)
+            shares = share_room([r.pending for r in prompts], self.timer.room(len(scheduled)))
+            pairs = zip(prompts, shares, strict=True)
             scheduled += [ScheduledTokens(r, share) for r, share in pairs if share]
         return scheduled
 
-    def _by_age(self, requests: list[Request]) -> list[Request]:
-        return sorted(requests, key=lambda r: (-r.terms.priority, r.arrived))
+    def _reuse(self, request: Request) -> Request | None:
+        """Skip what shared pages hold already. Returns who is to fill the next one, if it is not
+        this request itself."""
+        size = self.pages.size
+        while request.done < request.shared * size:
+            at = request.done // size
+            page = request.pages[at]
+            if not self.pages.is_ready(page):
+                self.pages.claim(request.pages[at : request.shared], request)
+                filler = self.pages.filler(page)
+                return filler if isinstance(filler, Request) and filler is not request else None
+            self.prefix_hits += not request.result.reused_tokens
+            self.prefix_tokens += size
+            request.done += size
+            request.result.reused_tokens += size
+        return None
 
     def ran(self, part: ScheduledTokens) -> None:
         """Tokens of a request ran: the KV cache holds them, and pages that they filled may serve
@@ -162,6 +183,11 @@ class Scheduler:
             self.pages.learn(request.pages, number, tokens, request.adapter)
         if part.count == 1:
             self.queue.charge(request, OUTPUT_COST)
+
+
+def _age(request: Request) -> tuple[int, float]:
+    """The order in which prompts are prefilled."""
+    return -request.terms.priority, request.arrived
 
 
 def share_room(wanted: list[int], room: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -175,7 +175,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 async def _chunks(
     context: ServerContext, answers: Answers, request: Request, shape: _Shape
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The stream: chunks, the usage where it is wanted, and the end."""
     usage: Usage | None = None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -168,7 +168,7 @@ def _echoed(answers: Answers) -> str:
 
 async def _chunks(
     context: ServerContext, opened: Sequence[Answers], request: Request, shape: _Shape, echo: bool
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     total = Usage()
     n = len(opened[0].answers)
     offsets = [0] * (n * len(opened))
