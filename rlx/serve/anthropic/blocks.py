@@ -38,7 +38,8 @@ class BlockBuilder:
             return self._finish(event)
         if isinstance(event, ToolCallStart):
             number = f"toolu_{event.id.removeprefix('call_')}"
-            block = {"type": "tool_use", "id": number, "name": event.name, "input": {}}
+            block: dict[str, Any] = {"type": "tool_use", "id": number, "name": event.name}
+            block["input"] = {}
             self._arguments = ""
             return [*self._close(), self._start(block)]
         if isinstance(event, ToolCallDelta):

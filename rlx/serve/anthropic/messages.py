@@ -28,9 +28,8 @@ _FIELDS = (
     "container context_management mcp_servers"
 )
 KNOWN = frozenset(_FIELDS.split())
-_COUNTED = frozenset(
-    ["model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"]
-)
+_SETTINGS = {"max_tokens", "stream", "stop_sequences", "temperature", "top_p", "top_k"}
+_COUNTED = KNOWN - _SETTINGS
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
           404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
