@@ -188,7 +188,8 @@ def test_responses_think_and_follow_schemas(gpt: openai.OpenAI) -> None:
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "wrong": 1}, "Unknown parameter: 'wrong'"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, r"tools\[0\]"),
-        ({"input": "x", "tools": TOOLS, "tool_choice": {"type": "function", "name": "y"}}, "no such"),
+        ({"input": "x", "tools": TOOLS, "tool_choice": {"type": "function", "name": "y"}},
+         "no such tool"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text"),
         ({}, "Missing required parameter: 'input'"),
     ],
@@ -254,10 +255,9 @@ def test_messages_use_tools(claude: anthropic.Anthropic, choice: Any) -> None:
     (use,) = made.content
     assert use.type == "tool_use" and use.name == "weather"
     jsonschema.validate(use.input, SCHEMA)
-    talk += [{"role": "assistant", "content": made.content},
-             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id,
-                                           "content": [{"type": "text", "text": "sunny"}]}]}]  # fmt: skip
-    del ask["tool_choice"]
+    result = {"type": "tool_result", "tool_use_id": use.id,
+              "content": [{"type": "text", "text": "sunny"}]}  # fmt: skip
+    talk += [{"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
     counted = claude.messages.count_tokens(model="tiny", tools=CLAUDE_TOOLS, messages=talk)
     assert counted.input_tokens > made.usage.input_tokens + len("sunny")
 
@@ -286,9 +286,9 @@ def test_errors_of_messages(tool_server: RunningServer, claude: anthropic.Anthro
     with pytest.raises(anthropic.NotFoundError) as missing:
         claude.messages.create(model="unknown", max_tokens=1, messages=talk)
     assert missing.value.body["error"]["type"] == "not_found_error"
-    with anthropic.Anthropic(base_url=tool_server.url, api_key="wrong-key", max_retries=0) as other:
-        with pytest.raises(anthropic.AuthenticationError) as refused:
-            other.messages.create(model="tiny", max_tokens=1, messages=talk)
+    other = claude.with_options(api_key="wrong-key")
+    with pytest.raises(anthropic.AuthenticationError) as refused:
+        other.messages.create(model="tiny", max_tokens=1, messages=talk)
     assert refused.value.body["error"]["type"] == "authentication_error"
     for wrong, match in (
         ({"messages": [*talk, {"role": "assistant", "content": "I"}]}, "must end with a user"),

@@ -116,6 +116,7 @@ def test_templates_show_tools_calls_and_results(
     assert "Paris-arg" not in form.tokenizer.decode(form.prepare(ASK, tools=TOOLS).prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_required_calls_fit_their_schemas(forms: dict[str, AnswerFormat], family: str) -> None:
     form = forms[family]
@@ -143,6 +144,7 @@ def test_a_named_tool_is_called_once(forms: dict[str, AnswerFormat], family: str
         assert [n for n, _ in calls_of(events)] == ["clock"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_text_is_free_and_calls_are_not(forms: dict[str, AnswerFormat], family: str) -> None:
     form = forms[family]
