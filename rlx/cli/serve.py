@@ -155,5 +155,5 @@ def _require_libraries() -> None:
         except ImportError:
             raise UnsupportedError(
                 f"serving needs the library {name!r}, which is not installed", where="rlx serve",
-                hint="pip install 'rlx[serve]'",
+                hint="pip install starlette uvicorn prometheus_client",
             ) from None  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
@@ -14,6 +13,7 @@ from rlx.errors import OptionError
 from rlx.serve.auth import keys_of_file, keys_of_text
 from rlx.serve.model_pool import ModelSpec
 from rlx.support.records import dataclass
+from rlx.support.settings import setting
 from rlx.support.suggestions import did_you_mean
 
 _MODEL_OPTIONS = ("requests", "context", "cache_tokens", "kv", "quant", "device", "threads",
@@ -82,7 +82,7 @@ def is_loopback(host: str) -> bool:
 
 def find_keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
     """Keys of the command line, of RLX_API_KEYS and of a file."""
-    named = keys_of_text(os.environ.get("RLX_API_KEYS", ""))
+    named = keys_of_text(setting("RLX_API_KEYS"))
     return (*given, *named, *(keys_of_file(file) if file is not None else ()))
 
 
