@@ -17,6 +17,7 @@ from rlx.formats.tokenizer import Tokenizer
 from rlx.serve.reasoning import (
     Parser,
     ReasoningSplitter,
+    ReasoningStyle,
     count_reasoning,
     find_reasoning,
     grammar_with_reasoning,
@@ -72,7 +73,9 @@ class AnswerFormat:
         prompt = self.tokenizer.encode_chat(written, **{**(template_options or {}), **variables})
         opened = self._opened(prompt)
         made = dict(settings or {})
-        grammar = self._grammar(callable_tools, required, parallel, made, opened)
+        thinks = opened or (template_options or {}).get("enable_thinking") is not False
+        style = self.reasoning if thinks else None
+        grammar = self._grammar(callable_tools, required, parallel, made, style, opened)
         if grammar is not None:
             made["grammar"] = grammar
         if self.special:
@@ -98,10 +101,10 @@ class AnswerFormat:
 
     def _grammar(
         self, tools: list[Tool], required: bool, parallel: bool, settings: dict[str, Any],
-        opened: bool,
+        style: ReasoningStyle | None, opened: bool,
     ) -> str | None:  # fmt: skip
         """The grammar of an answer; a schema is taken out of the settings if it is part of it."""
-        plain = self.reasoning is None and not self._is_harmony
+        plain = style is None and not self._is_harmony
         wanted = settings.get("json_schema")
         if not tools and (wanted is None or plain):
             return None
@@ -118,14 +121,14 @@ class AnswerFormat:
                 answer = schema(json.loads(wanted) if isinstance(wanted, str) else wanted)
             except (ValueError, TypeError, RecursionError) as error:
                 raise OptionError("not a JSON schema", where="json_schema", got=error) from error
-        first = [not_first(self.reasoning, opened, self.special)]
+        first = [not_first(style, opened, self.special)]
         first += [self.tools.text_begins_not] if tools else []
         lark = Lark(self.special, "|".join(f for f in first if f))
         if tools or self._is_harmony:
             body = self.tools.body(lark, tools, required=required, parallel=parallel, answer=answer)
         else:
             body = str(answer)
-        return grammar_with_reasoning(lark, body, self.reasoning, opened=opened)
+        return grammar_with_reasoning(lark, body, style, opened=opened)
 
     def _parser(self, tools: list[Tool], opened: bool) -> Parser | None:
         if not tools and not self._is_harmony and self.reasoning is None:

@@ -19,8 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rlx.serve.anthropic import messages
 from rlx.serve.api_errors import ApiError, api_error, error_response
 from rlx.serve.context import ServerContext, context_of
+from rlx.serve.openai import responses
 from rlx.serve.openai.chat_completions import chat_completions
 from rlx.serve.openai.completions import completions
 from rlx.serve.openai.embeddings import embeddings, rerank
@@ -45,6 +47,8 @@ async def metrics(request: Request) -> Response:
 ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
+    *responses.routes(),
+    *messages.routes(),
     Route("/v1/embeddings", embeddings, methods=["POST"]),
     Route("/v1/rerank", rerank, methods=["POST"]),
     Route("/v1/models", models, methods=["GET"]),

@@ -206,7 +206,8 @@ async def _events(
     thought = count(result.tokens) if count is not None and ReasoningDelta in seen else 0
     usage = Usage(result.prompt_tokens, result.reused_tokens, len(result.tokens), thought)
     called = ToolCallStart in seen and result.finish_reason == "stop"
-    yield Finished("tool_calls" if called else result.finish_reason, usage)
+    reason = "tool_calls" if called else result.finish_reason
+    yield Finished(reason, usage, result.stop_string or None)
 
 
 def _parsed(parser: Parser | None, text: str) -> Sequence[Event]:

@@ -79,10 +79,12 @@ class Usage:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end: stop, length, tool_calls, cancelled, timeout or error."""
+    """The end: stop, length, tool_calls, cancelled, timeout or error. `stop` is the stop string
+    that was found, if one was."""
 
     reason: str
     usage: Usage
+    stop: str | None = None
 
 
 Event: TypeAlias = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | Finished

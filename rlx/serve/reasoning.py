@@ -131,7 +131,7 @@ def grammar_with_reasoning(
         return lark.build(body)
     inner = lark.rule("body", body)
     thought = lark.reasoning("" if opened else style.opening, style.closing)
-    space = r"/\s*/"
+    space = r"/\s{0,4}/"
     if opened:
         return lark.build(f"{thought} {space} {inner}")
     return lark.build(f"{inner} | {thought} {space} {inner}")
@@ -141,7 +141,7 @@ def not_first(style: ReasoningStyle | None, opened: bool, special: Mapping[str, 
     """What free text may not begin with, so that reasoning is seen as such."""
     if style is None or opened or style.opening in special:
         return ""
-    return rf"\s*{pattern(style.opening)}"
+    return rf"\s{{0,4}}{pattern(style.opening)}"
 
 
 def count_reasoning(tokens: Iterable[int], decoder: Any, parser: Parser) -> int:

@@ -135,6 +135,7 @@ def test_answers_are_read(case: tuple[str, str, str, str, list[tuple[str, Any]]]
             assert json.loads(got) == wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_split_gives_the_same_events(data: st.DataObject) -> None:
@@ -145,6 +146,7 @@ def test_any_split_gives_the_same_events(data: st.DataObject) -> None:
     assert parts(read(family, pieces)) == parts(read(family, [answer[:end]]))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_text_is_read_without_failing(data: st.DataObject) -> None:

@@ -42,9 +42,8 @@ class Harmony(ToolFormat):
     ) -> str:  # fmt: skip
         channel, message = lark.marker(_CHANNEL), lark.marker(_MESSAGE)
         again = f'{lark.marker(_END)} {lark.marker(_START)} "assistant"'
-        before = lark.rule(
-            "before", f'{channel} ("analysis" | "commentary") {message} TEXT {again}'
-        )
+        channels = '"analysis"' if required else '("analysis" | "commentary")'
+        before = lark.rule("before", f"{channel} {channels} {message} TEXT {again}")
         last = [] if required else [f'{channel} "final" {message} {answer or "TEXT"}']
         last += [self.calls(lark, tools, parallel)] if tools else []
         return f"{before}* ({' | '.join(last)})"

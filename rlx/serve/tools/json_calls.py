@@ -51,7 +51,10 @@ class JsonCalls(ToolFormat):
 
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
         name, arguments = self._keys
-        objects = [f'{{"{name}": "{n}", "{arguments}": {a}}}' for n, a in calls]
+        objects = []
+        for number, (called, given) in enumerate(calls):
+            begin = f'"tool_call_id": "{number}", ' if self._numbered else ""
+            objects.append(f'{{{begin}"{name}": "{called}", "{arguments}": {given}}}')
         pad = self._pad
         if self._listed:
             return f"{self._open}{pad}[{', '.join(objects)}]{pad}{self._close}"

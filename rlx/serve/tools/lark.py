@@ -45,7 +45,7 @@ class Lark:
         if closing in self._special:
             self._rules.setdefault("ANYTHING", "/(?s:.*)/")
             return f"{self.marker(opening) if opening else ''} ANYTHING {self.marker(closing)}"
-        begin = rf"\s*{pattern(opening)}" if opening else ""
+        begin = rf"\s{{0,4}}{pattern(opening)}" if opening else ""
         return self.rule("think", f"/{begin}(?s:.*){pattern(closing)}/", lazy=True)
 
     def arguments(self, tool: Tool) -> str:
