@@ -39,7 +39,7 @@ class EventStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
-                scope["rlx.gone"] = "disconnected"
+                scope.setdefault("rlx.gone", "disconnected")
         finally:
             for task in (sending, leaving):
                 task.cancel()
@@ -48,18 +48,48 @@ class EventStream(Response):
 
     async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        watch = _Watch(self._seconds, scope)
         try:
             async with aclosing(self._events):
                 async for part in self._events:
-                    async with asyncio.timeout(self._seconds):
-                        await send({"type": "http.response.body", "body": part, "more_body": True})
-        except TimeoutError:
-            scope["rlx.gone"] = "slow reader"
-            transport = scope.get("extensions", {}).get("rlx.transport")
+                    watch.begin()
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    watch.end()
+        finally:
+            watch.stop()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Watch:
+    """Aborts a connection whose writes wait for longer than some seconds. One timer for all of
+    them: a timeout for each would cost more than its write."""
+
+    def __init__(self, seconds: float, scope: Scope) -> None:
+        self._scope, self._seconds = scope, seconds
+        self._writes, self._writing, self._stuck = 0, False, -1
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(seconds / 2, self._look)
+
+    def begin(self) -> None:
+        self._writes += 1
+        self._writing = True
+
+    def end(self) -> None:
+        self._writing = False
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        """Twice in a row in the same write: it is stuck."""
+        if self._writing and self._stuck == self._writes:
+            self._scope["rlx.gone"] = "slow reader"
+            transport = self._scope.get("extensions", {}).get("rlx.transport")
             if transport is not None:
                 transport.abort()
             return
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._stuck = self._writes if self._writing else -1
+        self._timer = self._loop.call_later(self._seconds / 2, self._look)
 
 
 async def _disconnected(receive: Receive) -> None:
