@@ -90,7 +90,10 @@ class BatchRuns:
         self._vocab = model.config.vocab
         ends = self.engine.tokenizer.end_ids
         # no request may stop early; the bias is added to the logits in place
-        self._settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(ends, -1e9)}
+        self._settings: dict[str, Any] = {
+            "temperature": 0.0,
+            "logit_bias": dict.fromkeys(ends, -1e9),
+        }
 
     def decode(self, past: int, new: int) -> float:
         """Seconds to decode `new` tokens of every request, after prompts of `past` tokens. The KV

@@ -143,6 +143,23 @@ class DecoderBuilder(ModelBuilder):
         heads = x.reshape(1, seq, c.kv_heads, width)
         return state, heads.transpose(0, 2, 1, 3)
 
+    # -- recurrent states: those of one sequence ----------------------------------------------
+
+    def carried(self, name: str, dims: tuple[int, ...]) -> Tensor:
+        """A recurrent state before the tokens of a run, [sequences, *dims]."""
+        return self.g.state(name, [1, *dims], "f32")
+
+    def carry(self, name: str, state: Tensor, last: Tensor) -> None:
+        """Set the state for the next run."""
+        self.g.state_update(state, last)
+
+    def carry_written(self, name: str, last: Tensor) -> None:
+        """The same, where the op that reads a state has written it."""
+
+    def by_sequence(self, x: Tensor) -> Tensor:
+        """Tokens x [1, tokens, …] as [sequences, tokens of each, …]."""
+        return x
+
     def attend_to_cache(
         self, q: Tensor, keys: Tensor, values: Tensor, window: int, sinks: Tensor | None = None
     ) -> Tensor:

@@ -34,8 +34,7 @@ to.
 STATES = """
 `qwen3_next`, `qwen3_5`, `qwen3_5_moe` and `mamba2` have a recurrent state, which cannot be rewound:
 a prompt that continues all that was run before reuses it, any other is prefilled from its
-beginning. They run one request at a time (`rlx.load`, not `rlx.Engine`), without speculative
-decoding.
+beginning. They have no speculative decoding, and `rlx.Engine` caches no prefixes of theirs.
 """
 
 ENCODERS = """

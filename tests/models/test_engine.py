@@ -70,6 +70,8 @@ def random_requests(rng: random.Random, count: int) -> list[tuple[list[int], dic
              {"temperature": 0, "repetition_penalty": 2.0}, {"temperature": 0, "logprobs": 2},
              {"seed": 3, "top_k": 5, "stop": [chr(256 + rng.randrange(VOCAB))]}]
         )  # fmt: skip
+        if rng.random() < 0.3:
+            settings["speculate"] = rng.randrange(1, 6)
         found.append((rng.choice(stems) + tail, settings))
     return found
 
@@ -123,6 +125,28 @@ def test_an_answer_in_a_crowd_is_that_of_the_request_alone(engine: rlx.Engine, s
         assert reply.wait().finish_reason in ("stop", "length", "cancelled", "timeout")
     until(lambda: engine.stats().running == engine.stats().waiting == 0)
     assert engine.stats().pages_used == 0 and len(engine._scheduler.free_rows) == 4
+
+
+def test_drafts_change_no_answer_and_save_runs(engine: rlx.Engine) -> None:
+    """Prompt lookup in the run of all; greedy, seeded, with penalties and log probabilities."""
+    prompt = [7, 8, 9, 10, 11, 12] * 6
+    for settings in (
+        {"temperature": 0}, {"seed": 4, "temperature": 1.5}, {"temperature": 0, "logprobs": 3},
+        {"temperature": 0, "repetition_penalty": 1.3}, {"seed": 1, "stop": [chr(256 + 8)]},
+    ):  # fmt: skip
+        plain = answer(engine.submit(prompt, max_tokens=40, **settings).wait())
+        replies = [engine.submit(prompt, max_tokens=40, speculate=n, **settings) for n in (4, 9)]
+        assert [answer(reply.wait()) for reply in replies] == [plain, plain]
+    # 99 follows itself: the draft is right as long as the bias has it drawn
+    again: dict[str, Any] = {"temperature": 0, "logit_bias": {99: 1e4}, "max_tokens": 60}
+    before = engine.stats()
+    plain = answer(engine.submit([99] * 9, **again).wait())
+    middle = engine.stats()
+    assert answer(engine.submit([99] * 9, speculate=5, **again).wait()) == plain
+    after = engine.stats()
+    # the last n-gram ended one token ago, so a draft has one token
+    assert after.runs - middle.runs <= (middle.runs - before.runs) * 0.6
+    assert after.drafted >= after.accepted >= middle.accepted + 25
 
 
 def test_chunks_join_what_is_ready_and_wake_a_loop_once_per_run(engine: rlx.Engine) -> None:

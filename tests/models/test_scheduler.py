@@ -158,7 +158,7 @@ def test_wrong_terms_are_refused(terms: dict[str, Any]) -> None:
 
 def scheduler(pages: int = 64, rows: int = 4, waiting: int = 100, most: int = 64) -> Any:
     clock = Clock()
-    made = Scheduler(PageAllocator(pages, SIZE), rows, waiting, StepTimer(most, 16), clock)
+    made = Scheduler(PageAllocator(pages, SIZE), rows, waiting, StepTimer(most, 16), clock=clock)
     return made, clock
 
 
