@@ -99,7 +99,10 @@ from rlx.backends.registry import (
 )
 from rlx.models.encoder_model import EncoderModel as EncoderModel, Ranked as Ranked
 from rlx.models.generation import Generation as Generation
+from rlx.models.batch.embed_batcher import EmbedBatcher as EmbedBatcher
 from rlx.models.batch.engine import Engine as Engine
+from rlx.models.batch.engine_stats import EngineStats as EngineStats
+from rlx.models.batch.reply import Chunk as Chunk, Reply as Reply
 from rlx.models.language_model import LanguageModel as LanguageModel
 from rlx.models.load import load as load
 from rlx.models.benchmark import profile_model as profile_model

@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.errors import OptionError, StageError
-from rlx.support.suggestions import did_you_mean
+from rlx.errors import OptionError, StageError, did_you_mean
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend

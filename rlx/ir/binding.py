@@ -10,13 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rlx.errors import BindingError, InputError
+from rlx.errors import BindingError, InputError, did_you_mean
 from rlx.ir.attrs import Body, has_symbols
 from rlx.ir.dim import DERIVED, Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 from rlx.ir.shape import MAX_BYTES, Shape
-from rlx.support.suggestions import did_you_mean
 
 
 class UpTo(NamedTuple):

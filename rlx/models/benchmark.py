@@ -9,7 +9,7 @@ from typing import Any
 from rlx.backends.timing import Profile, Recording, Slice
 from rlx.errors import InputError
 from rlx.models.batch.engine import Engine
-from rlx.models.build_graph import SAMPLE, EntryPoint
+from rlx.models.builder import SAMPLE, EntryPoint
 from rlx.models.encoder_inputs import Tokens
 from rlx.models.encoder_model import EncoderModel
 from rlx.models.encoder_runner import Batch

@@ -9,11 +9,17 @@ import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.html import card
-from rlx.models.arguments import one_text, require_count, several_texts, token_ids
-from rlx.models.build_graph import EntryPoint
+from rlx.models.arguments import (
+    Progress,
+    one_text,
+    reporter,
+    require_count,
+    several_texts,
+    token_ids,
+)
+from rlx.models.builder import EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.embed_plan import EmbedPlan, Rows, Vectors
-from rlx.models.embed_progress import Progress, reporter
 from rlx.models.encoder_inputs import TextReader, Tokens
 from rlx.models.encoder_runner import EncoderRunner, embedding_width
 from rlx.models.model_file import ModelFile

@@ -14,17 +14,23 @@ from rlx.errors import InputError, OptionError
 from rlx.ir.html import card
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.arguments import several_texts, token_ids
-from rlx.models.build_graph import HIDDEN, SAMPLE
+from rlx.models.arguments import (
+    Messages,
+    Progress,
+    is_many,
+    prompt_tokens,
+    reporter,
+    several_texts,
+    system_tokens,
+    token_ids,
+)
+from rlx.models.builder import HIDDEN, SAMPLE
 from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.embed_plan import EmbedPlan, Rows
-from rlx.models.embed_progress import Progress, reporter
 from rlx.models.generation import Generation, GenerationState
 from rlx.models.model_file import ModelFile
 from rlx.models.pooling import normalized
-from rlx.models.prompts import Messages, is_many, prompt_tokens, system_tokens
-from rlx.models.recommended import recommended_sampling
-from rlx.models.sampling import GenerationSettings
+from rlx.models.sampling import GenerationSettings, recommended_sampling
 from rlx.models.speculative import (
     Drafter,
     DraftModel,

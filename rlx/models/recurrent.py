@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.ir.op import Array
-from rlx.models.activations import activate
+from rlx.models.builder import activate
 from rlx.models.config import ModelConfig, RecurrentConfig
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 

@@ -13,11 +13,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rlx.errors import OptionError
+from rlx.errors import OptionError, did_you_mean
 from rlx.specialize.key import make_key
 from rlx.specialize.variant import ModelPhase
 from rlx.support.records import dataclass
-from rlx.support.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)

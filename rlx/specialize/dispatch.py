@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from rlx.errors import OptionError
+from rlx.errors import OptionError, did_you_mean
 from rlx.ir.op import REGISTRY
 from rlx.support.records import dataclass
 from rlx.support.settings import setting
-from rlx.support.suggestions import did_you_mean
 
 
 class KernelDispatchPolicy(Enum):

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 
-from rlx.errors import OptionError
+from rlx.errors import OptionError, did_you_mean
 from rlx.ir.binding import WELL_KNOWN, DimBinding, Size, UpTo, check_size, symbol_name
 from rlx.ir.dim import Expr
 from rlx.specialize.key import make_key
 from rlx.support.records import dataclass
-from rlx.support.suggestions import did_you_mean
 
 
 class ModelPhase(Enum):

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from rlx.formats.hf_quant import METHODS
-from rlx.models.activations import ACTIVATIONS
 from rlx.models.arch import architecture, encoder_architecture, supported
+from rlx.models.builder import ACTIVATIONS
 from rlx.models.config_fields import HARMLESS, ROPE_TYPES, Field
 from rlx.models.config_gguf import GGUF_ENCODERS, GGUF_NAMES
 from rlx.models.config_hf import HF_ENCODERS

@@ -12,7 +12,7 @@ from blocks import ROOT
 
 import rlx
 from rlx.cli.options import Loading
-from rlx.formats.template_budget import _SECONDS, _STEPS, _VALUE
+from rlx.formats.template_sandbox import _SECONDS, _STEPS, _VALUE
 from rlx.models.config import DEFAULT_CONTEXT
 
 PAGE = (ROOT / "docs" / "generating.md").read_text(encoding="utf-8")

@@ -163,6 +163,7 @@ def test_the_format_is_pinned() -> None:
     assert hashlib.sha256(canonical(graph)).hexdigest() == CANONICAL
 
 
+@pytest.mark.slow
 def test_bytes_are_the_same_in_every_process() -> None:
     here = Path(__file__).parent
     program = (

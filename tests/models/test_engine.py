@@ -80,7 +80,8 @@ def answer(result: rlx.Generation) -> tuple[Any, ...]:
     return result.tokens, result.text, result.finish_reason, result.logprobs
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_an_answer_in_a_crowd_is_that_of_the_request_alone(engine: rlx.Engine, seed: int) -> None:
     """Random arrivals, priorities, users, deadlines and cancels, of readers of three kinds."""
     rng = random.Random(seed)
@@ -127,6 +128,7 @@ def test_an_answer_in_a_crowd_is_that_of_the_request_alone(engine: rlx.Engine, s
     assert engine.stats().pages_used == 0 and len(engine._scheduler.free_rows) == 4
 
 
+@pytest.mark.slow
 def test_drafts_change_no_answer_and_save_runs(engine: rlx.Engine) -> None:
     """Prompt lookup in the run of all; greedy, seeded, with penalties and log probabilities."""
     prompt = [7, 8, 9, 10, 11, 12] * 6
@@ -316,6 +318,17 @@ def test_one_that_fails_harms_no_other(engine: rlx.Engine) -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(read())
+
+
+def test_a_fault_of_the_scheduler_leaves_nobody_waiting(engine: rlx.Engine) -> None:
+    slowed(engine, 0.01)
+    replies = [engine.submit([i], max_tokens=100, **ENDLESS) for i in range(6)]
+    engine._scheduler.next_tokens = lambda: 1 // 0  # type: ignore
+    for reply in replies:
+        with pytest.raises(ZeroDivisionError):
+            reply.wait()
+    with pytest.raises(rlx.EngineClosedError):
+        engine.submit([1])
 
 
 def arrays(engine: rlx.Engine) -> int:

@@ -13,7 +13,7 @@ from rlx.models.batch.kv_pool import KVPool, sampler_spec
 from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
-from rlx.models.build_graph import SAMPLE, EntryPoint
+from rlx.models.builder import SAMPLE, EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
 from rlx.runtime.compiled import CompiledGraph

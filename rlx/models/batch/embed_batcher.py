@@ -1,6 +1,6 @@
 """Embeddings of many callers in common batches.
 
-    with EmbedBatcher(rlx.load("all-minilm-l6-v2")) as batcher:
+    with rlx.EmbedBatcher(rlx.load("all-minilm-l6-v2")) as batcher:
         vectors = await batcher.embed_async(["A cat sits."])
 
 One thread runs the model. When it has nothing to do it waits a moment for company; while it runs,

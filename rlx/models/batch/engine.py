@@ -26,7 +26,14 @@ from rlx.errors import EngineClosedError, InputError, OptionError, UnsupportedEr
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.arguments import check_paths, require_count, require_seconds, several_texts
+from rlx.models.arguments import (
+    Messages,
+    check_paths,
+    prompt_tokens,
+    require_count,
+    require_seconds,
+    several_texts,
+)
 from rlx.models.batch.batch_runner import BatchRunner
 from rlx.models.batch.engine_stats import EngineCounts, EngineStats
 from rlx.models.batch.kv_pool import MIXED_CHUNK, KVPool
@@ -39,9 +46,7 @@ from rlx.models.batch.step_timer import SECONDS, StepTimer
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
 from rlx.models.model_file import ModelFile
-from rlx.models.prompts import Messages, prompt_tokens
-from rlx.models.recommended import recommended_sampling
-from rlx.models.sampling import GenerationSettings
+from rlx.models.sampling import GenerationSettings, recommended_sampling
 from rlx.support.machine import free_memory
 from rlx.support.pickling import Unpicklable
 
@@ -215,6 +220,18 @@ class Engine(Unpicklable):
     # -- its own thread -----------------------------------------------------------------------
 
     def _serve(self) -> None:
+        reason, found = "cancelled", None
+        try:
+            self._loop()
+        except BaseException as error:  # nobody may wait for ever
+            reason, found = "error", error
+        with self._wake:
+            self._closed = True
+            self._end([*self._scheduler.running, *self._scheduler.queue], reason, found)
+            self._wake.notify_all()  # who drains
+
+    def _loop(self) -> None:
+        """Run until the engine is closed."""
         scheduler = self._scheduler
         while True:
             with self._wake:
@@ -223,7 +240,7 @@ class Engine(Unpicklable):
                     self._wake.notify_all()  # who drains
                     self._wake.wait()
                 if self._closed:
-                    break
+                    return
                 self._sweep()
                 for request in scheduler.admit():
                     self._counts.admitted(request)
@@ -234,8 +251,6 @@ class Engine(Unpicklable):
             except BaseException as error:  # it belongs to those who wait for a reply
                 with self._wake:
                     self._end([part.request for part in scheduled], "error", error)
-        with self._wake:
-            self._end([*scheduler.running, *scheduler.queue], "cancelled")
 
     def _sweep(self) -> None:
         """Let go of requests that were cancelled, or whose time is over."""

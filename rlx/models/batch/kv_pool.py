@@ -12,8 +12,7 @@ from rlx.ir.module import GraphModule
 from rlx.models.adapters import Adapter, AdapterShape, common_shape
 from rlx.models.arguments import require_count
 from rlx.models.batch.paged_builder import PAGE, PagedDecoderBuilder
-from rlx.models.build_graph import SAMPLES, BuiltGraph, EntryPoint, define_graph, sample
-from rlx.models.builder import Tensor
+from rlx.models.builder import SAMPLES, BuiltGraph, EntryPoint, Tensor, define_graph, sample
 from rlx.models.bundle import EntryPointSpec
 from rlx.models.config import KVCacheType
 from rlx.models.model_file import ModelFile

@@ -15,6 +15,7 @@ from rlx.models.structured_output import penalties_for
 from rlx.support.records import dataclass
 
 MOST_PRIORITY = 100
+LONGEST_USER = 256  # characters
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,13 @@ class Terms:
         require_count("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY)
         if self.deadline is not None:
             require_seconds("deadline", self.deadline)
-        if self.user is not None and not isinstance(self.user, str):
-            raise OptionError("not a name", where="user", got=repr(self.user)[:40], expected="str")
+        if self.user is not None and not (
+            isinstance(self.user, str) and len(self.user) <= LONGEST_USER
+        ):
+            raise OptionError(
+                "not a name", where="user", got=repr(self.user)[:40],
+                expected=f"a str of at most {LONGEST_USER} characters",
+            )  # fmt: skip
 
 
 class Request:
