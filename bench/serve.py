@@ -83,8 +83,9 @@ class Served:
             raise RuntimeError(self.log.read().decode(errors="replace")[-2000:]) from None
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(60)
         self.log.close()
 
 
@@ -137,11 +138,19 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def start_command(
+    model: str, name: str, port: int, requests: int, context: int, threads: int
+) -> list[str]:
+    """`rlx serve`, with the Python that runs this."""
+    command = [sys.executable, "-m", "rlx", "serve", f"{name}={model}", "--preload"]
+    command += ["--port", str(port), "--requests", str(requests), "--context", str(context)]
+    return [*command, "--threads", str(threads)]
+
+
 def start_rlx(options: Any, clients: int, banned: list[int]) -> Served:
     port = free_port()
-    command = [sys.executable, "-m", "rlx", "serve", f"bench={options.model}", "--preload"]
-    command += ["--port", str(port), "--requests", str(clients), "--context", str(CONTEXT)]
-    return Served([*command, "--threads", str(options.threads)], port, "bench", banned)
+    command = start_command(options.model, "bench", port, clients, CONTEXT, options.threads)
+    return Served(command, port, "bench", banned)
 
 
 def start_llama(options: Any, clients: int, banned: list[int]) -> Served:

@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 PAUSE = 0.2  # mean seconds between an answer and the client's next request
@@ -113,19 +114,28 @@ def http_answer(port: int, model: str, banned: Sequence[int]) -> Answer:
 
 async def _post(port: int, path: str, body: dict[str, object]) -> AsyncIterator[dict[str, object]]:
     """POST, and the events of the answer."""
-    data = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode())
-        writer.write(data)
-        status = await reader.readline()
-        if b" 200 " not in status:
+    async with exchange(port, path, json.dumps(body).encode()) as (status, reader):
+        if status != 200:
             rest = await reader.read(2000)
-            raise RuntimeError(f"{status.decode().strip()}: {rest.decode(errors='replace')}")
+            raise RuntimeError(f"status {status}: {rest.decode(errors='replace')}")
         async for line in reader:  # chunk sizes and headers are lines too, and not events
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
+
+
+@asynccontextmanager
+async def exchange(
+    port: int, path: str, data: bytes, method: str = "POST", window: int = 1 << 16
+) -> AsyncIterator[tuple[int, asyncio.StreamReader]]:
+    """Send a request: the status of its answer, and what is left to read, headers first. Leaving
+    the block closes the connection, whatever is left. `window` bounds what waits here unread."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=window)
+    try:
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(data)
+        words = (await reader.readline()).split()
+        yield (int(words[1]) if len(words) > 1 else 0), reader
     finally:
         writer.close()
 
@@ -135,12 +145,9 @@ async def until_ready(port: int, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            line = await reader.readline()
-            writer.close()
-            if b" 200 " in line:
-                return
+            async with exchange(port, "/health", b"", "GET") as (status, _):
+                if status == 200:
+                    return
         except OSError:
             pass
         await asyncio.sleep(0.1)

@@ -57,7 +57,7 @@ class Stages:
     @cached_property
     def mir(self) -> Graph:
         """MIR before any pass, bound where a binding was given."""
-        from rlx.passes.bind import bind_graph
+        from rlx.ir.binding import bind_graph
 
         graph = self.module.into_graph()
         return bind_graph(graph, self.binding) if len(self.binding) else graph

@@ -20,7 +20,7 @@ from sample_graphs import SAMPLES, all_nodes, attentions, control, hir, mlp
 
 from rlx.errors import FormatError, VerifyError
 from rlx.ir.attrs import Body, Data, MaskKind
-from rlx.ir.binding import DimBinding, UpTo
+from rlx.ir.binding import DimBinding, UpTo, bind_graph
 from rlx.ir.dim import sym
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -34,7 +34,6 @@ from rlx.ir.serial import VERSION, canonical, from_bytes, load, save, to_bytes
 from rlx.ir.serial.writer import MAX_DEPTH, Writer, integer, ints32, text, uint
 from rlx.ir.shape import Shape
 from rlx.ir.text import parse_graph
-from rlx.passes.bind import bind_graph
 from rlx.passes.plan import plan
 
 HEADER = 52

@@ -13,9 +13,8 @@ from cases import cases
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.kernels.spec import KernelSpec, unit_of
 from rlx.backends.cpu.lowering import Context, lower_graph
-from rlx.ir.binding import DimBinding
+from rlx.ir.binding import DimBinding, bind_graph
 from rlx.llvm.target import Target
-from rlx.passes.bind import bind_graph
 from rlx.passes.pipeline import run_pipeline
 from rlx.passes.plan import plan
 
