@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 # folders whose tests compile kernels, start processes or go through thousands of cases
-SLOW = ("browser", "cli", "cuda", "docs", "formats", "fuzz", "kernels", "models", "parity", "viz")
+SLOW = ("browser", "cli", "cuda", "docs", "formats", "fuzz", "kernels", "models", "parity", "serve",
+        "viz")  # fmt: skip
 QUICK = (
     "cuda/test_driver.py",
     "kernels/test_builder.py",

@@ -26,6 +26,7 @@ ARROW = [
     "backends",
     "runtime",
     "models",
+    "serve",
     "viz",
     "cli",
 ]
@@ -121,7 +122,8 @@ def test_a_file_name_says_which_file_it_is() -> None:
 def test_importing_rlx_loads_no_compiler_and_no_extra() -> None:
     code = (
         "import sys, rlx; heavy = {'llvmlite','gguf','tokenizers','jinja2','safetensors','rich',"
-        "'typer','starlette','onnx','torch'} & set(sys.modules); sys.exit(', '.join(heavy) or 0)"
+        "'typer','starlette','uvicorn','onnx','torch'} & set(sys.modules); "
+        "sys.exit(', '.join(heavy) or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False

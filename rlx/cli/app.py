@@ -24,6 +24,7 @@ from rlx.cli import (
     pull,
     quantize_model,
     run,
+    serve,
 )
 from rlx.errors import OptionError, RlxError
 from rlx.support.settings import setting, warn_of_unknown
@@ -118,6 +119,7 @@ def _add(name: str, panel: str, command: Callable[..., None]) -> None:
 _add("run", "Models", run.run)
 _add("chat", "Models", chat.chat)
 _add("embed", "Models", embed.embed)
+_add("serve", "Models", serve.serve)
 _add("pull", "Models", pull.pull)
 _add("list", "Models", pull.list_models)
 _add("rm", "Models", pull.remove_models)

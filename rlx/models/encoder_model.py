@@ -9,7 +9,14 @@ import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.html import card
-from rlx.models.arguments import Progress, one_text, reporter, require_count, several_texts
+from rlx.models.arguments import (
+    Progress,
+    one_text,
+    reporter,
+    require_count,
+    several_texts,
+    token_ids,
+)
 from rlx.models.builder import EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.embed_plan import EmbedPlan, Rows, Vectors
@@ -100,7 +107,7 @@ class EncoderModel(Unpicklable):
         """
         self._check(batch, truncate_dim)
         many = [texts] if isinstance(texts, str) else _listed(texts)
-        tokens = self.reader.read(many, self._prompt(prompt), overlong)
+        tokens = self.reader.read(many, self.prompt_text(prompt), overlong)
         rows = self._rows(tokens, batch, progress=reporter(progress))
         found = self._finished(rows, normalize, truncate_dim)
         return found[0] if isinstance(texts, str) else found
@@ -108,12 +115,16 @@ class EncoderModel(Unpicklable):
     encode = embed  # its name in other libraries
 
     def plan_embed(
-        self, texts: Iterable[str], *, normalize: bool | None = None,
+        self, texts: Iterable[str | Sequence[int]], *, normalize: bool | None = None,
         truncate_dim: int | None = None, prompt: str | None = None, overlong: str = "cut",
     ) -> EmbedPlan:  # fmt: skip
-        """`embed` for a batcher, which runs texts of several callers together."""
+        """`embed` for a batcher, which runs texts of several callers together. A text may be its
+        tokens, with the special ones."""
         self._check(None, truncate_dim)
-        tokens = self.reader.read(_listed(texts), self._prompt(prompt), overlong)
+        given = _listed(texts)
+        written = [text for text in given if not isinstance(text, list)]
+        read = iter(self.reader.read(written, self.prompt_text(prompt), overlong))
+        tokens = [self._tokens(t) if isinstance(t, list) else next(read) for t in given]
 
         def run(found: Sequence[Tokens]) -> Rows:
             for part in self.runner.batches(found, None):
@@ -123,6 +134,11 @@ class EncoderModel(Unpicklable):
             return self._finished(self._finite(rows, "embedding"), normalize, truncate_dim)
 
         return EmbedPlan("embedding", tokens, self.width, run, finish)
+
+    def _tokens(self, ids: list[int]) -> Tokens:
+        found = token_ids(ids)
+        self.config.check_tokens(found, self.max_tokens, "shorten it")
+        return Tokens(found)
 
     def embed_stream(
         self,
@@ -138,7 +154,7 @@ class EncoderModel(Unpicklable):
         """The vectors one by one, in order, for any number of texts: `window` are held at once."""
         self._check(batch, truncate_dim)
         require_count("window", window)
-        source, put_before = iter(several_texts(texts)), self._prompt(prompt)
+        source, put_before = iter(several_texts(texts)), self.prompt_text(prompt)
 
         def windows() -> Iterator[Vectors]:
             first = 0
@@ -254,7 +270,7 @@ class EncoderModel(Unpicklable):
             rows = normalized(rows)
         return rows
 
-    def _prompt(self, prompt: str | None) -> str:
+    def prompt_text(self, prompt: str | None) -> str:
         """The prompt before each text, given as a text or by name."""
         known = self.sentence.prompts
         if prompt is None:

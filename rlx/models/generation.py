@@ -24,6 +24,7 @@ class Generation:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = ""  # stop, length, cancelled, timeout, error
+    stop_string: str = ""  # the one that was found
     prompt_tokens: int = 0
     reused_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -46,7 +47,8 @@ class GenerationState:
         self, tokenizer: Tokenizer, settings: GenerationSettings, result: Generation
     ) -> None:
         self.settings, self.result = settings, result
-        self._decoder = tokenizer.stream()
+        shown = settings.shown_special
+        self._decoder = tokenizer.stream(shown=shown) if shown else tokenizer.stream()
         self._stops = StopStrings(settings.stop)
         self.ends = tokenizer.end_ids | settings.stop_tokens
         self._clock = time.perf_counter()
@@ -76,8 +78,8 @@ class GenerationState:
         result.tokens.append(token)
         piece = self._stops.push(self._decoder.push(token))
         result.text += piece
-        if self._stops.stopped:
-            result.finish_reason = "stop"
+        if self._stops.found:
+            result.finish_reason, result.stop_string = "stop", self._stops.found
         elif len(result.tokens) >= self.settings.max_tokens:
             piece += self.end("length")
         return piece
@@ -113,17 +115,17 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.found = ""
 
     def push(self, text: str) -> str:
         """The text that can be shown now."""
         if not self._stops:
             return text
         self._held += text
-        found = [at for s in self._stops if (at := self._held.find(s)) >= 0]
+        found = [(at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
         if found:
-            self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            at, self.found = min(found)
+            shown, self._held = self._held[:at], ""
             return shown
         keep = max(_overlap(self._held, s) for s in self._stops)
         shown, self._held = self._held[: len(self._held) - keep], self._held[-keep:] if keep else ""

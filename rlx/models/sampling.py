@@ -55,6 +55,7 @@ class GenerationSettings:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
+    shown_special: frozenset[int] = frozenset()  # special tokens that are part of the text
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int = 0
     overflow: str = "error"  # or "shift": drop the older half of the context and continue
@@ -90,12 +91,14 @@ class GenerationSettings:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", tuple(s for s in stop if s))
         object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
+        object.__setattr__(self, "shown_special", frozenset(self.shown_special))
         self._check_elements()
 
     def _check_kinds(self) -> None:
         kinds: dict[str, tuple[Any, str]] = {
             "stop": (Iterable, "texts"),
             "stop_tokens": (Iterable, "token ids"),
+            "shown_special": (Iterable, "token ids"),
             "logit_bias": (Mapping, "token ids to numbers"),
             "json_schema": (Mapping | str | None, "a schema, or its text"),
             "regex": (str | None, "a regular expression"),
@@ -111,7 +114,8 @@ class GenerationSettings:
     def _check_elements(self) -> None:
         wrong: list[tuple[str, object, str]] = []
         wrong += [("stop", s, "texts") for s in self.stop if not isinstance(s, str)]
-        wrong += [("stop_tokens", t, "token ids") for t in self.stop_tokens if not _is_whole(t)]
+        for name in ("stop_tokens", "shown_special"):
+            wrong += [(name, t, "token ids") for t in getattr(self, name) if not _is_whole(t)]
         for token, bias in self.logit_bias.items():
             if not _is_whole(token) or not isinstance(bias, (int, float)) or math.isnan(bias):
                 wrong.append(("logit_bias", {token: bias}, "token ids to numbers"))

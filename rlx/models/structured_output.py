@@ -118,7 +118,10 @@ class _TokenBytes:
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer = tokenizer
         special = tokenizer.vocabulary.special | tokenizer.end_ids
-        self.tokens = [b"" if t in special else tokenizer.piece(t) for t in range(vocab)]
+        # special tokens differ in their names, else a grammar that allows one allows them all
+        self.tokens = [
+            f"<|{t}|>".encode() if t in special else tokenizer.piece(t) for t in range(vocab)
+        ]
         self.special_token_ids = sorted(special)
         self.eos_token_id = min(tokenizer.end_ids)
         self.bos_token_id = tokenizer.bos_id

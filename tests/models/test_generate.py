@@ -307,7 +307,7 @@ def test_stop_strings_across_tokens() -> None:
     watch = StopStrings(["</s>", "stop"])
     shown = "".join(watch.push(p) for p in ["a<", "/", "b", "st", "o", "x<", "/s", ">after"])
     assert shown == "a</bstox"
-    assert watch.stopped
+    assert watch.found == "</s>"
     held = StopStrings(["abc"])
     assert held.push("xab") + held.flush() == "xab"
 

@@ -291,11 +291,16 @@ class Tokenizer(Unpicklable):
         return "".join([*map(stream.push, ids), stream.flush()])
 
     def stream(
-        self, *, skip_special: bool = True, at_start: bool = False
+        self,
+        *,
+        skip_special: bool = True,
+        at_start: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> StreamDecoder | WindowDecoder:
-        """A decoder for tokens as they come; by default they go on after a prompt."""
+        """A decoder for tokens as they come; by default they go on after a prompt. Special tokens
+        are skipped, those aside that are to be `shown`."""
         v = self.vocabulary
-        skip = v.special if skip_special else frozenset[int]()
+        skip = v.special - shown if skip_special else frozenset[int]()
         if v.decoder.kind == "library":
             return WindowDecoder(self._library_decode, skip)
         return StreamDecoder(self.piece, skip, at_start and v.decoder.strip_first)

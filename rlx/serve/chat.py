@@ -1,0 +1,224 @@
+"""Answers of language models as events: conversations and plain prompts.
+
+    chat = await open_chat(pool, ChatRequest("smollm2-135m", messages))
+    async for event in chat.answers[0]:
+        ...
+
+What is wrong with a request is raised by `open_chat`, before anything is sent. An answer that is
+not read to its end is cancelled: `await chat.close()`, or leave `async with`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from rlx.serve.events import (
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallStart,
+    Usage,
+)
+from rlx.support.records import dataclass
+
+if TYPE_CHECKING:
+    from rlx.serve.model_pool import Lease, ModelPool
+    from rlx.serve.reasoning import Parser
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a request is scheduled: the engine's `priority`, `user` and `deadline` (seconds)."""
+
+    priority: int = 0
+    user: str | None = None
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation to be answered `n` times. `settings` are those of `rlx.GenerationSettings`;
+    tools and the choice among them are written as OpenAI's chat completions do."""
+
+    model: str
+    messages: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    terms: Terms = Terms()
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A prompt, a text or tokens, to be continued `n` times."""
+
+    model: str
+    prompt: str | Sequence[int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    terms: Terms = Terms()
+
+
+class Answers:
+    """The answers to one request, as they are generated. Close it when done."""
+
+    def __init__(self, lease: Lease, replies: list[Any], prompt: list[int]) -> None:
+        self.model, self.prompt = lease.model, prompt
+        self._lease, self._replies = lease, replies
+        self.answers: list[AsyncIterator[Event]] = []
+
+    def cancel(self) -> None:
+        """Stop generating, now."""
+        for reply in self._replies:
+            reply.close()
+
+    async def close(self) -> None:
+        """Cancel what is not finished, and let the model go."""
+        self.cancel()
+        self._lease.release()
+
+    async def __aenter__(self) -> Answers:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def open_chat(pool: ModelPool, request: ChatRequest) -> Answers:
+    """Load the model if need be and submit the conversation. Its answers are in `answers`."""
+    lease = await pool.acquire(request.model, "chat")
+    return await _opened(lease, lambda: _start_chat(lease, request))
+
+
+async def open_text(pool: ModelPool, request: TextRequest) -> Answers:
+    """As `open_chat`, for a prompt without a template."""
+    lease = await pool.acquire(request.model, "completions")
+    return await _opened(lease, lambda: _start_text(lease, request))
+
+
+async def run_chat(pool: ModelPool, request: ChatRequest) -> AsyncIterator[Event]:
+    """The events of the first answer."""
+    async with await open_chat(pool, request) as chat:
+        async for event in chat.answers[0]:
+            yield event
+
+
+async def _opened(lease: Lease, start: Callable[[], Answers]) -> Answers:
+    """Templates, tokenizers and grammars take their time: they run in a thread."""
+    work = asyncio.ensure_future(asyncio.to_thread(start))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:  # the thread goes on: cancel what it starts
+        work.add_done_callback(lambda done: _drop(lease, done))
+        raise
+    except BaseException:
+        lease.release()
+        raise
+
+
+def _drop(lease: Lease, done: asyncio.Future[Answers]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        done.result().cancel()
+    lease.release()
+
+
+def _start_chat(lease: Lease, request: ChatRequest) -> Answers:
+    lease.model.check_length(_characters(request.messages))
+    chat = lease.model.answer_format.prepare(
+        request.messages, tools=request.tools, choice=request.tool_choice,
+        parallel=request.parallel_tool_calls, settings=request.settings,
+        template_options=request.template_options,
+    )  # fmt: skip
+    parsers = [chat.parser() for _ in range(request.n)]
+    return _submit(lease, chat.prompt, chat.settings, request.terms, parsers, chat.reasoning_tokens)
+
+
+def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
+    contents = (message.get("content") for message in messages)
+    return sum(len(content) for content in contents if isinstance(content, str))
+
+
+def _start_text(lease: Lease, request: TextRequest) -> Answers:
+    from rlx.models.arguments import prompt_tokens
+
+    if isinstance(request.prompt, str):
+        lease.model.check_length(len(request.prompt))
+    prompt = prompt_tokens(lease.model.tokenizer, request.prompt)
+    return _submit(lease, prompt, dict(request.settings), request.terms, [None] * request.n, None)
+
+
+def _submit(
+    lease: Lease, prompt: list[int], settings: dict[str, Any], terms: Terms,
+    parsers: Sequence[Parser | None], count: Callable[[Sequence[int]], int] | None,
+) -> Answers:  # fmt: skip
+    model, seed = lease.model, settings.get("seed")
+    settings["max_tokens"] = model.most_tokens(len(prompt), settings.get("max_tokens"))
+    if lease.adapter is not None:
+        settings["adapter"] = model.adapters[lease.adapter]
+    asked = {"priority": terms.priority, "user": terms.user, "deadline": terms.deadline}
+    chat = Answers(lease, [], prompt)
+    try:
+        for number, parser in enumerate(parsers):
+            if seed is not None:  # answers with one seed would be the same
+                settings["seed"] = seed + number
+            reply = model.engine.submit(prompt, **settings, **asked)
+            chat._replies.append(reply)
+            logprobs = int(settings.get("logprobs") or 0)
+            chat.answers.append(_events(reply, model.tokenizer, parser, logprobs, count))
+    except BaseException:
+        chat.cancel()
+        raise
+    return chat
+
+
+async def _events(
+    reply: Any, tokenizer: Any, parser: Parser | None, logprobs: int,
+    count: Callable[[Sequence[int]], int] | None,
+) -> AsyncIterator[Event]:  # fmt: skip
+    """The events of a reply. Reasoning and calls have no log probabilities."""
+    seen: set[type] = set()  # kinds of events
+    waiting: list[TokenLogprob] = []  # of tokens whose text is held back
+    async for chunk in reply.chunks():
+        if logprobs:
+            waiting += _logprobs(tokenizer, chunk, logprobs)
+        events = _parsed(parser, chunk.text)
+        for event in events:
+            seen.add(type(event))
+            if logprobs and isinstance(event, TextDelta):
+                event, waiting = TextDelta(event.text, tuple(waiting)), []
+            yield event
+        if waiting and events and not any(isinstance(e, TextDelta) for e in events):
+            waiting = []
+    for event in [] if parser is None else parser.end():
+        seen.add(type(event))
+        yield event
+    if waiting:
+        yield TextDelta("", tuple(waiting))
+    result = reply.result
+    thought = count(result.tokens) if count is not None and ReasoningDelta in seen else 0
+    usage = Usage(result.prompt_tokens, result.reused_tokens, len(result.tokens), thought)
+    called = ToolCallStart in seen and result.finish_reason == "stop"
+    reason = "tool_calls" if called else result.finish_reason
+    yield Finished(reason, usage, result.stop_string or None)
+
+
+def _parsed(parser: Parser | None, text: str) -> Sequence[Event]:
+    if not text:
+        return ()
+    return (TextDelta(text),) if parser is None else parser.push(text)
+
+
+def _logprobs(tokenizer: Any, chunk: Any, count: int) -> list[TokenLogprob]:
+    found = []
+    for token, row in zip(chunk.tokens, chunk.logprobs or (), strict=False):
+        top = tuple((t, tokenizer.piece(t), p) for t, p in list(row.items())[:count])
+        found.append(TokenLogprob(token, tokenizer.piece(token), row[token], top))
+    return found

@@ -1,0 +1,1 @@
+"""OpenAI's interface: JSON to requests, events to JSON."""
