@@ -22,7 +22,7 @@ from rlx.llvm.builder import Value, f32, i8, i64
 from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 
-_WARPS = 4
+_WARPS = 8
 _AHEAD = 4  # keys that a group loads at a time
 
 
@@ -92,16 +92,35 @@ class _Emitter:
 
     def emit(self) -> None:
         f = self.f
+        f.if_(self.row < self.rows, self._prefetch)
         f.let_next_start()
         f.wait_for_previous()
         f.if_(self.row < self.rows, self._emit_query)
+
+    def _prefetch(self) -> None:
+        """Bring the first keys and values near: all but the last were there before."""
+        f = self.f
+        low, high = self._range()
+        for i in range(_AHEAD):
+            key = f.max(f.min(self._first(low) + i * self._steps, high - 1), 0)
+            for base, strides in ((self.k, self.k_strides), (self.v, self.v_strides)):
+                f.prefetch(self._row_at(base, strides, key))
+
+    @property
+    def _steps(self) -> int:
+        """Keys of all groups."""
+        return WARP // self.team * _WARPS
+
+    def _first(self, low: Value) -> Value:
+        """The first key of this group."""
+        group = self.warp_number * (WARP // self.team) + self.lane.udiv(self.team)
+        return low + group.to(i64)
 
     def _emit_query(self) -> None:
         f, form = self.f, self.form
         queries = [self._query(g) for g in range(form.group)]
         low, high = self._range()
-        steps = WARP // self.team * _WARPS  # keys of all groups
-        first = low + (self.warp_number * (WARP // self.team) + self.lane.udiv(self.team)).to(i64)
+        steps, first = self._steps, self._first(low)
         width = len(queries[0])
         start: list[Value] = []
         for _ in range(form.group):
@@ -151,14 +170,18 @@ class _Emitter:
 
     def _row(self, base: Value, strides: Sequence[Value], key: Value) -> list[Value]:
         """This lane's part of a key or value, as values of 32 bits."""
+        f, found = self.f, list[Value]()
+        for p in range(self.pieces):
+            found += words(f, self._row_at(base, strides, key, p), 4)
+        return found
+
+    def _row_at(self, base: Value, strides: Sequence[Value], key: Value, p: int = 0) -> Value:
+        """Where the p-th piece of a key or value of this lane is."""
         f, form = self.f, self.form
         at = self.sequence * strides[0] + self.head * strides[1] + key * strides[2]
         row = f.gep(base, at, form.kv.bytes)
-        found: list[Value] = []
-        for p in range(self.pieces):
-            piece = f.min(self.member + p * self.team, self.total_pieces - 1)
-            found += words(f, f.gep(row, piece.to(i64), 16), 4)
-        return found
+        piece = f.min(self.member + p * self.team, self.total_pieces - 1)
+        return f.gep(row, piece.to(i64), 16)
 
     def _keys(
         self, first: Value, high: Value, steps: int, queries: list[list[Value]],
