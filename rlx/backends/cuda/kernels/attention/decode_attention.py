@@ -24,6 +24,7 @@ from rlx.support.records import dataclass
 
 _WARPS = 8
 _AHEAD = 4  # keys that a group loads at a time
+_PARTS = 16  # partial results that a thread loads at a time
 
 
 @dataclass(frozen=True)
@@ -303,11 +304,13 @@ class _Emitter:
             g = item.udiv(form.dim)
             d = item - g * form.dim
 
-            def body(i: Value, *state: Value, g: Value = g, d: Value = d) -> list[Value]:
-                return merge(f, list(state), part(i, g, d))
-
-            start = [f.const(LOWEST, f32), f.const(0.0, f32), f.const(0.0, f32)]
-            write(g, d, *f.loop(f.i32(0), f.i32(count), 1, start, body))
+            made: list[Value] | None = None
+            for first in range(0, count, _PARTS):
+                numbers = range(first, min(first + _PARTS, count))
+                whole = merge_all(f, [part(f.i32(i), g, d) for i in numbers])
+                made = whole if made is None else merge(f, made, whole)
+            assert made is not None
+            write(g, d, *made)
 
     def _shared_part(self, i: Value, g: Value, d: Value) -> list[Value]:
         f, form = self.f, self.form
@@ -355,3 +358,15 @@ def merge(f: BlockFunction, a: Sequence[Value], b: Sequence[Value]) -> list[Valu
     top = f.max_fast(a[0], b[0])
     left, right = f.exp2_fast(a[0] - top), f.exp2_fast(b[0] - top)
     return [top, *(f.fma(x, left, y * right) for x, y in zip(a[1:], b[1:], strict=True))]
+
+
+def merge_all(f: BlockFunction, parts: Sequence[Sequence[Value]]) -> list[Value]:
+    """Several parts of a softmax as one; all are loaded before the first is used."""
+    top = parts[0][0]
+    for part in parts[1:]:
+        top = f.max_fast(top, part[0])
+    sums = [f.const(0.0, f32)] * (len(parts[0]) - 1)
+    for most, *numbers in parts:
+        weight = f.exp2_fast(most - top)
+        sums = [f.fma(x, weight, total) for x, total in zip(numbers, sums, strict=True)]
+    return [top, *sums]
