@@ -355,7 +355,7 @@ class Simulated(BlockFunction):
     def warp_barrier(self) -> None:
         self._require_warps()
 
-    def prefetch(self, address: Value) -> None:
+    def bring_near(self, address: Value) -> None:
         self.inside(data_of(address)[self.active], 1)
 
     def wait_for_previous(self) -> None:

@@ -134,7 +134,7 @@ class BlockFunction(KernelFunction):
         memory, is 0 before and after. Shared memory from 0 to 4 is used."""
         raise NotImplementedError
 
-    def prefetch(self, address: Value) -> None:
+    def bring_near(self, address: Value) -> None:
         """Global memory at this address will be read soon."""
         raise NotImplementedError
 

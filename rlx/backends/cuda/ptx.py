@@ -132,7 +132,7 @@ class GpuFunction(BlockFunction):
         self.barrier()
         return found
 
-    def prefetch(self, address: Value) -> None:
+    def bring_near(self, address: Value) -> None:
         self._asm("prefetch.global.L2 [$0];", [], [address])
 
     # -- shared memory ----------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class _Emitter:
         for i in range(_AHEAD):
             key = f.max(f.min(self._first(low) + i * self._steps, high - 1), 0)
             for base, strides in ((self.k, self.k_strides), (self.v, self.v_strides)):
-                f.prefetch(self._row_at(base, strides, key))
+                f.bring_near(self._row_at(base, strides, key))
 
     @property
     def _steps(self) -> int:
