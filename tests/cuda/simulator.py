@@ -355,6 +355,9 @@ class Simulated(BlockFunction):
     def warp_barrier(self) -> None:
         self._require_warps()
 
+    def bring_near(self, address: Value) -> None:
+        self.inside(data_of(address)[self.active], 1)
+
     def wait_for_previous(self) -> None:
         assert self.is_part or self.active.all(), "some threads do not wait"
         self.waited = True

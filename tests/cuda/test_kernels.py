@@ -142,7 +142,77 @@ def test_a_norm_is_computed_by_the_product_that_reads_it(backend: CudaBackend) -
     np.testing.assert_allclose(got[1], total + 1, rtol=1e-6)
 
 
+def block_of(g: Graph, h: Any, i: int, size: int = 64) -> Any:
+    """A residual, a norm and a gated product, as layers of models have them."""
+    w = [g.param(f"{n}{i}", [size, size], "bf16") for n in ("o", "gate", "up")]
+    o, gate, up = (g.transpose(v, (1, 0)) for v in w)
+    h = g.add(h, g.matmul(h, o))
+    y = g.rms_norm(h, g.param(f"gamma{i}", [size]), eps=1e-5)
+    return h, g.mul(g.silu(g.matmul(y, gate)), g.matmul(y, up))
+
+
+def test_a_product_of_one_row_adds_the_residual(backend: CudaBackend) -> None:
+    """The norm behind it reads the sum, and is computed by the next product: two launches."""
+    for rows, want in ((1, ["gemv(1x64)", "gemv(1x64)"]), (8, ["gemv(8x64)", "gemv(8x64)"])):
+
+        def build(g: Graph, rows: int = rows) -> Any:
+            h, z = block_of(g, g.input("x", [rows, 64]), 0)
+            return z, g.mul(h, 2.0)
+
+        names = [n for n in labels(backend, build) if n.startswith("gemv")]
+        assert names == want
+        assert not any(n.startswith("region(add") for n in labels(backend, build))
+        made = compiled(backend, build)
+        weights = {
+            n: draw(i, 64, 64).astype(bf16.numpy) for i, n in enumerate(("o0", "gate0", "up0"))
+        }
+        gamma, x = draw(7, 64), draw(8, rows, 64)
+        made.set_params({**weights, "gamma0": gamma})
+        o, gate, up = (w.astype(np.float64).T for w in weights.values())
+        h = x + x.astype(np.float64) @ o
+        y = h / np.sqrt((h**2).mean(-1, keepdims=True) + 1e-5) * gamma
+        a = y @ gate
+        got = made.run(x=x)
+        # roundings of f32 in sums of 64 products
+        np.testing.assert_allclose(got[0], a / (1 + np.exp(-a)) * (y @ up), rtol=2e-5, atol=2e-4)
+        np.testing.assert_allclose(got[1], 2 * h, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_first_kernel_of_a_run_waits_before_it_starts(backend: CudaBackend) -> None:
+    """The others read their args before they wait for the one in front, and a decode loop changes
+    args between two runs."""
+    made = compiled(backend, lambda g: block_of(g, g.input("x", [1, 64]), 0))
+    executable: Any = backend.compile(made.template.plan({}), CompileOptions())
+    assert [grid.overlaps for grid in executable._grids] == [False, True]
+
+
 # -- packed weights ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_packed_products_of_one_row_have_gate_and_residual(backend: CudaBackend, name: str) -> None:
+    scheme = GGUF_SCHEMES[name]
+    joined, down = (encode(scheme, draw(i, n, 256) * 0.1).data for i, n in ((1, 512), (2, 256)))
+
+    def build(g: Graph) -> Any:
+        x, r = g.input("x", [1, 256]), g.input("r", [1, 256])
+        w, v = (g.param(n, list(a.shape), "u8") for n, a in (("w", joined), ("v", down)))
+        y = g.fused_gated_act(g.dequant_matmul(x, w, scheme=scheme))
+        h = g.add(g.dequant_matmul(y, v, scheme=scheme), r)
+        return g.rms_norm(h, g.param("gamma", [256]), eps=1e-5), g.mul(h, 2.0)
+
+    names = labels(backend, build)
+    assert [n for n in names if "gemv" in n] == ["gemv(1x256)"] * 2
+    assert not any("silu" in n for n in names)
+    made = compiled(backend, build)
+    made.set_params({"w": joined, "v": down, "gamma": np.ones(256, np.float32)})
+    x, r = draw(3, 1, 256), draw(4, 1, 256)
+    a, b = np.split(x.astype(np.float64) @ decode(scheme, joined).astype(np.float64).T, 2, axis=1)
+    h = (a / (1 + np.exp(-a)) * b) @ decode(scheme, down).astype(np.float64).T + r
+    want = h / np.sqrt((h**2).mean() + 1e-5)
+    got = made.run(x=x, r=r)
+    np.testing.assert_allclose(got[1], 2 * h, rtol=0, atol=4e-6 * np.abs(h).max())
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=4e-6 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
@@ -316,5 +386,5 @@ def test_hot_kernels_do_not_spill(kernel: GpuKernel) -> None:
 def test_weights_are_loaded_before_the_kernel_in_front_has_ended() -> None:
     ptx = ptx_of(HOT[0])
     wait = ptx.index("griddepcontrol.wait")
-    assert ptx[:wait].count("ld.global.v4") == 8
+    assert ptx[:wait].count("ld.global.v4") == 16  # 16 rows of a warp
     assert "griddepcontrol" not in ptx_of(HOT[0], (8, 0))

@@ -8,6 +8,7 @@ from rlx.backends.base import Backend
 from rlx.backends.cuda import lower_loops, lower_scatter  # noqa: F401  (fill the table)
 from rlx.backends.cuda.driver import Gpu, version_text
 from rlx.backends.cuda.executable import CudaExecutable
+from rlx.backends.cuda.fuse_rows import fuse_rows
 from rlx.backends.cuda.kernel import KernelLoader
 from rlx.backends.cuda.kernels.attention import lower_attention  # noqa: F401
 from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
@@ -48,6 +49,7 @@ class CudaBackend(Backend):
         return lay_out_weights(lay_out_packed(graph))
 
     def rewrite_variant(self, graph: Graph) -> Graph:
+        graph = fuse_rows(graph)
         layouts = Layouts.of(graph)
         return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
 

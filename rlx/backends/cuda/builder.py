@@ -134,6 +134,10 @@ class BlockFunction(KernelFunction):
         memory, is 0 before and after. Shared memory from 0 to 4 is used."""
         raise NotImplementedError
 
+    def bring_near(self, address: Value) -> None:
+        """Global memory at this address will be read soon."""
+        raise NotImplementedError
+
     # -- shared memory ----------------------------------------------------------------------------
 
     def load_shared(self, address: Value, type_: Type, offset: int = 0, align: int = 0) -> Value:

@@ -57,7 +57,10 @@ class CudaExecutable(KernelExecutable):
         self._functions = self._load(kernels)
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self.overlaps = kernels.gpu.capability >= _OVERLAP
-        self._grids = [_geometry(x, most, self.overlaps) for x in self.program.launches]
+        # The first kernel waits for all before it: the others read args ahead of their own waits.
+        self._grids = [
+            _geometry(x, most, self.overlaps and i > 0) for i, x in enumerate(self.program.launches)
+        ]
         self.watched_by: CudaRecording | None = None
         self._graphs: dict[tuple[int, int], Graph | None] = {}  # None: has run once
 

@@ -132,6 +132,9 @@ class GpuFunction(BlockFunction):
         self.barrier()
         return found
 
+    def bring_near(self, address: Value) -> None:
+        self._asm("prefetch.global.L2 [$0];", [], [address])
+
     # -- shared memory ----------------------------------------------------------------------------
 
     def _shared(self, address: Value, offset: int) -> str:

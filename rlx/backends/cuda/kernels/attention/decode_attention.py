@@ -22,8 +22,9 @@ from rlx.llvm.builder import Value, f32, i8, i64
 from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 
-_WARPS = 4
+_WARPS = 8
 _AHEAD = 4  # keys that a group loads at a time
+_PARTS = 16  # partial results that a thread loads at a time
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,35 @@ class _Emitter:
 
     def emit(self) -> None:
         f = self.f
+        f.if_(self.row < self.rows, self._prefetch)
         f.let_next_start()
         f.wait_for_previous()
         f.if_(self.row < self.rows, self._emit_query)
+
+    def _prefetch(self) -> None:
+        """Bring the first keys and values near: all but the last were there before."""
+        f = self.f
+        low, high = self._range()
+        for i in range(_AHEAD):
+            key = f.max(f.min(self._first(low) + i * self._steps, high - 1), 0)
+            for base, strides in ((self.k, self.k_strides), (self.v, self.v_strides)):
+                f.bring_near(self._row_at(base, strides, key))
+
+    @property
+    def _steps(self) -> int:
+        """Keys of all groups."""
+        return WARP // self.team * _WARPS
+
+    def _first(self, low: Value) -> Value:
+        """The first key of this group."""
+        group = self.warp_number * (WARP // self.team) + self.lane.udiv(self.team)
+        return low + group.to(i64)
 
     def _emit_query(self) -> None:
         f, form = self.f, self.form
         queries = [self._query(g) for g in range(form.group)]
         low, high = self._range()
-        steps = WARP // self.team * _WARPS  # keys of all groups
-        first = low + (self.warp_number * (WARP // self.team) + self.lane.udiv(self.team)).to(i64)
+        steps, first = self._steps, self._first(low)
         width = len(queries[0])
         start: list[Value] = []
         for _ in range(form.group):
@@ -151,14 +171,18 @@ class _Emitter:
 
     def _row(self, base: Value, strides: Sequence[Value], key: Value) -> list[Value]:
         """This lane's part of a key or value, as values of 32 bits."""
+        f, found = self.f, list[Value]()
+        for p in range(self.pieces):
+            found += words(f, self._row_at(base, strides, key, p), 4)
+        return found
+
+    def _row_at(self, base: Value, strides: Sequence[Value], key: Value, p: int = 0) -> Value:
+        """Where the p-th piece of a key or value of this lane is."""
         f, form = self.f, self.form
         at = self.sequence * strides[0] + self.head * strides[1] + key * strides[2]
         row = f.gep(base, at, form.kv.bytes)
-        found: list[Value] = []
-        for p in range(self.pieces):
-            piece = f.min(self.member + p * self.team, self.total_pieces - 1)
-            found += words(f, f.gep(row, piece.to(i64), 16), 4)
-        return found
+        piece = f.min(self.member + p * self.team, self.total_pieces - 1)
+        return f.gep(row, piece.to(i64), 16)
 
     def _keys(
         self, first: Value, high: Value, steps: int, queries: list[list[Value]],
@@ -280,11 +304,13 @@ class _Emitter:
             g = item.udiv(form.dim)
             d = item - g * form.dim
 
-            def body(i: Value, *state: Value, g: Value = g, d: Value = d) -> list[Value]:
-                return merge(f, list(state), part(i, g, d))
-
-            start = [f.const(LOWEST, f32), f.const(0.0, f32), f.const(0.0, f32)]
-            write(g, d, *f.loop(f.i32(0), f.i32(count), 1, start, body))
+            made: list[Value] | None = None
+            for first in range(0, count, _PARTS):
+                numbers = range(first, min(first + _PARTS, count))
+                whole = merge_all(f, [part(f.i32(i), g, d) for i in numbers])
+                made = whole if made is None else merge(f, made, whole)
+            assert made is not None
+            write(g, d, *made)
 
     def _shared_part(self, i: Value, g: Value, d: Value) -> list[Value]:
         f, form = self.f, self.form
@@ -332,3 +358,15 @@ def merge(f: BlockFunction, a: Sequence[Value], b: Sequence[Value]) -> list[Valu
     top = f.max_fast(a[0], b[0])
     left, right = f.exp2_fast(a[0] - top), f.exp2_fast(b[0] - top)
     return [top, *(f.fma(x, left, y * right) for x, y in zip(a[1:], b[1:], strict=True))]
+
+
+def merge_all(f: BlockFunction, parts: Sequence[Sequence[Value]]) -> list[Value]:
+    """Several parts of a softmax as one; all are loaded before the first is used."""
+    top = parts[0][0]
+    for part in parts[1:]:
+        top = f.max_fast(top, part[0])
+    sums = [f.const(0.0, f32)] * (len(parts[0]) - 1)
+    for most, *numbers in parts:
+        weight = f.exp2_fast(most - top)
+        sums = [f.fma(x, weight, total) for x, total in zip(numbers, sums, strict=True)]
+    return [top, *sums]

@@ -20,7 +20,7 @@ from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.node import Node
 
 _KEYS = 64  # of a block, at least
-_BLOCKS = 256  # enough to fill a GPU
+_BLOCKS = 128  # enough to fill a GPU
 
 
 def _splits(items: int, keys: int) -> int:

@@ -36,6 +36,14 @@ class EpilogueArgs:
             self.bias = f.arg(args, first + 1)
         if epilogue.residual is not None:
             self.residual = f.arg(args, first + epilogue.extras)
+        self.added: Value | None = None  # the residual, where it was loaded before
+
+    def load_residual(self, at: Value) -> None:
+        """Load what is added to element `at` (i64) of the output, the only one of this thread."""
+        f, dtype = self.f, self.epilogue.residual
+        if self.residual is not None and dtype is not None:
+            there = f.gep(self.residual, at, memory_type(dtype).bytes)
+            self.added = load(f, there, dtype, 1, f32)
 
     def finish(self, total: Value, other: Value | None, column: Value, at: Value) -> Value:
         """The result (f32) of column `column` (i64) at element `at` (i64) of the output."""
@@ -46,7 +54,9 @@ class EpilogueArgs:
         total = f.activate(e.activation, total)
         if other is not None:
             total = total * other
-        if self.residual is not None and e.residual is not None:
+        if self.added is not None:
+            total = total + self.added
+        elif self.residual is not None and e.residual is not None:
             there = f.gep(self.residual, at, memory_type(e.residual).bytes)
             total = total + load(f, there, e.residual, 1, f32)
         return total

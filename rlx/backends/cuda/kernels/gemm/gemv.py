@@ -18,6 +18,9 @@ from rlx.support.records import dataclass
 
 _WARPS = 8
 _IN_FLIGHT = 16  # loads of weights that a lane has under way
+_ROWS = (2, 3, 4, 6, 8, 12, 16)  # of a warp
+_MULTIPROCESSORS = 132
+_HALF = 112  # registers of a thread for numbers, where two blocks share a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,34 @@ class Gemv(BlockKernel):
         """Columns of the result that a block gives."""
         return _WARPS // self.split * self.rows
 
+    @property
+    def steps(self) -> int:
+        """Chunks of a lane in a row."""
+        return -(-self.weight.chunks(self.k) // (WARP * self.split))
+
+    @property
+    def group(self) -> int:
+        """Steps whose weights are loaded together."""
+        return max(1, min(_IN_FLIGHT // (self.halves * self.rows), self.steps))
+
+    @property
+    def groups(self) -> int:
+        return -(-self.steps // self.group)
+
+    @property
+    def _registers(self) -> int:
+        """Those of a group's weights and of x."""
+        weights = self.halves * self.rows * self.weight.registers
+        return self.group * (weights + self.m * self.weight.elements)
+
     def blocks(self, n: int) -> int:
         """Blocks for `m` rows of x."""
         return -(-n // self.outputs)
 
     def emit(self, m: KernelModule) -> None:
-        _Emitter(m.begin_block(self.threads, self.shared), self).emit()
+        # what loads all of its weights at once is quick: the next kernel needs room beside it
+        blocks = 2 if self.m == self.groups == 1 and self._registers <= _HALF else 1
+        _Emitter(m.begin_block(self.threads, self.shared, blocks), self).emit()
 
 
 def gemv_for(
@@ -97,14 +122,19 @@ def gemv_for(
     split = 1
     while split < _WARPS and split * WARP < chunks and n * 2 < 40000 * split:
         split *= 2
-    rows = 4 if m <= 4 else 2
-    if not epilogue.pair and m <= 2:
-        rows = 8
-    while rows > 2 and n // (_WARPS // split * rows) < 128:
-        rows //= 2
-    while rows * m * (2 if epilogue.pair else 1) > WARP:
-        rows //= 2
+    rows = _rows(m, n, _WARPS // split, 2 if epilogue.pair else 1)
     return Gemv(weight, x, m, k, epilogue, rows, split, many, norm)
+
+
+def _rows(m: int, n: int, warps: int, halves: int) -> int:
+    """Rows of the weight that a warp has: so many that every multiprocessor has one block, and room
+    for one of the kernel behind; or as many as fit where there are more blocks anyway."""
+    most = WARP // (m * halves)
+    for rows in _ROWS:
+        if rows <= most and -(-n // (warps * rows)) <= _MULTIPROCESSORS:
+            return rows
+    usual = 2 if m > 4 else 4 if m > 2 or halves > 1 else 8
+    return min(usual, most)
 
 
 class _Emitter:
@@ -119,6 +149,7 @@ class _Emitter:
         place = 7 + kernel.epilogue.extras
         self.norm_args = [f.arg(args, place + i) for i in range(self._norm_count)]
         self.factor: Value | None = None
+        self.gammas: list[list[Value]] = []  # of the first steps, loaded ahead
         warp = f.thread() >> 5
         self.warp_k, self.warp_n = warp & kernel.split - 1, warp.udiv(kernel.split)
         self.lane = f.lane32()
@@ -132,10 +163,7 @@ class _Emitter:
     def emit(self) -> None:
         f, kernel = self.f, self.kernel
         chunks = kernel.weight.chunks(kernel.k)
-        each = WARP * kernel.split
-        steps = -(-chunks // each)
-        per_step = kernel.halves * kernel.rows
-        group = max(1, min(_IN_FLIGHT // per_step, steps))
+        each, group, groups = WARP * kernel.split, kernel.group, kernel.groups
         own = self.lane.to(i64) + self.warp_k.to(i64) * WARP
         rows = self._rows()
 
@@ -147,11 +175,14 @@ class _Emitter:
 
         sums = [f.const(0.0, f32)] * kernel.values
         ahead = load(0)
+        if kernel.norm is not None and groups <= 2:
+            first = [f.min(own + i * each, chunks - 1) for i in range(group)]
+            self.gammas = [self._gamma(kernel.weight.runs(f, chunk)) for chunk in first]
         f.let_next_start()
         f.wait_for_previous()
+        self._load_residual()
         if kernel.norm is not None:
             self.factor = self._norm(kernel.norm)
-        groups = -(-steps // group)
         if groups <= 2:
             for g in range(groups):
                 now, ahead = ahead, load((g + 1) * group) if g + 1 < groups else ahead
@@ -189,6 +220,23 @@ class _Emitter:
         for i in range(_WARPS):
             whole = whole + f.load_shared(f.i32(place + 4 * i), f32)
         return 1.0 / f.sqrt(whole * (1.0 / kernel.k) + norm.eps)
+
+    def _gamma(self, columns: list[tuple[Value, int]]) -> list[Value]:
+        f, gamma = self.f, self.norm_args[0]
+        return [v for first, n in columns for v in load_run(f, gamma, first, n, self.kernel.x)]
+
+    def _load_residual(self) -> None:
+        """What this thread adds to its sum in the end."""
+        f, kernel = self.f, self.kernel
+        m, column = self._place()
+        row = f.min(self.row0 + f.min(m, kernel.m - 1).to(i64), self.m - 1)
+        self.out.load_residual(row * self.n + f.min(column, self.n - 1))
+
+    def _place(self) -> tuple[Value, Value]:
+        """The row of x (i32) and the column of the result (i64) that this thread stores."""
+        thread, outputs = self.f.thread(), self.kernel.outputs
+        m = thread.udiv(outputs)
+        return m, self.first + (thread - m * outputs).to(i64)
 
     def _sum(self, at: Value, count: int) -> list[Value]:
         """x, or x + residual."""
@@ -286,11 +334,7 @@ class _Emitter:
         row = f.i64(m)
         if self.factor is not None:
             found = [v for first, n in columns for v in self._sum(first, n)]
-            gamma = [
-                v
-                for first, n in columns
-                for v in load_run(f, self.norm_args[0], first, n, kernel.x)
-            ]
+            gamma = self.gammas.pop(0) if self.gammas else self._gamma(columns)
             found = [a * self.factor * g for a, g in zip(found, gamma, strict=True)]
             return found if self._divides else [f.select(inside, v, 0.0) for v in found]
         if kernel.many:
@@ -310,10 +354,8 @@ class _Emitter:
         keeps = (self.lane & spread - 1).eq(0) & (self.lane.udiv(spread) < kernel.values)
         f.if_(keeps, lambda: f.store_shared(value, place + self.lane.udiv(spread) * 4))
         f.barrier()
-        thread, outputs = f.thread(), kernel.outputs
-        m = thread.udiv(outputs)
-        j = thread - m * outputs
-        column = self.first + j.to(i64)
+        m, column = self._place()
+        j = f.thread() - m * kernel.outputs
 
         def store() -> None:
             totals = [self._total(m, j, half) for half in range(kernel.halves)]

@@ -18,6 +18,7 @@ class WeightRows:
     """Weights [N, K], a row for each output. A chunk is what one lane loads at a time."""
 
     elements: int  # of a chunk
+    registers = 4  # of a chunk as it is loaded
 
     def chunks(self, k: int) -> int:
         return k // self.elements

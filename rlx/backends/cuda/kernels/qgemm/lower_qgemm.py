@@ -46,18 +46,24 @@ class SplitBlocks(Op):
 
 @op("packed_planes_matmul", is_anchor=True)
 class PackedPlanesMatMul(Op):
-    """`dequant_matmul` of a weight in rows of parts."""
+    """`dequant_matmul` of a weight in rows of parts, plus a residual where there is one. With a
+    `gate`, an activation, the first half of the rows is the gate of the second."""
 
     scheme: QuantScheme
+    gate: str = ""
 
-    def infer(self, x: Shape, w: Shape) -> Shape:
-        return x.with_dims((*x.dims[:-1], w.dims[0]))
+    def infer(self, x: Shape, w: Shape, residual: Shape | None = None) -> Shape:
+        return x.with_dims((*x.dims[:-1], w.dims[0] // 2 if self.gate else w.dims[0]))
 
-    def reference(self, x: Array, w: Array) -> Array:
+    def reference(self, x: Array, w: Array, residual: Array | None = None) -> Array:
         dtype = DType.of(x.dtype)
         decoded = row_planes.decoded(self.scheme.name, w, x.shape[-1])
         wide, weights = widened(dtype, x, decoded)
-        return rounded(wide @ weights.T, dtype)
+        made = wide @ weights.T
+        if self.gate:
+            act: Any = lookup("fused_gated_act")(activation=self.gate)
+            made = act.reference(made)
+        return rounded(made if residual is None else made + residual, dtype)
 
 
 @op("packed_planes_gather")
@@ -143,18 +149,23 @@ def _reads(node: Node, layouts: Layouts) -> bool:
 
 @lowers("packed_planes_matmul", strided=_reads)
 def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
-    x, w = node.inputs
+    x, w, *residual = node.inputs
     record: Any = node.op
-    m, k, n = prod(x.shape.dims[:-1], start=1), x.shape.dims[-1], w.shape.dims[0]
+    m, k, n = prod(x.shape.dims[:-1], start=1), x.shape.dims[-1], node.output.shape.dims[-1]
     stride = row_stride(x, ctx)
     assert isinstance(k, int) and isinstance(n, int) and stride is not None
     if not ctx.upper(m):
         return []
     group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
-    epilogue, weight = Epilogue(node.output.dtype), PackedRows(record.scheme.name)
+    weight, added = PackedRows(record.scheme.name), residual[0].dtype if residual else None
+    epilogue = Epilogue(
+        node.output.dtype, record.gate or "none", residual=added, pair=bool(record.gate)
+    )
     norm, given, more = norm_before(x, ctx)
     kernel = gemv_for(weight, x.dtype, group, k, n, epilogue, m != group, norm)
-    args = [Pointer(given), stride, Pointer(w), 0, n, m, Pointer(node.output), *more]
+    second = Pointer(w, n * w.shape.dims[1]) if record.gate else 0
+    ends = [Pointer(v) for v in (node.output, *residual)]
+    args = [Pointer(given), stride, Pointer(w), second, n, m, *ends, *more]
     groups = -(-ctx.upper(m) // group)
     return [KernelLaunch(kernel, args, blocks=groups * kernel.blocks(n))]
 

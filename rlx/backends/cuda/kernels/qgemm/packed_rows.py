@@ -21,6 +21,10 @@ class PackedRows(WeightRows):
     def elements(self) -> int:  # type: ignore[override]
         return 16 if self.scheme == "Q8_0" else 32
 
+    @property
+    def registers(self) -> int:  # type: ignore[override]
+        return {"Q4_K": 6, "Q6_K": 8}.get(self.scheme, 5)
+
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         places, size = offsets(self.scheme, k)
         start = f.gep(base, row * size)

@@ -12,7 +12,7 @@ from rlx.llvm.builder import Value, f32, i64
 from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 
-_WARPS = 4
+_WARPS = 8
 
 
 @dataclass(frozen=True)

@@ -218,48 +218,46 @@ class _Emitter:
             f.store_shared(rank, at, 4)
             f.store_shared(index, at, 8)
         f.barrier()
-        zero = f.const(0.0, f64)
-
-        def add(j: Value, total: Value) -> Value:
-            return total + f.load_shared(j * 16 + table, f32).to(f64)
-
-        [whole] = f.loop(f.i32(0), count, 1, [zero], add)
-        limit = self.top_p.to(f64) * whole
+        self._keep(count)
         f.barrier()
+        self._pick(count)
+
+    def _keep(self, count: Value) -> None:
+        """Mark the candidates inside top-p and min-p."""
+        f, table, zero = self.f, _TABLE, self.f.const(0.0, f64)
         for i in f.range(self.thread, count, _THREADS):
             weight, rank = f.load_shared(i * 16 + table, f32), f.load_shared(i * 16 + table, i32, 4)
 
-            def before(j: Value, mass: Value, rank: Value = rank) -> Value:
+            def add(j: Value, whole: Value, mass: Value, rank: Value = rank) -> list[Value]:
                 ahead = f.load_shared(j * 16 + table, i32, 4) < rank
-                return mass + f.select(ahead, f.load_shared(j * 16 + table, f32).to(f64), 0.0)
+                other = f.load_shared(j * 16 + table, f32).to(f64)
+                return [whole + other, mass + f.select(ahead, other, 0.0)]
 
-            [mass] = f.loop(f.i32(0), count, 1, [zero], before)
-            inside = rank.eq(0) | (mass < limit) | (self.top_p >= 1.0)
+            whole, mass = f.loop(f.i32(0), count, 1, [zero, zero], add)
+            inside = rank.eq(0) | (mass < self.top_p.to(f64) * whole) | (self.top_p >= 1.0)
             kept = inside & (rank < self.top_k) & (weight >= self.min_p)
             f.store_shared(kept.to(i32, signed=False), i * 16 + table, 12)
-        f.barrier()
-        f.if_(self.thread.eq(0), lambda: self._pick(count))
 
     def _pick(self, count: Value) -> None:
-        """The first kept candidate at which the running sum exceeds the point."""
-        f = self.f
+        """The kept candidate at which the running sum exceeds the point; each thread sums up to its
+        own."""
+        f, zero = self.f, self.f.const(0.0, f64)
 
         def kept_weight(j: Value) -> Value:
             keeps = f.load_shared(j * 16 + _TABLE, i32, 12).ne(0)
             return f.select(keeps, f.load_shared(j * 16 + _TABLE, f32).to(f64), 0.0)
 
-        zero = f.const(0.0, f64)
-        [total] = f.loop(f.i32(0), count, 1, [zero], lambda j, t: t + kept_weight(j))
-        goal = self._point() * total
+        for i in f.range(self.thread, count, _THREADS):
 
-        def step(j: Value, running: Value, token: Value) -> list[Value]:
-            after = running + kept_weight(j)
-            found = (running <= goal) & (after > goal)
-            return [after, f.select(found, f.load_shared(j * 16 + _TABLE, i32, 8), token)]
+            def add(j: Value, total: Value, before: Value, i: Value = i) -> list[Value]:
+                other = kept_weight(j)
+                return [total + other, before + f.select(j < i, other, 0.0)]
 
-        start = f.load_shared(f.i32(_TOKEN), i32)
-        _, token = f.loop(f.i32(0), count, 1, [zero, start], step)
-        f.store_shared(token, f.i32(_TOKEN))
+            total, before = f.loop(f.i32(0), count, 1, [zero, zero], add)
+            goal = self._point() * total
+            found = (before <= goal) & (before + kept_weight(i) > goal)
+            token = f.load_shared(i * 16 + _TABLE, i32, 8)
+            f.if_(found, partial(f.store_shared, token, f.i32(_TOKEN)))
 
     # -- all of them ------------------------------------------------------------------------------
 

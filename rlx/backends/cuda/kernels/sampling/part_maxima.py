@@ -8,7 +8,7 @@ from rlx.llvm.builder import Value, f32, i64
 from rlx.support.records import dataclass
 
 PARTS = 512
-AHEAD = 4  # logits that a lane loads at a time
+AHEAD = 10  # logits that a lane loads at a time
 _WARPS = 8
 BLOCKS = PARTS // _WARPS  # of a row
 
