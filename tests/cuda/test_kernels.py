@@ -26,7 +26,7 @@ from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
-from rlx.backends.cuda.kernels.gemm.group_gemm import SQUARE, WIDE, GroupGemm
+from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
@@ -80,8 +80,8 @@ def product(m: Any, n: int, k: int, w: str = "bf16") -> Any:
 def test_a_product_takes_the_kernel_of_its_size(backend: CudaBackend) -> None:
     assert labels(backend, product(1, 64, 256)) == ["gemv(1x256)"]
     assert labels(backend, product(8, 64, 256)) == ["gemv(8x256)"]
-    assert labels(backend, product(9, 64, 256)) == ["planes(3)", "gemm(64x128x256)"]
-    assert labels(backend, product(200, 64, 256)) == ["planes(2)", "gemm(64x128x256)"]
+    assert labels(backend, product(9, 64, 256)) == ["planes(3)", "gemm(64x64x256)"]
+    assert labels(backend, product(200, 64, 256)) == ["planes(2)", "gemm(64x64x256)"]
     assert labels(backend, product(200, 64, 256), "sm_80") == ["planes(2)", "gemm(64x64x256)"]
     assert labels(backend, product(1, 64, 250)) == ["region(cast, mul, sum)"]
 
@@ -296,8 +296,18 @@ HOT: list[GpuKernel] = [
     gemv_for(PackedRows("Q4_K"), f32, 1, 4096, 4096, Epilogue(f32)),
     gemv_for(PackedRows("Q6_K"), f32, 1, 4096, 4096, Epilogue(f32)),
     Gemm(LARGE, bf16, 2, 1024, 4096, False, False, 1, Epilogue(f32)),
-    GroupGemm(WIDE, bf16, 1, 1024, 4096, False, False, 1, Epilogue(bf16)),
-    GroupGemm(SQUARE, bf16, 2, 1024, 4096, False, False, 1, Epilogue(f32)),
+    *(
+        GroupGemm(GroupTile(m, n), bf16, planes, 1024, 4096, False, False, splits, epilogue)
+        for m, n, planes, splits, epilogue in (
+            (128, 256, 1, 1, Epilogue(bf16)),
+            (128, 256, 2, 1, Epilogue(f32)),
+            (128, 256, 2, 1, Epilogue(f32, "silu", pair=True)),
+            (128, 192, 2, 2, Epilogue(f32, residual=f32)),
+            (128, 64, 1, 4, Epilogue(bf16, "gelu", bias=f32)),
+            (64, 256, 3, 1, Epilogue(f32)),
+            (64, 128, 3, 2, Epilogue(bf16, "silu", pair=True)),
+        )
+    ),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),
 ]
