@@ -67,7 +67,7 @@ class ManyRows:
         args = [
             Pointer(self.x), self.x_stride, self._at(), self.most * self.k, self._scales, self.m,
         ]  # fmt: skip
-        return [KernelLaunch(kernel, args, blocks=-(-self.most // kernel.rows))]
+        return [KernelLaunch(kernel, args, blocks=kernel.blocks(self.most))]
 
     def _by_warps(self, weights: Sequence[Place], by_rows: bool) -> KernelLaunch:
         plan = self.plan

@@ -21,6 +21,11 @@ class PackedRows(WeightRows):
     def elements(self) -> int:  # type: ignore[override]
         return 16 if self.scheme == "Q8_0" else 32
 
+    @property
+    def most(self) -> int:
+        """The largest number that `decode` gives; the least is 0."""
+        return {"Q8_0": 255, "Q6_K": 63}.get(self.scheme, 15)
+
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         places, size = offsets(self.scheme, k)
         start = f.gep(base, row * size)
