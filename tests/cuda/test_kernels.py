@@ -182,7 +182,7 @@ def test_packed_weights_are_decoded_on_the_device(
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
 def test_packed_weights_are_decoded_once_for_many_rows(backend: CudaBackend, name: str) -> None:
-    """x and the weight are rounded to the 11 bits of f16, by at most 2⁻¹² each, by half of that in the
+    """x and the weight are rounded to the 11 bits of f16, by at most 2⁻¹² each, half of that in the
     mean. Rows far outside the exponents of f16 are no worse."""
     scheme, rng = GGUF_SCHEMES[name], np.random.default_rng(7)
     packed = encode(scheme, rng.standard_normal((38, 512)).astype(np.float32)).data
