@@ -318,7 +318,7 @@ HOT: list[GpuKernel] = [
     gemv_for(PackedRows("Q6_K"), f32, 1, 4096, 4096, Epilogue(f32)),
     Gemm(LARGE, bf16, 2, 1024, 4096, False, False, 1, Epilogue(f32)),
     *(
-        GroupGemm(GroupTile(m, n), bf16, planes, 1024, 4096, False, False, splits, epilogue)
+        GroupGemm(GroupTile(m, n), bf16, planes, 1024, 4096, False, False, splits, epilogue, True)
         for m, n, planes, splits, epilogue in (
             (128, 256, 1, 1, Epilogue(bf16)),
             (128, 256, 2, 1, Epilogue(f32)),

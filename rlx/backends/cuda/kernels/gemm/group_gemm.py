@@ -67,6 +67,7 @@ class GroupGemm(BlockKernel):
     columns_scaled: bool
     splits: int
     epilogue: Epilogue
+    early: bool = False  # no kernel writes the weights: they are copied while the one in front ends
 
     @property
     def label(self) -> str:
@@ -128,6 +129,7 @@ class _Emitter:
         self.out = EpilogueArgs(f, kernel.epilogue, 10)
         self.down = f.ceil_div(self.m, self.tile.m)
         self.across = -(-kernel.n // kernel.columns)
+        self.items = self.down * (self.across * kernel.splits)
         self.group = f.uniform(f.thread() >> 7)
         thread = f.thread() & GROUP - 1
         self.is_first = thread.eq(0)  # of its group
@@ -150,29 +152,36 @@ class _Emitter:
             for tensor_map in (self.x, *self.weights):
                 f.acquire_map(tensor_map)
 
+            if self.kernel.early:
+                self._copy_early()
+
         f.if_(f.thread().eq(_MULTIPLIERS), begin)
         f.barrier()
         f.wait_for_previous()
         f.if_(self.group.eq(2), self._emit_copies, self._emit_products)
 
-    def _each_tile(self, body: Callable[..., list[Value]]) -> None:
-        """Call `body` with the number, split, first row and column of each tile of this block, and
-        with the stage and parity of its first step."""
+    def _place(self, item: Value) -> tuple[Value, Value, Value, Value]:
+        """Number, split, first row and first column of a tile."""
         f, kernel = self.f, self.kernel
         per = self.across * _RASTER
+        number = item.udiv(kernel.splits) if kernel.splits > 1 else item
+        split = item - number * kernel.splits
+        band = number.udiv(per)
+        left = number - band * per
+        height = f.min(self.down - band * _RASTER, _RASTER)
+        right = left.udiv(height)
+        row = (band * _RASTER + left - right * height) * self.tile.m
+        return number, split, row, right * kernel.columns
 
-        def emit_item(item: Value, *carry: Value) -> list[Value]:
-            number = item.udiv(kernel.splits) if kernel.splits > 1 else item
-            split = item - number * kernel.splits
-            band = number.udiv(per)
-            left = number - band * per
-            height = f.min(self.down - band * _RASTER, _RASTER)
-            right = left.udiv(height)
-            row = (band * _RASTER + left - right * height) * self.tile.m
-            return body(number, split, row, right * kernel.columns, *carry)
+    def _each_tile(self, body: Callable[..., list[Value]]) -> None:
+        """Call `body` with each tile of this block, its place, and the stage and parity of its
+        first step."""
+        f = self.f
 
-        total = self.down * (self.across * kernel.splits)
-        f.loop(f.block_number(), total, self.blocks, [f.i32(0), f.i32(0)], emit_item)
+        def emit_item(item: Value, *ring: Value) -> list[Value]:
+            return body(item, self._place(item), *ring)
+
+        f.loop(f.block_number(), self.items, self.blocks, [f.i32(0), f.i32(0)], emit_item)
 
     def _steps(self, split: Value) -> tuple[Value, Value]:
         """The first step of a part of the columns of x, and the first behind it."""
@@ -194,25 +203,52 @@ class _Emitter:
         f.take_registers(_FEW, more=False)
         f.if_(self.is_first, lambda: self._each_tile(self._copy))
 
-    def _copy(self, number: Value, split: Value, row: Value, column: Value, *ring: Value) -> object:
+    def _copy(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:
         f, kernel = self.f, self.kernel
+        _, split, row, column = place
         first, last = self._steps(split)
 
         def emit_step(step: Value, stage: Value, parity: Value) -> list[Value]:
             full, at = stage * 8 + _FULL, stage * kernel.stage_bytes + _FIRST
-            f.wait_phase(stage * 8 + _EMPTY, parity ^ 1)
-            f.expect_bytes(full, kernel.stage_bytes)
+
+            def begin() -> None:
+                f.wait_phase(stage * 8 + _EMPTY, parity ^ 1)
+                self._copy_weights(step, stage, column)
+
+            if kernel.early:
+                f.if_(item.ne(f.block_number()) | (step - first >= kernel.stages), begin)
+            else:
+                begin()
             for p in range(kernel.planes):
                 there = row + self.apart * p if p else row
                 f.copy_tile(at + p * kernel.plane_bytes, self.x, step * STEP, there, full)
-            at = at + kernel.planes * kernel.plane_bytes
-            for i in range(kernel.pieces):
-                weight = self.weights[i % len(self.weights)]
-                there = column + i // len(self.weights) * kernel.box
-                f.copy_tile(at + i * (2 * STEP * kernel.box), weight, step * STEP, there, full)
             return self._next(stage, parity)
 
         return f.loop(first, last, 1, ring, emit_step)
+
+    def _copy_weights(self, step: Value, stage: Value, column: Value) -> None:
+        """Begin a stage with its weights."""
+        f, kernel, count = self.f, self.kernel, len(self.weights)
+        full = stage * 8 + _FULL
+        at = stage * kernel.stage_bytes + (_FIRST + kernel.planes * kernel.plane_bytes)
+        f.expect_bytes(full, kernel.stage_bytes)
+        for i in range(kernel.pieces):
+            there = column + i // count * kernel.box
+            to = at + i * (2 * STEP * kernel.box)
+            f.copy_tile(to, self.weights[i % count], step * STEP, there, full)
+
+    def _copy_early(self) -> None:
+        """Begin all stages of the first tile with their weights."""
+        f = self.f
+
+        def begin() -> None:
+            _, split, _, column = self._place(f.block_number())
+            first, last = self._steps(split)
+            for i in range(self.kernel.stages):
+                copy = partial(self._copy_weights, first + i, f.i32(i), column)
+                f.if_(first + i < last, copy)
+
+        f.if_(f.block_number() < self.items, begin)
 
     # -- products ---------------------------------------------------------------------------------
 
@@ -220,10 +256,9 @@ class _Emitter:
         self.f.take_registers(_MANY, more=True)
         self._each_tile(self._multiply)
 
-    def _multiply(
-        self, number: Value, split: Value, row: Value, column: Value, *ring: Value
-    ) -> list[Value]:
+    def _multiply(self, item: Value, place: tuple[Value, ...], *ring: Value) -> list[Value]:
         f = self.f
+        number, split, row, column = place
         first, last = self._steps(split)
 
         def emit_step(

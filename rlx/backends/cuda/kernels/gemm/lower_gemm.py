@@ -13,6 +13,7 @@ from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
 from rlx.backends.cuda.kernels.gemm.many_rows import (
     ManyRows,
     are_added_in_pairs,
+    are_fixed,
     can_be_mapped,
 )
 from rlx.backends.cuda.kernels.gemm.plan import HOPPER, plan_product
@@ -105,7 +106,10 @@ def _gemm(p: Product, ctx: Context) -> list[KernelLaunch]:
     if not all(isinstance(ctx.offset(v), int) for v in p.weights):
         groups = False
     plan = plan_product(m, p.k, p.n, p.x.dtype, w, p.epilogue.pair, groups)
-    rows = ManyRows(p.node, plan, p.x, p.x_stride, p.m, m, p.k, p.n, w, p.epilogue, p.epilogue_args)
+    rows = ManyRows(
+        p.node, plan, p.x, p.x_stride, p.m, m, p.k, p.n, w, p.epilogue, p.epilogue_args,
+        fixed=are_fixed(p.weights, ctx),
+    )  # fmt: skip
     return rows.launches([Pointer(v) for v in p.weights], by_rows=p.stride_k != 1)
 
 

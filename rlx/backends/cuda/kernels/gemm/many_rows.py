@@ -37,6 +37,7 @@ class ManyRows:
     epilogue: Epilogue
     epilogue_args: Sequence[NodeArg]
     scratch: int = 0
+    fixed: bool = False  # no kernel writes the weights
 
     def launches(
         self, weights: Sequence[Place], by_rows: bool = False, column_scales: KernelArg = 0
@@ -88,7 +89,7 @@ class ManyRows:
         assert isinstance(plan.tile, GroupTile)
         kernel = GroupGemm(
             plan.tile, self.weight, max(plan.planes, 1), k, self.n, plan.scaled,
-            column_scales != 0, plan.splits, self.epilogue,
+            column_scales != 0, plan.splits, self.epilogue, self.fixed,
         )  # fmt: skip
         if plan.planes:
             rows = Matrix(self.weight, plan.planes * self.most, k, k, plan.tile.m)
@@ -109,6 +110,11 @@ class ManyRows:
             *self.epilogue_args,
         ]  # fmt: skip
         return KernelLaunch(kernel, args, blocks=blocks)
+
+
+def are_fixed(weights: Sequence[Value], ctx: Context) -> bool:
+    """Whether no kernel of a program writes the weights."""
+    return all(ctx.lir.home(w)[1].kind in ("param", "constant") for w in weights)
 
 
 def can_be_mapped(x: Value, stride: Dim, m: Dim, ctx: Context) -> bool:
