@@ -23,6 +23,7 @@ from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.kernel import GpuKernel
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
+from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
@@ -30,6 +31,7 @@ from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
 from rlx.backends.cuda.program import Program
 from rlx.ir.dtype import bf16, f16, f32
@@ -180,21 +182,26 @@ def test_packed_weights_are_decoded_on_the_device(
             made.run(x=x, i=np.array([0, wrong, 1], np.int32))
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
-def test_packed_weights_are_decoded_once_for_many_rows(backend: CudaBackend, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [("Q8_0", 256), ("Q8_0", 4352), ("Q4_0", 512), ("Q4_K", 768), ("Q6_K", 512)],
+)
+def test_packed_weights_are_decoded_once_for_many_rows(
+    backend: CudaBackend, name: str, k: int
+) -> None:
     """x and the weight are rounded to the 11 bits of f16, by at most 2⁻¹² each, half of that in the
     mean. Rows far outside the exponents of f16 are no worse."""
     scheme, rng = GGUF_SCHEMES[name], np.random.default_rng(7)
-    packed = encode(scheme, rng.standard_normal((38, 512)).astype(np.float32)).data
+    packed = encode(scheme, rng.standard_normal((38, k)).astype(np.float32)).data
 
     def build(g: Graph) -> Any:
         w = g.param("w", list(packed.shape), "u8")
-        return g.dequant_matmul(g.input("x", [40, 512]), w, scheme=scheme)
+        return g.dequant_matmul(g.input("x", [40, k]), w, scheme=scheme)
 
     names = labels(backend, build)
-    assert names == [f"unpack({name})", "planes(1)", "gemm(64x64x512)"]
+    assert names == [f"unpack({name})", "planes(1)", f"gemm(64x64x{k})"]
     made = compiled(backend, build).set_param("w", packed)
-    x = draw(9, 40, 512) * np.float32(10.0) ** np.arange(-20, 20)[:, None].astype(np.float32)
+    x = draw(9, 40, k) * np.float32(10.0) ** np.arange(-20, 20)[:, None].astype(np.float32)
     want = x.astype(np.float64) @ decode(scheme, packed).astype(np.float64).T
     rows = np.sqrt((want**2).mean(1, keepdims=True))
     off = (made.run(x=x)[0] - want) / rows
@@ -329,6 +336,8 @@ HOT: list[GpuKernel] = [
             (64, 128, 3, 2, Epilogue(bf16, "silu", pair=True)),
         )
     ),
+    *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
+    FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),
 ]

@@ -17,9 +17,10 @@ BLOCKS = 132  # of a launch that fills a GPU
 _MOST_SPLITS = 8
 _EXACT_ROWS = 128  # up to so many rows memory is the limit, and the third plane costs nothing
 GROUP_TILES = tuple(GroupTile(m, n) for m in (128, 64) for n in (256, 192, 128, 64))
-# of one multiprocessor, in numbers and bytes a cycle; then cycles
-_PRODUCTS, _COPIED, _ALL_COPIED = 2048, 80, 5500
-_TILE_COST, _SUM_COST, _PART_COST = 1500, 0.05, 0.12
+# of a multiprocessor in a cycle: products; bytes copied, and those of all together
+_PRODUCTS, _COPIED, _ALL_COPIED = 2048, 80, 7500
+# cycles: of a step at least, of a launch and of each block; of each sum, and of each in parts
+_STEP_COST, _LAUNCH_COST, _BLOCK_COST, _SUM_COST, _PART_COST = 330, 1500, 8, 0.05, 0.2
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def estimated_cycles(
     active, waves = min(items, BLOCKS), -(-items // BLOCKS)
     products = planes * tile.m * tile.n * STEP / _PRODUCTS
     copied = (planes * tile.m + tile.n) * 2 * STEP / min(_COPIED, _ALL_COPIED / active)
-    cost = waves * (-(-steps // splits) * max(products, copied) + _SUM_COST * tile.m * tile.n)
+    step = max(products, copied, _STEP_COST)
+    cost = waves * (-(-steps // splits) * step + _SUM_COST * tile.m * tile.n)
     if splits > 1:
-        cost += _PART_COST * tile.m * tile.n * (1 + splits)
-    return cost + _TILE_COST
+        cost += waves * _PART_COST * tile.m * tile.n * (1 + splits)
+    return cost + _LAUNCH_COST + _BLOCK_COST * active

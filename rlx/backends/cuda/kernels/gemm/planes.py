@@ -17,7 +17,6 @@ from rlx.llvm.builder import Value, f32, i64
 from rlx.llvm.storage import memory_type
 from rlx.support.records import dataclass
 
-_WARPS = 8
 _PIECE = 512  # numbers of a row
 _EXPONENT = 0x7F800000
 
@@ -41,7 +40,12 @@ class Planes(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return _WARPS * WARP
+        return self.warps * WARP
+
+    @property
+    def warps(self) -> int:
+        """Of a block: long rows are divided among more blocks."""
+        return 4 if self.scaled else 8
 
     @property
     def pieces(self) -> int:
@@ -50,7 +54,7 @@ class Planes(BlockKernel):
 
     def blocks(self, m: int) -> int:
         """Of a launch with m rows."""
-        return -(-m * self.pieces // _WARPS)
+        return -(-m * self.pieces // self.warps)
 
     def emit(self, m: KernelModule) -> None:
         f = m.begin_block(self.threads)
@@ -58,7 +62,7 @@ class Planes(BlockKernel):
         x, stride = f.arg(args, 0), f.arg(args, 1, i64)
         out, apart = f.arg(args, 2), f.arg(args, 3, i64)
         scales, count = f.arg(args, 4), f.arg(args, 5, i64)
-        item = f.block_number() * _WARPS + (f.thread() >> 5)
+        item = f.block_number() * self.warps + (f.thread() >> 5)
         row32 = item.udiv(self.pieces) if self.pieces > 1 else item
         first, row = ((item - row32 * self.pieces) * _PIECE).to(i64), row32.to(i64)
         f.let_next_start()
