@@ -7,7 +7,8 @@ a wave takes as long as its products, or as the copy of its operands.
 from __future__ import annotations
 
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Tile
-from rlx.backends.cuda.kernels.gemm.group_gemm import STEP, GroupTile
+from rlx.backends.cuda.kernels.gemm.group_gemm import GroupTile
+from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
 from rlx.ir.dtype import DType
 from rlx.ir.lir import aligned
 from rlx.support.records import dataclass
