@@ -6,7 +6,7 @@ Launches that have run once are captured as a CUDA graph, which queues them all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ctypes import c_void_p
 from functools import partial
