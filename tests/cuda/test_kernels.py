@@ -36,6 +36,7 @@ from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
 from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
 from rlx.backends.cuda.program import Program
+from rlx.backends.cuda.tensor_map import MapStore, Matrix
 from rlx.ir.dtype import bf16, f16, f32
 from rlx.ir.graph import Graph
 from rlx.ir.op import lookup
@@ -166,6 +167,34 @@ def test_blocks_take_several_tiles_of_ragged_products(
         want = want + wide["b"] + wide["r"]
     off = np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want)
     assert off < (2**-9 if element == "bf16" else 2**-17)
+
+
+def test_tensor_maps_follow_the_buffers_of_a_run(backend: CudaBackend) -> None:
+    """x is read where it lies, by a map of that place; the weight's map is encoded once."""
+    memory = backend.allocator
+    store = MapStore(memory)
+    matrix = Matrix(bf16, 40, 64, 64, 64)
+    first, second = store.address(matrix, 1 << 20), store.address(matrix, 2 << 20)
+    assert first != second == store.address(matrix, 2 << 20)
+    assert first % 64 == second % 64 == 0
+    store.make_room(1 << 20)
+    assert store.address(matrix, 3 << 20) == first  # all that was known is forgotten
+
+    def build(g: Graph) -> Any:
+        return g.matmul(g.input("x", [20, 64], "bf16"), g.transpose(w(g), (1, 0)))
+
+    def w(g: Graph) -> Any:
+        return g.param("w", [24, 64], "bf16")
+
+    made, weight = compiled(backend, build), draw(1, 24, 64).astype(bf16.numpy)
+    made.set_param("w", weight)
+    held = []
+    for seed in (2, 3, 2):
+        x = draw(seed, 20, 64).astype(bf16.numpy)
+        held.append(memory.put(x))
+        want = x.astype(np.float64) @ weight.astype(np.float64).T
+        got = made.run(x=held[-1])[0].astype(np.float64)
+        np.testing.assert_allclose(got, want, rtol=2**-8, atol=1e-6)  # bf16 rounds the result
 
 
 def test_dynamic_rows_run_in_tiles_of_the_most(backend: CudaBackend) -> None:

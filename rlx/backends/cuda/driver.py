@@ -26,7 +26,7 @@ _MAX_SHARED = 8  # function attribute: bytes of dynamic shared memory
 _PROGRAMMATIC = 6  # launch attribute: may start before the kernel in front of it has ended
 _LOG = 1 << 14
 MAP_BYTES = 128  # of a tensor map
-_SWIZZLE_128, _PROMOTE_256 = 3, 3  # how tiles lie in shared memory, what the L2 cache fetches
+_SWIZZLE_128, _PROMOTE_128 = 3, 2  # how tiles lie in shared memory, what the L2 cache fetches
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -324,7 +324,7 @@ def encode_tensor_map(
     call(
         "cuTensorMapEncodeTiled", c_void_p(place), 9 if is_bf16 else 6, 2, c_void_p(address),
         (c_ulonglong * 2)(columns, rows), (c_ulonglong * 1)(stride), (c_uint * 2)(64, box),
-        (c_uint * 2)(1, 1), 0, _SWIZZLE_128, _PROMOTE_256, 0,
+        (c_uint * 2)(1, 1), 0, _SWIZZLE_128, _PROMOTE_128, 0,
     )  # fmt: skip
     return ctypes.string_at(place, MAP_BYTES)
 

@@ -19,7 +19,7 @@ _MOST_SPLITS = 8
 _EXACT_ROWS = 128  # up to so many rows memory is the limit, and the third plane costs nothing
 GROUP_TILES = tuple(GroupTile(m, n) for m in (128, 64) for n in (256, 192, 128, 64))
 # of a multiprocessor in a cycle: products; bytes copied, and those of all together
-_PRODUCTS, _COPIED, _ALL_COPIED = 2048, 80, 7500
+_PRODUCTS, _COPIED, _ALL_COPIED = 2048, 80, 8000
 # cycles: of a step at least, of a launch and of each block; of each sum, and of each in parts
 _STEP_COST, _LAUNCH_COST, _BLOCK_COST, _SUM_COST, _PART_COST = 330, 1500, 8, 0.05, 0.2
 
