@@ -63,6 +63,8 @@ class Simulated(BlockFunction):
         self.open: list[tuple[Any, ...]] = []
         self.waited = self.fenced = False
         self.groups = 0
+        self.phases: dict[int, list[tuple[int, list[tuple[Any, Any]]]]] = {}  # of mbarriers
+        self.passed: dict[int, int] = {}
         self.params = {"args": self.make(args, ptr)}  # type: ignore[dict-item]
 
     # -- values -----------------------------------------------------------------------------------
@@ -270,6 +272,67 @@ class Simulated(BlockFunction):
             owners &= ~done
         self.pending = [p for p in self.pending if p[0].any()]
 
+    # -- tiles that are copied by themselves ------------------------------------------------------
+    # Threads that copy run to their end before those that wait for the copies: a phase is kept
+    # until its parity is waited for.
+
+    def init_mbarrier(self, address: Value, arrivals: int) -> None:
+        for t in np.flatnonzero(self.active):
+            self.phases[int(self.own[t] + data_of(address)[t])] = []
+            self.passed[int(self.own[t] + data_of(address)[t])] = 0
+
+    def fence_mbarriers(self) -> None:
+        pass
+
+    def arrive(self, address: Value) -> None:
+        for t in np.flatnonzero(self.active):
+            assert int(self.own[t] + data_of(address)[t]) in self.phases, "no mbarrier"
+
+    def expect_bytes(self, address: Value, count: int) -> None:
+        for t in np.flatnonzero(self.active):
+            self.phases[int(self.own[t] + data_of(address)[t])].append((count, []))
+
+    def wait_phase(self, address: Value, parity: Value) -> None:
+        places = np.where(self.active, self.own + data_of(address), -1)
+        for place in np.unique(places[places >= 0]).tolist():
+            waited = self.phases[place]
+            if not waited:
+                continue  # one of those that are told when a stage is free
+            wanted = np.unique(data_of(parity)[places == place])
+            assert wanted.tolist() == [self.passed[place] % 2], "not the phase that comes next"
+            count, copies = waited.pop(0)
+            assert sum(data.size for _, data in copies) == count, "other bytes than expected"
+            for at, data in copies:
+                self.bytes[at] = data
+            self.passed[place] += 1
+
+    def acquire_map(self, tensor_map: Value) -> None:
+        self.inside(data_of(tensor_map)[self.active], 128)
+
+    def copy_tile(
+        self, address: Value, tensor_map: Value, column: Value, row: Value, mbarrier: Value
+    ) -> None:
+        for t in np.flatnonzero(self.active):
+            to, place = (int(data_of(v)[t] + self.own[t]) for v in (address, mbarrier))
+            self._check_shared(data_of(address).astype(np.int64), 1, 1024)
+            tile = mapped_tile(
+                int(data_of(tensor_map)[t]), int(data_of(row)[t]), int(data_of(column)[t]),
+                self.inside,
+            )  # fmt: skip
+            linear = int(data_of(address)[t]) + np.arange(tile.size)
+            assert linear[-1] < self.size, "outside shared memory"
+            permuted = linear ^ ((linear >> 7 & 7) << 4)
+            self.phases[place][-1][1].append((permuted + to - linear[0], tile.reshape(-1)))
+
+    def uniform(self, value: Value) -> SimValue:
+        self._require_warps()
+        whole = data_of(value).reshape(-1, WARP)
+        assert (whole == whole[:, :1]).all(), "not the same in a warp"
+        return self.make(data_of(value), value.type)
+
+    def take_registers(self, count: int, more: bool) -> None:
+        self._require_warps()
+
     # -- flow -------------------------------------------------------------------------------------
 
     def if_(self, condition: Value, then: Any, orelse: Any = None) -> list[Value]:
@@ -328,8 +391,8 @@ class Simulated(BlockFunction):
 
     # -- the block --------------------------------------------------------------------------------
 
-    def _require_blocks(self) -> None:
-        blocks = self.active.reshape(-1, self.threads)
+    def _require_blocks(self, threads: int = 0) -> None:
+        blocks = self.active.reshape(-1, self.threads)[:, : threads or self.threads]
         assert (blocks.all(1) == blocks.any(1)).all(), "not all threads of a block are here"
 
     def _require_warps(self) -> None:
@@ -349,8 +412,8 @@ class Simulated(BlockFunction):
     def lane(self) -> SimValue:
         return self.make(np.arange(self.count) % WARP, i64)
 
-    def barrier(self) -> None:
-        self._require_blocks()
+    def barrier(self, threads: int = 0) -> None:
+        self._require_blocks(threads)
 
     def warp_barrier(self) -> None:
         self._require_warps()
@@ -365,8 +428,8 @@ class Simulated(BlockFunction):
     def let_next_start(self) -> None:
         pass
 
-    def is_last_block(self, counter: Value, blocks: Value) -> SimValue:
-        self._require_blocks()
+    def is_last_block(self, counter: Value, blocks: Value, threads: int = 0) -> SimValue:
+        self._require_blocks(threads)
         last = np.zeros(self.count, bool)
         firsts = np.flatnonzero(self.active.reshape(-1, self.threads)[:, 0]) * self.threads
         self.inside(data_of(counter)[firsts], 8)
@@ -437,7 +500,7 @@ class Simulated(BlockFunction):
         self.fenced = True
 
     def begin_group(self) -> None:
-        assert self.fenced, "shared memory may not be visible"
+        assert self.fenced or self.phases, "shared memory may not be visible"
 
     def commit_group(self) -> None:
         self.groups += 1
@@ -521,6 +584,21 @@ def _binary(op: str, type_: Type, x: Any, y: Any) -> Any:
     return simple[op](x, y)
 
 
+def mapped_tile(address: int, row: int, column: int, inside: Inside) -> Any:
+    """The bytes of a tile by a tensor map as the fake driver writes it: 0 outside the matrix."""
+    start, rows, columns, stride, box = np.asarray(_Memory(address, 40)).view(np.int64).tolist()
+    assert row >= 0 and column >= 0
+    tile = np.zeros((box, 128), np.uint8)
+    used = min(box, rows - row)
+    width = 2 * min(64, columns - column)
+    if used > 0 and width > 0:
+        places = start + (row + np.arange(used)) * stride + 2 * column
+        inside(places, width)
+        memory, low = bytes_at(places, width)
+        tile[:used, :width] = memory[(places - low)[:, None] + np.arange(width)]
+    return tile
+
+
 class SimulatedModule(KernelModule):
     def __init__(self, blocks: int, args: int, inside: Inside) -> None:
         super().__init__(Target.host())
@@ -550,3 +628,4 @@ def run_kernel(kernel: BlockKernel, blocks: int, args: int, inside: Inside) -> N
     kernel.emit(module)
     assert module.made.waited, "the kernel does not wait for the one in front"
     assert not module.made.open, "copies without a group"
+    assert not any(module.made.phases.values()), "copies that nobody waits for"

@@ -21,17 +21,22 @@ from test_ptx import assemble, needs_ptxas, ptx_of
 import rlx
 from rlx.backends.cuda.backend import CudaBackend
 from rlx.backends.cuda.kernel import GpuKernel
+from rlx.backends.cuda.kernels.attention import lower_attention
 from rlx.backends.cuda.kernels.attention.attention_problem import AttentionForm
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
+from rlx.backends.cuda.kernels.attention.flash_attention import FlashAttention
+from rlx.backends.cuda.kernels.gemm import many_rows, plan
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemm import LARGE, Gemm
 from rlx.backends.cuda.kernels.gemm.gemv import Norm, gemv_for
-from rlx.backends.cuda.kernels.gemm.group_gemm import SQUARE, WIDE, GroupGemm
+from rlx.backends.cuda.kernels.gemm.group_gemm import GroupGemm, GroupTile
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.kernels.sampling.draw_token import DrawToken
 from rlx.backends.cuda.program import Program
+from rlx.backends.cuda.tensor_map import MapStore, Matrix
 from rlx.ir.dtype import bf16, f16, f32
 from rlx.ir.graph import Graph
 from rlx.ir.op import lookup
@@ -80,8 +85,8 @@ def product(m: Any, n: int, k: int, w: str = "bf16") -> Any:
 def test_a_product_takes_the_kernel_of_its_size(backend: CudaBackend) -> None:
     assert labels(backend, product(1, 64, 256)) == ["gemv(1x256)"]
     assert labels(backend, product(8, 64, 256)) == ["gemv(8x256)"]
-    assert labels(backend, product(9, 64, 256)) == ["planes(3)", "gemm(64x128x256)"]
-    assert labels(backend, product(200, 64, 256)) == ["planes(2)", "gemm(64x128x256)"]
+    assert labels(backend, product(9, 64, 256)) == ["planes(3)", "gemm(64x64x256)"]
+    assert labels(backend, product(200, 64, 256)) == ["planes(2)", "gemm(64x64x256)"]
     assert labels(backend, product(200, 64, 256), "sm_80") == ["planes(2)", "gemm(64x64x256)"]
     assert labels(backend, product(1, 64, 250)) == ["region(cast, mul, sum)"]
 
@@ -103,13 +108,93 @@ def test_products_of_ragged_sizes(backend: CudaBackend, m: int, n: int, k: int, 
 def test_few_tiles_divide_the_columns_of_x(backend: CudaBackend) -> None:
     made = compiled(backend, product(16, 40, 2048))
     [_, launch] = Program(made.template.plan({}), "sm_90a").launches
-    assert isinstance(launch.kernel, Gemm)
-    assert (launch.kernel.splits, launch.blocks) == (8, 8)
+    assert isinstance(launch.kernel, GroupGemm)
+    assert launch.blocks == launch.kernel.splits > 1
     x, weight = draw(3, 16, 2048), draw(4, 40, 2048).astype(bf16.numpy)
     made.set_param("w", weight)
     want = x.astype(np.float64) @ weight.astype(np.float64).T
     for _ in range(2):  # counters are 0 again after a run
         np.testing.assert_allclose(made.run(x=x)[0], want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "tile", "element"),
+    [
+        ("plain", (128, 64, 1), "bf16"), ("plain", (64, 128, 2), "f32"),
+        ("pair", (128, 64, 2), "f32"), ("pair", (64, 128, 1), "bf16"),
+        ("added", (128, 64, 1), "f32"), ("added", (64, 128, 2), "bf16"),
+    ],
+)  # fmt: skip
+def test_blocks_take_several_tiles_of_ragged_products(
+    backend: CudaBackend, kind: str, tile: tuple[int, int, int], element: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Three blocks for all tiles. bf16 rounds the result by 2⁻⁹ at most; f32 is two planes of bf16,
+    which drop 2⁻¹⁷ of x."""
+    m, n, k = 200, 136, 264
+    monkeypatch.setattr(plan, "_cheapest", lambda *_: (GroupTile(*tile[:2]), tile[2]))
+    monkeypatch.setattr(many_rows, "BLOCKS", 3)
+    x, r = (draw(i, m, d).astype(ml_dtypes.bfloat16) for i, d in ((1, k), (2, n)))
+    w, u = (draw(i, n, k).astype(ml_dtypes.bfloat16) for i in (3, 4))
+    b = draw(5, n).astype(ml_dtypes.bfloat16)
+    if element == "f32":
+        x, r, b = (draw(6, *v.shape) for v in (x, r, b))
+
+    def build(g: Graph) -> Any:
+        rows = g.input("x", [m, k], element)
+        weight = g.transpose(g.param("w", [n, k], "bf16"), (1, 0))
+        if kind == "plain":
+            return g.matmul(rows, weight)
+        if kind == "pair":
+            up = g.transpose(g.param("u", [n, k], "bf16"), (1, 0))
+            return g.fused_swiglu(rows, weight, up, activation="silu")
+        bias, more = g.param("b", [n], element), g.input("r", [m, n], element)
+        flags = {"has_bias": True, "has_residual": True}
+        return g.fused_matmul_bias_act(rows, weight, bias, more, activation="none", **flags)
+
+    assert labels(backend, build)[-1] == f"gemm({tile[0]}x{tile[1]}x{k})"
+    made = compiled(backend, build)
+    known = {"w": w, "u": u, "b": b, "x": x, "r": r}
+    params, inputs = {"plain": ("w", "x"), "pair": ("wu", "x"), "added": ("wb", "xr")}[kind]
+    made.set_params({name: known[name] for name in params})
+    got = made.run(**{name: known[name] for name in inputs})[0]
+    wide = {name: v.astype(np.float64) for name, v in known.items()}
+    want = wide["x"] @ wide["w"].T
+    if kind == "pair":
+        want = want / (1 + np.exp(-want)) * (wide["x"] @ wide["u"].T)
+    if kind == "added":
+        want = want + wide["b"] + wide["r"]
+    off = np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want)
+    assert off < (2**-9 if element == "bf16" else 2**-17)
+
+
+def test_tensor_maps_follow_the_buffers_of_a_run(backend: CudaBackend) -> None:
+    """x is read where it lies, by a map of that place; the weight's map is encoded once."""
+    memory = backend.allocator
+    store = MapStore(memory)
+    matrix = Matrix(bf16, 40, 64, 64, 64)
+    first, second = store.address(matrix, 1 << 20), store.address(matrix, 2 << 20)
+    assert first != second == store.address(matrix, 2 << 20)
+    assert first % 64 == second % 64 == 0
+    store.make_room(1 << 20)
+    assert store.address(matrix, 3 << 20) == first  # all that was known is forgotten
+
+    def build(g: Graph) -> Any:
+        return g.matmul(g.input("x", [20, 64], "bf16"), g.transpose(w(g), (1, 0)))
+
+    def w(g: Graph) -> Any:
+        return g.param("w", [24, 64], "bf16")
+
+    made, weight = compiled(backend, build), draw(1, 24, 64).astype(bf16.numpy)
+    made.set_param("w", weight)
+    held = []
+    for seed in (2, 3, 2):
+        x = draw(seed, 20, 64).astype(bf16.numpy)
+        held.append(memory.put(x))
+        want = x.astype(np.float64) @ weight.astype(np.float64).T
+        got = made.run(x=held[-1])[0].astype(np.float64)
+        np.testing.assert_allclose(got, want, rtol=2**-8, atol=1e-6)  # bf16 rounds the result
 
 
 def test_dynamic_rows_run_in_tiles_of_the_most(backend: CudaBackend) -> None:
@@ -188,6 +273,19 @@ def test_only_the_first_kernel_of_a_run_waits_before_it_starts(backend: CudaBack
 
 # -- packed weights ------------------------------------------------------------------------------
 
+PACKED = ["Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
+
+
+def drawn_blocks(name: str, n: int, k: int, seed: int) -> Any:
+    """Rows of encoded normal numbers; of MXFP4, which has no encoder, random bits with exponents
+    about that of 1."""
+    scheme, rng = GGUF_SCHEMES[name], np.random.default_rng(seed)
+    if name != "MXFP4":
+        return encode(scheme, rng.standard_normal((n, k)).astype(np.float32)).data
+    packed = rng.integers(0, 256, (n, scheme.row_bytes(k)), dtype=np.uint8)
+    packed[:, ::17] = rng.integers(120, 130, (n, k // 32))
+    return packed
+
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
 def test_packed_products_of_one_row_have_gate_and_residual(backend: CudaBackend, name: str) -> None:
@@ -215,18 +313,18 @@ def test_packed_products_of_one_row_have_gate_and_residual(backend: CudaBackend,
     np.testing.assert_allclose(got[0], want, rtol=0, atol=4e-6 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("rows", [1, 5, 11])
 def test_packed_weights_are_decoded_on_the_device(
     backend: CudaBackend, name: str, rows: int
 ) -> None:
     """Blocks of random bits; a product differs from the sum in f64 by roundings of f32 alone."""
     scheme, rng = GGUF_SCHEMES[name], np.random.default_rng(rows)
-    if name in ("Q8_0", "Q4_0"):
-        packed = encode(scheme, rng.standard_normal((19, 512)).astype(np.float32)).data
+    if name in ("Q8_0", "Q4_0", "MXFP4"):
+        packed = drawn_blocks(name, 19, 512, rows)
     else:
         packed = rng.integers(0, 256, (19, scheme.row_bytes(512)), dtype=np.uint8)
-        for at in (0, 2) if name == "Q4_K" else (208,):
+        for at in (0, 2) if name in ("Q4_K", "Q5_K") else (208,):
             for start in range(at, packed.shape[1], scheme.row_bytes(256)):
                 packed[:, start : start + 2] = np.array([0.01], np.float16).view(np.uint8)
 
@@ -250,17 +348,50 @@ def test_packed_weights_are_decoded_on_the_device(
             made.run(x=x, i=np.array([0, wrong, 1], np.int32))
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [
+        ("Q8_0", 256),
+        ("Q8_0", 4352),
+        ("Q4_0", 512),
+        ("Q4_K", 768),
+        ("Q5_K", 256),
+        ("Q6_K", 512),
+        ("MXFP4", 256),
+    ],
+)
+def test_packed_weights_are_decoded_once_for_many_rows(
+    backend: CudaBackend, name: str, k: int
+) -> None:
+    """x and the weight are rounded to the 11 bits of f16, by at most 2⁻¹² each, half of that in the
+    mean. Rows far outside the exponents of f16 are no worse."""
+    scheme, packed = GGUF_SCHEMES[name], drawn_blocks(name, 38, k, 7)
+
+    def build(g: Graph) -> Any:
+        w = g.param("w", list(packed.shape), "u8")
+        return g.dequant_matmul(g.input("x", [40, k]), w, scheme=scheme)
+
+    names = labels(backend, build)
+    assert names == [f"unpack({name})", "planes(1)", f"gemm(64x64x{k})"]
+    made = compiled(backend, build).set_param("w", packed)
+    x = draw(9, 40, k) * np.float32(10.0) ** np.arange(-20, 20)[:, None].astype(np.float32)
+    want = x.astype(np.float64) @ decode(scheme, packed).astype(np.float64).T
+    rows = np.sqrt((want**2).mean(1, keepdims=True))
+    off = (made.run(x=x)[0] - want) / rows
+    assert np.sqrt((off**2).mean(1)).max() < 2**-11
+
+
+@pytest.mark.parametrize("name", PACKED)
 def test_rows_of_parts_stand_for_the_same_numbers(name: str) -> None:
-    scheme, rng = GGUF_SCHEMES[name], np.random.default_rng(3)
-    packed = encode(scheme, rng.standard_normal((5, 768)).astype(np.float32)).data
+    scheme, packed = GGUF_SCHEMES[name], drawn_blocks(name, 5, 768, 3)
     rows, weights = row_planes.split_blocks(name, packed), decode(scheme, packed)
     # the two multiply the scales of k-quants in another order
     got = row_planes.decoded(name, rows, 768)
     np.testing.assert_allclose(got, weights, rtol=0, atol=1e-6 * np.abs(weights).max())
     x, ids = draw(4, 2, 768), np.array([[4, 0, 2]], np.int32)
     product = lookup("packed_planes_matmul")(scheme=scheme).reference(x, rows)
-    np.testing.assert_allclose(product, x @ weights.T, rtol=0, atol=2e-4)
+    want = x @ weights.T
+    np.testing.assert_allclose(product, want, rtol=0, atol=3e-6 * np.abs(want).max())
     found = lookup("packed_planes_gather")(scheme=scheme, k=768).reference(rows, ids)
     np.testing.assert_allclose(found, got[ids], rtol=0)
 
@@ -300,9 +431,13 @@ def expected(q: Any, k: Any, v: Any) -> Any:
 
 @pytest.mark.parametrize(("rows", "keys", "dim"), [(1, 300, 96), (70, 150, 32), (5, 130, 48)])
 @pytest.mark.parametrize("kv", ["f16", "bf16"])
+@pytest.mark.parametrize("groups", [1, 2])
 def test_attention_of_other_sizes(
-    backend: CudaBackend, rows: int, keys: int, dim: int, kv: str
-) -> None:
+    backend: CudaBackend, rows: int, keys: int, dim: int, kv: str, groups: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Two groups of warps share the keys where there are few blocks."""
+    monkeypatch.setattr(lower_attention, "_BLOCKS", 256 if groups == 2 else 0)
     made = compiled(backend, attend(rows, keys, dim, kv))
     element = np.float16 if kv == "f16" else ml_dtypes.bfloat16
     q, k, v = draw(1, 1, rows, 4, dim), draw(2, 1, keys, 2, dim), draw(3, 1, keys, 2, dim)
@@ -366,8 +501,20 @@ HOT: list[GpuKernel] = [
     gemv_for(PackedRows("Q4_K"), f32, 1, 4096, 4096, Epilogue(f32)),
     gemv_for(PackedRows("Q6_K"), f32, 1, 4096, 4096, Epilogue(f32)),
     Gemm(LARGE, bf16, 2, 1024, 4096, False, False, 1, Epilogue(f32)),
-    GroupGemm(WIDE, bf16, 1, 1024, 4096, False, False, 1, Epilogue(bf16)),
-    GroupGemm(SQUARE, bf16, 2, 1024, 4096, False, False, 1, Epilogue(f32)),
+    *(
+        GroupGemm(GroupTile(m, n), bf16, planes, 1024, 4096, False, False, splits, epilogue, True)
+        for m, n, planes, splits, epilogue in (
+            (128, 256, 1, 1, Epilogue(bf16)),
+            (128, 256, 2, 1, Epilogue(f32)),
+            (128, 256, 2, 1, Epilogue(f32, "silu", pair=True)),
+            (128, 192, 2, 2, Epilogue(f32, residual=f32)),
+            (128, 64, 1, 4, Epilogue(bf16, "gelu", bias=f32)),
+            (64, 256, 3, 1, Epilogue(f32)),
+            (64, 128, 3, 2, Epilogue(bf16, "silu", pair=True)),
+        )
+    ),
+    *(UnpackWeight(PackedRows(name), k) for name in row_planes.PARTS for k in (1024, 14336)),
+    FlashAttention(AttentionForm(f32, bf16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 2),
     DecodeAttention(AttentionForm(f32, f16, f32, 16, 8, 128, 0, None, 0.088, 0.0, "", None), 16),
     DrawToken(151936, None),
 ]

@@ -111,8 +111,8 @@ class BlockFunction(KernelFunction):
 
     # -- order ------------------------------------------------------------------------------------
 
-    def barrier(self) -> None:
-        """Wait for all threads of the block."""
+    def barrier(self, threads: int = 0) -> None:
+        """Wait for all threads of the block, or for the first so many, a multiple of a warp."""
         raise NotImplementedError
 
     def warp_barrier(self) -> None:
@@ -128,10 +128,11 @@ class BlockFunction(KernelFunction):
         """The kernel behind may start now, up to its `wait_for_previous`."""
         raise NotImplementedError
 
-    def is_last_block(self, counter: Value, blocks: Value) -> Value:
+    def is_last_block(self, counter: Value, blocks: Value, threads: int = 0) -> Value:
         """Whether this block is the last of `blocks` (i32) that call this, as an i1 for all of its
-        threads. What other blocks wrote before can be read then. The counter, an i64 in global
-        memory, is 0 before and after. Shared memory from 0 to 4 is used."""
+        threads, or for the first so many. What other blocks wrote before can be read then. The
+        counter, an i64 in global memory, is 0 before and after. Shared memory from 0 to 4 is
+        used."""
         raise NotImplementedError
 
     def bring_near(self, address: Value) -> None:
@@ -161,6 +162,50 @@ class BlockFunction(KernelFunction):
 
     def wait_copies(self, groups: int) -> None:
         """Wait until all but the last `groups` groups are there, for this thread's copies alone."""
+        raise NotImplementedError
+
+    # -- tiles that are copied by themselves, on GPUs that can ------------------------------------
+    # An mbarrier is an i64 in shared memory. Its phase ends when all arrivals and all bytes that
+    # are expected are there; phases have parity 0 and 1 in turn, and count anew.
+
+    def init_mbarrier(self, address: Value, arrivals: int) -> None:
+        """Begin the first phase. All threads may use it after `fence_mbarriers` and a barrier."""
+        raise NotImplementedError
+
+    def fence_mbarriers(self) -> None:
+        """What `init_mbarrier` wrote can be seen by copies."""
+        raise NotImplementedError
+
+    def arrive(self, address: Value) -> None:
+        """Arrive at an mbarrier."""
+        raise NotImplementedError
+
+    def expect_bytes(self, address: Value, count: int) -> None:
+        """Arrive at an mbarrier, whose phase also waits for so many bytes."""
+        raise NotImplementedError
+
+    def wait_phase(self, address: Value, parity: Value) -> None:
+        """Wait until the phase of this parity (i32) has ended. That before the first has parity
+        1."""
+        raise NotImplementedError
+
+    def acquire_map(self, tensor_map: Value) -> None:
+        """This thread may copy by a tensor map that the host wrote."""
+        raise NotImplementedError
+
+    def copy_tile(
+        self, address: Value, tensor_map: Value, column: Value, row: Value, mbarrier: Value
+    ) -> None:
+        """Begin to copy the tile that starts there, as `multiply_group` wants it; what is outside
+        of the matrix is 0."""
+        raise NotImplementedError
+
+    def uniform(self, value: Value) -> Value:
+        """An i32 that is the same in all threads of a warp, known to be so."""
+        raise NotImplementedError
+
+    def take_registers(self, count: int, more: bool) -> None:
+        """The four warps that call this have so many registers from now on."""
         raise NotImplementedError
 
     # -- warps ------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ _MAJOR, _MINOR, _MULTIPROCESSORS, _SHARED = 75, 76, 16, 97  # device attributes
 _MAX_SHARED = 8  # function attribute: bytes of dynamic shared memory
 _PROGRAMMATIC = 6  # launch attribute: may start before the kernel in front of it has ended
 _LOG = 1 << 14
+MAP_BYTES = 128  # of a tensor map
+_SWIZZLE_128, _PROMOTE_128 = 3, 2  # how tiles lie in shared memory, what the L2 cache fetches
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -310,6 +312,21 @@ def launch(stream: Stream, function: c_void_p, how: Launch, arguments: Sequence[
         1 if how.overlaps else 0,
     )
     call("cuLaunchKernelEx", byref(config), function, pointers, None)
+
+
+def encode_tensor_map(
+    address: int, is_bf16: bool, rows: int, columns: int, stride: int, box: int
+) -> bytes:
+    """The tensor map of a matrix of 16-bit numbers at an address: tiles are `box` rows of 64
+    numbers. `stride` is in bytes."""
+    room = (c_ulonglong * 24)()
+    place = -(-ctypes.addressof(room) // 64) * 64
+    call(
+        "cuTensorMapEncodeTiled", c_void_p(place), 9 if is_bf16 else 6, 2, c_void_p(address),
+        (c_ulonglong * 2)(columns, rows), (c_ulonglong * 1)(stride), (c_uint * 2)(64, box),
+        (c_uint * 2)(1, 1), 0, _SWIZZLE_128, _PROMOTE_128, 0,
+    )  # fmt: skip
+    return ctypes.string_at(place, MAP_BYTES)
 
 
 def make_cubin(gpu: Gpu, ptx: str) -> bytes:

@@ -6,7 +6,7 @@ Launches that have run once are captured as a CUDA graph, which queues them all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ctypes import c_void_p
 from functools import partial
@@ -24,6 +24,7 @@ from rlx.backends.cuda.lowering import KernelLaunch
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
 from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program
+from rlx.backends.cuda.tensor_map import MapStore
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import evaluate
@@ -54,6 +55,9 @@ class CudaExecutable(KernelExecutable):
             TABLE: _address(self.table),
             **{b: _address(buffer) for b, buffer in self._constants.items()},
         }
+        self._maps, self._maps_of_runs = MapStore(allocator), MapStore(allocator)
+        self._run_maps = self.program.maps_of_runs()
+        self._maps_are_placed = False
         self._functions = self._load(kernels)
         most = kernels.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self.overlaps = kernels.gpu.capability >= _OVERLAP
@@ -77,6 +81,21 @@ class CudaExecutable(KernelExecutable):
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
         for entry, buffer in self.attachments_of(params, states):
             self._place((entry.role, entry.name), buffer)
+        self._maps_are_placed = False
+
+    def _place_maps(self) -> None:
+        """Describe matrices where they lie now."""
+        if not self._maps_are_placed:
+            self._describe(self._maps, [b for b in self.program.maps if b not in self._run_maps])
+            self._maps_are_placed = True
+        if self._run_maps:
+            self._maps_of_runs.make_room(len(self._run_maps))
+            self._describe(self._maps_of_runs, self._run_maps)
+
+    def _describe(self, store: MapStore, bases: Sequence[Base]) -> None:
+        for base in bases:
+            where, offset, matrix = self.program.maps[base]
+            self._addresses[base] = store.address(matrix, self._addresses[where] + offset)
 
     def _place(self, base: Base, buffer: Buffer) -> None:
         self._buffers[base], self._addresses[base] = buffer, _address(buffer)
@@ -96,6 +115,7 @@ class CudaExecutable(KernelExecutable):
             self._place(
                 (entry.role, entry.name), self.slot(entry, sizes) if buffer is None else buffer
             )
+        self._place_maps()
         table = self.program.table(self._addresses, sizes)
         if table != self._uploaded:
             self.allocator.queue_copy_in(_address(self.table), table)

@@ -11,6 +11,7 @@ from dataclasses import field
 
 from rlx.backends.cuda.append import Append, Appends
 from rlx.backends.cuda.kernel import GpuKernel
+from rlx.backends.cuda.tensor_map import TensorMap
 from rlx.backends.kernel_args import NodeArg
 from rlx.backends.lowering import Layouts, LoweringTable, PlanContext, nodes_to_lower
 from rlx.ir.dim import Dim, Expr
@@ -27,7 +28,7 @@ class Counters:
     count: int
 
 
-KernelArg = NodeArg | Counters
+KernelArg = NodeArg | Counters | TensorMap
 
 
 @dataclass

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from rlx.backends.bounds_checks import bounds_checks_of
 from rlx.backends.cuda.lowering import Counters, KernelArg, KernelLaunch, lower_graph
 from rlx.backends.cuda.merge import merge_launches
+from rlx.backends.cuda.tensor_map import Matrix, TensorMap
 from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.ir.dim import Dim, evaluate
 from rlx.ir.lir import Lir
@@ -28,6 +29,7 @@ NUMBER: Base = ("number", None)  # no address at all
 ARENA: Base = ("arena", None)
 STATUS: Base = ("status", None)
 TABLE: Base = ("table", None)  # the table of args itself
+_PER_RUN = ("input", "output")  # roles of bases that each run places anew
 
 _MAX_SIZES = 64  # dynamic sizes whose addends are remembered
 
@@ -39,6 +41,7 @@ class Program:
         self.bounds_checks = bounds_checks_of(lir.graph.nodes) if lir.live else []
         self.reports: dict[int, Node] = {}  # nodes that may find an index out of bounds
         self._outputs = dict(zip(lir.outputs, lir.graph.output_names, strict=True))
+        self.maps: dict[Base, tuple[Base, int, Matrix]] = {}  # base → where a matrix lies, and how
         self.starts = [0]  # the first arg of each launch
         bases, addends = list[Base](), list[Dim]()
         self._counters = 0  # words behind all args
@@ -97,6 +100,12 @@ class Program:
         if isinstance(arg, Counters):
             self._counters += arg.count
             return TABLE, 8 * (first + self._counters - arg.count)
+        if isinstance(arg, TensorMap):
+            where, offset = self._resolved(arg.start, first)
+            assert isinstance(offset, int)
+            base: Base = ("map", (where, offset, arg.matrix))
+            self.maps[base] = where, offset, arg.matrix
+            return base, 0
         if isinstance(arg, Pointer):
             base, start = self.place(arg.value)
             return base, start + arg.shift * arg.value.dtype.bytes
@@ -108,6 +117,10 @@ class Program:
             self.reports[arg.node.id + 1] = arg.node
             return NUMBER, arg.node.id + 1
         return NUMBER, arg
+
+    def maps_of_runs(self) -> list[Base]:
+        """The tensor maps of what each run places anew."""
+        return [b for b, (base, _, _) in self.maps.items() if base[0] in _PER_RUN]
 
     def place(self, value: Value) -> tuple[Base, Dim]:
         """Where a value's first element is: a base, and bytes from there."""
@@ -125,7 +138,8 @@ class Program:
 
     def constants(self) -> dict[Base, Any]:
         """The constants that kernels or the host read, as arrays."""
-        used = {base for base in self.bases if base[0] == "constant"}
+        places = [*self.bases, *(base for base, _, _ in self.maps.values())]
+        used = {base for base in places if base[0] == "constant"}
         for launch in self.launches:
             if launch.kernel is None and launch.node is not None:
                 used |= {b for b, _ in map(self.place, launch.node.inputs) if b[0] == "constant"}

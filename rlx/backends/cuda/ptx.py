@@ -95,8 +95,8 @@ class GpuFunction(BlockFunction):
 
     # -- order ------------------------------------------------------------------------------------
 
-    def barrier(self) -> None:
-        self._asm("bar.sync 0;", [], [])
+    def barrier(self, threads: int = 0) -> None:
+        self._asm(f"bar.sync 1, {threads};" if threads else "bar.sync 0;", [], [])
 
     def warp_barrier(self) -> None:
         self._asm("bar.warp.sync 0xffffffff;", [], [])
@@ -114,7 +114,7 @@ class GpuFunction(BlockFunction):
         if self.overlaps and not self.is_part:
             self._asm("griddepcontrol.launch_dependents;", [], [])
 
-    def is_last_block(self, counter: Value, blocks: Value) -> Value:
+    def is_last_block(self, counter: Value, blocks: Value, threads: int = 0) -> Value:
         place = self.i32(0)
 
         def count() -> None:
@@ -125,11 +125,11 @@ class GpuFunction(BlockFunction):
             self._asm("fence.acq_rel.gpu;", [], [])
             self.store_shared(is_last.to(i32, signed=False), place)
 
-        self.barrier()
+        self.barrier(threads)
         self.if_(self.thread().eq(0), count)
-        self.barrier()
+        self.barrier(threads)
         found = self.load_shared(place, i32).ne(0)
-        self.barrier()
+        self.barrier(threads)
         return found
 
     def bring_near(self, address: Value) -> None:
@@ -177,6 +177,52 @@ class GpuFunction(BlockFunction):
 
     def wait_copies(self, groups: int) -> None:
         self._asm(f"cp.async.wait_group {groups};", [], [])
+
+    # -- tiles that are copied by themselves ------------------------------------------------------
+
+    def init_mbarrier(self, address: Value, arrivals: int) -> None:
+        given = [self._shared_number(address), self.i32(arrivals)]
+        self._asm("mbarrier.init.shared::cta.b64 [$0], $1;", [], given)
+
+    def fence_mbarriers(self) -> None:
+        self._asm("fence.mbarrier_init.release.cluster;", [], [])
+
+    def arrive(self, address: Value) -> None:
+        there = self._shared_number(address)
+        self._asm("mbarrier.arrive.shared::cta.b64 _, [$0];", [], [there])
+
+    def expect_bytes(self, address: Value, count: int) -> None:
+        given = [self._shared_number(address), self.i32(count)]
+        self._asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", [], given)
+
+    def wait_phase(self, address: Value, parity: Value) -> None:
+        again = "AGAIN_${:uid}"
+        text = (
+            f"{{ .reg .pred p; {again}: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
+            f"@!p bra {again}; }}"
+        )
+        self._asm(text, [], [self._shared_number(address), parity])
+
+    def acquire_map(self, tensor_map: Value) -> None:
+        self._asm("fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", [], [tensor_map])
+
+    def copy_tile(
+        self, address: Value, tensor_map: Value, column: Value, row: Value, mbarrier: Value
+    ) -> None:
+        text = (
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[$0], [$1, {$2, $3}], [$4];"
+        )
+        to, counted = self._shared_number(address), self._shared_number(mbarrier)
+        self._asm(text, [], [to, tensor_map, column, row, counted])
+
+    def uniform(self, value: Value) -> Value:
+        text = "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;"
+        return self._asm(text, ["r"], [value], effect=False)[0]
+
+    def take_registers(self, count: int, more: bool) -> None:
+        way = "inc" if more else "dec"
+        self._asm(f"setmaxnreg.{way}.sync.aligned.u32 {count};", [], [])
 
     # -- warps ------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """Attention of many queries by tensor cores, key tile by key tile, with a running softmax.
 
 A block has 64 queries of one head, a warp 16 of them. Keys and values are copied to shared memory
-a tile ahead. Queries in f32 are the sum of two 16-bit numbers, and so are the weights then: their
-products are as exact as those of f32.
+a tile ahead. Where there are few blocks, two groups of warps take the tiles in turn, and the first
+merges the results. Queries in f32 are the sum of two 16-bit numbers, and so are the weights then:
+their products are as exact as those of f32.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rlx.llvm.storage import load, memory_type, store
 from rlx.support.records import dataclass
 
 _WARPS = 4
+_GROUP = _WARPS * WARP
 _OWN = 16  # queries of a warp
 QUERIES = _WARPS * _OWN
 KEYS = 64  # of a tile
@@ -32,6 +34,7 @@ class FlashAttention(BlockKernel):
     result (batch, head, token), of the mask (batch, head, query, key)"""
 
     form: AttentionForm
+    groups: int = 1  # of warps that share the keys
 
     @property
     def label(self) -> str:
@@ -39,7 +42,7 @@ class FlashAttention(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return _WARPS * WARP
+        return self.groups * _GROUP
 
     @property
     def pitch(self) -> int:
@@ -48,6 +51,10 @@ class FlashAttention(BlockKernel):
 
     @property
     def shared(self) -> int:
+        return self.groups * self.group_bytes
+
+    @property
+    def group_bytes(self) -> int:
         return 4 * KEYS * self.pitch  # two tiles of keys, two of values
 
     def emit(self, m: KernelModule) -> None:
@@ -77,7 +84,11 @@ class _Emitter:
         self.sequence = number.udiv(self.form.heads)
         self.head = number - self.sequence * self.form.heads
         self.lane = f.lane32()
-        self.own = self.first + (f.thread() >> 5) * _OWN  # queries of this warp
+        self.group, self.thread = f.i32(0), f.thread()
+        if kernel.groups > 1:
+            self.group, self.thread = f.thread() >> 7, f.thread() & _GROUP - 1
+        self.base = self.group * kernel.group_bytes  # of the group's shared memory
+        self.own = self.first + (self.thread >> 5) * _OWN  # queries of this warp
         self.row = self.lane >> 2  # and row + 8, in this warp's queries
         self.column = (self.lane & 3) << 1
 
@@ -90,7 +101,9 @@ class _Emitter:
     def _emit_tile(self) -> None:
         f, form = self.f, self.form
         low, high = self._range()
-        count = f.ceil_div(high - low, KEYS)
+        step = KEYS * self.kernel.groups
+        count = f.ceil_div(high - low, step)
+        low = low + self.group * KEYS
         self._copy_tile(low, high, f.i32(0))
         f.commit_copies()
         query = self._query()
@@ -98,8 +111,8 @@ class _Emitter:
         start = [f.const(LOWEST, f32)] * 2 + [zero] * 2 + [zero] * (form.dim // 2)
 
         def body(i: Value, *state: Value) -> list[Value]:
-            key = low + i * KEYS
-            self._copy_tile(key + KEYS, high, i + 1 & 1)
+            key = low + i * step
+            self._copy_tile(key + step, high, i + 1 & 1)
             f.commit_copies()
             f.wait_copies(1)
             f.barrier()
@@ -109,7 +122,36 @@ class _Emitter:
 
         state = f.loop(f.i32(0), count, 1, start, body)
         f.wait_copies(0)
-        self._finish(list(state))
+        if self.kernel.groups == 1:
+            self._finish(list(state))
+        else:
+            self._merge_groups(list(state))
+
+    def _merge_groups(self, state: list[Value]) -> None:
+        """The first group merges what the second has found, and stores the result."""
+        f = self.f
+        place = self.thread * 4
+
+        def give() -> None:
+            for i, v in enumerate(state):
+                f.store_shared(v, place, 4 * _GROUP * i)
+
+        def take() -> None:
+            others = [f.load_shared(place, f32, 4 * _GROUP * i) for i in range(len(state))]
+            made = list(state)
+            for half in range(2):
+                numbers = [i for i in range(4, len(state)) if (i - 4) // 2 % 2 == half]
+                at = [half, 2 + half, *numbers]
+                for i, v in zip(
+                    at, merge(f, [state[i] for i in at], [others[i] for i in at]), strict=True
+                ):
+                    made[i] = v
+            self._finish(made)
+
+        f.barrier()
+        f.if_(self.group.eq(1), give)
+        f.barrier()
+        f.if_(self.group.eq(0), take)
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -140,8 +182,8 @@ class _Emitter:
         pieces = form.dim // 8  # of 16 bytes
         head = self.head.udiv(form.group)
         for base, name, at in ((self.k, "k", 0), (self.v, "v", 2 * KEYS * pitch)):
-            start = stage * (KEYS * pitch) + at
-            for item in f.range(f.thread(), f.i32(KEYS * pieces), self.kernel.threads):
+            start = self.base + stage * (KEYS * pitch) + at
+            for item in f.range(self.thread, f.i32(KEYS * pieces), _GROUP):
                 number = item.udiv(pieces)
                 piece = item - number * pieces
                 wanted = key + number
@@ -184,7 +226,7 @@ class _Emitter:
         self, query: list[Planes], key: Value, high: Value, stage: Value, state: Sequence[Value]
     ) -> list[Value]:
         f, form = self.f, self.form
-        scores = self._scores(query, stage * (KEYS * self.kernel.pitch))
+        scores = self._scores(query, self.base + stage * (KEYS * self.kernel.pitch))
         scores = [self._masked(s, key, high, j) for j, s in enumerate(scores)]
         tops, sums, out = list(state[:2]), list(state[2:4]), list(state[4:])
         shrinks = []
@@ -202,7 +244,7 @@ class _Emitter:
                 total = total + w[2 * half] + w[2 * half + 1]
             sums[half] = total
         out = [v * shrinks[i // 2 % 2] for i, v in enumerate(out)]
-        out = self._values(weights, out, (stage + 2) * (KEYS * self.kernel.pitch))
+        out = self._values(weights, out, self.base + (stage + 2) * (KEYS * self.kernel.pitch))
         assert len(out) == form.dim // 2
         return [*tops, *sums, *out]
 

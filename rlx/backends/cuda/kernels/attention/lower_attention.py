@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.backends.cuda.kernels.attention.attention_problem import Attend, attend_of, suits
 from rlx.backends.cuda.kernels.attention.decode_attention import DecodeAttention
-from rlx.backends.cuda.kernels.attention.flash_attention import QUERIES, FlashAttention
+from rlx.backends.cuda.kernels.attention.flash_attention import KEYS, QUERIES, FlashAttention
 from rlx.backends.cuda.lowering import (
     Context,
     Counters,
@@ -20,7 +20,9 @@ from rlx.ir.dim import Dim, upper_bound
 from rlx.ir.node import Node
 
 _KEYS = 64  # of a block, at least
-_BLOCKS = 128  # enough to fill a GPU
+_BLOCKS = 128  # of a decode step: enough to fill a GPU
+_FEW_BLOCKS = 256  # of a prefill: at most so many leave room for a second group of warps each
+_MOST_SHARED = 160 << 10  # bytes of shared memory of a block, on the GPUs that we know
 
 
 def _splits(items: int, keys: int) -> int:
@@ -70,7 +72,11 @@ def _flash(attend: Attend, ctx: Context) -> KernelLaunch:
     heads = attend.batch * attend.form.heads
     tiles = -(-ctx.upper(attend.rows) // QUERIES)
     args = [*attend.pointers, heads, *_sizes(attend)]
-    return KernelLaunch(FlashAttention(attend.form), args, blocks=ctx.upper(heads) * tiles)
+    blocks = ctx.upper(heads) * tiles
+    kernel = FlashAttention(attend.form, 2)
+    if blocks > _FEW_BLOCKS or ctx.upper(attend.keys) <= KEYS or kernel.shared > _MOST_SHARED:
+        kernel = FlashAttention(attend.form)
+    return KernelLaunch(kernel, args, blocks=blocks)
 
 
 def _sizes(attend: Attend) -> list[KernelArg]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cuda.builder import BlockFunction
+from rlx.backends.cuda.kernels.gemm.weight_rows import load_run
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Value, f32
 from rlx.llvm.storage import load, memory_type, store
@@ -60,6 +61,23 @@ class EpilogueArgs:
             there = f.gep(self.residual, at, memory_type(e.residual).bytes)
             total = total + load(f, there, e.residual, 1, f32)
         return total
+
+    def finish_pair(
+        self, totals: list[Value], others: list[Value] | None, column: Value, at: Value
+    ) -> list[Value]:
+        """As `finish`, of two neighbours, the first at an even element. What is added to them lies
+        at addresses that are aligned for two."""
+        f, e = self.f, self.epilogue
+        if self.bias is not None and e.bias is not None:
+            more = load_run(f, self.bias, column, 2, e.bias)
+            totals = [a + b for a, b in zip(totals, more, strict=True)]
+        totals = [f.activate(e.activation, v) for v in totals]
+        if others is not None:
+            totals = [a * b for a, b in zip(totals, others, strict=True)]
+        if self.residual is not None and e.residual is not None:
+            more = load_run(f, self.residual, at, 2, e.residual)
+            totals = [a + b for a, b in zip(totals, more, strict=True)]
+        return totals
 
     def store(self, total: Value, other: Value | None, column: Value, at: Value) -> None:
         """Finish one element and store it."""

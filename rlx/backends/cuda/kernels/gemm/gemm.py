@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
@@ -20,6 +19,9 @@ from rlx.llvm.storage import memory_type
 from rlx.support.records import dataclass
 
 STAGES = 4
+_STEP = 32  # columns of x that are multiplied at a time
+_PITCH = 80  # bytes of a row of a tile: an odd multiple of 16
+_FIRST = 16  # where tiles begin in shared memory
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,6 @@ class Gemm(BlockKernel):
     splits: int
     epilogue: Epilogue
 
-    step: ClassVar[int] = 32  # columns of x that are multiplied at a time
-    pitch: ClassVar[int] = 80  # bytes of a row of a tile: an odd multiple of 16
-    first: ClassVar[int] = 16  # where tiles begin in shared memory
-
     @property
     def label(self) -> str:
         return f"gemm({self.tile.m}x{self.tile.n}x{self.k})"
@@ -76,15 +74,15 @@ class Gemm(BlockKernel):
 
     @property
     def weight_pitch(self) -> int:
-        return 2 * self.tile.n + 16 if self.by_rows else self.pitch
+        return 2 * self.tile.n + 16 if self.by_rows else _PITCH
 
     @property
     def weight_bytes(self) -> int:
-        return self.weight_pitch * (self.step if self.by_rows else self.tile.n)
+        return self.weight_pitch * (_STEP if self.by_rows else self.tile.n)
 
     @property
     def plane_bytes(self) -> int:
-        return self.tile.m * self.pitch
+        return self.tile.m * _PITCH
 
     @property
     def stage_bytes(self) -> int:
@@ -92,7 +90,7 @@ class Gemm(BlockKernel):
 
     @property
     def shared(self) -> int:
-        return self.first + STAGES * self.stage_bytes
+        return _FIRST + STAGES * self.stage_bytes
 
     def emit(self, m: KernelModule) -> None:
         blocks = 2 if self.threads == 128 and self.shared <= 110 << 10 else 1
@@ -133,7 +131,7 @@ class GemmEmitter:
 
     def _emit_tile(self) -> None:
         f, kernel = self.f, self.kernel
-        steps = -(-kernel.k // kernel.step)
+        steps = -(-kernel.k // _STEP)
         each = -(-steps // kernel.splits)
         first = self.split * each
         last = f.min(first + each, steps) if kernel.splits > 1 else f.i32(steps)
@@ -156,7 +154,7 @@ class GemmEmitter:
             f.barrier()
             self.copy_step(first + i + ahead, last, i + ahead & STAGES - 1)
             f.commit_copies()
-            at = (i & STAGES - 1) * kernel.stage_bytes + kernel.first
+            at = (i & STAGES - 1) * kernel.stage_bytes + _FIRST
             return self._multiply(at, list(sums))
 
         sums = f.loop(f.i32(0), last - first, 1, start, body)
@@ -168,8 +166,8 @@ class GemmEmitter:
     def copy_step(self, step: Value, last: Value, stage: Value) -> None:
         """Begin to copy the tiles of a step; there is nothing from `last` on."""
         f, kernel = self.f, self.kernel
-        start = stage * kernel.stage_bytes + kernel.first
-        there = f.max(f.min(step, last - 1), 0) * kernel.step
+        start = stage * kernel.stage_bytes + _FIRST
+        there = f.max(f.min(step, last - 1), 0) * _STEP
         size = f.select(step < last, f.i32(16), 0)
         for p in range(kernel.planes):
             base = f.gep(self.x, self.plane_stride * p, 2) if p else self.x
@@ -181,7 +179,7 @@ class GemmEmitter:
             if kernel.by_rows:
                 self._columns(weight, part, (there, size, at + i * part * 2))
             else:
-                here = at + i * part * kernel.pitch
+                here = at + i * part * _PITCH
                 stride, n = f.i64(kernel.k), f.i32(kernel.n)
                 self._rows(weight, stride, self.column0, n, part, (there, size, here))
 
@@ -191,7 +189,7 @@ class GemmEmitter:
     ) -> None:  # fmt: skip
         """Copy a tile of `count` rows of a step; those past the end are 0."""
         f, (column, size, at) = self.f, place
-        pieces = self.kernel.step // 8
+        pieces = _STEP // 8
         for i in range(0, count * pieces, self.kernel.threads):
             item = f.thread() + i
             row, piece = item.udiv(pieces), item & pieces - 1
@@ -205,13 +203,13 @@ class GemmEmitter:
 
     def place(self, row: Value, piece: Value) -> Value:
         """Where 16 bytes of a row of a tile are."""
-        return row * self.kernel.pitch + piece * 16
+        return row * _PITCH + piece * 16
 
     def _columns(self, base: Value, count: int, place: tuple[Value, Value, Value]) -> None:
         """Copy a tile of a step's rows of `count` numbers, of a weight that lies so."""
         f, kernel, (row0, size, at) = self.f, self.kernel, place
         pieces = count // 8
-        for i in range(0, kernel.step * pieces, kernel.threads):
+        for i in range(0, _STEP * pieces, kernel.threads):
             item = f.thread() + i
             row, piece = item.udiv(pieces), item & pieces - 1
             k, n = row0 + row, self.column0 + piece * 8
@@ -219,7 +217,7 @@ class GemmEmitter:
             there = f.min(k, kernel.k - 1) * kernel.n + f.min(n, kernel.n - 8)
             valid = f.select(inside, size, 0)
             to = at + row * kernel.weight_pitch + piece * 16
-            self._piece(kernel.step * pieces - i, to, f.gep(base, there.to(i64), 2), valid)
+            self._piece(_STEP * pieces - i, to, f.gep(base, there.to(i64), 2), valid)
 
     def _piece(self, left: int, to: Value, source: Value, valid: Value) -> None:
         f = self.f
@@ -235,7 +233,7 @@ class GemmEmitter:
         f, kernel, tile = self.f, self.kernel, self.tile
         down, across = tile.warp_m // 16, tile.warp_n // 8
         weights = start + kernel.planes * kernel.plane_bytes
-        for k in range(kernel.step // 16):
+        for k in range(_STEP // 16):
             columns = [v for j in range(0, across, 2) for v in self._weight(weights, k, j)]
             for p in range(kernel.planes):
                 plane = start + p * kernel.plane_bytes

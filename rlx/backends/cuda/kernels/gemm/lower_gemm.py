@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from math import prod
 
-from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Gemm, Tile
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
-from rlx.backends.cuda.kernels.gemm.group_gemm import FLAT, SQUARE, WIDE, GroupGemm
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
-from rlx.backends.cuda.kernels.gemm.planes import Planes
+from rlx.backends.cuda.kernels.gemm.many_rows import (
+    ManyRows,
+    are_added_in_pairs,
+    are_fixed,
+    can_be_mapped,
+)
+from rlx.backends.cuda.kernels.gemm.plan import HOPPER, plan_product
 from rlx.backends.cuda.kernels.gemm.problem import (
     MOST_ROWS,
     Product,
@@ -22,25 +26,16 @@ from rlx.backends.cuda.kernels.gemm.problem import (
 )
 from rlx.backends.cuda.kernels.gemm.weight_rows import FloatRows
 from rlx.backends.cuda.lower_loops import lower_region, scratch_bytes
-from rlx.backends.cuda.lowering import Context, Counters, KernelArg, KernelLaunch, lowers
-from rlx.backends.kernel_args import Pointer, Scratch
+from rlx.backends.cuda.lowering import Context, KernelArg, KernelLaunch, lowers
+from rlx.backends.kernel_args import Pointer
 from rlx.ir.dim import upper_bound
-from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
-from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import lookup
 from rlx.passes.rewrite import param_only_nodes
 from rlx.passes.views import find_views
-from rlx.support.records import dataclass
 
 _PRODUCTS = ("matmul", "fused_matmul_bias_act", "fused_swiglu")
-
-
-_FILLED = 132  # tiles that fill a GPU
-_MOST_SPLITS = 8
-_HOPPER = "sm_90a"  # has products of groups of four warps
-_EXACT_ROWS = 128  # up to so many rows memory is the limit, and the third plane costs nothing
 
 
 def _scratch(node: Node) -> int:
@@ -52,8 +47,8 @@ def _scratch(node: Node) -> int:
     k, n = (int(d) for d in node.inputs[1].shape.dims)  # type: ignore[arg-type]
     if not m or not k or not n:
         return nests
-    types = node.inputs[0].dtype, node.inputs[1].dtype
-    plans = [_plan(m, k, n, *types, node.op.name, groups) for groups in (False, True)]
+    types, pair = (node.inputs[0].dtype, node.inputs[1].dtype), node.op.name == "fused_swiglu"
+    plans = [plan_product(m, k, n, *types, pair, groups) for groups in (False, True)]
     return max(nests, *(plan.bytes for plan in plans))
 
 
@@ -94,45 +89,6 @@ def _gemv_groups(p: Product, ctx: Context) -> KernelLaunch:
 # -- many rows -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How a product of up to `m` rows is computed, and where its scratch memory lies."""
-
-    tile: Tile
-    tiles: int
-    splits: int
-    planes: int  # 0: x is read as it is
-    scaled: bool
-    scales_at: int
-    partial_at: int
-    bytes: int
-
-
-def _plan(m: int, k: int, n: int, x: DType, w: DType, name: str, groups: bool) -> _Plan:
-    """`groups`: by groups of four warps."""
-    planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
-    columns = 2 * n if name == "fused_swiglu" else n
-    tile, tiles = _pick(m, columns, planes, groups)
-    splits = 1
-    while 2 * splits * tiles <= _FILLED and splits < _MOST_SPLITS and k // splits >= 512:
-        splits *= 2
-    scaled = planes > 0 and w.name == "f16"
-    scales_at = aligned(2 * planes * m * k)
-    partial_at = scales_at + aligned(4 * m if scaled else 0)
-    partial = 4 * tiles * splits * tile.m * tile.n if splits > 1 else 0
-    return _Plan(tile, tiles, splits, planes, scaled, scales_at, partial_at, partial_at + partial)
-
-
-def _pick(m: int, columns: int, planes: int, groups: bool) -> tuple[Tile, int]:
-    """The largest tile of which there are enough to fill a GPU, or else the smallest."""
-    known: tuple[Tile, ...] = (LARGE, SMALL)
-    if groups:
-        known = {0: (WIDE, SQUARE, FLAT), 3: (FLAT,)}.get(planes, (SQUARE, FLAT))
-    counts = [-(-m // t.m) * -(-columns // t.n) for t in known]
-    found = next((i for i, count in enumerate(counts) if count >= _FILLED), len(known) - 1)
-    return known[found], counts[found]
-
-
 def _suits_gemm(p: Product) -> bool:
     """16-bit weights whose rows, or columns, are multiples of 16 bytes."""
     if p.weights[0].dtype.bytes != 2 or p.k % 8:
@@ -143,29 +99,18 @@ def _suits_gemm(p: Product) -> bool:
 
 
 def _gemm(p: Product, ctx: Context) -> list[KernelLaunch]:
-    m = ctx.upper(p.m)
-    w = p.weights[0].dtype
-    groups = ctx.cpu == _HOPPER and p.stride_k == 1
-    plan = _plan(m, p.k, p.n, p.x.dtype, w, p.node.op.name, groups)
-    made: list[KernelLaunch] = []
-    x: list[KernelArg] = [Pointer(p.x), p.x_stride, 0, 0]
-    if plan.planes:
-        apart = m * p.k
-        scales = Scratch(p.node, plan.scales_at) if plan.scaled else 0
-        split = Planes(p.x.dtype, w, plan.planes, p.k, plan.scaled)
-        args = [Pointer(p.x), p.x_stride, Scratch(p.node), apart, scales, p.m]
-        made.append(KernelLaunch(split, args, blocks=-(-m // split.rows)))
-        x = [Scratch(p.node), p.k, apart, scales]
-    kernel = (GroupGemm if groups else Gemm)(
-        plan.tile, w, max(plan.planes, 1), p.k, p.n, p.stride_k != 1, plan.scaled, plan.splits,
-        p.epilogue,
+    m, w = ctx.upper(p.m), p.weights[0].dtype
+    groups = ctx.cpu == HOPPER and p.stride_k == 1 and are_added_in_pairs(p.n, p.extras, ctx)
+    if p.x.dtype is w and not can_be_mapped(p.x, p.x_stride, p.m, ctx):
+        groups = False
+    if not all(isinstance(ctx.offset(v), int) for v in p.weights):
+        groups = False
+    plan = plan_product(m, p.k, p.n, p.x.dtype, w, p.epilogue.pair, groups)
+    rows = ManyRows(
+        p.node, plan, p.x, p.x_stride, p.m, m, p.k, p.n, w, p.epilogue, p.epilogue_args,
+        fixed=are_fixed(p.weights, ctx),
     )  # fmt: skip
-    shared: list[KernelArg] = [0, 0]
-    if plan.splits > 1:
-        shared = [Scratch(p.node, plan.partial_at), Counters(plan.tiles)]
-    second: KernelArg = Pointer(p.weights[1]) if p.epilogue.pair else 0
-    given = [*x, Pointer(p.weights[0]), second, *shared, p.m, *p.epilogue_args]
-    return [*made, KernelLaunch(kernel, given, blocks=plan.tiles * plan.splits)]
+    return rows.launches([Pointer(v) for v in p.weights], by_rows=p.stride_k != 1)
 
 
 # -- weights ---------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ its rows are divided by a power of two, which the product is multiplied with aga
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from rlx.backends.cuda.builder import WARP, BlockFunction, KernelModule
 from rlx.backends.cuda.kernel import BlockKernel
 from rlx.backends.cuda.kernels.gemm.weight_rows import load_run
@@ -14,7 +17,7 @@ from rlx.llvm.builder import Value, f32, i64
 from rlx.llvm.storage import memory_type
 from rlx.support.records import dataclass
 
-_WARPS = 8
+_PIECE = 512  # numbers of a row
 _EXPONENT = 0x7F800000
 
 
@@ -22,7 +25,7 @@ _EXPONENT = 0x7F800000
 class Planes(BlockKernel):
     """args: x, rows of x apart, planes, planes apart, scales, M (strides in elements)
 
-    A warp has a row of `k` numbers.
+    A warp has a row of `k` numbers if it is scaled, else a piece of one.
     """
 
     x: DType
@@ -37,12 +40,21 @@ class Planes(BlockKernel):
 
     @property
     def threads(self) -> int:
-        return _WARPS * WARP
+        return self.warps * WARP
 
     @property
-    def rows(self) -> int:
-        """Of a block."""
-        return _WARPS
+    def warps(self) -> int:
+        """Of a block: long rows are divided among more blocks."""
+        return 4 if self.scaled else 8
+
+    @property
+    def pieces(self) -> int:
+        """Of a row."""
+        return 1 if self.scaled else -(-self.k // _PIECE)
+
+    def blocks(self, m: int) -> int:
+        """Of a launch with m rows."""
+        return -(-m * self.pieces // self.warps)
 
     def emit(self, m: KernelModule) -> None:
         f = m.begin_block(self.threads)
@@ -50,20 +62,35 @@ class Planes(BlockKernel):
         x, stride = f.arg(args, 0), f.arg(args, 1, i64)
         out, apart = f.arg(args, 2), f.arg(args, 3, i64)
         scales, count = f.arg(args, 4), f.arg(args, 5, i64)
-        row = f.block_number().to(i64) * _WARPS + (f.thread() >> 5).to(i64)
+        item = f.block_number() * self.warps + (f.thread() >> 5)
+        row32 = item.udiv(self.pieces) if self.pieces > 1 else item
+        first, row = ((item - row32 * self.pieces) * _PIECE).to(i64), row32.to(i64)
         f.let_next_start()
         f.wait_for_previous()
 
         def emit_row() -> None:
-            base = f.gep(x, row * stride, self.x.bytes)
+            base, lane = f.gep(x, row * stride, self.x.bytes), (f.lane32() * 4).to(i64)
             factor = self._scale(f, base, row, scales) if self.scaled else None
-            for at in f.range((f.lane32() * 4).to(i64), f.i64(self.k), WARP * 4):
+
+            def emit_at(at: Value) -> None:
                 numbers = load_run(f, base, at, 4, self.x)
                 if factor is not None:
                     numbers = [v * factor for v in numbers]
                 self._store(f, numbers, f.gep(out, row * self.k + at, 2), apart)
 
+            if self.scaled:
+                for at in f.range(lane, f.i64(self.k), WARP * 4):
+                    emit_at(at)
+            else:
+                self._emit_piece(f, first + lane, emit_at)
+
         f.if_(row < count, emit_row)
+
+    def _emit_piece(self, f: BlockFunction, first: Value, emit_at: Callable[[Value], None]) -> None:
+        """A piece whole, its loads together, unless the row ends in it."""
+        steps = [WARP * 4 * i for i in range(_PIECE // (WARP * 4))]
+        for step in steps:
+            f.if_(first + step < self.k, partial(emit_at, first + step))
 
     def _scale(self, f: BlockFunction, base: Value, row: Value, scales: Value) -> Value:
         """The power of two that the row is multiplied with: its largest is below 2 then."""
@@ -75,8 +102,7 @@ class Planes(BlockKernel):
 
         first = (f.lane32() * 4).to(i64)
         [top] = f.loop(first, f.i64(self.k), WARP * 4, [f.const(0.0, f32)], most)
-        power = f.warp_max(top).bits() & _EXPONENT  # of 2, at most the largest
-        power = f.min(f.max(power, 1 << 23), 253 << 23)
+        power = power_of_two(f, f.warp_max(top))
 
         def keep() -> None:
             f.store(power.bits(f32), f.gep(scales, row, 4))
@@ -92,3 +118,8 @@ class Planes(BlockKernel):
             f.store(whole, f.gep(to, apart * p, 2), align=8)
             known = [v for pair in pairs for v in f.unpack_halves(pair, element)]
             numbers = [a - b for a, b in zip(numbers, known, strict=True)]
+
+
+def power_of_two(f: BlockFunction, top: Value) -> Value:
+    """The bits of the largest power of two that is at most `top`; it has a reciprocal."""
+    return f.min(f.max(top.bits() & _EXPONENT, 1 << 23), 253 << 23)

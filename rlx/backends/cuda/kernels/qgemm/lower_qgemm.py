@@ -8,15 +8,20 @@ from typing import Any
 from rlx.backends.cuda.kernels.gemm.epilogue import Epilogue
 from rlx.backends.cuda.kernels.gemm.gemv import gemv_for
 from rlx.backends.cuda.kernels.gemm.lower_norm import norm_before
+from rlx.backends.cuda.kernels.gemm.many_rows import ManyRows
+from rlx.backends.cuda.kernels.gemm.plan import HOPPER, plan_product
 from rlx.backends.cuda.kernels.gemm.problem import MOST_ROWS, is_aligned, row_stride
 from rlx.backends.cuda.kernels.qgemm import row_planes
 from rlx.backends.cuda.kernels.qgemm.decode_rows import DecodeRows
 from rlx.backends.cuda.kernels.qgemm.packed_rows import PackedRows
+from rlx.backends.cuda.kernels.qgemm.unpack_weight import UnpackWeight
 from rlx.backends.cuda.lowering import Context, KernelLaunch, Layouts, lowers
-from rlx.backends.kernel_args import NodeNumber, Pointer, Status
+from rlx.backends.kernel_args import NodeNumber, Pointer, Scratch, Status
 from rlx.errors import ShapeError
-from rlx.ir.dtype import DType, f32, u8
+from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.dtype import DType, f16, f32, u8
 from rlx.ir.graph import Graph
+from rlx.ir.lir import aligned
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Array, Op, lookup, op
 from rlx.ir.ops._common import require_indices, rounded
@@ -142,12 +147,55 @@ def lay_out_packed(graph: Graph) -> Graph:
     return graph
 
 
+_FEW_ROWS = 16  # up to so many, weights are decoded for some rows at a time
+_MOST_UNPACKED = 256 << 20  # bytes of a weight in scratch memory
+
+
+def _unpacks(m: int, k: int, n: int) -> bool:
+    """Whether a weight is decoded once for all rows."""
+    return m > _FEW_ROWS and n % 2 == 0 and 2 * n * k <= _MOST_UNPACKED
+
+
+def _scratch(node: Node) -> int:
+    """The decoded weight and its scales, then what a product of f16 needs."""
+    x, w = node.inputs[:2]
+    m = upper_bound(prod(x.shape.dims[:-1], start=1), node.graph.live)
+    k, n = int(x.shape.dims[-1]), int(w.shape.dims[0])  # type: ignore[arg-type]
+    if not m or not _unpacks(m, k, n):
+        return 0
+    return _plan_at(k, n) + plan_product(m, k, n, x.dtype, f16, groups=True, planes=1).bytes
+
+
+def _plan_at(k: int, n: int) -> int:
+    """Where scratch memory of the product begins."""
+    return aligned(2 * n * k) + aligned(4 * n)
+
+
+def _unpacked(node: Node, ctx: Context, stride: Dim, m: Dim, k: int, n: int) -> list[KernelLaunch]:
+    """The product with the weight in f16: it and x keep 11 bits. Gates and residuals are fused into
+    products of few rows alone, so there are none here."""
+    x, w = node.inputs[:2]
+    record: Any = node.op
+    most = ctx.upper(m)
+    plan = plan_product(most, k, n, x.dtype, f16, groups=True, planes=1)
+    scales = Scratch(node, aligned(2 * n * k))
+    kernel = UnpackWeight(PackedRows(record.scheme.name), k)
+    unpack = KernelLaunch(
+        kernel, [Pointer(w), Scratch(node), scales, n], blocks=-(-n // kernel.rows)
+    )
+    rows = ManyRows(
+        node, plan, x, stride, m, most, k, n, f16, Epilogue(node.output.dtype),
+        [Pointer(node.output)], _plan_at(k, n),
+    )  # fmt: skip
+    return [unpack, *rows.launches([Scratch(node)], column_scales=scales)]
+
+
 def _reads(node: Node, layouts: Layouts) -> bool:
     x = node.inputs[0]
     return row_stride(x, layouts) is not None and is_aligned(x, layouts)
 
 
-@lowers("packed_planes_matmul", strided=_reads)
+@lowers("packed_planes_matmul", strided=_reads, scratch=_scratch)
 def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     x, w, *residual = node.inputs
     record: Any = node.op
@@ -156,6 +204,8 @@ def lower_packed_matmul(node: Node, ctx: Context) -> list[KernelLaunch]:
     assert isinstance(k, int) and isinstance(n, int) and stride is not None
     if not ctx.upper(m):
         return []
+    if ctx.cpu == HOPPER and _unpacks(ctx.upper(m), k, n):
+        return _unpacked(node, ctx, stride, m, k, n)
     group = m if isinstance(m, int) and m <= MOST_ROWS else MOST_ROWS
     weight, added = PackedRows(record.scheme.name), residual[0].dtype if residual else None
     epilogue = Epilogue(

@@ -23,19 +23,29 @@ class PackedRows(WeightRows):
 
     @property
     def registers(self) -> int:  # type: ignore[override]
-        return {"Q4_K": 6, "Q6_K": 8}.get(self.scheme, 5)
+        return {"Q4_K": 6, "Q5_K": 7, "Q6_K": 8}.get(self.scheme, 5)
+
+    @property
+    def most(self) -> int:
+        """No number that `decode` gives is larger; the least is 0, or as far below it."""
+        return {"Q8_0": 255, "Q6_K": 63, "Q5_K": 31}.get(self.scheme, 15)
 
     def load(self, f: BlockFunction, base: Value, row: Value, chunk: Value, k: int) -> Raw:
         places, size = offsets(self.scheme, k)
         start = f.gep(base, row * size)
         found = words(f, f.gep(start, chunk * 16), 4)
+        if self.scheme == "MXFP4":
+            power = f.load(f.gep(start, chunk + places["scales"]), i8).to(i32, signed=False)
+            return [*found, power]
         if self.scheme == "Q8_0":
             scale = f.gep(start, (chunk >> 1) * 2 + places["scales"])
         else:
             scale = f.gep(start, chunk * 2 + places["scales"])
         pair = f.load(scale, i16, align=2).to(i32, signed=False)
-        if self.scheme == "Q4_K":
+        if self.scheme in ("Q4_K", "Q5_K"):
             supers = words(f, f.gep(start, (chunk >> 3) * 4 + places["supers"]), 1)
+            if self.scheme == "Q5_K":
+                supers += words(f, f.gep(start, chunk * 4 + places["high"]), 1)
             return [*found, pair, *supers]
         if self.scheme == "Q6_K":
             high = words(f, f.gep(start, chunk * 8 + places["high"]), 2)
@@ -49,6 +59,12 @@ class PackedRows(WeightRows):
         if self.scheme == "Q8_0":
             return [v for word in quants for v in bytes_of(f, word ^ -0x7F7F7F80)]
         low, high = [w & 0x0F0F0F0F for w in quants], [(w >> 4) & 0x0F0F0F0F for w in quants]
+        if self.scheme == "MXFP4":
+            return [v for word in (*low, *high) for v in small_floats(f, word)]
+        if self.scheme == "Q5_K":
+            for i in range(4):
+                low[i] = low[i] | spread_bits(raw[6] >> 4 * i) << 4
+                high[i] = high[i] | spread_bits(raw[6] >> 4 * i + 16) << 4
         if self.scheme == "Q6_K":
             more = raw[6:8]
             for i in range(4):
@@ -62,7 +78,10 @@ class PackedRows(WeightRows):
             scale = half(f, raw[4])
             bias = -128.0 if self.scheme == "Q8_0" else -8.0
             return [(self.elements, scale, scale * bias)]
-        if self.scheme == "Q4_K":
+        if self.scheme == "MXFP4":
+            power = f.select(raw[4].eq(0), f.i32(1 << 22), raw[4] << 23)  # of 2
+            return [(32, power.bits(f32), f.const(0.0, f32))]
+        if self.scheme in ("Q4_K", "Q5_K"):
             d, least = f.unpack_halves(raw[5], f16)
             scale, minimum = ((raw[4] >> s & 63).to(f32) for s in (0, 8))
             return [(32, d * scale, least * minimum * -1.0)]
@@ -85,4 +104,18 @@ def bytes_of(f: BlockFunction, word: Value) -> list[Value]:
     for shift in (0, 8, 16, 24):
         byte = word >> shift & 255
         found.append((byte | _BIASED).bits(f32) - float(1 << 23))
+    return found
+
+
+def spread_bits(word: Value) -> Value:
+    """The four lowest bits of a value, each in a byte."""
+    return ((word & 15) * 0x00204081) & 0x01010101
+
+
+def small_floats(f: BlockFunction, word: Value) -> list[Value]:
+    """Four bytes with a float of 4 bits each: a sign, two bits of exponent, one of mantissa."""
+    found = []
+    for shift in (0, 8, 16, 24):
+        sign, rest = word >> shift << 28 & -(1 << 31), (word >> shift & 7) << 22
+        found.append((sign | rest).bits(f32) * 2.0**126)
     return found

@@ -12,12 +12,18 @@ from typing import Any
 import numpy as np
 
 Array = Any
-_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_K": (256, 144), "Q6_K": (256, 210)}
+_BLOCKS = {
+    "Q8_0": (32, 34), "Q4_0": (32, 18), "MXFP4": (32, 17), "Q4_K": (256, 144),
+    "Q5_K": (256, 176), "Q6_K": (256, 210),
+}  # fmt: skip
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 # name → bytes of each part for 256 elements
 PARTS: dict[str, tuple[tuple[str, int], ...]] = {
     "Q8_0": (("quants", 256), ("scales", 16)),
     "Q4_0": (("quants", 128), ("scales", 16)),
+    "MXFP4": (("quants", 128), ("scales", 8)),
     "Q4_K": (("quants", 128), ("scales", 16), ("supers", 4)),
+    "Q5_K": (("quants", 128), ("high", 32), ("scales", 16), ("supers", 4)),
     "Q6_K": (("quants", 128), ("high", 64), ("scales", 16), ("supers", 2)),
 }
 
@@ -70,6 +76,13 @@ def decoded(scheme: str, rows: Array, k: int) -> Array:
         high = part("high", "u1").reshape(-1, k // 32, 8)
         twos = [high >> shift & 3 for shift in (0, 2, 4, 6)]
         numbers = numbers | np.concatenate(twos, -1) << 4
+    if scheme == "Q5_K":
+        high = part("high", "<u4").reshape(-1, k // 32, 1)
+        numbers = numbers | ((high >> np.arange(32, dtype=np.uint32)) & 1).astype(np.uint8) << 4
+    if scheme == "MXFP4":
+        exponents = part("scales", "u1").astype(np.int32) - 127
+        values = _FP4[numbers].reshape(-1, k // 32, 32)
+        return np.ldexp(values, exponents[..., None]).reshape(-1, k)
     q = numbers.reshape(-1, k).astype(np.float32)
     if scheme == "Q4_0":
         return (q - 8) * spread(part("scales", "f2"))
@@ -86,6 +99,17 @@ def _q8_0(b: Array) -> dict[str, Array]:
 
 def _q4_0(b: Array) -> dict[str, Array]:
     return {"quants": b[..., 2:], "scales": b[..., :2]}
+
+
+def _mxfp4(b: Array) -> dict[str, Array]:
+    return {"quants": b[..., 1:], "scales": b[..., :1]}
+
+
+def _q5_k(b: Array) -> dict[str, Array]:
+    bits = b[..., 16:48]  # bit j of byte i belongs to element i of the j-th 32
+    each = [np.packbits(bits >> j & 1, axis=-1, bitorder="little") for j in range(8)]
+    rest = _q4_k(np.concatenate([b[..., :16], b[..., 48:]], -1))
+    return {**rest, "high": np.stack(each, -2)}
 
 
 def _q4_k(b: Array) -> dict[str, Array]:
@@ -121,4 +145,6 @@ def _nibbles(numbers: Array) -> Array:
     return (rows[..., 0, :] | rows[..., 1, :] << 4).astype(np.uint8)
 
 
-_SPLIT = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q6_K": _q6_k}
+_SPLIT = {
+    "Q8_0": _q8_0, "Q4_0": _q4_0, "MXFP4": _mxfp4, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+}  # fmt: skip

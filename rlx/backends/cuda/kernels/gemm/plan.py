@@ -1,0 +1,101 @@
+"""How a product of many rows is computed: its tile, in how many parts, where its scratch lies.
+
+On Hopper the tile is the one of the least estimated time: blocks take tiles in waves, and a step of
+a wave takes as long as its products, or as the copy of its operands.
+"""
+
+from __future__ import annotations
+
+from rlx.backends.cuda.kernels.gemm.gemm import LARGE, SMALL, Tile
+from rlx.backends.cuda.kernels.gemm.group_gemm import GroupTile
+from rlx.backends.cuda.tensor_map import TILE_COLUMNS as STEP
+from rlx.ir.dtype import DType
+from rlx.ir.lir import aligned
+from rlx.support.records import dataclass
+
+HOPPER = "sm_90a"  # has products of groups of four warps
+BLOCKS = 132  # of a launch that fills a GPU
+_MOST_SPLITS = 8
+_EXACT_ROWS = 128  # up to so many rows memory is the limit, and the third plane costs nothing
+GROUP_TILES = tuple(GroupTile(m, n) for m in (128, 64) for n in (256, 192, 128, 64))
+# of a multiprocessor in a cycle: products; bytes copied, and those of all together
+_PRODUCTS, _COPIED, _ALL_COPIED = 2048, 80, 8000
+# cycles: of a step at least, of a launch and of each block; of each sum, and of each in parts
+_STEP_COST, _LAUNCH_COST, _BLOCK_COST, _SUM_COST, _PART_COST = 330, 1500, 8, 0.05, 0.2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product of up to `m` rows is computed, and where its scratch memory lies."""
+
+    tile: Tile | GroupTile
+    tiles: int
+    splits: int
+    planes: int  # 0: x is read as it is
+    scaled: bool
+    scales_at: int
+    partial_at: int
+    bytes: int
+
+
+def plan_product(
+    m: int, k: int, n: int, x: DType, w: DType, pair: bool = False, groups: bool = False,
+    planes: int | None = None,
+) -> Plan:  # fmt: skip
+    """`groups`: by groups of four warps; `planes`: of x, if not those that its types ask for."""
+    if planes is None:
+        planes = 0 if x is w else 2 if w.name == "f16" or m > _EXACT_ROWS else 3
+    columns = 2 * n if pair else n
+    tile: Tile | GroupTile
+    if groups:
+        tile, splits = _cheapest(m, columns, k, max(planes, 1), pair)
+        tiles = -(-m // tile.m) * -(-columns // tile.n)
+    else:
+        tile, tiles = _largest(m, columns)
+        splits = 1
+        while 2 * splits * tiles <= BLOCKS and splits < _MOST_SPLITS and k // splits >= 512:
+            splits *= 2
+    scaled = planes > 0 and w.name == "f16"
+    scales_at = aligned(2 * planes * m * k)
+    partial_at = scales_at + aligned(4 * m if scaled else 0)
+    partial = 4 * tiles * splits * tile.m * tile.n if splits > 1 else 0
+    return Plan(tile, tiles, splits, planes, scaled, scales_at, partial_at, partial_at + partial)
+
+
+def _largest(m: int, columns: int) -> tuple[Tile, int]:
+    """The largest tile of which there are enough to fill a GPU, or else the smallest."""
+    known = LARGE, SMALL
+    counts = [-(-m // t.m) * -(-columns // t.n) for t in known]
+    found = next((i for i, count in enumerate(counts) if count >= BLOCKS), len(known) - 1)
+    return known[found], counts[found]
+
+
+def _cheapest(m: int, columns: int, k: int, planes: int, pair: bool) -> tuple[GroupTile, int]:
+    """The tile and the number of parts of the least estimated time."""
+    steps = -(-k // STEP)
+    found: list[tuple[float, GroupTile, int]] = []
+    for tile in GROUP_TILES:
+        if 3 * (planes * tile.m + tile.n) * 2 * STEP > 225 << 10 or tile.sums * planes > 256:
+            continue
+        for splits in (1, 2, 3, 4, 6, 8):
+            each = -(-steps // splits)
+            if splits == 1 or (each >= 4 and (splits - 1) * each < steps):
+                cost = estimated_cycles(m, columns, steps, planes, tile, splits)
+                found.append((cost, tile, splits))
+    _, tile, splits = min(found, key=lambda c: c[0])
+    return tile, splits
+
+
+def estimated_cycles(
+    m: int, columns: int, steps: int, planes: int, tile: GroupTile, splits: int
+) -> float:
+    """Cycles of a product by tiles of this size, each by `splits` blocks."""
+    items = -(-m // tile.m) * -(-columns // tile.n) * splits
+    active, waves = min(items, BLOCKS), -(-items // BLOCKS)
+    products = planes * tile.m * tile.n * STEP / _PRODUCTS
+    copied = (planes * tile.m + tile.n) * 2 * STEP / min(_COPIED, _ALL_COPIED / active)
+    step = max(products, copied, _STEP_COST)
+    cost = waves * (-(-steps // splits) * step + _SUM_COST * tile.m * tile.n)
+    if splits > 1:
+        cost += waves * _PART_COST * tile.m * tile.n * (1 + splits)
+    return cost + _LAUNCH_COST + _BLOCK_COST * active
