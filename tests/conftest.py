@@ -1,4 +1,7 @@
-"""Which tests are the quick part: `pytest -m "not slow"`, under a minute on two cores."""
+"""Which tests are the quick part: `pytest -m "not slow"`, under a minute on two cores.
+
+Tests for the night, which repeat for every case what others show for some, run with `-m nightly`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,12 @@ QUICK = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         place = Path(item.fspath).relative_to(ROOT)
         if place.parts[0] in SLOW and place.as_posix() not in QUICK:
             item.add_marker(pytest.mark.slow)
+    if "nightly" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
