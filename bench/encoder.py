@@ -22,7 +22,7 @@ import numpy as np
 from bench.common import Bar, arguments, finish
 from bench.peers.pipe import Peer, PeerMissing
 from rlx.formats.fetch import resolve
-from rlx.models.build_graph import EntryPoint
+from rlx.models.builder import EntryPoint
 from rlx.models.encoder_model import EncoderModel
 from rlx.models.model_file import ModelFile
 

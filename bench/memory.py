@@ -31,7 +31,7 @@ BUDGET, ALLOWED = 0.4, 150e6
 _CHILD = """
 import json, sys, time
 from pathlib import Path
-from rlx.models.build_graph import SAMPLE
+from rlx.models.builder import SAMPLE
 from rlx.models.model_file import ModelFile
 from rlx.models.decoder_runner import DecoderRunner
 engine = DecoderRunner(ModelFile.open(Path(sys.argv[1])), context={context}, threads={threads})

@@ -7,7 +7,7 @@ import statistics
 from bench.common import Bar, arguments, finish
 from rlx import load
 from rlx.models.benchmark import LanguageRuns
-from rlx.models.build_graph import SAMPLE
+from rlx.models.builder import SAMPLE
 from rlx.models.language_model import LanguageModel
 
 PROMPT, STEPS = 64, 16

@@ -23,7 +23,7 @@ _HOMES = {
         "UnsupportedError VerifyError"
     ),
     "rlx.ir.attrs": "Body Data MaskKind",
-    "rlx.ir.binding": "DimBinding UpTo",
+    "rlx.ir.binding": "DimBinding UpTo bind_graph",
     "rlx.ir.dim": "Dim sym",
     "rlx.ir.dtype": (
         "DType bf16 bool_ c64 f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 promote u16 u32 u64 u8"
@@ -41,17 +41,19 @@ _HOMES = {
     "rlx.ir.shape": "Shape",
     "rlx.ir.text": "parse_graph parse_lir print_graph print_lir",
     "rlx.ir.verify": "verify",
-    "rlx.passes.bind": "bind_graph",
-    "rlx.specialize.component": "CompilationMode LayerComposition ModelComponent",
-    "rlx.specialize.dispatch": "KernelDispatchConfig KernelDispatchPolicy KernelPolicy",
     "rlx.specialize.manifest": "BindingManifest ManifestEntry",
-    "rlx.specialize.options": "CompileOptions",
-    "rlx.specialize.compile_profile": "CompileProfile register_profile",
+    "rlx.specialize.options": "CompilationMode CompileOptions LayerComposition ModelComponent",
+    "rlx.specialize.compile_profile": (
+        "CompileProfile KernelDispatchConfig KernelDispatchPolicy KernelPolicy register_profile"
+    ),
     "rlx.specialize.variant": "ModelPhase ModelVariant",
     "rlx.backends.registry": "Device available_devices register_backend",
     "rlx.models.encoder_model": "EncoderModel Ranked",
     "rlx.models.generation": "Generation",
+    "rlx.models.batch.embed_batcher": "EmbedBatcher",
     "rlx.models.batch.engine": "Engine",
+    "rlx.models.batch.engine_stats": "EngineStats",
+    "rlx.models.batch.reply": "Chunk Reply",
     "rlx.models.language_model": "LanguageModel",
     "rlx.models.load": "load",
     "rlx.models.benchmark": "profile_model",

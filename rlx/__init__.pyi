@@ -22,7 +22,7 @@ from rlx.errors import (
     VerifyError as VerifyError,
 )
 from rlx.ir.attrs import Body as Body, Data as Data, MaskKind as MaskKind
-from rlx.ir.binding import DimBinding as DimBinding, UpTo as UpTo
+from rlx.ir.binding import DimBinding as DimBinding, UpTo as UpTo, bind_graph as bind_graph
 from rlx.ir.dim import Dim as Dim, sym as sym
 from rlx.ir.dtype import (
     DType as DType,
@@ -71,24 +71,21 @@ from rlx.ir.text import (
     print_lir as print_lir,
 )
 from rlx.ir.verify import verify as verify
-from rlx.passes.bind import bind_graph as bind_graph
-from rlx.specialize.component import (
-    CompilationMode as CompilationMode,
-    LayerComposition as LayerComposition,
-    ModelComponent as ModelComponent,
-)
-from rlx.specialize.dispatch import (
-    KernelDispatchConfig as KernelDispatchConfig,
-    KernelDispatchPolicy as KernelDispatchPolicy,
-    KernelPolicy as KernelPolicy,
-)
 from rlx.specialize.manifest import (
     BindingManifest as BindingManifest,
     ManifestEntry as ManifestEntry,
 )
-from rlx.specialize.options import CompileOptions as CompileOptions
+from rlx.specialize.options import (
+    CompilationMode as CompilationMode,
+    CompileOptions as CompileOptions,
+    LayerComposition as LayerComposition,
+    ModelComponent as ModelComponent,
+)
 from rlx.specialize.compile_profile import (
     CompileProfile as CompileProfile,
+    KernelDispatchConfig as KernelDispatchConfig,
+    KernelDispatchPolicy as KernelDispatchPolicy,
+    KernelPolicy as KernelPolicy,
     register_profile as register_profile,
 )
 from rlx.specialize.variant import ModelPhase as ModelPhase, ModelVariant as ModelVariant
@@ -99,7 +96,10 @@ from rlx.backends.registry import (
 )
 from rlx.models.encoder_model import EncoderModel as EncoderModel, Ranked as Ranked
 from rlx.models.generation import Generation as Generation
+from rlx.models.batch.embed_batcher import EmbedBatcher as EmbedBatcher
 from rlx.models.batch.engine import Engine as Engine
+from rlx.models.batch.engine_stats import EngineStats as EngineStats
+from rlx.models.batch.reply import Chunk as Chunk, Reply as Reply
 from rlx.models.language_model import LanguageModel as LanguageModel
 from rlx.models.load import load as load
 from rlx.models.benchmark import profile_model as profile_model

@@ -22,10 +22,13 @@ RlxError
 
 Each message reads `[where] what; got …; expected …`, then the origin, the lines around the fault,
 then `hint: …`; the parts stay available as fields. `page` is where docs say more: the last line of
-a traceback names it.
+a traceback names it. Misspelt names get suggestions.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class RlxError(Exception):
@@ -153,3 +156,15 @@ class NumericsError(RlxError):
 
 class OutOfMemoryError(RlxError, MemoryError):
     """Memory that a device does not have; `got` says how much was asked for."""
+
+
+def close_names(name: str, known: Iterable[str]) -> str:
+    """`close names: …`, or an empty string if none is close."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return "close names: " + ", ".join(close) if close else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean …?`, or an empty string if no name is close."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]}?" if near else ""

@@ -17,7 +17,7 @@ import numpy as np
 from serving import ids, serve
 
 from rlx import load
-from rlx.models.build_graph import SAMPLE
+from rlx.models.builder import SAMPLE
 
 SETTINGS, RNG = np.array([0, 0, 1, 0], np.float32), np.array([1, 0], np.uint64)
 TOKENS_PER_CALL = 4

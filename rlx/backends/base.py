@@ -7,16 +7,18 @@ planned graph to an executable, which runs on buffers of that memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from rlx.backends.bounds_checks import BoundsCheck, checker, raise_failed
 from rlx.backends.buffer import HOST, Allocator, Buffer
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
 from rlx.backends.timing import Recording
-from rlx.errors import NumericsError, OptionError, UnsupportedError
+from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 Span = tuple[Phase, Phase]  # first and last phase, inclusive
 Parts = Mapping[str, bytes]  # the parts of a stored program, by name
+Buffers = Sequence[Buffer | None]  # of the inputs or outputs of a run; None: the arena slot
+Sizes = Mapping[str, int]  # the dynamic dimensions of a run
 
 
 @dataclass
@@ -72,11 +76,7 @@ class Executable(Unpicklable, ABC):
 
     @abstractmethod
     def run(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-        span: Span | None = None,
+        self, inputs: Buffers, outputs: Buffers, sizes: Sizes, span: Span | None = None
     ) -> None:
         """Run once, or queue a run: see `Allocator.synchronize`.
 
@@ -100,13 +100,77 @@ class Executable(Unpicklable, ABC):
         """Record the runs inside the context: the time of every launch on every worker."""
 
     @abstractmethod
-    def run_checked(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-    ) -> None:
+    def run_checked(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
         """Run node by node; NumericsError names the first node whose result has a NaN."""
+
+
+class KernelExecutable(Executable):
+    """An executable whose program is a list of launches: what devices with kernels share.
+
+    Kernels are checked against the sizes of a run before it begins. A device says how a run begins,
+    which node a launch belongs to, how launches run, and where results lie.
+    """
+
+    def __init__(
+        self, info: PlanInfo, checks: Sequence[BoundsCheck], symbols: Sequence[str]
+    ) -> None:
+        self.manifest, self.output_phases = info.manifest, info.output_phases
+        self.symbols, self._bounds_checks = symbols, checks
+        self._check = checker(checks, symbols)
+
+    def check_sizes(self, *dims: int) -> None:
+        """Raise if kernels would access memory out of bounds with these dynamic dimensions."""
+        failed = self._check(*dims)
+        if failed >= 0:
+            raise_failed(self._bounds_checks[failed], dict(zip(self.symbols, dims, strict=True)))
+
+    def attachments_of(
+        self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]
+    ) -> Iterator[tuple[ManifestEntry, Buffer]]:
+        """The parameters and states that the program reads, with their buffers."""
+        for entry in (*self.manifest.params, *self.manifest.states):
+            yield entry, (params if entry.role == "param" else states)[entry.name]
+
+    @abstractmethod
+    def _begin(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
+        """Check the sizes and write the args that belong to this run."""
+
+    @abstractmethod
+    def _launch_nodes(self) -> Sequence[int]:
+        """The number of the node of each launch; −1 where it belongs to none."""
+
+    @abstractmethod
+    def _run_launches(self, first: int, last: int, sizes: Sizes) -> None:
+        """Run some launches of a run that has begun."""
+
+    @abstractmethod
+    def _results(
+        self, inputs: Buffers, outputs: Buffers, sizes: Sizes
+    ) -> Callable[[Node], list[Array]]:
+        """A function that reads the results of a node which has run."""
+
+    @abstractmethod
+    def check_status_later(self) -> None:
+        """Raise what kernels found wrong with their data, once the device is done with the run."""
+
+    def run_checked(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
+        self._begin(inputs, outputs, sizes)
+        results, nodes = self._results(inputs, outputs, sizes), self.lir.graph.nodes
+        numbers = self._launch_nodes()
+        for number, group in groupby(range(len(numbers)), numbers.__getitem__):
+            launches = list(group)
+            self._run_launches(launches[0], launches[-1] + 1, sizes)
+            if number >= 0:
+                check_numbers(nodes[number], results(nodes[number]))
+        self.check_status_later()
+
+
+def raise_bad_index(op: str, operands: str, origin: object) -> NoReturn:
+    """Raise the error of a kernel that met an index out of range in its data."""
+    raise InputError(
+        "an index is out of range", where=op, got=f"operands {operands}", origin=origin,
+        hint="check the ids or indices given to this run",
+    )  # fmt: skip
 
 
 def check_numbers(node: Node, results: Sequence[Array]) -> None:

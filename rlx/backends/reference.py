@@ -9,7 +9,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 
-from rlx.backends.base import Backend, Executable, Parts, PlanInfo, Span, check_numbers
+from rlx.backends.base import (
+    Backend,
+    Buffers,
+    Executable,
+    Parts,
+    PlanInfo,
+    Sizes,
+    Span,
+    check_numbers,
+)
 from rlx.backends.buffer import HOST, Allocator, Buffer
 from rlx.backends.timing import Profile, Recording, Slice, Timing, median_of
 from rlx.ir.binding import bind_nodes
@@ -53,9 +62,9 @@ class ReferenceExecutable(Executable):
 
     def run(
         self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
+        inputs: Buffers,
+        outputs: Buffers,
+        sizes: Sizes,
         span: Span | None = None,
         on_node: Hook | None = None,
     ) -> None:
@@ -103,12 +112,7 @@ class ReferenceExecutable(Executable):
     def recording(self) -> AbstractContextManager[ReferenceRecording]:
         return ReferenceRecording(self).record()
 
-    def run_checked(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-    ) -> None:
+    def run_checked(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
         self.run(inputs, outputs, sizes, on_node=check_numbers)
 
     def _program(self, sizes: Mapping[str, int]) -> Program:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend
-from rlx.errors import OptionError
+from rlx.errors import OptionError, did_you_mean
 from rlx.support.records import dataclass
-from rlx.support.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints

@@ -23,10 +23,9 @@ from rlx.cli import console, render
 from rlx.cli.load_model import load_model
 from rlx.cli.options import ModelName, Running, Sampling, spread
 from rlx.cli.run import DEFAULT_MODEL
-from rlx.errors import FormatError, InputError, OptionError, RlxError
+from rlx.errors import FormatError, InputError, OptionError, RlxError, did_you_mean
 from rlx.support.files import write_atomic
 from rlx.support.records import dataclass
-from rlx.support.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from rlx.models.generation import Generation

@@ -227,8 +227,7 @@ def _model_facts(subject: Subject) -> dict[str, Any]:
     }
     if not subject.model.is_encoder:
         from rlx.cli.render import sampling
-        from rlx.models.recommended import recommended_sampling
-        from rlx.models.sampling import GenerationSettings
+        from rlx.models.sampling import GenerationSettings, recommended_sampling
 
         found["sampling"] = sampling(GenerationSettings(**recommended_sampling(subject.model)))
     return found

@@ -25,7 +25,7 @@ _PLACES = ("./", "../", "~/")  # how nothing but paths begins
 def is_model(text: str) -> bool:
     """Whether an argument names a model: something on disk, in the catalogue, or on the hub."""
     from rlx.formats.catalogue import find
-    from rlx.formats.hub import REPOSITORY
+    from rlx.formats.fetch import REPOSITORY
 
     path = Path(text).expanduser()
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.ir.lir import Lir
     from rlx.ir.module import GraphModule
-    from rlx.models.build_graph import BuiltGraph, EntryPoint
+    from rlx.models.builder import BuiltGraph, EntryPoint
     from rlx.models.language_model import LanguageModel
 
 
@@ -40,7 +40,7 @@ def load_with_override(program: Path, weights: str, loading: Loading) -> Languag
 def _load_with_code(text: str, where: str, weights: str, loading: Loading) -> LanguageModel:
     """The model with edited kernels, or with barriers as an edited table of launches has them."""
     from rlx.backends.registry import Device
-    from rlx.models.build_graph import SAMPLE
+    from rlx.models.builder import SAMPLE
 
     model = load_model(weights, loading)
     graphs = model.runner.executables(SAMPLE)
@@ -56,7 +56,7 @@ def _load_with_code(text: str, where: str, weights: str, loading: Loading) -> La
 
 def _load_with_plan(lir: Lir, where: str, weights: str, loading: Loading) -> LanguageModel:
     """The model with one variant (decode or prefill) run by an edited plan."""
-    from rlx.models.build_graph import SAMPLE
+    from rlx.models.builder import SAMPLE
     from rlx.runtime.compiled import CompiledGraph
     from rlx.specialize.options import CompileOptions
 
@@ -79,7 +79,7 @@ def _load_with_graph(
     """The model with an edited graph in place of its own."""
     path = find_model(weights)
     with console.working(f"loading {weights}"):
-        from rlx.models.build_graph import SAMPLE
+        from rlx.models.builder import SAMPLE
         from rlx.models.decoder_runner import DecoderRunner
         from rlx.models.language_model import LanguageModel
         from rlx.models.model_file import ModelFile

@@ -115,7 +115,7 @@ def _model_subject(name: str, context: int | None, kv: str) -> Subject:
 
 
 def _language(name: str, model: ModelFile, context: int | None, kv: str) -> Subject:
-    from rlx.models.build_graph import SAMPLE, build_graph
+    from rlx.models.builder import SAMPLE, build_graph
 
     length = context or min(model.config.context, _USUAL_CONTEXT)
     made = build_graph(model, model.weights(), SAMPLE, context=length, kv=kv)
@@ -123,7 +123,7 @@ def _language(name: str, model: ModelFile, context: int | None, kv: str) -> Subj
 
 
 def _encoder(name: str, model: ModelFile) -> Subject:
-    from rlx.models.build_graph import EntryPoint, build_graph
+    from rlx.models.builder import EntryPoint, build_graph
 
     encoder = model.config.encoder
     result = "scores" if encoder is not None and encoder.labels else "embedding"

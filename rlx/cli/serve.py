@@ -114,7 +114,7 @@ def serve(
     curl http://127.0.0.1:8000/v1/models
     """
     _require_libraries()
-    from rlx.serve.model_pool import ModelSpec, plain_name
+    from rlx.serve.model_pool import ModelSpec
     from rlx.serve.server import serve as run
     from rlx.serve.server_config import Limits, ServerConfig, find_keys, read_config
 
@@ -143,8 +143,6 @@ def serve(
         )  # fmt: skip
         return (base if config is None else read_config(config, base)).check()
 
-    if adapters and plain_name(named[0]) in dict(specs[0].adapters):
-        raise OptionError("an adapter is called as its model", where="--load-adapter", got=named[0])
     run(told_now(), told_now)
 
 

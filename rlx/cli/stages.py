@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlx.errors import OptionError, StageError
-from rlx.support.suggestions import did_you_mean
+from rlx.errors import OptionError, StageError, did_you_mean
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
@@ -58,7 +57,7 @@ class Stages:
     @cached_property
     def mir(self) -> Graph:
         """MIR before any pass, bound where a binding was given."""
-        from rlx.passes.bind import bind_graph
+        from rlx.ir.binding import bind_graph
 
         graph = self.module.into_graph()
         return bind_graph(graph, self.binding) if len(self.binding) else graph

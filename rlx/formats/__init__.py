@@ -9,7 +9,7 @@ from rlx.errors import FormatError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_from_gguf
 
 
 def open_model(path: str | os.PathLike[str]) -> GgufFile | HfFolder:

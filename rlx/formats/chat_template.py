@@ -13,8 +13,7 @@ from functools import cache, partial
 from typing import Any, NoReturn
 
 from rlx.errors import FormatError, InputError, RlxError
-from rlx.formats.template_budget import Budget, spending
-from rlx.formats.template_sandbox import make_sandbox, measured_filter
+from rlx.formats.template_sandbox import Budget, make_sandbox, measured_filter, spending
 from rlx.support.optional import library
 
 _LONGEST = 1 << 20  # characters of a template

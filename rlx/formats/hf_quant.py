@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import FormatError, UnsupportedError
-from rlx.formats.dequantized import DequantizedFolder, Floats, spread, unpack_bits, unpack_fp4
-from rlx.formats.hf import HfFolder
+from rlx.formats.hf import DequantizedFolder, Floats, HfFolder, spread, unpack_bits, unpack_fp4
 
 Settings = Mapping[str, Any]
 # how inputs and the KV cache are rounded where the maker's engine runs the model

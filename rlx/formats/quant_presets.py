@@ -17,10 +17,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from rlx.errors import OptionError
+from rlx.errors import OptionError, close_names
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.support.records import dataclass
-from rlx.support.suggestions import close_names
 
 # name: scheme, and the number that `general.file_type` has for it
 _PRESETS = {

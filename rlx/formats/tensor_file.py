@@ -11,12 +11,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import FormatError, InputError
+from rlx.errors import FormatError, InputError, close_names
 from rlx.ir.dtype import DType
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme
 from rlx.support.files import open_regular
 from rlx.support.records import dataclass
-from rlx.support.suggestions import close_names
 
 _PLAIN = {"f32": GGUF_SCHEMES["F32"], "f16": GGUF_SCHEMES["F16"], "bf16": GGUF_SCHEMES["BF16"]}
 

@@ -1,6 +1,7 @@
 """Binding symbols to sizes: static sizes, or bounded dynamic dims whose size each run gives.
 
-`bind_nodes` substitutes sizes in ops, shapes and subgraphs; `infer_sizes` solves for the symbols
+`bind_nodes` substitutes sizes in ops, shapes and subgraphs, `bind_graph` those of a whole graph
+with its dynamic dims; `infer_sizes` solves for the symbols
 from the shapes of given arrays.
 """
 
@@ -10,13 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rlx.errors import BindingError, InputError
+from rlx.errors import BindingError, InputError, did_you_mean
 from rlx.ir.attrs import Body, has_symbols
 from rlx.ir.dim import DERIVED, Dim, Expr, evaluate, substitute
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 from rlx.ir.shape import MAX_BYTES, Shape
-from rlx.support.suggestions import did_you_mean
 
 
 class UpTo(NamedTuple):
@@ -317,3 +317,60 @@ def _size(symbol: str, size: object) -> int:
             "not a size", where=symbol, got=repr(size), expected="a non-negative int"
         )
     return int(size.__index__())
+
+
+def bind_graph(
+    graph: Graph,
+    binding: DimBinding | Mapping[str, int],
+    symbols: frozenset[str] | None = None,
+) -> Graph:
+    """A copy with symbols replaced by sizes: ids, edges, names and outputs unchanged.
+
+    Attributes and subgraphs are bound too. Dynamic symbols stay, and the graph records their upper
+    bounds; unbound symbols stay as they are, unknown ones are an error. `symbols` are those of the
+    graph, if already known; then the binding is not checked.
+    """
+    if not isinstance(binding, DimBinding):
+        binding = DimBinding(binding)
+    found = graph.symbols() if symbols is None else symbols
+    used = {f for s in found for f in (DERIVED[s].symbols if s in DERIVED else {s})}
+    if symbols is None:
+        require_known(binding, used, graph.name)
+    sizes = binding.sizes
+    done: dict[tuple[int, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]] = {}
+
+    def bind(op: Op, shapes: tuple[Shape, ...]) -> tuple[Op, tuple[Shape, ...]]:
+        key = (id(op), shapes)  # the graph keeps its ops alive, so ids are unique
+        found = done.get(key)
+        if found is None:
+            bound = tuple([s.bind(sizes) for s in shapes])
+            # a −1 cannot be inferred again once other dims are 0
+            exact = op.replace(shape=shapes[0].dims) if op.name == "reshape" else op
+            found = done[key] = bind_op(exact, sizes), bound
+        return found
+
+    new = graph.rebuild(bind)
+    new.dynamic |= {s: bound for s, bound in binding.dynamic.items() if s in used}
+    return new
+
+
+def require_bound(graph: Graph) -> None:
+    """Raise unless every symbol is dynamic; the error lists the symbols and their nodes."""
+    free = {
+        s
+        for s in graph.symbols()
+        if not (s in graph.dynamic or (s in DERIVED and DERIVED[s].symbols <= graph.dynamic.keys()))
+    }
+    if not free:
+        return
+    users = []
+    for node in graph.nodes:
+        used = set().union(*(v.shape.symbols for v in node.outputs)) & free
+        if used:
+            users.append(f"{node.name or '%' + str(node.id)} ({', '.join(sorted(used))})")
+    shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
+    raise BindingError(
+        "unbound symbols", where=graph.name, got=", ".join(sorted(free)),
+        expected="a size, or an upper bound to leave them dynamic", origin=f"nodes {shown}",
+        hint='DimBinding(batch=1, seq=128), or .set_dynamic("past_seq", 4096)',
+    )  # fmt: skip

@@ -888,7 +888,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """activation(conv(x [B, C, n], w [O, C/groups, k]) + bias [O])
-        [rlx.ir.blocks.conv.Conv1d]"""
+        [rlx.ir.blocks.layers.Conv1d]"""
     def conv2d(
         self,
         x: Tensor,
@@ -903,7 +903,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """activation(conv(x [B, C, h, w], w [O, C/groups, kh, kw]) + bias [O])
-        [rlx.ir.blocks.conv.Conv2d]"""
+        [rlx.ir.blocks.layers.Conv2d]"""
     def depthwise_conv1d_causal(
         self,
         x: Tensor,
@@ -913,7 +913,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """Each channel of x [B, S, C] convolved with its K taps of weight [C, K], seeing the
-        past only [rlx.ir.blocks.conv.DepthwiseConv1dCausal]"""
+        past only [rlx.ir.blocks.layers.DepthwiseConv1dCausal]"""
     def dequant_matmul(
         self,
         x: Tensor,
@@ -942,7 +942,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """Per token: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0
-        [rlx.ir.blocks.recurrent.GatedDeltaNet]"""
+        [rlx.ir.blocks.layers.GatedDeltaNet]"""
     def gated_delta_net_carry(
         self,
         q: Tensor,
@@ -955,7 +955,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
         """The gated delta rule from a given state [B, H, N, N]; returns (o, the last state)
-        [rlx.ir.blocks.recurrent.GatedDeltaNetCarry]"""
+        [rlx.ir.blocks.layers.GatedDeltaNetCarry]"""
     def geglu_ffn(
         self,
         x: Tensor,
@@ -965,7 +965,7 @@ class BlockMethods(OpMethods):
         activation: str = "gelu",
         **result: Unpack[Result],
     ) -> Value:
-        """(gelu(x·gate) * (x·up))·down [rlx.ir.blocks.ffn.GegluFfn]"""
+        """(gelu(x·gate) * (x·up))·down [rlx.ir.blocks.linear.GegluFfn]"""
     def gelu_ffn(
         self,
         x: Tensor,
@@ -977,7 +977,7 @@ class BlockMethods(OpMethods):
         activation: str = "gelu",
         **result: Unpack[Result],
     ) -> Value:
-        """gelu(x·up + up_bias)·down + down_bias [rlx.ir.blocks.ffn.GeluFfn]"""
+        """gelu(x·up + up_bias)·down + down_bias [rlx.ir.blocks.linear.GeluFfn]"""
     def layer_norm(
         self,
         x: Tensor,
@@ -987,7 +987,7 @@ class BlockMethods(OpMethods):
         eps: float = 1e-05,
         **result: Unpack[Result],
     ) -> Value:
-        """(x - mean) · rsqrt(variance + eps) · gamma (+ beta) [rlx.ir.blocks.norm.LayerNorm]"""
+        """(x - mean) · rsqrt(variance + eps) · gamma (+ beta) [rlx.ir.blocks.layers.LayerNorm]"""
     def linear(
         self,
         x: Tensor,
@@ -1053,7 +1053,7 @@ class BlockMethods(OpMethods):
         **result: Unpack[Result],
     ) -> Value:
         """Each token through the `top_k` experts its router prefers, weighted by their scores
-        [rlx.ir.blocks.ffn.MoeFfn]"""
+        [rlx.ir.blocks.linear.MoeFfn]"""
     def qk_norm_rope(
         self,
         x: Tensor,
@@ -1082,7 +1082,7 @@ class BlockMethods(OpMethods):
         eps: float = 1e-05,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """(layer_norm(x + residual), x + residual) [rlx.ir.blocks.norm.ResidualLayerNorm]"""
+        """(layer_norm(x + residual), x + residual) [rlx.ir.blocks.layers.ResidualLayerNorm]"""
     def residual_rms_norm(
         self,
         x: Tensor,
@@ -1093,7 +1093,7 @@ class BlockMethods(OpMethods):
         eps: float = 1e-06,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """(rms_norm(x + residual), x + residual) [rlx.ir.blocks.norm.ResidualRmsNorm]"""
+        """(rms_norm(x + residual), x + residual) [rlx.ir.blocks.layers.ResidualRmsNorm]"""
     def rms_norm(
         self,
         x: Tensor,
@@ -1103,7 +1103,7 @@ class BlockMethods(OpMethods):
         eps: float = 1e-06,
         **result: Unpack[Result],
     ) -> Value:
-        """x · rsqrt(mean(x²) + eps) · gamma (+ beta) [rlx.ir.blocks.norm.RmsNorm]"""
+        """x · rsqrt(mean(x²) + eps) · gamma (+ beta) [rlx.ir.blocks.layers.RmsNorm]"""
     def rope(
         self,
         x: Tensor,
@@ -1133,7 +1133,7 @@ class BlockMethods(OpMethods):
         activation: str = "silu",
         **result: Unpack[Result],
     ) -> Value:
-        """(silu(x·gate) * (x·up))·down [rlx.ir.blocks.ffn.SwigluFfn]"""
+        """(silu(x·gate) * (x·up))·down [rlx.ir.blocks.linear.SwigluFfn]"""
 
 class ValueMethods:
     """Every op and block, its first tensor the value."""
@@ -1253,7 +1253,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """activation(conv(x [B, C, n], w [O, C/groups, k]) + bias [O])
-        [rlx.ir.blocks.conv.Conv1d]"""
+        [rlx.ir.blocks.layers.Conv1d]"""
     def conv2d(
         self,
         w: Tensor,
@@ -1267,7 +1267,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """activation(conv(x [B, C, h, w], w [O, C/groups, kh, kw]) + bias [O])
-        [rlx.ir.blocks.conv.Conv2d]"""
+        [rlx.ir.blocks.layers.Conv2d]"""
     def conv_transpose(
         self,
         w: Tensor,
@@ -1296,7 +1296,7 @@ class ValueMethods:
         self, weight: Tensor, left_pad: Tensor, kernel_size: int = 0, **result: Unpack[Result]
     ) -> Value:
         """Each channel of x [B, S, C] convolved with its K taps of weight [C, K], seeing the
-        past only [rlx.ir.blocks.conv.DepthwiseConv1dCausal]"""
+        past only [rlx.ir.blocks.layers.DepthwiseConv1dCausal]"""
     def dequant_gather(
         self,
         ids: Tensor,
@@ -1516,7 +1516,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Per token: S ← exp(g)·S; d = (v − kᵀS)·beta; S ← S + k dᵀ; o = (q/√N)ᵀS, from S = 0
-        [rlx.ir.blocks.recurrent.GatedDeltaNet]"""
+        [rlx.ir.blocks.layers.GatedDeltaNet]"""
     def gated_delta_net_carry(
         self,
         k: Tensor,
@@ -1528,7 +1528,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
         """The gated delta rule from a given state [B, H, N, N]; returns (o, the last state)
-        [rlx.ir.blocks.recurrent.GatedDeltaNetCarry]"""
+        [rlx.ir.blocks.layers.GatedDeltaNetCarry]"""
     def gather(self, indices: Tensor, axis: int = 0, **result: Unpack[Result]) -> Value:
         """Slices of x along an axis, at `indices`, whose dims replace the axis
         [rlx.ir.ops.index.Gather]"""
@@ -1542,7 +1542,7 @@ class ValueMethods:
         activation: str = "gelu",
         **result: Unpack[Result],
     ) -> Value:
-        """(gelu(x·gate) * (x·up))·down [rlx.ir.blocks.ffn.GegluFfn]"""
+        """(gelu(x·gate) * (x·up))·down [rlx.ir.blocks.linear.GegluFfn]"""
     def gelu(self, **result: Unpack[Result]) -> Value:
         """x · (1 + erf(x / √2)) / 2 [rlx.ir.ops.elementwise.Gelu]"""
     def gelu_ffn(
@@ -1555,7 +1555,7 @@ class ValueMethods:
         activation: str = "gelu",
         **result: Unpack[Result],
     ) -> Value:
-        """gelu(x·up + up_bias)·down + down_bias [rlx.ir.blocks.ffn.GeluFfn]"""
+        """gelu(x·up + up_bias)·down + down_bias [rlx.ir.blocks.linear.GeluFfn]"""
     def gelu_quick(self, **result: Unpack[Result]) -> Value:
         """x · sigmoid(1.702 x) [rlx.ir.ops.elementwise.GeluQuick]"""
     def gelu_tanh(self, **result: Unpack[Result]) -> Value:
@@ -1589,7 +1589,7 @@ class ValueMethods:
         eps: float = 1e-05,
         **result: Unpack[Result],
     ) -> Value:
-        """(x - mean) · rsqrt(variance + eps) · gamma (+ beta) [rlx.ir.blocks.norm.LayerNorm]"""
+        """(x - mean) · rsqrt(variance + eps) · gamma (+ beta) [rlx.ir.blocks.layers.LayerNorm]"""
     def le(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a ≤ b [rlx.ir.ops.binary.Le]"""
     def leaky_relu(self, alpha: float = 0.01, **result: Unpack[Result]) -> Value:
@@ -1713,7 +1713,7 @@ class ValueMethods:
         **result: Unpack[Result],
     ) -> Value:
         """Each token through the `top_k` experts its router prefers, weighted by their scores
-        [rlx.ir.blocks.ffn.MoeFfn]"""
+        [rlx.ir.blocks.linear.MoeFfn]"""
     def mul(self, b: Tensor, **result: Unpack[Result]) -> Value:
         """a · b [rlx.ir.ops.binary.Mul]"""
     def narrow(self, axis: int, start: DimLike, length: DimLike, **result: Unpack[Result]) -> Value:
@@ -1808,7 +1808,7 @@ class ValueMethods:
         eps: float = 1e-05,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """(layer_norm(x + residual), x + residual) [rlx.ir.blocks.norm.ResidualLayerNorm]"""
+        """(layer_norm(x + residual), x + residual) [rlx.ir.blocks.layers.ResidualLayerNorm]"""
     def residual_rms_norm(
         self,
         residual: Tensor,
@@ -1818,7 +1818,7 @@ class ValueMethods:
         eps: float = 1e-06,
         **result: Unpack[Result],
     ) -> tuple[Value, Value]:
-        """(rms_norm(x + residual), x + residual) [rlx.ir.blocks.norm.ResidualRmsNorm]"""
+        """(rms_norm(x + residual), x + residual) [rlx.ir.blocks.layers.ResidualRmsNorm]"""
     def resize(
         self,
         sizes: DimLike | Sequence[DimLike],
@@ -1838,7 +1838,7 @@ class ValueMethods:
         eps: float = 1e-06,
         **result: Unpack[Result],
     ) -> Value:
-        """x · rsqrt(mean(x²) + eps) · gamma (+ beta) [rlx.ir.blocks.norm.RmsNorm]"""
+        """x · rsqrt(mean(x²) + eps) · gamma (+ beta) [rlx.ir.blocks.layers.RmsNorm]"""
     def rope(
         self,
         cos: Tensor,
@@ -1976,7 +1976,7 @@ class ValueMethods:
         activation: str = "silu",
         **result: Unpack[Result],
     ) -> Value:
-        """(silu(x·gate) * (x·up))·down [rlx.ir.blocks.ffn.SwigluFfn]"""
+        """(silu(x·gate) * (x·up))·down [rlx.ir.blocks.linear.SwigluFfn]"""
     def take_along(self, indices: Tensor, axis: int = -1, **result: Unpack[Result]) -> Value:
         """One element per index along an axis; the other axes of x and `indices` broadcast
         [rlx.ir.ops.index.TakeAlong]"""

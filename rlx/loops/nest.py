@@ -166,3 +166,10 @@ class Nest:
     @property
     def reduces(self) -> bool:
         return any(isinstance(i, Reduce) for i in self.code)
+
+    @property
+    def label(self) -> str:
+        """A name for reports: the ops it applies and the reductions it makes."""
+        names = [i.record.name for i in self.code if isinstance(i, Apply)]
+        names += [i.kind for i in self.code if isinstance(i, Reduce)]
+        return f"region({', '.join(list(dict.fromkeys(names))[:6]) or 'copy'})"

@@ -4,11 +4,14 @@ argument."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
 from rlx.ir.dim import Dim, same
 from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph
+from rlx.ir.lir import aligned
+from rlx.ir.shape import Shape
 from rlx.loops.index_map import Affine
 from rlx.loops.nest import (
     ROW,
@@ -28,8 +31,8 @@ from rlx.loops.nest import (
     Strides,
     Table,
 )
-from rlx.loops.partition import TracedKernel, TracedStore
-from rlx.loops.trace import Buffer, TracedInstruction
+from rlx.loops.partition import TracedKernel, TracedStore, partition
+from rlx.loops.trace import Buffer, Source, TracedInstruction
 from rlx.support.records import dataclass
 
 
@@ -53,6 +56,12 @@ class ScheduledNest:
     nest: Nest
     args: list[ArgSource]
     columns: bool  # the vector axis is the last row axis, not an axis of the spaces
+
+    def dim(self, size: Quantity) -> Dim:
+        """What is passed for a size of the nest."""
+        found = size if isinstance(size, int) else self.args[size.index]
+        assert not isinstance(found, (str, Address))
+        return found
 
 
 @dataclass
@@ -272,3 +281,32 @@ _MAKE: dict[str, Callable[[_Scheduler, TracedInstruction, int], Instruction]] = 
     "reduce": _Scheduler.reduce,
     "apply": _Scheduler.apply,
 }
+
+
+# -- regions ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class RegionKernels:
+    """The kernels of a region for operands of given strides, and the temporaries between them."""
+
+    kernels: list[ScheduledNest]
+    temporaries: list[Shape]
+
+    def offsets(self, live: Mapping[str, int]) -> list[int]:
+        """Offset of each temporary in scratch memory, and the end."""
+        offsets = [0]
+        for shape in self.temporaries:
+            offsets.append(offsets[-1] + aligned(shape.upper_bytes(live)))
+        return offsets
+
+
+def schedule_region(graph: Graph, strides: Sequence[tuple[Dim, ...]]) -> RegionKernels:
+    """The kernels of a graph (see `decompose`) whose inputs have these strides."""
+    inputs = [n.output for n in graph.sources("input")]
+    operands = {
+        v: Source(Buffer("operand", i), v.shape.dtype, s)
+        for i, (v, s) in enumerate(zip(inputs, strides, strict=True))
+    }
+    plan = partition(graph, operands)
+    return RegionKernels([schedule(k) for k in plan.kernels], [v.shape for v in plan.temporaries])

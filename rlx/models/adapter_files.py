@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import FormatError, InputError, OptionError, UnsupportedError
+from rlx.errors import FormatError, InputError, OptionError, UnsupportedError, close_names
 from rlx.formats.gguf import GgufFile
 from rlx.formats.json_file import read_object
 from rlx.formats.safetensors import SafetensorsFile
@@ -22,7 +22,6 @@ from rlx.models.config_gguf import GGUF_NAMES
 from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import pairs_apart, pairs_together
 from rlx.models.weights import Weights
-from rlx.support.suggestions import close_names
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")

@@ -17,7 +17,7 @@ import numpy as np
 from rlx.backends.buffer import Allocator, Buffer
 from rlx.errors import OptionError
 from rlx.ir.op import Array
-from rlx.specialize.key import make_key
+from rlx.specialize.variant import make_key
 from rlx.support.records import dataclass
 
 _LEAST_RANK = 8

@@ -9,7 +9,7 @@ from typing import Any
 from rlx.backends.timing import Profile, Recording, Slice
 from rlx.errors import InputError
 from rlx.models.batch.engine import Engine
-from rlx.models.build_graph import SAMPLE, EntryPoint
+from rlx.models.builder import SAMPLE, EntryPoint
 from rlx.models.encoder_inputs import Tokens
 from rlx.models.encoder_model import EncoderModel
 from rlx.models.encoder_runner import Batch
@@ -90,7 +90,10 @@ class BatchRuns:
         self._vocab = model.config.vocab
         ends = self.engine.tokenizer.end_ids
         # no request may stop early; the bias is added to the logits in place
-        self._settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(ends, -1e9)}
+        self._settings: dict[str, Any] = {
+            "temperature": 0.0,
+            "logit_bias": dict.fromkeys(ends, -1e9),
+        }
 
     def decode(self, past: int, new: int) -> float:
         """Seconds to decode `new` tokens of every request, after prompts of `past` tokens. The KV

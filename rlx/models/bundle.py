@@ -17,7 +17,7 @@ from typing import Any
 
 from rlx.errors import FormatError, OptionError
 from rlx.ir.module import GraphModule
-from rlx.models.build_graph import BuiltGraph
+from rlx.models.builder import BuiltGraph
 from rlx.runtime.bundle import Bundle, BundleBuilder, load_bundle
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import model_key

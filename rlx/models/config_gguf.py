@@ -8,8 +8,8 @@ from typing import Any
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tensor_file import TensorInfo
-from rlx.models.activations import activation_named
 from rlx.models.arch import architecture
+from rlx.models.builder import activation_named
 from rlx.models.config import (
     MOST_LAYERS,
     UNNORMALIZED_ROUTERS,

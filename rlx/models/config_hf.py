@@ -13,8 +13,8 @@ from typing import Any
 
 from rlx.errors import FormatError, UnsupportedError
 from rlx.formats.hf import HfFolder
-from rlx.models.activations import activation_named
 from rlx.models.arch import architecture, encoder_architecture
+from rlx.models.builder import activation_named
 from rlx.models.config import MOST_LAYERS, EncoderConfig, ExpertConfig, ModelConfig
 from rlx.models.config_fields import (
     HARMLESS,

@@ -16,7 +16,7 @@ from rlx.ir.binding import UpTo
 from rlx.ir.op import Array
 from rlx.ir.phase import Phase
 from rlx.models.adapters import Adapter
-from rlx.models.build_graph import (
+from rlx.models.builder import (
     HIDDEN,
     LOGITS,
     SAMPLE,

@@ -15,9 +15,7 @@ from rlx.errors import FormatError
 from rlx.ir.attrs import MaskKind
 from rlx.ir.module import GraphModule
 from rlx.models import pooling
-from rlx.models.activations import activate
-from rlx.models.build_graph import EntryPoint
-from rlx.models.builder import ModelBuilder, Tensor
+from rlx.models.builder import EntryPoint, ModelBuilder, Tensor, activate
 from rlx.models.config import EncoderConfig
 from rlx.models.rope_tables import RopeConfig, rope_tables
 from rlx.support.records import dataclass

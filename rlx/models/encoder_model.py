@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from rlx.errors import InputError, NumericsError, OptionError, UnsupportedError
 from rlx.ir.html import card
-from rlx.models.arguments import one_text, require_count, several_texts, token_ids
-from rlx.models.build_graph import EntryPoint
+from rlx.models.arguments import (
+    Progress,
+    one_text,
+    reporter,
+    require_count,
+    several_texts,
+    token_ids,
+)
+from rlx.models.builder import EntryPoint
 from rlx.models.bundle import ModelBundle
-from rlx.models.embed_progress import Progress, reporter
+from rlx.models.embed_plan import EmbedPlan, Rows, Vectors
 from rlx.models.encoder_inputs import TextReader, Tokens
 from rlx.models.encoder_runner import EncoderRunner, embedding_width
 from rlx.models.model_file import ModelFile
@@ -21,7 +27,6 @@ from rlx.models.pooling import normalized
 from rlx.support.pickling import Unpicklable
 from rlx.support.records import dataclass
 
-Vectors = Any  # f32 [texts, width]
 WINDOW = 4096  # texts of a stream that are batched together
 _DOCUMENT = ("document", "passage", "corpus")  # what models call the prompt of documents
 
@@ -109,20 +114,31 @@ class EncoderModel(Unpicklable):
 
     encode = embed  # its name in other libraries
 
-    def embed_tokens(
-        self,
-        texts: Iterable[Sequence[int]],
-        *,
-        batch: int | None = None,
-        normalize: bool | None = None,
-        truncate_dim: int | None = None,
-    ) -> Vectors:
-        """As `embed`, of texts that are tokens already, with the special ones of the model."""
-        self._check(batch, truncate_dim)
-        tokens = [Tokens(token_ids(text)) for text in texts]
-        for text in tokens:
-            self.config.check_tokens(text.ids, self.max_tokens, "shorten it")
-        return self._finished(self._rows(tokens, batch), normalize, truncate_dim)
+    def plan_embed(
+        self, texts: Iterable[str | Sequence[int]], *, normalize: bool | None = None,
+        truncate_dim: int | None = None, prompt: str | None = None, overlong: str = "cut",
+    ) -> EmbedPlan:  # fmt: skip
+        """`embed` for a batcher, which runs texts of several callers together. A text may be its
+        tokens, with the special ones."""
+        self._check(None, truncate_dim)
+        given = _listed(texts)
+        written = [text for text in given if not isinstance(text, list)]
+        read = iter(self.reader.read(written, self.prompt_text(prompt), overlong))
+        tokens = [self._tokens(t) if isinstance(t, list) else next(read) for t in given]
+
+        def run(found: Sequence[Tokens]) -> Rows:
+            for part in self.runner.batches(found, None):
+                yield part.places, self.runner.run(part, "embedding")
+
+        def finish(rows: Vectors) -> Vectors:
+            return self._finished(self._finite(rows, "embedding"), normalize, truncate_dim)
+
+        return EmbedPlan("embedding", tokens, self.width, run, finish)
+
+    def _tokens(self, ids: list[int]) -> Tokens:
+        found = token_ids(ids)
+        self.config.check_tokens(found, self.max_tokens, "shorten it")
+        return Tokens(found)
 
     def embed_stream(
         self,
@@ -236,6 +252,9 @@ class EncoderModel(Unpicklable):
             done += len(part.places)
             if progress is not None:
                 progress(done, len(tokens))
+        return self._finite(rows, result, first)
+
+    def _finite(self, rows: Vectors, result: str, first: int = 0) -> Vectors:
         if not np.isfinite(rows).all():
             broken = int(np.flatnonzero(~np.isfinite(rows).all(1))[0])
             raise NumericsError(

@@ -20,7 +20,7 @@ from rlx.backends.registry import Device
 from rlx.errors import FormatError, OptionError
 from rlx.ir.binding import UpTo
 from rlx.ir.quant.scheme import QuantScheme
-from rlx.models.build_graph import EntryPoint, build_graph
+from rlx.models.builder import EntryPoint, build_graph
 from rlx.models.bundle import BundlePlan, EntryPointSpec, ModelBundle
 from rlx.models.encoder_inputs import Tokens
 from rlx.models.model_file import ModelFile

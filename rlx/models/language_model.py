@@ -14,16 +14,23 @@ from rlx.errors import InputError, OptionError
 from rlx.ir.html import card
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.arguments import several_texts, token_ids
-from rlx.models.build_graph import HIDDEN, SAMPLE
+from rlx.models.arguments import (
+    Messages,
+    Progress,
+    is_many,
+    prompt_tokens,
+    reporter,
+    several_texts,
+    system_tokens,
+    token_ids,
+)
+from rlx.models.builder import HIDDEN, SAMPLE
 from rlx.models.decoder_runner import DecoderRunner
-from rlx.models.embed_progress import Progress, reporter
+from rlx.models.embed_plan import EmbedPlan, Rows
 from rlx.models.generation import Generation, GenerationState
 from rlx.models.model_file import ModelFile
 from rlx.models.pooling import normalized
-from rlx.models.prompts import Messages, is_many, prompt_tokens, system_tokens
-from rlx.models.recommended import recommended_sampling
-from rlx.models.sampling import GenerationSettings
+from rlx.models.sampling import GenerationSettings, recommended_sampling
 from rlx.models.speculative import (
     Drafter,
     DraftModel,
@@ -291,12 +298,26 @@ class LanguageModel(Unpicklable):
         found = normalized(found) if normalize else found
         return found[0] if isinstance(texts, str) else found
 
+    def plan_embed(
+        self, texts: Iterable[str], *, pooling: str = "mean", normalize: bool = True
+    ) -> EmbedPlan:
+        """`embed` for a batcher, which runs texts of several callers in turn."""
+        self._require_open()
+        _check_pooling(pooling)
+        tokens = [self.tokenize(text) for text in several_texts(texts)]
+        for one in tokens:
+            self.runner.check(one or [0])
+
+        def run(found: Sequence[Sequence[int]]) -> Rows:
+            for number, one in enumerate(found):
+                yield [number], self._pooled([one], pooling, reporter(None))
+
+        finish = normalized if normalize else lambda rows: rows
+        return EmbedPlan(pooling, tokens, self.config.hidden, run, finish)
+
     def _pooled(self, texts: Sequence[Sequence[int]], pooling: str, progress: Progress) -> Any:
         """A vector for each text of tokens; zeros for one without any."""
-        if pooling not in POOLING:
-            raise OptionError(
-                "unknown pooling", where="pooling", got=pooling, expected=" or ".join(POOLING)
-            )
+        _check_pooling(pooling)
         found = np.zeros((len(texts), self.config.hidden), np.float32)
         for number, (row, tokens) in enumerate(zip(found, texts, strict=True), 1):
             if len(tokens):
@@ -346,6 +367,13 @@ class LanguageModel(Unpicklable):
         rows = {"layers": c.layers, "hidden": c.hidden, "heads": f"{c.heads}, KV {c.kv_heads}"}
         more = {"vocabulary": c.vocab, "context": self.runner.context}
         return card(f"LanguageModel {c.arch}", {**rows, **more})
+
+
+def _check_pooling(pooling: str) -> None:
+    if pooling not in POOLING:
+        raise OptionError(
+            "unknown pooling", where="pooling", got=pooling, expected=" or ".join(POOLING)
+        )
 
 
 async def _in_threads(pieces: Stream) -> AsyncIterator[str]:

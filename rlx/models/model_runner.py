@@ -22,9 +22,8 @@ from rlx.runtime.artifact import compiler_stamp
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore
 from rlx.runtime.pipeline import ModelCompilePipeline, Specialized
-from rlx.specialize.component import CompilationMode, ModelComponent
-from rlx.specialize.key import make_key
-from rlx.specialize.options import CompileOptions
+from rlx.specialize.options import CompilationMode, CompileOptions, ModelComponent
+from rlx.specialize.variant import make_key
 from rlx.support.settings import debug, mebibytes
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.errors import FormatError
 from rlx.ir.op import Array
-from rlx.models.activations import activate
+from rlx.models.builder import activate
 from rlx.models.config import ModelConfig, RecurrentConfig
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 
@@ -24,25 +24,15 @@ def recurrence(config: ModelConfig) -> RecurrentConfig:
     return config.recurrent
 
 
-def carried(net: DecoderBuilder, name: str, dims: tuple[int, ...]) -> Tensor:
-    """A state before the tokens of a run."""
-    return net.g.state(f"{CARRIED}{name}", list(dims), "f32")
-
-
-def carry(net: DecoderBuilder, state: Tensor, last: Tensor) -> None:
-    """Set the state for the next run."""
-    net.g.state_update(state, last)
-
-
 def convolved(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
-    """The activation of the causal depthwise convolution of x [1, seq, channels]."""
-    g, (_, seq, channels) = net.g, x.shape.dims
-    weight = net.param(f"blk.{i}.ssm_conv1d.weight")
-    before = weight.shape.dims[1] - 1
-    state = carried(net, f"conv.{i}", (1, before, channels))
-    y = g.depthwise_conv1d_causal(x, weight, state)
+    """The activation of the causal depthwise convolution of x [1, tokens, channels]."""
+    g, dims = net.g, x.shape.dims
+    weight, x = net.param(f"blk.{i}.ssm_conv1d.weight"), net.by_sequence(x)
+    before, name = weight.shape.dims[1] - 1, f"{CARRIED}conv.{i}"
+    state = net.carried(name, (before, dims[2]))
+    y = g.depthwise_conv1d_causal(x, weight, state).reshape(*dims)
     joined = g.concat([state, x], axis=1)
-    carry(net, state, joined.narrow(axis=1, start=seq, length=before))
+    net.carry(name, state, joined.narrow(axis=1, start=x.shape.dims[1], length=before))
     bias = f"blk.{i}.ssm_conv1d.bias"
     y = y + net.param(bias) if bias in net.weights else y
     return activate(g, net.config.activation, y)

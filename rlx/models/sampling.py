@@ -1,4 +1,5 @@
-"""Sampling settings of a generation, and penalties."""
+"""Sampling settings of a generation, penalties, and what a model recommends: by its
+generation_config.json, by GGUF metadata, or by the catalogue."""
 
 from __future__ import annotations
 
@@ -8,14 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import OptionError
-from rlx.models.build_graph import EntryPoint
+from rlx.errors import FormatError, OptionError, did_you_mean
+from rlx.formats.catalogue import sampling_of
+from rlx.formats.gguf import GgufFile
+from rlx.formats.hf import HfFolder
+from rlx.models.builder import EntryPoint
+from rlx.models.model_file import ModelFile
 from rlx.support.records import dataclass
-from rlx.support.suggestions import did_you_mean
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -204,3 +209,52 @@ class Penalties:
             self._generated.add(token)
             self.bias[token] -= self.settings.presence_penalty
         self.bias[token] -= self.settings.frequency_penalty
+
+
+_CONFIG = "generation_config.json"
+_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_GGUF = "general.sampling."
+# llama.cpp's names
+_GGUF_FIELDS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
+
+def recommended_sampling(model: ModelFile) -> dict[str, Any]:
+    """Generation settings that the model's files recommend, or the catalogue; maybe none."""
+    path, file = Path(model.path), model.file
+    if isinstance(file, HfFolder):
+        found, where = _from_config(file.json(_CONFIG)), f"{file.name}/{_CONFIG}"
+    else:
+        found, where = _from_gguf(file), file.name
+    found = {name: value for name, value in found.items() if value is not None}
+    if found.get("top_k") == -1:  # all, for some libraries
+        found["top_k"] = 0
+    try:
+        GenerationSettings(**found)
+    except OptionError as error:
+        raise FormatError(
+            f"a recommended {error.where} that cannot be used", where=where, got=error.got,
+            expected=error.expected,
+        ) from error  # fmt: skip
+    return found or sampling_of(path)
+
+
+def _from_config(config: dict[str, Any]) -> dict[str, Any]:
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0, "repetition_penalty": config.get("repetition_penalty")}
+    return {name: config.get(name) for name in _FIELDS}
+
+
+def _from_gguf(file: GgufFile) -> dict[str, Any]:
+    return {ours: file.metadata.get(_GGUF + theirs) for ours, theirs in _GGUF_FIELDS.items()}
+
+
+def sampling_metadata(model: ModelFile) -> dict[str, Any]:
+    """What a model recommends as GGUF metadata, by llama.cpp's names."""
+    found = recommended_sampling(model)
+    return {_GGUF + _GGUF_FIELDS[name]: value for name, value in found.items()}

@@ -42,15 +42,15 @@ class Drafter(ABC):
         """Up to `count` tokens that may follow `seen`."""
 
 
-class PromptLookup(Drafter):
-    """Prompt lookup: what followed the last n-gram earlier in prompt or output."""
+class NgramTable:
+    """What followed the last n-gram earlier in prompt or output."""
 
-    def __init__(self, runner: DecoderRunner, count: int) -> None:
-        super().__init__(runner, count)
+    def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram → where it ended last
         self._known = _SHORTEST
 
-    def find(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:
+    def find(self, seen: Sequence[int], count: int) -> list[int]:
+        """Up to `count` tokens that may follow `seen`, which only grows from call to call."""
         for end in range(self._known, len(seen)):
             for size in range(_SHORTEST, min(_LONGEST, end) + 1):
                 self._ends[tuple(seen[end - size : end])] = end
@@ -58,8 +58,19 @@ class PromptLookup(Drafter):
         for size in range(min(_LONGEST, len(seen)), _SHORTEST - 1, -1):
             at = self._ends.get(tuple(seen[len(seen) - size :]))
             if at is not None:
-                return list(seen[at : at + self.count])
+                return list(seen[at : at + count])
         return []
+
+
+class PromptLookup(Drafter):
+    """Prompt lookup: drafts of a table of n-grams."""
+
+    def __init__(self, runner: DecoderRunner, count: int) -> None:
+        super().__init__(runner, count)
+        self._table = NgramTable()
+
+    def find(self, seen: Sequence[int], rng: Any, settings: Any) -> list[int]:
+        return self._table.find(seen, self.count)
 
 
 class DraftModel(Drafter):

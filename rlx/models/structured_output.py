@@ -16,7 +16,7 @@ import numpy as np
 
 from rlx.errors import OptionError
 from rlx.formats.tokenizer import Tokenizer
-from rlx.models.build_graph import EntryPoint
+from rlx.models.builder import EntryPoint
 from rlx.models.sampling import GenerationSettings, Penalties
 from rlx.support.optional import library
 

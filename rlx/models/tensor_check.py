@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from rlx.errors import FormatError, UnsupportedError
+from rlx.errors import FormatError, UnsupportedError, close_names
 from rlx.formats.gguf import GgufFile
 from rlx.formats.hf import HfFolder
 from rlx.formats.tensor_file import TensorInfo
 from rlx.models.config import ModelConfig
 from rlx.models.config_fields import HARMLESS_TENSORS, is_listed
 from rlx.models.weights import Derived, Names, Source, of_layer
-from rlx.support.suggestions import close_names
 
 # dims of weights by fields of the configuration; a bias has the first dim of its weight
 _SHAPES = {

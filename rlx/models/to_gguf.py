@@ -26,15 +26,15 @@ from rlx.formats.gguf.quantized import (
 from rlx.formats.hf import HfFolder
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tensor_file import scheme_of
-from rlx.formats.tokenizer.to_gguf import tokenizer_metadata
+from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_metadata
 from rlx.formats.wheel import Progress, silent
 from rlx.ir.dtype import DType, f32
 from rlx.ir.op import Array
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 from rlx.models.config import ModelConfig
 from rlx.models.model_file import ModelFile, is_encoder
-from rlx.models.recommended import sampling_metadata
 from rlx.models.rope_tables import frequency_factors, pairs_together
+from rlx.models.sampling import sampling_metadata
 from rlx.models.weights import Weight
 from rlx.support.files import require_other_file
 from rlx.support.machine import worker_count

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import FormatError, InputError, UnsupportedError
-from rlx.formats.dequantized import DequantizedFolder
+from rlx.errors import FormatError, InputError, UnsupportedError, close_names
 from rlx.formats.gguf import GgufFile
-from rlx.formats.hf import HfFolder
+from rlx.formats.hf import DequantizedFolder, HfFolder
 from rlx.formats.quant_presets import QuantPreset
 from rlx.formats.tensor_file import TensorInfo
 from rlx.ir.dtype import DType
@@ -25,7 +24,6 @@ from rlx.ir.op import Array
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.runtime.params import Deferred
 from rlx.support.records import dataclass
-from rlx.support.suggestions import close_names
 
 
 @dataclass(frozen=True)

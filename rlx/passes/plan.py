@@ -2,7 +2,7 @@
 
 Planning goes by node classes. A `PlanTemplate` is the structure of a planned graph: nodes, their
 classes, and which values are views. With sizes it becomes a `Variant`, at the cost of some work per
-class and one arena layout. `plan` does both for a single graph; `plan_cache` keeps templates for
+class and one arena layout. `plan` does both for a single graph; `PlanCache` keeps templates for
 many variants. Memory is planned for the upper bounds of dynamic dims.
 
 Values whose live ranges do not overlap share bytes. A result may overwrite an operand that dies at
@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 from rlx.errors import OutOfMemoryError, VerifyError
+from rlx.ir.binding import require_bound
 from rlx.ir.graph import Graph
 from rlx.ir.lir import ALIGNMENT, Argument, Lir, Slot, View, aligned, works_in_place
 from rlx.ir.node import Node, Value
@@ -26,7 +27,6 @@ from rlx.ir.op import lookup
 from rlx.ir.phase import Phase, PhaseSchedule, derive_phases
 from rlx.ir.shape import MAX_BYTES, Shape
 from rlx.ir.verify import verify
-from rlx.passes.bind import require_bound
 from rlx.passes.node_classes import BoundClasses, NodeClasses, rows_of
 from rlx.passes.report import counters
 from rlx.passes.views import Alias, find_views, is_plain
@@ -267,7 +267,7 @@ def own_outputs(graph: Graph, views: dict[Value, Alias]) -> None:
 
 def require_scratch(lir: Lir, scratch: Scratch) -> None:
     """Raise if a plan that was written by hand has too little scratch memory for a node."""
-    for node in lir.graph.nodes:
+    for node in [] if isinstance(lir, Variant) else lir.graph.nodes:
         wanted = 0 if node.op.is_source else scratch(node)
         _, found = lir.scratch.get(node.id, (0, 0))
         if found < wanted:
@@ -440,6 +440,10 @@ class Variant(Lir):
 
     @property
     def dynamic(self) -> dict[str, int]:
+        return self.bound.dynamic
+
+    @property
+    def live(self) -> dict[str, int]:
         return self.bound.dynamic
 
     def check_phases(self) -> None:

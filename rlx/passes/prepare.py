@@ -14,8 +14,8 @@ from rlx.ir.attrs import Body, Data
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op
-from rlx.passes.redundancy import dce
 from rlx.passes.rewrite import Editor, param_only_nodes, size_of
+from rlx.passes.simplify import dce
 
 PREFIX = "prepared."
 

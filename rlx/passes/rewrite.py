@@ -135,16 +135,18 @@ class Editor:
     # -- changes --------------------------------------------------------------------------------
 
     def build(self, root: Node, make: Callable[[], Any]) -> tuple[Any, list[Node]]:
-        """The result of `make`, and the nodes it built: inserted at `root`, with its origin."""
-        nodes = self.graph.nodes
-        start = len(nodes)
-        try:
-            with self.graph.origin(root.origin.touched(self.name)):
-                result = make()
-        except BaseException:
-            del nodes[start:]
-            raise
-        new = nodes[start:]
+        """The result of `make`, and the nodes it built: see `building`."""
+        with self.building(root) as new:
+            result = make()
+        return result, new
+
+    def building(self, root: Node) -> _Building:
+        """`with editor.building(root) as new:` nodes built inside are inserted at `root`, with its
+        origin, and are in `new` at the end."""
+        return _Building(self, root)
+
+    def enter(self, new: Sequence[Node], root: Node) -> None:
+        """Take in nodes that were built at `root`."""
         for node in new:
             node.id = root.id
             self._enter(node)
@@ -153,7 +155,6 @@ class Editor:
             if self.updates:
                 self._note_stale(node)
         self.changed = self.changed or bool(new)
-        return result, new
 
     def drop(self, new: Sequence[Node]) -> None:
         """Remove the nodes that `build` made last."""
@@ -259,6 +260,28 @@ class Editor:
                     open_.add(node)
                     todo.extend(reversed(missing))
         return order
+
+
+class _Building:
+    """A scope in which nodes are built; an error removes them again."""
+
+    def __init__(self, editor: Editor, root: Node) -> None:
+        self._editor, self._root, self._new = editor, root, list[Node]()
+        self._origin = editor.graph.origin(root.origin.touched(editor.name))
+
+    def __enter__(self) -> list[Node]:
+        self._start = len(self._editor.graph.nodes)
+        self._origin.__enter__()
+        return self._new
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self._origin.__exit__(kind, *rest)
+        nodes = self._editor.graph.nodes
+        if kind is not None:
+            del nodes[self._start :]
+            return
+        self._new += nodes[self._start :]
+        self._editor.enter(self._new, self._root)
 
 
 def is_kept(node: Node) -> bool:

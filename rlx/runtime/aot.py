@@ -22,7 +22,7 @@ from rlx.ir.op import Array
 from rlx.runtime import container
 from rlx.runtime.artifact import STAMP, Artifact, compiler_stamp
 from rlx.specialize.compile_profile import is_registered, register_profile
-from rlx.specialize.component import ModelComponent
+from rlx.specialize.options import ModelComponent
 from rlx.support.files import (
     cache_directory,
     check_directory,

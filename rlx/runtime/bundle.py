@@ -25,8 +25,7 @@ from rlx.runtime.artifact import Artifact, StoredVariant
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore, SharedStates
 from rlx.runtime.pipeline import BuildHir, ModelCompilePipeline, Specialized
-from rlx.specialize.component import ModelComponent
-from rlx.specialize.options import CompileOptions
+from rlx.specialize.options import CompileOptions, ModelComponent
 from rlx.specialize.variant import ModelVariant
 from rlx.support.records import dataclass
 

@@ -31,10 +31,9 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.params import ParamStore, SharedStates
 from rlx.runtime.session import Session
 from rlx.runtime.variants import users_manifest
-from rlx.specialize.component import CompilationMode, LayerComposition, ModelComponent
-from rlx.specialize.key import encode, make_key
 from rlx.specialize.manifest import BindingManifest
-from rlx.specialize.options import CompileOptions
+from rlx.specialize.options import CompilationMode, CompileOptions, LayerComposition, ModelComponent
+from rlx.specialize.variant import encode, make_key
 from rlx.support.pickling import Unpicklable
 from rlx.support.records import dataclass
 

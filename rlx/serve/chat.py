@@ -147,7 +147,7 @@ def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _start_text(lease: Lease, request: TextRequest) -> Answers:
-    from rlx.models.prompts import prompt_tokens
+    from rlx.models.arguments import prompt_tokens
 
     if isinstance(request.prompt, str):
         lease.model.check_length(len(request.prompt))

@@ -15,7 +15,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from rlx.errors import RlxError
+from rlx.errors import OptionError, RlxError
 from rlx.serve.api_errors import ApiError, shown
 from rlx.serve.served_model import ServedModel, load_served
 from rlx.support.machine import free_memory
@@ -133,10 +133,12 @@ class ModelPool:
 
     def configure(self, specs: Sequence[ModelSpec]) -> None:
         """Serve these from now on. Models that stay as they are stay loaded."""
+        names = [name for spec in specs for name in (spec.name, *dict(spec.adapters))]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise OptionError("two models or adapters of one name", where="models", got=twice)
         before, self._entries = self._entries, {}
         for spec in specs:
-            if spec.name in self._entries:
-                raise ValueError(f"two models are called {spec.name!r}")
             kept = before.get(spec.name)
             if kept is not None and kept.spec == spec:
                 self._entries[spec.name] = before.pop(spec.name)

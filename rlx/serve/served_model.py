@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rlx.models.batch.embed_batcher import EmbedBatcher
 from rlx.serve.answer_format import AnswerFormat
 from rlx.serve.api_errors import bad_request
 
@@ -28,6 +29,7 @@ class ServedModel:
         self.name, self.engine, self.encoder = name, engine, encoder
         self._most, self._default = most_tokens, default_tokens
         self.tokenizer = (encoder or engine).tokenizer
+        self.batcher: Any = None if encoder is None else EmbedBatcher(encoder)
         self.adapters: dict[str, str] = {}  # what clients call them, and the engine
 
     @property
@@ -82,6 +84,8 @@ class ServedModel:
 
     def close(self) -> None:
         """Cancel what runs, free memory."""
+        if self.batcher is not None:
+            self.batcher.close()
         (self.engine or self.encoder).close()
 
 

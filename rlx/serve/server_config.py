@@ -9,12 +9,11 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.errors import OptionError
+from rlx.errors import OptionError, did_you_mean
 from rlx.serve.auth import keys_of_file, keys_of_text
 from rlx.serve.model_pool import ModelSpec
 from rlx.support.records import dataclass
 from rlx.support.settings import setting
-from rlx.support.suggestions import did_you_mean
 
 _MODEL_OPTIONS = ("requests", "context", "cache_tokens", "kv", "quant", "device", "threads",
                   "waiting", "dtype")  # fmt: skip

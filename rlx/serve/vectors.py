@@ -1,4 +1,4 @@
-"""Vectors and scores of an encoder, computed in threads."""
+"""Vectors and scores of an encoder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ class Vectors:
 
 async def embed(
     model: ServedModel, texts: Sequence[str | list[int]], width: int | None,
-    normalize: bool | None, prompt: str | None, cut: bool,
+    normalize: bool | None, prompt: str | None, cut: bool, user: str | None,
 ) -> Vectors:  # fmt: skip
-    """A vector for each text or list of tokens. One that is too long is an error, or `cut`."""
-
-    def work() -> Vectors:
-        encoder = model.encoder
-        tokens = _tokens(model, texts, prompt, cut)
-        rows = encoder.embed_tokens(tokens, normalize=normalize, truncate_dim=width)
-        return Vectors(rows, sum(map(len, tokens)))
-
-    return await asyncio.to_thread(work)
+    """A vector for each text or list of tokens, computed together with those of other callers.
+    A text that is too long is an error, or `cut`."""
+    tokens = await asyncio.to_thread(_tokens, model, texts, prompt, cut)
+    rows = await model.batcher.embed_async(
+        tokens, user=user, normalize=normalize, truncate_dim=width
+    )
+    return Vectors(rows, sum(map(len, tokens)))
 
 
 def _tokens(

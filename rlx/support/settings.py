@@ -12,8 +12,7 @@ import sys
 import warnings
 from typing import NamedTuple
 
-from rlx.errors import OptionError
-from rlx.support.suggestions import did_you_mean
+from rlx.errors import OptionError, did_you_mean
 
 
 class Setting(NamedTuple):

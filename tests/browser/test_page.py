@@ -17,7 +17,7 @@ from playwright.sync_api import Locator, Page, expect
 
 import rlx
 from rlx.formats.fetch import fetch
-from rlx.models.build_graph import SAMPLE, build_graph
+from rlx.models.builder import SAMPLE, build_graph
 from rlx.models.model_file import ModelFile
 from rlx.viz.report import make_report, write_page
 

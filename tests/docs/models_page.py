@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from rlx.formats.hf_quant import METHODS
-from rlx.models.activations import ACTIVATIONS
 from rlx.models.arch import architecture, encoder_architecture, supported
+from rlx.models.builder import ACTIVATIONS
 from rlx.models.config_fields import HARMLESS, ROPE_TYPES, Field
 from rlx.models.config_gguf import GGUF_ENCODERS, GGUF_NAMES
 from rlx.models.config_hf import HF_ENCODERS
@@ -34,8 +34,7 @@ to.
 STATES = """
 `qwen3_next`, `qwen3_5`, `qwen3_5_moe` and `mamba2` have a recurrent state, which cannot be rewound:
 a prompt that continues all that was run before reuses it, any other is prefilled from its
-beginning. They run one request at a time (`rlx.load`, not `rlx.Engine`), without speculative
-decoding.
+beginning. They have no speculative decoding, and `rlx.Engine` caches no prefixes of theirs.
 """
 
 ENCODERS = """

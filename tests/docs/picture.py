@@ -21,7 +21,7 @@ STOPS = (
     Stop("HIR", "blocks: linear, attention, swiglu_ffn", "ir/hir · ir/blocks", "--stage hir"),
     Stop("MIR", "a graph of tensor ops, open sizes", "ir/graph · ir/ops", "--stage mir"),
     Stop("passes", "simplify, fuse, legalize, prepare", "passes/pipeline", "--after · --diff"),
-    Stop("LIR", "sizes bound, every value has its place", "passes/bind, plan", "--stage lir"),
+    Stop("LIR", "sizes bound, every value has its place", "ir/binding, plan", "--stage lir"),
     Stop("kernels", "each distinct one compiled once", "llvm", "--stage llvm · asm"),
     Stop("program", "a table of kernel calls and barriers", "backends/cpu", "--stage program"),
     Stop("run", "workers walk the table over one arena", "runtime", "rlx profile"),

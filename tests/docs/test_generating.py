@@ -1,4 +1,4 @@
-"""docs/generating.md names all that may be asked for."""
+"""docs/generating.md and docs/engine.md name all that may be asked for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from blocks import ROOT
 
 import rlx
 from rlx.cli.options import Loading
-from rlx.formats.template_budget import _SECONDS, _STEPS, _VALUE
+from rlx.formats.template_sandbox import _SECONDS, _STEPS, _VALUE
 from rlx.models.config import DEFAULT_CONTEXT
 
 PAGE = (ROOT / "docs" / "generating.md").read_text(encoding="utf-8")
+ENGINE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(rlx.GenerationSettings)])
@@ -23,12 +24,16 @@ def test_settings(name: str) -> None:
     assert f"`{name}`" in PAGE
 
 
-@pytest.mark.parametrize("call", [rlx.load, rlx.Engine], ids=lambda c: c.__name__)
-def test_options(call: Callable[..., object]) -> None:
+@pytest.mark.parametrize(
+    ("call", "page"),
+    [(rlx.load, PAGE), (rlx.Engine, ENGINE), (rlx.Engine.submit, ENGINE)],
+    ids=["load", "Engine", "submit"],
+)
+def test_options(call: Callable[..., object], page: str) -> None:
     names = [
         p.name for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY
     ]
-    assert [n for n in names if f"`{n}`" not in PAGE] == []
+    assert [n for n in names if f"`{n}`" not in page] == []
 
 
 def test_the_default_context() -> None:

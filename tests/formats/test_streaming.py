@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.formats.tokenizer.detokenizer import (
+from rlx.formats.tokenizer.tokenizer import (
     StreamDecoder,
     TokenDecoder,
     WindowDecoder,

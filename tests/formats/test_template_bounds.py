@@ -11,7 +11,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlx.errors import FormatError, InputError
-from rlx.formats import template_budget
+from rlx.formats import template_sandbox
 from rlx.formats.chat_template import ChatTemplate
 
 TALK = [{"role": "user", "content": "Hi"}]
@@ -98,7 +98,7 @@ SLOW = ("nested", "search", "slices", "recursive", "twice")
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_budget, "_SECONDS", 0.5)  # a quarter, to be done sooner
+    monkeypatch.setattr(template_sandbox, "_SECONDS", 0.5)  # a quarter, to be done sooner
     begin = time.thread_time()
     with pytest.raises((FormatError, InputError)) as caught:
         ChatTemplate(HOSTILE[name], where="m.gguf").render(TALK)

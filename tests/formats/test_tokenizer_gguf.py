@@ -15,7 +15,7 @@ import tokenizers
 import vocab_files as v
 
 from rlx.errors import FormatError, InputError, UnsupportedError
-from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_from_gguf
 from rlx.formats.tokenizer.pretokenizers import _BY_NAME, find_split, make_pre_tokenizer
 
 MARKS: list[v.Token] = [("<unk>", v.UNKNOWN, 0), ("<s>", v.CONTROL, 0), ("</s>", v.CONTROL, 0)]

@@ -9,7 +9,7 @@ import pytest
 
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
+from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_from_gguf
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "vocab"
 NAMES = ["bert-bge", "gpt-2", "llama-bpe", "llama-spm", "qwen2"]

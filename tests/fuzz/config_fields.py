@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "goldens")]
 from variants import DECODERS, ENCODERS, TOKENS, values  # noqa: E402
 
 from rlx import CompileOptions, DimBinding, RlxError, Session  # noqa: E402
-from rlx.models.build_graph import EntryPoint, build_graph  # noqa: E402
+from rlx.models.builder import EntryPoint, build_graph  # noqa: E402
 from rlx.models.decoder_runner import DecoderRunner  # noqa: E402
 from rlx.models.model_file import ModelFile  # noqa: E402
 

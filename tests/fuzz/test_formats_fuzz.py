@@ -21,7 +21,7 @@ import pytest
 from rlx.errors import FormatError, RlxError
 from rlx.formats.gguf import GgufFile, PackedTensor, write_gguf
 from rlx.formats.safetensors import SafetensorsFile
-from rlx.formats.tokenizer.from_gguf import KEY, tokenizer_from_gguf
+from rlx.formats.tokenizer.gguf_vocabulary import KEY, tokenizer_from_gguf
 from rlx.ir.quant.scheme import GGUF_SCHEMES
 
 ROUNDS, PER_ROUND = 10, 500  # of each format

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from rlx.errors import FormatError
-from rlx.ir.binding import DimBinding, UpTo
+from rlx.ir.binding import DimBinding, UpTo, bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
 from rlx.ir.serial import from_bytes, to_bytes
 from rlx.ir.text import parse_graph
 from rlx.ir.verify import verify
-from rlx.passes.bind import bind_graph
 from rlx.passes.plan import plan
 
 GRAPH = """graph everything {

@@ -6,10 +6,9 @@ import pytest
 
 import rlx.ir.ops  # noqa: F401
 from rlx.errors import BindingError
-from rlx.ir.binding import DimBinding, UpTo
+from rlx.ir.binding import DimBinding, UpTo, bind_graph, require_bound
 from rlx.ir.dim import sym
 from rlx.ir.graph import Graph
-from rlx.passes.bind import bind_graph, require_bound
 
 
 def test_sizes_and_the_product_they_imply() -> None:

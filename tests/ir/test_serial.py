@@ -20,7 +20,7 @@ from sample_graphs import SAMPLES, all_nodes, attentions, control, hir, mlp
 
 from rlx.errors import FormatError, VerifyError
 from rlx.ir.attrs import Body, Data, MaskKind
-from rlx.ir.binding import DimBinding, UpTo
+from rlx.ir.binding import DimBinding, UpTo, bind_graph
 from rlx.ir.dim import sym
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -34,7 +34,6 @@ from rlx.ir.serial import VERSION, canonical, from_bytes, load, save, to_bytes
 from rlx.ir.serial.writer import MAX_DEPTH, Writer, integer, ints32, text, uint
 from rlx.ir.shape import Shape
 from rlx.ir.text import parse_graph
-from rlx.passes.bind import bind_graph
 from rlx.passes.plan import plan
 
 HEADER = 52
@@ -163,6 +162,7 @@ def test_the_format_is_pinned() -> None:
     assert hashlib.sha256(canonical(graph)).hexdigest() == CANONICAL
 
 
+@pytest.mark.slow
 def test_bytes_are_the_same_in_every_process() -> None:
     here = Path(__file__).parent
     program = (

@@ -12,13 +12,12 @@ from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.executor import emit
 from rlx.backends.cpu.kernels import registry  # noqa: F401
 from rlx.backends.cpu.kernels.spec import unit_of
-from rlx.backends.cpu.link import link
 from rlx.backends.cpu.lowering import TABLE, Context, lower_graph, reads_strided
-from rlx.ir.binding import DimBinding
+from rlx.backends.cpu.program import link
+from rlx.ir.binding import DimBinding, bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.llvm.target import Target
-from rlx.passes.bind import bind_graph
 from rlx.passes.plan import plan
 from rlx.passes.views import insert_contiguous
 

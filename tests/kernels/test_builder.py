@@ -115,6 +115,105 @@ def test_if_switch_and_while_give_results(target):
     assert tuple(result) == (1, 99, 16, 77)  # 7 reaches 1 in 16 Collatz steps
 
 
+def test_branches_and_loops_as_statements(target):
+    m = Module(target)
+    f = m.kernel()
+    out, x = f.arg(f["args"], 0), f.arg(f["args"], 1, i64)
+    sign, picked, total = f.carry(), f.alloca(8), f.carry([f.i64(0)])
+    for negative in f.either(x < 0, sign):
+        sign.values = [f.i64(-1 if negative else 1)]
+    f.store(f.i64(99), picked)
+    for number in f.cases(x, (1, 2, -3)):
+        f.store(x * (number * 10), picked)
+    for i in total.range(0, x):
+        total.values = [total.values[0] + i]
+    collatz = f.carry([f.i64(0), f.max(x, 1)])
+    for _ in collatz.forever():
+        k, v = collatz.values
+        collatz.break_unless(v.ne(1))
+        collatz.values = [k + 1, f.select((v & 1).ne(0), v * 3 + 1, v >> 1)]
+    for i, value in enumerate(
+        (sign.values[0], f.load(picked, i64), total.values[0], collatz.values[0])
+    ):
+        f.store(value, out, 8 * i)
+    for _ in f.when(x.eq(7)):
+        f.store(f.i64(77), out, 32)
+    cases = {1: (1, 10, 0, 0, 0), 2: (1, 40, 1, 1, 0), -3: (-1, 90, 0, 0, 0)}
+    for number, expected in (cases | {7: (1, 99, 21, 16, 77)}).items():
+        result = np.zeros(5, np.int64)
+        run_module(m, [result, number])
+        assert tuple(result) == expected
+
+
+def _with_statements(f):
+    tid, zero = f["tid"], f.i32(0)
+    for _ in f.when(tid.eq(3)):
+        f.ret()
+    found = f.carry()
+    for odd in f.either((tid & 1).ne(0), found):
+        found.values = [tid + 1 if odd else zero]
+    for n in f.cases(tid, (1, 2)):
+        f.store(tid + n, f["args"])
+    total = f.carry(found.values)
+    for i in total.range(zero, f["nth"], 2, guard=False):
+        total.values = [total.values[0] + i]
+    for _ in total.forever():
+        total.break_unless(total.values[0] < 9)
+        total.values = [total.values[0] + 1]
+    f.store(total.values[0], f["args"])
+
+
+def _with_functions(f):
+    tid, zero = f["tid"], f.i32(0)
+    f.if_(tid.eq(3), f.ret)
+    found = f.if_((tid & 1).ne(0), lambda: tid + 1, lambda: zero)
+    f.switch(tid, {n: lambda n=n: f.store(tid + n, f["args"]) for n in (1, 2)})
+    total = f.loop(zero, f["nth"], 2, found, lambda i, s: s + i, guard=False)
+    [last] = f.while_(total, lambda s: s < 9, lambda s: s + 1)
+    f.store(last, f["args"])
+
+
+def test_statements_and_functions_give_the_same_text():
+    first, second = Module().kernel(), Module().kernel()
+    _with_statements(first)
+    _with_functions(second)
+    assert first.text() == second.text()
+
+
+def test_statements_on_constants_write_one_arm():
+    m = Module()
+    f = m.kernel()
+    yes, no = f.i64(0).eq(0), f.i64(0).eq(1)
+    assert [list(f.when(yes)), list(f.when(no))] == [[None], []]
+    assert [list(f.either(yes)), list(f.either(no))] == [[True], [False]]
+    kept = f.carry([f.i64(4)])
+    assert list(kept.range(3, 3)) == [] and kept.values[0].const == 4
+    assert "br " not in m.text()
+
+
+@pytest.mark.parametrize("statement", ["when", "either", "cases", "range", "forever"])
+def test_leaving_a_statement_early_raises(statement):
+    f = Module().kernel()
+    tid, carry = f["tid"], f.carry([f.i64(0)])
+    loops = {
+        "when": lambda: f.when(tid.eq(0)), "either": lambda: f.either(tid.eq(0)),
+        "cases": lambda: f.cases(tid, (1, 2)), "range": lambda: carry.range(0, tid),
+        "forever": carry.forever,
+    }  # fmt: skip
+    for _ in loops[statement]():
+        break
+    with pytest.raises(CodegenError, match="left early"):
+        f.text()
+
+
+def test_carried_values_keep_their_types():
+    f = Module().kernel()
+    carry = f.carry([f.i64(0)])
+    with pytest.raises(CodegenError, match="bodies and carried values differ"):
+        for _ in carry.range(0, f["tid"].to(i64)):
+            carry.values = [f.i32(0)]
+
+
 def test_early_return_in_a_branch(target):
     m = Module(target)
     f = m.function("pick", [("x", i64)], i64, internal=True)

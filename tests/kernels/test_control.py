@@ -16,7 +16,7 @@ import pytest
 from program_support import SETUPS, Native, check, reference
 
 import rlx
-from rlx.backends.cpu.kernels.control.control_kernels import (
+from rlx.backends.cpu.kernels.control import (
     Branch,
     BranchIfFalse,
     CopyResults,

@@ -35,6 +35,7 @@ from rlx.backends.cpu.lowering import (
 from rlx.backends.cpu.relocatable import ABSOLUTE, ARENA, ARGS, CONSTANT, STATUS, RelocatableProgram
 from rlx.errors import CodegenError
 from rlx.ir.attrs import Body
+from rlx.ir.binding import bind_graph
 from rlx.ir.dim import Dim, expand
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir, aligned
@@ -42,10 +43,8 @@ from rlx.ir.op import lookup
 from rlx.ir.serial import to_bytes
 from rlx.ir.text import parse_lir, print_lir
 from rlx.llvm.target import Target
-from rlx.passes.bind import bind_graph
 from rlx.passes.plan import Variant, plan
-from rlx.passes.plan_cache import PlanCache
-from rlx.runtime.template import Template
+from rlx.runtime.template import PlanCache, Template
 from rlx.specialize.manifest import BindingManifest
 
 HOST = Target.host()

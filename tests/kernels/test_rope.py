@@ -14,7 +14,7 @@ import pytest
 from program_support import HOST, SETUPS, Native, kernels_for, reference
 
 import rlx
-from rlx.backends.cpu.kernels.rotary import lower_rotary  # noqa: F401
+from rlx.backends.cpu.kernels.attention import rotary  # noqa: F401
 from rlx.ir.dim import sym
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph

@@ -10,8 +10,8 @@ from rlx import CompileOptions, Session
 from rlx.backends.cpu import lowering
 from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.kernels import spec
+from rlx.backends.cpu.kernels.attention.rotary import RotaryEmbedding
 from rlx.backends.cpu.kernels.loops.lower_region import NestKernel
-from rlx.backends.cpu.kernels.rotary.rotary import RotaryEmbedding
 from rlx.backends.registry import get_backend
 from rlx.llvm.target import Target
 

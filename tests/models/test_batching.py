@@ -152,7 +152,6 @@ def test_more_requests_than_pages_take_turns(folders: dict[str, Path]) -> None:
         ([VOCAB], {}, "no such token"),
         ([1] * 129, {}, "longer than the context"),
         ([1], {"overflow": "shift"}, "cannot shift"),
-        ([1], {"speculate": 3}, "one request at a time"),
         ([1] * 40, {"max_tokens": 30}, "would not suffice for this request alone"),
         ([1], {"colour": 3}, "unknown setting"),
     ],

@@ -22,7 +22,7 @@ from tiny_encoders import SENTENCES, batch
 
 import rlx
 from rlx.formats.fetch import cached
-from rlx.models.build_graph import EntryPoint, build_graph
+from rlx.models.builder import EntryPoint, build_graph
 from rlx.models.encoder_inputs import Tokens
 from rlx.models.encoder_runner import BATCH_TOKENS
 from rlx.models.model_file import ModelFile

@@ -19,7 +19,7 @@ from rlx import CompileOptions, DimBinding, Session
 from rlx.formats.fetch import cached
 from rlx.ir.attrs import MaskKind
 from rlx.models.arch.encoders.deberta_v2 import position_buckets
-from rlx.models.build_graph import EntryPoint, build_graph
+from rlx.models.builder import EntryPoint, build_graph
 from rlx.models.config import EncoderConfig
 from rlx.models.encoder_builder import buckets
 from rlx.models.model_file import ModelFile

@@ -70,6 +70,8 @@ def random_requests(rng: random.Random, count: int) -> list[tuple[list[int], dic
              {"temperature": 0, "repetition_penalty": 2.0}, {"temperature": 0, "logprobs": 2},
              {"seed": 3, "top_k": 5, "stop": [chr(256 + rng.randrange(VOCAB))]}]
         )  # fmt: skip
+        if rng.random() < 0.3:
+            settings["speculate"] = rng.randrange(1, 6)
         found.append((rng.choice(stems) + tail, settings))
     return found
 
@@ -78,7 +80,8 @@ def answer(result: rlx.Generation) -> tuple[Any, ...]:
     return result.tokens, result.text, result.finish_reason, result.logprobs
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_an_answer_in_a_crowd_is_that_of_the_request_alone(engine: rlx.Engine, seed: int) -> None:
     """Random arrivals, priorities, users, deadlines and cancels, of readers of three kinds."""
     rng = random.Random(seed)
@@ -123,6 +126,29 @@ def test_an_answer_in_a_crowd_is_that_of_the_request_alone(engine: rlx.Engine, s
         assert reply.wait().finish_reason in ("stop", "length", "cancelled", "timeout")
     until(lambda: engine.stats().running == engine.stats().waiting == 0)
     assert engine.stats().pages_used == 0 and len(engine._scheduler.free_rows) == 4
+
+
+@pytest.mark.slow
+def test_drafts_change_no_answer_and_save_runs(engine: rlx.Engine) -> None:
+    """Prompt lookup in the run of all; greedy, seeded, with penalties and log probabilities."""
+    prompt = [7, 8, 9, 10, 11, 12] * 6
+    for settings in (
+        {"temperature": 0}, {"seed": 4, "temperature": 1.5}, {"temperature": 0, "logprobs": 3},
+        {"temperature": 0, "repetition_penalty": 1.3}, {"seed": 1, "stop": [chr(256 + 8)]},
+    ):  # fmt: skip
+        plain = answer(engine.submit(prompt, max_tokens=40, **settings).wait())
+        replies = [engine.submit(prompt, max_tokens=40, speculate=n, **settings) for n in (4, 9)]
+        assert [answer(reply.wait()) for reply in replies] == [plain, plain]
+    # 99 follows itself: the draft is right as long as the bias has it drawn
+    again: dict[str, Any] = {"temperature": 0, "logit_bias": {99: 1e4}, "max_tokens": 60}
+    before = engine.stats()
+    plain = answer(engine.submit([99] * 9, **again).wait())
+    middle = engine.stats()
+    assert answer(engine.submit([99] * 9, speculate=5, **again).wait()) == plain
+    after = engine.stats()
+    # the last n-gram ended one token ago, so a draft has one token
+    assert after.runs - middle.runs <= (middle.runs - before.runs) * 0.6
+    assert after.drafted >= after.accepted >= middle.accepted + 25
 
 
 def test_chunks_join_what_is_ready_and_wake_a_loop_once_per_run(engine: rlx.Engine) -> None:
@@ -292,6 +318,17 @@ def test_one_that_fails_harms_no_other(engine: rlx.Engine) -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(read())
+
+
+def test_a_fault_of_the_scheduler_leaves_nobody_waiting(engine: rlx.Engine) -> None:
+    slowed(engine, 0.01)
+    replies = [engine.submit([i], max_tokens=100, **ENDLESS) for i in range(6)]
+    engine._scheduler.next_tokens = lambda: 1 // 0  # type: ignore
+    for reply in replies:
+        with pytest.raises(ZeroDivisionError):
+            reply.wait()
+    with pytest.raises(rlx.EngineClosedError):
+        engine.submit([1])
 
 
 def arrays(engine: rlx.Engine) -> int:

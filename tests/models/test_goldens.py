@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "goldens"))
 from tiny import CONFIGS, PROMPT, write_folder
 
 from rlx import CompileOptions, DimBinding, Session
-from rlx.models.build_graph import LOGITS, build_graph
+from rlx.models.builder import LOGITS, build_graph
 from rlx.models.model_file import ModelFile
 from rlx.models.recurrent import CARRIED
 
@@ -65,6 +65,9 @@ def test_prefill_chunks_and_decode_equal_transformers(
     close(run(0, len(tokens)), wanted)  # one prefill of everything
     close(run(0, 5), wanted[:5])  # in chunks
     close(run(5, count), wanted[5:count])
-    for i in range(count, len(tokens)):  # then token by token
+    singly = len(tokens) if device == "cpu" else count + 3  # the interpreter takes its time
+    for i in range(count, singly):  # then token by token
         close(run(i, i + 1), wanted[i : i + 1])
+    if singly < len(tokens):
+        close(run(singly, len(tokens)), wanted[singly:])
     assert np.array_equal(wanted[count - 1 : -1].argmax(-1), tokens[count:])

@@ -15,7 +15,7 @@ from tiny import PROMPT, write_folder
 
 import rlx
 from rlx import CompileOptions, DimBinding, Graph, Session
-from rlx.models.build_graph import LOGITS, build_graph
+from rlx.models.builder import LOGITS, build_graph
 from rlx.models.config import KVCacheType
 from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.model_file import ModelFile

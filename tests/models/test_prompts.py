@@ -18,9 +18,9 @@ from tiny import write_folder
 
 import rlx
 from rlx.formats.fetch import cached
+from rlx.models.arguments import system_tokens
 from rlx.models.model_file import ModelFile
-from rlx.models.prompts import system_tokens
-from rlx.models.recommended import recommended_sampling
+from rlx.models.sampling import recommended_sampling
 
 START, END = VOCAB - 2, VOCAB - 1
 GREEDY: dict[str, Any] = {"stream": False, "temperature": 0, "max_tokens": 6}

@@ -15,7 +15,7 @@ from rlx import Session
 from rlx.errors import InputError, OptionError
 from rlx.formats.gguf import write_gguf
 from rlx.ir.quant.scheme import decode, encode
-from rlx.models.build_graph import LOGITS, build_graph
+from rlx.models.builder import LOGITS, build_graph
 from rlx.models.load import load
 from rlx.models.model_file import ModelFile
 from rlx.models.to_gguf import quantize_model

@@ -84,9 +84,29 @@ def test_the_text_of_a_model_that_sees(tmp_path: Path) -> None:
         assert greedy(model, PROMPT).tokens == list(wanted)
 
 
-def test_batching_and_speculation_are_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(UnsupportedError, match="recurrent states"):
-        rlx.Engine(folders["mamba2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_of_an_engine_are_those_of_one_by_one(name: str, folders: dict[str, Path]) -> None:
+    """Prompts of several lengths, in chunks, on rows that others have used; greedy and seeded."""
+    rng = np.random.default_rng(1)
+    prompts = [[int(t) for t in rng.integers(0, 60, n)] for n in (1, 9, 30, 3, 17, 2, 12)]
+    prompts += [[*prompts[2], 5], prompts[2]]
+    with load(folders[name]) as model:
+        alone = [greedy(model, p, 8).tokens for p in prompts]
+        drawn = [model.generate(p, stream=False, seed=3, max_tokens=8).tokens for p in prompts]
+    with rlx.Engine(folders[name], requests=3, context=64, kv="f32") as engine:
+        engine._scheduler.timer.room = lambda decodes: 7  # type: ignore[method-assign]
+        replies = [engine.submit(p, temperature=0, max_tokens=8) for p in prompts]
+        replies += [engine.submit(p, seed=3, max_tokens=8) for p in prompts]
+        cancelled = engine.submit(prompts[2], max_tokens=30)
+        cancelled.close()
+        assert [r.wait().tokens for r in replies] == alone + drawn
+        assert engine.stats().prefix_hits == 0
+        with pytest.raises(UnsupportedError, match="speculative decoding"):
+            engine.submit([1], speculate=3)
+
+
+def test_speculation_is_refused(folders: dict[str, Path]) -> None:
     with (
         load(folders["mamba2"]) as model,
         pytest.raises(UnsupportedError, match="speculative decoding"),

@@ -163,7 +163,8 @@ def test_smollm2_in_chunks(kv: str) -> None:
         same(found, wanted)
 
 
-def test_smollm2_answers_the_same() -> None:
+@pytest.mark.parametrize("times", [5, pytest.param(20, marks=pytest.mark.nightly)])
+def test_smollm2_answers_the_same(times: int) -> None:
     """Repeated, in a batch, after speculation: one answer for one question and seed."""
     chats = [[{"role": "user", "content": f"Name {n} rivers, and why they matter."}]
              for n in (1, 3)]  # fmt: skip
@@ -171,7 +172,7 @@ def test_smollm2_answers_the_same() -> None:
     with rlx.load(str(SMOLLM2), context=512) as model:
         assert isinstance(model, LanguageModel)
         wanted = [model.chat(chat, stream=False, **options) for chat in chats]
-        for _ in range(20):
+        for _ in range(times):
             found = [model.chat(chat, stream=False, **options) for chat in chats]
             assert [g.tokens for g in found] == [g.tokens for g in wanted]
         for chat, plain in zip(chats, wanted, strict=True):

@@ -149,7 +149,8 @@ def test_names_of_users_do_not_pile_up() -> None:
 @pytest.mark.parametrize(
     "terms",
     [{"priority": 1.5}, {"priority": 101}, {"deadline": 0}, {"deadline": float("inf")},
-     {"deadline": "soon"}, {"deadline": True}, {"user": 3}],
+     {"deadline": "soon"}, {"deadline": True}, {"user": 3},
+     {"user": "u" * 257}],
 )  # fmt: skip
 def test_wrong_terms_are_refused(terms: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
@@ -158,7 +159,7 @@ def test_wrong_terms_are_refused(terms: dict[str, Any]) -> None:
 
 def scheduler(pages: int = 64, rows: int = 4, waiting: int = 100, most: int = 64) -> Any:
     clock = Clock()
-    made = Scheduler(PageAllocator(pages, SIZE), rows, waiting, StepTimer(most, 16), clock)
+    made = Scheduler(PageAllocator(pages, SIZE), rows, waiting, StepTimer(most, 16), clock=clock)
     return made, clock
 
 
@@ -243,6 +244,14 @@ def test_the_room_follows_measured_time() -> None:
         timer.observe(4, 0, 0.2)
         timer.observe(4, 32, 0.5)
     assert timer.room(4) == LEAST
+    for _ in range(8):  # and fast again
+        timer.observe(4, 0, 0.020)
+        timer.observe(4, 32, 0.052)
+    assert timer.room(4) == pytest.approx(80, abs=8)
+    timer.observe(4, 64, 5.0)  # a run that was held up by something else
+    for _ in range(8):
+        timer.observe(4, 64, 0.084)
+    assert timer.room(4) == pytest.approx(80, abs=8)
     assert StepTimer(64, 128).room(60) == 4  # the executable takes no more
 
 

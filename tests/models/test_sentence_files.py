@@ -17,7 +17,7 @@ from tiny import write_safetensors
 from tiny_encoders import HIDDEN, batch, weights
 
 import rlx
-from rlx.models.build_graph import EntryPoint, build_graph
+from rlx.models.builder import EntryPoint, build_graph
 from rlx.models.model_file import ModelFile
 from rlx.models.rope_tables import RopeConfig, rope_tables
 

@@ -20,8 +20,8 @@ from tiny import VOCAB, write_folder
 
 import rlx
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
 from rlx.formats.tokenizer.from_json import tokenizer_from_file
+from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_from_gguf
 from rlx.models.model_file import ModelFile
 
 MARKS = ["<unk>", "<s>", "</s>"]

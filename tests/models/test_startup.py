@@ -21,7 +21,7 @@ import rlx
 from rlx.llvm import jit as compiling
 from rlx.llvm.jit import counters as jit
 from rlx.models.batch.kv_pool import KVPool
-from rlx.models.build_graph import SAMPLE
+from rlx.models.builder import SAMPLE
 from rlx.models.compile import compile_model
 from rlx.models.decoder_runner import DecoderRunner
 from rlx.models.model_file import ModelFile

@@ -18,11 +18,11 @@ from rlx import CompileOptions, DimBinding, Session
 from rlx.errors import UnsupportedError
 from rlx.formats.gguf import GgufFile
 from rlx.formats.tokenizer import Tokenizer
-from rlx.formats.tokenizer.from_gguf import tokenizer_from_gguf
 from rlx.formats.tokenizer.from_json import tokenizer_from_file
-from rlx.models.build_graph import LOGITS, build_graph
+from rlx.formats.tokenizer.gguf_vocabulary import tokenizer_from_gguf
+from rlx.models.builder import LOGITS, build_graph
 from rlx.models.model_file import ModelFile
-from rlx.models.recommended import recommended_sampling
+from rlx.models.sampling import recommended_sampling
 from rlx.models.to_gguf import quantize_model
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"

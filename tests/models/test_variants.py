@@ -17,7 +17,7 @@ from variants import ENCODERS, TOKENS, VARIANTS, config, values
 from rlx import CompileOptions, DimBinding, Session, UnsupportedError
 from rlx.models.arch import architecture, encoder_architecture
 from rlx.models.batch.kv_pool import KVPool
-from rlx.models.build_graph import LOGITS, EntryPoint, build_graph
+from rlx.models.builder import LOGITS, EntryPoint, build_graph
 from rlx.models.config_fields import Field
 from rlx.models.config_hf import HF_ENCODERS
 from rlx.models.decoder_runner import DecoderRunner

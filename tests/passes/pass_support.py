@@ -13,9 +13,8 @@ from rlx.ir.interp import run
 from rlx.ir.text import parse_graph, print_graph
 from rlx.ir.verify import verify
 from rlx.passes.fusion import FUSIONS
-from rlx.passes.redundancy import cse, dce, fold
 from rlx.passes.report import FusionReport
-from rlx.passes.simplify import simplify
+from rlx.passes.simplify import cse, dce, fold, simplify
 
 SIZES = {"batch": 2, "seq": 5, "past_seq": 3, "n": 3, "m": 4}
 

@@ -9,8 +9,7 @@ from rlx.ir.attrs import Body
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
 from rlx.passes.pipeline import recursive
-from rlx.passes.redundancy import cse, dce, fold
-from rlx.passes.simplify import simplify
+from rlx.passes.simplify import cse, dce, fold, simplify
 
 X = '%x "x": [n, 4] f32 = input\n'
 

@@ -19,7 +19,7 @@ from rlx.ir.op import op as op_record
 from rlx.ir.quant.scheme import QuantScheme, encode
 from rlx.ir.shape import Shape
 from rlx.passes.fusion import FUSIONS, add_rules, fuse
-from rlx.passes.fusion.activation import ACTIVATION, formula_pattern
+from rlx.passes.fusion.linear import ACTIVATION, formula_pattern
 from rlx.passes.pattern import Capture, Match, OpPattern, op
 from rlx.passes.prepare import split_prepare
 from rlx.passes.rewrite import Rule

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 import rlx.ir.ops  # noqa: F401
 from rlx.errors import BindingError
-from rlx.ir.binding import DimBinding
+from rlx.ir.binding import DimBinding, bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
-from rlx.passes.bind import bind_graph
 from rlx.passes.plan import plan
 from rlx.specialize.manifest import BindingManifest
 

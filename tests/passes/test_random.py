@@ -20,8 +20,7 @@ from rlx.passes.fusion import FUSIONS, fuse
 from rlx.passes.legalize import legalize
 from rlx.passes.precision import lower_precision
 from rlx.passes.prepare import split_prepare
-from rlx.passes.redundancy import cse, dce, fold
-from rlx.passes.simplify import simplify
+from rlx.passes.simplify import cse, dce, fold, simplify
 
 SIZES = {"n": 3, "m": 2}
 QUICK = settings(

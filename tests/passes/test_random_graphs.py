@@ -16,13 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from random_graphs import arguments, graphs
 
 from rlx import Session
-from rlx.ir.binding import DimBinding
+from rlx.ir.binding import DimBinding, bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate
 from rlx.ir.phase import Phase, PhaseSchedule
 from rlx.ir.serial import from_bytes, to_bytes
 from rlx.ir.text import parse_graph, print_graph
-from rlx.passes.bind import bind_graph
 from rlx.passes.pipeline import run_pipeline
 from rlx.specialize.options import CompileOptions
 

@@ -116,6 +116,7 @@ print(component().cache_key(), entry.name, cache.counters.hits)
 """
 
 
+@pytest.mark.slow
 def test_processes_and_hash_seeds_agree_on_key_and_name(tmp_path: Path) -> None:
     code = _KEYS.format(root=str(tmp_path))
     outputs = []
@@ -357,6 +358,7 @@ while True:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no way to kill a process outright")
+@pytest.mark.slow
 def test_writers_killed_at_any_moment_leave_nothing_damaged(tmp_path: Path) -> None:
     source = stored(AotCache(tmp_path / "source"))
     cache = AotCache(tmp_path / "shared")

@@ -28,7 +28,7 @@ from rlx import (
     ParamStore,
 )
 from rlx.passes.report import counters
-from rlx.specialize.component import CompilationMode
+from rlx.specialize.options import CompilationMode
 
 
 class Counting:

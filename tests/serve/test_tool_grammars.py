@@ -167,6 +167,17 @@ def test_text_is_free_and_calls_are_not(forms: dict[str, AnswerFormat], family: 
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
 
 
+def test_an_object_without_properties_is_free(forms: dict[str, AnswerFormat]) -> None:
+    free = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    for family, wish in (
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"any": [1]}}\n</tool_call>'),
+        ("xml", "<tool_call>\n<function=f>\n<parameter=any>\n[1]\n</parameter>\n</function>"),
+    ):
+        chat = forms[family].prepare(ASK, tools=free, choice="required", parallel=False)
+        events = read(forms[family], chat, draw(forms[family], chat, 2, wish))
+        assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("f", {"any": [1]})]
+
+
 def test_no_tools_need_no_grammar(forms: dict[str, AnswerFormat]) -> None:
     for family, form in forms.items():
         for given in (form.prepare(ASK), form.prepare(ASK, tools=TOOLS, choice="none")):

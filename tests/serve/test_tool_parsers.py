@@ -170,3 +170,16 @@ def test_deltas_come_as_soon_as_they_are_certain() -> None:
     assert parser.push(', "arguments": {"ci') == [ToolCallDelta(0, '{"ci')]
     assert parser.push('ty": "x"}}\n</tool_') == [ToolCallDelta(0, 'ty": "x"}')]
     assert parser.push("call>") == [] == parser.end()
+
+
+@pytest.mark.parametrize("case", ANSWERS, ids=lambda c: f"{c[0]}: {c[1][:24]!r}")
+def test_an_answer_cut_off_in_a_call_shows_no_marker(
+    case: tuple[str, str, str, str, list[tuple[str, Any]]],
+) -> None:
+    family, answer, _, text, calls = case
+    names = [n for n, _ in calls]
+    for end in range(len(answer)):
+        _, shown, found = parts(read(family, [answer[:end]]))
+        assert [n for n, _ in found] == names[: len(found)]
+        assert not found or shown == text, (end, shown)
+        assert not any("</" in a or "<｜" in a for _, a in found), found

@@ -11,11 +11,9 @@ import pytest
 
 from rlx.errors import OptionError
 from rlx.ir.binding import UpTo
-from rlx.specialize.compile_profile import CompileProfile
-from rlx.specialize.component import CompilationMode, LayerComposition, ModelComponent
-from rlx.specialize.dispatch import KernelDispatchConfig, KernelPolicy
-from rlx.specialize.key import encode, make_key
-from rlx.specialize.variant import ModelPhase, ModelVariant
+from rlx.specialize.compile_profile import CompileProfile, KernelDispatchConfig, KernelPolicy
+from rlx.specialize.options import CompilationMode, LayerComposition, ModelComponent
+from rlx.specialize.variant import ModelPhase, ModelVariant, encode, make_key
 
 HERE = os.path.dirname(__file__)
 PREFILL = ModelVariant.prefill(2, 128)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlx.errors import close_names, did_you_mean
 from rlx.support import files
-from rlx.support.suggestions import close_names, did_you_mean
 
 
 def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlx.backends.base import Backend, Parts, PlanInfo
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.link import link
+from rlx.backends.cpu.program import link
 from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.errors import CodegenError

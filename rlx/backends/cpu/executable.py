@@ -14,20 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
-from rlx.backends.bounds_checks import checker, raise_failed
+from rlx.backends.base import Buffers, KernelExecutable, PlanInfo, Sizes, Span, raise_bad_index
 from rlx.backends.buffer import HOST, Buffer
 from rlx.backends.cpu.executor import control_block
 from rlx.backends.cpu.executor.control_block import BARRIER, LONG
 from rlx.backends.cpu.interruptible import AsideRun, handles_signals, long_check
-from rlx.backends.cpu.link import LinkedProgram, address_of, call_host
 from rlx.backends.cpu.profile import CpuRecording
+from rlx.backends.cpu.program import LinkedProgram, address_of, call_host
 from rlx.backends.cpu.thread_pool import ThreadPool
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
-from rlx.errors import InputError
 from rlx.ir.dim import evaluate, is_affine
 from rlx.ir.lir import Lir, View, contiguous_strides
-from rlx.ir.node import Value
+from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 from rlx.llvm.jit import Kernel
 from rlx.support.records import dataclass
@@ -82,15 +80,13 @@ class RunMemory:
         return None if found is None else found.array
 
 
-class CpuExecutable(Executable):
+class CpuExecutable(KernelExecutable):
     def __init__(self, linked: LinkedProgram, info: PlanInfo, pool: ThreadPool) -> None:
         self.linked, self.relocatable, self.pool = linked, linked.relocatable, pool
-        self.manifest, self.output_phases = info.manifest, info.output_phases
+        super().__init__(info, self.relocatable.bounds_checks, self.relocatable.symbols)
         self._info, manifest = info, info.manifest
         self.arena = HOST.put(linked.arena)
-        self._symbols = self.relocatable.symbols
-        self._fill = linked.filler(self._symbols)
-        self._check = checker(self.relocatable.bounds_checks, self._symbols)
+        self._fill = linked.filler(self.symbols)
         self._dynamic_args = memoryview(linked.program.dynamic_args.data)
         self._status = memoryview(linked.status)
         self._externals = {external: i for i, external in enumerate(linked.externals())}
@@ -103,7 +99,6 @@ class CpuExecutable(Executable):
         self._overrides: dict[str, Kernel] = {}  # alive while the program points into them
         self._inputs = [e.name for e in manifest.inputs]
         self._outputs = [e.name for e in manifest.outputs]
-        self._attachable = [*manifest.params, *manifest.states]
         self._abandoned: AsideRun | None = None  # a run that was interrupted and goes on
         self._long = self._long_check()
         self._find_slots()
@@ -118,7 +113,7 @@ class CpuExecutable(Executable):
         if not launches:
             return None
         metadata = [self.relocatable.metadata[i] for i in launches]
-        return long_check([(m.flops, m.bytes) for m in metadata], self._symbols)
+        return long_check([(m.flops, m.bytes) for m in metadata], self.symbols)
 
     def _find_slots(self) -> None:
         """Inputs and outputs that the caller passes no buffer for are in the arena."""
@@ -138,8 +133,7 @@ class CpuExecutable(Executable):
         if self._abandoned is not None:
             self._settle()
         needed: dict[str, Buffer] = {}
-        for entry in self._attachable:
-            buffer = (params if entry.role == "param" else states)[entry.name]
+        for entry, buffer in self.attachments_of(params, states):
             needed[entry.name] = buffer
             self._addresses[entry.role, entry.name] = address_of(buffer.array)
         args = self.linked.program.args
@@ -151,11 +145,7 @@ class CpuExecutable(Executable):
         self.attachments += 1
 
     def run(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-        span: Span | None = None,
+        self, inputs: Buffers, outputs: Buffers, sizes: Sizes, span: Span | None = None
     ) -> None:
         self._begin(inputs, outputs, sizes)
         if self.recorder is not None:
@@ -173,7 +163,7 @@ class CpuExecutable(Executable):
         # time stamps and host calls belong to the thread that asked for the run
         if self.recorder is not None or self.relocatable.hosts or not handles_signals():
             return False
-        return self._long(*[sizes[s] for s in self._symbols])
+        return self._long(*[sizes[s] for s in self.symbols])
 
     def _run_aside(self, first: int, last: int | None, used: Any) -> None:
         """Run so that Ctrl-C interrupts a long kernel; `used` stays alive until it ends."""
@@ -205,12 +195,7 @@ class CpuExecutable(Executable):
         first, last = span
         return self.relocatable.end_of(first.order - 1), self.relocatable.end_of(last.order)
 
-    def _begin(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-    ) -> None:
+    def _begin(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
         """Check the sizes and compute the dynamic args of this run."""
         if self._abandoned is not None:
             self._settle()
@@ -219,17 +204,11 @@ class CpuExecutable(Executable):
             for (index, slot), buffer in zip(args, buffers, strict=True):
                 if index >= 0:
                     addresses[index] = slot if buffer is None else _fast_address(buffer.array)
-        dims = [sizes[s] for s in self._symbols]
-        self.check_sizes(*dims)
+        dims = [sizes[s] for s in self.symbols]
+        if self._check(*dims) >= 0:
+            self.check_sizes(*dims)  # raises
         self._sizes = sizes
         self._fill(self._dynamic_args, addresses, *dims)
-
-    def check_sizes(self, *dims: int) -> None:
-        """Raise if kernels would access memory out of bounds with these dynamic dimensions."""
-        failed = self._check(*dims)
-        if failed >= 0:
-            sizes = dict(zip(self._symbols, dims, strict=True))
-            raise_failed(self.relocatable.bounds_checks[failed], sizes)
 
     def decode_loop(self, spec: LoopSpec) -> CpuDecodeLoop:
         return CpuDecodeLoop(self, spec)
@@ -247,32 +226,20 @@ class CpuExecutable(Executable):
         if self._status[0]:
             self._raise_status()
 
-    def _memory(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-    ) -> RunMemory:
-        given = dict(zip(self._inputs, inputs, strict=True))
-        return RunMemory(self.lir, self.arena.array, self._attached, given, outputs, sizes)
+    def _launch_nodes(self) -> list[int]:
+        return [metadata.node for metadata in self.relocatable.metadata]
 
-    def run_checked(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-    ) -> None:
-        self._begin(inputs, outputs, sizes)
-        memory = self._memory(inputs, outputs, sizes)
-        metadata, nodes, done = self.relocatable.metadata, self.lir.graph.nodes, 0
-        while done < len(metadata):
-            number, first = metadata[done].node, done
-            while done < len(metadata) and metadata[done].node == number:
-                done += 1
-            self.pool.run(self.linked.program, first, done, self._on_host)
-            if number >= 0:
-                node = nodes[number]
-                check_numbers(node, [memory.array(v) for v in node.outputs])
+    def _run_launches(self, first: int, last: int, sizes: Sizes) -> None:
+        self.pool.run(self.linked.program, first, last, self._on_host)
+
+    def _results(
+        self, inputs: Buffers, outputs: Buffers, sizes: Sizes
+    ) -> Callable[[Node], list[Array]]:
+        given = dict(zip(self._inputs, inputs, strict=True))
+        memory = RunMemory(self.lir, self.arena.array, self._attached, given, outputs, sizes)
+        return lambda node: [memory.array(v) for v in node.outputs]
+
+    def check_status_later(self) -> None:
         if self._status[0]:
             self._raise_status()
 
@@ -300,13 +267,7 @@ class CpuExecutable(Executable):
     def _raise_status(self) -> None:
         site = self.relocatable.error_sites[self._status[0]]
         self._status[0] = 0
-        raise InputError(
-            "an index is out of range",
-            where=site.op,
-            got=f"operands {site.operands}",
-            origin=site.origin,
-            hint="check the ids or indices given to this run",
-        )
+        raise_bad_index(site.op, site.operands, site.origin)
 
 
 def _fast_address(array: Any) -> int:

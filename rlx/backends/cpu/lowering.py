@@ -1,28 +1,23 @@
-"""From nodes to kernel launches: the table of lowerings, one per op, that kernel families fill.
+"""From nodes to kernel launches: the CPU's table of lowerings, which kernel families fill.
 
-    @lowers("matmul")
-    def lower_matmul(node: Node, ctx: Context) -> list[KernelLaunch]: ...
-
-A launch is a kernel and its args: pointers to values, sizes, scratch memory. A lowering also says
-whether its kernel reads strided views; `insert_contiguous` puts a copy in front of those that do
-not.
+A launch is a kernel and its args: pointers to values, sizes, scratch memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from rlx.backends.cpu.interruptible import is_long
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.kernel_args import NodeArg, NodeNumber, Pointer, Scratch, Status
+from rlx.backends.lowering import LoweringTable, OpLowering, PlanContext, nodes_to_lower
 from rlx.errors import UnsupportedError
 from rlx.ir.attrs import Data
 from rlx.ir.dim import Dim, upper_bound
-from rlx.ir.lir import Lir, View, contiguous_strides
+from rlx.ir.lir import Lir, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.llvm.target import Target
-from rlx.passes.views import is_plain, plain_view
 from rlx.support.records import dataclass
 
 
@@ -74,94 +69,34 @@ _SMALL = 48 << 10  # operations, and bytes
 _CACHES = 64 << 20  # bytes: twice the last-level cache of most machines
 
 
-class Context:
+class Context(PlanContext):
     """What a lowering may know besides its node: the plan, the target, the number of workers."""
 
     def __init__(self, lir: Lir, target: Target, threads: int) -> None:
-        self.lir, self.target, self.threads = lir, target, threads
-
-    def view(self, value: Value) -> View:
-        """The memory layout of a value: strides, and element offset from its root."""
-        slot = self.lir.slots[value]
-        return slot.view if slot.view is not None else plain_view(value.shape)
-
-    def strides(self, value: Value) -> tuple[Dim, ...]:
-        return self.view(value).strides
-
-    def is_plain(self, value: Value) -> bool:
-        """Whether a value is contiguous: row-major without gaps."""
-        slot = self.lir.slots[value]
-        return slot.view is None or is_plain(slot.view, value.shape)
-
-    def upper(self, dim: Dim) -> int:
-        """The upper bound of a dimension."""
-        return upper_bound(dim, self.lir.live)
+        super().__init__(lir)
+        self.target, self.threads = target, threads
 
     def outgrows_caches(self, value: Value) -> bool:
         """Whether the value is too large to be cached until a later launch reads it."""
         return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
-Lowering = Callable[[Node, Context], list[KernelLaunch]]
-Predicate = Callable[[Node], bool]
-ScratchSize = Callable[[Node, Target, int], int]
-
-
-@dataclass(frozen=True)
-class OpLowering:
-    """How an op is lowered: its launches, the nodes it applies to, the scratch memory it needs.
-
-    `strided` says whether the kernel (for this node) reads strided views. Where it does not,
-    `insert_contiguous` copies them first.
-    """
-
-    lower: Lowering
-    when: Predicate | None = None
-    scratch: ScratchSize | None = None
-    strided: bool | Predicate = False
-
-    def reads_strided(self, node: Node) -> bool:
-        return self.strided(node) if callable(self.strided) else self.strided
-
-
-TABLE: dict[str, OpLowering] = {}
-
-
-def lowers(
-    *names: str,
-    when: Predicate | None = None,
-    scratch: ScratchSize | None = None,
-    strided: bool | Predicate = False,
-) -> Callable[[Lowering], Lowering]:
-    """Register a lowering for ops by name; `when` limits it to nodes that the kernel supports."""
-
-    def register(function: Lowering) -> Lowering:
-        for name in names:
-            TABLE[name] = OpLowering(function, when, scratch, strided)
-        return function
-
-    return register
-
-
-def scratch_of(node: Node, target: Target, threads: int) -> int:
-    """Bytes of scratch memory that a node's kernels need with up to `threads` workers."""
-    entry = TABLE.get(node.op.name)
-    return entry.scratch(node, target, threads) if entry is not None and entry.scratch else 0
+TABLE: LoweringTable[Context, KernelLaunch] = LoweringTable()
+lowers = TABLE.lowers
+reads_strided, scratch_of = TABLE.reads_strided, TABLE.scratch
 
 
 def lower_graph(ctx: Context) -> list[KernelLaunch]:
     """The launches of all nodes, in schedule order."""
     launches: list[KernelLaunch] = []
-    for node in ctx.lir.graph.nodes:
-        if node.op.is_source or (node.op.is_view and ctx.lir.slots[node.output].kind == "alias"):
-            continue
+    for node in nodes_to_lower(ctx.lir):
         launches += lower_node(node, ctx)
     return launches
 
 
 def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
     """The launches of one node."""
-    entry = TABLE.get(node.op.name)
+    entry = TABLE.find(node)
     if entry is None:
         raise UnsupportedError(
             "no native kernel", where=node.op.name, got=repr(node), origin=node.origin,
@@ -207,12 +142,6 @@ def lower_custom(node: Node, ctx: Context) -> list[KernelLaunch]:
     """A user's op is a host call: Python runs its reference in the middle of a native run."""
     args = [Pointer(v) for v in (*node.inputs, *node.outputs)]
     return [KernelLaunch(None, args, node.inputs, node.outputs, host=node)]
-
-
-def reads_strided(node: Node) -> bool:
-    """Whether the node's kernel reads strided views."""
-    entry = TABLE.get(node.op.name)
-    return entry is not None and entry.reads_strided(node)
 
 
 __all__ = [

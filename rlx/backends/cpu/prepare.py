@@ -14,11 +14,10 @@ from math import prod
 import numpy as np
 
 from rlx.backends.buffer import HOST
-from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import compile_specs
 from rlx.backends.cpu.layouts.quant_ops import PackQuant
-from rlx.backends.cpu.link import address_of
-from rlx.backends.cpu.program import Launch, Program
+from rlx.backends.cpu.program import Launch, Program, address_of
 from rlx.backends.cpu.thread_pool import get_thread_pool
 from rlx.ir.graph import Graph
 from rlx.ir.interp import evaluate

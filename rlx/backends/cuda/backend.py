@@ -14,11 +14,12 @@ from rlx.backends.cuda.kernels.gemm.lower_gemm import lay_out_weights
 from rlx.backends.cuda.kernels.qgemm.lower_qgemm import lay_out_packed
 from rlx.backends.cuda.kernels.rotary import lower_rotary  # noqa: F401
 from rlx.backends.cuda.kernels.sampling import lower_sampling  # noqa: F401
-from rlx.backends.cuda.lowering import Layouts, entry_for, reads_strided, runs_on_host
+from rlx.backends.cuda.lowering import TABLE, Layouts, runs_on_host
 from rlx.backends.cuda.memory import CudaAllocator
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node
+from rlx.passes.plan import require_scratch
 from rlx.passes.views import insert_contiguous
 from rlx.specialize.options import CompileOptions
 
@@ -38,7 +39,7 @@ class CudaBackend(Backend):
         return self.memory
 
     def has_native(self, node: Node) -> bool:
-        return node.op.is_view or entry_for(node) is not None or runs_on_host(node)
+        return node.op.is_view or TABLE.find(node) is not None or runs_on_host(node)
 
     def runs_on_host(self, node: Node) -> bool:
         return runs_on_host(node)
@@ -48,13 +49,13 @@ class CudaBackend(Backend):
 
     def rewrite_variant(self, graph: Graph) -> Graph:
         layouts = Layouts.of(graph)
-        return insert_contiguous(graph, lambda node: reads_strided(node, layouts))
+        return insert_contiguous(graph, lambda node: TABLE.reads_strided(node, layouts))
 
     def scratch(self, node: Node) -> int:
-        entry = entry_for(node)
-        return entry.scratch(node) if entry is not None and entry.scratch is not None else 0
+        return TABLE.scratch(node)
 
     def compile(self, lir: Lir, options: CompileOptions) -> CudaExecutable:
+        require_scratch(lir, self.scratch)
         return CudaExecutable(lir, self.memory, self.kernels)
 
     @property

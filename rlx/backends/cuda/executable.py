@@ -6,7 +6,7 @@ Launches that have run once are captured as a CUDA graph, which queues them all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from ctypes import c_void_p
 from functools import partial
@@ -14,8 +14,7 @@ from itertools import groupby
 
 import numpy as np
 
-from rlx.backends.base import Executable, PlanInfo, Span, check_numbers
-from rlx.backends.bounds_checks import checker, raise_failed
+from rlx.backends.base import Buffers, KernelExecutable, PlanInfo, Sizes, Span, raise_bad_index
 from rlx.backends.buffer import Buffer, DeviceBuffer
 from rlx.backends.cuda.builder import THREADS
 from rlx.backends.cuda.decode_loop import CudaDecodeLoop
@@ -26,24 +25,22 @@ from rlx.backends.cuda.memory import CudaAllocator
 from rlx.backends.cuda.profile import CudaRecording
 from rlx.backends.cuda.program import ARENA, NUMBER, STATUS, TABLE, Base, Program
 from rlx.backends.decode_loop import DecodeLoop, LoopSpec
-from rlx.errors import InputError
 from rlx.ir.binding import bind_op
 from rlx.ir.dim import evaluate
 from rlx.ir.lir import Lir
 from rlx.ir.node import Node, Value
+from rlx.ir.op import Array
 from rlx.passes.views import is_plain
 
 _OVERLAP = (9, 0)  # the first GPUs whose kernels may start before the one in front has ended
 _BLOCKS_PER_MULTIPROCESSOR = 16  # beyond that, threads loop over elements
 
 
-class CudaExecutable(Executable):
+class CudaExecutable(KernelExecutable):
     def __init__(self, lir: Lir, allocator: CudaAllocator, kernels: KernelLoader) -> None:
-        info = PlanInfo.of(lir)
         self._lir, self.allocator, self.kernels = lir, allocator, kernels
-        self.manifest, self.output_phases = info.manifest, info.output_phases
         self.program = Program(lir, kernels.target.cpu)
-        self._check = checker(self.program.bounds_checks, self.program.symbols)
+        super().__init__(PlanInfo.of(lir), self.program.bounds_checks, self.program.symbols)
         self.arena = allocator.alloc_arena(lir.arena_size)
         self._status = allocator.staging((1,), np.int64)
         self.table = allocator.alloc((max(self.program.num_args, 1),), np.int64)
@@ -75,32 +72,22 @@ class CudaExecutable(Executable):
         return self._lir
 
     def attach(self, params: Mapping[str, Buffer], states: Mapping[str, Buffer]) -> None:
-        for entry in (*self.manifest.params, *self.manifest.states):
-            buffer = (params if entry.role == "param" else states)[entry.name]
+        for entry, buffer in self.attachments_of(params, states):
             self._place((entry.role, entry.name), buffer)
 
     def _place(self, base: Base, buffer: Buffer) -> None:
         self._buffers[base], self._addresses[base] = buffer, _address(buffer)
 
     def run(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-        span: Span | None = None,
+        self, inputs: Buffers, outputs: Buffers, sizes: Sizes, span: Span | None = None
     ) -> None:
         self._begin(inputs, outputs, sizes)
-        self._queue(*self.program.part(span), sizes)
+        self._run_launches(*self.program.part(span), sizes)
         self.check_status_later()
 
-    def _begin(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-    ) -> None:
+    def _begin(self, inputs: Buffers, outputs: Buffers, sizes: Sizes) -> None:
         """Check the sizes and write the args that belong to this run."""
-        self._check_sizes(sizes)
+        self.check_sizes(*[sizes[s] for s in self.symbols])
         entries = [*self.manifest.inputs, *self.manifest.outputs]
         for entry, buffer in zip(entries, (*inputs, *outputs), strict=True):
             self._place(
@@ -110,12 +97,6 @@ class CudaExecutable(Executable):
         if table != self._uploaded:
             self.allocator.queue_copy_in(_address(self.table), table)
             self._uploaded = table
-
-    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Raise where kernels would leave their memory with these sizes."""
-        failed = self._check(*[sizes[s] for s in self.program.symbols])
-        if failed >= 0:
-            raise_failed(self.program.bounds_checks[failed], sizes)
 
     def check_status_later(self) -> None:
         if self.program.reports:
@@ -128,7 +109,7 @@ class CudaExecutable(Executable):
 
     def fits(self, sizes: Mapping[str, int]) -> bool:
         """Whether kernels stay in their memory with these sizes."""
-        return self._check(*[sizes[s] for s in self.program.symbols]) < 0
+        return self._check(*[sizes[s] for s in self.symbols]) < 0
 
     def begin_slots(self, sizes: Mapping[str, int]) -> None:
         """Write the args of a run on arena slots."""
@@ -146,7 +127,7 @@ class CudaExecutable(Executable):
 
     # -- launches -------------------------------------------------------------------------------
 
-    def _queue(self, first: int, last: int, sizes: Mapping[str, int]) -> None:
+    def _run_launches(self, first: int, last: int, sizes: Mapping[str, int]) -> None:
         """Queue launches; those between two calls of the host as one graph."""
         numbers = range(first, last)
         if self.watched_by is not None:
@@ -223,36 +204,26 @@ class CudaExecutable(Executable):
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def run_checked(
-        self,
-        inputs: Sequence[Buffer | None],
-        outputs: Sequence[Buffer | None],
-        sizes: Mapping[str, int],
-    ) -> None:
-        self._begin(inputs, outputs, sizes)
-        numbers = range(len(self.program.launches))
-        for _, group in groupby(numbers, lambda i: self.node_of(i).id):
-            part = list(group)
-            self._queue(part[0], part[-1] + 1, sizes)
-            node = self.node_of(part[0])
-            check_numbers(node, [b.copy_out() for b in self._results(node, sizes)])
-        self.check_status_later()
+    def _launch_nodes(self) -> list[int]:
+        return [self.node_of(i).id for i in range(len(self.program.launches))]
 
-    def _results(self, node: Node, sizes: Mapping[str, int]) -> Iterator[Buffer]:
-        for value in node.outputs:
-            view = self._lir.slots[value].view
-            if view is None or is_plain(view, value.shape):
-                yield self._buffer(value, sizes)
+    def _results(
+        self, inputs: Buffers, outputs: Buffers, sizes: Sizes
+    ) -> Callable[[Node], list[Array]]:
+        def read(node: Node) -> list[Array]:
+            """Results that lie row-major."""
+            views = [(v, self._lir.slots[v].view) for v in node.outputs]
+            plain = [v for v, view in views if view is None or is_plain(view, v.shape)]
+            return [self._buffer(v, sizes).copy_out() for v in plain]
+
+        return read
 
     def _raise_status(self) -> None:
         found, self._status[0] = int(self._status[0]), 0
         if found:
             node = self.program.reports[found]
             operands = ", ".join(f"{v.name} {v.shape}" for v in node.inputs)
-            raise InputError(
-                "an index is out of range", where=node.op.name, got=f"operands {operands}",
-                origin=node.origin, hint="check the ids or indices given to this run",
-            )  # fmt: skip
+            raise_bad_index(node.op.name, operands, node.origin)
 
     def recording(self) -> AbstractContextManager[CudaRecording]:
         return CudaRecording(self).watch()

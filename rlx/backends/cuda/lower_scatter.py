@@ -12,7 +12,7 @@ from typing import Any
 
 from rlx.backends.cuda.builder import KernelModule
 from rlx.backends.cuda.kernel import GpuKernel
-from rlx.backends.cuda.lower_loops import launch_for
+from rlx.backends.cuda.lower_loops import launch_for, lower_copies
 from rlx.backends.cuda.lowering import Context, KernelLaunch, lowers
 from rlx.backends.kernel_args import NodeNumber, Pointer, Status
 from rlx.ir.dtype import DType
@@ -106,14 +106,9 @@ def lower_scatter(node: Node, ctx: Context) -> list[KernelLaunch]:
 @lowers("state_update", strided=lambda node, _: len(node.inputs) == 2)
 def lower_state_update(node: Node, ctx: Context) -> list[KernelLaunch]:
     """The state itself is changed, at a start or at given slots."""
-    op: Any = node.op
+    if len(node.inputs) == 2:
+        return lower_copies(node, ctx)
     state, update = node.inputs[:2]
     if 0 in update.shape.dims:
         return []
-    if len(node.inputs) > 2:
-        return [_store_slices(node, state, ctx, wraps=False)]
-    strides = ctx.strides(state)
-    offset = op.start * strides[normalize_axis(op.axis, state.shape.rank)]
-    target = StridedView(Buffer("operand", 0), state.dtype, strides, offset)
-    source = StridedView(Buffer("operand", 1), update.dtype, ctx.strides(update))
-    return [launch_for(node, ctx, copy(update.shape.dims, source, target))]
+    return [_store_slices(node, state, ctx, wraps=False)]

@@ -69,9 +69,7 @@ class NestKernel(GpuKernel):
 
     @property
     def label(self) -> str:
-        names = [i.record.name for i in self.nest.code if isinstance(i, Apply)]
-        names += [i.kind for i in self.nest.code if isinstance(i, Reduce)]
-        return f"region({', '.join(list(dict.fromkeys(names))[:6]) or 'copy'})"
+        return self.nest.label
 
 
 def emit_elements(m: KernelModule, nest: Nest) -> None:

@@ -12,11 +12,10 @@ import os
 import re
 from typing import Any, TypeVar
 
-from rlx.errors import FormatError
+from rlx.errors import FormatError, close_names
 from rlx.formats.gguf.header import Header, StringArray, ValueType, read_header
 from rlx.formats.gguf.writer import PackedTensor, write_gguf
 from rlx.formats.tensor_file import MappedFile, TensorFile, TensorInfo
-from rlx.support.suggestions import close_names
 
 __all__ = ["GgufFile", "PackedTensor", "StringArray", "ValueType", "write_gguf"]
 

@@ -10,8 +10,7 @@ from typing import Any
 from rlx.errors import FormatError, InputError
 from rlx.formats.json_file import read_bounded, read_object
 from rlx.formats.tokenizer import Tokenizer, Vocabulary
-from rlx.formats.tokenizer.detokenizer import SPACE, TokenDecoder
-from rlx.formats.tokenizer.tokenizer import end_tokens
+from rlx.formats.tokenizer.tokenizer import SPACE, TokenDecoder, end_tokens
 from rlx.support.optional import library
 
 _MAX_TEMPLATE = 1 << 24

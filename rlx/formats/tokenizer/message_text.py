@@ -2,14 +2,20 @@
 
 A template writes special tokens where turns begin and end. The same characters in a message would
 begin a turn that nobody took. So a mark, a character that no message has, is put into them before
-the template runs; where the prompt has it, it is cut, and a token never spans a cut.
+the template runs; where the prompt has it, it is cut, and a token never spans a cut. The pieces are
+encoded by variants of a backend: without special tokens, without a space before the text.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from rlx.support.optional import library
 
 _MARKS = range(0xF0000, 0xFFFFE)  # a private use area
 # tokens that vocabularies do not always call special, and with which templates write turns
@@ -82,3 +88,85 @@ def _characters(value: Any) -> set[str]:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return set().union(*map(_characters, value))
     return set()
+
+
+_State = dict[str, Any] | None
+
+
+class SpacePrefix:
+    """The space that a backend puts before a text, and how to leave it out."""
+
+    def __init__(self, backend: Any) -> None:
+        own = (_state(backend.normalizer), _state(backend.pre_tokenizer))
+        normalizer, pre_tokenizer = _unprefixed(own[0]), _unprefixed(own[1])
+        self._without: tuple[Any, Any] | None = None
+        if (normalizer, pre_tokenizer) != own:
+            self._without = _components(normalizer, pre_tokenizer)
+
+    @contextmanager
+    def left_out(self, backend: Any) -> Iterator[None]:
+        """No space is put before texts meanwhile."""
+        if self._without is None:
+            yield
+            return
+        own = backend.normalizer, backend.pre_tokenizer
+        try:
+            backend.normalizer, backend.pre_tokenizer = self._without
+            yield
+        finally:
+            backend.normalizer, backend.pre_tokenizer = own
+
+
+def _state(component: Any) -> _State:
+    found: _State = None if component is None else json.loads(component.__getstate__())
+    return found
+
+
+def _unprefixed(state: _State) -> _State:
+    """The state of a normalizer or a pre-tokenizer that puts no space first."""
+    kind = None if state is None else state.get("type")
+    if state is None or kind == "Prepend":
+        return None
+    if kind == "Metaspace":
+        return {**state, "prepend_scheme": "never"}
+    if kind == "ByteLevel":
+        return {**state, "add_prefix_space": False}
+    if kind != "Sequence":
+        return state
+    name = "normalizers" if "normalizers" in state else "pretokenizers"
+    return {**state, name: [s for s in map(_unprefixed, state[name]) if s is not None]}
+
+
+def _components(normalizer: _State, pre_tokenizer: _State) -> tuple[Any, Any]:
+    """A normalizer and a pre-tokenizer by their states."""
+    made = library("tokenizers", "text").Tokenizer.from_str(
+        json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [],
+                "normalizer": normalizer,
+                "pre_tokenizer": pre_tokenizer,
+                "model": {"type": "BPE", "vocab": {}, "merges": []},
+            }
+        )
+    )
+    return made.normalizer, made.pre_tokenizer
+
+
+def without_special(backend: Any, special: Collection[int]) -> Any:
+    """A backend for which special tokens in a text are text.
+
+    The library's setting does that for BPE and WordPiece. A unigram model finds any token that it
+    has in a text, so there it gets one with names that nobody can guess for them.
+    """
+    if type(backend.model).__name__ != "Unigram":
+        return backend
+    stored = json.loads(backend.to_str())
+    hidden = secrets.token_hex(16)
+    vocab = stored["model"]["vocab"]
+    for token in special:
+        if token < len(vocab):
+            vocab[token][0] = f"{hidden} {token}"
+    stored["added_tokens"] = [t for t in stored["added_tokens"] if not t["special"]]
+    stored["post_processor"] = None
+    return library("tokenizers", "text").Tokenizer.from_str(json.dumps(stored))

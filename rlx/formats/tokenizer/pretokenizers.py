@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.errors import UnsupportedError
+from rlx.errors import UnsupportedError, close_names
 from rlx.support.records import dataclass
-from rlx.support.suggestions import close_names
 
 
 @dataclass(frozen=True, slots=True)

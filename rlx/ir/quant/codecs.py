@@ -5,6 +5,6 @@ Importing a family registers its layouts in the tables of `blocks`.
 
 from __future__ import annotations
 
-from rlx.ir.quant import blocks, iq, kquants, legacy, plain
+from rlx.ir.quant import blocks, iq, kquants, plain
 
-__all__ = ["blocks", "iq", "kquants", "legacy", "plain"]
+__all__ = ["blocks", "iq", "kquants", "plain"]

@@ -1,4 +1,5 @@
-"""Unblocked formats: plain floats, and int8, int4, fp8 with separate scales."""
+"""Formats with one scale or none: plain floats, int8, int4, fp8 with separate scales, and blocks
+with a scale (Q4_0 to Q8_1, Q1_0, ternary TQ1_0 and TQ2_0, MXFP4 and NVFP4)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from rlx.ir.quant.blocks import F32, Array, decoder, encoder, require_finite
+from rlx.ir.quant.blocks import (
+    F32,
+    Array,
+    bits_of,
+    decoder,
+    encoder,
+    f32,
+    fill,
+    planes,
+    require_finite,
+)
 
 if TYPE_CHECKING:
     from rlx.ir.quant.scheme import QuantScheme
@@ -132,3 +143,186 @@ def _divide(x: Array, scale: F32) -> Array:
     """x / scale by group; a scale of 0 belongs to weights that are all (all but) zero."""
     quotient: Array = x / np.where(scale == 0, np.inf, scale.astype(np.float64))[..., None]
     return quotient
+
+
+_TINY = np.finfo(np.float32).tiny
+
+
+@decoder("Q4_0", ("d", "<f2"), ("qs", "u1", 16))
+def q4_0(b: Array, out: F32) -> None:
+    q = planes(b["qs"], 4).view(np.int8)
+    q -= np.int8(8)
+    fill(out, q, f32(b["d"]))
+
+
+@decoder("Q4_1", ("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16))
+def q4_1(b: Array, out: F32) -> None:
+    fill(out, planes(b["qs"], 4), f32(b["d"]), -f32(b["m"]))
+
+
+@decoder("Q5_0", ("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16))
+def q5_0(b: Array, out: F32) -> None:
+    q = _five_bits(b).view(np.int8)
+    q -= np.int8(16)
+    fill(out, q, f32(b["d"]))
+
+
+@decoder("Q5_1", ("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16))
+def q5_1(b: Array, out: F32) -> None:
+    fill(out, _five_bits(b), f32(b["d"]), -f32(b["m"]))
+
+
+@decoder("Q8_0", ("d", "<f2"), ("qs", "i1", 32))
+def q8_0(b: Array, out: F32) -> None:
+    fill(out, b["qs"], f32(b["d"]))
+
+
+@decoder("Q8_1", ("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32))
+def q8_1(b: Array, out: F32) -> None:
+    """`s` is d * sum(qs), kept for dot products; the weights do not need it."""
+    fill(out, b["qs"], f32(b["d"]))
+
+
+@decoder("Q1_0", ("d", "<f2"), ("qs", "u1", 16))
+def q1_0(b: Array, out: F32) -> None:
+    """A set bit is d, a clear one -d."""
+    q = bits_of(b["qs"]).view(np.int8)
+    q += q
+    q -= np.int8(1)
+    fill(out, q, f32(b["d"]))
+
+
+def _five_bits(b: Array) -> Array:
+    q = bits_of(b["qh"])
+    q *= np.uint8(16)
+    q |= planes(b["qs"], 4).reshape(q.shape)
+    return q
+
+
+@encoder("Q4_0")
+def to_q4_0(x: F32, b: Array) -> None:
+    d, q = _around_zero(x, 8)
+    b["d"], b["qs"] = d, _nibbles(q)
+
+
+@encoder("Q4_1")
+def to_q4_1(x: F32, b: Array) -> None:
+    d, m, q = _from_minimum(x, 15)
+    b["d"], b["m"], b["qs"] = d, m, _nibbles(q)
+
+
+@encoder("Q5_0")
+def to_q5_0(x: F32, b: Array) -> None:
+    d, q = _around_zero(x, 16)
+    b["d"], b["qs"], b["qh"] = d, _nibbles(q & 15), _top_bits(q)
+
+
+@encoder("Q5_1")
+def to_q5_1(x: F32, b: Array) -> None:
+    d, m, q = _from_minimum(x, 31)
+    b["d"], b["m"], b["qs"], b["qh"] = d, m, _nibbles(q & 15), _top_bits(q)
+
+
+@encoder("Q8_0")
+def to_q8_0(x: F32, b: Array) -> None:
+    d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+    scaled = (x * _inverse(d)).astype(np.float64)
+    b["d"] = d[:, 0]
+    # Round half away from zero, as C's roundf; the addition is exact in f64.
+    b["qs"] = np.trunc(scaled + np.copysign(0.5, scaled))
+
+
+def _around_zero(x: F32, half: int) -> tuple[Array, Array]:
+    """The largest weight becomes -half, the code with no positive counterpart."""
+    peak = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
+    d = peak / np.float32(-half)
+    q = np.trunc(x * _inverse(d) + np.float32(half + 0.5))
+    return d[:, 0], q.clip(0, 2 * half - 1).astype(np.uint8)
+
+
+def _from_minimum(x: F32, top: int) -> tuple[Array, Array, Array]:
+    low = x.min(axis=1, keepdims=True)
+    d = (x.max(axis=1, keepdims=True) - low) / np.float32(top)
+    q = np.trunc((x - low) * _inverse(d) + np.float32(0.5))
+    return d[:, 0], low[:, 0], q.clip(0, top).astype(np.uint8)
+
+
+def _inverse(d: F32) -> F32:
+    """1 / d, and 0 where that would overflow: f16 holds such a scale as 0."""
+    inverse = np.zeros_like(d)
+    np.divide(np.float32(1), d, out=inverse, where=np.abs(d) >= _TINY)
+    return inverse
+
+
+def _nibbles(q: Array) -> Array:
+    packed: Array = q[:, :16] | (q[:, 16:] << np.uint8(4))
+    return packed
+
+
+def _top_bits(q: Array) -> Array:
+    return np.packbits(q >> np.uint8(4), axis=1, bitorder="little")
+
+
+_POWERS = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+
+
+@decoder("TQ1_0", ("qs0", "u1", 32), ("qs1", "u1", 16), ("qh", "u1", 4), ("d", "<f2"))
+def tq1_0(b: Array, out: F32) -> None:
+    """A byte is a fraction of 256 whose first base-3 digits are five weights (four in qh)."""
+    digits = [
+        _digits(b[field], count).reshape(len(b), -1)
+        for field, count in (("qs0", 5), ("qs1", 5), ("qh", 4))
+    ]
+    fill(out, np.concatenate(digits, axis=1), f32(b["d"]))
+
+
+@decoder("TQ2_0", ("qs", "u1", (2, 32)), ("d", "<f2"))
+def tq2_0(b: Array, out: F32) -> None:
+    q = planes(b["qs"], 2).view(np.int8)
+    q -= np.int8(1)
+    fill(out, q, f32(b["d"]))
+
+
+def _digits(source: Array, count: int) -> Array:
+    """The first `count` base-3 digits of bytes [n, w], less one: [n, count, w]."""
+    # Multiplying by 3^i modulo 256 drops i digits; the next one is then floor(3 * fraction).
+    rest = (source[:, None, :] * _POWERS[:count]).astype(np.uint16)
+    rest *= np.uint16(3)
+    rest >>= np.uint16(8)
+    digits = rest.astype(np.int8)
+    digits -= np.int8(1)
+    return digits
+
+
+_BOOK = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+
+
+def _half_e8m0() -> F32:
+    """2^(e - 127) / 2. The lowest two are subnormal; 255 is not NaN here."""
+    return np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+
+
+def _half_ue4m3() -> F32:
+    """e4m3 without a sign, halved; bit 7 is ignored and 0x7F means 0."""
+    code = np.arange(256)
+    exponent, mantissa = (code >> 3) & 15, code & 7
+    normal = np.ldexp(8.0 + mantissa, exponent - 11)
+    value = np.where(exponent == 0, np.ldexp(mantissa.astype(np.float64), -10), normal)
+    value[0x7F] = 0
+    return value.astype(np.float32)
+
+
+_E8M0, _UE4M3 = _half_e8m0(), _half_ue4m3()
+
+
+@decoder("MXFP4", ("e", "u1"), ("qs", "u1", 16))
+def mxfp4(b: Array, out: F32) -> None:
+    _BOOK.take(planes(b["qs"], 4).reshape(out.shape), out=out, mode="clip")
+    out *= _E8M0[b["e"]][:, None]
+
+
+@decoder("NVFP4", ("d", "u1", 4), ("qs", "u1", (4, 8)))
+def nvfp4(b: Array, out: F32) -> None:
+    groups = out.reshape(-1, 4, 16)
+    _BOOK.take(planes(b["qs"], 4).reshape(groups.shape), out=groups, mode="clip")
+    groups *= _UE4M3[b["d"]][..., None]

@@ -23,10 +23,14 @@ Values carry types, and operators emit instructions: `a + b`, `a < b` (a mask), 
 `a.ashr(4)` keeps the sign), `a.eq(b)`, `a.to(f32)` (convert), `a.bits(i32)` (reinterpret). A Python
 number takes the type of the value beside it. Nothing is broadcast silently: `f.splat(x, lanes)`.
 
-Loops that carry values (accumulators) take the body as a function and return the last values:
+Loops that carry values (accumulators) update them in `carry.values`:
 
-    [total] = f.loop(lo, hi, lanes, [zero], lambda i, acc: f.fma(f.load(...), w, acc))
+    total = f.carry([zero])
+    for i in total.range(lo, hi, lanes):
+        total.values = [f.fma(f.load(...), w, total.values[0])]
 
+Branches are `for _ in f.when(cond):`, `for holds in f.either(cond):` (both arms, in turn) and `for
+n in f.cases(value, numbers):`. Bodies may be functions: `f.loop(lo, hi, step, values, body)`,
 `f.if_(cond, then, orelse)` and `f.switch(value, {0: body, ...})` return what the bodies return.
 `f.fma`, `f.min`, `f.max` (NaN kept), `f.select(mask, a, b)`, `f.shuffle`, `f.reduce("add", v)`,
 `f.gather`, `f.prefetch`, `f.alloca`, `f.intrinsic("llvm...", type, *args)` are there too; functions
@@ -38,10 +42,12 @@ of code generation, so loop rather than unroll where it does not pay.
 """
 
 from rlx.llvm.builder.core import Value
+from rlx.llvm.builder.flow import Carry
 from rlx.llvm.builder.module import Function, Module
 from rlx.llvm.builder.types import Type, bf16, f16, f32, f64, i1, i8, i16, i32, i64, ptr, vec, void
 
 __all__ = [
+    "Carry",
     "Function",
     "Module",
     "Type",

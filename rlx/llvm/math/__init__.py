@@ -8,12 +8,14 @@ hold on every target; `tests/kernels/test_math.py` measures them.
 from collections.abc import Callable
 
 from rlx.llvm.builder import Value
-from rlx.llvm.math.erf import erf, erfc, gelu
 from rlx.llvm.math.exponential import (
+    erf,
+    erfc,
     exp,
     exp2,
     exp_down,
     expm1,
+    gelu,
     gelu_tanh,
     log,
     log1p,

@@ -20,8 +20,7 @@ from rlx.models.arch.llama import (
 from rlx.models.config import ModelConfig
 from rlx.models.config_fields import WINDOWS, Field, number, read, without
 from rlx.models.config_hf import HfSettings
-from rlx.models.decoder_builder import DecoderBuilder, Tensor
-from rlx.models.experts import experts_ffn
+from rlx.models.decoder_builder import DecoderBuilder, Tensor, experts_ffn
 from rlx.models.weights import Derived, Names
 
 _EXPERTS = f"{LAYER}.mlp.experts"

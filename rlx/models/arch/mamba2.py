@@ -12,7 +12,7 @@ from rlx.models.config import ModelConfig, RecurrentConfig
 from rlx.models.config_fields import DECODER, Field, only, read
 from rlx.models.config_hf import HfSettings
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
-from rlx.models.recurrent import carried, carry, convolved, decay, each, recurrence, squeezed
+from rlx.models.recurrent import CARRIED, convolved, decay, each, recurrence, squeezed
 from rlx.models.weights import Derived, Names
 
 _LAYER = "backbone.layers.{i}"
@@ -120,11 +120,14 @@ def _scan(
     splits = (net.split(x, w) for x, w in ((u, wide), (step, wide), (b, narrow), (to_read, narrow)))
     for group, (u1, step1, b1, read1) in enumerate(zip(*splits, strict=True)):
         a, d = (_of_group(net, f"blk.{i}.ssm_{p}", group) for p in "ad")
-        state = carried(net, f"ssm.{i}.{group}", (1, width, c.state))
-        operands = [u1, step1, a, b1, read1, d, state]
+        name = f"{CARRIED}ssm.{i}.{group}"
+        state = net.carried(name, (width, c.state))
+        flat = (u1, step1, b1, read1)
+        given, steps, to_write, read = (net.by_sequence(x) for x in flat)
+        operands = [given, steps, a, to_write, read, d, state]
         y, last = g.selective_scan(*operands, has_d=True, has_state=True)
-        carry(net, state, last)
-        parts.append(y)
+        net.carry(name, state, last)
+        parts.append(y.reshape(1, seq, width))
     return parts[0] if len(parts) == 1 else g.concat(parts, axis=2)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlx.models.activations import activate
 from rlx.models.arch.llama import COMMON, LAYER, embed, finish
 from rlx.models.arch.llama import PLAIN as _LLAMA
+from rlx.models.builder import activate
 from rlx.models.config import ModelConfig
 from rlx.models.config_fields import number, read
 from rlx.models.config_hf import HfSettings

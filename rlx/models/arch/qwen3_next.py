@@ -24,8 +24,8 @@ from rlx.models.config_fields import PARTIAL, Field, number, read
 from rlx.models.config_hf import HfSettings, only_experts
 from rlx.models.decoder_builder import DecoderBuilder, Tensor
 from rlx.models.recurrent import (
+    CARRIED,
     all_of,
-    carried,
     convolved,
     decay,
     each,
@@ -201,8 +201,13 @@ def _delta_net(net: DecoderBuilder, x: Tensor, i: int) -> Tensor:
     q, k = (spread(net, part, shared, c.state).l2_norm() for part in (q, k))
     v = each(net, v, 1, c.value)
     beta, change = _gates(net, x, i)
-    state = carried(net, f"delta.{i}", (1, c.heads, c.state, c.value))
-    y, _ = g.gated_delta_net_carry(q, k, v, change, beta, state)
+    name = f"{CARRIED}delta.{i}"
+    state = net.carried(name, (c.heads, c.state, c.value))
+    whole = v.shape.dims
+    q, k, v, change, beta = (net.by_sequence(x) for x in (q, k, v, change, beta))
+    y, last = g.gated_delta_net_carry(q, k, v, change, beta, state)
+    net.carry_written(name, last)
+    y = y.reshape(*whole)
     y = g.rms_norm(y, net.param(f"blk.{i}.ssm_norm.weight"), eps=net.config.eps)
     gate = net.linear(x, f"blk.{i}.attn_gate").silu()
     return net.linear(y.reshape(1, seq, c.inner) * gate, f"blk.{i}.ssm_out")

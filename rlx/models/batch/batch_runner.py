@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.buffer import Buffer
 from rlx.models.adapters import stacked
 from rlx.models.batch.kv_pool import KVPool, sampler_spec
 from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
-from rlx.models.build_graph import SAMPLE, EntryPoint
+from rlx.models.builder import SAMPLE, EntryPoint
 from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
 from rlx.runtime.compiled import CompiledGraph
@@ -33,17 +34,37 @@ class BatchRunner(ModelRunner):
         self.pool, self.config = pool, pool.model.config
         self.page_table = np.zeros((pool.requests, -(-pool.context // PAGE)), np.int32)
         self._samplers: dict[str, CompiledGraph] = {}
-        (self._graph,) = self.compile(pool.entry_point, pool.spec).values()
+        self._graphs = self.compile(pool.entry_point, pool.spec)
+        shared: dict[str, Buffer] = {}
         if pool.adapter_shape is not None:
-            put, states = self._graph.allocator.put, stacked(pool.adapters, pool.adapter_shape)
-            share_states(self._graph, {name: put(array) for name, array in states.items()})
+            put = next(iter(self._graphs.values())).allocator.put
+            states = stacked(pool.adapters, pool.adapter_shape)
+            shared = {name: put(array) for name, array in states.items()}
+        for graph in self._graphs.values():
+            share_states(graph, shared)
 
     def check(self, tokens: Sequence[int]) -> None:
         hint = "make the engine with a larger context=, or shorten the prompt"
         self.config.check_tokens(tokens, self.pool.context, hint)
 
     def run(self, scheduled: Sequence[ScheduledTokens]) -> Any:
-        """Logits [n, vocab] of the requests whose next token is drawn, in order."""
+        """Logits [n, vocab] after the last token of each request whose next one is drawn, and
+        after each token of its draft, in order."""
+        if self.config.recurrent is None:
+            return self._run(self._graphs["any"], scheduled)
+        # a recurrence goes along tokens of one sequence: decodes together, each prompt by itself
+        parts = [[p] for p in scheduled if p.count > 1]
+        decodes = [p for p in scheduled if p.count == 1]
+        found: dict[Request, Any] = {}
+        for part in [*parts, decodes] if decodes else parts:
+            graph = self._graphs["decode" if part is decodes else "prefill"]
+            rows = np.array(self._run(graph, part))  # a copy: the next run overwrites them
+            picked = [p.request for p in part if p.completes]
+            found |= zip(picked, np.split(rows, len(picked)) if picked else [], strict=True)
+        ordered = [found[p.request] for p in scheduled if p.completes]
+        return np.concatenate(ordered) if ordered else np.zeros((0, self.config.vocab), np.float32)
+
+    def _run(self, graph: CompiledGraph, scheduled: Sequence[ScheduledTokens]) -> Any:
         ids: list[int] = []
         rows: list[int] = []
         positions: list[int] = []
@@ -51,20 +72,24 @@ class BatchRunner(ModelRunner):
         which: list[int] = []
         for part in scheduled:
             request = part.request
-            places = range(request.done, request.done + part.count)
-            ids += request.tokens[places.start : places.stop]
-            rows += [request.row] * part.count
-            positions += places
-            which += [request.adapter] * part.count
+            count, end = part.count + len(part.draft), request.done + part.count
+            ids += request.tokens[request.done : end]
+            ids += part.draft
+            rows += [request.row] * count
+            positions += range(request.done, request.done + count)
+            which += [request.adapter] * count
             if part.completes:
-                picked.append(len(ids) - 1)
+                picked += range(len(ids) - 1 - len(part.draft), len(ids))
         at, row = np.array(positions, np.int32), np.array(rows, np.int32)
-        given: dict[str, Any] = {"ids": [ids], "rows": row, "positions": at, "picked": picked}
+        given: dict[str, Any] = {"ids": [ids], "rows": row, "positions": at, "adapters": which}
         given["slots"] = self.page_table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE)
-        given["table"] = self.page_table
-        if self.pool.adapters:
-            given["adapters"] = which
-        (logits,) = self._graph.run({n: np.asarray(a, np.int32) for n, a in given.items()})
+        if self.config.recurrent is not None:
+            given = {n: np.reshape(a, (len(scheduled), -1)) for n, a in given.items()}
+            given["states"] = [part.request.row for part in scheduled]
+            given["fresh"] = [part.request.done == 0 for part in scheduled]
+        given |= {"table": self.page_table, "picked": picked}
+        inputs = {n: np.asarray(given[n], np.int32) for n in graph.input_names}
+        (logits,) = graph.run(inputs)
         return logits[0]
 
     def sample(self, request: Request, logits: Any) -> int:
@@ -86,6 +111,6 @@ class BatchRunner(ModelRunner):
 
     def close(self) -> None:
         """Free executables, weights and KV cache."""
-        del self._graph
+        self._graphs.clear()
         self._samplers.clear()
         super().close()

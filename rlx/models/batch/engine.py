@@ -22,11 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from rlx.backends.registry import get_backend
-from rlx.errors import EngineClosedError, InputError, OptionError
+from rlx.errors import EngineClosedError, InputError, OptionError, UnsupportedError
 from rlx.formats.fetch import resolve
 from rlx.models.adapter_files import add_adapter
 from rlx.models.adapters import Adapter, find_adapter
-from rlx.models.arguments import check_paths, require_count, require_seconds, several_texts
+from rlx.models.arguments import (
+    Messages,
+    check_paths,
+    prompt_tokens,
+    require_count,
+    require_seconds,
+    several_texts,
+)
 from rlx.models.batch.batch_runner import BatchRunner
 from rlx.models.batch.engine_stats import EngineCounts, EngineStats
 from rlx.models.batch.kv_pool import MIXED_CHUNK, KVPool
@@ -34,14 +41,12 @@ from rlx.models.batch.page_allocator import PageAllocator
 from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.reply import Reply, wake
 from rlx.models.batch.request import Request, Terms
-from rlx.models.batch.scheduler import ScheduledTokens, Scheduler
+from rlx.models.batch.scheduler import ScheduledTokens, Scheduler, tokens_of
 from rlx.models.batch.step_timer import SECONDS, StepTimer
 from rlx.models.bundle import ModelBundle
 from rlx.models.generation import Generation
 from rlx.models.model_file import ModelFile
-from rlx.models.prompts import Messages, prompt_tokens
-from rlx.models.recommended import recommended_sampling
-from rlx.models.sampling import GenerationSettings
+from rlx.models.sampling import GenerationSettings, recommended_sampling
 from rlx.support.machine import free_memory
 from rlx.support.pickling import Unpicklable
 
@@ -89,9 +94,10 @@ class Engine(Unpicklable):
         pool = KVPool.of(file, **asked, memory=memory)
         self.runner = BatchRunner(pool, device, threads, bundle)
         self.tokenizer, self.sampling = file.tokenizer(), recommended_sampling(file)
-        self.pages = PageAllocator(pool.slots // PAGE, PAGE)
+        is_recurrent = file.config.recurrent is not None  # then a prefix has a state beside pages
+        self.pages = PageAllocator(pool.slots // PAGE, PAGE, share=not is_recurrent)
         timer = StepTimer(pool.most_tokens, MIXED_CHUNK, token_seconds)
-        self._scheduler = Scheduler(self.pages, pool.requests, waiting, timer)
+        self._scheduler = Scheduler(self.pages, pool.requests, waiting, timer, pool.drafts)
         self._counts = EngineCounts()
         self._cancelled: deque[Request] = deque()
         self._wake = threading.Condition()
@@ -159,10 +165,10 @@ class Engine(Unpicklable):
         return Reply(request.outlet, bool(settings.logprobs), cancel)
 
     def _check(self, request: Request) -> None:
-        if request.settings.speculate:
-            raise OptionError(
-                "speculative decoding is for one request at a time", where="speculate",
-                got=request.settings.speculate, hint="load the model with rlx.load",
+        if request.settings.speculate and not self.runner.pool.drafts:
+            raise UnsupportedError(
+                "speculative decoding needs a KV cache; a recurrent state cannot be rewound",
+                where=self.runner.config.arch, hint="generate without speculate=",
             )  # fmt: skip
         if request.settings.overflow != "error":
             raise OptionError(
@@ -214,6 +220,18 @@ class Engine(Unpicklable):
     # -- its own thread -----------------------------------------------------------------------
 
     def _serve(self) -> None:
+        reason, found = "cancelled", None
+        try:
+            self._loop()
+        except BaseException as error:  # nobody may wait for ever
+            reason, found = "error", error
+        with self._wake:
+            self._closed = True
+            self._end([*self._scheduler.running, *self._scheduler.queue], reason, found)
+            self._wake.notify_all()  # who drains
+
+    def _loop(self) -> None:
+        """Run until the engine is closed."""
         scheduler = self._scheduler
         while True:
             with self._wake:
@@ -222,7 +240,7 @@ class Engine(Unpicklable):
                     self._wake.notify_all()  # who drains
                     self._wake.wait()
                 if self._closed:
-                    break
+                    return
                 self._sweep()
                 for request in scheduler.admit():
                     self._counts.admitted(request)
@@ -233,8 +251,6 @@ class Engine(Unpicklable):
             except BaseException as error:  # it belongs to those who wait for a reply
                 with self._wake:
                     self._end([part.request for part in scheduled], "error", error)
-        with self._wake:
-            self._end([*scheduler.running, *scheduler.queue], "cancelled")
 
     def _sweep(self) -> None:
         """Let go of requests that were cancelled, or whose time is over."""
@@ -262,31 +278,42 @@ class Engine(Unpicklable):
         if not scheduled:
             return
         start = time.perf_counter()
-        picked = [part.request for part in scheduled if part.completes]
+        completes = [part for part in scheduled if part.completes]
         rows = self.runner.run(scheduled)
-        errors = [self._draw(r, rows[i : i + 1]) for i, r in enumerate(picked)]
+        accepted, errors, at = dict[Request, int](), dict[Request, Exception](), 0
+        for part in completes:
+            end = at + 1 + len(part.draft)
+            try:
+                accepted[part.request] = self._draw(part, rows[at:end])
+            except Exception as error:  # of this request alone
+                errors[part.request] = error
+            at = end
         with self._wake:
             for part in scheduled:
-                self._scheduler.ran(part)
-            for request, error in zip(picked, errors, strict=True):
-                if error is not None or request.finished:
+                self._scheduler.ran(part, accepted.get(part.request, 0))
+            for request in [part.request for part in completes]:
+                if request in errors or request.finished:
                     self._scheduler.leave(request)
-                    self._counts.ended("error" if error else request.result.finish_reason)
-        for request, error in zip(picked, errors, strict=True):
-            request.publish(error)
-        seconds, tokens = time.perf_counter() - start, sum(part.count for part in scheduled)
-        decodes = sum(part.count == 1 for part in scheduled)
-        self._scheduler.timer.observe(decodes, tokens - decodes, seconds)
-        self._counts.ran(tokens, len(picked), seconds)
-        wake(request.outlet for request in picked)
+                    reason = request.result.finish_reason
+                    self._counts.ended("error" if request in errors else reason)
+        for part in completes:
+            part.request.publish(errors.get(part.request))
+        seconds = time.perf_counter() - start
+        self._scheduler.timer.observe(*tokens_of(scheduled), seconds)
+        self._counts.ran(scheduled, accepted.values(), seconds)
+        wake(part.request.outlet for part in completes)
 
-    def _draw(self, request: Request, logits: Any) -> Exception | None:
-        """Draw the next token of a request. What goes wrong is an error of this request alone."""
-        try:
-            request.receive(self.runner.sample(request, logits), logits[0])
-        except Exception as error:
-            return error
-        return None
+    def _draw(self, part: ScheduledTokens, rows: Any) -> int:
+        """Draw the next token of a request, and more while they are those of its draft, each from
+        the logits it would have without one. Returns how many draft tokens were right."""
+        request = part.request
+        for number, expected in enumerate([*part.draft, -1]):
+            row = rows[number : number + 1]
+            token = self.runner.sample(request, row)
+            request.receive(token, row[0])
+            if request.finished or token != expected:
+                break
+        return number
 
 
 def _require_requests(bundle: ModelBundle) -> ModelBundle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.models.batch.request import Request
-    from rlx.models.batch.scheduler import Scheduler
+    from rlx.models.batch.scheduler import ScheduledTokens, Scheduler
 
 
 @dataclass
@@ -19,6 +20,8 @@ class EngineCounts:
     tokens_in: int = 0  # of the prompts of requests that were admitted
     tokens_out: int = 0
     tokens_run: int = 0  # prompts and output; less than in and out, where prefixes were reused
+    drafted: int = 0  # tokens of speculative decoding
+    accepted: int = 0  # and how many of them were right
     runs: int = 0
     run_seconds: float = 0.0
     finished: dict[str, int] = field(default_factory=dict)  # requests by finish reason
@@ -26,11 +29,17 @@ class EngineCounts:
     def admitted(self, request: Request) -> None:
         self.tokens_in += request.result.prompt_tokens
 
-    def ran(self, tokens: int, drawn: int, seconds: float) -> None:
+    def ran(
+        self, scheduled: Sequence[ScheduledTokens], accepted: Collection[int], seconds: float
+    ) -> None:
+        """A run took so long; so many tokens of each draft were right."""
         self.runs += 1
-        self.tokens_run += tokens
-        self.tokens_out += drawn
         self.run_seconds += seconds
+        drafted = sum(len(part.draft) for part in scheduled)
+        self.tokens_run += drafted + sum(part.count for part in scheduled)
+        self.tokens_out += len(accepted) + sum(accepted)
+        self.drafted += drafted
+        self.accepted += sum(accepted)
 
     def ended(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
@@ -51,6 +60,8 @@ class EngineStats:
     tokens_run: int
     prefix_hits: int  # requests that found a part of their prompt in the KV cache
     prefix_tokens: int  # and its tokens
+    drafted: int  # tokens of speculative decoding
+    accepted: int  # and how many of them were right
     runs: int
     run_seconds: float
     finished: dict[str, int]
@@ -64,6 +75,7 @@ class EngineStats:
             pages_free=pages.available, pages_cached=pages.cached, tokens_in=counts.tokens_in,
             tokens_out=counts.tokens_out, tokens_run=counts.tokens_run,
             prefix_hits=scheduler.prefix_hits, prefix_tokens=scheduler.prefix_tokens,
-            runs=counts.runs, run_seconds=counts.run_seconds, finished=dict(counts.finished),
+            drafted=counts.drafted, accepted=counts.accepted, runs=counts.runs,
+            run_seconds=counts.run_seconds, finished=dict(counts.finished),
             retry_after=scheduler.retry_after(),
         )  # fmt: skip

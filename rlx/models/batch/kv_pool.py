@@ -12,8 +12,7 @@ from rlx.ir.module import GraphModule
 from rlx.models.adapters import Adapter, AdapterShape, common_shape
 from rlx.models.arguments import require_count
 from rlx.models.batch.paged_builder import PAGE, PagedDecoderBuilder
-from rlx.models.build_graph import SAMPLES, BuiltGraph, EntryPoint, define_graph, sample
-from rlx.models.builder import Tensor
+from rlx.models.builder import SAMPLES, BuiltGraph, EntryPoint, Tensor, define_graph, sample
 from rlx.models.bundle import EntryPointSpec
 from rlx.models.config import KVCacheType
 from rlx.models.model_file import ModelFile
@@ -24,6 +23,7 @@ NAME = "requests"
 REQUESTS = 8  # at once, unless another number is asked for
 MOST_REQUESTS = 1 << 16
 CHUNK = 512  # tokens of prompts in a run, at most
+MOST_DRAFTS = 32  # tokens of speculative decoding in a run, of all requests
 MIXED_CHUNK = 128  # beside decodes, before runs are measured
 
 
@@ -50,11 +50,6 @@ class KVPool:
         require_count("requests", requests, most=MOST_REQUESTS)
         if cache_tokens is not None:
             require_count("cache_tokens", cache_tokens)
-        if config.recurrent is not None:
-            raise UnsupportedError(
-                "recurrent states are not batched yet", where=config.arch,
-                hint="load the model with rlx.load, for one request at a time",
-            )  # fmt: skip
         cache = KVCacheType.of(kv, config.head_dim)
         if cache.scheme is not None:
             raise OptionError("not for pages yet", where="kv", got=kv, expected="f16, bf16 or f32")
@@ -92,13 +87,29 @@ class KVPool:
     @property
     def most_tokens(self) -> int:
         """The most tokens of a run."""
-        return max(CHUNK, MIXED_CHUNK + self.requests)
+        return max(CHUNK, MIXED_CHUNK + self.requests + self.drafts)
+
+    @property
+    def drafts(self) -> int:
+        """The most draft tokens that a run verifies."""
+        if self.model.config.recurrent is not None:
+            return 0  # a recurrent state cannot be rewound
+        return min(MOST_DRAFTS, 16 * self.requests)
 
     @property
     def spec(self) -> EntryPointSpec:
-        """One executable for any number of tokens: as fast as one for exactly so many."""
+        """One executable for any number of tokens: as fast as one for exactly so many. Where there
+        are recurrent layers, one for a token of each request, one for a chunk of a prompt."""
+        if self.model.config.recurrent is not None:
+            decode = ModelVariant(seq=1).with_extra("runs", UpTo(self.requests))
+            prefill = ModelVariant(seq=UpTo(CHUNK)).with_extra("runs", 1)
+            variants = {"decode": decode, "prefill": prefill}
+            picked = UpTo(self.requests)
+            return EntryPointSpec(
+                self._build, {n: v.with_extra("picked", picked) for n, v in variants.items()}
+            )
         variant = ModelVariant(seq=UpTo(self.most_tokens))
-        variant = variant.with_extra("picked", UpTo(self.requests))
+        variant = variant.with_extra("picked", UpTo(self.requests + self.drafts))
         return EntryPointSpec(self._build, {"any": variant})
 
     @cached_property
@@ -116,13 +127,13 @@ class KVPool:
         """The model for tokens of many sequences: logits of the tokens that are picked."""
 
         def build(g: GraphModule) -> tuple[PagedDecoderBuilder, dict[str, Tensor]]:
-            ids, arch = g.input("ids", [1, "seq"], "i32"), self.model.arch
+            arch = self.model.arch
             weights, many = self.model.weights(), len(self.adapters)
             net = PagedDecoderBuilder(
                 g, self.model.config, weights, self.context, self.kv, self.slots, self.requests,
                 many, lora=self.adapter_shape,
             )  # fmt: skip
-            x = net.pick(net.layers(arch, arch.embed(net, ids)))
+            x = net.pick(net.layers(arch, arch.embed(net, net.ids())))
             return net, {"logits": net.head(x, last_only=False)}
 
         return define_graph(self.model.config.arch, build)

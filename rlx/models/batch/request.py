@@ -10,10 +10,12 @@ from rlx.models.arguments import require_count, require_seconds
 from rlx.models.batch.reply import Outlet
 from rlx.models.generation import Generation, GenerationState
 from rlx.models.sampling import GenerationSettings, Penalties
+from rlx.models.speculative import NgramTable
 from rlx.models.structured_output import penalties_for
 from rlx.support.records import dataclass
 
 MOST_PRIORITY = 100
+LONGEST_USER = 256  # characters
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,13 @@ class Terms:
         require_count("priority", self.priority, -MOST_PRIORITY, MOST_PRIORITY)
         if self.deadline is not None:
             require_seconds("deadline", self.deadline)
-        if self.user is not None and not isinstance(self.user, str):
-            raise OptionError("not a name", where="user", got=repr(self.user)[:40], expected="str")
+        if self.user is not None and not (
+            isinstance(self.user, str) and len(self.user) <= LONGEST_USER
+        ):
+            raise OptionError(
+                "not a name", where="user", got=repr(self.user)[:40],
+                expected=f"a str of at most {LONGEST_USER} characters",
+            )  # fmt: skip
 
 
 class Request:
@@ -54,10 +61,19 @@ class Request:
         self.penalties: Penalties | None = penalties_for(settings, tokenizer, vocab, prompt)
         self.most = min(len(prompt) + settings.max_tokens, context)  # tokens in the KV cache
         self._state = GenerationState(tokenizer, settings, self.result)
+        self._ngrams = NgramTable() if settings.speculate else None
 
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.done
+
+    def draft(self, most: int) -> list[int]:
+        """Up to `most` tokens that may come next, for the next run to verify; as many as were
+        asked for and fit."""
+        count = min(self.settings.speculate or 0, most, self.most - len(self.tokens))
+        if self._ngrams is None or count <= 0:
+            return []
+        return self._ngrams.find(self.tokens, count)
 
     @property
     def finished(self) -> bool:
@@ -89,4 +105,4 @@ class Request:
             self.result.finish_reason = "error"
         self.outlet.publish(self.finished, error)
         if self.finished:  # a reply may be kept for long
-            self.penalties = None
+            self.penalties = self._ngrams = None

@@ -9,7 +9,7 @@ shortest: a long prompt always moves on, and a short one does not wait for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -26,10 +26,11 @@ _LONGEST_RETRY = 600.0  # seconds
 
 @dataclass(frozen=True)
 class ScheduledTokens:
-    """The next `count` tokens of a request, to be run."""
+    """The next `count` tokens of a request, to be run, and those of a draft to verify."""
 
     request: Request
     count: int
+    draft: Sequence[int] = ()
 
     @property
     def completes(self) -> bool:
@@ -42,8 +43,10 @@ class Scheduler:
 
     def __init__(
         self, pages: PageAllocator, rows: int, waiting: int, timer: StepTimer,
-        clock: Callable[[], float] = time.monotonic,
+        drafts: int = 0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
+        """`drafts` is the most draft tokens of a run."""
+        self.drafts = drafts
         self.pages, self.timer, self.clock = pages, timer, clock
         self.queue = FairQueue()
         self.running: list[Request] = []
@@ -148,13 +151,24 @@ class Scheduler:
                 age = ages.pop(request)
                 if filler in ages:
                     ages[filler] = min(ages[filler], age)
-        scheduled = [ScheduledTokens(r, 1) for r in self.running if r.pending == 1]
+        scheduled = self._decodes()
         prompts = sorted((r for r in ages if r.pending > 1), key=ages.__getitem__)
         if prompts:
-            shares = share_room([r.pending for r in prompts], self.timer.room(len(scheduled)))
+            busy = sum(1 + len(part.draft) for part in scheduled)
+            shares = share_room([r.pending for r in prompts], self.timer.room(busy))
             pairs = zip(prompts, shares, strict=True)
             scheduled += [ScheduledTokens(r, share) for r, share in pairs if share]
         return scheduled
+
+    def _decodes(self) -> list[ScheduledTokens]:
+        """A token of every request that decodes, and drafts as far as they fit."""
+        room, found = self.drafts, list[ScheduledTokens]()
+        for request in self.running:
+            if request.pending == 1:
+                draft = request.draft(room) if room else ()
+                room -= len(draft)
+                found.append(ScheduledTokens(request, 1, draft))
+        return found
 
     def _reuse(self, request: Request) -> Request | None:
         """Skip what shared pages hold already. Returns who is to fill the next one, if it is not
@@ -173,16 +187,22 @@ class Scheduler:
             request.result.reused_tokens += size
         return None
 
-    def ran(self, part: ScheduledTokens) -> None:
-        """Tokens of a request ran: the KV cache holds them, and pages that they filled may serve
-        other requests."""
+    def ran(self, part: ScheduledTokens, accepted: int = 0) -> None:
+        """Tokens of a request ran, and so many of its draft were right: the KV cache holds them,
+        and pages that they filled may serve other requests."""
         request, size = part.request, self.pages.size
-        first, request.done = request.done // size, request.done + part.count
+        first, request.done = request.done // size, request.done + part.count + accepted
         for number in range(first, request.done // size):
             tokens = request.tokens[number * size : (number + 1) * size]
             self.pages.learn(request.pages, number, tokens, request.adapter)
         if part.count == 1:
-            self.queue.charge(request, OUTPUT_COST)
+            self.queue.charge(request, OUTPUT_COST * (1 + accepted))
+
+
+def tokens_of(scheduled: Sequence[ScheduledTokens]) -> tuple[int, int]:
+    """Tokens of a run: those of decodes and drafts, and those of prompts."""
+    decodes = sum(1 + len(part.draft) for part in scheduled if part.count == 1)
+    return decodes, sum(part.count for part in scheduled if part.count > 1)
 
 
 def _age(request: Request) -> tuple[int, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 SECONDS = 0.1  # between two tokens of an answer, while prompts are prefilled
 LEAST = 32  # tokens of prompts in a run, however long it takes
 _IDLE = 4  # how much longer a run may take in which nobody decodes
-_RATE = 0.2  # of the newest measurement in a mean
+_RISE, _FALL = 0.1, 0.5  # of the newest measurement in a mean: a run that was held up says little
 
 
 class StepTimer:
@@ -41,4 +41,6 @@ class StepTimer:
 
 
 def _mean(before: float, new: float) -> float:
-    return before + _RATE * (new - before) if before else new
+    if not before:
+        return new
+    return before + (_FALL if new < before else _RISE) * (new - before)

@@ -8,15 +8,12 @@ from functools import lru_cache
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.op import registrations
-from rlx.passes.fusion.activation import ACTIVATION
 from rlx.passes.fusion.attention import ATTENTION
-from rlx.passes.fusion.casts import PRECISION
-from rlx.passes.fusion.glu import GLU
-from rlx.passes.fusion.linear import LINEAR
+from rlx.passes.fusion.linear import ACTIVATION, GLU, LINEAR, share_inputs
 from rlx.passes.fusion.norm import NORM, RESIDUAL
 from rlx.passes.fusion.region import fuse_regions
 from rlx.passes.fusion.rope import ROPE
-from rlx.passes.fusion.shared_input import share_inputs
+from rlx.passes.precision import PRECISION
 from rlx.passes.report import FusionReport
 from rlx.passes.rewrite import OnFire, Rule, apply
 from rlx.passes.simplify import LAYOUT

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rlx.serve.api_errors import bad_request
-from rlx.serve.context import body_of, connected, context_of
+from rlx.serve.context import body_of, connected, context_of, terms_of
 from rlx.serve.json_body import Fields
 from rlx.serve.model_pool import Lease
 from rlx.serve.openai.completions import is_tokens
@@ -41,7 +41,12 @@ async def embeddings(request: Request) -> Response:
                 f"'dimensions' is {width}; this model's vectors have {most}.", "dimensions",
                 "invalid_value",
             )  # fmt: skip
-        found = await connected(request, embed(lease.model, texts, width, normalize, prompt, cut))
+        found = await connected(
+            request,
+            embed(
+                lease.model, texts, width, normalize, prompt, cut, terms_of(request, fields).user
+            ),
+        )
     _count(request, lease, found)
     rows = [
         {"object": "embedding", "index": i, "embedding": _encoded(row, kind)}

@@ -54,8 +54,8 @@ async def create(request: Request) -> Response:
     store, caller = store_of(request), caller_of(request)
     before = _before(store, caller, fields)
     talk = messages_of_items(fields)
-    builder = ResponseBuilder(_echo(fields))
     asked = _chat_request(fields, request, [*before, *talk])
+    builder = ResponseBuilder(_echo(fields))
     answers = await connected(request, open_chat(context.pool, asked))
     keep = fields.flag("store", True)
 
@@ -197,10 +197,10 @@ def _echo(fields: Fields) -> dict[str, Any]:
     """What a response repeats of its request."""
     given = {name: fields.get(name) for name in ("instructions", "max_output_tokens", "user",
              "previous_response_id", "temperature", "top_p")}  # fmt: skip
-    reasoning = fields.get("reasoning") or {}
+    reasoning = fields.object("reasoning") or {}
     return given | {
         "model": fields.get("model"),
-        "metadata": fields.get("metadata") or {},
+        "metadata": fields.object("metadata") or {},
         "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "store": fields.flag("store", True),

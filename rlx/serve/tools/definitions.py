@@ -31,7 +31,7 @@ class Tool:
         """The schema that arguments follow while they are generated. Properties that it does not
         name are not made up."""
         schema = dict(self.parameters) or dict(_NOTHING)
-        if "properties" in schema or schema.get("type") == "object":
+        if "properties" in schema:
             schema.setdefault("additionalProperties", False)
             schema.setdefault("type", "object")
         return schema

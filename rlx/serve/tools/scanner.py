@@ -108,7 +108,10 @@ class Scanner:
                     yield delta(text)
                 return marker
             if self._ended:
-                if text := self._take(len(self._rest)):
+                # a marker that was cut off is text, unless a call shows what it would have been
+                sure = self._certain(markers, trim) if self._calls else len(self._rest)
+                text = self._take(len(self._rest))[:sure]
+                if text:
                     yield delta(text)
                 return None
             if text := self._take(self._certain(markers, trim)):

@@ -91,8 +91,9 @@ class CallScanner(Scanner):
         try:
             yield from self._after(marker)
         except NotACall:
-            cut = marker and self._ended and not self._rest  # then it may have been a call
-            if self._taken is not None and not cut:
+            if self._ended and (marker or self._calls):
+                self._rest = ""  # it was cut off, and may have been a call
+            elif self._taken is not None:
                 yield TextDelta(before + marker + "".join(self._taken))
         self._taken = None
         if self._calls:

@@ -52,7 +52,7 @@ def _function(lark: Lark, tool: Tool) -> str:
     for key, kind in tool.properties.items():
         one = _parameter(lark, tool, key, kind)
         parts.append(one if key in required else f"({one})?")
-    if not tool.properties and tool.parameters.get("additionalProperties"):
+    if "properties" not in tool.schema and tool.schema.get("additionalProperties", True):
         value = lark.rule("free_value", f"/{_FREE}\\n<\\/parameter>\\n/", lazy=True)
         parts.append(f'("<parameter=" /[A-Za-z0-9_.-]+/ ">\\n" {value})*')
     return f'{begin} {" ".join(parts)} "</function>"'
@@ -113,7 +113,8 @@ class XmlScanner(CallScanner):
             first = False
             yield from self._literal("\n")
             yield from self._parameter(self._kinds.get(name, {}).get(key))
-        yield from self._literal("</function>")
+        if not (yield from self._literal("</function>")) and self._ended:
+            raise NotACall
         yield self._delta("}")
 
     def _parameter(self, kind: Any) -> Steps[None]:

@@ -20,6 +20,7 @@ from rlx.backends.registry import Device
 from rlx.backends.timing import Profile, Timing, block_pattern
 from rlx.errors import OptionError
 from rlx.ir.attrs import Body
+from rlx.ir.binding import bind_graph
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
 from rlx.ir.module import GraphModule
@@ -27,7 +28,6 @@ from rlx.ir.node import Node, Value
 from rlx.ir.op import Array
 from rlx.ir.shape import Shape
 from rlx.ir.text.printer import write_call
-from rlx.passes.bind import bind_graph
 from rlx.passes.pipeline import PipelineResult
 from rlx.passes.report import DispatchReport, FusionReport
 from rlx.runtime.compiled import CompiledGraph

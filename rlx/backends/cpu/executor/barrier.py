@@ -6,7 +6,7 @@ reads this count afterwards, so no wake-up is lost. On Linux workers sleep in fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rlx.backends.cpu.executor.control_block import (
     ARRIVED,
@@ -20,10 +20,6 @@ from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
 _EVERYONE = 0x7FFFFFFF
-
-
-def void_results(*_: object) -> None:
-    """Drop the results of a call or branch, in a body that must return nothing."""
 
 
 def _futex(f: Function, op: int, address: Value, value: Value) -> None:
@@ -52,28 +48,30 @@ def wake_nobody(f: Function, address: Value) -> None:
     """Sleepers of the portable barrier poll."""
 
 
-def counted_sleep(f: Function, counter: Value, sleep: Callable[[], None]) -> None:
-    """Count the sleeper before `sleep` checks a last time, so that no wake-up is lost."""
+def counted(f: Function, counter: Value) -> Iterator[None]:
+    """`for _ in counted(f, counter):` what sleeps inside is counted before it checks its condition
+    a last time, so that no wake-up is lost."""
     f.atomic_rmw("add", counter, f.i32(1), order="seq_cst")
-    sleep()
+    yield
     f.atomic_rmw("sub", counter, f.i32(1), order="seq_cst")
 
 
-def idle(f: Function, state: Value, start: Value, patience: int, sleep: Callable[[], None]) -> None:
-    """One iteration of a wait loop: spin at first, then yield the core, then sleep.
+def idle(f: Function, state: Value, start: Value, patience: int) -> Iterator[None]:
+    """One iteration of a wait loop: spin at first, then yield the core, then sleep as the body of
+    `for _ in idle(...):` does.
 
     Yielding early matters where the awaited thread shares the core.
     """
     waited = f.clock() - start
-
-    def yield_core() -> None:
-        f.intrinsic("sched_yield", i32)
-
-    f.if_(
-        waited < f.load(state, i64, SPIN),
-        f.relax,
-        lambda: void_results(f.if_(waited < f.load(state, i64, patience), yield_core, sleep)),
-    )
+    for spins in f.either(waited < f.load(state, i64, SPIN)):
+        if spins:
+            f.relax()
+            continue
+        for yields in f.either(waited < f.load(state, i64, patience)):
+            if yields:
+                f.intrinsic("sched_yield", i32)
+            else:
+                yield
 
 
 def emit_barrier(
@@ -87,24 +85,20 @@ def emit_barrier(
     generation, sleepers = f.gep(state, GENERATION), f.gep(state, BARRIER_SLEEPERS)
     seen = f.atomic_load(generation, i32, order="monotonic")
     before = f.atomic_rmw("add", state, f.i32(1), ARRIVED)
-
-    def open_barrier() -> None:
-        f.atomic_store(f.i32(0), state, ARRIVED, "monotonic")
-        f.atomic_rmw("add", generation, f.i32(1), order="seq_cst")
-        asleep = f.atomic_load(sleepers, i32, order="seq_cst")
-        f.if_(asleep.ne(0), lambda: wake(f, generation))
-
-    def wait_once(start: Value) -> list[Value]:
-        idle(f, state, start, BARRIER_YIELD, sleep)
-        return [start]
-
-    def sleep() -> None:
-        counted_sleep(f, sleepers, lambda: wait(f, generation, seen))
-
-    def wait_for_all() -> None:
-        f.while_([f.clock()], lambda start: f.atomic_load(generation, i32).eq(seen), wait_once)
-
-    f.if_(before.eq(f["nth"] - 1), open_barrier, wait_for_all)
+    for is_last in f.either(before.eq(f["nth"] - 1)):
+        if is_last:
+            f.atomic_store(f.i32(0), state, ARRIVED, "monotonic")
+            f.atomic_rmw("add", generation, f.i32(1), order="seq_cst")
+            asleep = f.atomic_load(sleepers, i32, order="seq_cst")
+            for _ in f.when(asleep.ne(0)):
+                wake(f, generation)
+            continue
+        start = f.carry([f.clock()])
+        for _ in start.forever():
+            start.break_unless(f.atomic_load(generation, i32).eq(seen))
+            for _ in idle(f, state, start.values[0], BARRIER_YIELD):
+                for _ in counted(f, sleepers):
+                    wait(f, generation, seen)
     return f
 
 
@@ -114,12 +108,10 @@ def emit_finish(m: Module, wake: Callable[[Function, Value], None]) -> Function:
     state = f["state"]
     finished = f.gep(state, FINISHED)
     before = f.atomic_rmw("add", finished, f.i32(1), order="seq_cst")
-
-    def last() -> None:
+    for _ in f.when(before.eq(f["nth"] - 2)):
         asleep = f.atomic_load(state, i32, BARRIER_SLEEPERS, "seq_cst")
-        f.if_(asleep.ne(0), lambda: wake(f, finished))
-
-    f.if_(before.eq(f["nth"] - 2), last)
+        for _ in f.when(asleep.ne(0)):
+            wake(f, finished)
     return f
 
 
@@ -129,14 +121,12 @@ def emit_join(m: Module, wait: Callable[[Function, Value, Value], None]) -> Func
     f = m.function("join", [("state", ptr), ("nth", i32)], internal=True)
     state, others = f["state"], f["nth"] - 1
     finished, sleepers = f.gep(state, FINISHED), f.gep(state, BARRIER_SLEEPERS)
-
-    def unless_done() -> None:
-        now = f.atomic_load(finished, i32, order="seq_cst")
-        f.if_(now.ne(others), lambda: wait(f, finished, now))
-
-    def wait_once(start: Value) -> list[Value]:
-        idle(f, state, start, BARRIER_YIELD, lambda: counted_sleep(f, sleepers, unless_done))
-        return [start]
-
-    f.while_([f.clock()], lambda start: f.atomic_load(finished, i32).ne(others), wait_once)
+    start = f.carry([f.clock()])
+    for _ in start.forever():
+        start.break_unless(f.atomic_load(finished, i32).ne(others))
+        for _ in idle(f, state, start.values[0], BARRIER_YIELD):
+            for _ in counted(f, sleepers):
+                now = f.atomic_load(finished, i32, order="seq_cst")
+                for _ in f.when(now.ne(others)):
+                    wait(f, finished, now)
     return f

@@ -35,7 +35,7 @@ import sys
 from functools import cache
 
 from rlx.backends.cpu.executor.barrier import (
-    counted_sleep,
+    counted,
     emit_barrier,
     emit_finish,
     emit_join,
@@ -43,7 +43,6 @@ from rlx.backends.cpu.executor.barrier import (
     futex_wake,
     idle,
     sleep_a_little,
-    void_results,
     wake_nobody,
 )
 from rlx.backends.cpu.executor.control_block import (
@@ -115,13 +114,17 @@ def emit_decode_loop(m: Module, run: Function) -> None:
     state, program, last, header = (f[name] for name, _ in params)
     count = f.load(header, i64, LOOP_COUNT)
     begin, budget = f.clock(), f.load(state, i64, BUDGET) * _BUDGETS
-
-    def iteration(done: Value, limit: Value) -> list[Value]:
+    loop = f.carry([f.load(header, i64, LOOP_DONE), count])
+    for _ in loop.forever():
+        done, limit = loop.values
+        loop.break_unless(done < limit)
         _set_dynamic_args(f, f.load(program, ptr, DYNAMIC_ARGS), header, done)
         at = f.call(run, state, program, f.load(header, i64, LOOP_RESUME_AT), last)
         f.store(at, header, LOOP_RESUME_AT)
-        f.if_(at < last, lambda: f.ret(f.i64(1)))
-        f.if_(f.load(f.load(header, ptr, LOOP_STATUS), i64).ne(0), lambda: f.ret(f.i64(0)))
+        for _ in f.when(at < last):
+            f.ret(f.i64(1))
+        for _ in f.when(f.load(f.load(header, ptr, LOOP_STATUS), i64).ne(0)):
+            f.ret(f.i64(0))
         f.store(f.i64(0), header, LOOP_RESUME_AT)
         emitted = f.load(f.load(header, ptr, LOOP_EMITTED), i32)
         f.store(emitted, f.gep(f.load(header, ptr, LOOP_LOG), done, 4))
@@ -129,11 +132,9 @@ def emit_decode_loop(m: Module, run: Function) -> None:
         _copy_outputs(f, header)
         end = f.select(_is_stop(f, header, emitted), done + 1, limit)
         late = (f.clock() - begin > budget) & (done + 1 < end)
-        f.if_(late, lambda: f.ret(f.i64(1)))
-        return [done + 1, end]
-
-    first = f.load(header, i64, LOOP_DONE)
-    f.while_([first, count], lambda done, limit: done < limit, iteration)
+        for _ in f.when(late):
+            f.ret(f.i64(1))
+        loop.values = [done + 1, end]
     f.ret(f.i64(0))
 
 
@@ -148,12 +149,10 @@ def _set_dynamic_args(f: Function, dynamic: Value, header: Value, done: Value) -
 
 def _is_stop(f: Function, header: Value, emitted: Value) -> Value:
     stop, count = f.load(header, ptr, LOOP_STOP), f.load(header, i64, LOOP_STOP_COUNT)
-
-    def look(i: Value, found: Value) -> Value:
-        return found | f.load(f.gep(stop, i, 4), i32).eq(emitted)
-
-    [found] = f.loop(0, count, 1, [f.const(0, emitted.eq(emitted).type)], look)
-    return found
+    found = f.carry([f.const(0, emitted.eq(emitted).type)])
+    for i in found.range(0, count):
+        found.values = [found.values[0] | f.load(f.gep(stop, i, 4), i32).eq(emitted)]
+    return found.values[0]
 
 
 def _copy_outputs(f: Function, header: Value) -> None:
@@ -202,7 +201,10 @@ def _emit_execute(m: Module, barrier: Function, records_cpu: bool) -> Function:
     f = m.function("execute", _EXECUTE, i64, internal=True)
     given = [f[name] for name, _ in _EXECUTE]
     profiled = f.load(f["program"], ptr, PROFILE).ne(f.null())
-    f.ret(*f.if_(profiled, lambda: f.call(timed, *given), lambda: f.call(plain, *given)))
+    at = f.carry()
+    for is_profiled in f.either(profiled, at):
+        at.values = [f.call(timed if is_profiled else plain, *given)]
+    f.ret(*at.values)
     return f
 
 
@@ -221,30 +223,34 @@ def _emit_launches(m: Module, barrier: Function, records_cpu: bool, timed: bool)
         The decision is stored with the iteration and not with the launch: where a program jumps
         back, a slow worker may still read the decision of the time before."""
         late = is_leader & (f.clock() - begin > budget)
-        f.if_(late, lambda: f.atomic_store(iteration, state, YIELD_AT, "monotonic"))
-        f.if_(nth > 1, lambda: void_results(f.call(barrier, state, nth)))
+        for _ in f.when(late):
+            f.atomic_store(iteration, state, YIELD_AT, "monotonic")
+        for _ in f.when(nth > 1):
+            f.call(barrier, state, nth)
         return f.atomic_load(state, i64, YIELD_AT, "monotonic").eq(iteration)
 
-    def body(at: Value, limit: Value, iteration: Value) -> list[Value]:
+    loop = f.carry([f["first"], f["last"], f.i64(0)])
+    for _ in loop.forever():
+        at, limit, iteration = loop.values
+        loop.break_unless(at < limit)
         entry = f.gep(launches, at, LAUNCH_BYTES)
         flags = f.load(entry, i32, LAUNCH_FLAGS)
         solo, one = (flags & SOLO).ne(0), f.i64(1)
-        f.if_((flags & HOST).ne(0), lambda: f.ret(at))
-
-        def launch() -> Value:
-            return _launch(f, entry, flags, solo, f.gep(row, at, STAMP_BYTES), timed)
-
-        [distance] = f.if_(is_leader | ~solo, launch, lambda: one)
-        following = at + distance
-        wanted = (flags & BARRIER).ne(0) & (following < limit)
-        [leave] = f.if_(wanted, lambda: sync(iteration), lambda: f.const(0, is_leader.type))
-        return [following, f.select(leave, following, limit), iteration + 1]
-
-    carry = [f["first"], f["last"], f.i64(0)]
-    end, _, _ = f.while_(carry, lambda at, limit, iteration: at < limit, body)
+        for _ in f.when((flags & HOST).ne(0)):
+            f.ret(at)
+        distance, leave = f.carry(), f.carry()
+        for takes_part in f.either(is_leader | ~solo, distance):
+            distance.values = [one]
+            if takes_part:
+                stamps = f.gep(row, at, STAMP_BYTES)
+                distance.values = [_launch(f, entry, flags, solo, stamps, timed)]
+        following = at + distance.values[0]
+        for wanted in f.either((flags & BARRIER).ne(0) & (following < limit), leave):
+            leave.values = [sync(iteration) if wanted else f.const(0, is_leader.type)]
+        loop.values = [following, f.select(leave.values[0], following, limit), iteration + 1]
     if records_cpu:
         f.store(f.intrinsic("sched_getcpu", i32), cpu_slot)
-    f.ret(end)
+    f.ret(loop.values[0])
     return f
 
 
@@ -258,18 +264,13 @@ def _launch(
     start = f.clock() if timed else None
     nth = f.select(solo, f.i32(1), f["nth"])
     call = f.load(entry, ptr, LAUNCH_FN), f.load(entry, ptr, LAUNCH_ARGS), f["tid"], nth
-
-    def plain() -> Value:
-        f.call_pointer(call[0], void, *call[1:])
-        return f.i64(1)
-
-    def jump() -> Value:
-        return f.call_pointer(call[0], i64, *call[1:])
-
-    [distance] = f.if_((flags & JUMP).ne(0), jump, plain)
+    distance = f.carry()
+    for jumps in f.either((flags & JUMP).ne(0), distance):
+        result = f.call_pointer(call[0], i64 if jumps else void, *call[1:])
+        distance.values = [result if jumps else f.i64(1)]
     if start is not None:
         _record(f, stamps, start)
-    return distance
+    return distance.values[0]
 
 
 def _record(f: Function, stamps: Value, start: Value) -> None:
@@ -287,28 +288,22 @@ def _count_sleepers(f: Function, op: str) -> None:
 
 def _wait_for_epoch(f: Function, seen: Value, futex: bool) -> None:
     """Wait in a worker for an epoch other than the one seen; without futex return to Python."""
-    state = f["state"]
-
-    def sleep() -> None:
-        futex_wait(f, f.gep(state, EPOCH), seen)
-
-    def leave() -> None:
-        _count_sleepers(f, "add")
-        missed = f.atomic_load(state, i32, EPOCH, "seq_cst").ne(seen)
-        asleep = seen.to(i64, signed=False)
-        f.if_(missed, lambda: _count_sleepers(f, "sub"), lambda: f.ret(asleep))
-
-    def rest() -> None:
-        if futex:
-            counted_sleep(f, f.gep(state, SLEEPERS), sleep)
-        else:
-            leave()
-
-    def wait_once(start: Value) -> list[Value]:
-        idle(f, state, start, IDLE_YIELD, rest)
-        return [start]
-
-    f.while_([f.clock()], lambda start: f.atomic_load(state, i32, EPOCH).eq(seen), wait_once)
+    state, start = f["state"], f.carry([f.clock()])
+    for _ in start.forever():
+        start.break_unless(f.atomic_load(state, i32, EPOCH).eq(seen))
+        for _ in idle(f, state, start.values[0], IDLE_YIELD):
+            if futex:
+                for _ in counted(f, f.gep(state, SLEEPERS)):
+                    futex_wait(f, f.gep(state, EPOCH), seen)
+                continue
+            _count_sleepers(f, "add")
+            missed = f.atomic_load(state, i32, EPOCH, "seq_cst").ne(seen)
+            asleep = seen.to(i64, signed=False)
+            for has_missed in f.either(missed):
+                if has_missed:
+                    _count_sleepers(f, "sub")
+                else:
+                    f.ret(asleep)
 
 
 def _emit_worker(m: Module, execute: Function, finish: Function, futex: bool) -> None:
@@ -320,25 +315,23 @@ def _emit_worker(m: Module, execute: Function, finish: Function, futex: bool) ->
     params = [("state", ptr), ("tid", i32), ("seen", i32), ("slept", i32)]
     f = m.function("worker", params, i64)
     state, tid = f["state"], f["tid"]
-    f.if_(f["slept"].ne(0), lambda: _count_sleepers(f, "sub"))
-
-    def serve(seen: Value) -> list[Value]:
-        _wait_for_epoch(f, seen, futex)
+    for _ in f.when(f["slept"].ne(0)):
+        _count_sleepers(f, "sub")
+    seen = f.carry([f["seen"]])
+    for _ in seen.forever():
+        seen.break_unless(f.i32(0).eq(0))
+        _wait_for_epoch(f, seen.values[0], futex)
         epoch = f.atomic_load(state, i32, EPOCH)
         stopped = f.atomic_load(state, i32, STOP).ne(0)
-        f.if_(stopped, lambda: f.ret(f.i64(-1)))
+        for _ in f.when(stopped):
+            f.ret(f.i64(-1))
         nth = epoch & 0xFF
-
-        def join_run() -> None:
+        for _ in f.when(tid < nth):
             program = f.load(state, ptr, PROGRAM)
             first, last = f.load(state, i64, FIRST), f.load(state, i64, LAST)
             f.call(execute, state, program, first, last, tid, nth)
             f.call(finish, state, nth)
-
-        f.if_(tid < nth, join_run)
-        return [epoch]
-
-    f.while_([f["seen"]], lambda seen: f.i32(0).eq(0), serve)
+        seen.values = [epoch]
     f.ret(f.i64(-1))
 
 
@@ -352,17 +345,15 @@ def _emit_run(m: Module, execute: Function, join: Function, futex: bool) -> Func
     have = f.load(state, i32, WORKERS)
     nth = f.min(f.select(wanted > 0, wanted, have), have)
     f.atomic_store(f.i64(-1), state, YIELD_AT, "monotonic")
-
-    def announce() -> None:
+    for _ in f.when(nth > 1):
         f.atomic_store(f.i32(0), state, FINISHED, "monotonic")
         f.store(program, state, PROGRAM)
         f.store(first, state, FIRST)
         f.store(last, state, LAST)
         _new_epoch(f, nth, futex)
-
-    f.if_(nth > 1, announce)
     at = f.call(execute, state, program, first, last, f.i32(0), nth)
-    f.if_(nth > 1, lambda: void_results(f.call(join, state, nth)))
+    for _ in f.when(nth > 1):
+        f.call(join, state, nth)
     if futex:
         _emit_shared_core(f, nth)
     f.ret(at)
@@ -372,13 +363,11 @@ def _emit_run(m: Module, execute: Function, join: Function, futex: bool) -> Func
 def _emit_shared_core(f: Function, nth: Value) -> None:
     """Set SHARED_CORE if workers ended on one core. Cores 64 apart alias; Python checks again."""
     state, one = f["state"], f.i64(1)
-
-    def add(tid: Value, cores: Value) -> Value:
+    cores = f.carry([f.i64(0)])
+    for tid in cores.range(0, nth.to(i64)):
         core = f.load(f.gep(f.gep(state, CPUS), tid, 4), i32).to(i64)
-        return cores | one << (core & 63)
-
-    [cores] = f.loop(0, nth.to(i64), 1, [f.i64(0)], add)
-    count = f.intrinsic("llvm.ctpop.i64", i64, cores)
+        cores.values = [cores.values[0] | one << (core & 63)]
+    count = f.intrinsic("llvm.ctpop.i64", i64, cores.values[0])
     f.store((count < nth.to(i64)).to(i32, signed=False), state, SHARED_CORE)
 
 
@@ -399,10 +388,11 @@ def _new_epoch(f: Function, nth: Value, futex: bool) -> None:
     fresh = (old & -256) + 256 | nth
     f.atomic_rmw("xchg", state, fresh, EPOCH, "seq_cst")
     asleep = f.atomic_load(state, i32, SLEEPERS, "seq_cst").ne(0)
-    if futex:
-        f.if_(asleep, lambda: futex_wake(f, f.gep(state, EPOCH)))
-    else:
-        f.if_(asleep, lambda: void_results(f.call_pointer(f.load(state, ptr, WAKE), void)))
+    for _ in f.when(asleep):
+        if futex:
+            futex_wake(f, f.gep(state, EPOCH))
+        else:
+            f.call_pointer(f.load(state, ptr, WAKE), void)
 
 
 def _emit_stop(m: Module, futex: bool) -> None:

@@ -7,14 +7,19 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 import rlx.backends.cpu.kernels as families
-from rlx.backends.cpu.kernels.conv.lower_conv import pack_conv
-from rlx.backends.cpu.kernels.gemm.pack_weights import pack_weights
-from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
+from rlx.backends.cpu.kernels.conv.lower_conv import CONVOLUTIONS, pack_conv
+from rlx.backends.cpu.kernels.gemm.pack_weights import MATMULS, pack_weights
+from rlx.backends.cpu.kernels.qgemm.pack_quantised import QUANTISED, pack_quantised
 from rlx.ir.graph import Graph
 from rlx.llvm.target import Target
 
 for _module in walk_packages(families.__path__, f"{families.__name__}."):
     import_module(_module.name)
 
-# Rewrites of a template for this device, in order: weights are prepacked.
-REWRITES: list[Callable[[Graph, Target], Graph]] = [pack_conv, pack_weights, pack_quantised]
+# Rewrites of a template for this device, in order: weights are prepacked. Each is for graphs that
+# have one of these ops.
+REWRITES: list[tuple[frozenset[str], Callable[[Graph, Target], Graph]]] = [
+    (CONVOLUTIONS, pack_conv),
+    (MATMULS, pack_weights),
+    (QUANTISED, pack_quantised),
+]

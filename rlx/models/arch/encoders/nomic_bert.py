@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlx.models.activations import activation_named
 from rlx.models.arch.encoders.bert import FIELDS as _FIELDS
 from rlx.models.arch.encoders.bert import HARMLESS as _HARMLESS
 from rlx.models.arch.encoders.bert import HARMLESS_TENSORS, HEAD, finish
 from rlx.models.arch.encoders.bert import SHAPES as _SHAPES
+from rlx.models.builder import activation_named
 from rlx.models.config import ModelConfig
 from rlx.models.config_fields import BIDIRECTIONAL, ROPE, Field, number, only, read, without
 from rlx.models.config_hf import HfSettings

@@ -4,13 +4,13 @@ The order of all sums is fixed by positions alone (`problem`), so a row's result
 whatever runs beside it, on any number of workers.
 
 lower_attention     the op to kernels: decode or prefill, strides, combine
-problem             what is constant in the code, kernel args, GQA rows and visible keys
+problem             what is constant in the code, kernel args, GQA rows, visible keys, Q8_0 cache
 prefill             many rows: query blocks against KV blocks
-tiles, pack_qkv     its tiles and micro-kernels (QKᵀ, PV), its packed operands
-decode, key_parts   a few rows: flash decoding at memory speed
+tiles               its tiles and micro-kernels (QKᵀ, PV), its packed operands
+decode              a few rows: flash decoding at memory speed
 decode_heads        the same where the heads of a key are neighbours in memory
 softmax             online softmax of both
-work_split, combine split-KV: splits of the keys shared among workers, and combined in order
+combine             split-KV: splits of the keys shared among workers, and combined in order
 paged_attention     decode over a paged KV cache
-q8_cache            the Q8_0 KV cache
+rotary              rotary position embedding, with a fused norm of heads
 """

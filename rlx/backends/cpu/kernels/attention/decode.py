@@ -7,31 +7,78 @@ KV head are in registers together, so that every key and value is read once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import product
 from operator import add
 
-from rlx.backends.cpu.kernels.attention.combine import Combine, partials_of_span, workspace_of
-from rlx.backends.cpu.kernels.attention.key_parts import KeyParts, joined
+from rlx.backends.cpu.kernels.attention.combine import (
+    Combine,
+    WorkSplit,
+    each_block,
+    partials_of_span,
+    workspace_of,
+)
 from rlx.backends.cpu.kernels.attention.problem import (
     GROUP,
     KV_BLOCK,
+    Q8_0,
     RUN,
     SPLITS,
     Args,
     AttentionKernel,
+    Problem,
     Rows,
+    load_q8,
 )
-from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0, load_q8
 from rlx.backends.cpu.kernels.attention.softmax import RowSoftmax
 from rlx.backends.cpu.kernels.attention.tiles import interleave_bf16, multiply_add, to_bf16
-from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit, each_block
-from rlx.llvm.builder import Function, Module, Value, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Value, i16, i64, ptr, vec
 from rlx.llvm.horizontal import transpose_squares
-from rlx.llvm.storage import LINE, load, memory_type
+from rlx.llvm.storage import LINE, load, memory_type, widen
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
+
+
+class KeyParts:
+    """Reads parts of keys in a function; `step` is the stride of elements in bytes."""
+
+    def __init__(self, f: Function, problem: Problem, step: Value) -> None:
+        self.f, self.problem, self.step = f, problem, step
+        self.dims = problem.score_parts(f.target) * problem.pair
+
+    def read(self, keys: Sequence[Value], d: Value) -> Value:
+        """Dimensions d … d + dims of each key, as one vector of numbers or of bf16 pairs."""
+        f, p = self.f, self.problem
+        if p.bf16_pairs and p.k.name == "bf16":
+            halves = [f.load(f.gep(key, d, 2), vec(self.dims, i16)) for key in keys]
+            return joined(f, halves).bits(vec(self.dims, p.acc))
+        if p.bf16_pairs:
+            return to_bf16(f, *(self._wide(key, d) for key in keys)).bits(vec(self.dims, p.acc))
+        if p.q8_kv:
+            return joined(f, [self._wide(key, d) for key in keys])
+        element = memory_type(p.k)
+        if "k" in p.strided:
+            at = [(d + i) * self.step for i in range(self.dims)]
+            raw = [f.load(f.gep(key, i), element) for key in keys for i in at]
+        else:
+            raw = [f.load(f.gep(key, d, element), vec(self.dims, element)) for key in keys]
+        return widen(f, joined(f, raw), p.k, p.acc)
+
+    def _wide(self, key: Value, d: Value) -> Value:
+        f, p = self.f, self.problem
+        if p.q8_kv:
+            return load_q8(f, key, d, self.dims, p.acc)
+        return load(f, f.gep(key, d, memory_type(p.k)), p.k, self.dims, p.acc)
+
+
+def joined(f: Function, vectors: Sequence[Value]) -> Value:
+    """Vectors, a power of two in number, one after the other."""
+    found = list(vectors)
+    while len(found) > 1:
+        found = [f.concat(a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
+    return found[0]
+
 
 _AHEAD = 8192  # bytes from the row that is read to the one that is prefetched
 MAX_ROWS = 8  # of a KV head: queries times GQA group
@@ -63,15 +110,13 @@ class Decode(AttentionKernel):
         attend = emit_attend(m, self)
         f = m.kernel()
         combine, split = Combine(f, self), WorkSplit(f, self)
-
-        def work(span: KVSpan) -> None:
+        for span in split.each_span():
             partials, item = partials_of_span(f, self, span), (span.batch, span.head, span.row)
             keys = (span.first, span.last)
             spans = (*keys, span.begin, span.end)
             f.call(attend, f["args"], workspace_of(f, self), partials, *item, *spans)
-            f.if_(span.whole, lambda: combine.own(item, *keys, partials))
-
-        split.each_span(work)
+            for _ in f.when(span.whole):
+                combine.own(item, *keys, partials)
 
 
 def emit_attend(m: Module, kernel: Decode, body: type[DecodeAttend] | None = None) -> Function:
@@ -228,9 +273,9 @@ class DecodeAttend:
         unroll = next(n for n in (4, 2, 1) if steps % n == 0)
         ahead = [self.row_ahead("k", self.key, first + i) for i in range(len(keys))]
         size = -(-self.row_size("k") * unroll // steps)
-
-        def step(d: Value, *sums: Value) -> list[Value]:
-            total = list(sums)
+        sums = f.carry([f.const(0.0, vector)] * (len(groups) * self.rows))
+        for d in sums.range(0, self.problem.head_dim, dims * unroll):
+            total = list(sums.values)
             queries = f.gep(self.queries, d.udiv(dims), vector.bytes)
             for row in ahead:
                 self._prefetch(f.gep(row, d.udiv(dims * unroll) * size), size)
@@ -240,10 +285,8 @@ class DecodeAttend:
                     q = f.load(queries, vector, r * self.query_bytes + u * vector.bytes)
                     n = i * self.rows + r
                     total[n] = multiply_add(f, self.pair, q, x, total[n])
-            return total
-
-        start = [f.const(0.0, vector)] * (len(groups) * self.rows)
-        return f.loop(0, self.problem.head_dim, dims * unroll, start, step)
+            sums.values = total
+        return sums.values
 
     def _prefetch(self, at: Value, size: int) -> None:
         for line in range(0, size, LINE):
@@ -298,37 +341,34 @@ class DecodeAttend:
             x = f.load(acc, vector, at)
             return x if factors is None else x * factors[r]
 
-        start = [loaded(*place) for place in places]
-        step = self._pv_step(row, d, begin, count - 1)
-        done = f.loop(first, end, self.pair, start, step, guard=False)
-        for total, (_, at) in zip(done, places, strict=True):
+        sums, last = f.carry([loaded(*place) for place in places]), count - 1
+        for j in sums.range(first, end, self.pair, guard=False):
+            found = [row(j), row(f.min(j + 1, last))][: self.pair]
+            sums.values = self._pv_step(found, d, begin, j, sums.values)
+        for total, (_, at) in zip(sums.values, places, strict=True):
             f.store(total, acc, at)
 
     def _pv_step(
-        self, row: Callable[[Value], Value], d: Value, begin: Value, last: Value
-    ) -> Callable[..., list[Value]]:
+        self, rows: list[Value], d: Value, begin: Value, j: Value, total: list[Value]
+    ) -> list[Value]:
+        """`total` plus the values of key j, and of the next where keys are taken in pairs."""
         f, lanes, width = self.f, self.v_lanes, self.width
-
-        def step(j: Value, *total: Value) -> list[Value]:
-            found = [row(j), row(f.min(j + 1, last))][: self.pair]
-            columns = []
-            self._prefetch(self.row_ahead("v", self.key, j), self.row_size("v"))
-            for i in range(width):
-                values = [self._value(at, d, i * lanes) for at in found]
-                columns.append(values[0] if self.pair == 1 else interleave_bf16(f, *values))
-            # pairs of probabilities lie in the first half of the memory
-            first = j if self.pair == 1 else (begin + j).udiv(2)
-            out = []
-            for r in range(self.rows):
-                place = f.gep(self.scores, first + r * KV_BLOCK, self.type)
-                w = f.broadcast_load(place, self.type, lanes)
-                out += [
-                    multiply_add(f, self.pair, w, x, total[r * width + i])
-                    for i, x in enumerate(columns)
-                ]
-            return out
-
-        return step
+        columns = []
+        self._prefetch(self.row_ahead("v", self.key, j), self.row_size("v"))
+        for i in range(width):
+            values = [self._value(at, d, i * lanes) for at in rows]
+            columns.append(values[0] if self.pair == 1 else interleave_bf16(f, *values))
+        # pairs of probabilities lie in the first half of the memory
+        first = j if self.pair == 1 else (begin + j).udiv(2)
+        out = []
+        for r in range(self.rows):
+            place = f.gep(self.scores, first + r * KV_BLOCK, self.type)
+            w = f.broadcast_load(place, self.type, lanes)
+            out += [
+                multiply_add(f, self.pair, w, x, total[r * width + i])
+                for i, x in enumerate(columns)
+            ]
+        return out
 
     def _value(self, row: Value, at: Value, offset: int) -> Value:
         """A vector of a value, from column `at` + `offset` on."""

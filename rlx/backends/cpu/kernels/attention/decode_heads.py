@@ -13,10 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from rlx.backends.cpu.kernels.attention.combine import Combine, CombineSplitKV
+from rlx.backends.cpu.kernels.attention.combine import (
+    Combine,
+    CombineSplitKV,
+    WorkSplit,
+    each_block,
+    split_bases,
+)
 from rlx.backends.cpu.kernels.attention.decode import Decode, DecodeAttend
 from rlx.backends.cpu.kernels.attention.problem import GROUP, KV_BLOCK, RUN, SPLITS, Args
-from rlx.backends.cpu.kernels.attention.work_split import WorkSplit, each_block, split_bases
 from rlx.llvm.builder import Function, Module, Value, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass

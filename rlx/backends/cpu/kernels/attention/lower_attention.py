@@ -8,8 +8,13 @@ from rlx.backends.cpu.kernels.attention.combine import CombineSplitKV
 from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode
 from rlx.backends.cpu.kernels.attention.decode_heads import CombineHeads, DecodeHeads
 from rlx.backends.cpu.kernels.attention.prefill import Prefill
-from rlx.backends.cpu.kernels.attention.problem import ARGS, AttentionKernel, Problem
-from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0, QuantizeBlocks
+from rlx.backends.cpu.kernels.attention.problem import (
+    ARGS,
+    Q8_0,
+    AttentionKernel,
+    Problem,
+    QuantizeBlocks,
+)
 from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers

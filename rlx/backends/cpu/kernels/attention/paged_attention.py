@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.kernels.attention.combine import Combine, partials_of
+from rlx.backends.cpu.kernels.attention.combine import Combine, kv_runs, partials_of
 from rlx.backends.cpu.kernels.attention.decode import MAX_ROWS, Decode, DecodeAttend, emit_attend
 from rlx.backends.cpu.kernels.attention.problem import (
     ARGS,
@@ -22,7 +22,6 @@ from rlx.backends.cpu.kernels.attention.problem import (
     Rows,
 )
 from rlx.backends.cpu.kernels.attention.tiles import has_bf16_dot
-from rlx.backends.cpu.kernels.attention.work_split import kv_runs
 from rlx.backends.cpu.lowering import (
     Context,
     KernelArg,

@@ -11,14 +11,16 @@ from functools import lru_cache, reduce
 
 from rlx.backends.cpu.kernels.attention.combine import (
     Combine,
+    WorkSplit,
+    each_block,
     partials_of_span,
     safe_inverse,
     workspace_of,
 )
-from rlx.backends.cpu.kernels.attention.pack_qkv import emit_copy_kv, emit_pack_q
 from rlx.backends.cpu.kernels.attention.problem import (
     GROUP,
     KV_BLOCK,
+    Q8_0,
     RUN,
     SPLITS,
     Args,
@@ -28,10 +30,15 @@ from rlx.backends.cpu.kernels.attention.problem import (
     finite_max,
     softmax_exp,
 )
-from rlx.backends.cpu.kernels.attention.q8_cache import Q8_0
 from rlx.backends.cpu.kernels.attention.softmax import PanelSoftmax
-from rlx.backends.cpu.kernels.attention.tiles import Tiling, WorkspaceLayout, emit_pv, emit_qk
-from rlx.backends.cpu.kernels.attention.work_split import KVSpan, WorkSplit, each_block
+from rlx.backends.cpu.kernels.attention.tiles import (
+    Tiling,
+    WorkspaceLayout,
+    emit_copy_kv,
+    emit_pack_q,
+    emit_pv,
+    emit_qk,
+)
 from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr
 from rlx.llvm.storage import LINE, memory_type, store
 from rlx.llvm.target import Target
@@ -97,7 +104,8 @@ class _PanelEmitter:
         if self.problem.left_bounded:
             start = self._relative_key(tables.starts, 0)
             first = start - start.urem(max(GROUP, t.keys))
-        f.if_(first < last, lambda: self._attend(first, last))
+        for _ in f.when(first < last):
+            self._attend(first, last)
 
     def _attend(self, first: Value, last: Value) -> None:
         f, t = self.f, self.tiling
@@ -122,20 +130,19 @@ class _PanelEmitter:
         f, t = self.f, self.tiling
         queries = f.gep(self.workspace(self.layout.queries), f["p"], t.q_panel_bytes)
         keys = self.workspace(self.layout.keys)
-
-        def tile(k: Value, *found: Value) -> list[Value]:
+        found = f.carry(before)
+        for k in found.range(first, last, t.keys, guard=False):
             self._prefetch(k)
             scores = emit_qk(f, t, queries, f.gep(keys, k, t.key_bytes))
             if self.softmax.masks_keys_only:
                 scores = self._mask_keys(scores, k)
             for i, score in enumerate(scores):
                 f.store(score, self.softmax.row(k), i * t.vector.bytes)
-            if not self.max_in_qk:
-                return list(found)
-            columns = [scores[j :: t.vectors] for j in range(t.vectors)]
-            return [reduce(f.max_fast, c, m) for c, m in zip(columns, found, strict=True)]
-
-        return f.loop(first, last, t.keys, before, tile, guard=False)
+            if self.max_in_qk:
+                columns = [scores[j :: t.vectors] for j in range(t.vectors)]
+                both = zip(columns, found.values, strict=True)
+                found.values = [reduce(f.max_fast, c, m) for c, m in both]
+        return found.values
 
     def _mask_keys(self, scores: list[Value], k: Value) -> list[Value]:
         """A tile's scores with a mask over keys; keys beyond the last repeat it."""
@@ -210,7 +217,10 @@ class _PanelEmitter:
         f = self.f
         if self.problem.left_bounded:
             return load()
-        return f.if_(f["is_first"].ne(0), lambda: empty, load)
+        state = f.carry()
+        for is_first in f.either(f["is_first"].ne(0), state):
+            state.values = empty if is_first else load()
+        return state.values
 
     def _pv(self, first: Value, last: Value) -> None:
         f, t = self.f, self.tiling
@@ -263,10 +273,14 @@ class _PanelEmitter:
                     at = f.gep(to, j * t.lanes * memory_type(dtype).bytes)
                     store(f, done[i * t.width + j] * scale[i], at, dtype)
 
-        if self.writes_output:
-            f.if_(f["is_last"].ne(0), write, keep)
-        else:
+        if not self.writes_output:
             keep()
+            return
+        for is_last in f.either(f["is_last"].ne(0)):
+            if is_last:
+                write()
+            else:
+                keep()
 
 
 _ITEM_PARAMS = [("batch", i64), ("head", i64), ("row", i64)]
@@ -302,8 +316,7 @@ class Prefill(AttentionKernel):
         attend = _emit_attend(m, self)
         f = m.kernel()
         combine, split = Combine(f, self), WorkSplit(f, self)
-
-        def work(span: KVSpan) -> None:
+        for span in split.each_span():
             partials, item = partials_of_span(f, self, span), (span.batch, span.head, span.row)
             keys, whole = (span.first, span.last), span.whole
             direct = f.i64(0).ne(0)
@@ -311,9 +324,8 @@ class Prefill(AttentionKernel):
                 direct = whole & (span.last > 0) & (span.last <= KV_BLOCK)
             spans = (*keys, span.begin, span.end, direct.to(i64))
             f.call(attend, f["args"], workspace_of(f, self), partials, *item, *spans)
-            f.if_(whole & ~direct, lambda: combine.own(item, *keys, partials))
-
-        split.each_span(work)
+            for _ in f.when(whole & ~direct):
+                combine.own(item, *keys, partials)
 
 
 _tiling = lru_cache(maxsize=None)(Tiling.of)

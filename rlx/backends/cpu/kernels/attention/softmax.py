@@ -122,13 +122,12 @@ class PanelSoftmax:
     def row_max(self, first: Value, last: Value, before: list[Value]) -> list[Value]:
         """The maxima of `before` and of the scores of keys [first, last)."""
         f, t = self.f, self.tiling
-
-        def larger(key: Value, *found: Value) -> list[Value]:
+        found = f.carry(before)
+        for key in found.range(first, last):
             row = self.row(key)
-            both = zip(found, self.offsets, strict=True)
-            return [f.max_fast(m, f.load(row, t.vector, at)) for m, at in both]
-
-        return f.loop(first, last, 1, before, larger)
+            both = zip(found.values, self.offsets, strict=True)
+            found.values = [f.max_fast(m, f.load(row, t.vector, at)) for m, at in both]
+        return found.values
 
     def exponentiate(
         self, first: Value, last: Value, maxima: list[Value], start: list[Value]
@@ -144,16 +143,15 @@ class PanelSoftmax:
         for key in f.range(last, end):
             for at in offsets:
                 f.store(f.const(float("-inf"), t.vector), self.row(key), at)
-
-        def add(key: Value, *sums: Value) -> list[Value]:
+        sums = f.carry(start)
+        for key in sums.range(first, end, GROUP):
             out = []
-            for total, row_max, at in zip(sums, maxima, offsets, strict=True):
+            for total, row_max, at in zip(sums.values, maxima, offsets, strict=True):
                 group = self._exponentiate_group(key, first, row_max, at)
                 with f.exact():
                     out.append(total + group)
-            return out
-
-        return f.loop(first, end, GROUP, start, add)
+            sums.values = out
+        return sums.values
 
     def _exponentiate_group(self, key: Value, first: Value, row_max: Value, at: int) -> Value:
         """One vector of rows of a group; returns its sum. The tree is walked depth first."""
@@ -247,7 +245,7 @@ class RowSoftmax:
         first = (rows.kv_start(row) - self.key).to(i32) if p.left_bounded else None
         mask = rows.mask_offset(f["batch"], self.head, row) if p.mask is not None else None
 
-        def step(j: Value, found: Value) -> Value:
+        def masked(j: Value) -> Value:
             place = f.gep(row_scores, j, self.type)
             score = capped(f.load(place, wide), p.softcap)
             if mask is not None:
@@ -258,7 +256,7 @@ class RowSoftmax:
                 keep = keep & (at >= f.splat(first, self.lanes))
             score = f.select(keep, score, float("-inf"))
             f.store(score, place)
-            return f.max_fast(found, score)
+            return score
 
         lowest = f.const(float("-inf"), wide)
         last = f.ceil_div(self.count, self.step) * self.step
@@ -267,20 +265,17 @@ class RowSoftmax:
             whole = whole & (first <= self.begin.to(i32))
         if p.softcap or mask is not None:
             whole = f.i64(0).ne(0)
-
-        def largest() -> list[Value]:
-            """The block as it is: every key is visible."""
-
-            def step(j: Value, found: Value) -> Value:
-                return f.max_fast(found, f.load(f.gep(row_scores, j, self.type), wide))
-
-            return f.loop(self.begin, last, self.lanes, [lowest], step, guard=False)
-
-        return f.if_(
-            whole,
-            largest,
-            lambda: f.loop(self.begin, last, self.lanes, [lowest], step, guard=False),
-        )[0]
+        result = f.carry()
+        for all_visible in f.either(whole, result):
+            largest = f.carry([lowest])
+            for j in largest.range(self.begin, last, self.lanes, guard=False):
+                if all_visible:
+                    score = f.load(f.gep(row_scores, j, self.type), wide)
+                else:
+                    score = masked(j)
+                largest.values = [f.max_fast(largest.values[0], score)]
+            result.values = largest.values
+        return result.values[0]
 
     def _with_mask(self, score: Value, mask: Value, j: Value) -> Value:
         f, p, lanes, args = self.f, self.problem, self.lanes, Args(self.f)
@@ -297,8 +292,9 @@ class RowSoftmax:
         `start` plus their sum."""
         f, wide, pair = self.f, vec(self.lanes, self.type), self.problem.pair
         shift = f.splat(row_max, self.lanes)
-
-        def step(j: Value, total: Value) -> Value:
+        sums = f.carry([start])
+        for j in sums.range(self.begin, self.count, self.step, guard=False):
+            [total] = sums.values
             first = f.gep(row_scores, j, self.type)
             count = self.step // self.lanes
             found = [softmax_exp(f.load(first, wide, i * wide.bytes) - shift) for i in range(count)]
@@ -316,9 +312,8 @@ class RowSoftmax:
             with f.exact():
                 for i in range(0, count, size):
                     total = total + _group_sum(found[i : i + size])
-            return total
-
-        return f.loop(self.begin, self.count, self.step, [start], step, guard=False)[0]
+            sums.values = [total]
+        return sums.values[0]
 
 
 def _group_sum(vectors: list[Value]) -> Value:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.conv.row_loads import RowLoads, from_raw, raw_vector
-from rlx.backends.cpu.kernels.conv.windows import GEOMETRY, Windows
+from rlx.backends.cpu.kernels.conv.windows import GEOMETRY, RowLoads, Windows, from_raw, raw_vector
 from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Value, vec

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlx.backends.cpu.kernels.conv.row_loads import RowLoads, store_masked
+from rlx.backends.cpu.kernels.conv.windows import RowLoads, store_masked
 from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import Any
 
 from rlx.backends.cpu.kernels.conv.depthwise import CausalDepthwise, Depthwise
 from rlx.backends.cpu.kernels.conv.direct import DirectConv, PackFilters, tile_rows
-from rlx.backends.cpu.kernels.conv.row_loads import MAX_SHUFFLED_STRIDE
+from rlx.backends.cpu.kernels.conv.windows import MAX_SHUFFLED_STRIDE
 from rlx.backends.cpu.layouts.pack_conv import Axis, packed_sizes, phases
 from rlx.backends.cpu.lowering import (
     Context,
@@ -36,19 +35,21 @@ CAUSAL_SEGMENT = 128  # tokens of a work item of the causal kernel
 _UNIT_AXIS = Axis(0, 1, 1, 0, 1, 1)  # the missing axis of a 1-D convolution
 
 
+CONVOLUTIONS = frozenset(("conv", "conv_transpose"))
+
+
 def pack_conv(graph: Graph, target: Target) -> Graph:
     """Pack constant filters in `prepare`, and fuse an activation."""
     editor = Editor(graph, "pack_conv")
     for node in list(graph.nodes):
-        if node.op.name not in ("conv", "conv_transpose") or not editor.is_param_only(
-            node.inputs[1]
-        ):
+        if node.op.name not in CONVOLUTIONS or not editor.is_param_only(node.inputs[1]):
             continue
         problem = _problem(node)
         if not node.inputs[1].shape.is_static or problem.is_depthwise:
             continue
         last = _activation(node, editor) or node
-        result, _ = editor.build(last, partial(_packed, graph, node, last, problem, target))
+        with editor.building(last):
+            result = _packed(graph, node, last, problem, target)
         editor.replace(last.output, result)
     return editor.finish()
 

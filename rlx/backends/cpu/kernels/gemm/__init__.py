@@ -2,10 +2,9 @@
 
 lower_gemm                  matmul ops to kernels: strides, choice of kernel, scratch
 pack_weights                graph rewrite: constant weights packed into panels once
-gemm                        blocks of MC x KC, panels of NR: the loops around the micro-kernel
+gemm                        operands packed; the loops over blocks of MC x KC and panels of NR
 microkernel, epilogue       the MR x NR register tile, and what follows it
-pack_operands               operands of any strides packed for the micro-kernel
-gemv, column_dots           one row: forms for either unit stride of the weight; a single column
+gemv                        one row: forms for either unit stride of the weight; a single column
 grouped_gemm                rows routed to experts
 complex_gemm                complex numbers
 strassen, strassen_twice    one and two levels of Strassen's algorithm

@@ -91,7 +91,8 @@ class _EpilogueEmitter:
 
     def _copy_edge(self, name: str, at: Value, edge: dict[str, Value]) -> None:
         source = self._place(name, at)
-        self.f.if_(self.is_edge, lambda: self._copy(edge[name], source, name))
+        for _ in self.f.when(self.is_edge):
+            self._copy(edge[name], source, name)
 
     def _place(self, name: str, at: Value) -> Value:
         return self.f.gep(self.bases[name], at, self._bytes(name))
@@ -114,7 +115,8 @@ class _EpilogueEmitter:
             to = f.gep(sources["out"], column, self._bytes("out"))
             store(f, value, to, self.epilogue.out)
         out = self._place("out", at)
-        f.if_(self.is_edge, lambda: self._copy(out, edge["out"], "out"))
+        for _ in f.when(self.is_edge):
+            self._copy(out, edge["out"], "out")
 
     def _value(self, tile: Value, column: Value, sources: dict[str, Value]) -> Value:
         f, g, e = self.f, self.shape, self.epilogue

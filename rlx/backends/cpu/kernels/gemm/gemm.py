@@ -4,23 +4,126 @@ x is cut into blocks of MC rows that stay packed in the L2 cache, w into panels 
 into blocks of KC. A unit of work is one row block against one panel; each worker takes a contiguous
 range of units, so that a row block is packed once per range. Partial sums between k blocks are kept
 in memory, as tiles.
+
+Operands of any strides are packed as `[kc][width]` for the micro-kernel. "Rows" are rows of x or
+columns of w, the axis that is not k: element k of row i goes to element k * width + i.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
 from rlx.backends.cpu.kernels.gemm.microkernel import MicroKernels, TileShape
-from rlx.backends.cpu.kernels.gemm.pack_operands import emit_pack
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType, f32
-from rlx.llvm.builder import Function, Module, Value, i64, ptr
-from rlx.llvm.storage import LINE, compute_type, memory_type
+from rlx.llvm.builder import Function, Module, Type, Value, i32, i64, ptr, vec
+from rlx.llvm.storage import LINE, compute_type, memory_type, widen
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
+
+_UNROLL = 4  # k of two rows that are interleaved at once
+
+
+def emit_pack(
+    m: Module, name: str, dtype: DType, compute: Type | None, unit: str, routed: bool = False
+) -> Function:
+    """void pack(ptr src, i64 stride_mn, i64 stride_k, i64 rows, i64 kc, ptr dst, i64 width,
+    ptr route)
+
+    Strides are bytes; `unit` is the axis with unit stride ("k", "m", "n" or "none"). Elements are
+    converted to `compute`, or kept when that is None. When `routed`, rows are gathered in the order
+    of `route`, i32 row numbers.
+    """
+    params = [("src", ptr), ("stride_mn", i64), ("stride_k", i64), ("rows", i64), ("kc", i64)]
+    params += [("dst", ptr), ("width", i64), ("route", ptr)]
+    f = m.function(name, params, internal=True)
+    pack = _Pack(f, dtype, compute, routed)
+    if unit == "k":
+        for is_row in f.either(f["width"].eq(1)):
+            if is_row:
+                pack.copy_row()
+            else:
+                pack.interleave()
+    elif unit in ("m", "n"):
+        pack.copy_columns()
+    else:
+        pack.copy_strided()
+    return f
+
+
+class _Pack:
+    def __init__(self, f: Function, dtype: DType, compute: Type | None, routed: bool) -> None:
+        self.f, self.dtype, self.compute, self.routed = f, dtype, compute, routed
+        self.raw = memory_type(dtype)
+        self.type = compute or self.raw
+
+    def read(self, address: Value, lanes: int) -> Value:
+        value = self.f.load(address, vec(lanes, self.raw))
+        return value if self.compute is None else widen(self.f, value, self.dtype, self.compute)
+
+    def row(self, i: Value) -> Value:
+        """Where row i begins."""
+        f = self.f
+        if self.routed:
+            i = f.load(f.gep(f["route"], i, i32), i32).to(i64)
+        return f.gep(f["src"], i * f["stride_mn"])
+
+    def to(self, index: Value) -> Value:
+        return self.f.gep(self.f["dst"], index, self.type)
+
+    def copy_row(self) -> None:
+        """One row: a contiguous copy."""
+        f, kc = self.f, self.f["kc"]
+        lanes = f.target.lanes(32)
+        row, whole = self.row(f.i64(0)), kc - kc.urem(lanes)
+        for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, kc)):
+            for k in f.range(lo, hi, step):
+                f.store(self.read(f.gep(row, k, self.raw), step), self.to(k))
+
+    def interleave(self) -> None:
+        """Two rows at a time: vectors along k are interleaved into pairs."""
+        f = self.f
+        last = f["rows"] - 1
+        whole = f["kc"] - (f["kc"] & (_UNROLL - 1))
+        for i in f.range(0, f["rows"], 2):
+            first, second = self.row(i), self.row(f.min(i + 1, last))
+            for k in f.range(0, whole, _UNROLL):
+                self._pairs(i, k, f.gep(first, k, self.raw), f.gep(second, k, self.raw))
+            for k in f.range(whole, f["kc"]):
+                to = self.to(k * f["width"] + i)
+                f.store(self.read(f.gep(first, k, self.raw), 1), to)
+                f.store(self.read(f.gep(second, k, self.raw), 1), to, self.type.bytes)
+
+    def _pairs(self, i: Value, k: Value, first: Value, second: Value) -> None:
+        f = self.f
+        both = f.interleave(self.read(first, _UNROLL), self.read(second, _UNROLL))
+        to = self.to(k * f["width"] + i)
+        for u in range(_UNROLL):
+            f.store(f.slice(both, 2 * u, 2), to)
+            to = f.gep(to, f["width"], self.type)
+
+    def copy_columns(self) -> None:
+        """Rows are contiguous at each k: whole vectors, then the remainder."""
+        f = self.f
+        lanes = f.target.vector_bits // self.type.bits
+        whole = f["rows"] - f["rows"].urem(lanes)
+        for k in f.range(0, f["kc"]):
+            row = f.gep(f["src"], k * f["stride_k"])
+            start = k * f["width"]
+            for step, lo, hi in ((lanes, f.i64(0), whole), (1, whole, f["rows"])):
+                for i in f.range(lo, hi, step):
+                    f.store(self.read(f.gep(row, i, self.raw), step), self.to(start + i))
+
+    def copy_strided(self) -> None:
+        f = self.f
+        for i in f.range(0, f["rows"]):
+            row = self.row(i)
+            for k in f.range(0, f["kc"]):
+                value = self.read(f.gep(row, k * f["stride_k"]), 1)
+                f.store(value, self.to(k * f["width"] + i))
+
 
 MC = 192  # rows of a packed block of x
 KC = 384  # k of a block: packed rows and a panel fit in an L2 cache of 512 kB
@@ -186,9 +289,10 @@ class GemmEmitter:
         if not self.spec.single_row:
             row_blocks = (rows + mc - 1).udiv(mc)
         lo, hi = f.split(batches * row_blocks * panels)
-
-        def run(unit: Value) -> Value:
-            """This worker's panels of the unit's row block."""
+        at_unit = f.carry([lo])
+        for _ in at_unit.forever():  # this worker's panels of the unit's row block
+            [unit] = at_unit.values
+            at_unit.break_unless(unit < hi)
             row_block = unit.udiv(panels)
             first = unit - row_block * panels
             last = f.min(panels, first + (hi - unit))
@@ -198,9 +302,7 @@ class GemmEmitter:
             x = f.gep(x, row * self["x_stride_m"])
             at = (batch * rows + row) * self["n"]
             work(x, w, f.min(mc, rows - row), at, first, last)
-            return unit + (last - first)
-
-        f.while_([lo], lambda u: u < hi, run)
+            at_unit.values = [unit + (last - first)]
 
     def choose_mc(self, rows: Value, columns: Value, most: int) -> Value:
         """Rows of a block: at most `most`, and such that units divide evenly among the workers."""
@@ -208,15 +310,15 @@ class GemmEmitter:
         workers = f["nth"].to(i64)
         least = f.max(f.ceil_div(rows, most), 1)
 
-        def try_count(row_blocks: Value, cost: Value, best: Value) -> list[Value]:
+        end = f.select(rows > self.g.mr, least + workers, least + 1)
+        found = f.carry([f.i64(1 << 62), rows])
+        for row_blocks in found.range(least, end):
+            cost, best = found.values
             each = (rows + row_blocks - 1).udiv(row_blocks)
             rounds = (columns * row_blocks + workers - 1).udiv(workers)
             this = rounds * (each + _BLOCK_OVERHEAD)
-            return [f.min(this, cost), f.select(this < cost, each, best)]
-
-        end = f.select(rows > self.g.mr, least + workers, least + 1)
-        _, best = f.loop(least, end, 1, [f.i64(1 << 62), rows], try_count)
-        return f.max(best, 1)
+            found.values = [f.min(this, cost), f.select(this < cost, each, best)]
+        return f.max(found.values[1], 1)
 
     def lay_out_scratch(self, offset: Value, mc: Value) -> None:
         """This worker's packed rows, packed panel and tiles, `offset` bytes into the scratch."""
@@ -277,14 +379,16 @@ class GemmEmitter:
             left = f.min(rows - r, g.mr)
             to = at + r * self["n"] + column
             if not self.routed:
-                f.if_(is_last, partial(self._prefetch_out, left, to))
+                for _ in f.when(is_last):
+                    self._prefetch_out(left, to)
             ahead = microkernels.prefetch(f, number, block.panel, block.kc, block.next)
             microkernels.call(
                 f, left, f.gep(block.rows, r * stride), stride, block.kc, block.panel,
                 block.panel_stride, tile, block.k, ahead,
             )  # fmt: skip
             route = f.gep(self.route, r, 4)
-            f.if_(is_last, partial(self._run_epilogue, tile, left, to, column, route))
+            for _ in f.when(is_last):
+                self._run_epilogue(tile, left, to, column, route)
 
     def _prefetch_out(self, rows: Value, at: Value) -> None:
         """Prefetch the result rows of a tile while it is computed."""
@@ -319,11 +423,13 @@ class GemmEmitter:
             return self._panel(w, p, k, kc), step
         # Few rows read a panel once: unpacked, if it has all its columns.
         in_place = (self["m"] <= self.g.mr) & (self["n"] - p * self.columns >= self.columns)
-        b, step = f.if_(
-            in_place,
-            lambda: (self._w_address(w, p, k), self["w_stride_k"]),
-            lambda: (self._panel(w, p, k, kc), step),
-        )
+        found = f.carry()
+        for reads_in_place in f.either(in_place, found):
+            if reads_in_place:
+                found.values = [self._w_address(w, p, k), self["w_stride_k"]]
+            else:
+                found.values = [self._panel(w, p, k, kc), step]
+        b, step = found.values
         return b, step
 
     def _next_panel(self, w: Value, p: Value, k: Value) -> Value:

@@ -12,10 +12,9 @@ the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from rlx.ir.dtype import DType
-from rlx.llvm.builder import Function, Module, Type, Value, i64, ptr, vec
+from rlx.llvm.builder import Carry, Function, Module, Type, Value, i64, ptr, vec
 from rlx.llvm.storage import LINE, load, memory_type
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
@@ -115,12 +114,8 @@ class MicroKernels:
 
     def call(self, f: Function, rows: Value, *given: Value) -> None:
         """tile += a·b with `rows` rows; `given` are the other arguments of the micro-kernel."""
-
-        def run(function: Function) -> None:
-            f.call(function, rows, *given)
-
-        size = self.shape.padded(f, rows)
-        f.switch(size, {r: partial(run, kernel) for r, kernel in self.functions.items()})
+        for r in f.cases(self.shape.padded(f, rows), list(self.functions)):
+            f.call(self.functions[r], rows, *given)
 
 
 def emit_microkernel(
@@ -167,19 +162,23 @@ class _MicroKernel:
         if self.rows <= 2:
             unroll = 4 if self.rows == 1 else 2
             start = kc - (kc & (unroll - 1))
-            acc = f.loop(0, start, unroll, acc, lambda k, *s: self._steps(k, unroll, s))
-        acc = f.loop(start, kc, 1, acc, lambda k, *s: self._step(k, s))
-        for value, at in zip(acc, self.places, strict=True):
+            for k in acc.range(0, start, unroll):
+                acc.values = self._steps(k, unroll, acc.values)
+        for k in acc.range(start, kc):
+            acc.values = self._step(k, acc.values)
+        for value, at in zip(acc.values, self.places, strict=True):
             f.store(value, f["tile"], at)
 
-    def _start(self) -> list[Value]:
+    def _start(self) -> Carry:
         """The accumulators: zeros, or the partial sums of earlier k blocks."""
-        type_ = vec(self.shape.lanes, self.shape.acc)
-        return self.f.if_(
-            self.f["k"].eq(0),
-            lambda: [self.f.const(0, type_)] * len(self.places),
-            lambda: [self.f.load(self.f["tile"], type_, at) for at in self.places],
-        )
+        f, type_ = self.f, vec(self.shape.lanes, self.shape.acc)
+        acc = f.carry()
+        for is_first in f.either(f["k"].eq(0), acc):
+            if is_first:
+                acc.values = [f.const(0, type_)] * len(self.places)
+            else:
+                acc.values = [f.load(f["tile"], type_, at) for at in self.places]
+        return acc
 
     def _step(self, k: Value, acc: Sequence[Value]) -> list[Value]:
         f = self.f

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -38,7 +37,8 @@ def pack_weights(graph: Graph, target: Target) -> Graph:
         rule = _RULES.get(node.op.name)
         if rule is None or editor.is_param_only(node.output):
             continue
-        result, new = editor.build(node, partial(rule, packer, node))
+        with editor.building(node) as new:
+            result = rule(packer, node)
         if result is None:
             editor.drop(new)
         else:
@@ -156,3 +156,4 @@ _RULES: dict[str, Callable[[_Packer, Node], Value | None]] = {
     "lora_matmul": _lora,
     "grouped_matmul": _grouped,
 }
+MATMULS = frozenset(_RULES)

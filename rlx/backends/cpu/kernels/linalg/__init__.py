@@ -1,2 +1,1 @@
-"""Fourier transforms and linear systems: `fft` (constant lengths) on `fft_passes`, `dft` (lengths
-known at run time), `solve` (LU decomposition), `lower_linalg`."""
+"""Fourier transforms (`fft`, on `fft_passes`) and linear systems (`lower_linalg`)."""

@@ -1,19 +1,198 @@
-"""Lowering of Fourier transforms and linear systems."""
+"""Lowering of Fourier transforms and linear systems, and the kernel of the latter.
+
+It is LU decomposition with partial pivoting, always in f64. A work item is one matrix with some of
+its right-hand sides, as an augmented matrix in scratch memory, so that elimination updates both at
+once. Pivots are blocked by four: within a block only its own columns are updated, and the rest of
+each row then takes all four in one pass.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.kernels.linalg.dft import Dft
-from rlx.backends.cpu.kernels.linalg.fft import Fft
-from rlx.backends.cpu.kernels.linalg.solve import Solve
+from rlx.backends.cpu.kernels.linalg.fft import Dft, Fft
+from rlx.backends.cpu.kernels.spec import KernelSpec, Operands
 from rlx.backends.cpu.lowering import Context, KernelArg, KernelLaunch, Pointer, Scratch, lowers
 from rlx.ir.dim import Dim, upper_bound
+from rlx.ir.dtype import DType
 from rlx.ir.lir import contiguous_strides
 from rlx.ir.node import Node
 from rlx.ir.shape import Shape, normalize_axis
+from rlx.llvm.builder import Function, Module, Value, f32, f64, i64, vec
+from rlx.llvm.storage import load, memory_type, store
 from rlx.llvm.target import Target
+from rlx.support.records import dataclass
+
+_PIVOTS = 4
+
+
+@dataclass(frozen=True)
+class Solve(KernelSpec):
+    """args: a, b, x, scratch, scratch_bytes, n, m, splits, then per batch axis its size and the
+    batch strides of a and b in elements
+
+    x with a·x = b, NaN where a is singular. The right-hand sides are split into `splits` work
+    items; `scratch` holds `scratch_bytes` for each worker.
+    """
+
+    a: DType
+    b: DType
+    x: DType
+    axes: int
+
+    @property
+    def args(self) -> list[str]:
+        names = ["a", "b", "x", "scratch", "scratch_bytes", "n", "m", "splits"]
+        for i in range(self.axes):
+            names += [f"size{i}", f"a{i}", f"b{i}"]
+        return names
+
+    @staticmethod
+    def scratch(target: Target, n: int, m: int) -> int:
+        """Bytes each worker needs for a matrix and `m` right-hand sides."""
+        lanes = target.lanes(64)
+        return n * (-(-(n + m) // lanes) + 1) * lanes * 8
+
+    def emit(self, m: Module) -> None:
+        _Solve(self, m.kernel()).emit()
+
+
+class _Solve:
+    def __init__(self, spec: Solve, f: Function) -> None:
+        self.spec, self.f = spec, f
+        self.lanes = f.target.lanes(64)
+        self.vector = vec(self.lanes, f64)
+        self.o = Operands(f, spec.args, ("a", "b", "x", "scratch"))
+        self.n, self.m = self.o["n"], self.o["m"]
+
+    def emit(self) -> None:
+        f, o = self.f, self.o
+        self.rows = f.gep(o["scratch"], f["tid"].to(i64) * o["scratch_bytes"])
+        matrices = f.i64(1)
+        for i in range(self.spec.axes):
+            matrices = matrices * o[f"size{i}"]
+        lo, hi = f.split(matrices * o["splits"])
+        for unit in f.range(lo, hi):
+            matrix, split = unit.udiv(o["splits"]), unit.urem(o["splits"])
+            first = (split * self.m).udiv(o["splits"])
+            last = ((split + 1) * self.m).udiv(o["splits"])
+            self._system(matrix, first, last - first)
+
+    def _system(self, matrix: Value, first: Value, count: Value) -> None:
+        f = self.f
+        self.width = self.n + count
+        self.pitch = (f.ceil_div(self.width, self.lanes) + 1) * self.lanes
+        self._load_system(matrix, first, count)
+        [nonsingular] = f.loop(0, self.n, _PIVOTS, [f.i64(1)], self._eliminate)
+        self._substitute()
+        nan = f.const(float("nan"), f64)
+        target = matrix * (self.n * self.m) + first
+        for i in f.range(0, self.n):
+            for j in f.range(0, count):
+                found = f.load(self._at(i, self.n + j), f64)
+                value = f.select(nonsingular.ne(0), found, nan)
+                address = f.gep(self.o["x"], target + i * self.m + j, memory_type(self.spec.x))
+                store(f, value if self.spec.x.bits > 8 else value.to(f32), address, self.spec.x)
+
+    def _at(self, row: Value, column: Value) -> Value:
+        return self.f.gep(self.rows, row * self.pitch + column, 8)
+
+    def _load_system(self, matrix: Value, first: Value, count: Value) -> None:
+        f, o, n = self.f, self.o, self.n
+        a = b = f.i64(0)
+        rest = matrix
+        for i in reversed(range(self.spec.axes)):
+            index = rest.urem(o[f"size{i}"])
+            rest = rest.udiv(o[f"size{i}"])
+            a, b = a + index * o[f"a{i}"], b + index * o[f"b{i}"]
+        for row in f.range(0, n):
+            self._copy("a", a + row * n, n, self._at(row, f.i64(0)))
+            self._copy("b", b + row * self.m + first, count, self._at(row, n))
+
+    def _copy(self, name: str, at: Value, count: Value, to: Value) -> None:
+        f, dtype = self.f, getattr(self.spec, name)
+        source = f.gep(self.o[name], at, memory_type(dtype))
+        for i in f.range(0, count):
+            value = load(f, f.gep(source, i, memory_type(dtype)), dtype, 1, f64)
+            f.store(value, f.gep(to, i, 8))
+
+    # -- elimination ------------------------------------------------------------------------------
+
+    def _eliminate(self, k: Value, nonsingular: Value) -> Value:
+        """Eliminate with pivots k … k + 3. Returns whether the matrix is nonsingular so far."""
+        f = self.f
+        end = f.min(k + _PIVOTS, self.n)
+        [nonsingular] = f.loop(k, end, 1, [nonsingular], lambda p, ok: self._pivot(p, end, ok))
+        for row in f.range(k + 1, end):
+            for pivot in f.range(k, row):
+                self._eliminate_row(row, end, [pivot])
+        is_full = (end - k).eq(_PIVOTS)
+        f.if_(
+            is_full, partial(self._update_below, k, end)
+        )  # a smaller block is the last: no rows below
+        return nonsingular
+
+    def _update_below(self, k: Value, end: Value) -> None:
+        for row in self.f.range(end, self.n):
+            self._eliminate_row(row, end, [k + i for i in range(_PIVOTS)])
+
+    def _eliminate_row(self, row: Value, first: Value, pivots: list[Value]) -> None:
+        """Subtract the pivot rows, times their factors in `row`, from `row` beyond `first`."""
+        f = self.f
+        factors = [f.splat(f.load(self._at(row, p), f64), self.lanes) for p in pivots]
+        zero = f.i64(0)
+        own, others = self._at(row, zero), [self._at(p, zero) for p in pivots]
+        for j in f.range(first, self.width, self.lanes):
+            value = f.load(f.gep(own, j, 8), self.vector)
+            for factor, row_b in zip(factors, others, strict=True):
+                value = f.fma(-factor, f.load(f.gep(row_b, j, 8), self.vector), value)
+            f.store(value, f.gep(own, j, 8))
+
+    def _pivot(self, k: Value, end: Value, nonsingular: Value) -> Value:
+        """Swap the largest element of column k up; update the columns up to `end`."""
+        f = self.f
+
+        def larger(i: Value, best: Value, size: Value) -> list[Value]:
+            found = f.abs(f.load(self._at(i, k), f64))
+            more = found > size
+            return [f.select(more, i, best), f.select(more, found, size)]
+
+        best, size = f.loop(k + 1, self.n, 1, [k, f.abs(f.load(self._at(k, k), f64))], larger)
+        f.if_(best.ne(k), lambda: self._swap_rows(k, best))
+        pivot = f.load(self._at(k, k), f64)
+        for i in f.range(k + 1, self.n):
+            factor = f.load(self._at(i, k), f64) / pivot
+            f.store(factor, self._at(i, k))
+            for j in f.range(k + 1, end):
+                value = f.load(self._at(i, j), f64)
+                f.store(f.fma(-factor, f.load(self._at(k, j), f64), value), self._at(i, j))
+        return f.select(size.eq(0.0), 0, nonsingular)
+
+    def _swap_rows(self, a: Value, b: Value) -> None:
+        f, zero = self.f, self.f.i64(0)
+        row_a, row_b = self._at(a, zero), self._at(b, zero)
+        for j in f.range(0, self.width, self.lanes):
+            x, y = f.gep(row_a, j, 8), f.gep(row_b, j, 8)
+            saved = f.load(x, self.vector)
+            f.store(f.load(y, self.vector), x)
+            f.store(saved, y)
+
+    def _substitute(self) -> None:
+        """Back substitution."""
+        f = self.f
+        for step in f.range(0, self.n):
+            row = self.n - 1 - step
+            whole = self.n - (self.n - 1 - row).urem(_PIVOTS)
+            for solved in f.range(row + 1, whole, _PIVOTS):
+                self._eliminate_row(row, self.n, [solved + i for i in range(_PIVOTS)])
+            for solved in f.range(whole, self.n):
+                self._eliminate_row(row, self.n, [solved])
+            pivot = f.splat(f.load(self._at(row, row), f64), self.lanes)
+            for j in f.range(self.n, self.width, self.lanes):
+                address = self._at(row, j)
+                f.store(f.load(address, self.vector) / pivot, address)
 
 
 def _axes(node: Node) -> tuple[Dim, Dim, Dim]:

@@ -5,8 +5,7 @@ Lowerings: `lower_region` (fused regions and single ops), `lower_copies` (concat
 
 - `rows`             vectorised along the row; `row_loops` has the loops of a long row
 - `split_rows`       few long rows, split over the workers
-- `lane_rows`        vectorised across rows, states in registers
-- `column_tiles`     the same for tall nests, states on the stack
+- `column_tiles`     vectorised across rows, states in registers or, for tall nests, on the stack
 - `transpose_tiles`  square tiles, transposed in registers
 
 All use `vector_body` (one vector of one pass), `instructions` (instructions of a nest as vector

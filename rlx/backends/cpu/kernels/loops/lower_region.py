@@ -13,9 +13,9 @@ from rlx.backends.cpu.kernels.loops.column_tiles import (
     ROWS_PER_STEP,
     WIDTH,
     ColumnTileEmitter,
+    LaneRowEmitter,
     is_tall,
 )
-from rlx.backends.cpu.kernels.loops.lane_rows import LaneRowEmitter
 from rlx.backends.cpu.kernels.loops.rows import (
     BLOCK,
     SEGMENTS,
@@ -41,24 +41,27 @@ from rlx.backends.cpu.lowering import (
     KernelArg,
     KernelLaunch,
     Scratch,
-    lowers,
 )
 from rlx.backends.kernel_args import nest_arg
 from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.lir import aligned, contiguous_strides
 from rlx.ir.node import Node, Value
-from rlx.ir.op import Op, on_register
-from rlx.ir.ops.composite import decomposed
+from rlx.ir.op import Op
 from rlx.ir.shape import Shape
 from rlx.llvm.builder import Module
 from rlx.llvm.nest.elements import NAMES, has_vector_code
 from rlx.llvm.target import Target
-from rlx.loops.decompose import graph_of, is_decomposed
-from rlx.loops.nest import Apply, Arg, Nest, Quantity, Reduce
+from rlx.loops.decompose import graph_of
+from rlx.loops.nest import Arg, Nest, Quantity
 from rlx.loops.nest import Arg as NestArg
-from rlx.loops.partition import partition
-from rlx.loops.schedule import Address, ArgSource, ScheduledNest, schedule
-from rlx.loops.trace import FOLDS, MOVES, Buffer, Source
+from rlx.loops.schedule import (
+    Address,
+    ArgSource,
+    RegionKernels,
+    ScheduledNest,
+    schedule_region,
+)
+from rlx.loops.trace import FOLDS, MOVES
 from rlx.support.machine import usable_cores
 from rlx.support.records import dataclass
 
@@ -103,34 +106,17 @@ class NestKernel(KernelSpec):
 
     @property
     def label(self) -> str:
-        names = [i.record.name for i in self.nest.code if isinstance(i, Apply)]
-        names += [i.kind for i in self.nest.code if isinstance(i, Reduce)]
-        return f"region({', '.join(list(dict.fromkeys(names))[:6]) or 'copy'})"
+        return self.nest.label
 
 
 Strides = tuple[Dim, ...]
-
-
-@dataclass
-class RegionKernels:
-    """The kernels of a region for operands of given strides, and the temporaries between them."""
-
-    kernels: list[ScheduledNest]
-    temporaries: list[Shape]
 
 
 @lru_cache(maxsize=4096)
 def region_kernels(
     op: Op, shapes: tuple[Shape, ...], strides: tuple[Strides, ...]
 ) -> RegionKernels:
-    graph = graph_of(op, shapes, has_vector_code)
-    inputs = [n.output for n in graph.sources("input")]
-    operands = {
-        v: Source(Buffer("operand", i), v.shape.dtype, s)
-        for i, (v, s) in enumerate(zip(inputs, strides, strict=True))
-    }
-    plan = partition(graph, operands)
-    return RegionKernels([schedule(k) for k in plan.kernels], [v.shape for v in plan.temporaries])
+    return schedule_region(graph_of(op, shapes, has_vector_code), strides)
 
 
 def _plain(node: Node) -> RegionKernels:
@@ -145,12 +131,7 @@ def scratch_bytes(node: Node, target: Target, threads: int) -> int:
     workers = max(threads, usable_cores())
     spill = max((_spill_bytes(k, live) for k in region.kernels), default=0)
     states = max((_split_state_bytes(k, live, workers) for k in region.kernels), default=0)
-    return sum(_sizes(region, live)) + max(workers * spill, states)
-
-
-def _sizes(region: RegionKernels, live: dict[str, int]) -> list[int]:
-    """Bytes of each temporary."""
-    return [aligned(shape.upper_bytes(live)) for shape in region.temporaries]
+    return region.offsets(live)[-1] + max(workers * spill, states)
 
 
 def _spill_bytes(scheduled: ScheduledNest, live: dict[str, int]) -> int:
@@ -166,14 +147,8 @@ def _spill_sizes(scheduled: ScheduledNest) -> list[tuple[tuple[Quantity, ...], i
     return scratch_sizes(scheduled.nest)
 
 
-def _dim(scheduled: ScheduledNest, size: Quantity) -> Dim:
-    found = size if isinstance(size, int) else scheduled.args[size.index]
-    assert not isinstance(found, (str, Address))
-    return found
-
-
 def _upper_bound(scheduled: ScheduledNest, size: Quantity, live: dict[str, int]) -> int:
-    return upper_bound(_dim(scheduled, size), live)
+    return upper_bound(scheduled.dim(size), live)
 
 
 def _is_empty(node: Node) -> bool:
@@ -184,33 +159,18 @@ def _is_empty(node: Node) -> bool:
 _KINDS = (NAMES | MOVES | FOLDS | {"elementwise_region"}) - {"constant"}
 
 
-@lowers(*sorted(_KINDS), scratch=scratch_bytes, strided=True)
+@TABLE.lowers_regions(*sorted(_KINDS), has_code=has_vector_code, scratch=scratch_bytes)
 def lower_region(node: Node, ctx: Context) -> list[KernelLaunch]:
     if _is_empty(node):
         return []
     shapes = tuple(v.shape for v in node.inputs)
     region = region_kernels(node.op, shapes, tuple(ctx.strides(v) for v in node.inputs))
-    offsets = _offsets(region, ctx.lir.live)
+    offsets = region.offsets(ctx.lir.live)
     cost = node.op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
     steps = [s for scheduled in region.kernels for s in launches_for(node, ctx, scheduled, offsets)]
     for step in steps:
         step.flops, step.bytes = cost.flops // len(steps), cost.bytes // len(steps)
     return steps
-
-
-def _is_region(node: Node) -> bool:
-    """Whether the decomposition covers the node's attributes."""
-    return decomposed(node.op, tuple([v.shape for v in node.inputs])) is not None
-
-
-def _lower_decomposed(cls: type[Op]) -> None:
-    """Ops that regions compute by their decomposition: those there are, and those to come."""
-    if is_decomposed(cls, has_vector_code) and cls.has_decomposition() and cls.name not in TABLE:
-        when = None if cls.runs_as_region else _is_region
-        lowers(cls.name, when=when, scratch=scratch_bytes, strided=True)(lower_region)
-
-
-on_register(_lower_decomposed)
 
 
 def launch_for(
@@ -268,7 +228,7 @@ def _row_splits(scheduled: ScheduledNest, live: dict[str, int], threads: int) ->
         return 0
     rows = [_upper_bound(scheduled, s, live) for s in nest.rows]
     sizes = [[_upper_bound(scheduled, s, live) for s in space] for space in nest.spaces]
-    firsts = [_dim(scheduled, space[0]) for space in nest.spaces]
+    firsts = [scheduled.dim(space[0]) for space in nest.spaces]
     if prod(rows) * max(map(prod, sizes)) < MIN_SPLIT_ELEMENTS or not all(
         same(firsts[0], f) for f in firsts
     ):
@@ -313,7 +273,7 @@ def launches_for(
         return [launch_for(node, ctx, scheduled, offsets)]
     args = [nest_arg(node, source, offsets) for source in scheduled.args]
     names = [NestArg(len(args) + k) for k in range(3)]
-    size = _dim(scheduled, nest.spaces[0][0])
+    size = scheduled.dim(nest.spaces[0][0])
     # a row is cut into its segments, a column between steps: what is added stays
     grain = ROWS_PER_STEP if scheduled.columns else segment_grain(nest.spaces[0])
     step = grain * (splits if scheduled.columns else SEGMENTS)
@@ -322,14 +282,6 @@ def launches_for(
     stages = range(last_stage(nest) + 1)
     specs = [NestKernel(nest, scheduled.columns, None, Split(stage, *names)) for stage in stages]
     return [_launch(node, scheduled, spec, args, True) for spec in specs]
-
-
-def _offsets(region: RegionKernels, live: dict[str, int]) -> list[int]:
-    """Offset of each temporary in scratch memory, and the end."""
-    offsets = [0]
-    for size in _sizes(region, live):
-        offsets.append(offsets[-1] + size)
-    return offsets
 
 
 def _accessed(node: Node, scheduled: ScheduledNest) -> tuple[list[Value], list[Value]]:

@@ -82,17 +82,19 @@ class PassLoops:
 
         inner = (self.f.i64(0), self.body.number(self.sizes[position + 1]))
 
-        def body(index: Value, *values: Value) -> list[Value]:
+        state = self.f.carry(flatten(carry))
+        for index in state.range(*bounds):
             inner_point = self.body.advance(point, self.vector_body.pass_.space, position, index)
-            return flatten(self._axes(inner_point, position + 1, unflatten(values, carry), inner))
-
-        return unflatten(self.f.loop(*bounds, 1, flatten(carry), body), carry)
+            old = unflatten(state.values, carry)
+            state.values = flatten(self._axes(inner_point, position + 1, old, inner))
+        return unflatten(state.values, carry)
 
     def _blocks(self, point: IterPoint, carry: CarriedStates, bounds: IndexRange) -> CarriedStates:
         """Blocks of elements, each reduced in its own type and then added to the wide states."""
         narrow = self.vector_body
 
-        def body(start: Value, *values: Value) -> list[Value]:
+        state = self.f.carry(flatten(carry))
+        for start in state.range(*bounds, BLOCK):
             fresh = [narrow.start(self.lanes) for _ in range(self.unroll)]
             stop = self.f.min(start + BLOCK, bounds[1])
             *vectors, single = self._along(point, [*fresh, narrow.start(1)], (start, stop))
@@ -101,10 +103,10 @@ class PassLoops:
                 [a.widened(state) for a, state in zip(self.outer, states, strict=True)]
                 for states in (vector, single)
             ]
-            old = unflatten(values, carry)
-            return flatten([combine_all(self.outer, a, b) for a, b in zip(old, new, strict=True)])
-
-        return unflatten(self.f.loop(*bounds, BLOCK, flatten(carry), body), carry)
+            old = unflatten(state.values, carry)
+            joined = [combine_all(self.outer, a, b) for a, b in zip(old, new, strict=True)]
+            state.values = flatten(joined)
+        return unflatten(state.values, carry)
 
     def _along(self, point: IterPoint, carry: CarriedStates, bounds: IndexRange) -> CarriedStates:
         """The vector axis: the unrolled loop, single vectors, then the tail."""
@@ -139,18 +141,16 @@ class PassLoops:
     ) -> CarriedStates:
         """One loop, unrolled as often as `carry` has states; with a limit the last vector is
         masked."""
-
-        def body(index: Value, *values: Value) -> list[Value]:
-            states = unflatten(values, carry)
+        loop = self.f.carry(flatten(carry))
+        for index in loop.range(*bounds, lanes * len(carry)):
+            states = unflatten(loop.values, carry)
             for slot, old in enumerate(states):
                 at = index + slot * lanes
                 mask = None if limit is None else self.f.lane_mask(limit - at, lanes)
                 vpoint = VectorPoint(point, at, lanes, mask, self.row)
                 states[slot] = self.vector_body.emit(vpoint, old)
-            return flatten(states)
-
-        step = lanes * len(carry)
-        return unflatten(self.f.loop(*bounds, step, flatten(carry), body), carry)
+            loop.values = flatten(states)
+        return unflatten(loop.values, carry)
 
 
 CHUNK = 16384  # elements of a long row per work item
@@ -247,7 +247,8 @@ class RowEmitter:
         """Without row axes, workers divide the elements, unless there is a reduction."""
         f = self.f
         if self.nest.reduces or not self.stages.passes:
-            f.if_(f["tid"].eq(0), lambda: self.emit_row(self.body.origin(), None))
+            for _ in f.when(f["tid"].eq(0)):
+                self.emit_row(self.body.origin(), None)
             return
         size = self.body.number(self.nest.spaces[0][-1])
         self.emit_row(self.body.origin(), f.split(size, MIN_ELEMENTS_PER_WORKER))
@@ -305,12 +306,12 @@ class RowEmitter:
         segment = (size + (step - 1)).udiv(step) * segment_grain(loops.sizes)
         start = [[a.start(1) for a in loops.outer]]
 
-        def body(first: Value, *values: Value) -> list[Value]:
+        state = f.carry(flatten(start))
+        for first in state.range(0, size, segment):
             found = loops.run(point, (first, f.min(first + segment, size)))
-            [old], new = unflatten(values, start), _joined_lanes(loops.outer, *found)
-            return flatten([combine_all(loops.outer, old, new)])
-
-        return unflatten(f.loop(0, size, segment, flatten(start), body), start)[0]
+            [old], new = unflatten(state.values, start), _joined_lanes(loops.outer, *found)
+            state.values = flatten([combine_all(loops.outer, old, new)])
+        return unflatten(state.values, start)[0]
 
     def _finish(
         self, pass_: Pass, accumulators: Sequence[Accumulator], states: Sequence[State]
@@ -383,7 +384,11 @@ class StreamingStoreEmitter(RowEmitter):
         super().__init__(m, nest, results=False)
 
     def emit(self) -> None:
-        self.f.if_(self._is_aligned(), self._emit_streaming, super().emit)
+        for fits in self.f.either(self._is_aligned()):
+            if fits:
+                self._emit_streaming()
+            else:
+                super().emit()
 
     def _emit_streaming(self) -> None:
         self.body.streaming = True

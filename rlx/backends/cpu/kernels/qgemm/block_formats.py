@@ -6,10 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlx.backends.cpu.kernels.qgemm.dequant_codebook import KVALUES_IQ4NL
-from rlx.backends.cpu.kernels.qgemm.dequant_formats import KVALUES_MXFP4, half_e8m0
-from rlx.backends.cpu.kernels.qgemm.dot import DotLoop
-from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
+from rlx.backends.cpu.kernels.qgemm.dequant_formats import KVALUES_IQ4NL, KVALUES_MXFP4, half_e8m0
+from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, MicroTile
 from rlx.backends.cpu.layouts.quant_rows import RUN
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.quant.scheme import QuantScheme
@@ -89,9 +87,10 @@ class BlockFormat(Format):
             sums = self._block(t, column_tile, f.i64(0), t.float_zeros())
         else:
             count = column_tile.k.udiv(self.block)
-            sums = f.loop(
-                0, count, 1, t.float_zeros(), lambda b, *s: self._block(t, column_tile, b, list(s))
-            )
+            carried = f.carry(t.float_zeros())
+            for b in carried.range(0, count):
+                carried.values = self._block(t, column_tile, b, carried.values)
+            sums = carried.values
         t.write(sums, out, stride)
 
     def _block(
@@ -161,19 +160,18 @@ class SharedScaleFormat(Format):
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f, runs = t.f, self.block // RUN
-
-        def block(b: Value, *sums: Value) -> list[Value]:
+        sums = f.carry(t.float_zeros())
+        for b in sums.range(0, column_tile.k.udiv(self.block)):
             x = f.gep(column_tile.x, b, (self.block + 4 + 4 * runs) * t.rows)
             meta = self.block // 4
-
-            def run(j: Value, *inner: Value) -> list[Value]:
-                return self._run(t, column_tile.block(b * runs + j), x, j, meta, inner)
-
-            parts = f.loop(0, runs, 1, t.float_zeros(), run)
+            parts = f.carry(t.float_zeros())
+            for j in parts.range(0, runs):
+                w = column_tile.block(b * runs + j)
+                parts.values = self._run(t, w, x, j, meta, parts.values)
             scales = [t.x_float(x, meta, i) for i in range(t.rows)] * t.vectors
-            return [f.fma(*three) for three in zip(parts, scales, sums, strict=True)]
-
-        t.write(f.loop(0, column_tile.k.udiv(self.block), 1, t.float_zeros(), block), out, stride)
+            terms = zip(parts.values, scales, sums.values, strict=True)
+            sums.values = [f.fma(*three) for three in terms]
+        t.write(sums.values, out, stride)
 
     def _run(
         self, t: MicroTile, w: WeightBlock, x: Value, j: Value, meta: int, sums: Sequence[Value]

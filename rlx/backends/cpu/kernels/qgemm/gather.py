@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.kernels.qgemm.dequantize import emit_dequantize
-from rlx.backends.cpu.kernels.qgemm.repack import SIZES, word_places
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import SIZES, word_places
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_tiles import BLOCKS, LINE, TILE_COLUMNS, column_tile_layout
 from rlx.ir.dtype import DType
@@ -43,7 +43,8 @@ def checked_index(f: Function, ids: Value, dtype: DType, i: Value, limit: Value)
     type_ = memory_type(dtype)
     index = f.load(f.gep(ids, i, type_), type_).to(i64, signed=dtype.kind == "int")
     exists = index.ult(limit)
-    f.if_(~exists, lambda: f.store(f.arg(f["args"], 4, i64), f.arg(f["args"], 3)))
+    for _ in f.when(~exists):
+        f.store(f.arg(f["args"], 4, i64), f.arg(f["args"], 3))
     return f.select(exists, index, 0)
 
 

@@ -20,8 +20,7 @@ from rlx.backends.cpu.kernels.qgemm.qgemm import (
     QuantizeRoutedRows,
     routed_rows,
 )
-from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows
-from rlx.backends.cpu.kernels.qgemm.repack import RepackColumnTiles
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, RepackColumnTiles
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import column_tile_layout

@@ -13,8 +13,6 @@ chunk begins as many rows further on as the padding of the chunks before it can 
 
 from __future__ import annotations
 
-from functools import partial
-
 from rlx.backends.cpu.kernels.gemm.epilogue import Epilogue, emit_epilogue
 from rlx.backends.cpu.kernels.gemm.gemm import MC
 from rlx.backends.cpu.kernels.gemm.grouped_gemm import Chunk, each_chunk
@@ -26,9 +24,8 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     SharedScaleFormat,
     integer_format,
 )
-from rlx.backends.cpu.kernels.qgemm.dot import Vnni, dot_kind
+from rlx.backends.cpu.kernels.qgemm.dot import MicroTile, Vnni, dot_kind
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
-from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm
 from rlx.backends.cpu.kernels.spec import KernelSpec
@@ -182,9 +179,11 @@ class QuantGemmEmitter:
         if self.unpacked is None:
             self._gemm_tiles(*given)
         else:
-            many = partial(self._gemm_unpacked, self.unpacked, *given)
-            one = partial(self._gemm_tiles, *given)
-            f.if_(last - first > 1, many, one)
+            for many in f.either(last - first > 1):
+                if many:
+                    self._gemm_unpacked(self.unpacked, *given)
+                else:
+                    self._gemm_tiles(*given)
 
     def _gemm_tiles(
         self, column_tiles: Value, column: Value, x: Value, first: Value, last: Value, route: Value
@@ -194,7 +193,8 @@ class QuantGemmEmitter:
             left = f.min(last - r, self.layout.tile)
             given = column_tiles, f.gep(x, r * self["row"]), self.acc
             width = tile_width(f, self.layout, left)
-            f.switch(width, {s: partial(self._run_tile, t, *given) for s, t in self.tiles.items()})
+            for size in f.cases(width, list(self.tiles)):
+                self._run_tile(self.tiles[size], *given)
             self._run_epilogue(self.acc, left, r, column, route)
 
     def _gemm_unpacked(
@@ -219,7 +219,8 @@ class QuantGemmEmitter:
                 unpacked.accumulate(column_tile, s, rows, whole, self["row"], self["k"])
             end = f.gep(rows, whole * self["row"])
             out = f.gep(unpacked.acc, whole, 4 * unpacked.stride)
-            f.if_(whole < left, partial(self._run_tile, self.tiles[1], column_tiles, end, out))
+            for _ in f.when(whole < left):
+                self._run_tile(self.tiles[1], column_tiles, end, out)
             self._run_epilogue(unpacked.acc, left, r, column, route)
 
     def _run_epilogue(self, acc: Value, rows: Value, r: Value, column: Value, route: Value) -> None:

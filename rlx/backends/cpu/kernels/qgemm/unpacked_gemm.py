@@ -18,9 +18,8 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     SharedScaleFormat,
     WeightBlock,
 )
-from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, Maddubs, Widened, dot_kind
+from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, Maddubs, MicroTile, Widened, dot_kind
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
-from rlx.backends.cpu.kernels.qgemm.micro_tile import MicroTile
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec

@@ -1,2 +1,2 @@
-"""Token sampling and top-k: `sample` (temperature, top_k, top_p, min_p), `nucleus` (the top_p
-filter), `top_k` (sort keys, heaps, the top-k kernel), `lower_sampling`."""
+"""Token sampling and top-k: `sample` (temperature, top_k, top_p, min_p), `top_k` (sort keys, heaps,
+the top-k kernel, the top_p filter), `lower_sampling`."""

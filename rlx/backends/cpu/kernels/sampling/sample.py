@@ -14,8 +14,7 @@ from collections.abc import Callable
 from functools import cached_property, reduce
 from operator import or_
 
-from rlx.backends.cpu.kernels.sampling.nucleus import NucleusFilter
-from rlx.backends.cpu.kernels.sampling.top_k import Ascending, Heaps, Ranking
+from rlx.backends.cpu.kernels.sampling.top_k import Ascending, Heaps, NucleusFilter, Ranking
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType
 from rlx.ir.philox import ROUNDS

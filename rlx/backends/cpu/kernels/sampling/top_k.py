@@ -3,6 +3,11 @@
 An entry is a key with the element's index; larger is better: NaN first, then the largest (or
 smallest) elements, of equal ones the first. A key of up to 32 bits shares an i64 with the index; a
 wider one has an i64 of its own.
+
+Top-p (nucleus) filtering keeps the fewest best tokens whose weights sum to a share of the total. No
+sort is needed, only a radix select: weights are summed in buckets by the leading bits of the
+tokens' keys, which gives the leading bits of the nucleus's last key; then by the next bits, among
+the keys with that prefix.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.ir.dtype import DType, bool_
 from rlx.ir.dtype import i32 as i32_dtype
-from rlx.llvm.builder import Function, Module, Value, i32, i64, ptr, vec
+from rlx.llvm.builder import Function, Module, Type, Value, f64, i32, i64, ptr, vec
 from rlx.llvm.nest.registers import from_memory, raw_type, register_type
 from rlx.support.records import dataclass
 
@@ -119,24 +124,24 @@ class Heaps:
         f, r = self.m.function(f"{self.name}_sift", params, internal=True), self.ranking
         heap = f["heap"]
         entry = r.load(f, heap, f["at"])
-
-        def down(at: Value, child: Value) -> list[Value]:
+        place = f.carry([f["at"], self._worse_child(f, f["at"], entry)])
+        for _ in place.forever():
+            at, child = place.values
+            place.break_unless(child.ne(-1))
             r.store(f, r.load(f, heap, child), heap, at)
-            return [child, self._worse_child(f, child, entry)]
-
-        start = f["at"]
-        at, _ = f.while_(
-            [start, self._worse_child(f, start, entry)], lambda at, child: child.ne(-1), down
-        )
-        r.store(f, entry, heap, at)
+            place.values = [child, self._worse_child(f, child, entry)]
+        r.store(f, entry, heap, place.values[0])
         return f
 
     def _worse_child(self, f: Function, at: Value, entry: Entry) -> Value:
         """The worse child of a node if it is worse than `entry`, else -1."""
         r, heap, size = self.ranking, f["heap"], f["size"]
         left = at * 2 + 1
-
-        def check_vector() -> Value:
+        found = f.carry()
+        for exists in f.either(left < size, found):
+            if not exists:
+                found.values = [f.i64(-1)]
+                continue
             right = f.min(left + 1, size - 1)
             left_entry, right_entry = r.load(f, heap, left), r.load(f, heap, right)
             right_is_worse = r.worse(f, right_entry, left_entry)
@@ -144,10 +149,8 @@ class Heaps:
             chosen = [
                 f.select(right_is_worse, b, a) for a, b in zip(left_entry, right_entry, strict=True)
             ]
-            return f.select(r.worse(f, chosen, entry), child, -1)
-
-        [found] = f.if_(left < size, check_vector, lambda: f.i64(-1))
-        return found
+            found.values = [f.select(r.worse(f, chosen, entry), child, -1)]
+        return found.values[0]
 
     def _emit_sort(self) -> Function:
         """void sort(ptr heap, i64 size): heapsort, best first."""
@@ -179,15 +182,13 @@ class Heaps:
         self.heapify(f, heap, k)
         lanes = f.target.lanes(r.key_bits)
         whole = k + (n - k & -lanes)
-
-        def check_vector(i: Value, threshold: Value) -> Value:
-            """Push a vector's elements if any beats the heap's root; most have none."""
-            better = r.read_keys(f, row, i, lanes) > f.splat(threshold, lanes)
-            [new] = f.if_(f.any(better), lambda: self._push(f, i, i + lanes), lambda: threshold)
-            return new
-
-        threshold = r.key(f, r.load(f, heap, f.i64(0)))
-        f.loop(k, whole, lanes, [threshold], check_vector)
+        threshold = f.carry([r.key(f, r.load(f, heap, f.i64(0)))])
+        for i in threshold.range(k, whole, lanes):
+            # a vector's elements are pushed if any beats the heap's root; most have none
+            [old] = threshold.values
+            better = r.read_keys(f, row, i, lanes) > f.splat(old, lanes)
+            for pushes in f.either(f.any(better), threshold):
+                threshold.values = [self._push(f, i, i + lanes) if pushes else old]
         self._push(f, whole, n)
         f.call(self.sort, heap, k)
         return f
@@ -198,12 +199,9 @@ class Heaps:
         for i in f.range(lo, hi):
             entry = r.entry(f, r.read_keys(f, f["row"], i, 1), i)
             root = r.load(f, heap, f.i64(0))
-
-            def replace(entry: Entry = entry) -> None:
+            for _ in f.when(r.worse(f, root, entry)):
                 r.store(f, entry, heap, f.i64(0))
                 f.call(self.sift, heap, f["k"], f.i64(0))
-
-            f.if_(r.worse(f, root, entry), replace)
         return r.key(f, r.load(f, heap, f.i64(0)))
 
 
@@ -238,3 +236,101 @@ class TopK(KernelSpec):
                 to = row * k + i
                 f.store(element, f.gep(values, to, self.dtype.bytes))
                 f.store(index.to(i32), f.gep(indices, to, 4))
+
+
+BITS = 11  # of a key per round: 16 KiB of buckets
+
+
+class NucleusFilter:
+    """`keep_nucleus`: void keep_nucleus(row, n, target, memory) zeroes the weights in memory, of
+    `type_`, of all tokens that come after the target mass is reached, best tokens first."""
+
+    def __init__(self, m: Module, ranking: Ranking, type_: Type) -> None:
+        self.ranking, self.type = ranking, type_
+        params = [("row", ptr), ("n", i64), ("target", f64), ("memory", ptr)]
+        self.f: Function = m.function("keep_nucleus", params, internal=True)
+        self.keep_nucleus = self.f
+        self.lanes = m.target.lanes(type_.bits)
+        self._emit()
+
+    def _emit(self) -> None:
+        f = self.f
+        buckets = f.alloca(8 << BITS)
+        state = f.carry([f.i64(self.type.bits), f.i64(0), f.const(0.0, f64)])
+        for _ in state.forever():  # each round extends the prefix, the key bits above `shift`
+            shift, prefix, mass = state.values
+            state.break_unless(shift > 0)
+            low = f.max(shift - BITS, 0)
+            width = shift - low
+            self._histogram(buckets, shift, prefix, low)
+            last, mass = self._crossing_bucket(buckets, (f.i64(1) << width) - 1, mass)
+            state.values = [low, prefix << width | last, mass]
+        _, threshold, mass = state.values
+        self._zero_others(threshold, mass)
+
+    def _unsigned(self, at: Value) -> Value:
+        """The key of a token as an unsigned number."""
+        key = self.ranking.read_keys(self.f, self.f["row"], at, 1)
+        return (key ^ -(1 << key.type.bits - 1)).to(i64, signed=False)
+
+    def _weight(self, at: Value) -> Value:
+        return self.f.load(self.f.gep(self.f["memory"], at, self.type), self.type)
+
+    def _histogram(self, buckets: Value, shift: Value, prefix: Value, low: Value) -> None:
+        """Sum the weights of keys with this prefix, in buckets by the bits from `low` on."""
+        f = self.f
+        wide = vec(f.target.lanes(64), f64)
+        for at in f.range(0, 8 << BITS, wide.bytes):
+            f.store(f.const(0.0, wide), f.gep(buckets, at))
+        for i in f.range(0, f["n"]):
+            key = self._unsigned(i)
+            begin = key >> 1 >> shift - 1  # two shifts: `shift` may be all bits
+            for _ in f.when(begin.eq(prefix)):
+                bucket = f.gep(buckets, (key >> low) - (begin << shift - low), 8)
+                f.store(f.load(bucket, f64) + self._weight(i).to(f64), bucket)
+
+    def _crossing_bucket(self, buckets: Value, top: Value, mass: Value) -> tuple[Value, Value]:
+        """The bucket, from the best on, in which the target is reached, and the mass before it."""
+        f = self.f
+
+        def after(bits: Value, mass: Value) -> Value:
+            return mass + f.load(f.gep(buckets, bits, 8), f64)
+
+        state = f.carry([top, mass])
+        for _ in state.forever():
+            bits, mass = state.values
+            state.break_unless((after(bits, mass) < f["target"]) & (bits > 0))
+            state.values = [bits - 1, after(bits, mass)]
+        bits, mass = state.values
+        return bits, mass
+
+    def _zero_others(self, threshold: Value, mass: Value) -> None:
+        """Keep keys above the threshold, zero those below; of equal ones keep the first."""
+        f, lanes, n = self.f, self.lanes, self.f["n"]
+        whole = n & -lanes
+
+        def element(i: Value, mass: Value) -> Value:
+            w, key = self._weight(i), self._unsigned(i)
+            is_kept_tie = key.eq(threshold) & (mass < f["target"])
+            is_kept = threshold.ult(key) | is_kept_tie
+            f.store(f.select(is_kept, w, 0.0), f.gep(f["memory"], i, self.type))
+            return f.select(is_kept_tie, mass + w.to(f64), mass)
+
+        key_type = self.ranking.read_keys(f, f["row"], f.i64(0), 1).type
+        threshold_keys = f.splat(threshold.to(key_type) ^ -(1 << key_type.bits - 1), lanes)
+        kept = f.carry([mass])
+        for i in kept.range(0, whole, lanes):
+            keys = self.ranking.read_keys(f, f["row"], i, lanes)
+            at = f.gep(f["memory"], i, self.type)
+            ties = f.carry(kept.values)
+            for has_tie in f.either(f.any(keys.eq(threshold_keys)), ties):
+                if has_tie:
+                    for j in ties.range(i, i + lanes):
+                        ties.values = [element(j, ties.values[0])]
+                else:
+                    ties.values = kept.values
+            kept.values = ties.values
+            w = f.load(at, vec(lanes, self.type))
+            f.store(f.select(keys >= threshold_keys, w, 0.0), at)
+        for i in kept.range(whole, n):
+            kept.values = [element(i, kept.values[0])]

@@ -1,11 +1,27 @@
-"""Rotary position embedding (RoPE), alone or fused with the RMS norm of each head."""
+"""Rotary position embedding (RoPE), alone or fused with the RMS norm of each head; its lowering."""
 
 from __future__ import annotations
 
 from math import gcd
 
+from rlx.backends.cpu.kernels.attention.lower_attention import by_axis
 from rlx.backends.cpu.kernels.spec import KernelSpec
+from rlx.backends.cpu.lowering import (
+    Context,
+    KernelArg,
+    KernelLaunch,
+    NodeNumber,
+    Pointer,
+    Status,
+    lowers,
+)
+from rlx.ir.dim import Dim
 from rlx.ir.dtype import DType
+from rlx.ir.node import Node
+from rlx.ir.node import Value as Tensor
+from rlx.ir.ops.attention import head_sizes
+from rlx.ir.ops.fused import FusedQkNormRope
+from rlx.ir.ops.rope import Rope
 from rlx.llvm.builder import Function, Module, Type, Value, f32, f64, i64, ptr, vec
 from rlx.llvm.storage import LINE, is_aligned, load, memory_type, store
 from rlx.llvm.target import Target
@@ -73,7 +89,11 @@ class _RotaryEmbedding:
     def emit(self) -> None:
         f = self.f
         if self.spec.streaming and self.spec.head_dim * self.spec.out.bytes % LINE == 0:
-            f.if_(is_aligned(f, [self.args["out"]]), self._emit_streaming, self._rows)
+            for fits in f.either(is_aligned(f, [self.args["out"]])):
+                if fits:
+                    self._emit_streaming()
+                else:
+                    self._rows()
         else:
             self._rows()
 
@@ -92,12 +112,11 @@ class _RotaryEmbedding:
             x = f.gep(w["x"], at, memory_type(self.spec.x))
             out = f.gep(w["out"], row, self.spec.head_dim * memory_type(self.spec.out).bytes)
             position = self._position(batch, token)
-            is_valid = position.ult(w["table_rows"])
-            f.if_(
-                is_valid,
-                lambda x=x, out=out, p=position: self._row(x, out, p),  # type: ignore[misc]
-                lambda: f.store(w["node"], w["status"]),
-            )
+            for is_valid in f.either(position.ult(w["table_rows"])):
+                if is_valid:
+                    self._row(x, out, position)
+                else:
+                    f.store(w["node"], w["status"])
 
     def _row_indices(self, row: Value) -> tuple[Value, Value, Value]:
         """(batch, token, head) of a row of the result."""
@@ -164,12 +183,11 @@ class _RotaryEmbedding:
         f, s = self.f, self.spec
         lanes = s.lanes(f.target, s.head_dim)
 
-        def add(i: Value, total: Value) -> Value:
+        squares = f.carry([f.const(0.0, vec(lanes, self.type))])
+        for i in squares.range(0, s.head_dim, lanes):
             value = self._read(x, "x", i, lanes)
-            return f.fma(value, value, total)
-
-        zero = f.const(0.0, vec(lanes, self.type))
-        total = f.reduce("add", f.loop(0, s.head_dim, lanes, [zero], add)[0])
+            squares.values = [f.fma(value, value, squares.values[0])]
+        total = f.reduce("add", squares.values[0])
         return 1.0 / f.sqrt(total / float(s.head_dim) + s.eps)
 
     def _rotated(self, a: Value, b: Value, angle: tuple[Value, Value]) -> tuple[Value, Value]:
@@ -215,3 +233,64 @@ class _RotaryEmbedding:
         both = f.interleave(*self._rotated(a, b, angle))
         self._write(f.slice(both, 0, lanes), out, at)
         self._write(f.slice(both, lanes, lanes), out, at + lanes)
+
+
+@lowers("rope", "fused_qk_norm_rope", strided=True)
+def lower_rope(node: Node, ctx: Context) -> list[KernelLaunch]:
+    op = node.op
+    assert isinstance(op, Rope | FusedQkNormRope)
+    rope = op.rotation() if isinstance(op, FusedQkNormRope) else op
+    operands = _operands(node)
+    strides = _strides(operands, rope, ctx)
+    x, cos, sin = (operands[name] for name in ("x", "cos", "sin"))
+    positions, gamma = operands.get("positions"), operands.get("gamma")
+    spec = RotaryEmbedding(
+        x.dtype,
+        cos.dtype,
+        sin.dtype,
+        node.output.dtype,
+        rope.head_dim,
+        rope.rotated,
+        rope.interleaved,
+        heads_first=rope.layout == "bhsd",
+        positions=positions.dtype if positions is not None else None,
+        gamma=gamma.dtype if gamma is not None else None,
+        eps=op.eps if isinstance(op, FusedQkNormRope) else 0.0,
+        strided=any(name.endswith("_stride") and s != 1 for name, s in strides.items()),
+        streaming=ctx.outgrows_caches(node.output),
+    )
+    sizes = head_sizes(x.shape, rope.head_dim, rope.layout, "x")
+    args: dict[str, KernelArg] = {name: Pointer(value) for name, value in operands.items()}
+    args |= {"out": Pointer(node.output), "status": Status()}
+    args["node"] = (
+        0 if positions is None else NodeNumber(node)
+    )  # only given positions can be out of range
+    args |= {"batch": sizes.batch, "length": sizes.length, "heads": sizes.heads}
+    args |= {"offset": rope.offset, "table_rows": cos.shape.dims[0], **strides}
+    cost = op.cost([v.shape for v in node.inputs], [node.output.shape])
+    listed = [args.get(name, 0) for name in ARGS]
+    return [
+        KernelLaunch(spec, listed, node.inputs, node.outputs, flops=cost.flops, bytes=cost.bytes)
+    ]
+
+
+def _operands(node: Node) -> dict[str, Tensor]:
+    names = ["x", "cos", "sin", "positions"]
+    if node.op.name != "rope":
+        names.insert(1, "gamma")
+    return dict(zip(names, node.inputs, strict=False))
+
+
+def _strides(operands: dict[str, Tensor], rope: Rope, ctx: Context) -> dict[str, Dim]:
+    batch, row, head, step = by_axis(ctx.strides(operands["x"]), rope.layout, rope.head_dim)
+    found: dict[str, Dim] = {"x_batch": batch, "x_row": row, "x_head": head}
+    found["x_stride"] = step if rope.head_dim > 1 else 1
+    for name in ("cos", "sin"):
+        found[f"{name}_row"], step = ctx.strides(operands[name])
+        found[f"{name}_stride"] = step if rope.rotated > 2 else 1
+    if "gamma" in operands:
+        found["gamma_stride"] = ctx.strides(operands["gamma"])[0]
+    if "positions" in operands:
+        *batches, found["positions_row"] = ctx.strides(operands["positions"])
+        found["positions_batch"] = batches[0] if batches else 0
+    return found

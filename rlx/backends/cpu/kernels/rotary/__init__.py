@@ -1,1 +1,0 @@
-"""Rotary position embedding: `rotary` (the kernel, with a fused norm of heads), `lower_rotary`."""
