@@ -62,9 +62,10 @@ async def create(request: Request) -> Response:
     if "thread" in fields:
         raise bad_request("'thread' is not supported: send all messages.", "thread", _NO_THREADS)
     asked = _chat_request(fields, _settings(fields), request)
+    stream = fields.flag("stream")
     answers = await connected(request, open_chat(context.pool, asked))
     builder = BlockBuilder(asked.model)
-    if fields.flag("stream"):
+    if stream:
         events = _stream(context, answers, request, builder)
         return EventStream(events, answers.close, context.limits.write_seconds)
     try:
