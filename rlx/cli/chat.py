@@ -193,7 +193,7 @@ def _value(name: str, text: str, now: Any) -> Any:
             return parse_bias(words)
         if name == "stop":
             return (text,) if words else ()
-        if name == "stop_tokens":
+        if name in ("stop_tokens", "shown_special"):
             return frozenset(map(int, words))
         return type(now)(text)
     except ValueError:

@@ -204,6 +204,10 @@ class Sampling:
         list[int] | None,
         _sample("--stop-token", help="Stop at this token id. May be repeated."),
     ] = None
+    shown_special: Annotated[
+        list[int] | None,
+        _sample("--shown-special", help="Print this special token too. May be repeated."),
+    ] = None
     logit_bias: Annotated[
         list[str] | None,
         _sample(metavar="ID=NUMBER", help="Added to the logit of a token. May be repeated."),
@@ -251,6 +255,7 @@ class Sampling:
         asked = {f.name: getattr(self, f.name) for f in fields(self)}
         asked["stop"] = tuple(self.stop) if self.stop else None
         asked["stop_tokens"] = frozenset(self.stop_tokens) if self.stop_tokens else None
+        asked["shown_special"] = frozenset(self.shown_special) if self.shown_special else None
         asked["logit_bias"] = parse_bias(self.logit_bias) if self.logit_bias else None
         asked |= {n: file_or_text(getattr(self, n)) for n in ("json_schema", "grammar")}
         given = {name: value for name, value in asked.items() if value is not None}
