@@ -27,8 +27,9 @@ from rlx.serve.openai.chat_completions import chat_completions
 from rlx.serve.openai.completions import completions
 from rlx.serve.openai.embeddings import embeddings, rerank
 from rlx.serve.openai.listing import detokenize, model, models, tokenize
+from rlx.serve.page import chat_page
 
-OPEN_PATHS = {"/health"}
+OPEN_PATHS = {"/health", "/"}
 """What needs no key."""
 
 
@@ -45,6 +46,7 @@ async def metrics(request: Request) -> Response:
 
 
 ROUTES = [
+    Route("/", chat_page, methods=["GET"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
     *responses.routes(),

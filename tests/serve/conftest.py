@@ -117,6 +117,35 @@ def server(tiny_model: Path, tiny_encoder: Path, tiny_reranker: Path) -> Iterato
     running.stop()
 
 
+TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+CLIENT_KEY = "secret-key-of-clients"
+
+
+@pytest.fixture(scope="session")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny chat model whose template shows tools and calls of them."""
+    path = tmp_path_factory.mktemp("clients") / "tiny.gguf"
+    return write_tiny(path, template=TOOL_TEMPLATE, more={"llama.context_length": 2048})
+
+
+@pytest.fixture(scope="session")
+def client_server(tool_model: Path, tiny_encoder: Path) -> Iterator[RunningServer]:
+    """What clients of other makers talk to: tiny and encoder, with a key."""
+    specs = (
+        ModelSpec("tiny", str(tool_model), options=TINY),
+        ModelSpec("encoder", str(tiny_encoder), options={"threads": 1}),
+    )
+    config = ServerConfig(models=specs, port=0, shutdown_seconds=5, keys=(CLIENT_KEY,))
+    running = RunningServer(config)
+    yield running
+    running.stop()
+
+
 @pytest.fixture
 def start(tiny_model: Path) -> Iterator[StartServer]:
     """Starts servers with other settings; they end with the test."""

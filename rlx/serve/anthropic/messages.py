@@ -25,11 +25,12 @@ _FIELDS = (
     "model messages max_tokens system stop_sequences stream temperature top_p top_k tools "
     "tool_choice thinking metadata service_tier priority output_config cache_control "
     # refused where they ask for something
-    "container context_management mcp_servers"
+    "container context_management mcp_servers thread"
 )
 KNOWN = frozenset(_FIELDS.split())
 _SETTINGS = {"max_tokens", "stream", "stop_sequences", "temperature", "top_p", "top_k"}
 _COUNTED = KNOWN - _SETTINGS
+_NO_THREADS = "thread_unsupported_request"
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
           404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
@@ -45,7 +46,10 @@ def routes() -> list[Route]:
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
     usual = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _KINDS.get(error.status, usual)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    told: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.code == _NO_THREADS:  # by this the client knows that it must send all messages itself
+        told["details"] = {"error_code": _NO_THREADS, "unsupported": ["thread"]}
+    return {"type": "error", "error": told}
 
 
 SHAPES |= dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), anthropic_shape)
@@ -55,10 +59,13 @@ async def create(request: Request) -> Response:
     context, fields = context_of(request), await body_of(request, KNOWN)
     for name in ("container", "context_management", "mcp_servers"):
         fields.refuse(name, "is not supported: this server generates text and calls of tools.")
+    if "thread" in fields:
+        raise bad_request("'thread' is not supported: send all messages.", "thread", _NO_THREADS)
     asked = _chat_request(fields, _settings(fields), request)
+    stream = fields.flag("stream")
     answers = await connected(request, open_chat(context.pool, asked))
     builder = BlockBuilder(asked.model)
-    if fields.flag("stream"):
+    if stream:
         events = _stream(context, answers, request, builder)
         return EventStream(events, answers.close, context.limits.write_seconds)
     try:

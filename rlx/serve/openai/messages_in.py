@@ -15,7 +15,8 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OTHER_PARTS = {"image_url": "images", "input_audio": "audio", "file": "files"}
 _FIELDS = (
     "role content name tool_calls tool_call_id refusal reasoning_content reasoning audio "
-    "annotations function_call prefix"
+    "annotations function_call prefix "
+    "parsed"  # of the Python client, which sends back what it made of an answer
 )
 _KNOWN = frozenset(_FIELDS.split())
 
@@ -88,7 +89,7 @@ def _call(given: Any, where: str) -> dict[str, Any]:
     function = fields.object("function")
     if function is None:
         raise fields.missing("function")
-    inner = Fields(function, ("name", "arguments"), f"{where}.function.")
+    inner = Fields(function, ("name", "arguments", "parsed_arguments"), f"{where}.function.")
     name, arguments = inner.needed_text("name"), inner.text("arguments") or "{}"
     told = {"name": name, "arguments": arguments}
     return {"id": fields.needed_text("id"), "type": "function", "function": told}

@@ -56,15 +56,15 @@ async def create(request: Request) -> Response:
     talk = messages_of_items(fields)
     asked = _chat_request(fields, request, [*before, *talk])
     builder = ResponseBuilder(_echo(fields))
+    keep, stream = fields.flag("store", True), fields.flag("stream")
     answers = await connected(request, open_chat(context.pool, asked))
-    keep = fields.flag("store", True)
 
     def finished() -> None:
         if keep:
             history = [*before, *talk, *builder.messages()]
             store.add(caller, builder.id, history, builder.response)
 
-    if fields.flag("stream"):
+    if stream:
         events = _stream(context, answers, request, builder, finished)
         return EventStream(events, answers.close, context.limits.write_seconds)
     try:
