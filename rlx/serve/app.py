@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlx.serve.anthropic import messages
 from rlx.serve.api_errors import ApiError, api_error, error_response
+from rlx.serve.auth import is_loopback, refuse_other_sites
 from rlx.serve.context import ServerContext, context_of
 from rlx.serve.openai import responses
 from rlx.serve.openai.chat_completions import chat_completions
@@ -122,8 +123,11 @@ class Gate:
         if path in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
         try:
-            client = scope.get("client")
+            client, config = scope.get("client"), context.config
             headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+            if not context.keys:
+                local = is_loopback(config.host) and not config.no_auth
+                refuse_other_sites(headers, config.cors_origins, local)
             scope["rlx.caller"] = context.keys.caller(headers, client[0] if client else "local")
         except ApiError as error:
             return error

@@ -1,9 +1,10 @@
-"""API keys: who may use a server."""
+"""Who may use a server: API keys, and pages of other sites that may not."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -61,6 +62,40 @@ class ApiKeys:
         if not any(same):
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
         return Caller("key-" + digest.hex()[:8])
+
+
+def refuse_other_sites(headers: Mapping[str, str], origins: Iterable[str], local: bool) -> None:
+    """Refuse what pages of other sites send through a browser of this machine. `origins` are let
+    in; a `local` server is called by a loopback name alone, whatever a name server says."""
+    host = headers.get("host", "")
+    if local and not is_loopback(_host_name(host)):
+        raise ApiError(
+            403, f"This server is for this machine alone, but was called as {host[:100]!r}. "
+            "Call it as localhost or 127.0.0.1, or start it with an API key.", code="wrong_host",
+        )  # fmt: skip
+    origin, allowed = headers.get("origin"), [*origins]
+    own = (f"http://{host}", f"https://{host}")
+    if origin is not None and origin not in own and not {origin, "*"} & {*allowed}:
+        raise ApiError(
+            403, f"Pages of {origin[:100]!r} may not use this server. To let them, start it with "
+            "--cors-origin, or with an API key.", code="wrong_origin",
+        )  # fmt: skip
+
+
+def _host_name(host: str) -> str:
+    """A Host header without its port."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdigit() else host).strip("[]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is of this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _digest(key: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import OptionError, did_you_mean
-from rlx.serve.auth import keys_of_file, keys_of_text
+from rlx.serve.auth import is_loopback, keys_of_file, keys_of_text
 from rlx.serve.model_pool import ModelSpec
 from rlx.support.records import dataclass
 from rlx.support.settings import setting
@@ -68,15 +67,6 @@ class ServerConfig:
                 hint="give --api-key (or RLX_API_KEYS), or --no-auth if everyone may",
             )  # fmt: skip
         return self
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def find_keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:

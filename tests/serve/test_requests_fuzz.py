@@ -109,7 +109,7 @@ def test_a_wrong_flag_holds_no_model(fuzzed: RunningServer, sent: Sent) -> None:
     fuzzed.wait_idle(1)
 
 
-HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 BODY = json.dumps(VALID[2].body)
 BROKEN = {
     "a body that ends early": f"{HEAD}Content-Length: {len(BODY) + 50}\r\n\r\n{BODY}",

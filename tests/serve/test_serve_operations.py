@@ -19,9 +19,9 @@ import pytest
 from conftest import TINY, RunningServer, StartServer
 
 from rlx.errors import OptionError
-from rlx.serve.auth import ApiKeys, keys_of_file, keys_of_text
+from rlx.serve.auth import ApiKeys, is_loopback, keys_of_file, keys_of_text
 from rlx.serve.model_pool import ModelSpec
-from rlx.serve.server_config import ServerConfig, is_loopback, read_config
+from rlx.serve.server_config import ServerConfig, read_config
 
 CHAT = "/v1/chat/completions"
 OK = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -76,6 +76,30 @@ def test_strangers_need_a_key() -> None:
     assert not is_loopback("example.org") and not is_loopback("::")
 
 
+def test_pages_of_other_sites_are_refused(server: RunningServer, start: StartServer) -> None:
+    """A browser lets any page post plain text to this machine, and names can be made to point at
+    it. A server without keys does not answer either."""
+    own = str(server.client.base_url).rstrip("/")
+    for headers, code in (
+        ({"Origin": "http://page.example"}, "wrong_origin"),
+        ({"Origin": "null"}, "wrong_origin"),
+        ({"Host": "page.example"}, "wrong_host"),
+        ({"Host": "page.example:8000", "Origin": "http://page.example:8000"}, "wrong_host"),
+    ):
+        response = server.client.post(CHAT, json=OK, headers=headers)
+        assert response.status_code == 403 and response.json()["error"]["code"] == code
+    for headers in ({}, {"Origin": own}, {"Host": "localhost:1"}, {"Host": "[::1]:80"}):
+        assert server.client.post(CHAT, json=OK, headers=headers).status_code == 200
+    keyed = start(keys=("secret-key-1",))
+    headers = {"Authorization": "Bearer secret-key-1", "Host": "models.example"}
+    assert keyed.client.post(CHAT, json=OK, headers=headers).status_code == 200
+    everyone = start(no_auth=True, cors_origins=("http://page.example",))
+    headers = {"Host": "models.example", "Origin": "http://page.example"}
+    assert everyone.client.post(CHAT, json=OK, headers=headers).status_code == 200
+    headers["Origin"] = "http://other.example"
+    assert everyone.client.post(CHAT, json=OK, headers=headers).status_code == 403
+
+
 def test_cors_is_off_unless_asked_for(server: RunningServer, start: StartServer) -> None:
     page = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
     asked = server.client.options(CHAT, headers=page)
@@ -94,7 +118,7 @@ def raw(server: RunningServer, body: dict[str, Any]) -> socket.socket:
     """A connection on which a request was sent."""
     made = socket.create_connection((server.client.base_url.host, server.client.base_url.port))
     data = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     made.sendall(head.encode() + data)
     return made
 
@@ -149,7 +173,9 @@ def test_a_slow_reader_is_cut_off(start: StartServer) -> None:
     # much more than the buffers of both sides hold
     body = LONG | {"n": 16, "stream": True, "logprobs": True, "top_logprobs": 20}
     data = json.dumps(body).encode()
-    slow.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+    slow.sendall(
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    )
     slow.sendall(data)
     wait_for(lambda: "slow reader" in server.logged.getvalue(), 30)
     server.wait_idle()
@@ -178,7 +204,9 @@ def test_a_body_that_does_not_come(start: StartServer) -> None:
         (server.client.base_url.host, server.client.base_url.port)
     ) as made:
         made.settimeout(10)
-        made.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+        made.sendall(
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode()
+        )
         assert b" 408 " in made.recv(1000)
 
 
