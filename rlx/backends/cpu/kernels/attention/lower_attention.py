@@ -113,9 +113,9 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     for kernel in _kernels(node, problem, ctx.target, near):
         specs: list[KernelSpec] = [kernel]
         if isinstance(kernel, DecodeHeads):
-            specs.append(CombineHeads(kernel))
+            specs.append(CombineHeads(kernel.layout(ctx.target), kernel))
         elif ctx.threads > 1:
-            specs.append(CombineSplitKV(kernel))
+            specs.append(CombineSplitKV(kernel.layout(ctx.target)))
         steps += [
             KernelLaunch(s, args, node.inputs, node.outputs, uses_scratch=True) for s in specs
         ]
