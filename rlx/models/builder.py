@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from functools import cached_property, partial
+from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -200,11 +200,9 @@ class ModelBuilder:
     def layers(self, arch: ModuleType, x: Tensor) -> Tensor:
         """All layers of a page and what it does after them."""
         for i in range(self.config.layers):
-            x = self.g.named(f"blk.{i}", partial(self._layer, arch, x, i))
+            with self.g.block(f"blk.{i}"):
+                x = arch.layer(self, x, i)
         return arch.finish(self, x)
-
-    def _layer(self, arch: ModuleType, x: Tensor, i: int, _: object) -> Tensor:
-        return arch.layer(self, x, i)
 
     def require_adapted(self) -> None:
         """Raise if the adapter has a weight that is used otherwise than in `matmul`."""

@@ -66,7 +66,6 @@ class KernelLaunch:
 
 
 _SMALL = 48 << 10  # operations, and bytes
-_CACHES = 64 << 20  # bytes: twice the last-level cache of most machines
 
 
 class Context(PlanContext):
@@ -75,10 +74,6 @@ class Context(PlanContext):
     def __init__(self, lir: Lir, target: Target, threads: int) -> None:
         super().__init__(lir)
         self.target, self.threads = target, threads
-
-    def outgrows_caches(self, value: Value) -> bool:
-        """Whether the value is too large to be cached until a later launch reads it."""
-        return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
 TABLE: LoweringTable[Context, KernelLaunch] = LoweringTable()

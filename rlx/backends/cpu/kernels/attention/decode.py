@@ -97,13 +97,10 @@ class Decode(AttentionKernel):
         steps = p.head_dim // (p.score_parts(target) * p.pair)
         return steps * p.lanes(target) * p.acc.bytes
 
-    def workspace_bytes(self, target: Target) -> int:
-        """Workspace of one worker."""
-        scores = (KV_BLOCK + 1) * self.problem.acc.bytes
-        return self.rows * (self.query_bytes(target) + scores)
-
     def layout(self, target: Target) -> PartialLayout:
-        p, workspace = self.problem, self.workspace_bytes(target)
+        p = self.problem
+        scores = (KV_BLOCK + 1) * p.acc.bytes
+        workspace = self.rows * (self.query_bytes(target) + scores)
         return PartialLayout(p, self.queries, self.rows, p.head_dim, workspace)
 
     def emit(self, m: Module) -> None:

@@ -11,6 +11,7 @@ those at the ends of its range. Partial results lie in common memory; a second k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlx.backends.cpu.kernels.attention.combine import (
     Combine,
@@ -20,7 +21,14 @@ from rlx.backends.cpu.kernels.attention.combine import (
     split_bases,
 )
 from rlx.backends.cpu.kernels.attention.decode import Decode, DecodeAttend
-from rlx.backends.cpu.kernels.attention.problem import GROUP, KV_BLOCK, RUN, SPLITS, Args
+from rlx.backends.cpu.kernels.attention.problem import (
+    GROUP,
+    KV_BLOCK,
+    RUN,
+    SPLITS,
+    Args,
+    PartialLayout,
+)
 from rlx.llvm.builder import Function, Module, Value, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
@@ -35,16 +43,18 @@ class DecodeHeads(Decode):
 
     batch: int = 1
 
-    def workspace_bytes(self, target: Target) -> int:
-        """A multiple of a cache line: of all heads."""
-        size = self.problem.kv_heads * super().workspace_bytes(target)
-        return -(-size // 64) * 64
+    def layout(self, target: Target) -> PartialLayout:
+        """The workspace is that of all heads, a multiple of a cache line."""
+        one = super().layout(target)
+        size = self.problem.kv_heads * one.workspace_bytes
+        return replace(one, workspace_bytes=-(-size // 64) * 64)
 
     def partials_bytes(self, target: Target) -> int:
         return self.batch * self.problem.kv_heads * self.layout(target).item_bytes
 
     def scratch_bytes(self, target: Target, workers: int) -> int:
-        return self.partials_bytes(target) + workers * self.workspace_bytes(target)
+        """Scratch of all workers."""
+        return self.partials_bytes(target) + workers * self.layout(target).workspace_bytes
 
     def partials_of(self, f: Function, batch: Value, head: Value) -> Value:
         """The partial results of a head; those of the next head follow."""
@@ -57,9 +67,10 @@ class DecodeHeads(Decode):
         attend = m.function("attend", [*params, *((n, i64) for n in numbers)], internal=True)
         _Attend(attend, self).emit()
         f = m.kernel()
+        layout = self.layout(m.target)
         first_workspace = f.gep(Args(f)["scratch"], self.partials_bytes(f.target))
-        workspace = f.gep(first_workspace, f["tid"].to(i64), self.workspace_bytes(f.target))
-        split = WorkSplit(f, self.layout(m.target))
+        workspace = f.gep(first_workspace, f["tid"].to(i64), layout.workspace_bytes)
+        split = WorkSplit(f, layout)
         first, last = split.kv_range(f.i64(0))
 
         for _ in f.when(split.total > 0):

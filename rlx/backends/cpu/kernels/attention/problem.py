@@ -186,10 +186,6 @@ class AttentionKernel(KernelSpec):
     def layout(self, target: Target) -> PartialLayout:
         """Its work items and their partial results."""
 
-    def scratch_bytes(self, target: Target, workers: int) -> int:
-        """Scratch of all workers."""
-        return workers * self.layout(target).worker_bytes
-
 
 def _to_cache_lines(size: int) -> int:
     return -(-size // 64) * 64
