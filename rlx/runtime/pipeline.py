@@ -264,9 +264,6 @@ class ModelCompilePipeline(Unpicklable):
             return self._compiled(specialized, lazy)
 
         model = self._module(build_hir, component.layer_composition_key)[1]
-        return self._cached(component, model, options, make)
-
-    def _cached(self, component: ModelComponent, model: str, options: Options, make: Any) -> Found:
         compiled = self.cache.get_or_make(
             (component.cache_key(), model), make, size=_size, token=(options,),
             material=lambda: component_material(component, options),
@@ -328,7 +325,11 @@ class ModelCompilePipeline(Unpicklable):
             disk.store(name, artifact)
             return self._restored(artifact, backend, chosen)
 
-        return self._cached(component, content, options, make)
+        compiled = self.cache.get_or_make(
+            (component.cache_key(), content), make, size=_size, token=(options,),
+            material=lambda: component_material(component, options),
+        )  # fmt: skip
+        return compiled, compiled.manifest
 
     def _load(
         self, disk: AotCache, name: str, material: bytes, backend: Backend, options: CompileOptions
