@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.base import Backend, Executable
@@ -164,9 +164,8 @@ class ModelCompilePipeline(Unpicklable):
         chosen = CompileOptions.of(options)
         module, content = self._module(build_hir, composition_key)
         plain = replace(chosen, binding=DimBinding())
-        template = self._templates.get_or_make(
-            (content, chosen.template_key()), lambda: self.session.template(module, plain)
-        )
+        make = partial(self.session.template, module, plain)
+        template = self._templates.get_or_make((content, chosen.template_key()), make)
         with self._lock:
             key = (chosen.template_key(), composition_key)
             self._last.pop(key, None)
