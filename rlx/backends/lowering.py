@@ -1,4 +1,4 @@
-"""What lowerings of all devices share: layouts of values, contexts, and the table of lowerings.
+"""What lowerings of all devices share: the table of lowerings, and the context they are given.
 
 A device has one table, and its kernel families fill it by the names of ops:
 
@@ -16,57 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from rlx.ir.dim import Dim, upper_bound
-from rlx.ir.graph import Graph
-from rlx.ir.lir import Lir, View
-from rlx.ir.node import Node, Value
+from rlx.ir.lir import Lir
+from rlx.ir.node import Node
 from rlx.ir.op import Op, on_register
 from rlx.ir.ops.composite import decomposed
 from rlx.loops.decompose import HasCode, is_decomposed
-from rlx.passes.views import find_views, is_plain, plain_view
+from rlx.passes.views import Layouts, PlanContext
 from rlx.support.records import dataclass
-
-
-class Layouts:
-    """How values lie in memory: those of a graph before it is planned, or of a plan."""
-
-    def __init__(self, find: Callable[[Value], View | None]) -> None:
-        self._find = find
-
-    @staticmethod
-    def of(graph: Graph) -> Layouts:
-        views = find_views(graph.nodes)
-        return Layouts(lambda value: views[value][1] if value in views else None)
-
-    def view(self, value: Value) -> View:
-        """Strides of a value, and elements from the start of the memory that it is a view of."""
-        return self._find(value) or plain_view(value.shape)
-
-    def strides(self, value: Value) -> tuple[Dim, ...]:
-        return self.view(value).strides
-
-    def offset(self, value: Value) -> Dim:
-        """Elements from the start of the memory that the value is a view of."""
-        view = self._find(value)
-        return 0 if view is None else view.offset
-
-    def is_plain(self, value: Value) -> bool:
-        """Whether a value is contiguous: row-major without gaps."""
-        view = self._find(value)
-        return view is None or is_plain(view, value.shape)
-
-
-class PlanContext(Layouts):
-    """What a lowering may ask about the plan around its node; devices add their own questions."""
-
-    def __init__(self, lir: Lir) -> None:
-        super().__init__(lambda value: lir.slots[value].view)
-        self.lir = lir
-
-    def upper(self, dim: Dim) -> int:
-        """The upper bound of a dimension."""
-        return upper_bound(dim, self.lir.live)
-
 
 C = TypeVar("C", bound=PlanContext)  # the context of a device
 L = TypeVar("L")  # its kernel launches
@@ -167,3 +123,6 @@ def nodes_to_lower(lir: Lir) -> Iterator[Node]:
         if node.op.is_source or (node.op.is_view and lir.slots[node.output].kind == "alias"):
             continue
         yield node
+
+
+__all__ = ["Layouts", "LoweringTable", "OpLowering", "PlanContext", "nodes_to_lower"]

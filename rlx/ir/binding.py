@@ -200,7 +200,7 @@ def _bind_op(op: Op, items: tuple[tuple[str, Dim], ...]) -> Op:
 def bind_nodes(graph: Graph, sizes: Sizes) -> Graph:
     """A copy of `graph` with the symbols of ops and shapes substituted; ids and edges stay."""
     return graph.rebuild(
-        lambda op, shapes: (bind_op(op, sizes), tuple([s.bind(sizes) for s in shapes]))
+        [(bind_op(n.op, sizes), tuple([v.shape.bind(sizes) for v in n.outputs])) for n in graph]
     )
 
 
@@ -349,7 +349,7 @@ def bind_graph(
             found = done[key] = bind_op(exact, sizes), bound
         return found
 
-    new = graph.rebuild(bind)
+    new = graph.rebuild([bind(n.op, tuple([v.shape for v in n.outputs])) for n in graph.nodes])
     new.dynamic |= {s: bound for s, bound in binding.dynamic.items() if s in used}
     return new
 

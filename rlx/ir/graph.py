@@ -441,17 +441,16 @@ class Graph(Builder):
 
     def copy(self) -> Self:
         """A copy with the same nodes, ids, names and origins."""
-        return self.rebuild(lambda op, shapes: (op, shapes))
+        return self.rebuild([(n.op, tuple([v.shape for v in n.outputs])) for n in self.nodes])
 
-    def rebuild(
-        self, change: Callable[[Op, tuple[Shape, ...]], tuple[Op, tuple[Shape, ...]]]
-    ) -> Self:
-        """A copy with `change` applied to ops and shapes; ids, edges and names unchanged."""
+    def rebuild(self, changed: Iterable[tuple[Op, tuple[Shape, ...]]]) -> Self:
+        """A copy with other ops and result shapes, one pair for each node; ids, edges and names
+        unchanged."""
         new = self._empty()
         nodes, values = new.nodes, dict[Value, Value]()
-        for position, old in enumerate(self.nodes):
+        pairs = zip(self.nodes, changed, strict=True)
+        for position, (old, (op, shapes)) in enumerate(pairs):
             outputs = old.outputs
-            op, shapes = change(old.op, tuple([v.shape for v in outputs]))
             inputs = tuple([values[v] for v in old.inputs])
             node = Node(new, position, op, inputs, old.name, old.origin)
             if len(outputs) == 1 == len(shapes):

@@ -104,13 +104,11 @@ def _lowered(
         method = block.direct if policy is FusionPolicy.DIRECT else block.fusable
         results = method(g, *block.spread(operands))
     g.set_outputs(*(results if isinstance(results, tuple) else (results,)))
-    if policy is FusionPolicy.DIRECT:
-        _require_agreement(block, g, template(block, shapes, FusionPolicy.FUSABLE, states).graph)
     return Template(g, tuple(operands))
 
 
-def _require_agreement(block: Block, direct: Graph, fusable: Graph) -> None:
-    got, expected = ([v.shape for v in g.outputs] for g in (direct, fusable))
+def _require_agreement(block: Block, direct: Template, fusable: Template) -> None:
+    got, expected = ([v.shape for v in t.outputs] for t in (direct, fusable))
     agree = len(got) == len(expected) and all(
         a.same_dims(b) and a.dtype is b.dtype for a, b in zip(got, expected, strict=True)
     )
@@ -182,7 +180,10 @@ class _Lowering:
         block: Any = block_node.op
         operands = [self.values[v] for v in block_node.inputs]
         shapes = tuple([v.shape for v in operands])
-        made = template(block, shapes, self.policy, tuple(map(is_state, operands)))
+        states = tuple(map(is_state, operands))
+        made = template(block, shapes, self.policy, states)
+        if self.policy is FusionPolicy.DIRECT and any(states):  # inference knows of no states
+            _require_agreement(block, made, template(block, shapes, FusionPolicy.FUSABLE, states))
         origin = _inside(block_node.origin, block.label)
         values = dict(zip(made.operands, operands, strict=True))
         first = made.outputs[0]
@@ -252,7 +253,8 @@ class Block(Op):
         """Result shapes, from the lowering."""
         try:
             # the direct lowering first: its ops have the best error messages
-            made = template(self, tuple(inputs), FusionPolicy.DIRECT)
+            made = template(self, inputs, FusionPolicy.DIRECT)
+            _require_agreement(self, made, template(self, inputs, FusionPolicy.FUSABLE))
         except RlxError as e:
             raise self._named(e) from None
         return tuple([v.shape for v in made.outputs])

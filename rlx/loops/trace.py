@@ -134,28 +134,30 @@ class Trace:
     def value(self, v: Value, index: Sequence[Affine]) -> int:
         """The number of the instruction that computes `v` at `index`."""
         key = (v, tuple(index))
-        found = self.seen.get(key)
-        if found is None:
-            found = self.seen[key] = self._value(v, key[1])
-        return found
-
-    def _value(self, v: Value, index: Index) -> int:
-        source = self.sources.get(v)
+        found, source = self.seen.get(key), self.sources.get(v)
+        if found is not None:
+            return found
+        node, rule = v.node, RULES.get(v.node.op.name)
         if source is not None:
-            return self.read(source, source.address(index))
-        node = v.node
-        rule = RULES.get(node.op.name)
-        try:
-            if rule is not None:
-                return rule(self, node, node.op, index)
-            if node.op.is_elementwise:
-                args = [self.value(x, broadcast(index, x.shape.dims)) for x in node.inputs]
-                return self.apply(node.op, args, v.shape.dtype)
-        except NotAffine:
-            raise MustMaterialize(node.inputs[0] if node.inputs else v) from None
-        raise UnsupportedError(
-            "cannot be part of a region", where=node.op.name, got=repr(node), origin=node.origin
-        )
+            found = self.read(source, source.address(key[1]))
+        else:
+            try:
+                if rule is not None:
+                    found = rule(self, node, node.op, key[1])
+                elif node.op.is_elementwise:
+                    args = []
+                    for x in node.inputs:
+                        args.append(self.value(x, broadcast(key[1], x.shape.dims)))
+                    found = self.apply(node.op, args, v.shape.dtype)
+                else:
+                    raise UnsupportedError(
+                        "cannot be part of a region", where=node.op.name, got=repr(node),
+                        origin=node.origin,
+                    )  # fmt: skip
+            except NotAffine:
+                raise MustMaterialize(node.inputs[0] if node.inputs else v) from None
+        self.seen[key] = found
+        return found
 
     def add(self, instruction: TracedInstruction) -> int:
         self.instructions.append(instruction)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from functools import cached_property, partial
+from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from rlx.ir.op import Array
 from rlx.models.adapters import AdapterShape, state_names
 from rlx.models.config import ModelConfig
 from rlx.models.weights import Weight, Weights
+from rlx.support.gc_pause import without_gc
 from rlx.support.records import dataclass
 
 if TYPE_CHECKING:
@@ -200,11 +201,9 @@ class ModelBuilder:
     def layers(self, arch: ModuleType, x: Tensor) -> Tensor:
         """All layers of a page and what it does after them."""
         for i in range(self.config.layers):
-            x = self.g.named(f"blk.{i}", partial(self._layer, arch, x, i))
+            with self.g.block(f"blk.{i}"):
+                x = arch.layer(self, x, i)
         return arch.finish(self, x)
-
-    def _layer(self, arch: ModuleType, x: Tensor, i: int, _: object) -> Tensor:
-        return arch.layer(self, x, i)
 
     def require_adapted(self) -> None:
         """Raise if the adapter has a weight that is used otherwise than in `matmul`."""
@@ -265,34 +264,33 @@ def build_graph(
     A language model has a KV cache of type `kv` for `context` tokens, and runs with LoRA adapters
     of one shape if that is given. Matmuls of an encoder may use Strassen's algorithm.
     """
+    g = GraphModule.hir(model.config.arch)
+    # late: each starts without the other
+    if model.is_encoder:
+        from rlx.models.encoder_builder import build_encoder
 
-    def build(g: GraphModule) -> tuple[ModelBuilder, dict[str, Tensor]]:
-        # late: each starts without the other
-        if model.is_encoder:
-            from rlx.models.encoder_builder import build_encoder
+        with without_gc():
+            return _finished(g, *build_encoder(g, model, weights, entry_point, strassen))
+    from rlx.models.decoder_builder import build_decoder
 
-            return build_encoder(g, model, weights, entry_point, strassen)
-        from rlx.models.decoder_builder import build_decoder
-
-        return build_decoder(g, model, weights, entry_point, context, kv, adapters)
-
-    return define_graph(model.config.arch, build)
+    with without_gc():
+        built = build_decoder(g, model, weights, entry_point, context, kv, adapters)
+        return _finished(g, *built)
 
 
 def define_graph(
     name: str, build: Callable[[GraphModule], tuple[ModelBuilder, dict[str, Tensor]]]
 ) -> BuiltGraph:
     """The graph that `build` makes with a model builder."""
-    builders: list[ModelBuilder] = []
+    g = GraphModule.hir(name)
+    with without_gc():
+        return _finished(g, *build(g))
 
-    def outputs(g: GraphModule) -> dict[str, Tensor]:
-        builder, found = build(g)
-        builders.append(builder)
-        return found
 
-    module = GraphModule.define(name, outputs)
-    builders[0].require_adapted()
-    return BuiltGraph(module, builders[0].params)
+def _finished(g: GraphModule, builder: ModelBuilder, outputs: dict[str, Tensor]) -> BuiltGraph:
+    g.finish_hir(outputs)
+    builder.require_adapted()
+    return BuiltGraph(g, builder.params)
 
 
 def sample(g: GraphModule, row: Tensor, entry_point: EntryPoint) -> dict[str, Tensor]:

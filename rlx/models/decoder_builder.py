@@ -73,8 +73,8 @@ class DecoderBuilder(ModelBuilder):
         c = self.config
         settings = c.local_rope if c.slides(layer) and c.local_rope is not None else c.rope
         if rope:
-            names = [f"blk.{layer}.attn_{p}_norm.weight" for p in ("q", "k")]
-            q, k = (self._rotated(t, n, settings) for t, n in zip((q, k), names, strict=True))
+            q = self._rotated(q, f"blk.{layer}.attn_q_norm.weight", settings)
+            k = self._rotated(k, f"blk.{layer}.attn_k_norm.weight", settings)
         keys, values = self.append_to_cache(k, f"k.{layer}"), self.append_to_cache(v, f"v.{layer}")
         name = f"blk.{layer}.attn_sinks.weight"
         sinks = self.param(name) if name in self.weights else None

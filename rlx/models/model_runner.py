@@ -131,7 +131,9 @@ class ModelRunner:
         backend = get_backend(self.device)
         compiled = backend.compile_count
         try:
-            made = {name: self._executable(entry_point, spec, name) for name in spec.variants}
+            made = dict[str, CompiledGraph]()
+            for name in spec.variants:
+                made[name] = self._executable(entry_point, spec, name)
         finally:
             self._await_packing()
         for graph in made.values():

@@ -112,7 +112,8 @@ class _Legalizer:
 
 def _expand(editor: Editor, node: Node) -> list[Node] | None:
     """Replace a node by its decomposition; None where its attributes have none."""
-    result, new = editor.build(node, lambda: node.op.decompose(editor.graph, *node.inputs))
+    with editor.building(node) as new:
+        result = node.op.decompose(editor.graph, *node.inputs)
     if result is None:
         editor.drop(new)
         return None

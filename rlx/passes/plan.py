@@ -410,14 +410,10 @@ class Variant(Lir):
 
     @cached_property
     def graph(self) -> Graph:  # type: ignore[override]
-        bound, classes = self.bound, iter(self.template.classes.of_node)
-
-        def bind(op: Any, shapes: Any) -> Any:
-            number = next(classes)
-            results = self.template.classes.nodes[number].results
-            return bound.ops[number], tuple([bound.shapes[c] for c in results])
-
-        made = self.template.graph.rebuild(bind)
+        bound, classes = self.bound, self.template.classes
+        results = [tuple([bound.shapes[c] for c in n.results]) for n in classes.nodes]
+        pairs = [(bound.ops[number], results[number]) for number in classes.of_node]
+        made = self.template.graph.rebuild(pairs)
         made.dynamic = dict(bound.dynamic)
         verify(made, after="plan")
         return made

@@ -55,12 +55,10 @@ def _lower(editor: Editor, node: Node, element: DType, casts: dict[Value, Value]
             casts[value] = g.cast(value, dtype=element)
         return casts[value]
 
-    def make() -> Value:
+    with editor.building(node):
         result = g.append(node.op, [narrowed(v) for v in node.inputs])
-        return g.cast(result, dtype=dt.f32)
-
-    result, _ = editor.build(node, make)
-    editor.replace(node.output, result)
+        wide = g.cast(result, dtype=dt.f32)
+    editor.replace(node.output, wide)
 
 
 def _is_scale(node: Node, value: Value) -> bool:
@@ -83,11 +81,13 @@ def quantize_weights(graph: Graph, scheme: QuantScheme, report: FusionReport) ->
         if node.id == GONE or editor.is_param_only(node.outputs[0]):
             continue
         if node.op.holds_weights and _has_weight(editor, node):
-            result, new = editor.build(node, lambda n=node: n.op.decompose(graph, *n.inputs))  # type: ignore[misc]
+            with editor.building(node) as new:
+                result = node.op.decompose(graph, *node.inputs)
             _replace(editor, node, result)
             todo.extend(reversed(new))
         elif node.op.name in _MATMULS and _fits(editor, node, scheme, report):
-            result, _ = editor.build(node, lambda n=node: _packed(graph, n, scheme))  # type: ignore[misc]
+            with editor.building(node):
+                result = _packed(graph, node, scheme)
             _replace(editor, node, result)
             report.add(_QUANTISED, node.origin)
     _say_missed(report)

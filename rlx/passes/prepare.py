@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from rlx.ir.attrs import Body, Data
 from rlx.ir.graph import Graph
@@ -48,7 +47,8 @@ def split_prepare(
         name = names.of(value)
         if name not in params:
             results[name] = copies[value]
-            params[name], _ = editor.build(value.node, partial(graph.param, name, value.shape))
+            with editor.building(value.node):
+                params[name] = graph.param(name, value.shape)
         editor.replace(value, params[name])
     prepared.set_outputs(results)
     main = dce(editor.finish())

@@ -134,12 +134,6 @@ class Editor:
 
     # -- changes --------------------------------------------------------------------------------
 
-    def build(self, root: Node, make: Callable[[], Any]) -> tuple[Any, list[Node]]:
-        """The result of `make`, and the nodes it built: see `building`."""
-        with self.building(root) as new:
-            result = make()
-        return result, new
-
     def building(self, root: Node) -> _Building:
         """`with editor.building(root) as new:` nodes built inside are inserted at `root`, with its
         origin, and are in `new` at the end."""
@@ -157,7 +151,7 @@ class Editor:
         self.changed = self.changed or bool(new)
 
     def drop(self, new: Sequence[Node]) -> None:
-        """Remove the nodes that `build` made last."""
+        """Remove the nodes that were built last."""
         for node in reversed(new):
             for value in node.inputs:
                 self.users[value].remove(node)
@@ -392,7 +386,10 @@ class _Driver:
         return self.editor.finish()
 
     def _try(self, rule: Rule, root: Node) -> bool:
-        return any(self._use(rule, root, m) for m in matches(rule.pattern, self.editor, root))
+        for match in matches(rule.pattern, self.editor, root):
+            if self._use(rule, root, match):
+                return True
+        return False
 
     def _use(self, rule: Rule, root: Node, match: Match) -> bool:
         other = match.owned() if rule.owns else None
@@ -401,7 +398,8 @@ class _Driver:
             self.misses[root, rule.name] = f"the {value.node.op.name} inside {why}"
             return False
         try:
-            result, new = self.editor.build(root, lambda: rule.result(match))
+            with self.editor.building(root) as new:
+                result = rule.result(match)
         except RlxError as e:  # the op does not take these operands: no rewrite
             self.misses[root, rule.name] = f"[{e.where}] {e.what}; got {e.got}"
             return False

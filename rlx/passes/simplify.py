@@ -402,13 +402,9 @@ def _fold(editor: Editor, node: Node) -> None:
     except RlxError:
         return  # an index out of range, say: the run reports it with the node's origin
     results = result if isinstance(result, tuple) else (result,)
-    values, _ = editor.build(
-        node,
-        lambda: [
-            editor.graph.constant(Data(a, v.shape.dtype))
-            for a, v in zip(results, node.outputs, strict=True)
-        ],
-    )
+    with editor.building(node):
+        pairs = zip(results, node.outputs, strict=True)
+        values = [editor.graph.constant(Data(a, v.shape.dtype)) for a, v in pairs]
     for old, new in zip(node.outputs, values, strict=True):
         editor.replace(old, new)
 

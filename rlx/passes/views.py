@@ -1,5 +1,7 @@
 """View analysis: values that alias another's memory, with element offset and strides.
 
+`Layouts` answers how values lie in memory; `PlanContext` is what a lowering may ask about a plan.
+
 `insert_contiguous` copies a view in front of nodes that cannot read strides.
 """
 
@@ -10,9 +12,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from rlx.ir.dim import Dim, same
+from rlx.ir.dim import Dim, same, upper_bound
 from rlx.ir.graph import Graph
-from rlx.ir.lir import View, contiguous_strides
+from rlx.ir.lir import Lir, View, contiguous_strides
 from rlx.ir.node import Node, Value
 from rlx.ir.op import Op, lookup
 from rlx.ir.shape import Shape, normalize_axis
@@ -61,6 +63,47 @@ def is_plain(view: View, shape: Shape) -> bool:
     """Whether a view is contiguous; strides of axes of size 1 do not matter."""
     wanted = contiguous_strides(shape)
     return all(s == w or d == 1 for s, w, d in zip(view.strides, wanted, shape.dims, strict=True))
+
+
+class Layouts:
+    """How values lie in memory: those of a graph before it is planned, or of a plan."""
+
+    def __init__(self, find: Callable[[Value], View | None]) -> None:
+        self._find = find
+
+    @staticmethod
+    def of(graph: Graph) -> Layouts:
+        views = find_views(graph.nodes)
+        return Layouts(lambda value: views[value][1] if value in views else None)
+
+    def view(self, value: Value) -> View:
+        """Strides of a value, and elements from the start of the memory that it is a view of."""
+        return self._find(value) or plain_view(value.shape)
+
+    def strides(self, value: Value) -> tuple[Dim, ...]:
+        return self.view(value).strides
+
+    def offset(self, value: Value) -> Dim:
+        """Elements from the start of the memory that the value is a view of."""
+        view = self._find(value)
+        return 0 if view is None else view.offset
+
+    def is_plain(self, value: Value) -> bool:
+        """Whether a value is contiguous: row-major without gaps."""
+        view = self._find(value)
+        return view is None or is_plain(view, value.shape)
+
+
+class PlanContext(Layouts):
+    """What a lowering may ask about the plan around its node; devices add their own questions."""
+
+    def __init__(self, lir: Lir) -> None:
+        super().__init__(lambda value: lir.slots[value].view)
+        self.lir = lir
+
+    def upper(self, dim: Dim) -> int:
+        """The upper bound of a dimension."""
+        return upper_bound(dim, self.lir.live)
 
 
 def _transpose(op: Any, source: Shape, result: Shape, view: View) -> View:

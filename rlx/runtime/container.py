@@ -28,7 +28,7 @@ from rlx.ir.op import Array
 from rlx.ir.serial.reader import Reader
 from rlx.ir.serial.writer import Writer
 from rlx.ir.shape import Shape
-from rlx.support.files import open_trusted, write_atomic
+from rlx.support.files import open_trusted, private_file
 from rlx.support.records import dataclass
 
 MAGIC = b"\x89RLXA\r\n\n"
@@ -58,8 +58,7 @@ def write(
     A file with tensors is not synced to disk: after a power cut the checksums show what is lost.
     """
     header = _Header(parts, tensors or {})
-
-    def fill(file: BinaryIO) -> None:
+    with private_file(path, durable=not header.arrays) as file:
         writer = _HugePageWriter(file)
         writer.write(np.zeros(header.size, np.uint8))
         checksums = np.zeros(header.blocks, np.uint64)
@@ -74,8 +73,6 @@ def write(
         writer.flush()
         file.seek(0)
         file.write(header.pack(checksums))
-
-    write_atomic(path, fill, durable=not header.arrays)
 
 
 class _HugePageWriter:

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.base import Backend, Executable
@@ -164,9 +164,8 @@ class ModelCompilePipeline(Unpicklable):
         chosen = CompileOptions.of(options)
         module, content = self._module(build_hir, composition_key)
         plain = replace(chosen, binding=DimBinding())
-        template = self._templates.get_or_make(
-            (content, chosen.template_key()), lambda: self.session.template(module, plain)
-        )
+        make = partial(self.session.template, module, plain)
+        template = self._templates.get_or_make((content, chosen.template_key()), make)
         with self._lock:
             key = (chosen.template_key(), composition_key)
             self._last.pop(key, None)
@@ -264,9 +263,6 @@ class ModelCompilePipeline(Unpicklable):
             return self._compiled(specialized, lazy)
 
         model = self._module(build_hir, component.layer_composition_key)[1]
-        return self._cached(component, model, options, make)
-
-    def _cached(self, component: ModelComponent, model: str, options: Options, make: Any) -> Found:
         compiled = self.cache.get_or_make(
             (component.cache_key(), model), make, size=_size, token=(options,),
             material=lambda: component_material(component, options),
@@ -328,7 +324,11 @@ class ModelCompilePipeline(Unpicklable):
             disk.store(name, artifact)
             return self._restored(artifact, backend, chosen)
 
-        return self._cached(component, content, options, make)
+        compiled = self.cache.get_or_make(
+            (component.cache_key(), content), make, size=_size, token=(options,),
+            material=lambda: component_material(component, options),
+        )  # fmt: skip
+        return compiled, compiled.manifest
 
     def _load(
         self, disk: AotCache, name: str, material: bytes, backend: Backend, options: CompileOptions

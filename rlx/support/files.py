@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -142,11 +142,16 @@ def require_other_file(out: Path, *sources: Path) -> None:
 # -- atomic writes --------------------------------------------------------------------------------
 
 
-def write_atomic(
-    path: Path, content: bytes | Callable[[BinaryIO], None], *, durable: bool = True
-) -> None:
-    """Write a private file atomically: the bytes, or what the function writes. `durable` syncs it
-    to disk, so that it also survives a power cut.
+def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a private file atomically."""
+    with private_file(path, durable=durable) as file:
+        file.write(content)
+
+
+@contextmanager
+def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Write a private file atomically: it gets its name when the block ends without an error.
+    `durable` syncs it to disk, so that it also survives a power cut.
 
     Several processes may write one file at once: the last one wins, and each file is complete.
     """
@@ -155,10 +160,7 @@ def write_atomic(
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_TEMPORARY}{os.getpid()}-")
     try:
         with os.fdopen(handle, "w+b") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                content(file)
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())

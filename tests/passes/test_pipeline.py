@@ -243,12 +243,8 @@ def test_the_device_rewrites_before_parameters_are_split_off() -> None:
         editor = Editor(graph, "device")
         node = next(n for n in graph.nodes if n.op.name == "fused_matmul_bias_act")
         w = node.inputs[1]
-        new, _ = editor.build(
-            node,
-            lambda: graph.append(
-                node.op, [node.inputs[0], graph.neg(graph.neg(w)), node.inputs[2]]
-            ),
-        )
+        with editor.building(node):
+            new = graph.append(node.op, [node.inputs[0], graph.neg(graph.neg(w)), node.inputs[2]])
         editor.replace(node.output, new)
         return editor.finish()
 

@@ -62,7 +62,8 @@ def test_new_nodes_stand_where_the_old_one_stood_and_say_where_they_come_from() 
     g = chain()
     editor = Editor(g, "mine")
     a = g.nodes[1]
-    new, nodes = editor.build(a, lambda: g.tanh(g.input("z", [4])))
+    with editor.building(a) as nodes:
+        new = g.tanh(g.input("z", [4]))
     editor.replace(a.output, new)
     after = editor.finish()
     verify(after, after="test")
@@ -75,7 +76,8 @@ def test_a_dropped_build_leaves_no_trace() -> None:
     g = chain()
     before = g.copy()
     editor = Editor(g, "test")
-    _, nodes = editor.build(g.nodes[1], lambda: g.sin(g.cos(g.nodes[0].output)))
+    with editor.building(g.nodes[1]) as nodes:
+        g.sin(g.cos(g.nodes[0].output))
     editor.drop(nodes)
     assert editor.uses(g.nodes[0].output) == 1
     assert editor.finish().same_as(before)

@@ -29,12 +29,9 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-
-    def fail(file: object) -> None:
+    with pytest.raises(KeyError), files.private_file(path) as file:
+        file.write(b"half")
         raise KeyError
-
-    with pytest.raises(KeyError):
-        files.write_atomic(path, fail)
     with pytest.raises(KeyError), files.atomic_file(path) as file:
         file.write(b"half")
         raise KeyError

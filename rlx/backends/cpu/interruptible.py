@@ -21,10 +21,6 @@ LONG_FLOPS, LONG_BYTES = 2_000_000_000, 250_000_000
 takes 10 ms, of which the other thread is less than 1 %."""
 
 
-def is_long(flops: int, moved: int) -> bool:
-    return flops > LONG_FLOPS or moved > LONG_BYTES
-
-
 def long_check(costs: Iterable[tuple[Dim, Dim]], symbols: Sequence[str]) -> Callable[..., bool]:
     """Generate `check(*sizes)`: whether one of the launches (flops, bytes) is long in this run."""
     found = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from rlx.backends.cpu.interruptible import is_long
+from rlx.backends.cpu.interruptible import LONG_BYTES, LONG_FLOPS
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.kernel_args import NodeArg, NodeNumber, Pointer, Scratch, Status
 from rlx.backends.lowering import LoweringTable, OpLowering, PlanContext, nodes_to_lower
@@ -66,7 +66,6 @@ class KernelLaunch:
 
 
 _SMALL = 48 << 10  # operations, and bytes
-_CACHES = 64 << 20  # bytes: twice the last-level cache of most machines
 
 
 class Context(PlanContext):
@@ -75,10 +74,6 @@ class Context(PlanContext):
     def __init__(self, lir: Lir, target: Target, threads: int) -> None:
         super().__init__(lir)
         self.target, self.threads = target, threads
-
-    def outgrows_caches(self, value: Value) -> bool:
-        """Whether the value is too large to be cached until a later launch reads it."""
-        return value.shape.upper_bytes(self.lir.live) >= _CACHES
 
 
 TABLE: LoweringTable[Context, KernelLaunch] = LoweringTable()
@@ -111,7 +106,8 @@ def lower_node(node: Node, ctx: Context) -> list[KernelLaunch]:
             continue
         work = _work(launch, node)
         launch.solo = launch.solo or (len(launches) == 1 and _is_small(work))
-        if is_long(*[_most(size, ctx.lir.dynamic) for size in work]):
+        flops, moved = (_most(size, ctx.lir.dynamic) for size in work)
+        if flops > LONG_FLOPS or moved > LONG_BYTES:
             launch.long, (launch.flops, launch.bytes) = True, work
     return launches
 

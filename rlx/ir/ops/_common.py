@@ -152,3 +152,11 @@ def size_value(g: Graph, size: Dim, like: Value) -> Any:
     if isinstance(size, int):
         return g.constant(size, like.shape.dtype)
     return g.dim_value(dim=size, dtype=like.shape.dtype)
+
+
+def traffic(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Dim:
+    """Bytes when every tensor is touched once."""
+    total: Dim = 0
+    for shape in (*inputs, *outputs):
+        total = total + shape.size_bytes
+    return total

@@ -22,6 +22,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.interp import Program
 from rlx.ir.node import UNKNOWN
 from rlx.ir.op import Array, Cost, Inferred, Op
+from rlx.ir.ops._common import traffic
 from rlx.ir.shape import Shape
 
 
@@ -36,14 +37,6 @@ def decomposed(op: Op, shapes: tuple[Shape, ...]) -> Graph | None:
         return None
     g.outputs = list(made) if isinstance(made, tuple) else [made]
     return g
-
-
-def traffic(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Dim:
-    """Bytes when every tensor is touched once."""
-    total: Dim = 0
-    for shape in (*inputs, *outputs):
-        total = total + shape.size_bytes
-    return total
 
 
 def graph_flops(graph: Graph, free: tuple[str, ...] = ()) -> Dim:

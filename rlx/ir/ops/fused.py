@@ -24,13 +24,14 @@ from rlx.ir.ops._common import (
     require_rank,
     require_vector,
     result_type,
+    traffic,
     wide,
 )
 from rlx.ir.ops.attention import Attention, by_head
-from rlx.ir.ops.composite import Composite, graph_flops, traffic
+from rlx.ir.ops.composite import Composite, graph_flops
 from rlx.ir.ops.control import body_results
 from rlx.ir.ops.elementwise import require_activation
-from rlx.ir.ops.matmul import MatMul
+from rlx.ir.ops.matmul import matmul_shape
 from rlx.ir.ops.norm import (
     LayerNorm,
     RmsNorm,
@@ -39,6 +40,7 @@ from rlx.ir.ops.norm import (
     elementwise_cost,
     require_eps,
     rms_scaled,
+    row_norm_shape,
 )
 from rlx.ir.ops.rope import Rope, check_rotation
 from rlx.ir.shape import Shape
@@ -85,7 +87,7 @@ class FusedMatMulBiasAct(Composite):
         bias, residual = self.extras(bias, residual)
         require_float(x, "x")
         require_float(w, "w")
-        out = MatMul().infer(x, w)
+        out = matmul_shape(x, w)
         if bias is not None:
             if w.rank < 2:
                 raise ShapeError("w has no output channels", got=w, expected="[..., K, N]")
@@ -130,7 +132,7 @@ class _ResidualNorm(Composite):
         self, x: Shape, residual: Shape, gamma: Shape, beta: Shape | None = None
     ) -> tuple[Shape, Shape]:
         total = _sum_shape(x, residual)
-        return self.norm().infer(total, gamma, beta), total
+        return row_norm_shape(total, gamma, beta), total
 
     def decompose(
         self, g: Graph, x: Value, residual: Value, gamma: Value, beta: Value | None = None
@@ -174,7 +176,7 @@ class FusedSwiGlu(Composite):
             require_float(shape, what)
         if not w_gate.same_dims(w_up):
             raise ShapeError("w_gate and w_up differ in shape", got=w_gate, expected=w_up)
-        return MatMul().infer(x, w_up).with_dtype(result_type(x, w_gate, w_up))
+        return matmul_shape(x, w_up).with_dtype(result_type(x, w_gate, w_up))
 
     def decompose(self, g: Graph, x: Value, w_gate: Value, w_up: Value) -> Any:
         result = result_type(x, w_gate, w_up)

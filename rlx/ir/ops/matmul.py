@@ -24,6 +24,7 @@ from rlx.ir.ops._common import (
     require_same,
     result_type,
     rounded,
+    traffic,
     wide,
 )
 from rlx.ir.ops.composite import Composite
@@ -47,10 +48,7 @@ def widened(result: DType, *arrays: Array) -> tuple[Array, ...]:
 
 def matmul_cost(inputs: Sequence[Shape], outputs: Sequence[Shape], terms: Dim) -> Cost:
     """A multiply and an add for each of `terms` terms of each output element."""
-    traffic: Dim = 0
-    for shape in (*inputs, *outputs):
-        traffic = traffic + shape.size_bytes
-    return Cost(outputs[0].num_elements * terms * 2, traffic)
+    return Cost(outputs[0].num_elements * terms * 2, traffic(inputs, outputs))
 
 
 def grouped_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
@@ -64,23 +62,28 @@ def grouped_cost(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Cost:
     return Cost(cost.flops, cost.bytes - unread)
 
 
+def matmul_shape(a: Shape, b: Shape) -> Shape:
+    """The result of a matmul by NumPy's rules."""
+    for shape, what in ((a, "a"), (b, "b")):
+        require_dtype(shape, NUMERIC, what)
+        if shape.rank == 0:
+            raise ShapeError(
+                f"{what} is a scalar", got=shape, expected="rank 1 or more", hint="use mul"
+            )
+    inner = b.dims[-2] if b.rank > 1 else b.dims[0]
+    require_same(a.dims[-1], inner, f"contracted sizes of {a} and {b}")
+    dims = (*broadcast_dims(a.dims[:-2], b.dims[:-2]), *a.dims[-2:-1])
+    if b.rank > 1:
+        dims = (*dims, b.dims[-1])
+    return Shape(dims, result_type(a, b))
+
+
 @op("matmul", is_anchor=True, runs_in_low_precision=True)
 class MatMul(Op):
     """a · b by NumPy's rules: batch axes broadcast, a 1-D operand is a row or a column."""
 
     def infer(self, a: Shape, b: Shape) -> Shape:
-        for shape, what in ((a, "a"), (b, "b")):
-            require_dtype(shape, NUMERIC, what)
-            if shape.rank == 0:
-                raise ShapeError(
-                    f"{what} is a scalar", got=shape, expected="rank 1 or more", hint="use mul"
-                )
-        inner = b.dims[-2] if b.rank > 1 else b.dims[0]
-        require_same(a.dims[-1], inner, f"contracted sizes of {a} and {b}")
-        dims = (*broadcast_dims(a.dims[:-2], b.dims[:-2]), *a.dims[-2:-1])
-        if b.rank > 1:
-            dims = (*dims, b.dims[-1])
-        return Shape(dims, result_type(a, b))
+        return matmul_shape(a, b)
 
     def reference(self, a: Array, b: Array) -> Array:
         dtype = promote(DType.of(a.dtype), DType.of(b.dtype))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlx.errors import AttributeValueError, ShapeError
 from rlx.ir.dim import same
 from rlx.ir.op import Cost, op
-from rlx.ir.ops._common import cast, require_float, require_vector, result_type, wide
-from rlx.ir.ops.composite import Composite, traffic
+from rlx.ir.ops._common import cast, require_float, require_vector, result_type, traffic, wide
+from rlx.ir.ops.composite import Composite
 from rlx.ir.shape import Shape, normalize_axis
 
 if TYPE_CHECKING:
@@ -62,6 +62,17 @@ class Norm(Composite):
         return elementwise_cost(inputs, outputs, self.work)
 
 
+def row_norm_shape(x: Shape, gamma: Shape, beta: Shape | None = None) -> Shape:
+    """The result of a norm over the last axis."""
+    require_float(x, "x")
+    if x.rank == 0:
+        raise ShapeError("x is a scalar", got=x, expected="[..., C]")
+    require_vector(gamma, x.dims[-1], "gamma")
+    if beta is not None:
+        require_vector(beta, x.dims[-1], "beta")
+    return x.with_dtype(result_type(x, gamma, beta))
+
+
 class RowNorm(Norm):
     """A norm over the last axis: rows scaled, then gamma (+ beta)."""
 
@@ -71,13 +82,7 @@ class RowNorm(Norm):
         raise NotImplementedError
 
     def infer(self, x: Shape, gamma: Shape, beta: Shape | None = None) -> Shape:
-        require_float(x, "x")
-        if x.rank == 0:
-            raise ShapeError("x is a scalar", got=x, expected="[..., C]")
-        require_vector(gamma, x.dims[-1], "gamma")
-        if beta is not None:
-            require_vector(beta, x.dims[-1], "beta")
-        return x.with_dtype(result_type(x, gamma, beta))
+        return row_norm_shape(x, gamma, beta)
 
     def decompose(self, g: Graph, x: Value, gamma: Value, beta: Value | None = None) -> Any:
         y = affine(g, self.scaled(g, wide(g, x), self.eps), gamma, beta)

@@ -147,7 +147,8 @@ class Rope(Op):
     def rotate(self, g: Graph, x: Value, cos: Value, sin: Value, positions: Value | None) -> Any:
         """The rotation of wide heads of rank 4."""
         n_rot = self.rotated
-        cos, sin = (self._angles(g, x, t, positions) for t in (cos, sin))
+        cos = self._angles(g, x, cos, positions)
+        sin = self._angles(g, x, sin, positions)
         rotated = g.narrow(x, axis=3, start=0, length=n_rot)
         first, second = self._pairs(g, rotated, n_rot // 2)
         parts = (

@@ -14,7 +14,7 @@ from rlx.errors import CodegenError
 from rlx.ir.dtype import DType, c64
 from rlx.llvm import math
 from rlx.llvm.builder import Function, Value, f32, i64, vec
-from rlx.llvm.nest.elements import apply
+from rlx.llvm.nest.elements import Operand, apply
 from rlx.llvm.nest.registers import (
     Complex,
     Element,
@@ -32,6 +32,7 @@ from rlx.loops.nest import (
     Apply,
     Arg,
     BoundsCheck,
+    Instruction,
     Iota,
     Literal,
     Load,
@@ -171,12 +172,10 @@ class NestBody:
         wanted = self.product(self.nest.rows)
         for space in self.nest.spaces:
             wanted = wanted * self.product(space)
-
-        def leave() -> None:
-            f.if_(wanted > 0, self.report)
+        for _ in f.when(least.eq(0)):
+            for _ in f.when(wanted > 0):
+                self.report()
             f.ret()
-
-        f.if_(least.eq(0), leave)
 
     # -- iteration points ---------------------------------------------------------------------
 
@@ -241,12 +240,15 @@ class NestBody:
         if found is None and is_row and vpoint.reload is not None:
             found = vpoint.reload(number, vpoint)
         if found is None:
-            found = self._compute(number, vpoint)
+            i, operands = self.nest.code[number], list[Operand]()
+            for a in i.args if isinstance(i, Apply) else ():
+                operands.append((self.value(a, vpoint), self.nest.code[a].dtype))
+            found = self._compute(i, operands, vpoint)
         known[number] = found
         return found
 
-    def _compute(self, number: int, vpoint: VectorPoint) -> Element:
-        i = self.nest.code[number]
+    def _compute(self, i: Instruction, operands: Sequence[Operand], vpoint: VectorPoint) -> Element:
+        """`operands` are those of an `Apply`."""
         if isinstance(i, Load):
             return self.load(i.access, vpoint)
         if isinstance(i, Literal):
@@ -256,7 +258,6 @@ class NestBody:
         if isinstance(i, BoundsCheck):
             return self._bounds_check(i, vpoint)
         if isinstance(i, Apply):
-            operands = [(self.value(a, vpoint), self.nest.code[a].dtype) for a in i.args]
             if is_weight(self.nest, i):
                 return math.exp_down(operands[0][0])  # type: ignore[arg-type]
             return apply(self.f, i.record, operands, i.dtype)
@@ -293,7 +294,8 @@ class NestBody:
         bad = ~good
         if vpoint.mask is not None and bad.type.lanes > 1:
             bad = bad & vpoint.mask
-        f.if_(f.any(bad), self.report)
+        for _ in f.when(f.any(bad)):
+            self.report()
         return f.select(good, index, 0)
 
     def report(self) -> None:

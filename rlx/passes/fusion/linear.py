@@ -319,7 +319,8 @@ def _groups(editor: Editor, nodes: list[Node], report: FusionReport | None) -> l
 
 def _merge(editor: Editor, group: list[_MatMul]) -> list[Node]:
     first = min((p.node for p in group), key=lambda n: n.id)
-    slices, new = editor.build(first, lambda: _build_merged(editor.graph, group))
+    with editor.building(first) as new:
+        slices = _build_merged(editor.graph, group)
     for matmul, part in zip(group, slices, strict=True):
         editor.replace(matmul.node.output, part)
     return new

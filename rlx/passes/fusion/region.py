@@ -213,9 +213,8 @@ def _replace(
     if not results:
         return  # dead already
     body = _body(nodes, list(operands), results, bodies)
-    made, new = editor.build(
-        last, lambda: editor.graph.elementwise_region(list(operands), body=body)
-    )
+    with editor.building(last) as new:
+        made = editor.graph.elementwise_region(list(operands), body=body)
     if not editor.allows([], new):
         editor.drop(new)
         return

@@ -59,7 +59,10 @@ def compile_specs(specs: Iterable[KernelSpec], target: Target) -> dict[KernelSpe
     """Machine code for every distinct spec."""
     distinct = list(dict.fromkeys(specs))
     before = counters.compilations
-    kernels = compile_many([unit_of(s, target) for s in distinct])
+    units = []
+    for spec in distinct:
+        units.append(unit_of(spec, target))
+    kernels = compile_many(units)
     debug(1, f"{len(distinct)} distinct kernels, {counters.compilations - before} compiled now")
     if debug_level() >= 5:
         for spec in distinct:

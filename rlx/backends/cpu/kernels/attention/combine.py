@@ -15,7 +15,7 @@ from rlx.backends.cpu.kernels.attention.problem import (
     KV_BLOCK,
     RUN,
     SPLITS,
-    AttentionKernel,
+    PartialLayout,
     Rows,
     finite_max,
     softmax_exp,
@@ -45,12 +45,12 @@ class KVSpan:
     """i1: an earlier worker began the item."""
 
 
-def _emit_kv_range(m: Module, kernel: AttentionKernel) -> tuple[Function, Function]:
+def _emit_kv_range(m: Module, layout: PartialLayout) -> tuple[Function, Function]:
     """i64 first_key(args, block), i64 last_key(args, block): keys that a query block sees."""
     made = []
     for name in ("first_key", "last_key"):
         f = m.function(name, [("args", ptr), ("block", i64)], i64, internal=True)
-        rows, size = Rows(f, kernel.problem), kernel.block_rows(f.target)
+        rows, size = Rows(f, layout.problem), layout.block_rows
         first = f["block"] * size
         last = f.min(first + size, rows.count) - 1
         end = rows.kv_end(last)
@@ -84,17 +84,17 @@ def split_bases(cost: Value, base: Value) -> list[Value]:
 class WorkSplit:
     """Divides the runs of all work items among the workers, by whole splits."""
 
-    def __init__(self, f: Function, kernel: AttentionKernel) -> None:
-        self.f, self.kernel = f, kernel
-        self.rows = Rows(f, kernel.problem)
-        self.block = kernel.block_rows(f.target)
-        self._kv_range = _emit_kv_range(f.module, kernel)
+    def __init__(self, f: Function, layout: PartialLayout) -> None:
+        self.f, self.layout = f, layout
+        self.rows = Rows(f, layout.problem)
+        self.block = layout.block_rows
+        self._kv_range = _emit_kv_range(f.module, layout)
         self.blocks = f.ceil_div(self.rows.count, self.block)
         cost = f.carry([f.i64(0)])
         for block in cost.range(0, self.blocks):
             cost.values = [cost.values[0] + self.cost(block)]
         [self.cost_per_head] = cost.values
-        total = self.cost_per_head * (self.rows.args["batch"] * kernel.problem.kv_heads)
+        total = self.cost_per_head * (self.rows.args["batch"] * layout.problem.kv_heads)
         self.total = self._if_mine(total)
         nth = f["nth"].to(i64)
         self._per_worker = self.total.udiv(nth)
@@ -102,7 +102,7 @@ class WorkSplit:
 
     def _if_mine(self, total: Value) -> Value:
         """0 when the other kernel handles this number of queries."""
-        queries, wanted = self.rows.args["queries"], self.kernel.queries
+        queries, wanted = self.rows.args["queries"], self.layout.queries
         if wanted == "any":
             return total
         mine = queries.eq(1) if wanted == "one" else queries.ne(1)
@@ -156,8 +156,8 @@ class WorkSplit:
 
     def place(self, number: Value) -> tuple[Value, Value]:
         """(batch entry, KV head) of a head's number."""
-        batch = number.udiv(self.kernel.problem.kv_heads)
-        return batch, number - batch * self.kernel.problem.kv_heads
+        batch = number.udiv(self.layout.problem.kv_heads)
+        return batch, number - batch * self.layout.problem.kv_heads
 
     def find(self, at: Value) -> tuple[Value, Value, Value]:
         """(number of the head, block, base) of the item that a boundary falls into."""
@@ -173,33 +173,33 @@ class WorkSplit:
         return group, block, base
 
 
-def partials_of(f: Function, kernel: AttentionKernel, worker: Value, item: Value | int) -> Value:
+def partials_of(f: Function, layout: PartialLayout, worker: Value, item: Value | int) -> Value:
     """The partial results of an item of a worker: 0 for one of its own, 1 for one that an earlier
     worker began, 2 for one that a later worker continues; 3 is its workspace."""
-    base = f.gep(Rows(f, kernel.problem).args["scratch"], worker, kernel.worker_bytes(f.target))
-    return f.gep(base, item, kernel.item_bytes(f.target))
+    base = f.gep(Rows(f, layout.problem).args["scratch"], worker, layout.worker_bytes)
+    return f.gep(base, item, layout.item_bytes)
 
 
-def partials_of_span(f: Function, kernel: AttentionKernel, span: KVSpan) -> Value:
+def partials_of_span(f: Function, layout: PartialLayout, span: KVSpan) -> Value:
     shared = f.select(span.continues, f.i64(1), f.i64(2))
-    return partials_of(f, kernel, f["tid"].to(i64), f.select(span.whole, f.i64(0), shared))
+    return partials_of(f, layout, f["tid"].to(i64), f.select(span.whole, f.i64(0), shared))
 
 
-def workspace_of(f: Function, kernel: AttentionKernel) -> Value:
-    return partials_of(f, kernel, f["tid"].to(i64), 3)
+def workspace_of(f: Function, layout: PartialLayout) -> Value:
+    return partials_of(f, layout, f["tid"].to(i64), 3)
 
 
 class Combine:
     """Calls of `combine` for items of a kernel, in its function f."""
 
-    def __init__(self, f: Function, kernel: AttentionKernel) -> None:
-        self.f, self.kernel = f, kernel
-        self._combine = _emit_combine(f.module, kernel)
+    def __init__(self, f: Function, layout: PartialLayout) -> None:
+        self.f, self.layout = f, layout
+        self._combine = _emit_combine(f.module, layout)
         self._table = f.alloca(SPLITS * 8)
 
     def own(self, item: Sequence[Value], first: Value, last: Value, partials: Value) -> None:
         """The output of an item whose splits are all in `partials`, over keys [first, last)."""
-        f, size = self.f, self.kernel.partial_bytes(self.f.target)
+        f, size = self.f, self.layout.partial_bytes
         begin = first.udiv(RUN)
         count = f.ceil_div(last, RUN) - begin  # 0 for no key at all
         for split in range(SPLITS):
@@ -223,13 +223,13 @@ class Combine:
                 search.values = [t + 1]
             [owner] = search.values
             began = owner.eq(worker)
-            partials = partials_of(f, self.kernel, owner - 1, f.select(began, f.i64(2), f.i64(1)))
+            partials = partials_of(f, self.layout, owner - 1, f.select(began, f.i64(2), f.i64(1)))
             # splits are counted from that of the first run, and combined in their own order
             place = (begin + number).urem(SPLITS)
-            at = f.gep(partials, place, self.kernel.partial_bytes(f.target))
+            at = f.gep(partials, place, self.layout.partial_bytes)
             f.store(f.select(cost > number, at, f.null()), f.gep(self._table, place, 8))
         # small items start with different workers
-        start = f["tid"].to(i64) + worker * self.kernel.block_rows(f.target)
+        start = f["tid"].to(i64) + worker * self.layout.block_rows
         self._call(item, start.urem(nth), nth)
 
     def _enter(self, split: int, partial: Value) -> None:
@@ -251,7 +251,7 @@ class CombineSplitKV(KernelSpec):
     Every worker visits every boundary and combines some rows of the item there.
     """
 
-    kernel: AttentionKernel
+    layout: PartialLayout
 
     @property
     def label(self) -> str:
@@ -259,7 +259,7 @@ class CombineSplitKV(KernelSpec):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        combine, split = Combine(f, self.kernel), WorkSplit(f, self.kernel)
+        combine, split = Combine(f, self.layout), WorkSplit(f, self.layout)
         for worker in f.range(1, f["nth"].to(i64)):
             for _ in f.when(split.boundary(worker) < split.total):
                 at = split.boundary(worker)
@@ -277,12 +277,12 @@ class CombineSplitKV(KernelSpec):
 class _Item:
     """The rows of an item's results, in a function with `args`, `batch`, `head` and `row`."""
 
-    def __init__(self, f: Function, kernel: AttentionKernel) -> None:
-        self.f, self.kernel, self.problem = f, kernel, kernel.problem
-        self.rows = Rows(f, kernel.problem)
-        self.type = kernel.problem.acc
-        self.row_bytes = kernel.value_columns(f.target) * self.type.bytes
-        self.count = f.min(self.rows.count - f["row"], kernel.block_rows(f.target))
+    def __init__(self, f: Function, layout: PartialLayout) -> None:
+        self.f, self.layout, self.problem = f, layout, layout.problem
+        self.rows = Rows(f, layout.problem)
+        self.type = layout.problem.acc
+        self.row_bytes = layout.value_columns * self.type.bytes
+        self.count = f.min(self.rows.count - f["row"], layout.block_rows)
 
     def with_sink(self, total: Value, row_max: Value, row: Value) -> Value:
         """A row's running sum plus the exponential of its head's attention sink, if any."""
@@ -296,23 +296,23 @@ class _Item:
 
     def sum_of(self, partial: Value, row: Value) -> Value:
         f = self.f
-        at = f.gep(f.gep(partial, self.kernel.sum_offset(f.target)), row, self.type)
+        at = f.gep(f.gep(partial, self.layout.sum_offset), row, self.type)
         return f.load(at, self.type)
 
     def max_of(self, partial: Value, row: Value) -> Value:
         f = self.f
-        at = f.gep(f.gep(partial, self.kernel.max_offset(f.target)), row, self.type)
+        at = f.gep(f.gep(partial, self.layout.max_offset), row, self.type)
         return f.load(at, self.type)
 
 
-def _emit_combine(m: Module, kernel: AttentionKernel) -> Function:
+def _emit_combine(m: Module, layout: PartialLayout) -> Function:
     """void combine(args, batch, head, row, table, start, step): rows start, start + step, … of an
     item. `table` has the addresses of the partial results of its splits, 0 for those without keys.
     """
     item = [("batch", i64), ("head", i64), ("row", i64)]
     rest = [("table", ptr), ("start", i64), ("step", i64)]
     f = m.function("combine", [("args", ptr), *item, *rest], internal=True)
-    rows = _Item(f, kernel)
+    rows = _Item(f, layout)
     places, factors = f.alloca(SPLITS * 8), f.alloca(SPLITS * 8)
     for r in f.range(f["start"], rows.count, f["step"]):
         count, row_max = _collect(f, rows, r, places, factors)

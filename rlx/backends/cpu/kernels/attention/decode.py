@@ -27,6 +27,7 @@ from rlx.backends.cpu.kernels.attention.problem import (
     SPLITS,
     Args,
     AttentionKernel,
+    PartialLayout,
     Problem,
     Rows,
     load_q8,
@@ -90,31 +91,27 @@ class Decode(AttentionKernel):
 
     rows: int = 1
 
-    def block_rows(self, target: Target) -> int:
-        return self.rows
-
-    def value_columns(self, target: Target) -> int:
-        return self.problem.head_dim
-
     def query_bytes(self, target: Target) -> int:
         """A packed query: a vector for each step of a chain."""
         p = self.problem
         steps = p.head_dim // (p.score_parts(target) * p.pair)
         return steps * p.lanes(target) * p.acc.bytes
 
-    def workspace_bytes(self, target: Target) -> int:
-        scores = (KV_BLOCK + 1) * self.problem.acc.bytes
-        return self.rows * (self.query_bytes(target) + scores)
+    def layout(self, target: Target) -> PartialLayout:
+        p = self.problem
+        scores = (KV_BLOCK + 1) * p.acc.bytes
+        workspace = self.rows * (self.query_bytes(target) + scores)
+        return PartialLayout(p, self.queries, self.rows, p.head_dim, workspace)
 
     def emit(self, m: Module) -> None:
         attend = emit_attend(m, self)
-        f = m.kernel()
-        combine, split = Combine(f, self), WorkSplit(f, self)
+        f, layout = m.kernel(), self.layout(m.target)
+        combine, split = Combine(f, layout), WorkSplit(f, layout)
         for span in split.each_span():
-            partials, item = partials_of_span(f, self, span), (span.batch, span.head, span.row)
+            partials, item = partials_of_span(f, layout, span), (span.batch, span.head, span.row)
             keys = (span.first, span.last)
             spans = (*keys, span.begin, span.end)
-            f.call(attend, f["args"], workspace_of(f, self), partials, *item, *spans)
+            f.call(attend, f["args"], workspace_of(f, layout), partials, *item, *spans)
             for _ in f.when(span.whole):
                 combine.own(item, *keys, partials)
 
@@ -179,10 +176,10 @@ class DecodeAttend:
 
     def select_split(self, split: Value) -> None:
         """Point at the partial result of a split."""
-        f, target = self.f, self.f.target
-        self.acc = f.gep(self.partials, split, self.kernel.partial_bytes(target))
-        self.running_max = f.gep(self.acc, self.kernel.max_offset(target))
-        self.running_sum = f.gep(self.acc, self.kernel.sum_offset(target))
+        f, layout = self.f, self.kernel.layout(self.f.target)
+        self.acc = f.gep(self.partials, split, layout.partial_bytes)
+        self.running_max = f.gep(self.acc, layout.max_offset)
+        self.running_sum = f.gep(self.acc, layout.sum_offset)
 
     def clear(self) -> None:
         """Begin the partial result of a split."""

@@ -10,8 +10,8 @@ those at the ends of its range. Partial results lie in common memory; a second k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import replace
 
 from rlx.backends.cpu.kernels.attention.combine import (
     Combine,
@@ -21,7 +21,14 @@ from rlx.backends.cpu.kernels.attention.combine import (
     split_bases,
 )
 from rlx.backends.cpu.kernels.attention.decode import Decode, DecodeAttend
-from rlx.backends.cpu.kernels.attention.problem import GROUP, KV_BLOCK, RUN, SPLITS, Args
+from rlx.backends.cpu.kernels.attention.problem import (
+    GROUP,
+    KV_BLOCK,
+    RUN,
+    SPLITS,
+    Args,
+    PartialLayout,
+)
 from rlx.llvm.builder import Function, Module, Value, i64, ptr, vec
 from rlx.llvm.target import Target
 from rlx.support.records import dataclass
@@ -36,21 +43,23 @@ class DecodeHeads(Decode):
 
     batch: int = 1
 
-    def workspace_bytes(self, target: Target) -> int:
-        """A multiple of a cache line: of all heads."""
-        size = self.problem.kv_heads * super().workspace_bytes(target)
-        return -(-size // 64) * 64
+    def layout(self, target: Target) -> PartialLayout:
+        """The workspace is that of all heads, a multiple of a cache line."""
+        one = super().layout(target)
+        size = self.problem.kv_heads * one.workspace_bytes
+        return replace(one, workspace_bytes=-(-size // 64) * 64)
 
     def partials_bytes(self, target: Target) -> int:
-        return self.batch * self.problem.kv_heads * self.item_bytes(target)
+        return self.batch * self.problem.kv_heads * self.layout(target).item_bytes
 
     def scratch_bytes(self, target: Target, workers: int) -> int:
-        return self.partials_bytes(target) + workers * self.workspace_bytes(target)
+        """Scratch of all workers."""
+        return self.partials_bytes(target) + workers * self.layout(target).workspace_bytes
 
     def partials_of(self, f: Function, batch: Value, head: Value) -> Value:
         """The partial results of a head; those of the next head follow."""
         number = batch * self.problem.kv_heads + head
-        return f.gep(Args(f)["scratch"], number, self.item_bytes(f.target))
+        return f.gep(Args(f)["scratch"], number, self.layout(f.target).item_bytes)
 
     def emit(self, m: Module) -> None:
         numbers = ("batch", "head", "heads", "row", "first", "last", "number")
@@ -58,21 +67,21 @@ class DecodeHeads(Decode):
         attend = m.function("attend", [*params, *((n, i64) for n in numbers)], internal=True)
         _Attend(attend, self).emit()
         f = m.kernel()
+        layout = self.layout(m.target)
         first_workspace = f.gep(Args(f)["scratch"], self.partials_bytes(f.target))
-        workspace = f.gep(first_workspace, f["tid"].to(i64), self.workspace_bytes(f.target))
-        split = WorkSplit(f, self)
+        workspace = f.gep(first_workspace, f["tid"].to(i64), layout.workspace_bytes)
+        split = WorkSplit(f, layout)
         first, last = split.kv_range(f.i64(0))
 
-        def work(batch: Value, number: int, head: Value, end: Value) -> None:
-            partials = self.partials_of(f, batch, head)
-            item = (batch, head, end - head, f.i64(0), first, last, f.i64(number))
-            f.call(attend, f["args"], workspace, partials, *item)
-
-        f.if_(split.total > 0, lambda: self._each_span(f, split, work))
+        for _ in f.when(split.total > 0):
+            for batch, number, head, end in self._each_span(f, split):
+                partials = self.partials_of(f, batch, head)
+                item = (batch, head, end - head, f.i64(0), first, last, f.i64(number))
+                f.call(attend, f["args"], workspace, partials, *item)
 
     def _each_span(
-        self, f: Function, split: WorkSplit, body: Callable[[Value, int, Value, Value], None]
-    ) -> None:
+        self, f: Function, split: WorkSplit
+    ) -> Iterator[tuple[Value, int, Value, Value]]:
         """Emit the loop over this worker's spans: a batch entry, the number of a split and a range
         of heads. All splits of all heads lie end to end, and a worker has those that begin in its
         range."""
@@ -90,7 +99,8 @@ class DecodeHeads(Decode):
                     for limit in (lo, hi)
                 )
                 there = (cost > 0) & (head < end)
-                f.if_(there, partial(body, batch, number, head, end))
+                for _ in f.when(there):
+                    yield batch, number, head, end
 
 
 class _Attend(DecodeAttend):
@@ -139,7 +149,7 @@ class _Attend(DecodeAttend):
             self.scores = f.gep(scores, h, rows * KV_BLOCK * size)
             self.factors = f.gep(factors, h, rows * size)
             self.bases = {n: f.gep(base, h * self.head_stride[n]) for n, base in bases.items()}
-            self.partials = f.gep(f["partials"], h, self.kernel.item_bytes(f.target))
+            self.partials = f.gep(f["partials"], h, self.kernel.layout(f.target).item_bytes)
             self.select_split(self.split)
             yield h
 
@@ -164,7 +174,7 @@ class CombineHeads(CombineSplitKV):
 
     def emit(self, m: Module) -> None:
         f = m.kernel()
-        kernel, combine, split = self.kernel, Combine(f, self.kernel), WorkSplit(f, self.kernel)
+        kernel, combine, split = self.kernel, Combine(f, self.layout), WorkSplit(f, self.layout)
         keys = split.kv_range(f.i64(0))
         heads = Args(f)["batch"] * kernel.problem.kv_heads
         lo, hi = f.split(f.select(split.total > 0, heads, 0))

@@ -90,7 +90,13 @@ def _kernels(node: Node, problem: Problem, target: Target, near: bool) -> list[A
 def _scratch(node: Node, target: Target, threads: int) -> int:
     problem = replace(_problem(node, target), bf16_pairs=False)  # the worst case
     kernels = [k for near in (False, True) for k in _kernels(node, problem, target, near)]
-    return max(kernel.scratch_bytes(target, threads) for kernel in kernels)
+    return max(_scratch_of(kernel, target, threads) for kernel in kernels)
+
+
+def _scratch_of(kernel: AttentionKernel, target: Target, threads: int) -> int:
+    if isinstance(kernel, DecodeHeads):
+        return kernel.scratch_bytes(target, threads)
+    return threads * kernel.layout(target).worker_bytes
 
 
 @lowers("attention", scratch=_scratch, strided=True)
@@ -113,9 +119,9 @@ def lower_attention(node: Node, ctx: Context) -> list[KernelLaunch]:
     for kernel in _kernels(node, problem, ctx.target, near):
         specs: list[KernelSpec] = [kernel]
         if isinstance(kernel, DecodeHeads):
-            specs.append(CombineHeads(kernel))
+            specs.append(CombineHeads(kernel.layout(ctx.target), kernel))
         elif ctx.threads > 1:
-            specs.append(CombineSplitKV(kernel))
+            specs.append(CombineSplitKV(kernel.layout(ctx.target)))
         steps += [
             KernelLaunch(s, args, node.inputs, node.outputs, uses_scratch=True) for s in specs
         ]

@@ -85,34 +85,37 @@ class Paged(Decode):
     def emit(self, m: Module) -> None:
         attend = emit_attend(m, self, PagedAttend)
         f = m.kernel()
-        combine = Combine(f, self)
+        combine = Combine(f, self.layout(m.target))
         args, heads = PagedArgs(f), self.problem.kv_heads
         count, nth, tid = args["queries"], f["nth"].to(i64), f["tid"].to(i64)
 
-        def walk(token: Value, item: Value) -> list[Value]:
+        at = f.carry([f.i64(0), f.i64(0)])
+        for _ in at.forever():
+            token, item = at.values
+            at.break_unless(token < count)
             whole = self._is_run(f, args, token, count)
             taken = f.select(whole, f.i64(self.run_length), f.i64(1))
             mine = whole if self.tokens > 1 else ~whole if self.run_length > 1 else f.i64(1).eq(1)
-            f.if_(mine, lambda: self._item(f, args, attend, combine, token, (item, nth, tid)))
-            return [token + taken, item + f.select(mine, f.i64(heads), f.i64(0))]
-
-        f.while_([f.i64(0), f.i64(0)], lambda token, _: token < count, walk)
+            for _ in f.when(mine):
+                self._item(f, args, attend, combine, token, (item, nth, tid))
+            at.values = [token + taken, item + f.select(mine, f.i64(heads), f.i64(0))]
 
     def _is_run(self, f: Function, args: PagedArgs, token: Value, count: Value) -> Value:
         """Whether `run_length` consecutive tokens of one sequence begin here."""
         if self.run_length == 1:
             return f.i64(0).ne(0)
-        fits = token + self.run_length <= count
-
-        def is_consecutive() -> list[Value]:
+        is_run = f.carry()
+        for fits in f.either(token + self.run_length <= count, is_run):
+            if not fits:
+                is_run.values = [f.i64(0).ne(0)]
+                continue
             row, position = args.number("rows", token), args.number("positions", token)
             good = f.i64(0).eq(0)
             for i in range(1, self.run_length):
                 good = good & args.number("rows", token + i).eq(row)
                 good = good & args.number("positions", token + i).eq(position + i)
-            return [good]
-
-        return f.if_(fits, is_consecutive, lambda: [f.i64(0).ne(0)])[0]
+            is_run.values = [good]
+        return is_run.values[0]
 
     def _item(
         self, f: Function, args: PagedArgs, attend: Function, combine: Combine, token: Value,
@@ -127,22 +130,19 @@ class Paged(Decode):
         first = f.i64(0)
         if self.problem.kind.behind is not None:
             first = f.max(position - self.problem.kind.behind, 0)
-        runs = kv_runs(f, first, end)
-        partials, workspace = (partials_of(f, self, tid, number) for number in (0, 3))
+        runs, layout = kv_runs(f, first, end), self.layout(f.target)
+        partials, workspace = (partials_of(f, layout, tid, number) for number in (0, 3))
         batch, first_row = f.i64(0), token * self.problem.gqa_group
-
-        def work() -> None:
+        for is_known in f.either(known):
+            if not is_known:
+                f.store(args["node"], args["status"])
+                continue
             for head in f.range(0, self.problem.kv_heads):
-
-                def one(head: Value = head) -> None:
+                for _ in f.when((item + head).urem(nth).eq(tid)):
                     place = (batch, head, first_row)
                     spans = (first, end, f.i64(0), f.min(runs, SPLITS))
                     f.call(attend, f["args"], workspace, partials, *place, *spans)
                     combine.own(place, first, end, partials)
-
-                f.if_((item + head).urem(nth).eq(tid), one)
-
-        f.if_(known, work, lambda: f.store(args["node"], args["status"]))
 
 
 class PagedRows(Rows):
@@ -190,7 +190,9 @@ class PagedAttend(DecodeAttend):
         f, page = self.f, self.kernel.page
         slot = f.load(f.gep(self.table, number, i32), i32).to(i64, signed=True)
         good = slot.ult(self.args["cache_pages"])
-        f.if_(good, lambda: None, lambda: f.store(self.args["node"], self.args["status"]))
+        for is_good in f.either(good):
+            if not is_good:
+                f.store(self.args["node"], self.args["status"])
         at = f.select(good, slot, f.i64(0)) * page
         return f.gep(self.bases[name], at * self.row_bytes[name])
 
@@ -222,7 +224,7 @@ def _is_supported(node: Node) -> bool:
 
 
 def _scratch(node: Node, target: Target, threads: int) -> int:
-    return threads * max(kernel.worker_bytes(target) for kernel in _kernels(node, target))
+    return threads * max(kernel.layout(target).worker_bytes for kernel in _kernels(node, target))
 
 
 @lowers("paged_attention", when=_is_supported, scratch=_scratch)

@@ -25,6 +25,7 @@ from rlx.backends.cpu.kernels.attention.problem import (
     SPLITS,
     Args,
     AttentionKernel,
+    PartialLayout,
     Problem,
     Rows,
     finite_max,
@@ -76,9 +77,10 @@ class _PanelEmitter:
         self.max_in_qk = not (p.right_bounded or p.softcap or p.mask) or (
             by_key and not p.right_bounded
         )
+        layout = kernel.layout(f.target)
         self.running_max, self.running_sum = (
             f.gep(f.gep(f["partial"], at), f["p"], self.tiling.score_row_bytes)
-            for at in (kernel.max_offset(f.target), kernel.sum_offset(f.target))
+            for at in (layout.max_offset, layout.sum_offset)
         )
         self.result = Rows(f, self.problem).addresses("out", f["batch"], f["head"])
         self.row_bytes = {n: Args(f).row_bytes(n, self.problem) for n in "qkv"}
@@ -295,35 +297,30 @@ class Prefill(AttentionKernel):
     def tiling(self, target: Target) -> Tiling:
         return _tiling(target, self.problem, self.rows)
 
-    def block_rows(self, target: Target) -> int:
+    def layout(self, target: Target) -> PartialLayout:
         t = self.tiling(target)
-        return t.panels * t.panel
-
-    def value_columns(self, target: Target) -> int:
-        return self.tiling(target).columns
-
-    def workspace_bytes(self, target: Target) -> int:
-        return WorkspaceLayout.of(self.tiling(target)).size
+        workspace = WorkspaceLayout.of(t).size
+        return PartialLayout(self.problem, self.queries, t.panels * t.panel, t.columns, workspace)
 
     def writes_output(self, target: Target) -> bool:
         """Whether an item of one KV block is written without a partial result: every panel sees
         the block."""
         p = self.problem
-        whole = self.value_columns(target) == p.head_dim
+        whole = self.tiling(target).columns == p.head_dim
         return whole and not p.right_bounded and p.sinks is None
 
     def emit(self, m: Module) -> None:
         attend = _emit_attend(m, self)
-        f = m.kernel()
-        combine, split = Combine(f, self), WorkSplit(f, self)
+        f, layout = m.kernel(), self.layout(m.target)
+        combine, split = Combine(f, layout), WorkSplit(f, layout)
         for span in split.each_span():
-            partials, item = partials_of_span(f, self, span), (span.batch, span.head, span.row)
+            partials, item = partials_of_span(f, layout, span), (span.batch, span.head, span.row)
             keys, whole = (span.first, span.last), span.whole
             direct = f.i64(0).ne(0)
             if self.writes_output(m.target):
                 direct = whole & (span.last > 0) & (span.last <= KV_BLOCK)
             spans = (*keys, span.begin, span.end, direct.to(i64))
-            f.call(attend, f["args"], workspace_of(f, self), partials, *item, *spans)
+            f.call(attend, f["args"], workspace_of(f, layout), partials, *item, *spans)
             for _ in f.when(whole & ~direct):
                 combine.own(item, *keys, partials)
 
@@ -351,7 +348,7 @@ def _emit_attend(m: Module, kernel: Prefill) -> Function:
     f.call(prepare, f["args"], f["workspace"], *item, panels)
     for number in f.range(f["begin"], f["end"]):
         run = f["first"].udiv(RUN) + number
-        size = kernel.partial_bytes(m.target)
+        size = kernel.layout(m.target).partial_bytes
         partial = f.gep(f["partials"], run.urem(SPLITS), size)
         _clear_partial(f, kernel, partial, panels)
         for key, count in each_block(f, run, f["first"], f["last"]):
@@ -371,7 +368,7 @@ def _next_rows(f: Function, kernel: Prefill, key: Value) -> list[Value]:
     """The rows of q, k and v to prefetch during a KV block: those of the next KV block or of the
     next item. They need not exist."""
     problem, rows, args = kernel.problem, Rows(f, kernel.problem), Args(f)
-    row = f["row"] + kernel.block_rows(f.target)
+    row = f["row"] + kernel.layout(f.target).block_rows
     ends = row >= rows.count
     row, head = f.select(ends, f.i64(0), row), f["head"] + ends.to(i64)
     wraps = head.eq(problem.kv_heads)
@@ -415,12 +412,12 @@ def _fill_row_tables(f: Function, problem: Problem, layout: WorkspaceLayout, num
 
 def _clear_partial(f: Function, kernel: Prefill, partial: Value, panels: Value) -> None:
     """The partial result of no keys; with a window the accumulators too (see `_resume`)."""
-    t = kernel.tiling(f.target)
+    t, layout = kernel.tiling(f.target), kernel.layout(f.target)
     row_bytes = panels * t.score_row_bytes
     if kernel.problem.left_bounded:
         _fill(f, t, partial, row_bytes * t.columns, 0.0)
-    _fill(f, t, f.gep(partial, kernel.max_offset(f.target)), row_bytes, float("-inf"))
-    _fill(f, t, f.gep(partial, kernel.sum_offset(f.target)), row_bytes, 0.0)
+    _fill(f, t, f.gep(partial, layout.max_offset), row_bytes, float("-inf"))
+    _fill(f, t, f.gep(partial, layout.sum_offset), row_bytes, 0.0)
 
 
 def _fill(f: Function, t: Tiling, base: Value, size: Value, number: float) -> None:

@@ -135,54 +135,56 @@ class Args:
 
 
 @dataclass(frozen=True)
-class AttentionKernel(KernelSpec):
-    """A kernel over work items, with the layout of its partial results.
+class PartialLayout:
+    """Work items of a kernel, and how their partial results lie in scratch memory.
 
     `queries`: where their number is dynamic, a kernel for "one" and another for "more" are both
     launched, and one of them has nothing to do.
     """
 
     problem: Problem
+    queries: str
+    block_rows: int  # rows of a query block of one KV head; the last block may have fewer
+    value_columns: int  # columns of an accumulator row, with padding
+    workspace_bytes: int  # workspace of one worker, beside its partial results
+
+    @property
+    def partial_bytes(self) -> int:
+        """The partial result of a split: [rows][columns] weighted values, then the running max and
+        the running sum of each row."""
+        return _to_cache_lines(self.block_rows * (self.value_columns + 2) * self.problem.acc.bytes)
+
+    @property
+    def max_offset(self) -> int:
+        """Byte offset of the running maxima in a partial result; the running sums follow."""
+        return self.block_rows * self.value_columns * self.problem.acc.bytes
+
+    @property
+    def sum_offset(self) -> int:
+        return self.max_offset + self.block_rows * self.problem.acc.bytes
+
+    @property
+    def item_bytes(self) -> int:
+        """The partial results of all splits of an item."""
+        return SPLITS * self.partial_bytes
+
+    @property
+    def worker_bytes(self) -> int:
+        """Scratch of one worker: partial results of three items (one of its own, one that an
+        earlier worker began, one that a later worker continues), then its workspace."""
+        return 3 * self.item_bytes + _to_cache_lines(self.workspace_bytes)
+
+
+@dataclass(frozen=True)
+class AttentionKernel(KernelSpec):
+    """A kernel over work items."""
+
+    problem: Problem
     queries: str = field(default="any", kw_only=True)
 
     @abstractmethod
-    def block_rows(self, target: Target) -> int:
-        """Rows of a query block of one KV head; the last block may have fewer."""
-
-    @abstractmethod
-    def value_columns(self, target: Target) -> int:
-        """Columns of an accumulator row, with padding."""
-
-    @abstractmethod
-    def workspace_bytes(self, target: Target) -> int:
-        """Workspace of one worker, beside its partial results."""
-
-    def partial_bytes(self, target: Target) -> int:
-        """The partial result of a split: [rows][columns] weighted values, then the running max and
-        the running sum of each row."""
-        rows = self.block_rows(target)
-        return _to_cache_lines(rows * (self.value_columns(target) + 2) * self.problem.acc.bytes)
-
-    def max_offset(self, target: Target) -> int:
-        """Byte offset of the running maxima in a partial result; the running sums follow."""
-        columns = self.value_columns(target)
-        return self.block_rows(target) * columns * self.problem.acc.bytes
-
-    def sum_offset(self, target: Target) -> int:
-        return self.max_offset(target) + self.block_rows(target) * self.problem.acc.bytes
-
-    def item_bytes(self, target: Target) -> int:
-        """The partial results of all splits of an item."""
-        return SPLITS * self.partial_bytes(target)
-
-    def worker_bytes(self, target: Target) -> int:
-        """Scratch of one worker: partial results of three items (one of its own, one that an
-        earlier worker began, one that a later worker continues), then its workspace."""
-        return 3 * self.item_bytes(target) + _to_cache_lines(self.workspace_bytes(target))
-
-    def scratch_bytes(self, target: Target, workers: int) -> int:
-        """Scratch of all workers."""
-        return workers * self.worker_bytes(target)
+    def layout(self, target: Target) -> PartialLayout:
+        """Its work items and their partial results."""
 
 
 def _to_cache_lines(size: int) -> int:

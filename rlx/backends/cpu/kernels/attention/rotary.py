@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from rlx.backends.cpu.kernels.attention.lower_attention import by_axis
+from rlx.backends.cpu.kernels.loops.rows import outgrows_caches
 from rlx.backends.cpu.kernels.spec import KernelSpec
 from rlx.backends.cpu.lowering import (
     Context,
@@ -257,7 +258,7 @@ def lower_rope(node: Node, ctx: Context) -> list[KernelLaunch]:
         gamma=gamma.dtype if gamma is not None else None,
         eps=op.eps if isinstance(op, FusedQkNormRope) else 0.0,
         strided=any(name.endswith("_stride") and s != 1 for name, s in strides.items()),
-        streaming=ctx.outgrows_caches(node.output),
+        streaming=outgrows_caches(node.output, ctx.lir.live),
     )
     sizes = head_sizes(x.shape, rope.head_dim, rope.layout, "x")
     args: dict[str, KernelArg] = {name: Pointer(value) for name, value in operands.items()}

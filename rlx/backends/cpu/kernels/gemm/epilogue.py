@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from rlx.backends.cpu.kernels.gemm.microkernel import TileShape
 from rlx.ir.dtype import DType
@@ -36,14 +36,12 @@ class Epilogue:
         return shape.nr // 2 if self.pair else shape.nr
 
 
-Args = Callable[[Function, str], Value]  # the value of a kernel's arg, by name
-
-
 def emit_epilogue(
-    m: Module, shape: TileShape, epilogue: Epilogue, args: Args, routed: bool = False
+    m: Module, shape: TileShape, epilogue: Epilogue, args: Sequence[str], routed: bool = False
 ) -> Function:
     """void epilogue(ptr args, ptr tile, i64 rows, i64 at, i64 column, ptr route)
 
+    `args` are the names of the kernel's args, in order.
     `at` is the result element of the tile's top left corner. Rows follow each other in the result,
     or are scattered to the row numbers `route` (i32) when `routed`.
     """
@@ -55,11 +53,12 @@ def emit_epilogue(
 
 class _EpilogueEmitter:
     def __init__(
-        self, f: Function, shape: TileShape, epilogue: Epilogue, args: Args, routed: bool
+        self, f: Function, shape: TileShape, epilogue: Epilogue, args: Sequence[str], routed: bool
     ) -> None:
         self.f, self.shape, self.epilogue, self.routed = f, shape, epilogue, routed
-        self.bases = {name: args(f, name) for name in ["out", *epilogue.args]}
-        self.n = args(f, "n")
+        names = ["out", *epilogue.args]
+        self.bases = {name: f.arg(f["args"], args.index(name)) for name in names}
+        self.n = f.arg(f["args"], args.index("n"), i64)
         self.columns = epilogue.columns(shape)
         self.left = self.n - f["column"]
         self.is_edge = self.left < self.columns

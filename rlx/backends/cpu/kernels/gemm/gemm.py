@@ -259,7 +259,7 @@ class GemmEmitter:
             compute = None if spec.panel is spec.w else memory_type(spec.panel)
             unit = "n" if spec.packed else spec.w_unit
             self.pack_w = emit_pack(m, "pack_w", spec.w, compute, unit)
-        self.epilogue = emit_epilogue(m, g, spec.epilogue, self.arg, routed)
+        self.epilogue = emit_epilogue(m, g, spec.epilogue, spec.args, routed)
         self.f = m.kernel()
         self.given = {name: self.arg(self.f, name) for name in spec.args}
         if spec.single_row:

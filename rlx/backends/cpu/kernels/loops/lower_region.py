@@ -23,6 +23,7 @@ from rlx.backends.cpu.kernels.loops.rows import (
     StreamingStoreEmitter,
     can_stream_stores,
     has_segments,
+    outgrows_caches,
     scratch_sizes,
     segment_grain,
 )
@@ -200,7 +201,8 @@ def _streams_stores(node: Node, scheduled: ScheduledNest, ctx: Context) -> bool:
     if scheduled.columns or any(_is_temporary(m) for m in scheduled.args):
         return False
     _, writes = _accessed(node, scheduled)
-    return all(map(ctx.outgrows_caches, writes)) and can_stream_stores(scheduled.nest)
+    is_large = all(outgrows_caches(v, ctx.lir.live) for v in writes)
+    return is_large and can_stream_stores(scheduled.nest)
 
 
 def _is_temporary(source: ArgSource) -> bool:

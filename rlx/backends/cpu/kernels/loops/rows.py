@@ -16,11 +16,12 @@ combined in order, by one worker or by several (`split_rows`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import prod
 
 from rlx.backends.cpu.kernels.loops.vector_body import CarriedStates, VectorBody, flatten, unflatten
+from rlx.ir.node import Value as Tensor
 from rlx.llvm.builder import Function, Module, Value, i64
 from rlx.llvm.nest.instructions import IterPoint, NestBody, VectorPoint
 from rlx.llvm.nest.reductions import Accumulator, State, combine_all
@@ -365,6 +366,15 @@ def _joined_lanes(
 
 def _is_long(size: Quantity) -> bool:
     return not isinstance(size, int) or size > 2 * CHUNK
+
+
+_CACHES = 64 << 20  # bytes: twice the last-level cache of most machines
+
+
+def outgrows_caches(value: Tensor, bounds: Mapping[str, int]) -> bool:
+    """Whether a value is too large to be cached until a later launch reads it; `bounds` are those
+    of dynamic dims."""
+    return value.shape.upper_bytes(bounds) >= _CACHES
 
 
 def can_stream_stores(nest: Nest) -> bool:

@@ -52,7 +52,9 @@ class VectorBody:
             if number not in vpoint.values:
                 vpoint.values[number] = self._reload(number, vpoint)
         pairs = zip(self.pass_.reductions, self.accumulators, states, strict=True)
-        new = [self._accumulate(self._reduction(n), a, state, vpoint) for n, a, state in pairs]
+        new = []
+        for n, a, state in pairs:
+            new.append(self._accumulate(self._reduction(n), a, state, vpoint))
         for store in self.pass_.stores:
             self.body.store(store.access, self.body.value(store.operand, vpoint), vpoint)
         for number in self.pass_.spilled if self.spills else ():
@@ -90,10 +92,9 @@ class VectorBody:
             return None
         if not dtype.is_float:
             return None
-        x, y = (
-            spread(self.f, self.body.value(a, vpoint), state[0].type.lanes)
-            for a in (product.args[0], product.args[-1])
-        )
+        lanes, first, last = state[0].type.lanes, product.args[0], product.args[-1]
+        x = spread(self.f, self.body.value(first, vpoint), lanes)
+        y = spread(self.f, self.body.value(last, vpoint), lanes)
         assert isinstance(x, Value) and isinstance(y, Value)
         return [self.f.fma(x, y, state[0])]
 

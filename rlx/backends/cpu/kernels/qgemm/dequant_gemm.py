@@ -159,7 +159,7 @@ class DequantGemmEmitter:
         self.dequantize = emit_dequantize(m, spec.scheme)
         self.heights = tile_heights(m.target)
         self.dots = {r: emit_dots(m, spec.x, r, self.routed) for r in self.heights}
-        self.epilogue = emit_epilogue(m, self.shape, spec.epilogue, self.arg, self.routed)
+        self.epilogue = emit_epilogue(m, self.shape, spec.epilogue, spec.args, self.routed)
         self.f = m.kernel()
         self.given = {name: self.arg(self.f, name) for name in spec.args}
         offset = self.f["tid"].to(i64) * self["worker_bytes"]

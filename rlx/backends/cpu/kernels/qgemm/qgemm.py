@@ -120,7 +120,7 @@ class QuantGemmEmitter:
         self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, tile, self.tiles_per_panel)
         widths = self.layout.widths if self.unpacked is None else (1,)
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
-        self.epilogue = emit_epilogue(m, shape, spec.epilogue, self.arg, self.routed)
+        self.epilogue = emit_epilogue(m, shape, spec.epilogue, spec.args, self.routed)
         self.f = m.kernel()
         self.given = {name: self.arg(self.f, name) for name in spec.args}
 

@@ -31,17 +31,13 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 def uniform(f: Function, seed: Value, counter: Value, row: Value) -> Value:
     """An f64 in [0, 1) from word 0 with key `seed` at counter (counter, row); all are i64."""
     start = [counter & _LOW, counter >> 32, row & _LOW, row >> 32, seed & _LOW, seed >> 32]
-
-    def philox_round(
-        _: Value, c0: Value, c1: Value, c2: Value, c3: Value, *key: Value
-    ) -> list[Value]:
+    state = f.carry(start)
+    for _ in state.range(0, ROUNDS):
+        c0, c1, c2, c3, k0, k1 = state.values
         a, b = c0 * _MULTIPLY[0], c2 * _MULTIPLY[1]
-        k0, k1 = key
         mixed = [(b >> 32) ^ c1 ^ k0, b & _LOW, (a >> 32) ^ c3 ^ k1, a & _LOW]
-        return [*mixed, k0 + _WEYL[0] & _LOW, k1 + _WEYL[1] & _LOW]
-
-    word, *_ = f.loop(0, ROUNDS, 1, start, philox_round)
-    return word.to(f64) * 2.0**-32
+        state.values = [*mixed, k0 + _WEYL[0] & _LOW, k1 + _WEYL[1] & _LOW]
+    return state.values[0].to(f64) * 2.0**-32
 
 
 VECTORS = 8  # per iteration of the search for the maximum
@@ -135,39 +131,41 @@ class _Emitter:
         memory = f.gep(f.arg(f["args"], 6), f["tid"].to(i64) * step)
         seed, counter = f.load(rng, i64), f.load(rng, i64, 8)
         temperature, top_k, top_p, min_p = self._settings(n)
-
-        def advance_rng() -> None:
+        for _ in f.when(f["tid"].eq(0)):
             f.store(seed, next_rng)
             f.store(counter + 1, next_rng, 8)
-
-        f.if_(f["tid"].eq(0), advance_rng)
         lo, hi = f.split(rows)
         for r in f.range(lo, hi):
             row = f.gep(logits, r * n, self.spec.dtype.bytes)
             max_logit = self._max_logit(row, n)
             u = uniform(f, seed, counter, r)
             args_of_row = [row, n, max_logit.to(f64), temperature, u, min_p, memory]
-            [token] = self._token(args_of_row, max_logit, top_k, top_p)
+            token = self._token(args_of_row, max_logit, top_k, top_p)
             f.store(token.to(i32), f.gep(tokens, r, 4))
 
     def _token(
         self, args_of_row: list[Value], max_logit: Value, top_k: Value, top_p: Value
-    ) -> list[Value]:
+    ) -> Value:
         """The token of a row: greedy, among the top k, or among all."""
         f = self.f
         row, n, _, temperature, *_ = args_of_row
-
-        def draw() -> list[Value]:
-            return f.if_(
-                top_k < n,
-                lambda: f.call(self.sample_top_k, *args_of_row, top_k, top_p),
-                lambda: f.call(self.sample_all, *args_of_row, top_p),
-            )
-
-        def pick() -> list[Value]:
-            return f.if_(temperature > 0.0, draw, lambda: self._argmax(row, n, max_logit))
-
-        return f.if_(max_logit.eq(-numbers.inf), lambda: f.i64(0), pick)
+        token, drawn, among = f.carry(), f.carry(), f.carry()
+        for is_empty in f.either(max_logit.eq(-numbers.inf), token):
+            if is_empty:
+                token.values = [f.i64(0)]
+                continue
+            for is_random in f.either(temperature > 0.0, drawn):
+                if not is_random:
+                    drawn.values = [self._argmax(row, n, max_logit)]
+                    continue
+                for is_limited in f.either(top_k < n, among):
+                    if is_limited:
+                        among.values = [f.call(self.sample_top_k, *args_of_row, top_k, top_p)]
+                    else:
+                        among.values = [f.call(self.sample_all, *args_of_row, top_p)]
+                drawn.values = among.values
+            token.values = drawn.values
+        return token.values[0]
 
     @cached_property
     def f(self) -> Function:
@@ -190,20 +188,13 @@ class _Emitter:
         """The largest logit, ignoring NaN."""
         f, wide = self.f, self.lanes * VECTORS
         whole = n & -wide
-        start = [f.const(-numbers.inf, vec(self.lanes, self.type))] * VECTORS
-
-        def visit(i: Value, *tops: Value) -> list[Value]:
-            return list(map(f.max_fast, self._vectors(row, i), tops))
-
-        tops = f.loop(0, whole, wide, start, visit)
-        [max_logit] = f.loop(
-            whole,
-            n,
-            1,
-            [f.reduce("max", reduce(f.max_fast, tops))],
-            lambda i, max_logit: f.max_fast(self.stored(f, row, i, 1), max_logit),
-        )
-        return max_logit
+        tops = f.carry([f.const(-numbers.inf, vec(self.lanes, self.type))] * VECTORS)
+        for i in tops.range(0, whole, wide):
+            tops.values = list(map(f.max_fast, self._vectors(row, i), tops.values))
+        top = f.carry([f.reduce("max", reduce(f.max_fast, tops.values))])
+        for i in top.range(whole, n):
+            top.values = [f.max_fast(self.stored(f, row, i, 1), top.values[0])]
+        return top.values[0]
 
     def _vectors(self, row: Value, at: Value) -> list[Value]:
         """The logits of one iteration, with NaN."""
@@ -214,22 +205,18 @@ class _Emitter:
         """The first index of the largest logit: greedy decoding."""
         f, wide = self.f, self.lanes * VECTORS
         tops, whole = f.splat(max_logit, self.lanes), n & -wide
-
-        def visit(i: Value, here: Value) -> list[Value]:
-            hits = reduce(or_, [x.eq(tops) for x in self._vectors(row, i)])
-            here = f.any(hits)
-            return [f.select(here, i, i + wide), here]
-
-        def unseen(i: Value, here: Value) -> Value:
-            return ~here & (i < whole)
-
-        start, _ = f.while_([f.i64(0), n < 0], unseen, visit)
-        [at] = f.while_(
-            [start],
-            lambda i: self.stored(f, row, i, 1).ne(max_logit) & (i < n - 1),
-            lambda i: i + 1,
-        )
-        return at
+        coarse = f.carry([f.i64(0), n < 0])
+        for _ in coarse.forever():
+            i, here = coarse.values
+            coarse.break_unless(~here & (i < whole))
+            here = f.any(reduce(or_, [x.eq(tops) for x in self._vectors(row, i)]))
+            coarse.values = [f.select(here, i, i + wide), here]
+        fine = f.carry(coarse.values[:1])
+        for _ in fine.forever():
+            [i] = fine.values
+            fine.break_unless(self.stored(f, row, i, 1).ne(max_logit) & (i < n - 1))
+            fine.values = [i + 1]
+        return fine.values[0]
 
     # -- sampling from all tokens -------------------------------------------------------------
 
@@ -241,29 +228,23 @@ class _Emitter:
         n, memory = f["n"], f["memory"]
         args = [f[name] for name in ("row", "max_logit", "temperature", "memory")]
         limited = f["top_p"] < 1.0
-
-        def limit() -> None:
-            total = f.call(self.softmax_weights, *args, f.i64(0), n, f.const(0.0, f64))
-            target = f.max_fast(f["top_p"] * total, MIN_MASS)
+        for _ in f.when(limited):
+            whole = f.call(self.softmax_weights, *args, f.i64(0), n, f.const(0.0, f64))
+            target = f.max_fast(f["top_p"] * whole, MIN_MASS)
             f.call(self.nucleus.keep_nucleus, f["row"], n, target, memory)
-
-        f.if_(limited, limit)
         # block sums follow the weights
         sums = f.gep(memory, n * self.type.bytes + 7 & -8)
-
-        def block(start: Value, total: Value) -> Value:
+        total, block_sum = f.carry([f.const(0.0, f64)]), f.carry()
+        for start in total.range(0, n, BLOCK):
             range_ = [start, f.min(start + BLOCK, n), f["min_p"]]
-            [block_sum] = f.if_(
-                limited,
-                lambda: f.call(self.filter_weights, memory, *range_),
-                lambda: f.call(self.softmax_weights, *args, *range_),
-            )
-            f.store(block_sum, f.gep(sums, start.udiv(BLOCK), 8))
-            return total + block_sum
-
-        [total] = f.loop(0, n, BLOCK, [f.const(0.0, f64)], block)
-        target = f["u"] * total
-
+            for is_limited in f.either(limited, block_sum):
+                if is_limited:
+                    block_sum.values = [f.call(self.filter_weights, memory, *range_)]
+                else:
+                    block_sum.values = [f.call(self.softmax_weights, *args, *range_)]
+            f.store(block_sum.values[0], f.gep(sums, start.udiv(BLOCK), 8))
+            total.values = [total.values[0] + block_sum.values[0]]
+        target = f["u"] * total.values[0]
         start, mass = self._find_block(f, sums, target)
         f.ret(self._search(f, start, f.min(start + BLOCK, n), mass, target, memory))
         return f
@@ -274,15 +255,13 @@ class _Emitter:
         def after(start: Value, mass: Value) -> Value:
             return mass + f.load(f.gep(sums, start.udiv(BLOCK), 8), f64)
 
-        def is_past(start: Value, mass: Value) -> Value:
-            """Whether the point is beyond this block, and there is another one."""
-            return (after(start, mass) <= target) & (start + BLOCK < f["n"])
-
-        return f.while_(
-            [f.i64(0), f.const(0.0, f64)],
-            is_past,
-            lambda start, mass: [start + BLOCK, after(start, mass)],
-        )
+        block = f.carry([f.i64(0), f.const(0.0, f64)])
+        for _ in block.forever():
+            start, mass = block.values
+            # the point is beyond this block, and there is another one
+            block.break_unless((after(start, mass) <= target) & (start + BLOCK < f["n"]))
+            block.values = [start + BLOCK, after(start, mass)]
+        return block.values
 
     def _emit_softmax_weights(self) -> Function:
         """f64 softmax_weights(row, max_logit, temperature, memory, start, stop, least): store the
@@ -311,11 +290,13 @@ class _Emitter:
             f.store(w, f.gep(f["memory"], i, self.type))
             return w.to(f64)
 
-        zero = f.const(0.0, vec(lanes, f64))
-        [sums] = f.loop(start, whole, lanes, [zero], lambda i, s: s + store_vector(i, lanes))
-        one = f.reduce("add", sums)
-        [total] = f.loop(whole, stop, 1, [one], lambda i, s: s + store_vector(i, 1))
-        f.ret(total)
+        sums = f.carry([f.const(0.0, vec(lanes, f64))])
+        for i in sums.range(start, whole, lanes):
+            sums.values = [sums.values[0] + store_vector(i, lanes)]
+        total = f.carry([f.reduce("add", sums.values[0])])
+        for i in total.range(whole, stop):
+            total.values = [total.values[0] + store_vector(i, 1)]
+        f.ret(total.values[0])
         return f
 
     def _search(
@@ -323,17 +304,14 @@ class _Emitter:
     ) -> Value:
         """The first index whose prefix sum exceeds the target; the last one with a weight if
         rounding leaves none."""
-
-        def weight(i: Value) -> Value:
-            return f.load(f.gep(memory, i, self.type), self.type).to(f64)
-
-        def visit(i: Value, prefix: Value, found: Value, last: Value) -> list[Value]:
-            w = weight(i)
+        state = f.carry([mass, f.i64(-1), start])
+        for i in state.range(start, stop):
+            prefix, found, last = state.values
+            w = f.load(f.gep(memory, i, self.type), self.type).to(f64)
             more = prefix + w
             hit = found.eq(-1) & (more > target)
-            return [more, f.select(hit, i, found), f.select(w > 0.0, i, last)]
-
-        _, found, last = f.loop(start, stop, 1, [mass, f.i64(-1), start], visit)
+            state.values = [more, f.select(hit, i, found), f.select(w > 0.0, i, last)]
+        _, found, last = state.values
         return f.select(found.eq(-1), last, found)
 
     # -- sampling from the top k --------------------------------------------------------------
@@ -356,42 +334,38 @@ class _Emitter:
         return self.weight_of(f, ranking.index(f, ranking.load(f, f["memory"], entry)))
 
     def _total_weight(self, f: Function, count: Value) -> Value:
-        [total] = f.loop(
-            0, count, 1, [f.const(0.0, f64)], lambda i, s: s + self._entry_weight(f, i)
-        )
-        return total
+        total = f.carry([f.const(0.0, f64)])
+        for i in total.range(0, count):
+            total.values = [total.values[0] + self._entry_weight(f, i)]
+        return total.values[0]
 
     def _nucleus_size(self, f: Function, count: Value, share: Value, total: Value) -> Value:
         """How many of the selected tokens top_p keeps: those before the target mass is reached, and
         always the first."""
-
-        def accumulate() -> Value:
-            target = share * total
-
-            def inside(i: Value, mass: Value) -> Value:
-                return (i < count) & ((mass < target) | i.eq(0))
-
-            def on(i: Value, mass: Value) -> list[Value]:
-                return [i + 1, mass + self._entry_weight(f, i)]
-
-            return f.while_([f.i64(0), f.const(0.0, f64)], inside, on)[0]
-
-        [count_kept] = f.if_(share < 1.0, accumulate, lambda: count)
-        return count_kept
+        count_kept = f.carry()
+        for is_limited in f.either(share < 1.0, count_kept):
+            if not is_limited:
+                count_kept.values = [count]
+                continue
+            target, state = share * total, f.carry([f.i64(0), f.const(0.0, f64)])
+            for _ in state.forever():
+                i, mass = state.values
+                state.break_unless((i < count) & ((mass < target) | i.eq(0)))
+                state.values = [i + 1, mass + self._entry_weight(f, i)]
+            count_kept.values = state.values[:1]
+        return count_kept.values[0]
 
     def _filter_min_p(self, f: Function, count: Value) -> Value:
         """Replace the entries by the indices of tokens that min_p keeps. Returns their number."""
         ranking, memory = self.spec.ranking, f["memory"]
         least = f["min_p"].to(self.type)
-
-        def visit(i: Value, count_kept: Value) -> Value:
+        count_kept = f.carry([f.i64(0)])
+        for i in count_kept.range(0, count):
             index = ranking.index(f, ranking.load(f, memory, i))
             good = self.weight_of(f, index).to(self.type) >= least
-            f.store(index, f.gep(memory, count_kept, 8))
-            return count_kept + good.to(i64, signed=False)
-
-        [count_kept] = f.loop(0, count, 1, [f.i64(0)], visit)
-        return f.max(count_kept, 1)
+            f.store(index, f.gep(memory, count_kept.values[0], 8))
+            count_kept.values = [count_kept.values[0] + good.to(i64, signed=False)]
+        return f.max(count_kept.values[0], 1)
 
     def _sample_indices(self, f: Function, count: Value) -> Value:
         """Sample a token from the indices in memory."""
@@ -401,14 +375,12 @@ class _Emitter:
         def weight(i: Value) -> Value:
             return self.weight_of(f, f.load(f.gep(memory, i, 8), i64))
 
-        [total] = f.loop(0, count, 1, [f.const(0.0, f64)], lambda i, s: s + weight(i))
-        target = f["u"] * total
-
-        def mass(i: Value, prefix: Value) -> Value:
-            return (prefix <= target) & (i < count - 1)
-
-        def on(i: Value, prefix: Value) -> list[Value]:
-            return [i + 1, prefix + weight(i + 1)]
-
-        at, _ = f.while_([f.i64(0), weight(f.i64(0))], mass, on)
-        return f.load(f.gep(memory, at, 8), i64)
+        total = f.carry([f.const(0.0, f64)])
+        for i in total.range(0, count):
+            total.values = [total.values[0] + weight(i)]
+        target, state = f["u"] * total.values[0], f.carry([f.i64(0), weight(f.i64(0))])
+        for _ in state.forever():
+            i, prefix = state.values
+            state.break_unless((prefix <= target) & (i < count - 1))
+            state.values = [i + 1, prefix + weight(i + 1)]
+        return f.load(f.gep(memory, state.values[0], 8), i64)
