@@ -46,6 +46,7 @@ except ImportError as missing:
 
 _ATTEMPTS = 3
 _QUEUED = 64  # messages of an answer that wait for the front
+_LAST_SECONDS = 1.0  # for the end of an answer that nobody reads
 _OWN = {"model", "replicas", "fronts", "cpus", "gpus", "spread", "no_auth", "log_prompts"}
 _SHARED = ("models", "api_keys", "api_key_file", "limits")  # with the file of `rlx serve`
 
@@ -129,22 +130,27 @@ class Models:
 
 
 async def run_app(app: Any, request: RoutedRequest) -> Any:
-    """Run an ASGI application for a request that is here whole. It is cancelled with whoever reads
-    its messages, and waits for a reader that is slow."""
+    """Run an ASGI application for a request that is here whole. It waits for a reader of its
+    messages that is slow; one that goes away is a client that does."""
     queue: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUED)
     given = [{"type": "http.request", "body": request.body, "more_body": False}]
-    never = asyncio.Event()
+    gone = asyncio.Event()
 
     async def receive() -> Message:
-        if not given:
-            await never.wait()  # the front cancels the answer of a client that goes away
-        return given.pop()
+        if given:
+            return given.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message | None) -> None:
+        if not gone.is_set():
+            await queue.put(message)
 
     async def work() -> None:
         try:
-            await app(dict(request.scope), receive, queue.put)
+            await app(dict(request.scope), receive, send)
         finally:
-            await queue.put(None)
+            await send(None)
 
     working = asyncio.ensure_future(work())
     try:
@@ -158,9 +164,11 @@ async def run_app(app: Any, request: RoutedRequest) -> Any:
                 yield messages
         await working
     finally:
-        working.cancel()
-        while not queue.empty():  # so that its end has room
+        gone.set()
+        while not queue.empty():  # what waits for room goes on
             queue.get_nowait()
+        await asyncio.wait({working}, timeout=_LAST_SECONDS)
+        working.cancel()
         with suppress(asyncio.CancelledError):
             await working
 
@@ -170,8 +178,9 @@ def app(args: Mapping[str, Any]) -> Any:
 
     `models`, `limits`, `api_keys` and `api_key_file` are those of the file of `rlx serve`; `model`
     is one `MODEL` or `NAME=MODEL`. `replicas` is a number, or [least, most] to follow the requests
-    that run and wait; each takes `cpus` (1) and `gpus`. A replica with the prefix of a request is
-    preferred unless it has `spread` (8) requests more than another.
+    that run and wait, or all of Ray's `autoscaling_config`; each takes `cpus` (1) and `gpus`. A
+    replica with the prefix of a request is preferred unless it has `spread` (8) requests more than
+    another.
     """
     config = _config(args)
     requests = max((int(m.options.get("requests") or 8) for m in config.models), default=8)
@@ -202,10 +211,15 @@ def app(args: Mapping[str, Any]) -> Any:
 
 def _scale(replicas: Any, requests: int) -> dict[str, Any]:
     """How many replicas: a number, or what the requests that run and wait need."""
-    if isinstance(replicas, list | tuple):
-        least, most = (int(n) for n in replicas)
-        policy = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": requests}
-        return {"autoscaling_config": policy}
+    if isinstance(replicas, list | tuple) and len(replicas) == 2:
+        replicas = {"min_replicas": int(replicas[0]), "max_replicas": int(replicas[1])}
+    if isinstance(replicas, Mapping):
+        return {"autoscaling_config": {"target_ongoing_requests": requests, **replicas}}
+    if not str(replicas).isdigit() or not int(replicas):
+        raise OptionError(
+            "not a number of replicas", where="replicas", got=repr(replicas)[:60],
+            expected="a number above 0, [least, most], or an autoscaling_config of Ray Serve",
+        )  # fmt: skip
     return {"num_replicas": int(replicas)}
 
 

@@ -232,7 +232,7 @@ def service(cluster: Any, tiny_model: Path, tiny_encoder: Path) -> Iterator[http
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     models = [{"name": "tiny", "path": str(tiny_model), **ENGINE}]
-    told = {"models": models, "replicas": 2, "api_keys": ["key-of-tests"]}
+    told = {"models": models, "replicas": 2, "cpus": 0.5, "api_keys": ["key-of-tests"]}
     serve.run(app(told), name="rlx", route_prefix="/")
     address = f"http://127.0.0.1:{port}"
     key = {"Authorization": "Bearer key-of-tests"}
@@ -323,3 +323,45 @@ def test_a_killed_replica_is_replaced_and_requests_go_on(service: httpx.Client) 
     assert {status for _, status, _ in answers} == {200}
     texts = {(number, json.loads(text)["choices"][0]["text"]) for number, _, text in answers}
     assert len(texts) == 4, "the same answers before and after"
+
+
+@pytest.mark.nightly
+def test_replicas_follow_the_queue_and_answers_end_with_their_clients(
+    service: httpx.Client, tiny_model: Path
+) -> None:
+    from ray import serve
+
+    from rlx.serve.ray import app
+
+    soon = {"upscale_delay_s": 0.5, "metrics_interval_s": 0.2, "look_back_period_s": 1}
+    scale = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2, **soon}
+    models = [{"name": "tiny", "path": str(tiny_model), **ENGINE}]
+    told = {"models": models, "replicas": scale, "cpus": 0.5, "no_auth": True}
+    serve.run(app(told), name="scaled", route_prefix="/scaled")
+
+    def left() -> bool:
+        text = service.get("/scaled/metrics").text
+        return bool(re.search(r'^rlx_requests_total\{.*completions".*"499"\} 1\.0$', text, re.M))
+
+    long = {"model": "tiny", "prompt": "a", "max_tokens": 200, "n": 8, "stream": True}
+    with service.stream("POST", "/scaled/v1/completions", json=long) as stream:
+        next(stream.iter_lines())
+    _wait_for(left, 10)
+    assert len(_processes("ServeReplica:scaled:Models")) == 1
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            body = {"model": "tiny", "prompt": "b", "max_tokens": 200, "temperature": 0}
+            assert service.post("/scaled/v1/completions", json=body).status_code == 200
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        _wait_for(lambda: len(_processes("ServeReplica:scaled:Models")) == 2)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    serve.delete("scaled")

@@ -75,12 +75,18 @@ def test_an_answer_ends_with_its_reader_and_waits_for_a_slow_one() -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["body"] == b"hello"
+        leaving = asyncio.ensure_future(receive())
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            sent[0] += 1
+        ended.append(leaving.result()["type"])
+
+    async def deaf(scope: Any, receive: Any, send: Any) -> None:
         try:
-            while True:
-                await send({"type": "http.response.body", "body": b"x", "more_body": True})
-                sent[0] += 1
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await asyncio.Event().wait()
         finally:
-            ended.append(True)
+            ended.append("cancelled")
 
     async def main() -> None:
         answer = run_app(app, RoutedRequest({}, b"hello"))
@@ -89,9 +95,12 @@ def test_an_answer_ends_with_its_reader_and_waits_for_a_slow_one() -> None:
             await asyncio.sleep(0)
         assert sent[0] <= 2 * _QUEUED, "no more than a queue ahead of the reader"
         await asyncio.wait_for(answer.aclose(), 5)
+        answer = run_app(deaf, RoutedRequest({}, b""))
+        await anext(answer)
+        await asyncio.wait_for(answer.aclose(), 5)
 
     asyncio.run(main())
-    assert ended == [True]
+    assert ended == ["http.disconnect", "cancelled"]
 
 
 def test_a_failed_application_is_an_error_of_the_reader() -> None:
@@ -143,6 +152,8 @@ def test_arguments_that_are_wrong_are_told(monkeypatch: pytest.MonkeyPatch) -> N
         ({"model": "m", "no_auth": True, "replica": 2}, "unknown setting"),
         ({"models": [{"name": "m"}], "no_auth": True}, "a model without a path"),
         ({"model": "m", "api_keys": ["short"]}, "not an API key"),
+        ({"model": "m", "no_auth": True, "replicas": 0}, "not a number of replicas"),
+        ({"model": "m", "no_auth": True, "replicas": [1, 2, 3]}, "not a number of replicas"),
     ):
         with pytest.raises(OptionError, match=what):
             app(args)
