@@ -196,6 +196,7 @@ def app(args: Mapping[str, Any]) -> Any:
         **_scale(args.get("replicas", 1), requests),
         max_ongoing_requests=4 * requests,
         max_queued_requests=1024,
+        health_check_period_s=2,  # after which another is started
         request_router_config=router,
         ray_actor_options={"num_cpus": cpus, "num_gpus": float(args.get("gpus", 0))},
     )

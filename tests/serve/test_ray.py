@@ -238,7 +238,6 @@ def service(cluster: Any, tiny_model: Path, tiny_encoder: Path) -> Iterator[http
     key = {"Authorization": "Bearer key-of-tests"}
     with httpx.Client(base_url=address, headers=key, timeout=60, trust_env=False) as client:
         yield client
-    serve.shutdown()
 
 
 def _asked(service: httpx.Client, text: str, **more: Any) -> dict[str, Any]:
