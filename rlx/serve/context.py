@@ -38,6 +38,7 @@ class ServerContext:
         self.keys = ApiKeys(config.keys)
         self.metrics = Metrics(self.pool.loaded)
         self.draining = False
+        self.tag = ""  # of this server among others; ids of stored responses begin with it
 
     @property
     def limits(self) -> Limits:

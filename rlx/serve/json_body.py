@@ -17,6 +17,10 @@ _DEEPEST = 100  # nested lists and objects
 
 async def read_json(request: Request, most: int, seconds: float) -> dict[str, Any]:
     """The object that a request carries; at most `most` bytes, within `seconds`."""
+    return parse_object(await read_body(request, most, seconds))
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
     body = bytearray()
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > most:
@@ -31,7 +35,7 @@ async def read_json(request: Request, most: int, seconds: float) -> dict[str, An
         raise ApiError(408, f"The body did not arrive within {seconds:g} seconds.") from None
     except ClientDisconnect:
         raise ApiError(499, "The client went away.") from None
-    return parse_object(bytes(body))
+    return bytes(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -81,6 +81,11 @@ def read_config(path: Path, base: ServerConfig) -> ServerConfig:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"not TOML: {error}", where=str(path)) from None
+    return config_of(told, path, base)
+
+
+def config_of(told: Mapping[str, Any], path: Path, base: ServerConfig) -> ServerConfig:
+    """`base` with the settings of a file at `path`."""
     known = ("models", "api_keys", "api_key_file", "limits")
     _require_known(told, known, path)
     models = tuple(_model(entry, path) for entry in _listed(told, "models", dict, path))

@@ -23,8 +23,8 @@ _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 class ResponseBuilder:
     """Takes the events of an answer, gives those of the interface, numbered in order."""
 
-    def __init__(self, echo: dict[str, Any]) -> None:
-        self.id = _new_id("resp")
+    def __init__(self, echo: dict[str, Any], tag: str = "") -> None:
+        self.id = _new_id(f"resp_{tag}" if tag else "resp")
         self.response: dict[str, Any] = {
             "id": self.id, "object": "response", "created_at": int(time.time()),
             "status": "in_progress", "background": False, "error": None,

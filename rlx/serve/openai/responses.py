@@ -55,7 +55,7 @@ async def create(request: Request) -> Response:
     before = _before(store, caller, fields)
     talk = messages_of_items(fields)
     asked = _chat_request(fields, request, [*before, *talk])
-    builder = ResponseBuilder(_echo(fields))
+    builder = ResponseBuilder(_echo(fields), context.tag)
     keep, stream = fields.flag("store", True), fields.flag("stream")
     answers = await connected(request, open_chat(context.pool, asked))
 
