@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import InputError, OptionError, RlxError, UnsupportedError
-from rlx.support.files import write_atomic
+from rlx.support.files import private_file, write_atomic
 from rlx.support.records import dataclass
 
 _JOB, _PARTS = "job.json", "batch-*.parquet"
@@ -261,7 +261,8 @@ class _Worker:
     def _write(table: Any, path: Path) -> None:
         import pyarrow.parquet as pq
 
-        write_atomic(path, lambda file: pq.write_table(table, file))
+        with private_file(path) as file:
+            pq.write_table(table, file)
 
 
 class _Generate:
