@@ -11,6 +11,7 @@ not read to its end is cancelled: `await chat.close()`, or leave `async with`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
@@ -44,8 +45,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to be answered `n` times. `settings` are those of `rlx.GenerationSettings`;
-    tools and the choice among them are written as OpenAI's chat completions do."""
+    """A conversation to be answered `n` times. `settings` are those of `rlx.GenerationSettings`,
+    and `ignore_eos`; tools and the choice among them are those of OpenAI's chat completions."""
 
     model: str
     messages: Sequence[Mapping[str, Any]]
@@ -138,11 +139,20 @@ def _start_chat(lease: Lease, request: ChatRequest) -> Answers:
     lease.model.check_length(_characters(request.messages))
     chat = lease.model.answer_format.prepare(
         request.messages, tools=request.tools, choice=request.tool_choice,
-        parallel=request.parallel_tool_calls, settings=request.settings,
+        parallel=request.parallel_tool_calls, settings=_settings(lease, request.settings),
         template_options=request.template_options,
     )  # fmt: skip
     parsers = [chat.parser() for _ in range(request.n)]
     return _submit(lease, chat.prompt, chat.settings, request.terms, parsers, chat.reasoning_tokens)
+
+
+def _settings(lease: Lease, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a generation. `ignore_eos` keeps tokens that end an answer from coming."""
+    settings = dict(given)
+    if settings.pop("ignore_eos", False):
+        ends = dict.fromkeys(lease.model.tokenizer.end_ids, -math.inf)
+        settings["logit_bias"] = {**settings.get("logit_bias", {}), **ends}
+    return settings
 
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -156,7 +166,7 @@ def _start_text(lease: Lease, request: TextRequest) -> Answers:
     if isinstance(request.prompt, str):
         lease.model.check_length(len(request.prompt))
     prompt = prompt_tokens(lease.model.tokenizer, request.prompt)
-    settings = {**request.settings, "prompt_logprobs": request.prompt_logprobs}
+    settings = _settings(lease, request.settings) | {"prompt_logprobs": request.prompt_logprobs}
     return _submit(lease, prompt, settings, request.terms, [None] * request.n, None)
 
 

@@ -132,3 +132,21 @@ def test_rows_of_logits_are_bounded(tiny_model: Path, monkeypatch: pytest.Monkey
         ]
         assert [len(r.wait().prompt_logprobs) for r in replies] == [199] * 3
         assert max(seen) <= most and max(seen) > 2
+
+
+def test_answers_that_do_not_end(server: RunningServer, model: Any) -> None:
+    """`ignore_eos`, as load generators ask for it."""
+    end = min(model.tokenizer.end_ids)
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 9, "logit_bias": {str(end): 100}}
+    plain = server.post(URL, body).json()
+    assert plain["usage"]["completion_tokens"] == 0
+    for path, more in (
+        (URL, body),
+        ("/v1/chat/completions", body | {"messages": [{"role": "user", "content": "Hi"}]}),
+    ):
+        asked = {n: v for n, v in more.items() if n != "prompt" or path == URL}
+        found = server.post(path, asked | {"ignore_eos": True}).json()
+        assert found["usage"]["completion_tokens"] == 9, found
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        last = events(server, path, asked | {"ignore_eos": True, "stream_options": usage})[-1]
+        assert last["usage"]["completion_tokens"] == 9
