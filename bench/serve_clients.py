@@ -61,8 +61,16 @@ class Tools:
         given = f"model={NAME},base_url={address}/v1/{path},num_concurrent={REQUESTS}"
         if not chat:
             given += f",tokenizer={self.tokenizer},tokenizer_backend=huggingface"
-        command = ["-m", "lm_eval", "run", "--model", f"local-{kind}", "--model_args", given]
-        command += ["--tasks", task, "--include_path", self.folder, "--log_samples"]
+        command: list[object] = ["-m", "lm_eval", "run", "--model", f"local-{kind}"]
+        command += [
+            "--model_args",
+            given,
+            "--tasks",
+            task,
+            "--include_path",
+            self.folder,
+            "--log_samples",
+        ]
         command += ["--output_path", out, *(["--apply_chat_template"] if chat else [])]
         self.run(*command)
         (figures,), (samples,) = out.rglob("results_*.json"), out.rglob("samples_*.jsonl")
