@@ -30,6 +30,8 @@ class Generation:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     logprobs: list[dict[int, float]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)  # but of its first token
+    end_token: int = -1  # the one that ended it, which is not among the tokens
 
     @property
     def tokens_per_second(self) -> float:
@@ -71,6 +73,7 @@ class GenerationState:
         result = self.result
         self._count_time()
         if token in self.ends:
+            result.end_token = token
             return self.end("stop")
         if self.settings.logprobs:
             found = top_logprobs(logits.reshape(-1), token, self.settings.logprobs)

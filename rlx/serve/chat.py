@@ -11,8 +11,11 @@ not read to its end is cancelled: `await chat.close()`, or leave `async with`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rlx.serve.events import (
@@ -42,8 +45,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to be answered `n` times. `settings` are those of `rlx.GenerationSettings`;
-    tools and the choice among them are written as OpenAI's chat completions do."""
+    """A conversation to be answered `n` times. `settings` are those of `rlx.GenerationSettings`,
+    and `ignore_eos`; tools and the choice among them are those of OpenAI's chat completions."""
 
     model: str
     messages: Sequence[Mapping[str, Any]]
@@ -58,13 +61,15 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """A prompt, a text or tokens, to be continued `n` times."""
+    """A prompt, a text or tokens, to be continued `n` times. `prompt_logprobs` has its own tokens
+    scored, and so many of the likeliest in place of each."""
 
     model: str
     prompt: str | Sequence[int]
     settings: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
     terms: Terms = Terms()
+    prompt_logprobs: int | None = None
 
 
 class Answers:
@@ -134,11 +139,20 @@ def _start_chat(lease: Lease, request: ChatRequest) -> Answers:
     lease.model.check_length(_characters(request.messages))
     chat = lease.model.answer_format.prepare(
         request.messages, tools=request.tools, choice=request.tool_choice,
-        parallel=request.parallel_tool_calls, settings=request.settings,
+        parallel=request.parallel_tool_calls, settings=_settings(lease, request.settings),
         template_options=request.template_options,
     )  # fmt: skip
     parsers = [chat.parser() for _ in range(request.n)]
     return _submit(lease, chat.prompt, chat.settings, request.terms, parsers, chat.reasoning_tokens)
+
+
+def _settings(lease: Lease, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a generation. `ignore_eos` keeps tokens that end an answer from coming."""
+    settings = dict(given)
+    if settings.pop("ignore_eos", False):
+        ends = dict.fromkeys(lease.model.tokenizer.end_ids, -math.inf)
+        settings["logit_bias"] = {**settings.get("logit_bias", {}), **ends}
+    return settings
 
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -152,7 +166,8 @@ def _start_text(lease: Lease, request: TextRequest) -> Answers:
     if isinstance(request.prompt, str):
         lease.model.check_length(len(request.prompt))
     prompt = prompt_tokens(lease.model.tokenizer, request.prompt)
-    return _submit(lease, prompt, dict(request.settings), request.terms, [None] * request.n, None)
+    settings = _settings(lease, request.settings) | {"prompt_logprobs": request.prompt_logprobs}
+    return _submit(lease, prompt, settings, request.terms, [None] * request.n, None)
 
 
 def _submit(
@@ -172,7 +187,10 @@ def _submit(
             reply = model.engine.submit(prompt, **settings, **asked)
             chat._replies.append(reply)
             logprobs = int(settings.get("logprobs") or 0)
-            chat.answers.append(_events(reply, model.tokenizer, parser, logprobs, count))
+            events = _events(reply, model.tokenizer, parser, logprobs, count)
+            if settings.get("prompt_logprobs") is not None:
+                events = _scored(events, reply, prompt, model.tokenizer)
+            chat.answers.append(events)
     except BaseException:
         chat.cancel()
         raise
@@ -210,6 +228,24 @@ async def _events(
     yield Finished(reason, usage, result.stop_string or None)
 
 
+async def _scored(
+    events: AsyncIterator[Event], reply: Any, prompt: Sequence[int], tokenizer: Any
+) -> AsyncIterator[Event]:
+    """Events after that of the prompt, whose tokens are all scored before there is another one.
+    The token that ends an answer has a log probability too."""
+    first = True
+    async for event in events:
+        result = reply.result
+        if first and len(result.prompt_logprobs) == len(prompt) - 1:
+            scored = map(partial(_token, tokenizer), prompt[1:], result.prompt_logprobs)
+            begin = TokenLogprob(prompt[0], tokenizer.piece(prompt[0]), 0.0)
+            yield TextDelta(tokenizer.decode(prompt), (begin, *scored), of_prompt=True)
+        first = False
+        if isinstance(event, Finished) and len(result.logprobs) > len(result.tokens):
+            yield TextDelta("", (_token(tokenizer, result.end_token, result.logprobs[-1]),))
+        yield event
+
+
 def _parsed(parser: Parser | None, text: str) -> Sequence[Event]:
     if not text:
         return ()
@@ -217,8 +253,12 @@ def _parsed(parser: Parser | None, text: str) -> Sequence[Event]:
 
 
 def _logprobs(tokenizer: Any, chunk: Any, count: int) -> list[TokenLogprob]:
-    found = []
-    for token, row in zip(chunk.tokens, chunk.logprobs or (), strict=False):
-        top = tuple((t, tokenizer.piece(t), p) for t, p in list(row.items())[:count])
-        found.append(TokenLogprob(token, tokenizer.piece(token), row[token], top))
-    return found
+    pairs = zip(chunk.tokens, chunk.logprobs or (), strict=False)
+    return [_token(tokenizer, token, row, count) for token, row in pairs]
+
+
+def _token(
+    tokenizer: Any, token: int, row: Mapping[int, float], count: int | None = None
+) -> TokenLogprob:
+    top = tuple((t, tokenizer.piece(t), p) for t, p in islice(row.items(), count))
+    return TokenLogprob(token, tokenizer.piece(token), row[token], top)

@@ -24,10 +24,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """More text. Its tokens may have come before it, or come after it."""
+    """More text. Its tokens may have come before it, or come after it. The first may be the text
+    `of_prompt`, where its log probabilities were asked for; its first token has none."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
+    of_prompt: bool = False
 
 
 @dataclass(frozen=True)

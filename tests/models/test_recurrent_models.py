@@ -106,6 +106,22 @@ def test_answers_of_an_engine_are_those_of_one_by_one(name: str, folders: dict[s
             engine.submit([1], speculate=3)
 
 
+@pytest.mark.slow
+def test_prompts_are_scored_beside_others(folders: dict[str, Path]) -> None:
+    """One token a run, as there is room for the logits of one token of each request."""
+    with load(folders["mamba2"]) as model:
+        logits = np.asarray(model.logits(PROMPT), np.float64)
+    logs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    with rlx.Engine(folders["mamba2"], requests=2, context=64, kv="f32") as engine:
+        other = engine.submit(PROMPT[::-1], max_tokens=20)
+        found = engine.submit(PROMPT, prompt_logprobs=2, max_tokens=0).wait().prompt_logprobs
+        other.wait()
+    assert [len(row) >= 2 for row in found] == [True] * (len(PROMPT) - 1)
+    # a token at a time, the recurrence adds in another order than in a chunk
+    apart = [abs(row[t] - logs[i, t]) for i, row in enumerate(found) for t in row]
+    assert max(apart) < 1e-5 and all(t in row for t, row in zip(PROMPT[1:], found, strict=True))
+
+
 def test_speculation_is_refused(folders: dict[str, Path]) -> None:
     with (
         load(folders["mamba2"]) as model,

@@ -135,7 +135,6 @@ def test_a_prompt_beyond_the_context(server: RunningServer) -> None:
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": [1.5]}, "prompt"),
         ({"logprobs": True}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"messages": HI}, "messages"),
     ],
 )

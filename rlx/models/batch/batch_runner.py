@@ -49,7 +49,7 @@ class BatchRunner(ModelRunner):
 
     def run(self, scheduled: Sequence[ScheduledTokens]) -> Any:
         """Logits [n, vocab] after the last token of each request whose next one is drawn, and
-        after each token of its draft, in order."""
+        after each token of its draft or of a prompt that is scored, in order."""
         if self.config.recurrent is None:
             return self._run(self._graphs["any"], scheduled)
         # a recurrence goes along tokens of one sequence: decodes together, each prompt by itself
@@ -59,9 +59,9 @@ class BatchRunner(ModelRunner):
         for part in [*parts, decodes] if decodes else parts:
             graph = self._graphs["decode" if part is decodes else "prefill"]
             rows = np.array(self._run(graph, part))  # a copy: the next run overwrites them
-            picked = [p.request for p in part if p.completes]
+            picked = [p.request for p in part if p.rows]
             found |= zip(picked, np.split(rows, len(picked)) if picked else [], strict=True)
-        ordered = [found[p.request] for p in scheduled if p.completes]
+        ordered = [found[p.request] for p in scheduled if p.rows]
         return np.concatenate(ordered) if ordered else np.zeros((0, self.config.vocab), np.float32)
 
     def _run(self, graph: CompiledGraph, scheduled: Sequence[ScheduledTokens]) -> Any:
@@ -78,8 +78,7 @@ class BatchRunner(ModelRunner):
             rows += [request.row] * count
             positions += range(request.done, request.done + count)
             which += [request.adapter] * count
-            if part.completes:
-                picked += range(len(ids) - 1 - len(part.draft), len(ids))
+            picked += range(len(ids) - part.rows, len(ids))
         at, row = np.array(positions, np.int32), np.array(rows, np.int32)
         given: dict[str, Any] = {"ids": [ids], "rows": row, "positions": at, "adapters": which}
         given["slots"] = self.page_table[row, at // PAGE] * np.int32(PAGE) + at % np.int32(PAGE)

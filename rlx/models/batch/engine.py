@@ -109,15 +109,19 @@ class Engine(Unpicklable):
 
     def submit(
         self, prompt: str | Sequence[int], *, priority: int = 0, deadline: float | None = None,
-        user: str | None = None, **settings: Any,
+        user: str | None = None, prompt_logprobs: int | None = None, **settings: Any,
     ) -> Reply:  # fmt: skip
         """Continue a prompt; the reply streams its text.
 
         A higher `priority` goes first, users get equal shares, and a request that is not ready
         after `deadline` seconds ends with the finish reason "timeout". A full queue raises
-        `QueueFullError`, which says when to try again."""
+        `QueueFullError`, which says when to try again. `prompt_logprobs` has log probabilities of
+        the prompt's tokens computed, and of so many of the likeliest in place of each."""
         terms = Terms(priority, deadline, user)
-        return self._submit(prompt_tokens(self.tokenizer, prompt), self.settings(**settings), terms)
+        if prompt_logprobs is not None:
+            require_count("prompt_logprobs", prompt_logprobs, 0, 1000)
+        tokens = prompt_tokens(self.tokenizer, prompt)
+        return self._submit(tokens, self.settings(**settings), terms, prompt_logprobs)
 
     def chat(
         self, messages: Messages, *, tools: Sequence[Any] | None = None,
@@ -143,19 +147,24 @@ class Engine(Unpicklable):
         replies = [self.submit(prompt, **settings) for prompt in several_texts(prompts)]
         return [reply.wait() for reply in replies]
 
-    def _submit(self, tokens: list[int], settings: GenerationSettings, terms: Terms) -> Reply:
+    def _submit(
+        self, tokens: list[int], settings: GenerationSettings, terms: Terms,
+        prompt_logprobs: int | None = None,
+    ) -> Reply:  # fmt: skip
         adapter = find_adapter(self.adapters, settings.adapter)
         number = 0 if adapter is None else 1 + [*self.adapters.values()].index(adapter)
         vocab, context = self.runner.config.vocab, self.runner.pool.context
         self.runner.check(tokens)
-        request = Request(tokens, settings, self.tokenizer, vocab, context, number, terms)
+        request = Request(
+            tokens, settings, self.tokenizer, vocab, context, number, terms, prompt_logprobs
+        )
         self._check(request)
         with self._wake:
             if self._closed or self._draining:
                 what = "the engine is closed" if self._closed else "the engine finishes and closes"
                 raise EngineClosedError(what, where=str(self.runner.model.path))
             self._sweep_queue()
-            if not request.settings.max_tokens:
+            if not request.settings.max_tokens and request.scores is None:
                 request.finish("length")
                 self._counts.ended("length")
             else:
@@ -278,30 +287,40 @@ class Engine(Unpicklable):
         if not scheduled:
             return
         start = time.perf_counter()
-        completes = [part for part in scheduled if part.completes]
+        wanted = [part for part in scheduled if part.rows]
         rows = self.runner.run(scheduled)
         accepted, errors, at = dict[Request, int](), dict[Request, Exception](), 0
-        for part in completes:
-            end = at + 1 + len(part.draft)
+        for part in wanted:
+            end = at + part.rows
             try:
-                accepted[part.request] = self._draw(part, rows[at:end])
+                if self._score(part, rows[at:end]):
+                    accepted[part.request] = self._draw(part, rows[end - 1 - len(part.draft) : end])
             except Exception as error:  # of this request alone
                 errors[part.request] = error
             at = end
         with self._wake:
             for part in scheduled:
                 self._scheduler.ran(part, accepted.get(part.request, 0))
-            for request in [part.request for part in completes]:
+            for request in [part.request for part in wanted]:
                 if request in errors or request.finished:
                     self._scheduler.leave(request)
                     reason = request.result.finish_reason
                     self._counts.ended("error" if request in errors else reason)
-        for part in completes:
+        for part in wanted:
             part.request.publish(errors.get(part.request))
         seconds = time.perf_counter() - start
         self._scheduler.timer.observe(*tokens_of(scheduled), seconds)
         self._counts.ran(scheduled, accepted.values(), seconds)
-        wake(part.request.outlet for part in completes)
+        wake(part.request.outlet for part in wanted)
+
+    def _score(self, part: ScheduledTokens, rows: Any) -> bool:
+        """Score tokens of a prompt, if that is asked for. Whether a token is to be drawn."""
+        request = part.request
+        if request.scores is not None and request.scores.is_due:
+            request.scores.add(rows[: part.count])
+        if part.completes and not request.settings.max_tokens:
+            request.end("length")
+        return part.completes and not request.finished
 
     def _draw(self, part: ScheduledTokens, rows: Any) -> int:
         """Draw the next token of a request, and more while they are those of its draft, each from

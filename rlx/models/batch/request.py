@@ -7,8 +7,9 @@ from typing import Any
 from rlx.errors import OptionError
 from rlx.formats.tokenizer import Tokenizer
 from rlx.models.arguments import require_count, require_seconds
+from rlx.models.batch.prompt_scores import PromptScores
 from rlx.models.batch.reply import Outlet
-from rlx.models.generation import Generation, GenerationState
+from rlx.models.generation import Generation, GenerationState, top_logprobs
 from rlx.models.sampling import GenerationSettings, Penalties
 from rlx.models.speculative import NgramTable
 from rlx.models.structured_output import penalties_for
@@ -46,6 +47,7 @@ class Request:
     def __init__(
         self, prompt: list[int], settings: GenerationSettings, tokenizer: Tokenizer, vocab: int,
         context: int, adapter: int = 0, terms: Terms | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:  # fmt: skip
         self.settings, self.adapter = settings, adapter  # a number; 0 is none
         self.terms = terms or Terms()
@@ -56,6 +58,9 @@ class Request:
         self.row = -1  # of the page table, while it runs
         self.arrived = 0.0  # when it was queued
         self.result = Generation(prompt_tokens=len(prompt))
+        self.scores: PromptScores | None = None  # where those of the prompt are asked for
+        if prompt_logprobs is not None:
+            self.scores = PromptScores(prompt, prompt_logprobs, self.result.prompt_logprobs)
         self.outlet = Outlet(self.result)
         self.rng, self.sampling = settings.rng(), settings.row()
         self.penalties: Penalties | None = penalties_for(settings, tokenizer, vocab, prompt)
@@ -88,15 +93,21 @@ class Request:
     def receive(self, token: int, logits: Any) -> None:
         """Add a token that was drawn from `logits`."""
         self._state.push(token, logits)
+        if self.scores is not None and self.settings.logprobs and self.result.end_token >= 0:
+            self.result.logprobs.append(top_logprobs(logits, token, self.settings.logprobs))
         self.tokens.append(token)
         if self.penalties is not None and not self._state.ended:
             self.penalties.count(token)
         if not self._state.ended and len(self.tokens) > self.most:
             self._state.end("length")
 
+    def end(self, reason: str) -> None:
+        """End the generation; `publish` lets readers know."""
+        self._state.end(reason)
+
     def finish(self, reason: str, error: BaseException | None = None) -> None:
         """End the generation here."""
-        self._state.end(reason)
+        self.end(reason)
         self.publish(error)
 
     def publish(self, error: BaseException | None = None) -> None:

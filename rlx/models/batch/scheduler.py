@@ -37,6 +37,14 @@ class ScheduledTokens:
         """Whether the next token is drawn after them."""
         return self.count == self.request.pending
 
+    @property
+    def rows(self) -> int:
+        """After how many of them, the last ones, logits are wanted."""
+        scores = self.request.scores
+        if scores is not None and scores.is_due:
+            return self.count + len(self.draft)
+        return 1 + len(self.draft) if self.completes else 0
+
 
 class Scheduler:
     """Not safe for several threads."""
@@ -121,7 +129,9 @@ class Scheduler:
         return found
 
     def _enter(self, request: Request) -> bool:
-        found = self.pages.begin(request.tokens, request.most, request.adapter, request)
+        # a prompt that is scored runs as a whole
+        prompt = request.tokens if request.scores is None else []
+        found = self.pages.begin(prompt, request.most, request.adapter, request)
         if found is None:
             return False
         request.pages, request.shared = found
@@ -154,11 +164,25 @@ class Scheduler:
         scheduled = self._decodes()
         prompts = sorted((r for r in ages if r.pending > 1), key=ages.__getitem__)
         if prompts:
-            busy = sum(1 + len(part.draft) for part in scheduled)
-            shares = share_room([r.pending for r in prompts], self.timer.room(busy))
+            drafts = sum(len(part.draft) for part in scheduled)
+            wanted = self._wanted(prompts, self.drafts - drafts)
+            shares = share_room(wanted, self.timer.room(len(scheduled) + drafts))
             pairs = zip(prompts, shares, strict=True)
             scheduled += [ScheduledTokens(r, share) for r, share in pairs if share]
         return scheduled
+
+    @staticmethod
+    def _wanted(prompts: Sequence[Request], rows: int) -> list[int]:
+        """How many tokens of each prompt could run. There is room for the logits of one token of
+        each, and so many rows more: they bound prompts that are scored."""
+        found = []
+        for request in prompts:
+            wanted = request.pending
+            if request.scores is not None:
+                wanted = min(wanted, 1 + rows)
+                rows -= wanted - 1
+            found.append(wanted)
+        return found
 
     def _decodes(self) -> list[ScheduledTokens]:
         """A token of every request that decodes, and drafts as far as they fit."""

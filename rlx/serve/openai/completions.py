@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -31,6 +32,7 @@ _FIELDS = "prompt best_of echo logprobs suffix response_format"
 KNOWN = SAMPLING | frozenset(_FIELDS.split())
 _DEFAULT_TOKENS = 16
 _MOST_PROMPTS = 128
+_MOST_SCORES = 1 << 18  # log probabilities of prompts in a request, some 25 MiB
 
 
 def read_prompts(fields: Fields) -> list[str | list[int]]:
@@ -76,16 +78,12 @@ async def completions(request: Request) -> Response:
     if schema is not None:
         settings["json_schema"] = schema
     echo, stream = fields.flag("echo"), fields.flag("stream")
-    if echo and top is not None:
-        raise bad_request(
-            "'echo' with 'logprobs' is not supported: tokens of the prompt have none.", "echo",
-            "unsupported_value",
-        )  # fmt: skip
     with_usage, model = stream_usage(fields, stream), fields.needed_text("model")
     terms = terms_of(request, fields)
-    asked = [TextRequest(model, prompt, settings, n, terms) for prompt in prompts]
+    scored = top if echo else None
+    asked = [TextRequest(model, prompt, settings, n, terms, scored) for prompt in prompts]
     opened = await connected(request, _open_all(context, asked))
-    shape = _Shape(model, top or 0, with_usage)
+    shape = _Shape(model, top or 0, with_usage, scored is not None)
     if stream:
         events = _chunks(context, opened, request, shape, echo)
         return EventStream(events, _closing(opened), context.limits.write_seconds)
@@ -101,11 +99,25 @@ async def _open_all(context: ServerContext, asked: Sequence[TextRequest]) -> lis
     try:
         for one in asked:
             opened.append(await open_text(context.pool, one))
+            _check_scores(opened, one)
     except BaseException:
         for answers in opened:
             await answers.close()
         raise
     return opened
+
+
+def _check_scores(opened: Sequence[Answers], request: TextRequest) -> None:
+    """Refuse more log probabilities of prompts than fit into an answer."""
+    if request.prompt_logprobs is None:
+        return
+    tokens = request.n * sum(len(answers.prompt) for answers in opened)
+    most = _MOST_SCORES // (1 + request.prompt_logprobs)
+    if tokens > most:
+        raise bad_request(
+            f"'echo' with 'logprobs': {request.prompt_logprobs} takes prompts of at most {most} "
+            f"tokens together; these have more.", "prompt", "invalid_value",
+        )  # fmt: skip
 
 
 def _closing(opened: Sequence[Answers]) -> Any:
@@ -119,8 +131,8 @@ def _closing(opened: Sequence[Answers]) -> Any:
 class _Shape:
     """The JSON of one completion."""
 
-    def __init__(self, model: str, top: int, with_usage: bool) -> None:
-        self.top, self.with_usage = top, with_usage
+    def __init__(self, model: str, top: int, with_usage: bool, scored: bool) -> None:
+        self.top, self.with_usage, self.scored = top, with_usage, scored
         self.head = {
             "id": "cmpl-" + secrets.token_hex(12),
             "object": "text_completion",
@@ -137,28 +149,39 @@ class _Shape:
         return f'{self._head}], "usage": {json.dumps(usage_json(usage))}}}\n\n'.encode()
 
     def choice(
-        self, number: int, text: str, tokens: Sequence[TokenLogprob] | None, reason: str | None,
-        offset: int,
-    ) -> dict[str, Any]:  # fmt: skip
-        told = None if tokens is None else self._logprobs(tokens, offset)
+        self, number: int, text: str, told: dict[str, Any] | None, reason: str | None
+    ) -> dict[str, Any]:
         return {"text": text, "index": number, "logprobs": told, "finish_reason": reason}
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-        texts = [one.piece.decode("utf-8", "replace") for one in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        top = [
-            {piece.decode("utf-8", "replace"): p for _, piece, p in one.top[: self.top]}
-            for one in tokens
-        ]
-        return {
-            "tokens": texts,
+    def logprobs(self, delta: TextDelta, offset: int, answers: Answers) -> dict[str, Any] | None:
+        """Of tokens of a part of the text that begins at this offset."""
+        tokens = delta.logprobs
+        if tokens is None:
+            return None
+        told: dict[str, Any] = {
+            "tokens": [_text(one.piece) for one in tokens],
             "token_logprobs": [max(one.logprob, -9999.0) for one in tokens],
-            "top_logprobs": top if self.top else None,
-            "text_offset": offsets,
+            "top_logprobs": [self._top(one) for one in tokens] if self.top else None,
         }
+        if not delta.of_prompt:
+            lengths = map(len, told["tokens"][:-1])
+            return told | {"text_offset": [*accumulate(lengths, initial=offset)]}
+        told["token_logprobs"][0] = None
+        if self.top:
+            told["top_logprobs"][0] = None
+        decoder = answers.model.tokenizer.stream(at_start=True)
+        pieces = (len(decoder.push(one.token)) for one in tokens[:-1])
+        return told | {"text_offset": [*accumulate(pieces, initial=0)]}
+
+    def _top(self, one: TokenLogprob) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for _, piece, logprob in one.top[: self.top]:  # the likeliest first
+            found.setdefault(_text(piece), max(logprob, -9999.0))
+        return found
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
 
 
 def _echoed(answers: Answers) -> str:
@@ -173,19 +196,19 @@ async def _chunks(
     n = len(opened[0].answers)
     offsets = [0] * (n * len(opened))
     try:
-        if echo:
+        if echo and not shape.scored:
             for number in range(len(offsets)):
-                yield shape.chunk(shape.choice(number, _echoed(opened[number // n]), None, None, 0))
+                yield shape.chunk(shape.choice(number, _echoed(opened[number // n]), None, None))
         streams = [context.observed(answers, request) for answers in opened]
         async for place, (number, event) in merged(streams):
             at = place * n + number
             if isinstance(event, TextDelta):
-                told = shape.choice(at, event.text, event.logprobs, None, offsets[at])
+                told = shape.logprobs(event, offsets[at], opened[place])
                 offsets[at] += len(event.text)
-                yield shape.chunk(told)
+                yield shape.chunk(shape.choice(at, event.text, told, None))
             elif isinstance(event, Finished):
                 total = _total(total, event.usage, number == 0)
-                yield shape.chunk(shape.choice(at, "", None, event.reason, 0))
+                yield shape.chunk(shape.choice(at, "", None, event.reason))
         if shape.with_usage:
             yield shape.usage_chunk(total)
     except Exception as error:  # the status is sent already
@@ -208,21 +231,25 @@ async def _collect(
     context: ServerContext, opened: Sequence[Answers], request: Request, shape: _Shape, echo: bool
 ) -> dict[str, Any]:
     n = len(opened[0].answers)
-    texts: list[list[str]] = [[_echoed(a)] if echo else [] for a in opened for _ in range(n)]
-    tokens: list[list[TokenLogprob] | None] = [None] * len(texts)
+    echo = echo and not shape.scored
+    texts = [_echoed(answers) if echo else "" for answers in opened for _ in range(n)]
+    told: list[dict[str, Any] | None] = [None] * len(texts)
     reasons = [""] * len(texts)
     total = Usage()
     streams = [context.observed(answers, request) for answers in opened]
     async for place, (number, event) in merged(streams):
         at = place * n + number
         if isinstance(event, TextDelta):
-            texts[at].append(event.text)
-            if event.logprobs is not None:
-                tokens[at] = [*(tokens[at] or ()), *event.logprobs]
+            more = shape.logprobs(event, len(texts[at]), opened[place])
+            texts[at] += event.text
+            if more is not None and (before := told[at]) is not None:
+                for name, rows in before.items():
+                    if rows is not None:
+                        rows += more[name]
+            elif more is not None:
+                told[at] = more
         elif isinstance(event, Finished):
             reasons[at] = event.reason
             total = _total(total, event.usage, number == 0)
-    found = [
-        shape.choice(i, "".join(texts[i]), tokens[i], reasons[i], 0) for i in range(len(texts))
-    ]
+    found = [shape.choice(i, texts[i], told[i], reasons[i]) for i in range(len(texts))]
     return {**shape.head, "choices": found, "usage": usage_json(total)}

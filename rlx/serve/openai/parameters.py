@@ -16,14 +16,15 @@ _LONGEST_GRAMMAR = 256 << 10
 _FIELDS = (
     "temperature top_p seed stop presence_penalty frequency_penalty logit_bias max_tokens n stream "
     "stream_options user model top_k min_p repetition_penalty grammar regex stop_token_ids "
-    "priority"
+    "priority ignore_eos"
 )
 SAMPLING = frozenset(_FIELDS.split())
-"""Known everywhere. The last seven are extensions."""
+"""Known everywhere. The last eight are extensions."""
 
 
 def sampling_settings(fields: Fields) -> dict[str, Any]:
-    """Settings that were given; what was not is the model's own."""
+    """Settings that were given, those of a generation and `ignore_eos`; what was not is the
+    model's own."""
     found: dict[str, Any] = {
         "temperature": fields.number("temperature", 0, 2),
         "top_p": fields.number("top_p", 0, 1),
@@ -34,6 +35,7 @@ def sampling_settings(fields: Fields) -> dict[str, Any]:
         "frequency_penalty": fields.number("frequency_penalty", -2, 2),
         "seed": fields.whole("seed", -(1 << 63), (1 << 63) - 1),
         "max_tokens": fields.whole("max_tokens", 0, _WHOLE - 1),
+        "ignore_eos": fields.flag("ignore_eos") or None,
         "stop": _stops(fields),
         "stop_tokens": _stop_tokens(fields),
         "logit_bias": _biases(fields),
@@ -109,7 +111,10 @@ def stream_usage(fields: Fields, stream: bool) -> bool:
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options", "invalid_value",
         )  # fmt: skip
-    options = Fields(given, ("include_usage", "include_obfuscation"), "stream_options.")
+    # with continuous_usage_stats other servers tell the usage in every chunk: here it is at the end
+    known = ("include_usage", "include_obfuscation", "continuous_usage_stats")
+    options = Fields(given, known, "stream_options.")
+    options.flag("continuous_usage_stats")
     return options.flag("include_usage")
 
 
