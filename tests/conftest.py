@@ -21,14 +21,6 @@ QUICK = (
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """With `-n`, tests of one `xdist_group` run in one process: they share what is dear to start."""
-    if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadgroup"
-    if hasattr(config, "workerinput"):
-        config.option.loadgroup = True  # workers are told of the option before this
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         place = Path(item.fspath).relative_to(ROOT)

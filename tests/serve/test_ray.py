@@ -27,7 +27,6 @@ from rlx.errors import OptionError
 from rlx.formats.fetch import cached
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Ray, in its own files
 ]
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,6 @@ from rlx.serve.ray_request import RoutedRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Ray, in its own files
 ]
 
