@@ -21,6 +21,7 @@ from tiny import VOCAB, write_folder
 
 import rlx
 from rlx.models.batch.paged_builder import PAGE
+from rlx.models.batch.request import Request
 from rlx.models.model_file import ModelFile
 
 ENDLESS: dict[str, Any] = {"seed": 5, "logit_bias": {VOCAB - 1: -1e4}}  # but for max_tokens
@@ -293,17 +294,16 @@ def test_draining_cancels_what_is_left(engine: rlx.Engine) -> None:
     assert engine.stats().pages_used == 0
 
 
-def test_one_that_fails_harms_no_other(engine: rlx.Engine) -> None:
-    """Errors when a token is drawn, and when it is counted."""
+def test_one_that_fails_harms_no_other(engine: rlx.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [engine.submit([i], max_tokens=10, temperature=0).wait().tokens for i in range(3)]
-    sample = engine.runner.sample
+    receive = Request.receive
 
-    def fails(request: Any, logits: Any) -> int:
+    def fails(request: Request, token: int, logits: Any) -> None:
         if len(request.result.tokens) == 2 and request.settings.seed == 13:
             raise ZeroDivisionError("of this one")
-        return sample(request, logits)
+        receive(request, token, logits)
 
-    engine.runner.sample = fails  # type: ignore[method-assign]
+    monkeypatch.setattr(Request, "receive", fails)
     bad = engine.submit([5], max_tokens=10, seed=13)
     good = [engine.submit([i], max_tokens=10, temperature=0) for i in range(3)]
     with pytest.raises(ZeroDivisionError):

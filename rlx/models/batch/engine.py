@@ -150,10 +150,10 @@ class Engine(Unpicklable):
         self.runner.check(tokens)
         request = Request(tokens, settings, self.tokenizer, vocab, context, number, terms)
         self._check(request)
+        self._require_open()
+        self.runner.sampler.prepare(request)
         with self._wake:
-            if self._closed or self._draining:
-                what = "the engine is closed" if self._closed else "the engine finishes and closes"
-                raise EngineClosedError(what, where=str(self.runner.model.path))
+            self._require_open()
             self._sweep_queue()
             if not request.settings.max_tokens:
                 request.finish("length")
@@ -163,6 +163,11 @@ class Engine(Unpicklable):
             self._wake.notify_all()
         cancel = partial(self._cancelled.append, request)
         return Reply(request.outlet, bool(settings.logprobs), cancel)
+
+    def _require_open(self) -> None:
+        if self._closed or self._draining:
+            what = "the engine is closed" if self._closed else "the engine finishes and closes"
+            raise EngineClosedError(what, where=str(self.runner.model.path))
 
     def _check(self, request: Request) -> None:
         if request.settings.speculate and not self.runner.pool.drafts:
@@ -281,10 +286,11 @@ class Engine(Unpicklable):
         completes = [part for part in scheduled if part.completes]
         rows = self.runner.run(scheduled)
         accepted, errors, at = dict[Request, int](), dict[Request, Exception](), 0
-        for part in completes:
+        drawn = self.runner.sampler.draw(completes, rows) if completes else []
+        for part, tokens in zip(completes, drawn, strict=True):
             end = at + 1 + len(part.draft)
             try:
-                accepted[part.request] = self._draw(part, rows[at:end])
+                accepted[part.request] = self._receive(part, rows[at:end], tokens)
             except Exception as error:  # of this request alone
                 errors[part.request] = error
             at = end
@@ -303,13 +309,17 @@ class Engine(Unpicklable):
         self._counts.ran(scheduled, accepted.values(), seconds)
         wake(part.request.outlet for part in completes)
 
-    def _draw(self, part: ScheduledTokens, rows: Any) -> int:
-        """Draw the next token of a request, and more while they are those of its draft, each from
-        the logits it would have without one. Returns how many draft tokens were right."""
+    def _receive(self, part: ScheduledTokens, rows: Any, drawn: Sequence[int] | None) -> int:
+        """Add the next token of a request, and more while they are those of its draft, each drawn
+        from the logits it would have without one. Returns how many draft tokens were right."""
         request = part.request
         for number, expected in enumerate([*part.draft, -1]):
             row = rows[number : number + 1]
-            token = self.runner.sample(request, row)
+            if drawn is None:
+                token = self.runner.sampler.draw_one(request, row)
+            else:
+                token = drawn[number]
+                request.rng[1] += 1
             request.receive(token, row[0])
             if request.finished or token != expected:
                 break
