@@ -364,3 +364,20 @@ def test_a_closed_loop_does_not_stop_the_engine(engine: rlx.Engine) -> None:
 
     asyncio.run(begin())
     assert engine.submit([2], max_tokens=3, **ENDLESS).wait().finish_reason == "length"
+
+
+def test_samplers_are_compiled_by_the_caller(engine: rlx.Engine) -> None:
+    """A draw that needs its own executable makes nobody else wait for the compiler."""
+    sampler, threads = engine.runner.sampler, list[str]()
+    compiles = sampler._compile
+
+    def compile_here(name: str, spec: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return compiles(name, spec)
+
+    sampler._compile = compile_here
+    options = {"max_tokens": 8, "seed": 4, "presence_penalty": 0.5}
+    expected = engine.submit([1, 2, 1, 2], **options).wait().tokens
+    assert threads == []  # all rows are drawn by the one that is there
+    assert engine.submit([1, 2, 1, 2], speculate=2, **options).wait().tokens == expected
+    assert threads == [threading.current_thread().name]
