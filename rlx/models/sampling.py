@@ -176,6 +176,9 @@ class Penalties:
         self.entry_point = EntryPoint("sample", penalties=True)
         self._vocab, self._prompt = vocab, list(prompt)
         self._generated: set[int] = set()
+        s = settings
+        self._counts = s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty
+        self._changes: tuple[Any, Any, Any] | None = None
         for token in settings.logit_bias:
             if not 0 <= token < vocab:
                 raise OptionError(
@@ -202,8 +205,22 @@ class Penalties:
         """What the graph that draws takes beside logits."""
         return {"factor": self.factor, "bias": self.bias}
 
+    @property
+    def changes(self) -> tuple[Any, Any, Any]:
+        """The tokens whose logits change, with their factors and biases."""
+        if self._changes is None:
+            found = {*self.settings.logit_bias, *self._generated}
+            if self.settings.repetition_penalty != 1.0:
+                found.update(self._prompt)
+            tokens = np.fromiter(found, np.int64, len(found))
+            self._changes = tokens, self.factor[tokens], self.bias[tokens]
+        return self._changes
+
     def count(self, token: int) -> None:
         """A token was generated."""
+        if not self._counts:
+            return
+        self._changes = None
         self.factor[token] = self.settings.repetition_penalty
         if token not in self._generated:
             self._generated.add(token)

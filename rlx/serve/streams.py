@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from json.encoder import encode_basestring_ascii as json_text
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -12,6 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rlx.serve.api_errors import ApiError
+
+__all__ = ["DONE", "EventStream", "json_text", "while_connected"]  # json.dumps of a text: faster
 
 _T = TypeVar("_T")
 DONE = b"data: [DONE]\n\n"

@@ -90,6 +90,26 @@ def test_sample_draws_the_reference_s_tokens(dtype: str) -> None:
                     np.testing.assert_array_equal(got, want)
 
 
+def test_rows_with_an_rng_and_settings_of_their_own_draw_as_alone() -> None:
+    x = _logits("f32", 3000)
+    rows = len(x)
+    rng = np.array([[2**60 + 7 * i, 2**64 - 1 - i % 5] for i in range(rows)], np.uint64)
+    settings = np.array([SETTINGS[i % len(SETTINGS)] for i in range(rows)], np.float32)
+    alone, together = Graph(), Graph()
+    for g, count, each in ((alone, 1, ()), (together, rows, (rows,))):
+        inputs = g.input("x", (count, 3000)), g.input("rng", (*each, 2), "u64")
+        g.set_outputs(g.sample(*inputs, g.input("settings", (*each, 4))))
+    given = {"x": x, "rng": rng, "settings": settings}
+    one = [{name: array[i] for name, array in given.items()} for i in range(rows)]
+    drawn = [reference(alone, {**row, "x": row["x"][None]}) for row in one]
+    expected = np.concatenate([t for t, _ in drawn]), np.stack([after for _, after in drawn])
+    found = [reference(together, given)]
+    found += [Native(together, target, workers, {}).run(given) for target, workers in BOTH]
+    for outputs in found:
+        for got, want in zip(outputs, expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_constant_settings_and_a_whole_vocabulary() -> None:
     x = (np.random.default_rng(0).standard_normal((3, 151_936)) * 4).astype(np.float32)
     for how in (

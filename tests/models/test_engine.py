@@ -21,6 +21,7 @@ from tiny import VOCAB, write_folder
 
 import rlx
 from rlx.models.batch.paged_builder import PAGE
+from rlx.models.batch.request import Request
 from rlx.models.model_file import ModelFile
 
 ENDLESS: dict[str, Any] = {"seed": 5, "logit_bias": {VOCAB - 1: -1e4}}  # but for max_tokens
@@ -293,17 +294,16 @@ def test_draining_cancels_what_is_left(engine: rlx.Engine) -> None:
     assert engine.stats().pages_used == 0
 
 
-def test_one_that_fails_harms_no_other(engine: rlx.Engine) -> None:
-    """Errors when a token is drawn, and when it is counted."""
+def test_one_that_fails_harms_no_other(engine: rlx.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [engine.submit([i], max_tokens=10, temperature=0).wait().tokens for i in range(3)]
-    sample = engine.runner.sample
+    receive = Request.receive
 
-    def fails(request: Any, logits: Any) -> int:
+    def fails(request: Request, token: int, logits: Any) -> None:
         if len(request.result.tokens) == 2 and request.settings.seed == 13:
             raise ZeroDivisionError("of this one")
-        return sample(request, logits)
+        receive(request, token, logits)
 
-    engine.runner.sample = fails  # type: ignore[method-assign]
+    monkeypatch.setattr(Request, "receive", fails)
     bad = engine.submit([5], max_tokens=10, seed=13)
     good = [engine.submit([i], max_tokens=10, temperature=0) for i in range(3)]
     with pytest.raises(ZeroDivisionError):
@@ -364,3 +364,20 @@ def test_a_closed_loop_does_not_stop_the_engine(engine: rlx.Engine) -> None:
 
     asyncio.run(begin())
     assert engine.submit([2], max_tokens=3, **ENDLESS).wait().finish_reason == "length"
+
+
+def test_samplers_are_compiled_by_the_caller(engine: rlx.Engine) -> None:
+    """A draw that needs its own executable makes nobody else wait for the compiler."""
+    sampler, threads = engine.runner.sampler, list[str]()
+    compiles = sampler._compile
+
+    def compile_here(name: str, spec: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return compiles(name, spec)
+
+    sampler._compile = compile_here
+    options = {"max_tokens": 8, "seed": 4, "presence_penalty": 0.5}
+    expected = engine.submit([1, 2, 1, 2], **options).wait().tokens
+    assert threads == []  # all rows are drawn by the one that is there
+    assert engine.submit([1, 2, 1, 2], speculate=2, **options).wait().tokens == expected
+    assert threads == [threading.current_thread().name]

@@ -244,6 +244,7 @@ def test_the_room_follows_measured_time() -> None:
         timer.observe(4, 0, 0.2)
         timer.observe(4, 32, 0.5)
     assert timer.room(4) == LEAST
+    assert timer.room(32) == 4 * 32  # prompts have more tokens than answers
     for _ in range(8):  # and fast again
         timer.observe(4, 0, 0.020)
         timer.observe(4, 32, 0.052)

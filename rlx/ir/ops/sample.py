@@ -51,7 +51,8 @@ class Sample(Op):
 
     `rng` is (seed, counter) as u64. Row r draws from Philox4x32-10 with key `seed` at counter
     (counter, r), and the returned rng has counter + 1, so no draw is used twice. `settings`
-    (temperature, top_k, top_p, min_p), where given, replaces the attributes at run time.
+    (temperature, top_k, top_p, min_p), where given, replaces the attributes at run time. Where
+    `rng` is [..., 2], and `settings` [..., 4], each row has its own and draws as if it were alone.
 
     Without `rng`, `g.sample(logits, top_k, top_p, temperature, seed)` returns the tokens alone; a
     state counts the draws, which depend on nothing but `seed` and their number.
@@ -81,7 +82,9 @@ class Sample(Op):
         require_float(logits, "logits")
         if not logits.rank or logits.dims[-1] == 0:
             raise ShapeError("logits need a vocabulary axis", got=logits, expected="[..., vocab]")
-        for shape, expected, what in ((rng, _RNG, "rng"), (settings, _SETTINGS, "settings")):
+        rows = logits.dims[:-1] if rng.rank > 1 else ()
+        for shape, one, what in ((rng, _RNG, "rng"), (settings, _SETTINGS, "settings")):
+            expected = one.with_dims((*rows, *one.dims))
             if shape is not None and not shape.same_dims(expected):
                 raise ShapeError(f"wrong shape of {what}", got=shape, expected=expected)
             if shape is not None and shape.dtype is not expected.dtype:
@@ -94,13 +97,27 @@ class Sample(Op):
         if settings is None:
             # rounded like run-time settings, so that equal settings draw equal tokens
             settings = np.array([self.temperature, self.top_k, self.top_p, self.min_p])
-        chosen = Settings.of(settings)
         rows = compute(logits).reshape(-1, logits.shape[-1])
+        if rng.ndim > 1:
+            return self._each(rows, rng, settings)
+        chosen = Settings.of(settings)
         points = uniform(draw_words(int(rng[0]), int(rng[1]), len(rows)))
         with quiet():
             drawn = [sample_row(row, u, chosen) for row, u in zip(rows, points, strict=True)]
             following = np.array([rng[0], rng[1] + np.uint64(1)], np.uint64)
         return np.array(drawn, np.int32).reshape(logits.shape[:-1]), following
+
+    def _each(self, rows: Array, rng: Array, settings: Array) -> tuple[Array, Array]:
+        """Each row with an rng and settings of its own."""
+        states = rng.reshape(-1, 2)
+        chosen = np.broadcast_to(settings, (*rng.shape[:-1], 4)).reshape(-1, 4)
+        drawn = [
+            self.reference(row[None], state, how)
+            for row, state, how in zip(rows, states, chosen, strict=True)
+        ]
+        tokens = np.array([token[0] for token, _ in drawn], np.int32)
+        after = np.array([state for _, state in drawn], np.uint64)
+        return tokens.reshape(rng.shape[:-1]), after.reshape(rng.shape)
 
     @classmethod
     def builder(cls, build: Callable[..., Any]) -> Callable[..., Any]:

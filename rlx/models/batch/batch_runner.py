@@ -1,4 +1,4 @@
-"""One run of a model for many requests, and a token drawn for each."""
+"""One run of a model for many requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from rlx.backends.buffer import Buffer
 from rlx.models.adapters import stacked
-from rlx.models.batch.kv_pool import KVPool, sampler_spec
+from rlx.models.batch.kv_pool import KVPool
 from rlx.models.batch.paged_builder import PAGE
 from rlx.models.batch.request import Request
 from rlx.models.batch.scheduler import ScheduledTokens
-from rlx.models.builder import SAMPLE, EntryPoint
+from rlx.models.batch.token_sampler import TokenSampler
 from rlx.models.bundle import ModelBundle
 from rlx.models.model_runner import ModelRunner, share_states
 from rlx.runtime.compiled import CompiledGraph
@@ -33,7 +33,6 @@ class BatchRunner(ModelRunner):
         )  # fmt: skip
         self.pool, self.config = pool, pool.model.config
         self.page_table = np.zeros((pool.requests, -(-pool.context // PAGE)), np.int32)
-        self._samplers: dict[str, CompiledGraph] = {}
         self._graphs = self.compile(pool.entry_point, pool.spec)
         shared: dict[str, Buffer] = {}
         if pool.adapter_shape is not None:
@@ -42,6 +41,8 @@ class BatchRunner(ModelRunner):
             shared = {name: put(array) for name, array in states.items()}
         for graph in self._graphs.values():
             share_states(graph, shared)
+        on_host = next(iter(self._graphs.values())).allocator.is_host
+        self.sampler = TokenSampler(pool, self.compile, on_host)
 
     def check(self, tokens: Sequence[int]) -> None:
         hint = "make the engine with a larger context=, or shorten the prompt"
@@ -91,25 +92,8 @@ class BatchRunner(ModelRunner):
         (logits,) = graph.run(inputs)
         return logits[0]
 
-    def sample(self, request: Request, logits: Any) -> int:
-        """The next token of a request, drawn from its logits [1, vocab] in native code."""
-        penalties = request.penalties
-        given: dict[str, Any] = {"rng": request.rng, "settings": request.sampling}
-        if penalties is not None:
-            given |= penalties.inputs
-        graph = self._sampler(SAMPLE if penalties is None else penalties.entry_point)
-        token, request.rng = graph.run(logits=logits, **given)
-        return int(token[0])
-
-    def _sampler(self, entry_point: EntryPoint) -> CompiledGraph:
-        found = self._samplers.get(entry_point.name)
-        if found is None:
-            (found,) = self.compile(*sampler_spec(self.config.vocab, entry_point)).values()
-            self._samplers[entry_point.name] = found
-        return found
-
     def close(self) -> None:
         """Free executables, weights and KV cache."""
         self._graphs.clear()
-        self._samplers.clear()
+        del self.sampler
         super().close()

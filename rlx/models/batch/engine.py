@@ -159,10 +159,10 @@ class Engine(Unpicklable):
             tokens, settings, self.tokenizer, vocab, context, number, terms, prompt_logprobs
         )
         self._check(request)
+        self._require_open()
+        self.runner.sampler.prepare(request)
         with self._wake:
-            if self._closed or self._draining:
-                what = "the engine is closed" if self._closed else "the engine finishes and closes"
-                raise EngineClosedError(what, where=str(self.runner.model.path))
+            self._require_open()
             self._sweep_queue()
             if not request.settings.max_tokens and request.scores is None:
                 request.finish("length")
@@ -172,6 +172,11 @@ class Engine(Unpicklable):
             self._wake.notify_all()
         cancel = partial(self._cancelled.append, request)
         return Reply(request.outlet, bool(settings.logprobs), cancel)
+
+    def _require_open(self) -> None:
+        if self._closed or self._draining:
+            what = "the engine is closed" if self._closed else "the engine finishes and closes"
+            raise EngineClosedError(what, where=str(self.runner.model.path))
 
     def _check(self, request: Request) -> None:
         if request.settings.speculate and not self.runner.pool.drafts:
@@ -289,15 +294,23 @@ class Engine(Unpicklable):
         start = time.perf_counter()
         wanted = [part for part in scheduled if part.rows]
         rows = self.runner.run(scheduled)
-        accepted, errors, at = dict[Request, int](), dict[Request, Exception](), 0
+        accepted, errors = dict[Request, int](), dict[Request, Exception]()
+        drawing: list[tuple[ScheduledTokens, int]] = []  # with the first of their rows
+        at = 0
         for part in wanted:
             end = at + part.rows
             try:
                 if self._score(part, rows[at:end]):
-                    accepted[part.request] = self._draw(part, rows[end - 1 - len(part.draft) : end])
+                    drawing.append((part, end - 1 - len(part.draft)))
             except Exception as error:  # of this request alone
                 errors[part.request] = error
             at = end
+        for (part, at), drawn in zip(drawing, self.runner.sampler.draw(drawing, rows), strict=True):
+            try:
+                own = rows[at : at + 1 + len(part.draft)]
+                accepted[part.request] = self._receive(part, own, drawn)
+            except Exception as error:
+                errors[part.request] = error
         with self._wake:
             for part in scheduled:
                 self._scheduler.ran(part, accepted.get(part.request, 0))
@@ -322,13 +335,17 @@ class Engine(Unpicklable):
             request.end("length")
         return part.completes and not request.finished
 
-    def _draw(self, part: ScheduledTokens, rows: Any) -> int:
-        """Draw the next token of a request, and more while they are those of its draft, each from
-        the logits it would have without one. Returns how many draft tokens were right."""
+    def _receive(self, part: ScheduledTokens, rows: Any, drawn: Sequence[int] | None) -> int:
+        """Add the next token of a request, and more while they are those of its draft, each drawn
+        from the logits it would have without one. Returns how many draft tokens were right."""
         request = part.request
         for number, expected in enumerate([*part.draft, -1]):
             row = rows[number : number + 1]
-            token = self.runner.sample(request, row)
+            if drawn is None:
+                token = self.runner.sampler.draw_one(request, row)
+            else:
+                token = drawn[number]
+                request.rng[1] += 1
             request.receive(token, row[0])
             if request.finished or token != expected:
                 break

@@ -107,7 +107,7 @@ class KVPool:
                 self._build, {n: v.with_extra("picked", picked) for n, v in variants.items()}
             )
         variant = ModelVariant(seq=UpTo(self.most_tokens))
-        variant = variant.with_extra("picked", UpTo(self.requests + self.drafts))
+        variant = variant.with_extra("picked", UpTo(self.picked))
         return EntryPointSpec(self._build, {"any": variant})
 
     @cached_property
@@ -139,7 +139,31 @@ class KVPool:
     def plan(self) -> dict[str, EntryPointSpec]:
         """All that is compiled, by the name of the entry point."""
         samplers = dict(sampler_spec(self.model.config.vocab, e) for e in SAMPLES)
-        return {self.entry_point: self.spec, **samplers}
+        name, spec = self.rows_sampler
+        return {self.entry_point: self.spec, name: spec, **samplers}
+
+    @property
+    def picked(self) -> int:
+        """The most rows of logits of a run."""
+        return self.requests + self.drafts
+
+    @property
+    def rows_sampler(self) -> tuple[str, EntryPointSpec]:
+        """The name and the graph that draws a token from each row of logits [picked, vocab]."""
+
+        def build() -> BuiltGraph:
+            def draw(g: GraphModule) -> dict[str, Tensor]:
+                logits = g.input("logits", ["picked", self.model.config.vocab])
+                rng, settings = (
+                    g.input("rng", ["picked", 2], "u64"),
+                    g.input("settings", ["picked", 4]),
+                )
+                return {"tokens": g.sample(logits, rng, settings)[0]}
+
+            return BuiltGraph(GraphModule.define("draw", draw), {})
+
+        variant = ModelVariant().with_extra("picked", UpTo(self.picked))
+        return "rows-sample", EntryPointSpec(build, {"rows": variant})
 
 
 def sampler_spec(vocab: int, entry_point: EntryPoint) -> tuple[str, EntryPointSpec]:

@@ -96,9 +96,11 @@ class Request:
         if self.scores is not None and self.settings.logprobs and self.result.end_token >= 0:
             self.result.logprobs.append(top_logprobs(logits, token, self.settings.logprobs))
         self.tokens.append(token)
-        if self.penalties is not None and not self._state.ended:
+        if self._state.ended:
+            return
+        if self.penalties is not None:
             self.penalties.count(token)
-        if not self._state.ended and len(self.tokens) > self.most:
+        if len(self.tokens) > self.most:
             self._state.end("length")
 
     def end(self, reason: str) -> None:
@@ -114,6 +116,7 @@ class Request:
         """Let readers see what there is now; the end too, if there was an error."""
         if error is not None:
             self.result.finish_reason = "error"
-        self.outlet.publish(self.finished, error)
-        if self.finished:  # a reply may be kept for long
+        finished = self.finished
+        self.outlet.publish(finished, error)
+        if finished:  # a reply may be kept for long
             self.penalties = self._ngrams = None

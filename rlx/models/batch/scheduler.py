@@ -189,7 +189,7 @@ class Scheduler:
         room, found = self.drafts, list[ScheduledTokens]()
         for request in self.running:
             if request.pending == 1:
-                draft = request.draft(room) if room else ()
+                draft = request.draft(room) if room and request.settings.speculate else ()
                 room -= len(draft)
                 found.append(ScheduledTokens(request, 1, draft))
         return found

@@ -1,13 +1,16 @@
 """How many tokens of prompts a run may have, by the time that runs were measured to take.
 
 A run with many tokens of a prompt makes those wait that decode in it. `seconds` is the time between
-two tokens to aim at: the room for prompts is what fits beside the decodes.
+two tokens to aim at: the room for prompts is what fits beside the decodes. But prompts have more
+tokens than answers: where many decode, and prompts got only what time is left, requests would pile
+up before their first token. So there is room for some tokens of prompts for each that decodes.
 """
 
 from __future__ import annotations
 
 SECONDS = 0.1  # between two tokens of an answer, while prompts are prefilled
 LEAST = 32  # tokens of prompts in a run, however long it takes
+PER_DECODE = 4  # and for each token that is decoded in it
 _IDLE = 4  # how much longer a run may take in which nobody decodes
 _RISE, _FALL = 0.1, 0.5  # of the newest measurement in a mean: a run that was held up says little
 
@@ -37,7 +40,7 @@ class StepTimer:
         else:
             left = self.seconds - self._decodes if decodes else _IDLE * self.seconds
             fits = int(max(left, 0.0) / self._token)
-        return max(min(fits, self._most - decodes), min(LEAST, self._most - decodes), 1)
+        return max(min(max(fits, LEAST, PER_DECODE * decodes), self._most - decodes), 1)
 
 
 def _mean(before: float, new: float) -> float:

@@ -33,7 +33,7 @@ from rlx.serve.openai.parameters import (
     sampling_settings,
     stream_usage,
 )
-from rlx.serve.streams import DONE, EventStream
+from rlx.serve.streams import DONE, EventStream, json_text
 
 _WHOLE = 1 << 31
 _FIELDS = (
@@ -143,9 +143,9 @@ class _Shape:
         """An event as a chunk."""
         if isinstance(event, TextDelta):
             told = json.dumps(self.logprobs(event.logprobs)) if event.logprobs else "null"
-            return self.chunk(number, f'{{"content":{json.dumps(event.text)}}}', logprobs=told)
+            return self.chunk(number, f'{{"content":{json_text(event.text)}}}', logprobs=told)
         if isinstance(event, ReasoningDelta):
-            return self.chunk(number, f'{{"reasoning_content":{json.dumps(event.text)}}}')
+            return self.chunk(number, f'{{"reasoning_content":{json_text(event.text)}}}')
         if isinstance(event, Finished):
             return self.chunk(number, "{}", json.dumps(event.reason))
         call: dict[str, Any]

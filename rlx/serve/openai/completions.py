@@ -26,7 +26,7 @@ from rlx.serve.openai.parameters import (
     sampling_settings,
     stream_usage,
 )
-from rlx.serve.streams import DONE, EventStream
+from rlx.serve.streams import DONE, EventStream, json_text
 
 _FIELDS = "prompt best_of echo logprobs suffix response_format"
 KNOWN = SAMPLING | frozenset(_FIELDS.split())
@@ -145,6 +145,11 @@ class _Shape:
     def chunk(self, choice: dict[str, Any]) -> bytes:
         return f"{self._head}{json.dumps(choice)}{self._tail}".encode()
 
+    def text_chunk(self, number: int, text: str) -> bytes:
+        """A part of an answer without log probabilities: most chunks are."""
+        choice = f'{{"text": {json_text(text)}, "index": {number}, "logprobs": null, '
+        return f'{self._head}{choice}"finish_reason": null}}{self._tail}'.encode()
+
     def usage_chunk(self, usage: Usage) -> bytes:
         return f'{self._head}], "usage": {json.dumps(usage_json(usage))}}}\n\n'.encode()
 
@@ -203,6 +208,9 @@ async def _chunks(
         async for place, (number, event) in merged(streams):
             at = place * n + number
             if isinstance(event, TextDelta):
+                if event.logprobs is None:
+                    yield shape.text_chunk(at, event.text)
+                    continue
                 told = shape.logprobs(event, offsets[at], opened[place])
                 offsets[at] += len(event.text)
                 yield shape.chunk(shape.choice(at, event.text, told, None))

@@ -126,7 +126,7 @@ def lower_sample(node: Node, ctx: Context) -> list[KernelLaunch]:
         numbers = np.array([op.temperature, op.top_k, op.top_p, op.min_p], np.float32)
         args += [int(bits) for bits in numbers.view(np.uint32)]
     cost = op.cost([v.shape for v in node.inputs], [v.shape for v in node.outputs])
-    spec = Sample(logits.dtype, bool(settings))
+    spec = Sample(logits.dtype, bool(settings), rng.shape.rank > 1)
     step = KernelLaunch(spec, args, node.inputs, node.outputs, uses_scratch=True)
     step.flops, step.bytes = cost.flops, cost.bytes
     return [step]

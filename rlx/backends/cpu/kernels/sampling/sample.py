@@ -44,6 +44,8 @@ VECTORS = 8  # per iteration of the search for the maximum
 BLOCK = 512  # weights per partial sum
 MIN_MASS = 1e-300  # of the nucleus: the best token is always kept
 
+_RNG, _SETTINGS = 16, 16  # bytes of one
+
 _PARAMS = [("row", ptr), ("n", i64), ("max_logit", f64), ("temperature", f64)]
 _RANGE = [("start", i64), ("stop", i64), ("least", f64)]
 
@@ -53,11 +55,13 @@ class Sample(KernelSpec):
     """args: logits, rng, tokens, next rng, rows, n, scratch, step, then either the address of
     settings, or temperature, top_k, top_p and min_p as bits of f32
 
-    Each worker has `step` bytes of scratch memory, enough for n entries.
+    Each worker has `step` bytes of scratch memory, enough for n entries. With `each` there are an
+    rng and settings for every row.
     """
 
     dtype: DType
     settings_arg: bool
+    each: bool = False
 
     def entry_bytes(self) -> int:
         return self.ranking.bytes
@@ -129,16 +133,31 @@ class _Emitter:
         logits, rng, tokens, next_rng = (f.arg(f["args"], at) for at in range(4))
         rows, n, step = (f.arg(f["args"], at, i64) for at in (4, 5, 7))
         memory = f.gep(f.arg(f["args"], 6), f["tid"].to(i64) * step)
-        seed, counter = f.load(rng, i64), f.load(rng, i64, 8)
-        temperature, top_k, top_p, min_p = self._settings(n)
-        for _ in f.when(f["tid"].eq(0)):
-            f.store(seed, next_rng)
-            f.store(counter + 1, next_rng, 8)
+        none = f.i64(0)
+
+        def advance_rng(at: Value) -> None:
+            here, after = (f.gep(one, at, _RNG) for one in (rng, next_rng))
+            f.store(f.load(here, i64), after)
+            f.store(f.load(here, i64, 8) + 1, after, 8)
+
+        if not self.spec.each:
+            for _ in f.when(f["tid"].eq(0)):
+                advance_rng(none)
+            seed, counter, settings = f.load(rng, i64), f.load(rng, i64, 8), self._settings(n, none)
         lo, hi = f.split(rows)
         for r in f.range(lo, hi):
+            if self.spec.each:
+                here = f.gep(rng, r, _RNG)
+                seed, counter, settings = (
+                    f.load(here, i64),
+                    f.load(here, i64, 8),
+                    self._settings(n, r),
+                )
+                advance_rng(r)
+            temperature, top_k, top_p, min_p = settings
             row = f.gep(logits, r * n, self.spec.dtype.bytes)
             max_logit = self._max_logit(row, n)
-            u = uniform(f, seed, counter, r)
+            u = uniform(f, seed, counter, none if self.spec.each else r)
             args_of_row = [row, n, max_logit.to(f64), temperature, u, min_p, memory]
             token = self._token(args_of_row, max_logit, top_k, top_p)
             f.store(token.to(i32), f.gep(tokens, r, 4))
@@ -171,11 +190,11 @@ class _Emitter:
     def f(self) -> Function:
         return self.m.kernel()
 
-    def _settings(self, n: Value) -> tuple[Value, Value, Value, Value]:
-        """temperature, top_k (n for all), top_p and min_p."""
+    def _settings(self, n: Value, row: Value) -> tuple[Value, Value, Value, Value]:
+        """temperature, top_k (n for all), top_p and min_p; `row` is that of the settings."""
         f = self.f
         if self.spec.settings_arg:
-            address = f.arg(f["args"], 8)
+            address = f.gep(f.arg(f["args"], 8), row, _SETTINGS)
             temperature, top_k, top_p, min_p = (f.load(address, f32, 4 * k) for k in range(4))
         else:
             temperature, top_k, top_p, min_p = (f.arg(f["args"], 8 + k, f32) for k in range(4))

@@ -14,8 +14,8 @@ from rlx.ir.node import Node
 
 
 def _suits(node: Node) -> bool:
-    logits = node.inputs[0].shape
-    return logits.dtype.name == "f32" and isinstance(logits.dims[-1], int)
+    logits, rng = node.inputs[0].shape, node.inputs[1].shape
+    return logits.dtype.name == "f32" and isinstance(logits.dims[-1], int) and rng.rank == 1
 
 
 def _rows(node: Node) -> Dim:
