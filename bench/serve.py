@@ -157,7 +157,7 @@ def start_llama(options: Any, clients: int, banned: list[int]) -> Served:
     port = free_port()
     threads = str(options.threads)
     command = [options.llama_server, "-m", options.model, "-np", str(clients), "--port", str(port)]
-    command += ["-c", str(CONTEXT * clients), "-t", threads, "-tb", threads, "-fa", "on"]
+    command += ["-c", str(CONTEXT * clients), "-t", threads, "-tb", threads]
     return Served([*command, "--host", "127.0.0.1", "--no-webui"], port, "bench", banned)
 
 

@@ -7,10 +7,10 @@ import pytest
 from region_support import graph_for, named, plain
 
 from rlx import CompileOptions, Session
-from rlx.backends.cpu import lowering
 from rlx.backends.cpu.compiler import Compiler
 from rlx.backends.cpu.kernels import spec
 from rlx.backends.cpu.kernels.attention.rotary import RotaryEmbedding
+from rlx.backends.cpu.kernels.loops import rows
 from rlx.backends.cpu.kernels.loops.lower_region import NestKernel
 from rlx.backends.registry import get_backend
 from rlx.llvm.target import Target
@@ -36,7 +36,7 @@ def caches(monkeypatch):
     """Sets the size of the caches, for launches that are lowered from now on."""
 
     def set_size(size: int) -> None:
-        monkeypatch.setattr(lowering, "_CACHES", size)
+        monkeypatch.setattr(rows, "_CACHES", size)
         monkeypatch.setattr(get_backend("cpu"), "_compiler", Compiler(Target.host()))
 
     return set_size

@@ -294,6 +294,7 @@ def test_the_application_is_that_of_rlx_serve(service: httpx.Client) -> None:
     assert text == whole["choices"][0]["message"]["content"]
 
 
+@pytest.mark.nightly
 def test_a_killed_replica_is_replaced_and_requests_go_on(service: httpx.Client) -> None:
     before = _wait_for(lambda: p if len(p := _processes("ServeReplica:rlx:Models")) == 2 else [])
     stop, answers = threading.Event(), []
