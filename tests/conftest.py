@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parent
 SLOW = ("browser", "cli", "cuda", "docs", "formats", "fuzz", "kernels", "models", "parity", "serve",
         "viz")  # fmt: skip
 QUICK = (
-    "cuda/test_driver.py",
     "kernels/test_builder.py",
     "models/test_generate.py",
     "parity/test_random_native.py",
