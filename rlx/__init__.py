@@ -58,6 +58,7 @@ _HOMES = {
     "rlx.models.load": "load",
     "rlx.models.benchmark": "profile_model",
     "rlx.models.sampling": "GenerationSettings",
+    "rlx.models.tune": "tune_model",
     "rlx.runtime.aot": "AotCache",
     "rlx.runtime.cache": "BucketedCompileCache CompileCache",
     "rlx.runtime.bundle": "Bundle compile_bundle load_bundle write_bundle",

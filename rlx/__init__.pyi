@@ -104,6 +104,7 @@ from rlx.models.language_model import LanguageModel as LanguageModel
 from rlx.models.load import load as load
 from rlx.models.benchmark import profile_model as profile_model
 from rlx.models.sampling import GenerationSettings as GenerationSettings
+from rlx.models.tune import tune_model as tune_model
 from rlx.runtime.aot import AotCache as AotCache
 from rlx.runtime.cache import (
     BucketedCompileCache as BucketedCompileCache,

@@ -272,6 +272,11 @@ class Backend(ABC):
         """Everything about the machine that programs depend on."""
         return self.name
 
+    @property
+    def tuning_key(self) -> str:
+        """Identity of what `rlx tune` measured for the device; empty where it measured nothing."""
+        return ""
+
     def workers(self, options: CompileOptions) -> int:
         """How many workers programs are compiled for."""
         return 1

@@ -7,7 +7,7 @@ device without native code inherits the defaults of this file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -143,6 +143,24 @@ class Roof:
     gb: float = 0.0
 
 
+class TunedKernel(NamedTuple):
+    """What tuning found for a kernel of a program."""
+
+    label: str
+    share: float  # of the program's time
+    defaults: Mapping[str, int]  # of all its tunables
+    best: Mapping[str, int]  # values that differ from the defaults
+    speedup: float  # of this kernel; 1 where the defaults are best
+
+
+class TunedProgram(NamedTuple):
+    """What tuning found for a program."""
+
+    kernels: list[TunedKernel]
+    before: float  # seconds of a run with the defaults
+    after: float  # and with the best values, measured in turns
+
+
 class CachedFile(NamedTuple):
     """A file of a disk cache; what it holds can be compiled again."""
 
@@ -204,6 +222,25 @@ class Inspection:
         raise StageError(
             "this device has no native code", where=where, got=self.backend.name, expected="cpu"
         )
+
+    # -- tuning ---------------------------------------------------------------------------------
+
+    def tune(
+        self,
+        executable: Executable,
+        options: CompileOptions,
+        run: Callable[[], None],
+        progress: Callable[[str], None],
+    ) -> TunedProgram:
+        """Measure other values of the tunables of an executable's kernels, and store the best.
+        `run` runs the executable some times; `progress` is told what is measured."""
+        raise StageError(
+            "nothing to tune on this device", got=self.backend.name, expected="cpu",
+            hint="its kernels have no tunables",
+        )  # fmt: skip
+
+    def forget_tuning(self) -> None:
+        """Delete what `tune` stored: kernels get their defaults again."""
 
     # -- cache ----------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from rlx.cli import (
     quantize_model,
     run,
     serve,
+    tune,
 )
 from rlx.errors import OptionError, RlxError
 from rlx.support.settings import setting, warn_of_unknown
@@ -127,6 +128,7 @@ _add("quantize", "Models", quantize_model.quantize)
 _add("compile", "Models", compile.compile_)
 _add("inspect", "See inside", inspect.inspect)
 _add("profile", "See inside", profile.profile)
+_add("tune", "This machine", tune.tune)
 _add("bench", "See inside", bench.bench)
 _add("doctor", "This machine", doctor.doctor)
 app.add_typer(cache.app, name="cache", rich_help_panel="This machine")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -104,14 +104,14 @@ def size(count: float) -> str:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """A spinner while something runs, on a terminal."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner while something runs, on a terminal; yields a function that changes its text."""
     out = screen(stderr=True)
     if not out.is_terminal:
-        yield
+        yield lambda text: None
         return
-    with out.status(f"{plain(what)} …", spinner="dots"):
-        yield
+    with out.status(f"{plain(what)} …", spinner="dots") as status:
+        yield lambda text: status.update(f"{plain(text)} …")
 
 
 @contextmanager

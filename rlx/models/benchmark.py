@@ -149,7 +149,7 @@ class EncoderRuns:
         return {"encode": Recorded.of(texts * tokens, recording)}
 
 
-_USUAL = 128  # tokens, where nobody says
+USUAL_PROMPT = 128  # tokens, where nobody says
 
 
 def profile_model(
@@ -163,8 +163,8 @@ def profile_model(
     """Profile a model: "prefill" of `prompt` tokens (128) and "decode" of `new` after them; of an
     encoder, "encode" of `batch` texts of `prompt` tokens each (at most its longest)."""
     if isinstance(model, LanguageModel):
-        return LanguageRuns(model).record(prompt or _USUAL, new, repeat)
-    return EncoderRuns(model).record(batch, prompt or min(_USUAL, model.max_tokens), repeat)
+        return LanguageRuns(model).record(prompt or USUAL_PROMPT, new, repeat)
+    return EncoderRuns(model).record(batch, prompt or min(USUAL_PROMPT, model.max_tokens), repeat)
 
 
 def _tokens(count: int, vocab: int) -> list[int]:

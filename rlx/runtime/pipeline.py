@@ -439,6 +439,7 @@ def artifact_material(
         "options": options.template_material(),
         "device": backend.name,
         "target": backend.target_key,
+        "tuning": backend.tuning_key,
         "workers": backend.workers(options),
     }
 

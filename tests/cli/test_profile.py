@@ -1,4 +1,4 @@
-"""`rlx profile`: tables, JSON and traces of language models and encoders."""
+"""`rlx profile` and `rlx tune`: tables, JSON and traces of language models and encoders."""
 
 from __future__ import annotations
 
@@ -79,3 +79,23 @@ def test_in_python(tiny: Path) -> None:
             api.profile_model(model, prompt=100_000)
         with pytest.raises(api.InputError, match="2 or more"):
             LanguageRuns(model).record(1, 1, 1)
+
+
+@pytest.mark.slow
+def test_tune(rlx: Any, tiny: Path, encoder: Path, own_cache: Path) -> None:
+    """Noise may or may not choose something for a model as small as this; answers stay."""
+    before = rlx("run", "-m", tiny, "-n", "8", "--temperature", "0", "hello").stdout
+    shown = rlx("tune", tiny, "-p", "8").stdout
+    prefill, decode = shown.split("\n\n")
+    for part, text in (("prefill", prefill), ("decode", decode)):
+        assert re.match(rf"{part}: [\d.]+ ms with defaults, [\d.]+ ms tuned \([\d.]+ ×\)\n", text)
+        assert re.search(r"^kernel +share +tunable +default +best +speedup$", text, re.M)
+    assert "read_ahead" in decode
+    assert rlx("run", "-m", tiny, "-n", "8", "--temperature", "0", "hello").stdout == before
+    found = json.loads(rlx("tune", encoder, "-p", "8", "-b", "2", "--json").stdout)
+    assert found["encode"]["seconds_before"] > 0
+    assert [*own_cache.glob("tuning/*.json")]
+    assert "defaults again" in rlx("tune", "--reset").stderr
+    assert not [*own_cache.glob("tuning/*.json")]
+    refused = rlx("tune", tiny, "--device", "reference")
+    assert (refused.exit_code, "nothing to tune on this device" in refused.stderr) == (1, True)

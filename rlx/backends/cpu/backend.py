@@ -12,6 +12,7 @@ from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.program import link
 from rlx.backends.cpu.relocatable import read_parts, write_parts
 from rlx.backends.cpu.thread_pool import get_thread_pool
+from rlx.backends.cpu.tuning import tuning_key
 from rlx.errors import CodegenError
 from rlx.ir.graph import Graph
 from rlx.ir.lir import Lir
@@ -52,6 +53,10 @@ class CpuBackend(Backend):
     @property
     def target_key(self) -> str:
         return self.target.key
+
+    @property
+    def tuning_key(self) -> str:
+        return tuning_key(self.target)
 
     def workers(self, options: CompileOptions) -> int:
         return worker_count(options.threads)

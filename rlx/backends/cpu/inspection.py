@@ -12,13 +12,14 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from rlx.backends.base import Executable
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.kernels.spec import KernelSpec, unit_of
+from rlx.backends.cpu.tuning import forget_tuned
 from rlx.backends.inspection import (
     CachedFile,
     Inspection,
@@ -26,6 +27,7 @@ from rlx.backends.inspection import (
     LaunchInfo,
     NativeProgram,
     Roof,
+    TunedProgram,
     is_table,
     parse_table,
 )
@@ -123,6 +125,26 @@ class CpuInspection(Inspection):
             _override_barriers(native, text, where)
         else:
             _override_kernels(native, text, where)
+
+    # -- tuning ---------------------------------------------------------------------------------
+
+    def tune(
+        self,
+        executable: Executable,
+        options: CompileOptions,
+        run: Callable[[], None],
+        progress: Callable[[str], None],
+    ) -> TunedProgram:
+        from rlx.backends.cpu.autotune import Autotuner
+
+        assert isinstance(executable, CpuExecutable)
+        program = self.program(executable.lir, options)
+        kernels = [cast(CpuKernel | None, launch.kernel) for launch in program.launches]
+        specs = [None if kernel is None else kernel.spec for kernel in kernels]
+        return Autotuner(executable, specs, self.backend.target, run, progress).tune()
+
+    def forget_tuning(self) -> None:
+        forget_tuned(self.backend.target)
 
     # -- cache ----------------------------------------------------------------------------------
 

@@ -75,10 +75,19 @@ class _Native:
         self.rate = self._ticks_per_second()
 
     def _ticks_per_second(self) -> float:
-        start, ticks = time.perf_counter(), self.now()
-        while (spent := time.perf_counter() - start) < 5e-4:
+        start, ticks = self._clocks()
+        while time.perf_counter() - start < 5e-4:
             pass
-        return float((self.now() - ticks) / spent)
+        end, later = self._clocks()
+        return (later - ticks) / (end - start)
+
+    def _clocks(self) -> tuple[float, int]:
+        """Seconds and ticks of one moment: of five tries the one that was interrupted least."""
+        tries = []
+        for _ in range(5):
+            before, ticks, after = time.perf_counter(), int(self.now()), time.perf_counter()
+            tries.append((after - before, (before + after) / 2, ticks))
+        return min(tries)[1:]
 
 
 _native = cache(_Native)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rlx.errors import CodegenError
@@ -130,8 +130,13 @@ class Module:
 
     function_class: type[Function] = Function  # what `function` makes; other machines have more
 
-    def __init__(self, target: Target | None = None) -> None:
+    def __init__(
+        self, target: Target | None = None, tuned: Mapping[str, int] | None = None
+    ) -> None:
+        """`tuned` has measured values of some tunables."""
         self.target = target or Target.host()
+        self.tunables: dict[str, tuple[int, ...]] = {}  # those met: the default, then other values
+        self._tuned = tuned or {}
         self.functions: dict[str, Function] = {}
         self.metadata: dict[str, str] = {}
         self._declared: dict[str, str] = {}
@@ -158,6 +163,13 @@ class Module:
         It returns void, or an i64 if it is a jump: the distance to the next step.
         """
         return self.function(name, [("args", ptr), ("tid", i32), ("nth", i32)], result)
+
+    def tunable(self, name: str, default: int, *others: int) -> int:
+        """A number that changes the speed of the code and not its results, such as a prefetch
+        distance: the measured value if there is one, else the default."""
+        self.tunables[name] = values = tuple(dict.fromkeys((default, *others)))
+        found = self._tuned.get(name, default)
+        return found if found in values else default
 
     def declare(self, name: str, result: Type, params: Sequence[Type]) -> None:
         """Declare an intrinsic or an external function."""

@@ -16,9 +16,10 @@ The docstring lists the args that the kernel reads, in order; a launch of it mus
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
+from rlx.backends.cpu.tuning import tuned_values
 from rlx.llvm.builder import Function, Module, Value, i64, ptr
 from rlx.llvm.jit import Kernel, Unit, compile_many, counters
 from rlx.llvm.target import Target
@@ -49,10 +50,22 @@ def unit_of(spec: KernelSpec, target: Target) -> Unit:
     key = (spec, target)
     found = _units.get(key)
     if found is None:
-        module = Module(target)
-        spec.emit(module)
-        found = _units[key] = Unit(module.text(), target, spec.optimizer, spec.level)
+        found = _units[key] = emit_unit(spec, target, tuned_values(spec, target))[0]
     return found
+
+
+def emit_unit(
+    spec: KernelSpec, target: Target, tuned: Mapping[str, int]
+) -> tuple[Unit, dict[str, tuple[int, ...]]]:
+    """The unit of a spec with these values of its tunables; and the tunables that it has."""
+    module = Module(target, tuned)
+    spec.emit(module)
+    return Unit(module.text(), target, spec.optimizer, spec.level), module.tunables
+
+
+def read_ahead(f: Function) -> int:
+    """Software prefetch distance in bytes for weights streamed once from memory; 0: none."""
+    return f.module.tunable("read_ahead", f.target.read_ahead, 0, 1024, 2048, 4096, 8192)
 
 
 def compile_specs(specs: Iterable[KernelSpec], target: Target) -> dict[KernelSpec, Kernel]:

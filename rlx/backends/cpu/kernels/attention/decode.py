@@ -206,7 +206,8 @@ class DecodeAttend:
 
     def rows_ahead(self, name: str) -> int:
         """Rows from the one that is read to the one that is prefetched."""
-        return max(16, min(_AHEAD // self.row_size(name), KV_BLOCK))
+        ahead = self.f.module.tunable("kv_read_ahead", _AHEAD, _AHEAD // 2, 2 * _AHEAD)
+        return max(16, min(ahead // self.row_size(name), KV_BLOCK))
 
     def pack_queries(self) -> None:
         """Scaled queries, [rows][steps][lanes]: what the lanes of a step multiply with."""

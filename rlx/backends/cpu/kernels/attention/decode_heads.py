@@ -155,7 +155,8 @@ class _Attend(DecodeAttend):
 
     def rows_ahead(self, name: str) -> int:
         key = self.problem.kv_heads * self.row_size(name)
-        return max(GROUP, min(_AHEAD // key, KV_BLOCK))
+        ahead = self.f.module.tunable("kv_read_ahead", _AHEAD, _AHEAD // 2, 2 * _AHEAD)
+        return max(GROUP, min(ahead // key, KV_BLOCK))
 
     def _rescale(self) -> None:
         """acc = acc * factors."""

@@ -247,7 +247,8 @@ class GemmEmitter:
 
     def __init__(self, spec: Gemm, m: Module, routed: bool = False) -> None:
         g = spec.tile_shape(m.target)
-        self.spec, self.g, self.columns = spec, g, spec.epilogue.columns(g)
+        self.spec, self.m = spec, m
+        self.g, self.columns = g, spec.epilogue.columns(g)
         sizes = (1,) if spec.single_row else g.sizes
         self.microkernels = MicroKernels(
             m, g, spec.panel, sizes, not spec.reads_x_in_place, not spec.packs_w
@@ -279,7 +280,7 @@ class GemmEmitter:
         batches = batch_count(f, self.given, self.spec.batch)
         mc = self["m"]
         if not self.spec.single_row:
-            mc = self.choose_mc(mc, batches * panels, MC)
+            mc = self.choose_mc(mc, batches * panels, self.m.tunable("block_rows", MC, 96, 128))
         self.lay_out_scratch(f["tid"].to(i64) * self["worker_bytes"], mc)
         self.split_work(batches, mc, panels, self.row_block)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx.backends.cpu.kernels.spec import read_ahead
 from rlx.ir.dtype import DType
 from rlx.llvm.builder import Carry, Function, Module, Type, Value, i64, ptr, vec
 from rlx.llvm.storage import LINE, load, memory_type
@@ -190,10 +191,11 @@ class _MicroKernel:
         """Several k, read from memory for the first time."""
         f = self.f
         b, sums = f.gep(f["b"], k * f["b_stride"]), list(acc)
+        ahead = read_ahead(f)
         for u in range(count):
-            if f.target.read_ahead:
+            if ahead:
                 for line in range(0, self.shape.nr * memory_type(self.weight).bytes, LINE):
-                    f.prefetch(b, f.target.read_ahead + line)
+                    f.prefetch(b, ahead + line)
             sums = self._rank_one(k, u, b, sums)
             b = f.gep(b, f["b_stride"]) if u < count - 1 else b
         return sums

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import ClassVar
 
+from rlx.backends.cpu.kernels.spec import read_ahead
 from rlx.backends.cpu.layouts.quant_tiles import LINE
 from rlx.errors import CodegenError
 from rlx.llvm.builder import Function, Type, Value, f16, f32, i8, i16, i32, vec
@@ -320,7 +321,7 @@ class MicroTile:
         self.floating = vec(self.lanes, f32)
         self.shift = shift
         self.columns = range(vectors)
-        self.ahead = f.target.read_ahead if rows == 1 else 0
+        self.ahead = read_ahead(f) if rows == 1 else 0
 
     def group_streams(self, streams: list[int]) -> list[list[int]]:
         """Streams of codes that share lines, in groups that leave registers for their sums."""

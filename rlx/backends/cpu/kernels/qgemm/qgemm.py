@@ -38,6 +38,7 @@ from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 ROW_BLOCK_BYTES = 256 << 10  # quantised rows of a block: they stay in the L2 cache
+_OTHER_ROW_BLOCKS = (64 << 10, 128 << 10, 512 << 10)
 SHARED_BLOCK = 64  # codes of a row that share a scale in the "shared" layout
 _POINTERS = frozenset(["x", "w", "out", "bias", "residual"])
 
@@ -169,7 +170,8 @@ class QuantGemmEmitter:
     def _tiles_per_block(self) -> Value:
         """The most row tiles that fit the cache."""
         f = self.f
-        return f.max(f.const(ROW_BLOCK_BYTES).udiv(f.max(self["row"] * self.layout.tile, 1)), 1)
+        most = self.m.tunable("block_bytes", ROW_BLOCK_BYTES, *_OTHER_ROW_BLOCKS)
+        return f.max(f.const(most).udiv(f.max(self["row"] * self.layout.tile, 1)), 1)
 
     def panel(self, w: Value, p: Value, x: Value, first: Value, last: Value, route: Value) -> None:
         """Quantised rows [first, last) of x against panel p of w."""
