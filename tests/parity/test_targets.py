@@ -45,7 +45,10 @@ def one_of_each(specs: dict[KernelSpec, str]) -> dict[KernelSpec, str]:
     return dict(found.values())
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "neoverse-n1" else pytest.param(n, marks=pytest.mark.nightly) for n in MACHINES],
+)
 def test_each_kernel_and_op_becomes_an_object_of_the_target(name: str) -> None:
     specs = specs_for(Target.named(name))
     chosen = one_of_each(specs)
