@@ -87,7 +87,9 @@ def test_rows_of_several_chunks(left_over, target):
 
 
 @pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K", "IQ4_XS", "int8", "int4_asym"])
+@pytest.mark.parametrize(
+    "name", ["Q8_0", "Q4_1", "Q6_K", "IQ4_XS", "IQ2_S", "IQ3_S", "IQ1_M", "int8", "int4_asym"]
+)
 def test_many_rows_of_long_k(name, target):
     """Where weights are unpacked: several runs of blocks, parts of rows, and one row left over."""
     scheme, k, rows = QuantScheme.parse(name), 1536, ACC_ROWS + 5
@@ -190,7 +192,7 @@ def test_no_columns_give_zeros():
 
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ3_S", "int8"])
 def test_epilogues_join_the_matmul(name, target, rows):
     scheme = QuantScheme.parse(name)
     rng = np.random.default_rng(12)
@@ -293,7 +295,7 @@ def expert_graph(scheme: QuantScheme, tokens: int, experts: int, seed: int):
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 40])
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K", "IQ2_XXS"])
 def test_routed_rows_against_column_tiles(name, tokens):
     scheme = QuantScheme.parse(name)
     for target in TARGETS:
@@ -340,7 +342,7 @@ def test_weights_of_chosen_experts():
 @pytest.mark.parametrize("name", ["x86-64-v2", "sapphirerapids", "neoverse-n1", "aarch64"])
 def test_kernels_of_other_targets_compile(name):
     target = Target.named(name)
-    for scheme in (GGUF_SCHEMES["Q4_K"], GGUF_SCHEMES["IQ4_NL"], QuantScheme.int8()):
+    for scheme in map(QuantScheme.parse, ("Q4_K", "IQ4_NL", "IQ3_S", "IQ1_M", "int8")):
         parts = random_weight(scheme, (32,), 512, np.random.default_rng(0))
         g = graph_of(scheme, np.zeros((4, 512), np.float32), parts)
         graph = pack_quantised(g, target)
@@ -361,7 +363,9 @@ class Signed(Dotprod):
 
 
 @pytest.mark.skipif(not HOST.is_x86, reason="the stand-in is made of x86 instructions")
-@pytest.mark.parametrize("name", ["Q8_0", "IQ4_NL", "MXFP4", "IQ4_XS", "Q4_K", "Q6_K", "int8_asym"])
+@pytest.mark.parametrize(
+    "name", ["Q8_0", "IQ4_NL", "MXFP4", "IQ4_XS", "IQ2_XS", "Q4_K", "Q6_K", "int8_asym"]
+)
 def test_signed_bytes_need_no_offset(name, monkeypatch):
     monkeypatch.setattr(dot, "dot_kind", lambda target: Signed)
     # A target of another name, so that no kernel of the real one is taken or left.
@@ -379,7 +383,8 @@ def test_which_targets_multiply_integers():
     fast = [n for n in Target.names() if has_integer_path(scheme, 256, Target.named(n))]
     assert {"x86-64-v2", "x86-64-v3", "znver4", "neoverse-n1", "apple-m1"} <= set(fast)
     assert not {"x86-64", "generic", "aarch64"} & set(fast)
-    assert not has_integer_path(GGUF_SCHEMES["IQ2_XS"], 256, V3)
+    assert has_integer_path(GGUF_SCHEMES["IQ2_XS"], 256, V3)
+    assert not has_integer_path(GGUF_SCHEMES["Q8_K"], 256, V3)
     # A row that is one block sums up in 32 bits: 255 * 127 * 2^16 is the most that fits.
     assert has_integer_path(QuantScheme.int8(), 1 << 16, V3)
     assert not has_integer_path(QuantScheme.int8(), (1 << 16) + 16, V3)

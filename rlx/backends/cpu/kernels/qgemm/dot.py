@@ -194,6 +194,10 @@ class Pairwise(IntDot):
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
         return total + self._pair(a, b)
 
+    def multiply(self, codes: Value, x: Value) -> Value:
+        """Sums of two products in 16 bits."""
+        return self._call(self._ubs, self.halves, codes, x)
+
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         return _shuffle_bytes(self, table, indices)
 
