@@ -8,8 +8,8 @@ say) is laid out in whole lines for a few blocks together, a group:
     tile   [group][fields of the group's blocks, each [block][column] | its blocks, [word][column]]
 
 Memory is read once from front to back. A tile takes exactly the bytes of its rows, rounded up to
-lines (the grid formats up to 6 % more, see `quant_grids`); the last tile is padded with zeros. A pair (gate and up) holds two weights of one shape,
-whose tiles alternate.
+lines (some grid formats take up to 6 % more, see `quant_grids`); the last tile is padded with
+zeros. A pair (gate and up) holds two weights of one shape, whose tiles alternate.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Quantised GEMM of many rows on unpacked weights: where the dot product is `pmaddubsw`, and for grid
-formats everywhere.
+"""Quantised GEMM of many rows on unpacked weights: of every type where the dot product is
+`pmaddubsw`, of the grid formats everywhere.
 
-There dot products take so few instructions, or unpacking so many, that unpacking codes for every
-tile of rows would be a good part of the work: a few blocks of a column tile are unpacked into the L1 cache, and all row
-tiles run on them. An unpacked block is lines of 16 columns: for each word of codes a line of bytes,
-or two of i16 pairs where codes have 8 bits; then its scales and minima. A row that is one single
-block is unpacked in pieces, and its sums stay integers until its end.
+There dot products take so few instructions, or unpacking so many, that to unpack codes for every
+tile of rows would be a good part of the work: a few blocks of a column tile are unpacked into the
+L1 cache, and all row tiles run on them. An unpacked block is lines of 16 columns: for each word of
+codes a line of bytes, or two of i16 pairs where codes have 8 bits; then its scales and minima. A
+row that is one single block is unpacked in pieces, and its sums stay integers until its end.
 """
 
 from __future__ import annotations
