@@ -67,7 +67,8 @@ def _with_parity(signs: Word) -> Word:
     fold = signs
     for shift in (4, 2, 1):
         fold = fold ^ fold >> shift
-    return signs | (fold & 0x01010101) << 7
+    full: Word = signs | (fold & 0x01010101) << 7
+    return full
 
 
 class _Table:

@@ -137,9 +137,9 @@ class DequantTileRows(KernelSpec):
         words = f.gep(to, block_map.first)
         if block_map.grid is not None:
             column = f.gep(body, r, 4)
-            given = [f.load(column, i32, LINE * j) for j in range(layout.words)]
-            for j, word in enumerate(block_map.grid.unpack(given)):
-                f.store(word, words, 4 * j, align=1)
+            given = [f.load(column, i32, LINE * i) for i in range(layout.words)]
+            for i, moved in enumerate(block_map.grid.unpack(given)):
+                f.store(moved, words, 4 * i, align=1)
             return
         for j in f.range(0, layout.words):
             word = f.load(f.gep(f.gep(body, place(j), LINE), r, 4), i32)

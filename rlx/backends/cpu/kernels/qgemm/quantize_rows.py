@@ -380,8 +380,8 @@ class _Repack:
         f, block_map = self.f, self.map
         if block_map.grid is not None:
             given = [f.load(source, i32, 4 * i, align=1) for i in range(block_map.grid.file_words)]
-            for j, word in enumerate(block_map.grid.pack(given)):
-                f.store(word, to, LINE * j)
+            for i, moved in enumerate(block_map.grid.pack(given)):
+                f.store(moved, to, LINE * i)
             return
         for j in f.range(0, words):
             word = f.load(f.gep(source, j, 4), i32, align=1)
