@@ -5,10 +5,10 @@ vectors of eight weights of `lanes / 2` columns. One row is multiplied with them
 go to the row's codes. For more rows a block is unpacked (`unpacked_gemm`) to unsigned codes, in
 lines of four weights of every column. Sums over a block are the same integers either way:
 
-    gain * sum(scale * codes * x) + sum(factor * sum of x)
+    gain * sum(scale * codes * x) - offset * sum(scale * sum of x)
 
-where the factor, of a sub-block, is its scale times what the codes are shifted by. Words of a block
-lie as `layouts.quant_grids` describes.
+of its sub-blocks, with the offset of the codes. Words of a block lie as `layouts.quant_grids`
+describes.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ class GridFormat(KQuantFormat):
 
     layout: GridLayout
     most: int  # the largest code, or magnitude, of the vectors that multiply one row
+    offset: int  # of codes
     scale_of_d: float
     direct = False
 
@@ -169,12 +170,15 @@ class GridFormat(KQuantFormat):
     def sub_scales(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         """The scale of each sub-block, in every column."""
 
-    @abstractmethod
     def factors(self, t: MicroTile, w: Value, v: int) -> list[Value]:
-        """What the sum of x of each sub-block is multiplied by."""
+        """What the sum of x of each sub-block is multiplied by, but for -offset."""
+        if self.direct:
+            return [self.load_scale(t, t.f.i64(i), v) for i in range(self.sub_blocks)]
+        return self.sub_scales(t, w, v)
 
     def unpack(self, t: MicroTile, w: Value, v: int) -> None:
-        both = self.direct and isinstance(t.dot, Pairwise)  # pairs of i16 are what multiplies
+        # Pairs of i16, where these are what multiplies.
+        both = self.direct and isinstance(t.dot, Pairwise)
         for i, scale in enumerate(self.sub_scales(t, w, v)):
             self.store_scale(t, i, v, scale | scale << 16 if both else scale)
 
@@ -188,7 +192,7 @@ class GridFormat(KQuantFormat):
         return d, d
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
-        return (sums + total).to(f32) * d
+        return (sums - total * self.offset).to(f32) * d
 
     # -- weights ----------------------------------------------------------------------------
 
@@ -311,6 +315,7 @@ class SignedGrid(GridFormat):
         halved: bool = False,
     ) -> None:
         self.layout, self.bits, self.most = layout, bits, most
+        self.offset = most
         self.scale_of_d, self.sub_blocks = scale_of_d, sub_blocks
         self.sums = SUMS_OF_32 if sub_blocks == 8 else SUMS_OF_16
         self.step, self.halved = step, halved
@@ -320,9 +325,7 @@ class SignedGrid(GridFormat):
         return [_odd(word, i, 4) for word in words for i in range(8)]
 
     def factors(self, t: MicroTile, w: Value, v: int) -> list[Value]:
-        if self.direct:
-            return []
-        return [scale * -self.most for scale in self.sub_scales(t, w, v)]
+        return [] if self.direct else super().factors(t, w, v)
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         doubled = self.halved and not self.direct
@@ -360,11 +363,11 @@ class SignedGrid(GridFormat):
 
 
 class IQ1S(GridFormat):
-    """Codes 0, 1 and 2; a run is shifted by -1 plus or minus an eighth, as bit 3 of its nibble
-    says. Sums are eight times as large."""
+    """Codes 0, 1 and 2; the offset of a run is 1 plus or minus an eighth, as bit 3 of its nibble
+    says, and a factor of the sums of x, not of their total. Sums are eight times as large."""
 
     layout = GridLayout("IQ1_S", "IQ1_S", 4, high=(HighBits(1, 2), HighBits(3, 1, 10)))
-    bits, most, scale_of_d = 2, 2, 0.125
+    bits, most, offset, scale_of_d = 2, 2, 1, 0.125
 
     def sub_scales(self, t: MicroTile, w: Value, v: int) -> list[Value]:
         word = t.word(w, 0, v)
@@ -374,7 +377,7 @@ class IQ1S(GridFormat):
         word = t.word(w, 0, v)
         downs = [word >> 4 * i + 2 & 2 for i in range(RUNS)]
         scales = self.sub_scales(t, w, v)
-        return [scale * (-down - 7) for scale, down in zip(scales, downs, strict=True)]
+        return [scale * (down + 7) for scale, down in zip(scales, downs, strict=True)]
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:
         return super().value(t, sums << 3, total, d, dmin)
@@ -391,7 +394,7 @@ class IQ1M(GridFormat):
     Scales of three bits are in two planes; the f16 is the low half of a word."""
 
     layout = GridLayout("IQ1_M", "IQ1_S", 6, high=(HighBits(2, 2), HighBits(4, 1, 10)))
-    bits, most, scale_of_d = 5, 18, 0.125
+    bits, most, offset, scale_of_d = 5, 18, 9, 0.125
     sub_blocks, sums = 16, SUMS_OF_16
 
     def sub_scales(self, t: MicroTile, w: Value, v: int) -> list[Value]:
@@ -401,9 +404,6 @@ class IQ1M(GridFormat):
             pair = low << 1 if i == 0 else low >> 2 * i - 1
             found.append(pair & 6 | top >> 13 + i & 8 | 1)
         return found
-
-    def factors(self, t: MicroTile, w: Value, v: int) -> list[Value]:
-        return [scale * -9 for scale in self.sub_scales(t, w, v)]
 
     def scales(self, t: MicroTile, w: WeightBlock, v: int) -> tuple[Value, Value]:
         d = t.low_f16(t.word(w.words, 0, v)) * self.scale_of_d
