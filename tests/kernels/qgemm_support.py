@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 
+from rlx.backends.cpu.layouts.quant_grids import GRID_WORDS
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
@@ -23,6 +25,11 @@ _INTEGER = (
     "int8 int8_asym int8_b32 int8_b64_asym int4 int4_asym int4_b32 int4_b32_asym"
 )
 INTEGER = [QuantScheme.parse(name) for name in _INTEGER.split()]
+# Kernels of the grid types are long: those tests run with the slow ones.
+QUICK_AND_GRIDS = [
+    pytest.param(s, id=str(s), marks=[pytest.mark.slow] if s.name in GRID_WORDS else [])
+    for s in INTEGER
+]
 
 # Where the f16 scales of a block lie, and where its minimum does.
 _HALVES = {
