@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 
+from rlx.backends.cpu.layouts.quant_grids import GRID_WORDS
 from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.ir.graph import Graph
 from rlx.ir.node import Value
@@ -18,10 +20,16 @@ _EXTRA = (
 )
 SCHEMES = [*GGUF_SCHEMES.values(), *map(QuantScheme.parse, _EXTRA.split())]
 _INTEGER = (
-    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS int8 "
-    "int8_asym int8_b32 int8_b64_asym int4 int4_asym int4_b32 int4_b32_asym"
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS "
+    "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M "
+    "int8 int8_asym int8_b32 int8_b64_asym int4 int4_asym int4_b32 int4_b32_asym"
 )
 INTEGER = [QuantScheme.parse(name) for name in _INTEGER.split()]
+# Kernels of the grid types are long: those tests run with the slow ones.
+QUICK_AND_GRIDS = [
+    pytest.param(s, id=str(s), marks=[pytest.mark.slow] if s.name in GRID_WORDS else [])
+    for s in INTEGER
+]
 
 # Where the f16 scales of a block lie, and where its minimum does.
 _HALVES = {

@@ -203,7 +203,9 @@ def test_quantised_experts(scheme):
     quantised(scheme, build, (4, 37), e=expert).check()
 
 
-FUSED = [QuantScheme.parse(name) for name in ("Q8_0", "Q4_K", "Q6_K", "Q4_0", "MXFP4", "int8")]
+FUSED = [
+    QuantScheme.parse(name) for name in ("Q8_0", "Q4_K", "Q6_K", "Q4_0", "MXFP4", "IQ3_XXS", "int8")
+]
 
 
 @pytest.mark.slow

@@ -9,7 +9,15 @@ import gguf.quants as gguf_quants
 import numpy as np
 import pytest
 from program_support import HOST, TARGETS, Native, check, compare, reference
-from qgemm_support import INTEGER, SCHEMES, columns, named, random_weight, weight_params
+from qgemm_support import (
+    INTEGER,
+    QUICK_AND_GRIDS,
+    SCHEMES,
+    columns,
+    named,
+    random_weight,
+    weight_params,
+)
 
 import rlx
 from rlx.backends.cpu.kernels.qgemm.gather import has_tile_rows
@@ -129,7 +137,7 @@ def test_column_tiles_hold_every_weight_once(scheme, pair):
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("scheme", INTEGER, ids=str)
+@pytest.mark.parametrize("scheme", QUICK_AND_GRIDS)
 def test_repacking_natively_gives_the_same_column_tiles(scheme, target):
     k = columns(scheme)
     for dims, pair in (((37,), False), ((2, 18), False), ((2, 34), True)):

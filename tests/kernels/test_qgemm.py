@@ -10,7 +10,7 @@ import pytest
 from kernel_support import RUNNABLE
 from program_support import HOST, TARGETS, V3, Native, check, compare, kernels_for, reference
 from qgemm_support import (
-    INTEGER,
+    QUICK_AND_GRIDS,
     SCHEMES,
     activation_bound,
     columns,
@@ -27,6 +27,7 @@ from rlx.backends.cpu.kernels.qgemm.dot import Dotprod
 from rlx.backends.cpu.kernels.qgemm.pack_quantised import pack_quantised
 from rlx.backends.cpu.kernels.qgemm.qgemm import ROW_BLOCK_BYTES, has_integer_path, row_layout
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS
+from rlx.backends.cpu.layouts.quant_grids import GRID_WORDS
 from rlx.backends.cpu.layouts.quant_rows import dequantized_rows, quantize_rows
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph
@@ -37,6 +38,12 @@ from rlx.llvm.builder import Value, i32
 from rlx.llvm.target import Target
 
 ROWS = (1, 2, 7, 64)
+
+
+def slow(name: str):
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 MULTIPLYING = [t for t in map(Target.named, RUNNABLE) if dot.dot_kind(t) is not None]
 
 
@@ -44,7 +51,7 @@ MULTIPLYING = [t for t in map(Target.named, RUNNABLE) if dot.dot_kind(t) is not 
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("scheme", INTEGER, ids=str)
+@pytest.mark.parametrize("scheme", QUICK_AND_GRIDS)
 def test_integer_matmuls_err_by_eight_bit_activations_alone(scheme, target):
     k, n = columns(scheme), 37
     rng = np.random.default_rng(7)
@@ -87,7 +94,20 @@ def test_rows_of_several_chunks(left_over, target):
 
 
 @pytest.mark.parametrize("target", MULTIPLYING, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K", "IQ4_XS", "int8", "int4_asym"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Q8_0",
+        "Q4_1",
+        "Q6_K",
+        "IQ4_XS",
+        slow("IQ2_S"),
+        slow("IQ3_S"),
+        slow("IQ1_M"),
+        "int8",
+        "int4_asym",
+    ],
+)
 def test_many_rows_of_long_k(name, target):
     """Where weights are unpacked: several runs of blocks, parts of rows, and one row left over."""
     scheme, k, rows = QuantScheme.parse(name), 1536, ACC_ROWS + 5
@@ -95,6 +115,21 @@ def test_many_rows_of_long_k(name, target):
     parts = random_weight(scheme, (20,), k, rng)
     layout = row_layout(scheme, k, target)
     check_product(scheme, layout, parts, rng.standard_normal((rows, k)), target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
+@pytest.mark.parametrize("name", list(GRID_WORDS))
+def test_grid_types_in_drawn_shapes(name, target):
+    """One row, tiles of four and eight, what is left over of them, padded columns, odd blocks."""
+    scheme = GGUF_SCHEMES[name]
+    rng = np.random.default_rng(list(GRID_WORDS).index(name))
+    for _ in range(6):
+        rows, n = int(rng.integers(1, 30)), int(rng.integers(4, 90))
+        k = 256 * int(rng.integers(1, 6))
+        parts = random_weight(scheme, (n,), k, rng)
+        layout = row_layout(scheme, k, target)
+        check_product(scheme, layout, parts, rng.standard_normal((rows, k)), target)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
@@ -190,7 +225,7 @@ def test_no_columns_give_zeros():
 
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", slow("IQ3_S"), "int8"])
 def test_epilogues_join_the_matmul(name, target, rows):
     scheme = QuantScheme.parse(name)
     rng = np.random.default_rng(12)
@@ -293,7 +328,7 @@ def expert_graph(scheme: QuantScheme, tokens: int, experts: int, seed: int):
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 40])
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "int8_b32", "int4_asym", "Q6_K", slow("IQ2_XXS")])
 def test_routed_rows_against_column_tiles(name, tokens):
     scheme = QuantScheme.parse(name)
     for target in TARGETS:
@@ -338,9 +373,10 @@ def test_weights_of_chosen_experts():
 
 
 @pytest.mark.parametrize("name", ["x86-64-v2", "sapphirerapids", "neoverse-n1", "aarch64"])
-def test_kernels_of_other_targets_compile(name):
+@pytest.mark.parametrize("schemes", ["Q4_K IQ4_NL int8", slow("IQ2_XS IQ3_S IQ1_M")])
+def test_kernels_of_other_targets_compile(name, schemes):
     target = Target.named(name)
-    for scheme in (GGUF_SCHEMES["Q4_K"], GGUF_SCHEMES["IQ4_NL"], QuantScheme.int8()):
+    for scheme in map(QuantScheme.parse, schemes.split()):
         parts = random_weight(scheme, (32,), 512, np.random.default_rng(0))
         g = graph_of(scheme, np.zeros((4, 512), np.float32), parts)
         graph = pack_quantised(g, target)
@@ -361,7 +397,9 @@ class Signed(Dotprod):
 
 
 @pytest.mark.skipif(not HOST.is_x86, reason="the stand-in is made of x86 instructions")
-@pytest.mark.parametrize("name", ["Q8_0", "IQ4_NL", "MXFP4", "IQ4_XS", "Q4_K", "Q6_K", "int8_asym"])
+@pytest.mark.parametrize(
+    "name", ["Q8_0", "IQ4_NL", "MXFP4", "IQ4_XS", slow("IQ2_XS"), "Q4_K", "Q6_K", "int8_asym"]
+)
 def test_signed_bytes_need_no_offset(name, monkeypatch):
     monkeypatch.setattr(dot, "dot_kind", lambda target: Signed)
     # A target of another name, so that no kernel of the real one is taken or left.
@@ -379,7 +417,8 @@ def test_which_targets_multiply_integers():
     fast = [n for n in Target.names() if has_integer_path(scheme, 256, Target.named(n))]
     assert {"x86-64-v2", "x86-64-v3", "znver4", "neoverse-n1", "apple-m1"} <= set(fast)
     assert not {"x86-64", "generic", "aarch64"} & set(fast)
-    assert not has_integer_path(GGUF_SCHEMES["IQ2_XS"], 256, V3)
+    assert has_integer_path(GGUF_SCHEMES["IQ2_XS"], 256, V3)
+    assert not has_integer_path(GGUF_SCHEMES["Q8_K"], 256, V3)
     # A row that is one block sums up in 32 bits: 255 * 127 * 2^16 is the most that fits.
     assert has_integer_path(QuantScheme.int8(), 1 << 16, V3)
     assert not has_integer_path(QuantScheme.int8(), (1 << 16) + 16, V3)

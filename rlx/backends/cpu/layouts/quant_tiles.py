@@ -8,18 +8,20 @@ say) is laid out in whole lines for a few blocks together, a group:
     tile   [group][fields of the group's blocks, each [block][column] | its blocks, [word][column]]
 
 Memory is read once from front to back. A tile takes exactly the bytes of its rows, rounded up to
-lines; the last tile is padded with zeros. A pair (gate and up) holds two weights of one shape,
-whose tiles alternate.
+lines (some grid formats take up to 6 % more, see `quant_grids`); the last tile is padded with
+zeros. A pair (gate and up) holds two weights of one shape, whose tiles alternate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx.backends.cpu.layouts.quant_grids import GRID_WORDS, GridWords
 from rlx.ir.quant.scheme import GGUF_SCHEMES, QuantScheme, decode
 from rlx.support.records import dataclass
 
@@ -34,7 +36,7 @@ class BlockMap(NamedTuple):
 
     Bytes `first` to `last` are words, `fields` (offset, size) are kept apart from them. `order` is
     the order in which words are read, where that is not the file's; `top` is the offset of the word
-    of high bits, which is rearranged (see `_spread`).
+    of high bits, which is rearranged (see `_spread`); `grid` moves the bits of the words.
     """
 
     first: int
@@ -42,12 +44,23 @@ class BlockMap(NamedTuple):
     fields: tuple[tuple[int, int], ...] = ()
     order: tuple[int, ...] | None = None
     top: int | None = None
+    grid: GridWords | None = None
+
+    @property
+    def words(self) -> int:
+        return (self.last - self.first) // 4 if self.grid is None else self.grid.words
 
 
 def _q6_k_order() -> tuple[int, ...]:
     """Q6_K: scales first, then low and high bits of the same weights together."""
     triples = [(16 * h + g, 16 * h + 8 + g, 32 + 8 * h + g) for h in range(2) for g in range(8)]
     return (*range(48, 52), *(word for triple in triples for word in triple))
+
+
+def _grid_map(grid: GridWords, first: int) -> BlockMap:
+    """Words that bits are moved between, with the f16 scale before them or among them."""
+    fields = ((0, 2),) if first else ()
+    return BlockMap(first, first + 4 * grid.file_words, fields, grid=grid)
 
 
 BLOCKS: dict[str, BlockMap] = {
@@ -64,6 +77,7 @@ BLOCKS: dict[str, BlockMap] = {
     "Q5_K": BlockMap(0, 176),
     "Q6_K": BlockMap(0, 208, ((208, 2),), order=_q6_k_order()),
     "IQ4_XS": BlockMap(0, 136),
+    **{name: _grid_map(grid, 0 if name == "IQ1_M" else 2) for name, grid in GRID_WORDS.items()},
 }
 
 
@@ -106,7 +120,7 @@ def column_tile_layout(scheme: QuantScheme, k: int) -> ColumnTileLayout | None:
     """The layout for rows of k weights, or None where there is none."""
     if scheme.name in BLOCKS:
         found = BLOCKS[scheme.name]
-        block, words = scheme.block_size, (found.last - found.first) // 4
+        block, words = scheme.block_size, found.words
         sizes = [size for _, size in found.fields]
     else:
         block = scheme.block or k
@@ -181,10 +195,19 @@ def _split(layout: ColumnTileLayout, rows: Array) -> tuple[Array, list[Array]]:
         top = rows[..., found.top : found.top + 4]
         top[...] = _spread(top)
     body = rows[..., found.first : found.last]
+    if found.grid is not None:
+        body = _by_words(found.grid.pack, body)
     if found.order is not None:
         words = np.ascontiguousarray(body).view(np.uint32)
         body = words.take(found.order, axis=-1).view(np.uint8)
     return body, fields
+
+
+def _by_words(move: Callable[[Sequence[Array]], list[Array]], body: Array) -> Array:
+    """Bytes [..., 4 * words], moved word by word."""
+    words = np.ascontiguousarray(body).view(np.uint32)
+    moved = np.stack(move([words[..., i] for i in range(words.shape[-1])]), axis=-1)
+    return moved.astype(np.uint32).view(np.uint8)
 
 
 def _spread(top: Array) -> Array:
@@ -253,6 +276,8 @@ def _dequantized(layout: ColumnTileLayout, body: Array, fields: list[Array]) -> 
         words = np.empty_like(body).view(np.uint32)
         words[..., list(found.order)] = body.view(np.uint32)
         body = words.view(np.uint8)
+    if found.grid is not None:
+        body = _by_words(found.grid.unpack, body)
     rows[..., found.first : found.last] = body
     for (at, size), field in zip(found.fields, fields, strict=True):
         rows[..., at : at + size] = field

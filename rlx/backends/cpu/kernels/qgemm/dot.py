@@ -194,6 +194,10 @@ class Pairwise(IntDot):
     def pairs(self, total: Value, a: Value, b: Value) -> Value:
         return total + self._pair(a, b)
 
+    def multiply(self, codes: Value, x: Value) -> Value:
+        """Sums of two products in 16 bits."""
+        return self._call(self._ubs, self.halves, codes, x)
+
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         return _shuffle_bytes(self, table, indices)
 
@@ -224,6 +228,8 @@ class Maddubs(Pairwise):
     def _flushed(self, loop: DotLoop, g: Value, count: int, sums: Sequence[Value]) -> list[Value]:
         """Steps g .. g + count in 16 bits, then flushed to the 32-bit sums."""
         f, rows = self.f, self.rows
+        if count == 1 and rows > 1 and loop.bits < 8:
+            return self._step(loop, g, sums)
         factors = (1, 16) if loop.bits == 8 else (1,)
         width = len(loop.sets) * rows
 
@@ -257,6 +263,19 @@ class Maddubs(Pairwise):
                 for i in range(rows):
                     at = column * rows + i
                     out[at] = out[at] + self._pair(acc[p * width + s * rows + i], factor)
+        return out
+
+    def _step(self, loop: DotLoop, g: Value, sums: Sequence[Value]) -> list[Value]:
+        """One step whose products are flushed one by one, so that few registers hold them."""
+        out, rows = list(sums), self.rows
+        streams = list(enumerate(loop.codes(g)))
+        factors = [self._factor(scale, 1) for _, scale in loop.sets]
+        for i in range(rows):
+            for s, codes in streams:
+                x = self.row(loop.x(g, s), i).bits(self.bytes)
+                at = loop.columns[s] * rows + i
+                factor = factors[loop.set_of[s]]
+                out[at] = self.pairs(out[at], self.multiply(codes, x), factor)
         return out
 
     def _planes(self, codes: Value, count: int) -> list[Value]:

@@ -135,6 +135,12 @@ class DequantTileRows(KernelSpec):
             f.store(f.load(field, SIZES[size]), f.gep(to, at), align=1)
         body = f.gep(f.gep(group, layout.field_offsets[-1]), inside * layout.words, LINE)
         words = f.gep(to, block_map.first)
+        if block_map.grid is not None:
+            column = f.gep(body, r, 4)
+            given = [f.load(column, i32, LINE * i) for i in range(layout.words)]
+            for i, moved in enumerate(block_map.grid.unpack(given)):
+                f.store(moved, words, 4 * i, align=1)
+            return
         for j in f.range(0, layout.words):
             word = f.load(f.gep(f.gep(body, place(j), LINE), r, 4), i32)
             f.store(word, f.gep(words, j, 4), align=1)

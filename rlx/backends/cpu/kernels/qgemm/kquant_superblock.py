@@ -16,7 +16,7 @@ from rlx.backends.cpu.kernels.qgemm.dequant_formats import KVALUES_IQ4NL
 from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, MicroTile
 from rlx.llvm.builder import Value, f32, i16, vec
 
-_SCALE, _SUMS_OF_16, _SUMS_OF_32 = 64, 65, 73  # word offsets in a row's superblock
+_SCALE, SUMS_OF_16, SUMS_OF_32 = 64, 65, 73  # word offsets in a row's superblock
 
 
 class KQuantFormat(Format):
@@ -28,7 +28,7 @@ class KQuantFormat(Format):
     kind, block = "superblock", 256
     bits: int
     sub_blocks = 8
-    sums = _SUMS_OF_32
+    sums = SUMS_OF_32
 
     def emit(self, t: MicroTile, column_tile: ColumnTile, out: Value, stride: int) -> None:
         f = t.f
@@ -181,7 +181,7 @@ class Q5K(Q4K):
 class SixteenSubBlocks(KQuantFormat):
     """Q2_K, Q3_K, Q6_K: 16 sub-blocks; each half of a superblock is four planes of 32 weights."""
 
-    sub_blocks, sums = 16, _SUMS_OF_16
+    sub_blocks, sums = 16, SUMS_OF_16
     bits, offset = 6, 32
 
     def value(self, t: MicroTile, sums: Value, total: Value, d: Value, dmin: Value) -> Value:

@@ -25,6 +25,7 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     integer_format,
 )
 from rlx.backends.cpu.kernels.qgemm.dot import MicroTile, Vnni, dot_kind
+from rlx.backends.cpu.kernels.qgemm.grid_formats import GRID_FORMATS
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQUANT_FORMATS
 from rlx.backends.cpu.kernels.qgemm.quantize_rows import QuantizeRows, tile_of, tile_width
 from rlx.backends.cpu.kernels.qgemm.unpacked_gemm import ACC_ROWS, UnpackedGemm
@@ -47,8 +48,9 @@ def format_of(scheme: QuantScheme, layout: RowLayout | None = None) -> Format:
     """The format that emits a tile's dot products, for weights of a scheme and rows of a layout."""
     if layout is not None and layout.kind == "shared":
         return SharedScaleFormat(layout.block)
-    if scheme.name in KQUANT_FORMATS:
-        return KQUANT_FORMATS[scheme.name]()
+    made = KQUANT_FORMATS.get(scheme.name) or GRID_FORMATS.get(scheme.name)
+    if made is not None:
+        return made()
     return BLOCKS.get(scheme.name) or integer_format(scheme)
 
 
@@ -117,8 +119,8 @@ class QuantGemmEmitter:
         shape = TileShape(f32, lanes, TILE_COLUMNS * self.tiles_per_panel // lanes)
         self.columns = spec.epilogue.columns(shape)
         self.layout = spec.layout
-        fmt, tile = format_of(spec.scheme, self.layout), self.layout.tile
-        self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, tile, self.tiles_per_panel)
+        fmt = format_of(spec.scheme, self.layout)
+        self.unpacked = UnpackedGemm.of(m, spec.scheme, fmt, self.layout, self.tiles_per_panel)
         widths = self.layout.widths if self.unpacked is None else (1,)
         self.tiles = {rows: self._emit_tile(rows) for rows in widths}
         self.epilogue = emit_epilogue(m, shape, spec.epilogue, spec.args, self.routed)

@@ -378,6 +378,11 @@ class _Repack:
 
     def _words(self, source: Value, to: Value, words: Value) -> None:
         f, block_map = self.f, self.map
+        if block_map.grid is not None:
+            given = [f.load(source, i32, 4 * i, align=1) for i in range(block_map.grid.file_words)]
+            for i, moved in enumerate(block_map.grid.pack(given)):
+                f.store(moved, to, LINE * i)
+            return
         for j in f.range(0, words):
             word = f.load(f.gep(source, j, 4), i32, align=1)
             if self.scheme.packed_dtype == "u8" and self.scheme.ggml_type is None:

@@ -1,15 +1,16 @@
-"""Quantised GEMM of many rows on unpacked weights, for targets whose dot product is `pmaddubsw`.
+"""Quantised GEMM of many rows on unpacked weights: of every type where the dot product is
+`pmaddubsw`, of the grid formats everywhere.
 
-There dot products take so few instructions that unpacking codes for every tile of rows would be a
-good part of the work: a few blocks of a column tile are unpacked into the L1 cache, and all row
-tiles run on them. An unpacked block is lines of 16 columns: for each word of codes a line of bytes,
-or two of i16 pairs where codes have 8 bits; then its scales and minima. A row that is one single
-block is unpacked in pieces, and its sums stay integers until its end.
+There dot products take so few instructions, or unpacking so many, that to unpack codes for every
+tile of rows would be a good part of the work: a few blocks of a column tile are unpacked into the
+L1 cache, and all row tiles run on them. An unpacked block is lines of 16 columns: for each word of
+codes a line of bytes, or two of i16 pairs where codes have 8 bits; then its scales and minima. A
+row that is one single block is unpacked in pieces, and its sums stay integers until its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rlx.backends.cpu.kernels.qgemm.block_formats import (
     BlockFormat,
@@ -19,7 +20,10 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     WeightBlock,
 )
 from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, Maddubs, MicroTile, Widened, dot_kind
+from rlx.backends.cpu.kernels.qgemm.grid_formats import GridFormat
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
+from rlx.backends.cpu.kernels.qgemm.quantize_rows import tile_width
+from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec
@@ -291,23 +295,27 @@ class UnpackedGemm:
     """The functions for more than one row, and the memory that they share."""
 
     def __init__(
-        self, m: Module, scheme: QuantScheme, fmt: Format, tile: int, tiles_per_panel: int
+        self, m: Module, scheme: QuantScheme, fmt: Format, layout: RowLayout, tiles_per_panel: int
     ) -> None:
-        self.fmt, self.scheme = unpacked_format(fmt), scheme
-        self.tile, self.stride = tile, TILE_COLUMNS * tiles_per_panel
-        self.unpack, self.add = self._emit_unpack(m), self._emit_add(m)
+        self.fmt, self.scheme, self.layout = unpacked_format(fmt), scheme, layout
+        self.tile, self.stride = layout.tile, TILE_COLUMNS * tiles_per_panel
+        self.vectors = min(_VECTORS, TILE_COLUMNS // m.target.lanes(32))
+        self.unpack = self._emit_unpack(m)
+        self.adds = {rows: self._emit_add(m, rows) for rows in layout.widths if rows > 1}
         self.scale = self._emit_scale(m) if isinstance(self.fmt, UnpackedRow) else None
 
     @staticmethod
     def of(
-        m: Module, scheme: QuantScheme, fmt: Format, tile: int, tiles_per_panel: int
+        m: Module, scheme: QuantScheme, fmt: Format, layout: RowLayout, tiles_per_panel: int
     ) -> UnpackedGemm | None:
         """None where tiles read packed column tiles faster."""
+        if isinstance(fmt, GridFormat):
+            return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel)
         if dot_kind(m.target) is not Maddubs or m.target.num_vector_registers > 16:
             return None
         if isinstance(fmt, SharedScaleFormat):  # its rows are for another target
             return None
-        return UnpackedGemm(m, scheme, fmt, tile, tiles_per_panel)
+        return UnpackedGemm(m, scheme, fmt, layout, tiles_per_panel)
 
     def _emit_unpack(self, m: Module) -> Function:
         """void unpack(ptr column_tile, i64 first, i64 count, ptr out): blocks of a column tile."""
@@ -319,13 +327,13 @@ class UnpackedGemm:
             fmt.write(t, column_tile, f["first"] + b, f.gep(f["out"], b, LINE * fmt.lines))
         return f
 
-    def _emit_add(self, m: Module) -> Function:
+    def _emit_add(self, m: Module, rows: int) -> Function:
         """void add(ptr blocks, ptr x, i64 count, ptr out): accumulate unpacked blocks."""
         params = [("blocks", ptr), ("x", ptr), ("count", i64), ("out", ptr)]
-        f = m.function("add", params, internal=True)
+        f = m.function(f"add{rows}", params, internal=True)
         span = UnpackedSpan(f["blocks"], f["x"], f["count"])
-        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _VECTORS):
-            self.fmt.add(self._tile(f, shift), span, f["out"], self.stride)
+        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * self.vectors):
+            self.fmt.add(self._tile(f, rows, shift), span, f["out"], self.stride)
         return f
 
     def _emit_scale(self, m: Module) -> Function:
@@ -334,12 +342,12 @@ class UnpackedGemm:
         f = m.function("scale", params, internal=True)
         assert isinstance(self.fmt, UnpackedRow)
         column_tile = ColumnTile(f, self.scheme, f["column_tile"], f["x"], f["k"])
-        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _VECTORS):
-            self.fmt.scale(self._tile(f, shift), column_tile, f["out"], self.stride)
+        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * self.vectors):
+            self.fmt.scale(self._tile(f, self.tile, shift), column_tile, f["out"], self.stride)
         return f
 
-    def _tile(self, f: Function, shift: Value) -> MicroTile:
-        t = MicroTile(f, self.tile, _VECTORS, shift)
+    def _tile(self, f: Function, rows: int, shift: Value) -> MicroTile:
+        t = MicroTile(f, rows, self.vectors, shift)
         if self.fmt.unpacked.bits == 8:
             t.dot = Widened(f, t.rows, t.lanes)
         return t
@@ -368,12 +376,20 @@ class UnpackedGemm:
             f.call(self.unpack, column_tile, b, some, self.blocks)
             for i in f.range(0, tiles):
                 at, out = places(i)
-                first = f.gep(at, b, fmt.row_bytes * self.tile)
-                f.call(self.add, self.blocks, first, some, out)
+                for size in self._widths(rows - i * self.tile):
+                    first = f.gep(at, b, fmt.row_bytes * size)
+                    f.call(self.adds[size], self.blocks, first, some, out)
         if self.scale is not None:
             for i in f.range(0, tiles):
                 at, out = places(i)
                 f.call(self.scale, column_tile, at, k, out)
+
+    def _widths(self, left: Value) -> Iterable[int]:
+        """The rows of the tile that holds `left` rows, as cases."""
+        sizes = list(self.adds)
+        if len(sizes) == 1:
+            return sizes
+        return self.f.cases(tile_width(self.f, self.layout, left), sizes)
 
     def clear(self, rows: Value) -> None:
         """Zero the accumulators of so many rows."""
