@@ -203,8 +203,10 @@ class UnpackedBlocks(BlockFormat):
         return t.word(w.words, self.unpacked.lines + i, v).bits(t.floating)
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
-        fmt, w = self.fmt, column_tile.block(b)
-        t.dot.accumulate(fmt.dot_loop(t, w, to, fmt.steps), t.zeros())
+        fmt = self.fmt
+        w = fmt.weight_block(column_tile, b)
+        for loop in fmt.dot_loops(t, w, to, fmt.steps):
+            t.dot.accumulate(loop, t.zeros())
         scales = [fmt.scale(t, w, v) for v in t.columns]
         t.put(scales, to, self.unpacked.lines)
         if fmt.minimum:
@@ -241,7 +243,8 @@ class UnpackedRow:
         f, fmt, row = t.f, self.fmt, column_tile.block(t.f.i64(0))
         steps = _PIECE // (4 * fmt.streams)
         w = WeightBlock(f.gep(row.words, b * steps, LINE), row.fields)
-        t.dot.accumulate(fmt.dot_loop(t, w, to, steps), t.zeros())
+        for loop in fmt.dot_loops(t, w, to, steps):
+            t.dot.accumulate(loop, t.zeros())
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         x = _widened_rows(t, self, span) if self.fmt.bits == 8 else span.x
