@@ -14,6 +14,7 @@ whose tiles alternate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -50,6 +51,13 @@ def _q6_k_order() -> tuple[int, ...]:
     return (*range(48, 52), *(word for triple in triples for word in triple))
 
 
+def _high_bits_first(scales: Sequence[int], high: int, codes: int, last: int) -> tuple[int, ...]:
+    """Scales, then words of high bits alternating with the first words of codes, which are read
+    with them, then the other codes: memory is read in order."""
+    pairs = [w for g in range(8) for w in (high + g, codes + g)]
+    return (*scales, *pairs, *range(codes + 8, last))
+
+
 BLOCKS: dict[str, BlockMap] = {
     "Q4_0": BlockMap(2, 18, ((0, 2),)),
     "Q4_1": BlockMap(0, 20),
@@ -62,9 +70,9 @@ BLOCKS: dict[str, BlockMap] = {
     "TQ1_0": BlockMap(0, 52, ((52, 2),)),
     "TQ2_0": BlockMap(0, 64, ((64, 2),)),
     "Q2_K": BlockMap(0, 84),
-    "Q3_K": BlockMap(0, 108, ((108, 2),), order=(24, 25, 26, *range(24))),
+    "Q3_K": BlockMap(0, 108, ((108, 2),), order=_high_bits_first((24, 25, 26), 0, 8, 24)),
     "Q4_K": BlockMap(0, 144),
-    "Q5_K": BlockMap(0, 176),
+    "Q5_K": BlockMap(0, 176, order=_high_bits_first(range(4), 4, 12, 44)),
     "Q6_K": BlockMap(0, 208, ((208, 2),), order=_q6_k_order()),
     "IQ4_XS": BlockMap(0, 136),
 }

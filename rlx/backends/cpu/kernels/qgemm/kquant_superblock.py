@@ -115,8 +115,8 @@ def byte_pairs(t: MicroTile, word: Value, signed: bool = False) -> list[Value]:
 class Q4K(KQuantFormat):
     """Q4_K, base of Q5_K: (d, dmin), then eight 6-bit scales and minima in three words."""
 
-    def __init__(self, first: int, bits: int) -> None:
-        self.first, self.bits = first, bits
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
 
     def unpack(self, t: MicroTile, w: Value, v: int) -> None:
         first, last = t.word(w, 1, v), t.word(w, 3, v)
@@ -145,10 +145,10 @@ class Q4K(KQuantFormat):
 
     def _dot_loop(self, t: MicroTile, w: Value, x: Value, c: Value, sides: list[int]) -> DotLoop:
         """The low or high nibbles (or both) of eight lines: sub-blocks 2c and 2c + 1."""
-        lines, begin = c * 8 + self.first, c * 16
+        line, begin = self.lines(t, c), c * 16
 
         def codes(g: Value) -> list[Value]:
-            return [q for v in t.columns for q in self.codes(t, w, lines + g, g, c, v, sides)]
+            return [q for v in t.columns for q in self.codes(t, w, line(g), g, c, v, sides)]
 
         return DotLoop(
             8,
@@ -159,6 +159,11 @@ class Q4K(KQuantFormat):
             [self.load_scale(t, c * 2 + side, v) for v in t.columns for side in sides],
         )
 
+    def lines(self, t: MicroTile, c: Value) -> Callable[[Value], Value]:
+        """Where line g of sub-blocks 2c and 2c + 1 is."""
+        first = c * 8 + 4
+        return lambda g: first + g
+
     def codes(
         self, t: MicroTile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
     ) -> list[Value]:
@@ -167,14 +172,26 @@ class Q4K(KQuantFormat):
         return [both[side] for side in sides]
 
 
+def behind_high_bits(t: MicroTile, scales: int, part: Value) -> Callable[[Value], Value]:
+    """Where line g of a part of eight lines is: those of the first alternate with lines of high
+    bits (see `quant_tiles`), which begin behind `scales` lines."""
+    f, is_first = t.f, part.eq(0)
+    first = f.select(is_first, f.i64(scales + 1), part * 8 + (scales + 8))
+    step = f.select(is_first, f.i64(2), f.i64(1))
+    return lambda g: first + g * step
+
+
 class Q5K(Q4K):
     """Q5_K: bit s of byte j of eight lines is the high bit of weight j of sub-block s."""
+
+    def lines(self, t: MicroTile, c: Value) -> Callable[[Value], Value]:
+        return behind_high_bits(t, 4, c)
 
     def codes(
         self, t: MicroTile, w: Value, line: Value, g: Value, c: Value, v: int, sides: list[int]
     ) -> list[Value]:
         low = super().codes(t, w, line, g, c, v, sides)
-        top = t.shifted(t.word(w, g + 4, v), c * 2).bits(low[0].type)
+        top = t.shifted(t.word(w, g * 2 + 4, v), c * 2).bits(low[0].type)
         return [q | (top >> side & 1) << 4 for q, side in zip(low, sides, strict=True)]
 
 
@@ -276,12 +293,9 @@ class Q3K(SixteenSubBlocks):
     def codes(
         self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        low = (
-            t.streamed(w, half * 8 + g + 11, v)
-            if planes[0] == 0
-            else t.line(w, half * 8 + g + 11, v)
-        )
-        top = t.shifted(t.word(w, g + 3, v), half * 4).bits(low.type)
+        line = behind_high_bits(t, 3, half)(g)
+        low = t.streamed(w, line, v) if planes[0] == 0 else t.line(w, line, v)
+        top = t.shifted(t.word(w, g * 2 + 3, v), half * 4).bits(low.type)
         return [low >> 2 * p & 3 | (top >> p & 1) << 2 for p in planes]
 
 
@@ -367,8 +381,8 @@ class IQ4XS(KQuantFormat):
 KQUANT_FORMATS: dict[str, Callable[[], KQuantFormat]] = {
     "Q2_K": Q2K,
     "Q3_K": Q3K,
-    "Q4_K": partial(Q4K, 4, 4),
-    "Q5_K": partial(Q5K, 12, 5),
+    "Q4_K": partial(Q4K, 4),
+    "Q5_K": partial(Q5K, 5),
     "Q6_K": Q6K,
     "IQ4_XS": IQ4XS,
 }
