@@ -124,12 +124,19 @@ class FourWay(IntDot):
         if plain:
             return totals
         out = list(sums)
+        most = 4 * 127 * (2**loop.bits - 1) * len(loop.columns) // len(loop.sets)
+        known = loop.groups if isinstance(loop.groups, int) else 1 << 16
         for s, (column, scale) in enumerate(loop.sets):
             assert scale is not None
+            add = self.scaled_add(scale, most * known)
             for i in range(rows):
                 at = column * rows + i
-                out[at] = out[at] + totals[s * rows + i] * scale
+                out[at] = add(out[at], totals[s * rows + i])
         return out
+
+    def scaled_add(self, scale: Value, most: int) -> Callable[[Value, Value], Value]:
+        """What adds sums of at most so much, times a 16-bit scale, to a total."""
+        return lambda total, sums: total + sums * scale
 
     def _is_unrolled(self, groups: int, loop: DotLoop) -> bool:
         return self.rows >= _UNROLL_ROWS and groups * len(loop.columns) <= _UNROLL_STEPS
@@ -148,6 +155,12 @@ class Vnni(FourWay):
         halves = vec(2 * self.lanes, i16)
         name = f"llvm.x86.avx512.vpdpwssd.{32 * self.lanes}"
         return self._call(name, self.sums, total, a.bits(halves), b.bits(halves))
+
+    def scaled_add(self, scale: Value, most: int) -> Callable[[Value, Value], Value]:
+        if most >= 1 << 15:
+            return super().scaled_add(scale, most)
+        low = scale & 0xFFFF  # one instruction in place of two
+        return lambda total, sums: self.pairs(total, sums, low)
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         return _shuffle_bytes(self, table, indices)

@@ -219,9 +219,11 @@ class SixteenSubBlocks(KQuantFormat):
         """Quarter q of a superblock: 16 weights of each plane of half q / 2."""
         half, part = q >> 1, q & 1
         begin, first = half * 32 + part * 4, half * 8 + part
+        line = self.lines(t, half)
 
         def codes(g: Value) -> list[Value]:
-            return [c for v in t.columns for c in self.codes(t, w, half, part * 4 + g, v, planes)]
+            g = part * 4 + g
+            return [c for v in t.columns for c in self.codes(t, w, line(g), half, g, v, planes)]
 
         return DotLoop(
             4,
@@ -233,10 +235,14 @@ class SixteenSubBlocks(KQuantFormat):
         )
 
     @abstractmethod
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        """Where line g (of 8) of a half is."""
+
+    @abstractmethod
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        """Codes of word g (of 8) of some planes of a half."""
+        """Codes of word g (of 8) of some planes of a half; its first line is given."""
 
 
 class Q6K(SixteenSubBlocks):
@@ -253,13 +259,16 @@ class Q6K(SixteenSubBlocks):
         d = t.f16_field(w.fields[0], v)
         return d, d
 
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        first = half * 24 + 4
+        return lambda g: first + g * 3
+
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        triple = (half * 8 + g) * 3 + 4
         sides = list(dict.fromkeys(p & 1 for p in planes))
-        low = {i: t.nibbles(t.streamed(w, triple + i, v)) for i in sides}
-        top = t.streamed(w, triple + 2, v) if 0 in sides else t.line(w, triple + 2, v)
+        low = {i: t.nibbles(t.streamed(w, line + i, v)) for i in sides}
+        top = t.streamed(w, line + 2, v) if 0 in sides else t.line(w, line + 2, v)
         words = top.bits(t.dot.sums)
         moved = {0: words << 4, 1: words << 2, 2: words, 3: words >> 2}
         return [low[p & 1][p >> 1] | moved[p].bits(top.type) & 0x30 for p in planes]
@@ -290,10 +299,12 @@ class Q3K(SixteenSubBlocks):
         d = t.f16_field(w.fields[0], v)
         return d, d
 
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        return behind_high_bits(t, 3, half)
+
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        line = behind_high_bits(t, 3, half)(g)
         low = t.streamed(w, line, v) if planes[0] == 0 else t.line(w, line, v)
         top = t.shifted(t.word(w, g * 2 + 3, v), half * 4).bits(low.type)
         return [low >> 2 * p & 3 | (top >> p & 1) << 2 for p in planes]
@@ -319,12 +330,14 @@ class Q2K(SixteenSubBlocks):
         both = t.word(w.words, 20, v)
         return t.low_f16(both), t.low_f16(both >> 16)
 
+    def lines(self, t: MicroTile, half: Value) -> Callable[[Value], Value]:
+        first = half * 8 + 4
+        return lambda g: first + g
+
     def codes(
-        self, t: MicroTile, w: Value, half: Value, g: Value, v: int, planes: list[int]
+        self, t: MicroTile, w: Value, line: Value, half: Value, g: Value, v: int, planes: list[int]
     ) -> list[Value]:
-        raw = (
-            t.streamed(w, half * 8 + g + 4, v) if planes[0] == 0 else t.line(w, half * 8 + g + 4, v)
-        )
+        raw = t.streamed(w, line, v) if planes[0] == 0 else t.line(w, line, v)
         return [raw >> 2 * p & 3 for p in planes]
 
 

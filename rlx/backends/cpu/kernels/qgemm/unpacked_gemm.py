@@ -1,10 +1,11 @@
-"""Quantised GEMM of many rows on unpacked weights, for targets whose dot product is `pmaddubsw`.
+"""Quantised GEMM of many rows on unpacked weights.
 
-There dot products take so few instructions that unpacking codes for every tile of rows would be a
-good part of the work: a few blocks of a column tile are unpacked into the L1 cache, and all row
-tiles run on them. An unpacked block is lines of 16 columns: for each word of codes a line of bytes,
-or two of i16 pairs where codes have 8 bits; then its scales and minima. A row that is one single
-block is unpacked in pieces, and its sums stay integers until its end.
+Dot products take so few instructions that unpacking codes for every tile of rows would be a good
+part of the work: a few blocks of a column tile are unpacked into the L1 cache, and all row tiles
+run on them. An unpacked block is lines of 16 columns: for each word of codes a line of bytes, or
+two of i16 pairs where codes have 8 bits and the dot product is `pmaddubsw`; then its scales and
+minima. A row that is one single block is unpacked in pieces, and its sums stay integers until its
+end.
 """
 
 from __future__ import annotations
@@ -16,13 +17,24 @@ from rlx.backends.cpu.kernels.qgemm.block_formats import (
     ColumnTile,
     Format,
     SharedScaleFormat,
+    Ternary,
     WeightBlock,
 )
-from rlx.backends.cpu.kernels.qgemm.dot import DotLoop, Index, Maddubs, MicroTile, Widened, dot_kind
+from rlx.backends.cpu.kernels.qgemm.dot import (
+    DotLoop,
+    Index,
+    Maddubs,
+    MicroTile,
+    Vnni,
+    Widened,
+    dot_kind,
+)
 from rlx.backends.cpu.kernels.qgemm.kquant_superblock import KQuantFormat
+from rlx.backends.cpu.layouts.quant_rows import RowLayout
 from rlx.backends.cpu.layouts.quant_tiles import LINE, TILE_COLUMNS
 from rlx.ir.quant.scheme import QuantScheme
 from rlx.llvm.builder import Function, Module, Value, f32, i16, i32, i64, ptr, vec
+from rlx.llvm.target import Target
 from rlx.support.records import dataclass
 
 _CACHE = 16 << 10  # bytes of unpacked blocks: they and a tile's rows stay in the L1 cache
@@ -34,16 +46,16 @@ _PIECE = 16  # codes of a piece of a row without blocks
 class _StoreCodes(Widened):
     """A "dot product" that stores codes where the real one would read rows."""
 
-    def __init__(self, f: Function, bits: int) -> None:
+    def __init__(self, f: Function, planes: int) -> None:
         super().__init__(f, 1, f.target.lanes(32))
-        self.signed_bytes = bits == 8
+        self.planes, self.signed_bytes = planes, planes == 2
 
     def accumulate(self, loop: DotLoop, sums: Sequence[Value]) -> list[Value]:
         f = self.f
         for g in f.range(0, loop.groups):
             for s, codes in enumerate(loop.codes(g)):
                 place = f.gep(loop.x(g, s), 4 * self.lanes * loop.columns[s])
-                for p, part in enumerate(_widened(codes) if loop.bits == 8 else [codes]):
+                for p, part in enumerate(_widened(codes) if self.planes == 2 else [codes]):
                     f.store(part, place, p * LINE)
         return list(sums)
 
@@ -59,7 +71,7 @@ class UnpackTile(MicroTile):
 
     def __init__(self, f: Function, codes: UnpackedCodes) -> None:
         super().__init__(f, 1, TILE_COLUMNS // f.target.lanes(32), f.i64(0))
-        self.dot = _StoreCodes(f, codes.bits)
+        self.dot = _StoreCodes(f, codes.planes)
         self.word_bytes = LINE * codes.planes
 
     def rows_at(self, base: Value, index: Index) -> Value:
@@ -73,15 +85,15 @@ class UnpackTile(MicroTile):
 
 @dataclass
 class UnpackedCodes:
-    """The codes of an unpacked block of `words` words."""
+    """The codes of an unpacked block of `words` words, each in `planes` lines."""
 
     words: int
     bits: int
+    planes: int
 
-    @property
-    def planes(self) -> int:
-        """Lines per word."""
-        return 2 if self.bits == 8 else 1
+    @staticmethod
+    def of(words: int, bits: int, target: Target) -> UnpackedCodes:
+        return UnpackedCodes(words, bits, 2 if bits == 8 and dot_kind(target) is Maddubs else 1)
 
     @property
     def lines(self) -> int:
@@ -125,9 +137,9 @@ class UnpackedSpan:
 class UnpackedKQuant(KQuantFormat):
     """A k-quant superblock: codes, then sub-block scales, pairs of minima, d and dmin."""
 
-    def __init__(self, fmt: KQuantFormat) -> None:
+    def __init__(self, fmt: KQuantFormat, target: Target) -> None:
         self.fmt, self.sub_blocks, self.sums, self.bits = fmt, fmt.sub_blocks, fmt.sums, fmt.bits
-        self.unpacked = UnpackedCodes(64, fmt.bits)
+        self.unpacked = UnpackedCodes.of(64, fmt.bits, target)
         self.table_line = self.unpacked.lines
         self.pairs_line = self.table_line + self.sub_blocks
         self.scale_line = self.pairs_line + self.sub_blocks // 2
@@ -149,7 +161,7 @@ class UnpackedKQuant(KQuantFormat):
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         f = t.f
         self.buffer = f.alloca(4 * t.lanes * t.vectors * t.rows)
-        self.wide = f.alloca(2 * 256 * t.rows) if self.bits == 8 else None
+        self.wide = f.alloca(2 * 256 * t.rows) if self.unpacked.planes == 2 else None
         for b in f.range(0, span.count):
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
             self._block(t, w, f.gep(span.x, b, self.row_bytes * t.rows), out, stride)
@@ -185,8 +197,8 @@ class UnpackedKQuant(KQuantFormat):
 class UnpackedBlocks(BlockFormat):
     """A block with one scale: codes, then scales, and minima if there are any."""
 
-    def __init__(self, fmt: BlockFormat) -> None:
-        self.fmt, self.unpacked = fmt, UnpackedCodes(fmt.block // 4, fmt.bits)
+    def __init__(self, fmt: BlockFormat, target: Target) -> None:
+        self.fmt, self.unpacked = fmt, UnpackedCodes.of(fmt.block // 4, fmt.bits, target)
         self.lines = self.unpacked.lines + (2 if fmt.minimum else 1)
         self.row_bytes = fmt.block + 12
         super().__init__(
@@ -215,7 +227,7 @@ class UnpackedBlocks(BlockFormat):
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
         f, size = t.f, 2 * self.block * t.rows
-        wide = _widened_rows(t, self, span) if self.bits == 8 else None
+        wide = _widened_rows(t, self, span) if self.unpacked.planes == 2 else None
 
         def block(b: Value, *sums: Value) -> list[Value]:
             w = WeightBlock(f.gep(span.blocks, b, LINE * self.lines), [])
@@ -234,9 +246,9 @@ class UnpackedBlocks(BlockFormat):
 class UnpackedRow:
     """Pieces of a row that is one single block: codes alone."""
 
-    def __init__(self, fmt: BlockFormat) -> None:
+    def __init__(self, fmt: BlockFormat, target: Target) -> None:
         self.fmt, self.block, self.row_bytes = fmt, _PIECE, _PIECE
-        self.unpacked = UnpackedCodes(_PIECE // 4, fmt.bits)
+        self.unpacked = UnpackedCodes.of(_PIECE // 4, fmt.bits, target)
         self.lines = self.unpacked.lines
 
     def write(self, t: UnpackTile, column_tile: ColumnTile, b: Value, to: Value) -> None:
@@ -247,7 +259,7 @@ class UnpackedRow:
             t.dot.accumulate(loop, t.zeros())
 
     def add(self, t: MicroTile, span: UnpackedSpan, out: Value, stride: int) -> None:
-        x = _widened_rows(t, self, span) if self.fmt.bits == 8 else span.x
+        x = _widened_rows(t, self, span) if self.unpacked.planes == 2 else span.x
         start = [t.f.load(p, t.dot.sums) for p in t.places(out, stride)]
         loop = self.unpacked.dot_loop(t, span.blocks, x, span.count * self.unpacked.words)
         t.write(t.dot.accumulate(loop, start), out, stride)
@@ -277,17 +289,21 @@ def _widened_rows(t: MicroTile, fmt: UnpackedBlocks | UnpackedRow, span: Unpacke
     return wide
 
 
-def unpacked_format(fmt: Format) -> Unpacked:
+def unpacked_format(fmt: Format, target: Target) -> Unpacked:
     """The unpacked form of a format."""
     if isinstance(fmt, KQuantFormat):
-        return UnpackedKQuant(fmt)
+        return UnpackedKQuant(fmt, target)
     assert isinstance(fmt, BlockFormat)
-    return UnpackedBlocks(fmt) if fmt.block else UnpackedRow(fmt)
+    return UnpackedBlocks(fmt, target) if fmt.block else UnpackedRow(fmt, target)
 
 
 def blocks_in_cache(fmt: Unpacked) -> int:
     """Blocks that the cache holds unpacked."""
     return max(1, _CACHE // (LINE * fmt.lines))
+
+
+def _vectors(f: Function) -> int:
+    return min(_VECTORS, TILE_COLUMNS // f.target.lanes(32))
 
 
 class UnpackedGemm:
@@ -296,7 +312,7 @@ class UnpackedGemm:
     def __init__(
         self, m: Module, scheme: QuantScheme, fmt: Format, tile: int, tiles_per_panel: int
     ) -> None:
-        self.fmt, self.scheme = unpacked_format(fmt), scheme
+        self.fmt, self.scheme = unpacked_format(fmt, m.target), scheme
         self.tile, self.stride = tile, TILE_COLUMNS * tiles_per_panel
         self.unpack, self.add = self._emit_unpack(m), self._emit_add(m)
         self.scale = self._emit_scale(m) if isinstance(self.fmt, UnpackedRow) else None
@@ -306,11 +322,19 @@ class UnpackedGemm:
         m: Module, scheme: QuantScheme, fmt: Format, tile: int, tiles_per_panel: int
     ) -> UnpackedGemm | None:
         """None where tiles read packed column tiles faster."""
-        if dot_kind(m.target) is not Maddubs or m.target.num_vector_registers > 16:
-            return None
         if isinstance(fmt, SharedScaleFormat):  # its rows are for another target
             return None
-        return UnpackedGemm(m, scheme, fmt, tile, tiles_per_panel)
+        wide, kind = m.target.num_vector_registers > 16, dot_kind(m.target)
+        pays = isinstance(fmt, KQuantFormat | Ternary)
+        if (kind is Vnni and wide and pays) or (kind is Maddubs and not wide):
+            return UnpackedGemm(m, scheme, fmt, tile, tiles_per_panel)
+        return None
+
+    @staticmethod
+    def left_over(f: Function, layout: RowLayout, rows: Value) -> Value:
+        """How many rows at the end lie in a tile of their own, narrower than the others."""
+        rest = rows & layout.tile - 1
+        return f.select(rest <= layout.widths[-2], rest, 0)
 
     def _emit_unpack(self, m: Module) -> Function:
         """void unpack(ptr column_tile, i64 first, i64 count, ptr out): blocks of a column tile."""
@@ -327,7 +351,7 @@ class UnpackedGemm:
         params = [("blocks", ptr), ("x", ptr), ("count", i64), ("out", ptr)]
         f = m.function("add", params, internal=True)
         span = UnpackedSpan(f["blocks"], f["x"], f["count"])
-        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _VECTORS):
+        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _vectors(f)):
             self.fmt.add(self._tile(f, shift), span, f["out"], self.stride)
         return f
 
@@ -337,13 +361,13 @@ class UnpackedGemm:
         f = m.function("scale", params, internal=True)
         assert isinstance(self.fmt, UnpackedRow)
         column_tile = ColumnTile(f, self.scheme, f["column_tile"], f["x"], f["k"])
-        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _VECTORS):
+        for shift in f.range(0, TILE_COLUMNS, f.target.lanes(32) * _vectors(f)):
             self.fmt.scale(self._tile(f, shift), column_tile, f["out"], self.stride)
         return f
 
     def _tile(self, f: Function, shift: Value) -> MicroTile:
-        t = MicroTile(f, self.tile, _VECTORS, shift)
-        if self.fmt.unpacked.bits == 8:
+        t = MicroTile(f, self.tile, _vectors(f), shift)
+        if self.fmt.unpacked.planes == 2:
             t.dot = Widened(f, t.rows, t.lanes)
         return t
 
